@@ -1,0 +1,1 @@
+"""Calibration: step latencies from devices, logs and endpoints, and the live replay."""

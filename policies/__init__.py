@@ -1,0 +1,1 @@
+"""Scheduling policies, one file a family; POLICIES is the table of them all."""

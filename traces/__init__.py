@@ -1,0 +1,1 @@
+"""Workloads: reading every trace format, making synthetic ones."""
