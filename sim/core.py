@@ -170,12 +170,12 @@ class Rejection(NamedTuple):
 class Plan(NamedTuple):
     """What a policy wants done now: carried out in the order of these fields, as one model call."""
 
-    reject: Sequence[Rejection] = ()
     release: Sequence[Request] = ()  # finished requests whose blocks are given back only now
     evict: Sequence[Eviction] = ()
     waiting: Optional[Sequence[Request]] = None  # a new order of the waiting queue
     swap_in: Sequence[Request] = ()  # back from the host; they decode in this very step if the plan decodes
     admit: Sequence[Request] = ()  # take a place in running, and no memory yet
+    reject: Sequence[Rejection] = ()
     chunks: Sequence[Chunk] = ()  # in batch order; a waiting request is admitted by its first chunk
     decode: bool = False  # every running request with a complete prompt writes one token, in running order
     decode_first: bool = False  # in the batch, the decodes stand before the chunks
@@ -307,6 +307,11 @@ class Policy:
     def rank(self, request: Request) -> Any:
         """Return the key by which waiting is sorted; it may not change while the request waits."""
         return ORDERS[self.order](self, request)
+
+    @property
+    def paged(self) -> bool:
+        """Whether the engine counts memory at all."""
+        return True
 
     @property
     def ranked(self) -> bool:

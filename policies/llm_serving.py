@@ -1,0 +1,225 @@
+"""MindSpore llm-serving: fixed slots, prefill first and one at a time, the shortest entry evicted to the front.
+
+The defaults are the stock server's rule; the other fields are what later entries of its contest changed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import merge
+from itertools import islice
+from typing import Any, ClassVar, Iterator, Optional, Sequence
+
+from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Rejection, Request, Stuck, View, at_least, just_after, one_of
+from .unpaged import decide_unpaged
+
+# Each names the entry to lose; ties go to the lowest slot, as in the real scan.
+VICTIMS: dict[str, Any] = {
+    "shortest": lambda request: request.length,
+    "longest": lambda request: -request.length,
+    "newest": lambda request: -request.arrival,
+    "oldest": lambda request: request.arrival,
+    "fewest-blocks": lambda request: request.blocks,
+}
+
+
+@dataclass(frozen=True)
+class LLMServing(Policy):
+    """MindSpore llm-serving's scheduler and the knobs its users turned."""
+
+    decode_batch: int = 1  # slots: requests that run at once, and the rows every decode is padded to
+    prefill_batch: int = 1  # prompts of one prefill step; stock runs 1 whatever its setting says
+    delay_factor: float = 0.0  # admit once the oldest has waited so many times the last prefill's latency
+    delay_variant: str = "none"  # who must have waited: none, queue, request, contest, contest-as-reported
+    mend_delay: bool = False  # mend the contest variants' two flaws: death on an empty queue, waiting while idle
+    evicted: str = "front"  # where evicted requests go: front (of waiting), ranked (by order), swapped (a queue)
+    serve_first: str = "swapped"  # which queue fills a free slot: swapped, waiting, older (of the two heads)
+    victim: str = "shortest"  # who is evicted: shortest, longest, newest, oldest, fewest-blocks
+    open_above: int = 0  # hysteresis: admit only once more slots than this are free, until all are taken; 0 is off
+    strategy: str = "paged"  # paged, continuous or static (the last two without PagedAttention: no memory model)
+
+    mirrors: ClassVar[str] = "MindSpore llm-serving 7342f33 (2024-05-24), and its contest's entries"
+    proof: ClassVar[str] = "recordings of the real scheduler, master and worker: 14 cases, 60 random ones"
+    running_order: ClassVar[str] = "slot"
+    null_blocks: ClassVar[int] = 1  # block 0
+    refuses: ClassVar[bool] = False  # the real one livelocks on what does not fit
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "decode_batch", "prefill_batch")
+        at_least(self, 0, "delay_factor", "open_above")
+        one_of(
+            self,
+            delay_variant=("none", "queue", "request", "contest", "contest-as-reported"),
+            evicted=("front", "ranked", "swapped"),
+            serve_first=("swapped", "waiting", "older"),
+            victim=tuple(VICTIMS),
+            strategy=("paged", "continuous", "static"),
+        )
+
+    @property
+    def paged(self) -> bool:
+        """Whether memory is counted."""
+        return self.strategy == "paged"
+
+    def begin(self) -> Any:
+        return Gate() if self.paged else ()
+
+    def decide(self, view: View) -> Plan:
+        if not self.paged:
+            return decide_unpaged(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
+        prompts: Sequence[Request] = view.prefilling
+        need = view.need + sum(view.pool.blocks(request.length) for request in prompts)
+        if need > view.pool.free:
+            evict = self._victims(view, need)
+            gone = {eviction.request for eviction in evict}
+            prompts = [request for request in prompts if request not in gone]
+            left = view.decoding - sum(request.decodes for request in gone)
+            return self._call(view, prompts, left, Plan(evict=evict, memory=view.memory))
+        admit, gate, wake = self._admissions(view, view.pool.free - need)
+        if admit:
+            prompts = self._by_slot(view, admit) if prompts else admit
+        return self._call(view, prompts, view.decoding, Plan(admit=admit, memory=gate, wake=wake))
+
+    def _call(self, view: View, prompts: Sequence[Request], decoding: int, plan: Plan) -> Plan:
+        """Choose the model call: errors are answered first, then prompts run, and decodes only when none is left."""
+        longest = view.max_model_len
+        if prompts and longest is not None:
+            strangers = [r for r in prompts if r.prompt + r.limit >= longest]
+            if strangers:  # all of them leave, only the first is answered
+                reason = f"prompt + limit >= seq_length {longest}"
+                reject = [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(strangers)]
+                return plan._replace(reject=reject)
+        if prompts:
+            return plan._replace(chunks=[Chunk(r, r.pending) for r in islice(prompts, self.prefill_batch)])
+        if decoding:
+            return plan._replace(decode=True, hold=0 if plan.evict else FOREVER)
+        return plan
+
+    def _victims(self, view: View, need: int) -> list[Eviction]:
+        """Evict until all that is left fits its next step."""
+        pool, free = view.pool, view.pool.free
+        key = VICTIMS[self.victim]
+        live = list(view.running)
+        evict = []
+        while need > free:
+            victim = min(live, key=key)
+            live.remove(victim)
+            evict.append(Eviction(victim, "recompute", self.evicted))
+            free += victim.blocks
+            need -= pool.blocks(victim.cached + 1) - victim.blocks if victim.decodes else pool.blocks(victim.length)
+        return evict
+
+    def _admissions(self, view: View, budget: int) -> tuple[list[Request], Gate, Optional[float]]:
+        """Fill free slots from the queues, strictly from their heads."""
+        gate: Gate = view.memory
+        slots = self.decode_batch - len(view.running)
+        if self.open_above:
+            gate = gate.hysteresis(slots, self.open_above)
+            slots = slots if gate.open else 0
+        admit: list[Request] = []
+        wake = None
+        passes = Turnstile(self, view, gate)
+        for request in self._heads(view):
+            if slots <= 0:
+                break
+            if request.place == "waiting" and not passes.lets(request):
+                wake = passes.opens
+                break
+            blocks = view.pool.blocks(request.length)
+            if blocks > budget:
+                break
+            budget -= blocks
+            slots -= 1
+            admit.append(request)
+            passes.admitted(request)
+        gate = passes.gate
+        if self.open_above and slots <= 0:
+            gate = gate.shut()
+        return admit, gate, wake
+
+    def _heads(self, view: View) -> Iterator[Request]:
+        """Return the queues in the order they are served."""
+        if not view.swapped:
+            return iter(view.waiting)
+        if self.serve_first == "older":
+            return merge(view.swapped, view.waiting, key=lambda request: request.arrival)
+        first, second = view.swapped, view.waiting
+        if self.serve_first == "waiting":
+            first, second = second, first
+        return (request for queue in (first, second) for request in queue)
+
+    def _by_slot(self, view: View, admit: list[Request]) -> list[Request]:
+        """Merge the prompts already in slots with those that will take the lowest free ones."""
+        taken = {request.slot for request in view.running}
+        free = (slot for slot in range(self.decode_batch) if slot not in taken)
+        slots = {request: slot for request, slot in zip(admit, free)}
+        slots.update((request, request.slot or 0) for request in view.prefilling)
+        return sorted(slots, key=lambda request: slots[request])
+
+
+@dataclass(frozen=True)
+class Gate:
+    """What the admission rules remember: the delay factor's clocks, and whether hysteresis is open."""
+
+    admitted: Optional[float] = None  # when the last prompt was let in, until its latency is known
+    latency: float = 0.0  # of the last prefill, as the variant measures it
+    open: bool = True
+
+    def hysteresis(self, free: int, threshold: int) -> Gate:
+        """Open when more than the threshold are free."""
+        return Gate(self.admitted, self.latency, True) if free > threshold and not self.open else self
+
+    def shut(self) -> Gate:
+        """Close until enough slots are free again."""
+        return Gate(self.admitted, self.latency, False)
+
+
+class Turnstile:
+    """The delay factor inside one decision: lets waiting requests pass, and says when it opens otherwise."""
+
+    def __init__(self, policy: LLMServing, view: View, gate: Gate) -> None:
+        self.policy = policy
+        self.view = view
+        self.gate = gate
+        self.opens: Optional[float] = None
+        self._passed: Optional[bool] = None  # of the whole queue, once it was tried
+        self._in: set[Request] = set()
+        variant = policy.delay_variant
+        self.on = variant != "none" and policy.delay_factor > 0
+        if self.on and variant == "contest-as-reported" and not policy.mend_delay and not view.waiting:
+            why = "the delay gate took min() of an empty waiting queue; the serving loop is dead"
+            raise Stuck(why, list(view.running), view.now)
+        if variant in ("queue", "request"):  # vLLM reads the clock on every turn, the contest only when it tests
+            self._read_latency()
+
+    def lets(self, request: Request) -> bool:
+        """Say whether the head of waiting may be admitted now."""
+        if not self.on:
+            return True
+        if self._passed is None or self.policy.delay_variant in ("request", "contest"):
+            self._passed = self._evaluate()
+        return self._passed
+
+    def _evaluate(self) -> bool:
+        self._read_latency()
+        idle = not self.view.running and (self.policy.delay_variant != "request" or not self._in)
+        if idle and (self.policy.delay_variant in ("queue", "request") or self.policy.mend_delay):
+            return True
+        if self._in and self.policy.delay_variant != "queue":
+            oldest = min(request.arrival for request in self.view.waiting if request not in self._in)
+        else:
+            oldest = self.view.waiting.oldest()
+        wait = self.policy.delay_factor * self.gate.latency
+        self.opens = just_after(oldest, wait)
+        return self.view.now - oldest > wait
+
+    def _read_latency(self) -> None:
+        if self.gate.admitted is not None:
+            self.gate = Gate(None, self.view.now - self.gate.admitted, self.gate.open)
+
+    def admitted(self, request: Request) -> None:
+        """Note an admission: the latency of its prefill counts from now."""
+        self._in.add(request)
+        if self.on and request.place == "waiting":
+            self.gate = Gate(self.view.now, self.gate.latency, self.gate.open)

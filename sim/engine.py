@@ -1,0 +1,168 @@
+"""The simulated engine: SimPy's clock around the driver, a step taking what the cost model says.
+
+While a plan holds, iterations are not decided one by one: the engine leaps over them in one event. A leap adds the
+same durations in the same order as single steps would, so it gives the same instants to the last bit.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Generator, Optional, Sequence
+
+import simpy
+
+from .core import Shape, StepCost
+from .driver import Driver
+from .step import Step
+
+Events = Generator[simpy.Event, Any, None]
+
+
+class Padding:
+    """What a device runs beside what it was asked for: prompts padded to a gear, decodes to a batch gear."""
+
+    def __init__(self, prefill: Sequence[int] = (), decode: Sequence[int] = ()) -> None:
+        self.prefill = tuple(sorted(prefill))  # row lengths; a prompt takes the first one longer than itself
+        self.decode = tuple(sorted(decode))  # batch sizes; a batch takes the first that holds it
+
+    def tokens(self, tokens: int) -> int:
+        """Return the padded length of a prompt part."""
+        for gear in self.prefill:
+            if gear > tokens:
+                return gear
+        return max(tokens, self.prefill[-1]) if self.prefill else tokens
+
+    def rows(self, rows: int) -> int:
+        """Return the padded number of decoding rows."""
+        for gear in self.decode:
+            if gear >= rows:
+                return gear
+        return rows
+
+
+NO_PADDING = Padding()
+
+
+def shape_of(step: Step, padding: Padding) -> Shape:
+    """Return what a step's time depends on."""
+    tokens = live = squares = cross = 0
+    for request, part, _ in step.chunks:
+        padded = padding.tokens(part) if padding.prefill else part
+        tokens += padded
+        live += part
+        squares += part * part
+        cross += part * request._cached
+    rows, extra = len(step.chunks), step.plan.padding
+    decode_rows = step.decoders
+    if step.decoders:
+        decode_rows = max(padding.rows(step.decoders) if padding.decode else 0, step.decoders + extra)
+    elif extra:
+        rows += extra
+        tokens += extra * padding.tokens(max((part for _, part, _ in step.chunks), default=0))
+    return Shape(rows, tokens, live, squares, cross, decode_rows, step.decoders, step.context, step.swapped)
+
+
+class Engine:
+    """Runs a driver to the end of its inbox on simulated time."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        cost: StepCost,
+        padding: Padding = NO_PADDING,
+        leaps: bool = True,
+        cold_start: tuple[float, float] = (0.0, 0.0),
+    ) -> None:
+        self.driver = driver
+        self.cost = cost
+        self.padding = padding
+        self.leaps = leaps and not driver.observers
+        self.now = 0.0  # exact; SimPy's own clock adds delays up and may be off by a rounding
+        self.busy = 0.0  # seconds of model calls
+        self.waste = [0, 0]  # padded tokens and rows that nobody asked for
+        self.shapes: Optional[Any] = None  # told of every shape that was asked for, e.g. a profile's coverage
+        self._cold = list(cold_start)  # seconds that the first prefill and the first decode take longer
+
+    def run(self) -> float:
+        """Serve everything; return the instant at which the last call ended."""
+        env = simpy.Environment()
+        process = env.process(self._serve(env))
+        env.run(process)
+        return self.now
+
+    def _serve(self, env: simpy.Environment) -> Events:
+        driver = self.driver
+        while True:
+            step = driver.begin(self.now)
+            if step is None:
+                instant = driver.next_event()
+                if instant is None:
+                    return
+                yield env.timeout(max(0.0, instant - env.now))
+                self.now = instant
+                continue
+            if self.leaps and step.plan.hold and not step.chunks and not step.skipped:
+                ticks, first, end = self._leap(step)
+            else:
+                ticks, first, end = 1, None, self.now + self._seconds(step)
+            yield env.timeout(max(0.0, end - env.now))
+            self.busy += end - self.now
+            self.now = end
+            driver.end(step, end, ticks, first)
+            if ticks > 1:
+                driver.server.view.memory = driver.policy.leap(driver.server.view.memory, ticks - 1)
+
+    def _seconds(self, step: Step) -> float:
+        shape = shape_of(step, self.padding)
+        self.waste[0] += shape.prefill_tokens - shape.prefill_live
+        self.waste[1] += shape.decode_rows - shape.decode_live
+        if shape.prefill_rows or shape.swapped or step.plan.padding:
+            seconds = self.cost.seconds(shape)
+        else:
+            seconds = self.cost.decode(shape.decode_rows, shape.decode_live, shape.context)
+        return seconds + (self._warm_up(shape) if self._cold[0] or self._cold[1] else 0.0)
+
+    def _warm_up(self, shape: Shape) -> float:
+        kind = 0 if shape.prefill_rows else 1
+        seconds, self._cold[kind] = self._cold[kind], 0.0
+        return seconds
+
+    def _leap(self, step: Step) -> tuple[int, float, float]:
+        """Run the held plan until something happens; return iterations, and the ends of the first and the last."""
+        driver, cohort, inbox = self.driver, self.driver.server.cohort, self.driver.inbox
+        live, pool, calls = cohort.size, self.driver.server.pool, self.driver.calls
+        limit = min(step.plan.hold + 1, cohort.first_end(), inbox.patience(calls), 1 if driver.settling else math.inf)
+        wake = self._horizon(step.plan.wake)
+        rows = max(self.padding.rows(live), live + step.plan.padding)
+        now = first = self.now + self._seconds(step)
+        context, free, ticks = cohort.context + live, pool.free - step.plan.spare, 1
+        durations: list[float] = []
+        decode = self.cost.decode
+        while ticks < limit and now < wake:
+            if now >= inbox.next_arrival:
+                inbox.receive(now, calls + ticks)
+                limit = min(limit, inbox.patience(calls))
+                if ticks >= limit:
+                    break
+            need = cohort.need(ticks)
+            if need > free:
+                break
+            free -= need
+            duration = decode(rows, live, context)
+            durations.append(duration)
+            now += duration
+            context += live
+            ticks += 1
+        pool.free = free + step.plan.spare
+        self._book(durations, live, rows)
+        return ticks, first, now
+
+    def _horizon(self, wake: Optional[float]) -> float:
+        promotion = self.driver.server.next_promotion() if self.driver.policy.max_wait is not None else None
+        return min(math.inf if wake is None else wake, math.inf if promotion is None else promotion)
+
+    def _book(self, durations: list[float], live: int, rows: int) -> None:
+        gaps = self.driver.server.gaps
+        gaps.seconds.extend(durations)
+        gaps.seen.extend([live] * len(durations))
+        self.waste[1] += (rows - live) * len(durations)

@@ -1,0 +1,384 @@
+"""The server: waiting, running and swapped over one pool of blocks. The only code that moves a request.
+
+It carries out plans; it never decides and never waits. `begin` takes a plan's memory and says what the model call
+is, `end` books what the call produced. `check` verifies the books.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any, Optional
+
+from .cohort import Cohort
+from .core import FOREVER, BlockPool, Chunk, Eviction, Plan, Policy, Rejection, Request, View
+from .line import Line
+from .step import Gaps, Step, kind_of
+
+RUNNING_RANKS: dict[str, Any] = {
+    "admission": None,
+    "arrival": lambda request: request.arrival,
+    "slot": lambda request: request.slot,
+}
+
+
+class Server:
+    """The queues, the memory, and the rules of moving between them."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        blocks: int,
+        block_size: int,
+        host_blocks: int = 0,
+        max_model_len: Optional[int] = None,
+        max_generate_length: Optional[int] = None,
+        refuses: Optional[bool] = None,
+    ) -> None:
+        self.policy = policy
+        self.pool = BlockPool(blocks - policy.null_blocks if policy.paged else FOREVER, block_size, host_blocks)
+        self.cohort = Cohort(block_size)
+        rank = (lambda request: (policy.rank(request), request.arrival, request.serial)) if policy.ranked else None
+        self.waiting = Line(rank)
+        self.running = Line(RUNNING_RANKS[policy.running_order])
+        self.swapped = Line()
+        self.prefilling = Line(RUNNING_RANKS[policy.running_order])
+        self.finished = Line()  # done, blocks not yet released
+        self.max_model_len = max_model_len
+        self.max_generate_length = max_generate_length
+        self.refuses = policy.refuses if refuses is None else refuses
+        self.view = View(
+            self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
+            max_model_len,
+        )  # fmt: skip
+        self.view.memory = policy.begin()
+        self.gaps = Gaps()
+        self.done: list[Request] = []  # in the order they ended
+        self.written = 0  # tokens of answers, over all requests: what counts as progress
+        self.computed = 0  # prompt tokens run, those run again included
+        self._slots: list[int] = []  # freed ones, lowest first
+        self._next_slot = 0
+        self._overdue: list[tuple[float, int, Request]] = []  # waiting requests by arrival, for max_wait
+
+    # -- arrivals ------------------------------------------------------------------------------------------------
+
+    def submit(self, request: Request, now: float) -> None:
+        """Put an arrival into waiting, or refuse it if it could never run."""
+        request.visible = request.since = now
+        request.end = self._last_token(request)
+        if self.refuses and (reason := self.misfit(request)):
+            self._leave(request, now, "refused", reason)
+            return
+        self._wait(request)
+
+    def misfit(self, request: Request) -> Optional[str]:
+        """Say why a request can never run, or None."""
+        if self.max_model_len is not None and request.prompt > self.max_model_len:
+            return f"prompt of {request.prompt} tokens, max_model_len is {self.max_model_len}"
+        limit = request.limit if self.max_model_len is None else min(request.limit, self._room(request))
+        need = self.pool.blocks(request.prompt + max(1, limit) - 1)
+        if need > self.pool.total:
+            return f"needs {need} blocks for {request.prompt}+{limit} tokens, the pool has {self.pool.total}"
+        return None
+
+    def _room(self, request: Request) -> int:
+        return max(1, (self.max_model_len or 0) - request.prompt)
+
+    def _last_token(self, request: Request) -> int:
+        end = min(request.output, request.limit)
+        if self.max_model_len is not None:
+            end = min(end, self._room(request))
+        if self.max_generate_length is not None:
+            end = min(end, self.max_generate_length - request.prompt)
+        return max(1, end)
+
+    def _wait(self, request: Request) -> None:
+        request.place = "waiting"
+        self.waiting.push(request)
+        if self.policy.max_wait is not None:
+            heappush(self._overdue, (request.arrival, request.serial, request))
+
+    def promote(self, now: float) -> None:
+        """Move to the front who has waited for more than the policy's max_wait."""
+        assert self.policy.max_wait is not None
+        while self._overdue and self._overdue[0][0] + self.policy.max_wait <= now:
+            request = heappop(self._overdue)[2]
+            if request.place == "waiting" and self.policy.ranked:
+                self.waiting.promote(request)
+
+    def next_promotion(self) -> Optional[float]:
+        """Return when the next waiting request will have waited for max_wait."""
+        while self._overdue and self._overdue[0][2].place != "waiting":
+            heappop(self._overdue)
+        if not self._overdue or not self.policy.ranked or self.policy.max_wait is None:
+            return None
+        return self._overdue[0][0] + self.policy.max_wait
+
+    # -- carrying out a plan -------------------------------------------------------------------------------------
+
+    def begin(self, plan: Plan, now: float) -> Step:
+        """Move what the plan moves, take its memory, and return the model call."""
+        step = Step(plan, now)
+        if plan.reject or plan.release or plan.evict or plan.swap_in or plan.admit or plan.waiting is not None:
+            self._move(plan, step, now)
+        for chunk in plan.chunks:
+            if chunk.request._cohort is None:
+                self._start(chunk, step, now)
+        if plan.running is not None:
+            self.running.reorder(plan.running)
+            self.prefilling.reorder([request for request in plan.running if request._cohort is None])
+        if self.cohort.size:
+            self._decode(plan, step)
+        step.kind = kind_of(step)
+        self.view.memory = plan.memory
+        return step
+
+    def _move(self, plan: Plan, step: Step, now: float) -> None:
+        step.moved = True
+        for request in plan.release:
+            self.finished.remove(request)
+            self.pool.free += request._held
+            request._held = 0
+        for eviction in plan.evict:
+            step.evicted.append((eviction.request, eviction.how, eviction.request.slot))
+            step.swapped += self._evict(eviction, now)
+        if plan.waiting is not None:
+            self.waiting.reorder(plan.waiting)
+        for request in plan.swap_in:
+            step.swapped += self._swap_in(request, now)
+        for request in plan.admit:
+            self._admit(request, step)
+        for rejection in plan.reject:
+            self._reject(rejection, now)
+
+    def _start(self, chunk: Chunk, step: Step, now: float) -> None:
+        """Run a part of a prompt."""
+        request, tokens, blocks = chunk
+        if request.place != "running":
+            self._admit(request, step)
+        assert 0 < tokens <= request.pending, f"a chunk of {tokens} of {request}"
+        held = max(self.pool.blocks(request._cached + tokens), blocks, request._held)
+        self._take(held - request._held)
+        request._held = held
+        if request._cached == 0:
+            request.queued += now - request.since
+            if request.scheduled is None:
+                request.scheduled = now
+        step.chunks.append(chunk)
+
+    def _decode(self, plan: Plan, step: Step) -> None:
+        """Let the cohort run, or those of it that the plan names."""
+        if not plan.decode:
+            named = {chunk.request for chunk in plan.chunks if chunk.request._cohort is not None}
+            if not named:
+                return
+            if len(named) < self.cohort.size:
+                step.skipped = [r for r in self.running if r._cohort is not None and r not in named]
+                for request in step.skipped:
+                    self.cohort.leave(request)
+        step.decoders = self.cohort.size
+        step.context = self.cohort.context
+        self._take(self.cohort.need())
+
+    def _take(self, blocks: int) -> None:
+        self.pool.free -= blocks
+        assert self.pool.free >= 0, "a plan may not take more blocks than are free"
+
+    def _admit(self, request: Request, step: Step) -> None:
+        (self.waiting if request.place == "waiting" else self.swapped).remove(request)
+        self._run(request)
+        step.admitted.append((request, request.slot))
+        self.prefilling.push(request)
+
+    def _run(self, request: Request) -> None:
+        request.place = "running"
+        if self.policy.running_order == "slot":
+            if self._slots:
+                request.slot = heappop(self._slots)
+            else:
+                request.slot = self._next_slot
+                self._next_slot += 1
+        self.running.push(request)
+
+    def _evict(self, eviction: Eviction, now: float) -> int:
+        """Take a request out of running; return how many blocks were copied."""
+        request, how, to = eviction
+        if request._cohort is not None:
+            self.cohort.leave(request)
+        else:
+            self.prefilling.remove(request)
+        self._unrun(request)
+        request.evictions += 1
+        if request._cached:  # it was still queued otherwise, and goes on being so
+            request.since = now
+        if how == "swap":
+            request.host = request._held
+            self.pool.host_free -= request.host
+            assert self.pool.host_free >= 0, "a plan may not swap out more than the host holds"
+        else:
+            request._cached = 0
+        self.pool.free += request._held
+        request._held = 0
+        self._requeue(request, to)
+        return request.host
+
+    def _requeue(self, request: Request, to: str) -> None:
+        if to == "swapped":
+            request.place = "swapped"
+            self.swapped.push(request)
+        elif to == "front":
+            request.place = "waiting"
+            if self.policy.ranked:  # a sorted queue has no front but its first rank
+                self._wait(request)
+            else:
+                self.waiting.push_front(request)
+        else:
+            self._wait(request)
+
+    def _swap_in(self, request: Request, now: float) -> int:
+        """Bring a request's blocks back from the host; return how many."""
+        self.swapped.remove(request)
+        copied = request.host
+        self._take(copied)
+        self.pool.host_free += copied
+        request._held, request.host = copied, 0
+        request.swapped += now - request.since
+        self._run(request)
+        if request.pending == 1 and request._written:
+            self.cohort.join(request)
+        else:
+            self.prefilling.push(request)
+        return copied
+
+    def _unrun(self, request: Request) -> None:
+        self.running.remove(request)
+        if request.slot is not None:
+            heappush(self._slots, request.slot)
+            request.slot = None
+
+    def _reject(self, rejection: Rejection, now: float) -> None:
+        request = rejection.request
+        if request.place == "running":
+            if request._cohort is not None:
+                self.cohort.leave(request)
+            else:
+                self.prefilling.remove(request)
+            self._unrun(request)
+        else:
+            (self.waiting if request.place == "waiting" else self.swapped).remove(request)
+        self.pool.free += request._held
+        self.pool.host_free += request.host
+        request._held = request.host = 0
+        self._leave(request, now, rejection.outcome, rejection.reason)
+
+    # -- booking what a call produced ----------------------------------------------------------------------------
+
+    def end(self, step: Step, now: float, ticks: int = 1, first: Optional[float] = None) -> list[Request]:
+        """Book a model call that ended now (for a leap: its last one, the first having ended earlier).
+
+        Return the requests that are over.
+        """
+        seconds = now - step.start
+        over: list[Request] = []
+        if step.decoders:
+            self._pool_gaps(now if first is None else first)
+            self.cohort.tick(ticks, now, seconds)
+            self.written += step.decoders * ticks
+            over = self._ended(now)
+        for request in step.skipped:
+            self.cohort.join(request)
+        if step.chunks:
+            for chunk in step.chunks:
+                self._computed(chunk, seconds, now, over)
+            self.view.last_prefill = (step.start, now)
+        return over
+
+    def _pool_gaps(self, now: float) -> None:
+        cohort = self.cohort
+        if cohort.last is not None:
+            self.gaps.add(now - cohort.last, cohort.size - len(cohort.fresh))
+        for request in cohort.fresh:
+            assert request.last_token is not None
+            self.gaps.add(now - request.last_token, 1)
+
+    def _ended(self, now: float) -> list[Request]:
+        over = self.cohort.ended()
+        failed = any(request.fails == request._written for request in over)
+        if failed:  # the call failed: every row of it is over
+            for request in [r for r in self.running if r._cohort is not None]:
+                self.cohort.leave(request)
+                over.append(request)
+        for request in over:
+            request.last_token = now
+            self._finish(request, now, failed)
+        return over
+
+    def _computed(self, chunk: Chunk, seconds: float, now: float, over: list[Request]) -> None:
+        request, tokens, _ = chunk
+        request._cached += tokens
+        request.prefilling += seconds
+        self.computed += tokens
+        if request._cached < request.prompt + request._written:
+            return
+        if request.last_token is not None:
+            self.gaps.add(now - request.last_token, 1)
+        if request.first_token is None:
+            request.first_token = now
+        request.last_token = now
+        request._written += 1
+        self.written += 1
+        self.prefilling.remove(request)
+        failed = request.fails == request._written
+        if failed or request._written >= request.end:
+            self._finish(request, now, failed)
+            over.append(request)
+        else:
+            self.cohort.join(request)
+
+    def _finish(self, request: Request, now: float, failed: bool) -> None:
+        self._unrun(request)
+        if self.policy.flushes:
+            self.finished.push(request)
+        else:
+            self.pool.free += request._held
+            request._held = 0
+        if failed:
+            self._leave(request, now, "failed", "the model call failed")
+        elif request._written < min(request.output, request.limit) and self.max_generate_length is not None:
+            self._leave(request, now, "unanswered", "stopped by max_generate_length, which its client is not told")
+        else:
+            self._leave(request, now, "finished", None)
+
+    def _leave(self, request: Request, now: float, outcome: str, reason: Optional[str]) -> None:
+        request.place = "done"
+        request.outcome, request.reason = outcome, reason
+        request.finish = request.seen = now
+        self.done.append(request)
+
+    # -- the books -----------------------------------------------------------------------------------------------
+
+    def idle(self) -> bool:
+        """Whether nobody is here."""
+        return not (self.waiting or self.running or self.swapped)
+
+    def present(self) -> list[Request]:
+        """Return everybody who is here."""
+        return [*self.running, *self.swapped, *self.waiting]
+
+    def check(self) -> None:
+        """Verify the books between two steps; an assertion names what is off."""
+        pool, cohort = self.pool, self.cohort
+        held = sum(r.blocks for r in self.running) + sum(r._held for r in self.finished)
+        assert pool.free + held == pool.total, f"{pool.free} free + {held} held != {pool.total} blocks"
+        hosted = sum(request.host for request in self.swapped)
+        assert pool.host_free + hosted == pool.host_total, "host blocks lost"
+        decoding = [request for request in self.running if request.decodes]
+        assert cohort.size == len(decoding) and cohort.context == sum(r.cached for r in decoding), "cohort books"
+        assert cohort.need() == sum(pool.blocks(r.cached + 1) > r.blocks for r in decoding), "block phases"
+        assert list(self.prefilling) == [request for request in self.running if not request.decodes], "prefilling"
+        for place, line in (("waiting", self.waiting), ("running", self.running), ("swapped", self.swapped)):
+            assert all(request.place == place for request in line), f"a stranger in {place}"
+        for request in self.waiting:
+            assert request.blocks == request.cached == request.host == 0, f"{request} waits with memory"
+        for request in decoding:
+            assert request.pending == 1 and request.blocks >= pool.blocks(request.cached), f"{request}"
+        assert len(set(self.present())) == len(self.waiting) + len(self.running) + len(self.swapped), "in two queues"
