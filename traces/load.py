@@ -1,0 +1,40 @@
+"""Load a trace from a file of any known format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Optional
+
+from ..core import BadInput
+from .files import PathLike
+from .formats import FORMATS, recognised
+from .source import Source
+from .tokens import Tokenizer, counter
+from .trace import Trace, assemble
+
+
+def load(
+    path: PathLike,
+    format: Optional[str] = None,
+    columns: Optional[Mapping[str, str]] = None,
+    limit: Optional[int] = None,
+    tokenizer: Optional[Tokenizer] = None,
+    *,
+    unit: Optional[str] = None,
+    sort: bool = False,
+    seed: int = 0,
+) -> Trace:
+    """Return the trace in a file; its format is recognised from the content unless it is named.
+
+    `columns` says which column holds a field (`{"prompt": "tokens_in"}`), `unit` in what its times are (s, ms, us,
+    ns), `limit` how many requests to keep. `sort` puts rows in order that our own format would be refused for.
+    """
+    if format is not None and format not in FORMATS:
+        raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit: expected at least 1 request, got {limit}")
+    source = Source(path, columns, unit, counter(tokenizer), seed)
+    name = format or recognised(source)
+    chosen = FORMATS[name]
+    order = "sort" if sort else chosen.order
+    return assemble(chosen.read(source), source.name, name, order, chosen.shift, limit)

@@ -1,0 +1,89 @@
+"""A trace file being read: its text, what kind of text that is, its rows, and what the user said about it."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional
+
+from ..core import BadInput
+from .files import PathLike, read_text, shown
+from .table import Table, csv_table, json_rows, json_table
+
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+class Source:
+    """One file, and how to read it."""
+
+    def __init__(
+        self,
+        path: PathLike,
+        columns: Optional[Mapping[str, str]] = None,
+        unit: Optional[str] = None,
+        count: Callable[[str], int] = len,
+        seed: int = 0,
+    ) -> None:
+        self.path = Path(path)
+        self.name = str(path)
+        self.columns = dict(columns or {})  # field -> the column that holds it in this file
+        self.count = count  # tokens of a text
+        self.seed = seed
+        if unit is not None and unit not in UNITS:
+            raise BadInput(f"time unit: expected one of {', '.join(UNITS)}, got {unit!r}")
+        self.unit = unit
+
+    @cached_property
+    def text(self) -> str:
+        """The whole file."""
+        return read_text(self.path)
+
+    @cached_property
+    def kind(self) -> str:
+        """json (a list, or lines of objects), log, or csv."""
+        start = self.text.lstrip()[:200]
+        if start[0] in "[{":
+            return "json"
+        return "log" if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - ", start) else "csv"
+
+    @cached_property
+    def header(self) -> frozenset[str]:
+        """Names of the columns of a CSV, keys of the first object of JSON."""
+        if self.kind == "json":
+            return frozenset(self.records[0])
+        if self.kind == "csv":
+            line = self.text.lstrip("\n\r").split("\n", 1)[0][:4000]
+            return frozenset(name.strip() for name in next(csv.reader([line]), []))
+        return frozenset()
+
+    @cached_property
+    def _rows(self) -> tuple[list[dict[str, Any]], Sequence[int]]:
+        return json_rows(self.name, self.text)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The objects of a JSON file."""
+        return self._rows[0]
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The row of each object."""
+        return self._rows[1]
+
+    @cached_property
+    def table(self) -> Table:
+        """The file as columns."""
+        if self.kind == "json":
+            return json_table(self.name, self.records, self.numbers)
+        return csv_table(self.name, self.text)
+
+    def seconds(self, usual: float) -> float:
+        """Return the seconds of one time unit: the user's word, or what the format says."""
+        return usual if self.unit is None else UNITS[self.unit]
+
+    def bad(self, index: int, key: str, expected: str, got: Any) -> BadInput:
+        """Return the complaint about a value somewhere inside a JSON object."""
+        return BadInput(f"{self.name}: row {self.numbers[index]}: {key}: expected {expected}, got {shown(got)}")
