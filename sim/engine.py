@@ -80,7 +80,7 @@ class Engine:
         self.now = 0.0  # exact; SimPy's own clock adds delays up and may be off by a rounding
         self.busy = 0.0  # seconds of model calls
         self.waste = [0, 0]  # padded tokens and rows that nobody asked for
-        self.shapes: Optional[Any] = None  # told of every shape that was asked for, e.g. a profile's coverage
+        self.extremes = {"prefill_tokens": 0, "prefill_rows": 0, "decode_rows": 0, "context": 0}
         self._cold = list(cold_start)  # seconds that the first prefill and the first decode take longer
 
     def run(self) -> float:
@@ -116,11 +116,23 @@ class Engine:
         shape = shape_of(step, self.padding)
         self.waste[0] += shape.prefill_tokens - shape.prefill_live
         self.waste[1] += shape.decode_rows - shape.decode_live
+        self._note(shape)
         if shape.prefill_rows or shape.swapped or step.plan.padding:
             seconds = self.cost.seconds(shape)
         else:
             seconds = self.cost.decode(shape.decode_rows, shape.decode_live, shape.context)
         return seconds + (self._warm_up(shape) if self._cold[0] or self._cold[1] else 0.0)
+
+    def _note(self, shape: Shape) -> None:
+        extremes = self.extremes
+        if shape.prefill_tokens > extremes["prefill_tokens"]:
+            extremes["prefill_tokens"] = shape.prefill_tokens
+        if shape.prefill_rows > extremes["prefill_rows"]:
+            extremes["prefill_rows"] = shape.prefill_rows
+        if shape.decode_rows > extremes["decode_rows"]:
+            extremes["decode_rows"] = shape.decode_rows
+        if shape.context > extremes["context"]:
+            extremes["context"] = shape.context
 
     def _warm_up(self, shape: Shape) -> float:
         kind = 0 if shape.prefill_rows else 1

@@ -1,0 +1,79 @@
+"""`sim config`: the scenario file: its schema, a check, a start."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+START = """\
+# A scenario: what is served, by which policy, on which engine, at what cost. `sim run FILE`
+workload:
+  contest: {X: 0.5, T: 3000}     # or e.g. {requests: 1000, arrivals: {kind: poisson, rate: 2}, lengths: {...}}
+# trace: path/to/trace.csv       # instead of workload
+policy:
+  name: llm-serving              # `sim policies list`, `sim policies show llm-serving`
+  decode_batch: 64
+engine:
+  num_blocks: 1024
+  block_size: 16
+  max_model_len: 4096
+  prefill_gears: [4096]          # every prompt is padded to the seq_length gear
+  front_end: {lag: 7, end_lag: true}
+profile: ascend910b4-llama2-7b   # bundled, or a profile folder
+seed: 0
+slo: {ttft: 5000, tpot: 200}     # milliseconds
+"""
+
+
+def register(commands: Any) -> None:
+    """Add `sim config`."""
+    group = commands.add_parser("config", help="the scenario file: schema, validate, init")
+    actions = group.add_subparsers(metavar="ACTION", required=True)
+    schema = actions.add_parser("schema", help="print the JSON schema of scenarios")
+    schema.set_defaults(run=print_schema)
+    validate = actions.add_parser("validate", help="check scenario files")
+    validate.add_argument("files", nargs="+", metavar="FILE")
+    validate.set_defaults(run=validate_files)
+    start = actions.add_parser("init", help="write a scenario to start from")
+    start.add_argument("file", nargs="?", metavar="FILE", help="where to (standard output if left out)")
+    start.set_defaults(run=write_start)
+
+
+def print_schema(args: argparse.Namespace) -> int:
+    """Print the schema."""
+    import json
+
+    from ..scenario import Scenario
+
+    print(json.dumps(Scenario.model_json_schema(), indent=1))
+    return 0
+
+
+def validate_files(args: argparse.Namespace) -> int:
+    """Check files one by one, the first fault ending it."""
+    from ..profile import load_profile
+    from ..scenario import read_tree, scenario_from
+
+    for file in args.files:
+        scenario = scenario_from(read_tree(file), file)
+        load_profile(scenario.profile)
+        print(f"{file}: fine")
+    return 0
+
+
+def write_start(args: argparse.Namespace) -> int:
+    """Write the scenario to start from, never over an existing file."""
+    from ..core import BadInput
+
+    if args.file is None:
+        print(START, end="")
+        return 0
+    try:
+        with open(args.file, "x", encoding="utf-8") as file:
+            file.write(START)
+    except FileExistsError:
+        raise BadInput(f"{args.file}: exists already; `sim config init` does not overwrite") from None
+    except OSError as error:
+        raise BadInput(f"{args.file}: cannot be written: {error.strerror}") from None
+    print(f"wrote {args.file}; next: sim run {args.file}")
+    return 0

@@ -1,0 +1,66 @@
+"""`sim policies`: what schedulers there are, and what each one's knobs mean."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+
+def register(commands: Any) -> None:
+    """Add `sim policies`."""
+    group = commands.add_parser("policies", help="list policies and presets, show one's fields")
+    actions = group.add_subparsers(metavar="ACTION", required=True)
+    listing = actions.add_parser("list", help="all policies and presets")
+    listing.set_defaults(run=list_policies)
+    show = actions.add_parser("show", help="fields, defaults, help, what it mirrors and how it was proven")
+    show.add_argument("name", metavar="NAME", help="a policy, a preset, or path/to/file.py:Name")
+    show.set_defaults(run=show_policy)
+
+
+def list_policies(args: argparse.Namespace) -> int:
+    """Print one line each."""
+    from ..policies import POLICIES
+    from ..registry import about_preset, presets
+
+    print("policies")
+    for name, kind in POLICIES.items():
+        print(f"  {name:<20} {(kind.__doc__ or '').strip().splitlines()[0]}")
+    print("presets")
+    for name in presets():
+        print(f"  {name:<20} {about_preset(name) or ''}")
+    return 0
+
+
+def show_policy(args: argparse.Namespace) -> int:
+    """Print a policy's fields, or a preset's."""
+    from ..registry import about_preset, make_policy, policy_class, preset, presets
+
+    given: dict[str, Any] = {"name": args.name}
+    if args.name in presets():
+        print(f"preset {args.name}: {about_preset(args.name) or ''}")
+        tree = preset(args.name)
+        given = tree.get("policy", given)
+        print(f"engine: {tree.get('engine', {})}")
+    kind = policy_class(given["name"])
+    policy = make_policy(given)
+    print(f"{given['name']}: {(kind.__doc__ or '').strip().splitlines()[0]}")
+    print(f"mirrors: {kind.mirrors or 'no engine'}")
+    print(f"proven:  {kind.proof}")
+    print("fields:")
+    for name, value, default, comment in rows(policy):
+        note = "" if value == default else f" (default {default!r})"
+        print(f"  {name:<28} {value!r:<14} {comment}{note}")
+    return 0
+
+
+def rows(policy: Any) -> list[tuple[str, Any, Any, str]]:
+    """Return name, value, default and help of every field, the policy's own before the common ones."""
+    from dataclasses import fields
+
+    from ..core import Policy
+    from ..registry import field_help
+
+    comments = field_help(type(policy))
+    common = {field.name for field in fields(Policy)}
+    ordered = sorted(fields(policy), key=lambda field: field.name in common)
+    return [(f.name, getattr(policy, f.name), f.default, comments.get(f.name, "")) for f in ordered]

@@ -1,0 +1,48 @@
+"""`sim run`: one scenario, its figures, its files."""
+
+from __future__ import annotations
+
+import argparse
+from contextlib import ExitStack
+from typing import Any
+
+from .scenario_options import add_scenario_options, scenario_of
+
+
+def register(commands: Any) -> None:
+    """Add `sim run`."""
+    run = commands.add_parser("run", help="simulate one scenario", description="Simulate one scenario.")
+    add_scenario_options(run)
+    out = run.add_argument_group("output")
+    out.add_argument("-o", "--output", metavar="DIR", help="write manifest.json, result.json and requests.csv there")
+    out.add_argument("--decisions", metavar="FILE", help="write one JSON line a step (.gz is compressed)")
+    out.add_argument("--timeline", metavar="FILE", help="write a trace for Perfetto (FILE.json.gz)")
+    out.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    run.add_argument("--no-leaps", action="store_true", help="decide every iteration anew (slower, same result)")
+    run.set_defaults(run=run_scenario)
+
+
+def run_scenario(args: argparse.Namespace) -> int:
+    """Simulate and report; 1 when the engine got stuck, 3 when an objective was given and nobody met it."""
+    import json
+
+    from ..log import DecisionLog
+    from ..results import open_text, write_run
+    from ..show import show_run
+    from ..simulate import load_trace, simulate
+
+    scenario = scenario_of(args)
+    trace = load_trace(scenario)
+    with ExitStack() as files:
+        observers: list[Any] = []
+        if args.decisions:
+            observers.append(DecisionLog(files.enter_context(open_text(args.decisions))))
+        if args.timeline:
+            from ..timeline import Timeline
+
+            observers.append(files.enter_context(Timeline(args.timeline)))
+        run = simulate(scenario, trace, observers, leaps=not args.no_leaps)
+    if args.output:
+        write_run(run, args.output)
+    print(json.dumps(run.result(), indent=1) if args.json else show_run(run, trace))
+    return 1 if run.stuck else 0

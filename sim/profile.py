@@ -1,0 +1,80 @@
+"""A profile: what steps cost on one device, where that is known from, and how far it can be trusted.
+
+A folder with profile.yaml (device, model, versions, how measured, the cost model, its held-out error, the measured
+grid) and samples.csv (every raw sample, where there are any).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Mapping, Optional
+
+import yaml
+
+from .core import BadInput, StepCost
+from .cost import cost_from
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Step costs and what is known about them."""
+
+    name: str
+    cost: StepCost
+    about: Mapping[str, Any] = field(default_factory=dict)  # everything else in profile.yaml
+    path: Optional[Path] = None
+    digest: str = ""  # of the folder's content: what anything cached is keyed by
+
+    @property
+    def cold_start(self) -> tuple[float, float]:
+        """Seconds that the first prefill and the first decode take longer."""
+        cold = self.about.get("cold_start") or {}
+        return float(cold.get("prefill", 0.0)), float(cold.get("decode", 0.0))
+
+    def outside(self, extremes: Mapping[str, float]) -> list[str]:
+        """Say which of a run's extremes lie beyond the measured grid."""
+        grid = self.about.get("grid") or {}
+        return [
+            f"{name} {value:g} (measured {grid[name][0]:g} to {grid[name][1]:g})"
+            for name, value in extremes.items()
+            if name in grid and value > grid[name][1]
+        ]
+
+
+def bundled() -> dict[str, Path]:
+    """Return the profiles that come with the package."""
+    folder = Path(__file__).parent / "calibrate" / "profiles"
+    if not folder.is_dir():  # a checkout installed in place
+        folder = Path(__file__).parent.parent / "calibrate" / "profiles"
+    return {path.parent.name: path.parent for path in sorted(folder.glob("*/profile.yaml"))}
+
+
+def load_profile(given: Any) -> Profile:
+    """Load a bundled profile by name, a folder by path, or costs written out in the scenario."""
+    if isinstance(given, Mapping):
+        digest = hashlib.sha256(repr(sorted(given.items(), key=str)).encode()).hexdigest()[:16]
+        return Profile("inline", cost_from(given, "profile"), digest=digest)
+    folder = bundled().get(str(given)) or Path(str(given))
+    file = folder / "profile.yaml" if folder.is_dir() else folder
+    if not file.is_file():
+        known = ", ".join(bundled()) or "none"
+        raise BadInput(f"profile {given}: no such bundled profile or folder with a profile.yaml; bundled: {known}")
+    try:
+        about = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(about, dict) or not isinstance(about.get("cost"), dict):
+        raise BadInput(f"{file}: expected a mapping with a `cost` section")
+    cost = cost_from(about.pop("cost"), f"{file}: cost")
+    return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, digest_of(file.parent))
+
+
+def digest_of(folder: Path) -> str:
+    """Return a digest of a profile folder's content."""
+    found = hashlib.sha256()
+    for path in sorted(folder.glob("*")):
+        if path.name in ("profile.yaml", "samples.csv", "samples.csv.gz", "tables.npz"):
+            found.update(path.name.encode() + path.read_bytes())
+    return found.hexdigest()[:16]

@@ -1,0 +1,129 @@
+"""Finding policies: the built-in table, presets, a user's own file, entry points; and their fields as help."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import inspect
+import re
+import sys
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, Mapping, Optional, Union, get_args, get_origin, get_type_hints
+
+from .core import BadInput, Policy
+from .policies import POLICIES
+
+
+def policy_class(name: str) -> type[Policy]:
+    """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
+    if name in POLICIES:
+        return POLICIES[name]
+    if ".py:" in name:
+        return from_file(name)
+    for point in importlib.metadata.entry_points(group="servesim.policies"):
+        if point.name == name:
+            found: type[Policy] = point.load()
+            return found
+    known = ", ".join(POLICIES)
+    raise BadInput(f"policy.name: no policy {name!r}; known: {known}, or path/to/file.py:Name")
+
+
+@lru_cache(maxsize=64)
+def from_file(name: str) -> type[Policy]:
+    """Load a policy class from a user's file, given as FILE.py:NAME."""
+    path, _, attribute = name.rpartition(":")
+    file = Path(path)
+    if not file.is_file():
+        raise BadInput(f"policy {name}: {path}: no such file")
+    spec = importlib.util.spec_from_file_location(f"servesim_user_{file.stem}", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise BadInput(f"policy {name}: {path} does not load: {type(error).__name__}: {error}") from None
+    found = getattr(module, attribute, None)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        names = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy) and v is not Policy]
+        raise BadInput(f"policy {name}: expected a Policy class; {path} has {', '.join(names) or 'none'}")
+    return found
+
+
+def make_policy(given: Mapping[str, Any]) -> Policy:
+    """Build a policy from its name and fields, checking types and ranges."""
+    settings = dict(given)
+    name = settings.pop("name", None)
+    if not isinstance(name, str):
+        raise BadInput(f"policy.name: expected the name of a policy, got {name!r}")
+    kind = policy_class(name)
+    hints = get_type_hints(kind)
+    known = [field.name for field in fields(kind)]
+    for key, value in settings.items():
+        if key not in known:
+            raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}")
+        settings[key] = checked(f"policy.{key}", value, hints[key])
+    try:
+        return kind(**settings)
+    except (ValueError, TypeError) as error:
+        raise BadInput(f"policy.{error}") from None
+
+
+def checked(key: str, value: Any, hint: Any) -> Any:
+    """Return a value as the type a field has, or complain."""
+    kinds = get_args(hint) if get_origin(hint) is Union else (hint,)
+    if value is None and type(None) in kinds:
+        return None
+    for kind in kinds:
+        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value)
+        if kind is bool and isinstance(value, bool):
+            return value
+        if kind in (int, str) and isinstance(value, kind) and not isinstance(value, bool):
+            return value
+        origin = get_origin(kind) or kind
+        if origin in (tuple, list) and isinstance(value, (list, tuple)):
+            return tuple(value)
+    names = " or ".join("null" if kind is type(None) else getattr(kind, "__name__", str(kind)) for kind in kinds)
+    raise BadInput(f"{key}: expected {names}, got {value!r}")
+
+
+def field_help(kind: type[Policy]) -> dict[str, str]:
+    """Return the trailing comment of every field: that comment is its help."""
+    found: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, Policy):
+            try:
+                source = inspect.getsource(base)
+            except (OSError, TypeError):
+                continue
+            for match in re.finditer(r"^    (\w+): [^#\n]+?  # (.+)$", source, re.MULTILINE):
+                found[match[1]] = match[2]
+    return found
+
+
+def presets() -> dict[str, Path]:
+    """Return the presets that come with the package."""
+    folder = Path(__file__).parent / "policies" / "presets"
+    if not folder.is_dir():  # a checkout installed in place
+        folder = Path(__file__).parent.parent / "policies" / "presets"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def preset(name: str) -> dict[str, Any]:
+    """Return a preset's part of a scenario."""
+    import yaml
+
+    path = presets().get(name)
+    if path is None:
+        raise BadInput(f"preset {name!r}: no such preset; known: {', '.join(presets())}")
+    tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return tree
+
+
+def about_preset(name: str) -> Optional[str]:
+    """Return the comment a preset begins with."""
+    lines = presets()[name].read_text(encoding="utf-8").splitlines()
+    return " ".join(line.lstrip("# ") for line in lines if line.startswith("#")) or None

@@ -1,0 +1,127 @@
+"""One simulated run: a scenario in, requests with their times and the figures out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Optional, Sequence
+
+from .core import BadInput, Request, Stuck
+from .driver import Driver, Observer
+from .engine import Engine, Padding
+from .inbox import Inbox
+from .metrics import Measures, lose
+from .profile import Profile, load_profile
+from .scenario import Scenario
+from .server import Server
+
+if TYPE_CHECKING:
+    from .traces.trace import Trace
+
+FRESH = ("id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix", "after", "delay", "fails")
+
+
+@dataclass
+class Run:
+    """What came of a scenario."""
+
+    scenario: Scenario
+    profile: Profile
+    requests: Sequence[Request]
+    measures: Measures
+    server: Server
+    calls: int  # model calls
+    busy: float  # seconds of them
+    end: float  # when the last one ended
+    padded_tokens: int  # prompt tokens run beside the live ones
+    padded_rows: int  # decode rows run beside the live ones
+    outside: list[str] = field(default_factory=list)  # what lay beyond the profile's measured grid
+    stuck: Optional[Stuck] = None
+
+    def result(self) -> dict[str, Any]:
+        """Return the figures under vLLM's keys, then what only a simulator knows."""
+        found = self.measures.as_result()
+        return {
+            **found,
+            "makespan": self.measures.makespan,
+            "evictions": sum(request.evictions for request in self.requests),
+            "outcomes": self.measures.outcomes(),
+            "model_calls": self.calls,
+            "busy_s": self.busy,
+            "prompt_tokens_computed": self.server.computed,
+            "padded_prompt_tokens": self.padded_tokens,
+            "padded_decode_rows": self.padded_rows,
+            "mean_seconds": self.measures.where(),
+            "outside_profile": self.outside,
+            "stuck": None if self.stuck is None else str(self.stuck),
+        }
+
+
+def load_trace(scenario: Scenario) -> Trace:
+    """Return the requests that a scenario's trace or workload gives."""
+    if scenario.trace is not None:
+        from .traces.load import load
+
+        return load(scenario.trace.path, format=scenario.trace.format, limit=scenario.trace.limit)
+    if scenario.workload is not None:
+        from .traces.synth import synthesise
+
+        return synthesise(scenario.workload, scenario.seed)
+    raise BadInput("scenario: expected a trace or a workload, got neither (try -X 0.5 -T 3000, or --trace FILE)")
+
+
+def fresh(requests: Sequence[Request]) -> list[Request]:
+    """Return copies that have not run yet."""
+    return [Request(**{name: getattr(request, name) for name in FRESH}) for request in requests]
+
+
+def build(scenario: Scenario, requests: Sequence[Request], observers: Sequence[Observer] = ()) -> Driver:
+    """Return the driver of a scenario: the same for simulated and live runs."""
+    policy, config = scenario.make_policy(), scenario.engine
+    if config.num_blocks <= policy.null_blocks:
+        raise BadInput(f"engine.num_blocks: expected more than {policy.null_blocks}, got {config.num_blocks}")
+    refuses = {"auto": None, "always": True, "never": False}[config.refuse]
+    server = Server(
+        policy,
+        config.num_blocks,
+        config.block_size,
+        config.host_blocks,
+        config.max_model_len,
+        config.max_generate_length,
+        refuses,
+    )
+    inbox = Inbox(requests, config.front_end.lag)
+    return Driver(policy, server, inbox, tuple(observers), config.front_end.end_lag)
+
+
+def simulate(
+    scenario: Scenario,
+    trace: Optional[Trace] = None,
+    observers: Sequence[Observer] = (),
+    leaps: bool = True,
+    profile: Optional[Profile] = None,
+) -> Run:
+    """Run a scenario; a livelock of the engine ends the run and is told in `Run.stuck`."""
+    profile = load_profile(scenario.profile) if profile is None else profile
+    requests = fresh((load_trace(scenario) if trace is None else trace).requests)
+    driver = build(scenario, requests, observers)
+    config = scenario.engine
+    cold = config.cold_start
+    engine = Engine(
+        driver,
+        profile.cost,
+        Padding(config.prefill_gears, scenario.gears(driver.policy)),
+        leaps,
+        profile.cold_start if cold is None else (cold.prefill, cold.decode),
+    )
+    stuck = None
+    try:
+        engine.run()
+    except Stuck as found:
+        stuck = found
+    if config.lost_after is not None:
+        lose(requests, config.lost_after)
+    measures = Measures(requests, driver.server.gaps, scenario.slo.seconds())
+    return Run(
+        scenario, profile, requests, measures, driver.server, driver.calls, engine.busy, engine.now,
+        engine.waste[0], engine.waste[1], profile.outside(engine.extremes), stuck,
+    )  # fmt: skip
