@@ -1,0 +1,217 @@
+"""The torch backend: a Llama over a block-pool cache on a CUDA device, or on the CPU with plain operators.
+
+A step is one packed forward pass whatever its rows are. Rows are padded to a gear (decodes to a number of rows,
+prompts and mixed steps to a number of tokens) and on CUDA every gear is a recorded graph, so that the host's part of
+a step is: fill one array, copy it, start the graph, read the tokens. Steps beyond the gears run launch by launch and
+unpadded; they are long enough to hide their launches. A prompt of one token runs as a decode at position 0.
+"""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Callable, Sequence
+from typing import Any, Optional, TypeVar
+
+import numpy as np
+import torch
+
+from .backend import Backend, Model, OutOfMemory, Row
+from .gpu_model import Llama
+from .gpu_pack import Form, Packer
+from .gpu_plain import Batch, Plain
+from .gpu_weights import random_weights, stored_weights
+
+GEARS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # rows of a decode
+TOKEN_GEARS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)  # of prompts and mixed steps
+INPUT = 1 << 21  # integers a step's description may have
+
+Result = TypeVar("Result")
+
+
+class TorchBackend(Backend):
+    """Runs steps with torch; see the top of the file."""
+
+    name = "torch"
+
+    def __init__(
+        self,
+        device: Optional[str] = None,  # cuda, cuda:1, cpu; None: cuda where there is one
+        seed: int = 0,  # of random weights
+        dtype: Optional[str] = None,  # None: the model's on CUDA, float32 on the CPU
+        gears: Sequence[int] = GEARS,
+        token_gears: Sequence[int] = TOKEN_GEARS,
+        graphs: bool = True,  # False: CUDA without graphs, to see what they are worth
+    ) -> None:
+        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.seed, self.dtype_name = seed, dtype
+        self.gears, self.token_gears = tuple(gears), tuple(token_gears)
+        self.cuda = self.device.type == "cuda"
+        self.use_graphs = graphs and self.cuda
+        self.graphs: dict[Form, Any] = {}
+        self.host: list[torch.Tensor] = []
+        self.loaded: Optional[Llama] = None
+
+    def load(
+        self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
+    ) -> None:
+        """Build the model, its cache and its graphs; what was loaded before is given up first."""
+        self.graphs, self.loaded, self.host = {}, None, []
+        self.model, self.blocks, self.block_size = model, blocks, block_size
+        self.dtype = getattr(torch, self.dtype_name or (model.dtype if self.cuda else "float32"))
+        self._guarded(lambda: self._build(host_blocks, weights))
+
+    def step(self, rows: Sequence[Row]) -> list[int]:
+        """Run one step; its tokens come back in the order of the rows."""
+        llama = self._llama()
+        form, used, order = self.packer.pack(rows)
+
+        def run() -> list[int]:
+            if self.cuda:
+                self.ints[:used].copy_(self.staging[:used], non_blocking=True)
+            graph = self.graphs.get(form)
+            if graph is None:
+                self.last, winners = llama.forward(Batch(form, self.ints))
+            else:
+                graph.replay()
+                self.last, winners = llama.logits, llama.winners
+            found: list[int] = winners[: len(rows)].tolist()  # waits for the device
+            return found
+
+        found = self._guarded(run)
+        self.last, self.order = self.last[: len(rows)], order
+        if order is None:
+            return found
+        tokens = [0] * len(rows)
+        for row, token in zip(order, found):
+            tokens[row] = token
+        return tokens
+
+    def logits(self) -> np.ndarray[Any, Any]:
+        """Return the logits of the last step's rows, [rows, vocab]: for checks."""
+        packed = self.last.float().cpu().numpy().copy()  # the next step writes to the same memory
+        return packed if self.order is None else packed[np.argsort(self.order)]
+
+    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Begin to copy device blocks to pinned host blocks; later steps and copies come after it."""
+        cache = self._llama().cache
+        for device, host in self._checked(pairs, self.blocks, len(self.host)):
+            self.host[host].copy_(cache[device], non_blocking=True)
+
+    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Begin to copy host blocks to device blocks; later steps and copies come after it."""
+        cache = self._llama().cache
+        for host, device in self._checked(pairs, len(self.host), self.blocks):
+            cache[device].copy_(self.host[host], non_blocking=True)
+
+    def synchronize(self) -> None:
+        """Return when all work given to the device is done."""
+        if self.cuda:
+            torch.cuda.synchronize(self.device)
+
+    def describe(self) -> dict[str, Any]:
+        """Return device, kernels, dtype, model, versions, blocks and gears."""
+        operators = self._llama().operators
+        return {
+            "backend": self.name,
+            "device": torch.cuda.get_device_name(self.device) if self.cuda else f"cpu {platform.machine()}",
+            "kernels": operators.name,
+            "graphs": len(self.graphs),
+            "dtype": str(self.dtype).replace("torch.", ""),
+            "model": self.model.name,
+            "blocks": self.blocks,
+            "block_size": self.block_size,
+            "host_blocks": len(self.host),
+            "gears": list(self.packer.gears),
+            "token_gears": list(self.packer.token_gears),
+            "versions": _versions(self.cuda),
+        }
+
+    def _llama(self) -> Llama:
+        if self.loaded is None:
+            raise RuntimeError("no model is loaded")
+        return self.loaded
+
+    def _build(self, host_blocks: int, path: Optional[str]) -> None:
+        model, device, blocks = self.model, self.device, self.blocks
+        operators = self._operators()
+        shape = (model.layers, 2, self.block_size, model.kv_heads, model.hidden // model.heads)
+        cache = torch.zeros(blocks + 1, *shape, dtype=self.dtype, device=device)  # one more for padding
+        if path is None:
+            weights = random_weights(model, device, self.dtype, self.seed)
+        else:
+            weights = stored_weights(model, device, self.dtype, path)
+        self.staging = torch.zeros(INPUT, dtype=torch.int32, pin_memory=self.cuda)
+        self.ints = torch.zeros_like(self.staging, device=device) if self.cuda else self.staging
+        tile, split = operators.tile, operators.split or model.context
+        gears = [gear for gear in self.gears if gear <= max(blocks, 1)]  # a row holds a block at least
+        self.packer = Packer(
+            self.staging.numpy(), blocks, self.block_size, model.context, model.vocab, tile, split, gears,
+            self.token_gears,
+        )  # fmt: skip
+        llama = Llama(weights, operators, cache, rows=max(gears))
+        if self.use_graphs:
+            self._record(llama)
+        self.host = [torch.empty(shape, dtype=self.dtype, pin_memory=self.cuda) for _ in range(host_blocks)]
+        self.loaded = llama
+
+    def _operators(self) -> Plain:
+        if not self.cuda:
+            return Plain(self.model, self.block_size, self.device)
+        from .gpu_kernels import Fused  # triton comes with torch for CUDA only
+
+        return Fused(self.model, self.block_size, self.device)
+
+    def _record(self, llama: Llama) -> None:
+        """Record a graph for every form, the largest first, so that the others fit into its memory."""
+        pool = torch.cuda.graph_pool_handle()
+        for form in self.packer.forms():
+            used = self.packer.blank(form)
+            self.ints[:used].copy_(self.staging[:used])
+            batch = Batch(form, self.ints)
+            llama.forward(batch)  # compiles, and lets the libraries choose their kernels
+            torch.cuda.synchronize(self.device)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool):
+                llama.forward(batch)
+            graph.replay()  # the first replay also uploads it
+            torch.cuda.synchronize(self.device)
+            self.graphs[form] = graph
+
+    def _guarded(self, work: Callable[[], Result]) -> Result:
+        """Do the work; memory that ran out becomes OutOfMemory, raised when nothing holds the failed work any more."""
+        try:
+            return work()
+        except RuntimeError as error:
+            if not _ran_out(error):
+                raise
+            why = str(error).splitlines()[0]
+        raise OutOfMemory(why)
+
+    @staticmethod
+    def _checked(pairs: Sequence[tuple[int, int]], sources: int, targets: int) -> Sequence[tuple[int, int]]:
+        for source, target in pairs:
+            if not (0 <= source < sources and 0 <= target < targets):
+                raise ValueError(f"swap: block {source} of {sources} to block {target} of {targets}")
+        return pairs
+
+
+def _ran_out(error: RuntimeError) -> bool:
+    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def _versions(cuda: bool) -> dict[str, Optional[str]]:
+    versions: dict[str, Optional[str]] = {"python": platform.python_version(), "torch": torch.__version__}
+    if cuda:
+        import triton
+
+        versions.update(triton=triton.__version__, cuda=torch.version.cuda, driver=_driver())
+    return versions
+
+
+def _driver() -> Optional[str]:
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        return subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout.split()[0]
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return None
