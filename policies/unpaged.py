@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Optional, Union
 
 from ..core import FOREVER, Chunk, Plan, Request, View
@@ -36,7 +37,7 @@ def fill(view: View, rows: Rows, batch: int, static: bool) -> tuple[Rows, list[R
     live = [isinstance(row, Request) and row.place != "done" for row in rows]
     # A copy never counts as over: the continuous list is then refilled row by row instead of made anew.
     if all(over) or (static and not any(live)):
-        fresh: list[Request] = list(view.waiting[:batch])
+        fresh: list[Request] = list(islice(view.waiting, batch))
         return (*fresh, *([COPY] * (batch - len(fresh) if fresh else 0))), fresh
     if static or not view.waiting:
         return rows, []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional, Sequence
 
 if TYPE_CHECKING:
     from .cohort import Cohort
-    from .line import Line
+    from .line import Fifo, Line
 
 FOREVER = 1 << 60  # `hold` of a plan that stays right until something happens
 
@@ -214,9 +214,9 @@ class View:
         self,
         waiting: Line,
         running: Line,
-        swapped: Line,
+        swapped: Fifo,
         prefilling: Line,
-        finished: Line,
+        finished: Fifo,
         pool: BlockPool,
         cohort: Cohort,
         max_model_len: Optional[int],

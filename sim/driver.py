@@ -48,7 +48,8 @@ class Driver:
         self.wake: Optional[float] = None
         self._idle = True  # no call was in flight before this turn
         self._leaving: list[Request] = []  # over, not yet seen by their clients
-        self._progress = (0, 0)  # tokens written, and the call at which that was
+        self._progress = 0  # the last call that wrote a token
+        self._written = 0
         self._patience = 1000 + server.pool.total * server.pool.size
 
     def begin(self, now: float) -> Optional[Step]:
@@ -71,22 +72,27 @@ class Driver:
 
     def _turn(self, now: float) -> tuple[Plan, Step]:
         server = self.server
-        arrived = self.inbox.due(now, self.calls, self._idle)
-        for request in arrived:
-            server.submit(request, now)
-            if request.place == "done":
-                self._depart(request, now)
+        arrived = self._deliver(now) if self.inbox.stirs(now) else []
         if self.policy.max_wait is not None:
             server.promote(now)
-        server.view.now = now
-        self._memory: Any = server.view.memory
-        plan = self.policy.decide(server.view)
+        view = server.view
+        view.now = now
+        self._memory: Any = view.memory
+        plan = self.policy.decide(view)
         step = server.begin(plan, now)
         for rejection in plan.reject:
             self._depart(rejection.request, now)
         for observer in self.observers:
             observer.begun(server, step, arrived)
         return plan, step
+
+    def _deliver(self, now: float) -> list[Request]:
+        arrived = self.inbox.due(now, self.calls, self._idle)
+        for request in arrived:
+            self.server.submit(request, now)
+            if request.place == "done":
+                self._depart(request, now)
+        return arrived
 
     def end(self, step: Step, now: float, ticks: int = 1, first: Optional[float] = None) -> list[Request]:
         """Book a call that ended now; for a leap, say how many and when the first ended. Return who is over."""
@@ -104,7 +110,10 @@ class Driver:
             self.check()
         for observer in self.observers:
             observer.ended(self.server, step, now, over)
-        self._watch(now)
+        if step.decoders:
+            self._progress = self.calls
+        else:
+            self._watch(now)
         return over
 
     @property
@@ -133,10 +142,10 @@ class Driver:
 
     def _watch(self, now: float) -> None:
         """Raise Stuck when calls go on and on without a token written."""
-        if self.server.written != self._progress[0]:
-            self._progress = (self.server.written, self.calls)
-        elif self.calls - self._progress[1] > self._patience:
-            why = f"no token in the last {self.calls - self._progress[1]} model calls"
+        if self.server.written != self._written:
+            self._written, self._progress = self.server.written, self.calls
+        elif self.calls - self._progress > self._patience:
+            why = f"no token in the last {self.calls - self._progress} model calls"
             raise Stuck(why, self.server.present(), now)
 
     def _depart_all(self, now: float) -> None:

@@ -7,6 +7,7 @@ same durations in the same order as single steps would, so it gives the same ins
 from __future__ import annotations
 
 import math
+from operator import gt
 from typing import Any, Generator, Optional, Sequence
 
 import simpy
@@ -80,8 +81,9 @@ class Engine:
         self.now = 0.0  # exact; SimPy's own clock adds delays up and may be off by a rounding
         self.busy = 0.0  # seconds of model calls
         self.waste = [0, 0]  # padded tokens and rows that nobody asked for
-        self.extremes = {"prefill_tokens": 0, "prefill_rows": 0, "decode_rows": 0, "context": 0}
-        self._cold = list(cold_start)  # seconds that the first prefill and the first decode take longer
+        self.widest = Shape()  # the largest of everything that was asked for
+        # seconds that the first prefill (0) and the first decode (1) take longer
+        self._cold = {kind: seconds for kind, seconds in enumerate(cold_start) if seconds}
 
     def run(self) -> float:
         """Serve everything; return the instant at which the last call ended."""
@@ -113,31 +115,27 @@ class Engine:
                 driver.server.view.memory = driver.policy.leap(driver.server.view.memory, ticks - 1)
 
     def _seconds(self, step: Step) -> float:
+        if step.decoders and not (step.chunks or step.swapped or step.plan.padding):
+            return self._decode_seconds(step)
         shape = shape_of(step, self.padding)
         self.waste[0] += shape.prefill_tokens - shape.prefill_live
         self.waste[1] += shape.decode_rows - shape.decode_live
-        self._note(shape)
-        if shape.prefill_rows or shape.swapped or step.plan.padding:
-            seconds = self.cost.seconds(shape)
-        else:
-            seconds = self.cost.decode(shape.decode_rows, shape.decode_live, shape.context)
-        return seconds + (self._warm_up(shape) if self._cold[0] or self._cold[1] else 0.0)
+        widest = self.widest
+        self.widest = Shape(*map(max, widest, shape)) if any(map(gt, shape, widest)) else widest
+        return self.cost.seconds(shape) + (self._warm_up(0 if shape.prefill_rows else 1) if self._cold else 0.0)
 
-    def _note(self, shape: Shape) -> None:
-        extremes = self.extremes
-        if shape.prefill_tokens > extremes["prefill_tokens"]:
-            extremes["prefill_tokens"] = shape.prefill_tokens
-        if shape.prefill_rows > extremes["prefill_rows"]:
-            extremes["prefill_rows"] = shape.prefill_rows
-        if shape.decode_rows > extremes["decode_rows"]:
-            extremes["decode_rows"] = shape.decode_rows
-        if shape.context > extremes["context"]:
-            extremes["context"] = shape.context
+    def _decode_seconds(self, step: Step) -> float:
+        live, context = step.decoders, step.context
+        rows = self.padding.rows(live) if self.padding.decode else live
+        self.waste[1] += rows - live
+        if rows > self.widest.decode_rows or context > self.widest.context:
+            self.widest = self.widest._replace(
+                decode_rows=max(rows, self.widest.decode_rows), context=max(context, self.widest.context)
+            )
+        return self.cost.decode(rows, live, context) + (self._warm_up(1) if self._cold else 0.0)
 
-    def _warm_up(self, shape: Shape) -> float:
-        kind = 0 if shape.prefill_rows else 1
-        seconds, self._cold[kind] = self._cold[kind], 0.0
-        return seconds
+    def _warm_up(self, kind: int) -> float:
+        return self._cold.pop(kind, 0.0)
 
     def _leap(self, step: Step) -> tuple[int, float, float]:
         """Run the held plan until something happens; return iterations, and the ends of the first and the last."""

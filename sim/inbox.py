@@ -39,6 +39,10 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._coming) - self._next + len(self._released) + len(self._lobby)
 
+    def stirs(self, now: float) -> bool:
+        """Whether `due` could have something to say."""
+        return self.next_arrival <= now or bool(self._lobby)
+
     def receive(self, now: float, calls: int) -> None:
         """Let in what has been sent by now, `calls` model calls having ended; the last was in flight meanwhile."""
         seen_after = calls + self.lag - 1

@@ -7,12 +7,12 @@ is, `end` books what the call produced. `check` verifies the books.
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Any, Optional
+from typing import Any, Optional, Sequence
 
 from .cohort import Cohort
 from .core import FOREVER, BlockPool, Chunk, Eviction, Plan, Policy, Rejection, Request, View
-from .line import Line
-from .step import Gaps, Step, kind_of
+from .line import Fifo, Ranked, line
+from .step import Gaps, Step
 
 RUNNING_RANKS: dict[str, Any] = {
     "admission": None,
@@ -38,11 +38,11 @@ class Server:
         self.pool = BlockPool(blocks - policy.null_blocks if policy.paged else FOREVER, block_size, host_blocks)
         self.cohort = Cohort(block_size)
         rank = (lambda request: (policy.rank(request), request.arrival, request.serial)) if policy.ranked else None
-        self.waiting = Line(rank)
-        self.running = Line(RUNNING_RANKS[policy.running_order])
-        self.swapped = Line()
-        self.prefilling = Line(RUNNING_RANKS[policy.running_order])
-        self.finished = Line()  # done, blocks not yet released
+        self.waiting = line(rank)
+        self.running = line(RUNNING_RANKS[policy.running_order])
+        self.swapped = Fifo()
+        self.prefilling = line(RUNNING_RANKS[policy.running_order])
+        self.finished = Fifo()  # done, blocks not yet released
         self.max_model_len = max_model_len
         self.max_generate_length = max_generate_length
         self.refuses = policy.refuses if refuses is None else refuses
@@ -102,7 +102,7 @@ class Server:
         assert self.policy.max_wait is not None
         while self._overdue and self._overdue[0][0] + self.policy.max_wait <= now:
             request = heappop(self._overdue)[2]
-            if request.place == "waiting" and self.policy.ranked:
+            if request.place == "waiting" and isinstance(self.waiting, Ranked):
                 self.waiting.promote(request)
 
     def next_promotion(self) -> Optional[float]:
@@ -118,17 +118,15 @@ class Server:
     def begin(self, plan: Plan, now: float) -> Step:
         """Move what the plan moves, take its memory, and return the model call."""
         step = Step(plan, now)
-        if plan.reject or plan.release or plan.evict or plan.swap_in or plan.admit or plan.waiting is not None:
+        if plan.admit or plan.reject or plan.evict or plan.swap_in or plan.release or plan.waiting is not None:
             self._move(plan, step, now)
-        for chunk in plan.chunks:
-            if chunk.request._cohort is None:
-                self._start(chunk, step, now)
+        if plan.chunks:
+            self._start_all(plan.chunks, step, now)
         if plan.running is not None:
             self.running.reorder(plan.running)
             self.prefilling.reorder([request for request in plan.running if request._cohort is None])
         if self.cohort.size:
             self._decode(plan, step)
-        step.kind = kind_of(step)
         self.view.memory = plan.memory
         return step
 
@@ -139,7 +137,7 @@ class Server:
             self.pool.free += request._held
             request._held = 0
         for eviction in plan.evict:
-            step.evicted.append((eviction.request, eviction.how, eviction.request.slot))
+            step.evicted = [*step.evicted, (eviction.request, eviction.how, eviction.request.slot)]
             step.swapped += self._evict(eviction, now)
         if plan.waiting is not None:
             self.waiting.reorder(plan.waiting)
@@ -150,11 +148,17 @@ class Server:
         for rejection in plan.reject:
             self._reject(rejection, now)
 
-    def _start(self, chunk: Chunk, step: Step, now: float) -> None:
+    def _start_all(self, chunks: Sequence[Chunk], step: Step, now: float) -> None:
+        started = [chunk for chunk in chunks if chunk.request._cohort is None]
+        for chunk in started:
+            if chunk.request.place != "running":
+                self._admit(chunk.request, step)
+            self._start(chunk, now)
+        step.chunks = started
+
+    def _start(self, chunk: Chunk, now: float) -> None:
         """Run a part of a prompt."""
         request, tokens, blocks = chunk
-        if request.place != "running":
-            self._admit(request, step)
         assert 0 < tokens <= request.pending, f"a chunk of {tokens} of {request}"
         held = max(self.pool.blocks(request._cached + tokens), blocks, request._held)
         self._take(held - request._held)
@@ -163,7 +167,6 @@ class Server:
             request.queued += now - request.since
             if request.scheduled is None:
                 request.scheduled = now
-        step.chunks.append(chunk)
 
     def _decode(self, plan: Plan, step: Step) -> None:
         """Let the cohort run, or those of it that the plan names."""
@@ -186,7 +189,7 @@ class Server:
     def _admit(self, request: Request, step: Step) -> None:
         (self.waiting if request.place == "waiting" else self.swapped).remove(request)
         self._run(request)
-        step.admitted.append((request, request.slot))
+        step.admitted = [*step.admitted, (request, request.slot)]
         self.prefilling.push(request)
 
     def _run(self, request: Request) -> None:
@@ -277,18 +280,19 @@ class Server:
 
         Return the requests that are over.
         """
-        seconds = now - step.start
         over: list[Request] = []
         if step.decoders:
+            cohort = self.cohort
             self._pool_gaps(now if first is None else first)
-            self.cohort.tick(ticks, now, seconds)
+            cohort.tick(ticks, now, now - step.start)
             self.written += step.decoders * ticks
-            over = self._ended(now)
+            if cohort.first_end() == 0:
+                over = self._ended(now)
         for request in step.skipped:
             self.cohort.join(request)
         if step.chunks:
             for chunk in step.chunks:
-                self._computed(chunk, seconds, now, over)
+                self._computed(chunk, now - step.start, now, over)
             self.view.last_prefill = (step.start, now)
         return over
 

@@ -123,5 +123,5 @@ def simulate(
     measures = Measures(requests, driver.server.gaps, scenario.slo.seconds())
     return Run(
         scenario, profile, requests, measures, driver.server, driver.calls, engine.busy, engine.now,
-        engine.waste[0], engine.waste[1], profile.outside(engine.extremes), stuck,
+        engine.waste[0], engine.waste[1], profile.outside(engine.widest._asdict()), stuck,
     )  # fmt: skip

@@ -11,25 +11,36 @@ from .core import Chunk, Plan, Request
 class Step:
     """One model call between its begin and its end, or a turn that moved requests and calls nothing."""
 
-    __slots__ = ("admitted", "chunks", "context", "decoders", "evicted", "kind", "moved", "plan", "skipped", "start", "swapped")
+    chunks: Sequence[Chunk] = ()  # the prompt parts
+    decoders = 0
+    context = 0  # tokens the decoders read
+    skipped: Sequence[Request] = ()  # decoding requests that sit this step out
+    swapped = 0  # blocks copied
+    moved = False
+    admitted: Sequence[tuple[Request, Optional[int]]] = ()  # and the slot each took
+    evicted: Sequence[tuple[Request, str, Optional[int]]] = ()  # how, and the slot each left
 
     def __init__(self, plan: Plan, start: float) -> None:
         self.plan = plan
         self.start = start
-        self.chunks: list[Chunk] = []  # the prompt parts
-        self.decoders = 0
-        self.context = 0  # tokens the decoders read
-        self.skipped: list[Request] = []  # decoding requests that sit this step out
-        self.swapped = 0
-        self.admitted: list[tuple[Request, Optional[int]]] = []  # and the slot each took
-        self.evicted: list[tuple[Request, str, Optional[int]]] = []  # how, and the slot each left
-        self.moved = False
-        self.kind = "idle"  # prefill | decode | mixed | swap | reject | idle
 
     @property
     def calls(self) -> bool:
         """Whether the model runs."""
-        return bool(self.chunks or self.decoders or self.plan.padding or self.swapped)
+        return bool(self.decoders or self.chunks or self.plan.padding or self.swapped)
+
+    @property
+    def kind(self) -> str:
+        """Name what it does: prefill, decode, mixed, swap, reject or idle."""
+        if self.chunks:
+            return "mixed" if self.decoders else "prefill"
+        if self.decoders:
+            return "decode"
+        if self.plan.padding:
+            return "prefill"
+        if self.swapped:
+            return "swap"
+        return "reject" if self.plan.reject else "idle"
 
 
 class Gaps:
@@ -46,19 +57,6 @@ class Gaps:
         if seen:
             self.seconds.append(seconds)
             self.seen.append(seen)
-
-
-def kind_of(step: Step) -> str:
-    """Name what a step does."""
-    if step.chunks:
-        return "mixed" if step.decoders else "prefill"
-    if step.decoders:
-        return "decode"
-    if step.plan.padding:
-        return "prefill"
-    if step.swapped:
-        return "swap"
-    return "reject" if step.plan.reject else "idle"
 
 
 def batch(running: Sequence[Request], step: Step) -> list[tuple[Any, int]]:
