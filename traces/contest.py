@@ -105,7 +105,7 @@ def _alpaca(source: Source, tokenizer: Optional[Tokenizer]) -> Columns:
         instruction, context, output = (record.get(key, "") for key in ("instruction", "input", "output"))
         for key, value in (("instruction", instruction), ("input", context), ("output", output)):
             if type(value) is not str:
-                raise source.bad(i, key, "text", value)
+                raise BadInput(f"{source.name}: row {source.numbers[i]}: {key}: expected text, got {shown(value)}")
         prompts.append(BOS + source.count(f"{instruction}:{context}" if context else instruction))
         outputs.append(source.count(output))
     return Columns(prompts, outputs)

@@ -164,17 +164,32 @@ def dates(table: Table, column: str) -> list[float]:
             raise table.bad(i, column, "a date as 2023-11-16 18:15:46.6805900")
         zone = match.group(1) or ""
         stamps.append(match.group()[: -len(zone)] if zone else match.group())
-        offsets.append(0 if zone in ("", "Z") else int(zone[0] + "1") * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60))
+        offsets.append(_offset(zone))
     try:
         instants = np.array(stamps, dtype="datetime64[ns]")
     except ValueError:
-        for i, stamp in enumerate(stamps):
-            try:
-                np.datetime64(stamp, "ns")
-            except ValueError:
-                raise table.bad(i, column, "a date that exists") from None
-        raise
+        wrong = next(i for i, stamp in enumerate(stamps) if date(stamp) is None)
+        raise table.bad(wrong, column, "a date that exists") from None
     # Differences are taken in whole nanoseconds: a float of seconds since 1970 keeps only tenths of microseconds.
-    start = instants.min()
-    since = (instants - start).astype(np.int64) / 1e9 - np.array(offsets)
+    since = (instants - instants.min()).astype(np.int64) / 1e9 - np.array(offsets)
     return [float(value) for value in since - since.min()]
+
+
+def date(text: str) -> Optional[float]:
+    """Return the seconds since 1970 of a date, None if it is not one."""
+    match = STAMP.fullmatch(text.strip())
+    if match is None:
+        return None
+    zone = match.group(1) or ""
+    try:
+        instant = np.datetime64(match.group()[: -len(zone)] if zone else match.group(), "us")
+    except ValueError:
+        return None
+    return float(instant.astype(np.int64)) / 1e6 - _offset(zone)
+
+
+def _offset(zone: str) -> int:
+    """Return the seconds by which a time zone is ahead: "" and Z mean none."""
+    if zone in ("", "Z"):
+        return 0
+    return int(zone[0] + "1") * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Optional
 
 from ..core import BadInput
+from .edit import cut
 from .files import PathLike
 from .formats import FORMATS, recognised
 from .source import Source
@@ -23,18 +25,25 @@ def load(
     unit: Optional[str] = None,
     sort: bool = False,
     seed: int = 0,
+    window: tuple[float, float] = (0.0, math.inf),
 ) -> Trace:
     """Return the trace in a file; its format is recognised from the content unless it is named.
 
     `columns` says which column holds a field (`{"prompt": "tokens_in"}`), `unit` in what its times are (s, ms, us,
-    ns), `limit` how many requests to keep. `sort` puts rows in order that our own format would be refused for.
+    ns), `limit` how many requests to keep, `window` from which second to which. `sort` puts rows in order that our
+    own format would be refused for. `seed` is for formats that are sampled.
     """
     if format is not None and format not in FORMATS:
         raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
     if limit is not None and limit < 1:
         raise BadInput(f"limit: expected at least 1 request, got {limit}")
-    source = Source(path, columns, unit, counter(tokenizer), seed)
+    source = Source(path, columns, unit, counter(tokenizer), seed, window)
     name = format or recognised(source)
     chosen = FORMATS[name]
-    order = "sort" if sort else chosen.order
-    return assemble(chosen.read(source), source.name, name, order, chosen.shift, limit)
+    sampled = name == "servegen"
+    trace = assemble(chosen.read(source), source.name, name, "sort" if sort else chosen.order, chosen.shift)
+    if window != (0.0, math.inf) and not sampled:
+        trace = cut(trace, *window)
+    if limit is not None:
+        trace.requests = trace.requests[:limit]
+    return trace

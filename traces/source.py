@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from ..core import BadInput
-from .files import PathLike, read_text, shown
+from .files import PathLike, read_text
 from .table import Table, csv_table, json_rows, json_table
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
@@ -26,12 +27,14 @@ class Source:
         unit: Optional[str] = None,
         count: Callable[[str], int] = len,
         seed: int = 0,
+        window: tuple[float, float] = (0.0, math.inf),
     ) -> None:
         self.path = Path(path)
         self.name = str(path)
         self.columns = dict(columns or {})  # field -> the column that holds it in this file
         self.count = count  # tokens of a text
         self.seed = seed
+        self.window = window  # seconds wanted of a format that is sampled
         if unit is not None and unit not in UNITS:
             raise BadInput(f"time unit: expected one of {', '.join(UNITS)}, got {unit!r}")
         self.unit = unit
@@ -51,9 +54,9 @@ class Source:
 
     @cached_property
     def header(self) -> frozenset[str]:
-        """Names of the columns of a CSV, keys of the first object of JSON."""
+        """Names of the columns of a CSV, keys that any object of JSON has."""
         if self.kind == "json":
-            return frozenset(self.records[0])
+            return frozenset().union(*self.records)
         if self.kind == "csv":
             line = self.text.lstrip("\n\r").split("\n", 1)[0][:4000]
             return frozenset(name.strip() for name in next(csv.reader([line]), []))
@@ -84,6 +87,7 @@ class Source:
         """Return the seconds of one time unit: the user's word, or what the format says."""
         return usual if self.unit is None else UNITS[self.unit]
 
-    def bad(self, index: int, key: str, expected: str, got: Any) -> BadInput:
-        """Return the complaint about a value somewhere inside a JSON object."""
-        return BadInput(f"{self.name}: row {self.numbers[index]}: {key}: expected {expected}, got {shown(got)}")
+    def fixed(self) -> None:
+        """Refuse to rename columns, for formats that have none."""
+        if self.columns:
+            raise BadInput(f"{self.name}: this format has no columns to rename")

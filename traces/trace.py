@@ -107,11 +107,11 @@ def assemble(
     format: str,
     order: str = "sort",
     shift: bool = False,
-    limit: Optional[int] = None,
 ) -> Trace:
     """Return the trace of what a reader found: unusable rows dropped, arrivals in order, ids unique.
 
-    `order` is what to do with rows out of order: sort or refuse. `shift` makes the first arrival 0.
+    `order` is what to do with rows out of order: sort or refuse. `shift` makes the first arrival 0,
+    which is also done where times are plainly of the calendar.
     """
     ids = list(range(len(columns.prompt))) if columns.id is None else columns.id
     _unique(ids, columns, source)
@@ -134,8 +134,6 @@ def assemble(
         _sort(trace)
     if not trace.timed:
         trace.notes.append("no arrival times in this format: all arrive at 0")
-    if limit is not None:
-        trace.requests = trace.requests[:limit]
     if columns.prefix is not None and trace.block is None:
         trace.block = prefix_block(trace.requests)
     return trace
@@ -146,8 +144,13 @@ def _unusable(columns: Columns) -> dict[int, str]:
     unusable = dict(columns.unusable)
     for name, values in (("prompt", columns.prompt), ("output", columns.output)):
         if values and min(values) < 1:
-            unusable.update((i, f"no {name} tokens") for i, value in enumerate(values) if value < 1)
+            for i, value in enumerate(values):
+                if value < 1:
+                    unusable.setdefault(i, f"no {name} tokens")
     return unusable
+
+
+CALENDAR = 1e8  # seconds: a trace that begins later than this counts from 1970
 
 
 def _unique(ids: list[Any], columns: Columns, source: str) -> None:
@@ -165,8 +168,8 @@ def _requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> lis
     """Return one request a row, in file order; those that wait for another get the earliest arrival possible."""
     rows = len(ids)
     arrivals = _arrivals(columns, ids, source)
-    if shift and rows:
-        first = min(arrivals)
+    first = min(arrivals, default=0.0)
+    if shift or first > CALENDAR:
         arrivals = [arrival - first for arrival in arrivals]
     nothing = [None] * rows
     return list(
