@@ -23,6 +23,10 @@ VICTIMS: dict[str, Any] = {
 }
 
 
+DECODE = Plan(decode=True, hold=FOREVER)
+REST = Plan()
+
+
 @dataclass(frozen=True)
 class LLMServing(Policy):
     """MindSpore llm-serving's scheduler and the knobs its users turned."""
@@ -63,23 +67,34 @@ class LLMServing(Policy):
         return self.strategy == "paged"
 
     def begin(self) -> Any:
-        return Gate() if self.paged else ()
+        if not self.paged:
+            return ()
+        return Gate() if self.delay_factor or self.open_above else None
 
     def decide(self, view: View) -> Plan:
-        if not self.paged:
+        if self.strategy != "paged":
             return decide_unpaged(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
-        prompts: Sequence[Request] = view.prefilling
-        need = view.need + sum(view.pool.blocks(request.length) for request in prompts)
-        if need > view.pool.free:
-            evict = self._victims(view, need)
-            gone = {eviction.request for eviction in evict}
-            prompts = [request for request in prompts if request not in gone]
-            left = view.decoding - sum(request.decodes for request in gone)
-            return self._call(view, prompts, left, Plan(evict=evict, memory=view.memory))
-        admit, gate, wake = self._admissions(view, view.pool.free - need)
+        pool, prompts = view.pool, view.prefilling
+        budget = pool.free - view.cohort.need()
+        for request in prompts:
+            budget -= pool.blocks(request.length)
+        if budget < 0:
+            return self._evict(view, pool.free - budget)
+        if not prompts and not view.waiting and not view.swapped and not self.delay_factor and not self.open_above:
+            return DECODE if view.cohort.size else REST
+        admit, gate, wake = self._admissions(view, budget)
+        queue: Sequence[Request] = prompts
         if admit:
-            prompts = self._by_slot(view, admit) if prompts else admit
-        return self._call(view, prompts, view.decoding, Plan(admit=admit, memory=gate, wake=wake))
+            queue = self._by_slot(view, admit) if prompts else admit
+        return self._call(view, queue, view.decoding, Plan(admit=admit, memory=gate, wake=wake))
+
+    def _evict(self, view: View, need: int) -> Plan:
+        """Make room; the survivors go on, and nobody is admitted in the same step."""
+        evict = self._victims(view, need)
+        gone = {eviction.request for eviction in evict}
+        prompts = [request for request in view.prefilling if request not in gone]
+        left = view.decoding - sum(request.decodes for request in gone)
+        return self._call(view, prompts, left, Plan(evict=evict, memory=view.memory))
 
     def _call(self, view: View, prompts: Sequence[Request], decoding: int, plan: Plan) -> Plan:
         """Choose the model call: errors are answered first, then prompts run, and decodes only when none is left."""
@@ -110,10 +125,12 @@ class LLMServing(Policy):
             need -= pool.blocks(victim.cached + 1) - victim.blocks if victim.decodes else pool.blocks(victim.length)
         return evict
 
-    def _admissions(self, view: View, budget: int) -> tuple[list[Request], Gate, Optional[float]]:
+    def _admissions(self, view: View, budget: int) -> tuple[list[Request], Optional[Gate], Optional[float]]:
         """Fill free slots from the queues, strictly from their heads."""
-        gate: Gate = view.memory
         slots = self.decode_batch - len(view.running)
+        if view.memory is None:
+            return self._fill(view, slots, budget), None, None
+        gate: Gate = view.memory
         if self.open_above:
             gate = gate.hysteresis(slots, self.open_above)
             slots = slots if gate.open else 0
@@ -137,6 +154,18 @@ class LLMServing(Policy):
         if self.open_above and slots <= 0:
             gate = gate.shut()
         return admit, gate, wake
+
+    def _fill(self, view: View, slots: int, budget: int) -> list[Request]:
+        """Fill free slots where no gate stands before the queues."""
+        admit: list[Request] = []
+        for request in self._heads(view):
+            if len(admit) == slots:
+                break
+            budget -= view.pool.blocks(request.length)
+            if budget < 0:
+                break
+            admit.append(request)
+        return admit
 
     def _heads(self, view: View) -> Iterator[Request]:
         """Return the queues in the order they are served."""

@@ -6,7 +6,7 @@ The simulated engine and the live replay differ only in how long a call takes an
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Optional, Protocol
+from typing import Callable, Optional, Protocol
 
 from .core import Plan, Policy, Request, Stuck
 from .inbox import Inbox
@@ -54,37 +54,34 @@ class Driver:
 
     def begin(self, now: float) -> Optional[Step]:
         """Return the next model call, or None when there is nothing to run before `next_event`."""
+        server, inbox, view = self.server, self.inbox, self.server.view
         for _ in range(IDLE_TURNS):
-            plan, step = self._turn(now)
-            if step.calls:
+            arrived = self._deliver(now) if inbox.next_arrival <= now or inbox.lobby else []
+            if self.policy.max_wait is not None:
+                server.promote(now)
+            view.now, memory = now, view.memory
+            plan = self.policy.decide(view)
+            step = server.begin(plan, now)
+            if plan.reject or self.observers:
+                self._tell(step, arrived, now)
+            if step.decoders or step.calls:
                 self._idle = False
                 return step
-            changed = step.moved or plan.memory != self._memory
-            if changed:
+            if step.moved or plan.memory != memory:
                 for observer in self.observers:
-                    observer.ended(self.server, step, now, [])
-            elif not self.inbox.lobby:
+                    observer.ended(server, step, now, [])
+            elif not inbox.lobby:
                 self._rest(plan, now)
                 return None
             else:
                 self._idle = True  # nothing to run: the front end is free and shows all that was sent
-        raise Stuck("the policy moves requests in circles and runs nothing", self.server.present(), now)
+        raise Stuck("the policy moves requests in circles and runs nothing", server.present(), now)
 
-    def _turn(self, now: float) -> tuple[Plan, Step]:
-        server = self.server
-        arrived = self._deliver(now) if self.inbox.stirs(now) else []
-        if self.policy.max_wait is not None:
-            server.promote(now)
-        view = server.view
-        view.now = now
-        self._memory: Any = view.memory
-        plan = self.policy.decide(view)
-        step = server.begin(plan, now)
-        for rejection in plan.reject:
+    def _tell(self, step: Step, arrived: list[Request], now: float) -> None:
+        for rejection in step.plan.reject:
             self._depart(rejection.request, now)
         for observer in self.observers:
-            observer.begun(server, step, arrived)
-        return plan, step
+            observer.begun(self.server, step, arrived)
 
     def _deliver(self, now: float) -> list[Request]:
         arrived = self.inbox.due(now, self.calls, self._idle)
@@ -103,7 +100,7 @@ class Driver:
         if over:
             if self.end_lag:
                 self._leaving.extend(over)
-            else:
+            elif self.inbox.chained:
                 for request in over:
                     self._depart(request, now)
         if self.check is not None:

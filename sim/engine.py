@@ -6,6 +6,7 @@ same durations in the same order as single steps would, so it gives the same ins
 
 from __future__ import annotations
 
+import gc
 import math
 from operator import gt
 from typing import Any, Generator, Optional, Sequence
@@ -89,7 +90,13 @@ class Engine:
         """Serve everything; return the instant at which the last call ended."""
         env = simpy.Environment()
         process = env.process(self._serve(env))
-        env.run(process)
+        collecting = gc.isenabled()
+        gc.disable()  # the loop makes no cycles, and scanning all requests again and again is a tenth of a run
+        try:
+            env.run(process)
+        finally:
+            if collecting:
+                gc.enable()
         return self.now
 
     def _serve(self, env: simpy.Environment) -> Events:
@@ -107,7 +114,8 @@ class Engine:
                 ticks, first, end = self._leap(step)
             else:
                 ticks, first, end = 1, None, self.now + self._seconds(step)
-            yield env.timeout(max(0.0, end - env.now))
+            delay = end - env.now
+            yield env.timeout(delay if delay > 0.0 else 0.0)
             self.busy += end - self.now
             self.now = end
             driver.end(step, end, ticks, first)
@@ -139,37 +147,47 @@ class Engine:
 
     def _leap(self, step: Step) -> tuple[int, float, float]:
         """Run the held plan until something happens; return iterations, and the ends of the first and the last."""
-        driver, cohort, inbox = self.driver, self.driver.server.cohort, self.driver.inbox
-        live, pool, calls = cohort.size, self.driver.server.pool, self.driver.calls
-        limit = min(step.plan.hold + 1, cohort.first_end(), inbox.patience(calls), 1 if driver.settling else math.inf)
-        wake = self._horizon(step.plan.wake)
-        rows = max(self.padding.rows(live), live + step.plan.padding)
+        driver, plan = self.driver, step.plan
+        server, inbox, calls = driver.server, driver.inbox, driver.calls
+        cohort, live = server.cohort, step.decoders
         now = first = self.now + self._seconds(step)
-        context, free, ticks = cohort.context + live, pool.free - step.plan.spare, 1
-        durations: list[float] = []
-        decode = self.cost.decode
-        while ticks < limit and now < wake:
-            if now >= inbox.next_arrival:
-                inbox.receive(now, calls + ticks)
-                limit = min(limit, inbox.patience(calls))
-                if ticks >= limit:
+        limit = min(plan.hold + 1, cohort.first_end())
+        if inbox.lobby:
+            limit = min(limit, inbox.lobby[0][0] - calls)
+        if driver.settling:
+            limit = 1
+        wake = self._horizon(plan.wake)
+        ticks, arrival = 1, inbox.next_arrival
+        if ticks < limit and now < wake:
+            rows = max(self.padding.rows(live), live + plan.padding)
+            context, free = step.context + live, server.pool.free - plan.spare
+            durations: list[float] = []
+            decode, need = self.cost.decode, cohort.need
+            while ticks < limit and now < wake:
+                if now >= arrival:
+                    inbox.receive(now, calls + ticks)
+                    limit, arrival = min(limit, inbox.lobby[0][0] - calls), inbox.next_arrival
+                    if ticks >= limit:
+                        break
+                taken = need(ticks)
+                if taken > free:
                     break
-            need = cohort.need(ticks)
-            if need > free:
-                break
-            free -= need
-            duration = decode(rows, live, context)
-            durations.append(duration)
-            now += duration
-            context += live
-            ticks += 1
-        pool.free = free + step.plan.spare
-        self._book(durations, live, rows)
+                free -= taken
+                duration = decode(rows, live, context)
+                durations.append(duration)
+                now += duration
+                context += live
+                ticks += 1
+            server.pool.free = free + plan.spare
+            self._book(durations, live, rows)
         return ticks, first, now
 
     def _horizon(self, wake: Optional[float]) -> float:
-        promotion = self.driver.server.next_promotion() if self.driver.policy.max_wait is not None else None
-        return min(math.inf if wake is None else wake, math.inf if promotion is None else promotion)
+        wake = math.inf if wake is None else wake
+        if self.driver.policy.max_wait is None:
+            return wake
+        promotion = self.driver.server.next_promotion()
+        return wake if promotion is None else min(wake, promotion)
 
     def _book(self, durations: list[float], live: int, rows: int) -> None:
         gaps = self.driver.server.gaps

@@ -17,43 +17,39 @@ from .core import Request
 class Inbox:
     """Requests on their way to a server."""
 
-    __slots__ = ("_chained", "_coming", "_lobby", "_next", "_released", "lag", "next_arrival")
+    __slots__ = ("chained", "_coming", "lobby", "_next", "_released", "lag", "next_arrival")
 
     def __init__(self, requests: Iterable[Request], lag: int = 1) -> None:
         self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen
         self._coming: list[Request] = []
-        self._chained: dict[Any, list[Request]] = defaultdict(list)  # by the id they wait for
+        self.chained: dict[Any, list[Request]] = defaultdict(list)  # by the id they wait for
         for serial, request in enumerate(requests):
             request.serial = serial
             if request.after is None:
                 self._coming.append(request)
             else:
-                self._chained[request.after].append(request)
+                self.chained[request.after].append(request)
         self._coming.sort(key=lambda request: (request.arrival, request.serial))
         self._next = 0
         self._released: list[tuple[float, int, Request]] = []  # chained requests whose turn has come
-        self._lobby: deque[tuple[int, Request]] = deque()  # sent, with the call after which they are seen
+        self.lobby: deque[tuple[int, Request]] = deque()  # sent, with the call after which they are seen
         self.next_arrival = math.inf
         self._look()
 
     def __len__(self) -> int:
-        return len(self._coming) - self._next + len(self._released) + len(self._lobby)
-
-    def stirs(self, now: float) -> bool:
-        """Whether `due` could have something to say."""
-        return self.next_arrival <= now or bool(self._lobby)
+        return len(self._coming) - self._next + len(self._released) + len(self.lobby)
 
     def receive(self, now: float, calls: int) -> None:
         """Let in what has been sent by now, `calls` model calls having ended; the last was in flight meanwhile."""
         seen_after = calls + self.lag - 1
         while self.next_arrival <= now:
-            self._lobby.append((seen_after, self._pop()))
+            self.lobby.append((seen_after, self._pop()))
 
     def due(self, now: float, calls: int, idle: bool) -> list[Request]:
         """Return what the scheduler sees now, in order of arrival."""
         if self.next_arrival <= now:
             self.receive(now, calls)
-        lobby = self._lobby
+        lobby = self.lobby
         seen = []
         while lobby and (idle or lobby[0][0] <= calls):
             seen.append(lobby.popleft()[1])
@@ -61,34 +57,25 @@ class Inbox:
 
     def patience(self, calls: int) -> float:
         """Model calls until the next request in the lobby is seen."""
-        return self._lobby[0][0] - calls if self._lobby else math.inf
-
-    @property
-    def lobby(self) -> int:
-        """How many are sent but not seen."""
-        return len(self._lobby)
-
-    @property
-    def chained(self) -> bool:
-        """Whether some still wait for others to end."""
-        return bool(self._chained)
+        return self.lobby[0][0] - calls if self.lobby else math.inf
 
     def release(self, id: Any, now: float) -> None:
         """Start the delay of the requests that waited for this one's end."""
-        for request in self._chained.pop(id, ()):
+        for request in self.chained.pop(id, ()):
             request.arrival = request.since = now + request.delay
             heappush(self._released, (request.arrival, request.serial, request))
         self._look()
 
     def orphans(self) -> list[Request]:
         """Return the requests whose predecessor never came."""
-        return [request for chain in self._chained.values() for request in chain]
+        return [request for chain in self.chained.values() for request in chain]
 
     def _pop(self) -> Request:
+        coming, place = self._coming, self._next
         if self._released and self._released[0][0] == self.next_arrival:
             request = heappop(self._released)[2]
         else:
-            request = self._coming[self._next]
+            request = coming[place]
             self._next += 1
         self._look()
         return request

@@ -70,46 +70,52 @@ class Ranked(list[Request]):
     def __init__(self, rank: Rank) -> None:
         super().__init__()
         self.rank = rank
-        self._keys: list[Any] = []  # beside the items
+        self._keys: list[Any] = []  # beside the items; None for those in front
         self._fronts = 0
         self._ages = Ages()
 
     def push(self, request: Request) -> None:
         """Add where its rank belongs."""
-        self._ages.add(request)
-        self._insert(request, (1, self.rank(request)))
+        key = self.rank(request)
+        place = bisect_right(self._keys, key, self._fronts)
+        self._keys.insert(place, key)
+        self.insert(place, request)
+        if self._ages._heap is not None:
+            self._ages.add(request)
 
     def push_front(self, request: Request) -> None:
         """Add at the very front."""
+        self._front(0, request)
         self._ages.add(request)
-        self._fronts += 1
-        self._insert(request, (0, -self._fronts))
 
     def promote(self, request: Request) -> None:
         """Move behind those already in front, before everybody else."""
         self.remove(request)
-        self._insert(request, (0, 1))
+        self._front(self._fronts, request)
 
     def remove(self, request: Request) -> None:
         """Take out one request, wherever it stands."""
         place = self.index(request)
         del self[place]
         del self._keys[place]
+        if place < self._fronts:
+            self._fronts -= 1
 
     def reorder(self, requests: Sequence[Request]) -> None:
         """Take the same requests in a new order, in front of whom comes later."""
         assert len(requests) == len(self) and set(requests) == set(self), "a new order holds the same requests"
         self[:] = requests
-        self._keys = [(0, index) for index in range(-len(self), 0)]
+        self._keys = [None] * len(self)
+        self._fronts = len(self)
 
     def oldest(self) -> float:
         """Return the earliest arrival among those here."""
         return self._ages.oldest(self, self[0].place)
 
-    def _insert(self, request: Request, key: Any) -> None:
-        place = bisect_right(self._keys, key)
-        self._keys.insert(place, key)
+    def _front(self, place: int, request: Request) -> None:
         self.insert(place, request)
+        self._keys.insert(place, None)
+        self._fronts += 1
 
 
 Line = Union[Fifo, Ranked]

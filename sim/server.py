@@ -125,8 +125,10 @@ class Server:
         if plan.running is not None:
             self.running.reorder(plan.running)
             self.prefilling.reorder([request for request in plan.running if request._cohort is None])
-        if self.cohort.size:
-            self._decode(plan, step)
+        if plan.decode:
+            self._decode(step)
+        elif plan.chunks and self.cohort.size:
+            self._decode_some(plan, step)
         self.view.memory = plan.memory
         return step
 
@@ -159,28 +161,36 @@ class Server:
     def _start(self, chunk: Chunk, now: float) -> None:
         """Run a part of a prompt."""
         request, tokens, blocks = chunk
-        assert 0 < tokens <= request.pending, f"a chunk of {tokens} of {request}"
-        held = max(self.pool.blocks(request._cached + tokens), blocks, request._held)
-        self._take(held - request._held)
-        request._held = held
-        if request._cached == 0:
+        cached = request._cached
+        assert 0 < tokens <= request.prompt + request._written - cached, f"a chunk of {tokens} of {request}"
+        held = -(-(cached + tokens) // self.pool.size)
+        if held < blocks:
+            held = blocks
+        if held > request._held:
+            self._take(held - request._held)
+            request._held = held
+        if cached == 0:
             request.queued += now - request.since
             if request.scheduled is None:
                 request.scheduled = now
 
-    def _decode(self, plan: Plan, step: Step) -> None:
-        """Let the cohort run, or those of it that the plan names."""
-        if not plan.decode:
-            named = {chunk.request for chunk in plan.chunks if chunk.request._cohort is not None}
-            if not named:
-                return
-            if len(named) < self.cohort.size:
-                step.skipped = [r for r in self.running if r._cohort is not None and r not in named]
-                for request in step.skipped:
-                    self.cohort.leave(request)
-        step.decoders = self.cohort.size
-        step.context = self.cohort.context
-        self._take(self.cohort.need())
+    def _decode(self, step: Step) -> None:
+        """Let the whole cohort run."""
+        cohort, pool = self.cohort, self.pool
+        step.decoders, step.context = cohort.size, cohort.context
+        pool.free -= cohort.need()
+        assert pool.free >= 0, "a decode may not take more blocks than are free"
+
+    def _decode_some(self, plan: Plan, step: Step) -> None:
+        """Let those of the cohort run that the plan names."""
+        named = {chunk.request for chunk in plan.chunks if chunk.request._cohort is not None}
+        if not named:
+            return
+        if len(named) < self.cohort.size:
+            step.skipped = [r for r in self.running if r._cohort is not None and r not in named]
+            for request in step.skipped:
+                self.cohort.leave(request)
+        self._decode(step)
 
     def _take(self, blocks: int) -> None:
         self.pool.free -= blocks
@@ -297,12 +307,15 @@ class Server:
         return over
 
     def _pool_gaps(self, now: float) -> None:
-        cohort = self.cohort
-        if cohort.last is not None:
-            self.gaps.add(now - cohort.last, cohort.size - len(cohort.fresh))
+        cohort, seconds, seen = self.cohort, self.gaps.seconds.append, self.gaps.seen.append
+        stayed = cohort.size - len(cohort.fresh)
+        if stayed and cohort.last is not None:
+            seconds(now - cohort.last)
+            seen(stayed)
         for request in cohort.fresh:
             assert request.last_token is not None
-            self.gaps.add(now - request.last_token, 1)
+            seconds(now - request.last_token)
+            seen(1)
 
     def _ended(self, now: float) -> list[Request]:
         over = self.cohort.ended()
