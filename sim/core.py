@@ -345,7 +345,7 @@ def at_least(policy: Policy, least: float, *names: str) -> None:
             raise ValueError(f"{name}: expected at least {least:g}, got {value!r}")
 
 
-def one_of(policy: Policy, **choices: Sequence[Any]) -> None:
+def one_of(policy: Policy, /, **choices: Sequence[Any]) -> None:
     """Raise a ValueError that names the first field with a value not on its list."""
     for name, allowed in choices.items():
         value = getattr(policy, name)
