@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from ..core import Policy
 from .llm_serving import LLMServing
+from .vllm import VLLM
 
 POLICIES: dict[str, type[Policy]] = {
     "llm-serving": LLMServing,
+    "vllm": VLLM,
 }
