@@ -23,7 +23,7 @@ VICTIMS: dict[str, Any] = {
 }
 
 
-DECODE = Plan(decode=True, hold=FOREVER)
+DECODE = Plan(decode=True, hold=FOREVER, lasts=True)
 REST = Plan()
 
 

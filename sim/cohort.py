@@ -50,15 +50,16 @@ class Cohort:
 
     def leave(self, request: Request) -> None:
         """Let go of a member; its counters are its own again."""
+        ticks = self.ticks - request._joined
         request._held = self.blocks(request)
-        request._written = request.written
-        request._cached = cached = request.cached
+        request._written += ticks
+        request._cached = cached = request._cached + ticks
         request.decoding += self.busy - request._busy
-        if request in self.fresh:
-            self.fresh.remove(request)
-        elif request._joined < self.ticks:
+        if ticks:
             request.last_token = self.last
-        if self._reserved.pop(request, None) is None:
+        elif request in self.fresh:
+            self.fresh.remove(request)
+        if not self._reserved or self._reserved.pop(request, None) is None:
             self._phases[(cached - self.ticks) % self.block] -= 1
         self.size -= 1
         self.context -= cached
@@ -66,7 +67,9 @@ class Cohort:
 
     def blocks(self, request: Request) -> int:
         """Device blocks a member holds."""
-        return self._reserved.get(request) or -(-request.cached // self.block)
+        if self._reserved and request in self._reserved:
+            return self._reserved[request]
+        return -(-(request._cached + self.ticks - request._joined) // self.block)
 
     def need(self, ahead: int = 0) -> int:
         """Blocks that the next tick takes, or the one so many ticks after it."""

@@ -41,7 +41,7 @@ class Request:
 
     __slots__ = (
         "id", "arrival", "prompt", "limit", "output", "priority", "session", "prefix", "after", "delay", "fails",
-        "serial", "place", "slot", "end", "host", "evictions", "outcome", "reason",
+        "serial", "place", "slot", "end", "host", "complete", "evictions", "outcome", "reason",
         "visible", "scheduled", "first_token", "last_token", "finish", "seen",
         "queued", "prefilling", "decoding", "swapped", "since",
         "_written", "_cached", "_held", "_cohort", "_joined", "_due", "_busy",
@@ -77,6 +77,7 @@ class Request:
         self.slot: Optional[int] = None  # its row in an engine of fixed slots
         self.end = min(self.output, self.limit)  # tokens after which it is over; the server may cap it
         self.host = 0  # blocks it holds in host memory
+        self.complete = False  # its prompt was complete when it was swapped out: it decodes when it comes back
         self.evictions = 0
         self.outcome: Optional[str] = None  # finished | refused | failed | unanswered | lost
         self.reason: Optional[str] = None
@@ -184,6 +185,7 @@ class Plan(NamedTuple):
     wake: Optional[float] = None  # ask again then, even if nothing happens
     hold: int = 0  # further iterations for which this stays the answer while nothing arrives, ends or runs short
     spare: int = 0  # blocks that must stay free for that
+    lasts: bool = False  # it holds beyond the end of requests too, since nobody waits for their places
     memory: Any = None  # what the policy will be told next time
 
 

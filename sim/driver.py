@@ -113,6 +113,13 @@ class Driver:
             self._watch(now)
         return over
 
+    def goes_on(self, plan: Plan, now: float) -> bool:
+        """Whether a plan that lasts is still the answer: nobody came, somebody runs, and there is memory."""
+        inbox, server = self.inbox, self.server
+        if inbox.next_arrival <= now or inbox.lobby or self._leaving or plan.wake is not None:
+            return False
+        return 0 < server.cohort.size and server.cohort.need() + plan.spare <= server.pool.free
+
     @property
     def settling(self) -> bool:
         """Whether a client will send its next request once it sees an end that the engine has behind it."""

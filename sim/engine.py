@@ -111,16 +111,29 @@ class Engine:
                 self.now = instant
                 continue
             if self.leaps and step.plan.hold and not step.chunks and not step.skipped:
-                ticks, first, end = self._leap(step)
+                end = self._leap_on(step)
             else:
-                ticks, first, end = 1, None, self.now + self._seconds(step)
+                end = self.now + self._seconds(step)
+                self._end(step, end, 1, None)
             delay = end - env.now
             yield env.timeout(delay if delay > 0.0 else 0.0)
-            self.busy += end - self.now
-            self.now = end
-            driver.end(step, end, ticks, first)
-            if ticks > 1:
-                driver.server.view.memory = driver.policy.leap(driver.server.view.memory, ticks - 1)
+
+    def _end(self, step: Step, end: float, ticks: int, first: Optional[float]) -> None:
+        self.busy += end - self.now
+        self.now = end
+        self.driver.end(step, end, ticks, first)
+        if ticks > 1:
+            self.driver.server.view.memory = self.driver.policy.leap(self.driver.server.view.memory, ticks - 1)
+
+    def _leap_on(self, step: Step) -> float:
+        """Leap, and leap again from every end of a request that leaves the plan as it is; return the last instant."""
+        driver = self.driver
+        while True:
+            ticks, first, end = self._leap(step)
+            self._end(step, end, ticks, first)
+            if not step.plan.lasts or not driver.goes_on(step.plan, end):
+                return end
+            driver.server.begin_again(step, end)
 
     def _seconds(self, step: Step) -> float:
         if step.decoders and not (step.chunks or step.swapped or step.plan.padding):
@@ -165,6 +178,8 @@ class Engine:
             decode, need = self.cost.decode, cohort.need
             while ticks < limit and now < wake:
                 if now >= arrival:
+                    if inbox.lag == 1:
+                        break
                     inbox.receive(now, calls + ticks)
                     limit, arrival = min(limit, inbox.lobby[0][0] - calls), inbox.next_arrival
                     if ticks >= limit:

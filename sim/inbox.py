@@ -17,7 +17,7 @@ from .core import Request
 class Inbox:
     """Requests on their way to a server."""
 
-    __slots__ = ("chained", "_coming", "lobby", "_next", "_released", "lag", "next_arrival")
+    __slots__ = ("chained", "_arrivals", "_coming", "lobby", "_next", "_released", "lag", "next_arrival")
 
     def __init__(self, requests: Iterable[Request], lag: int = 1) -> None:
         self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen
@@ -30,11 +30,11 @@ class Inbox:
             else:
                 self.chained[request.after].append(request)
         self._coming.sort(key=lambda request: (request.arrival, request.serial))
+        self._arrivals = [request.arrival for request in self._coming] + [math.inf]
         self._next = 0
         self._released: list[tuple[float, int, Request]] = []  # chained requests whose turn has come
         self.lobby: deque[tuple[int, Request]] = deque()  # sent, with the call after which they are seen
-        self.next_arrival = math.inf
-        self._look()
+        self.next_arrival = self._arrivals[0]
 
     def __len__(self) -> int:
         return len(self._coming) - self._next + len(self._released) + len(self.lobby)
@@ -47,17 +47,16 @@ class Inbox:
 
     def due(self, now: float, calls: int, idle: bool) -> list[Request]:
         """Return what the scheduler sees now, in order of arrival."""
-        if self.next_arrival <= now:
-            self.receive(now, calls)
-        lobby = self.lobby
         seen = []
+        if self.lag == 1 and not self.lobby:
+            while self.next_arrival <= now:
+                seen.append(self._pop())
+            return seen
+        self.receive(now, calls)
+        lobby = self.lobby
         while lobby and (idle or lobby[0][0] <= calls):
             seen.append(lobby.popleft()[1])
         return seen
-
-    def patience(self, calls: int) -> float:
-        """Model calls until the next request in the lobby is seen."""
-        return self.lobby[0][0] - calls if self.lobby else math.inf
 
     def release(self, id: Any, now: float) -> None:
         """Start the delay of the requests that waited for this one's end."""
@@ -71,15 +70,15 @@ class Inbox:
         return [request for chain in self.chained.values() for request in chain]
 
     def _pop(self) -> Request:
-        coming, place = self._coming, self._next
         if self._released and self._released[0][0] == self.next_arrival:
             request = heappop(self._released)[2]
         else:
-            request = coming[place]
+            request = self._coming[self._next]
             self._next += 1
         self._look()
         return request
 
     def _look(self) -> None:
-        coming = self._coming[self._next].arrival if self._next < len(self._coming) else math.inf
-        self.next_arrival = min(coming, self._released[0][0]) if self._released else coming
+        self.next_arrival = self._arrivals[self._next]
+        if self._released and self._released[0][0] < self.next_arrival:
+            self.next_arrival = self._released[0][0]

@@ -45,6 +45,7 @@ class Server:
         self.finished = Fifo()  # done, blocks not yet released
         self.max_model_len = max_model_len
         self.max_generate_length = max_generate_length
+        self.bounded = max_model_len is not None or max_generate_length is not None
         self.refuses = policy.refuses if refuses is None else refuses
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
@@ -64,7 +65,8 @@ class Server:
     def submit(self, request: Request, now: float) -> None:
         """Put an arrival into waiting, or refuse it if it could never run."""
         request.visible = request.since = now
-        request.end = self._last_token(request)
+        if self.bounded:
+            request.end = self._last_token(request)
         if self.refuses and (reason := self.misfit(request)):
             self._leave(request, now, "refused", reason)
             return
@@ -131,6 +133,11 @@ class Server:
             self._decode_some(plan, step)
         self.view.memory = plan.memory
         return step
+
+    def begin_again(self, step: Step, now: float) -> None:
+        """Begin another iteration of a plan that decodes all."""
+        step.start = now
+        self._decode(step)
 
     def _move(self, plan: Plan, step: Step, now: float) -> None:
         step.moved = True
@@ -215,6 +222,7 @@ class Server:
     def _evict(self, eviction: Eviction, now: float) -> int:
         """Take a request out of running; return how many blocks were copied."""
         request, how, to = eviction
+        request.complete = request._cohort is not None
         if request._cohort is not None:
             self.cohort.leave(request)
         else:
@@ -256,7 +264,7 @@ class Server:
         request._held, request.host = copied, 0
         request.swapped += now - request.since
         self._run(request)
-        if request.pending == 1 and request._written:
+        if request.complete:
             self.cohort.join(request)
         else:
             self.prefilling.push(request)
