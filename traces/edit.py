@@ -52,7 +52,7 @@ def cut(trace: Trace, start: float = 0.0, end: float = math.inf) -> Trace:
         raise BadInput(f"{trace.source}: no request arrives from {start:g} to {end:g} s")
     kept = {request.id for request in inside}
     requests = [
-        copied(request, arrival=request.arrival - start, **({} if request.after in kept else LOOSE))
+        copied(request, arrival=round(request.arrival - start, 9), **({} if request.after in kept else LOOSE))
         for request in inside
     ]
     return replace(trace, requests=requests)

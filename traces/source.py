@@ -58,8 +58,11 @@ class Source:
         if self.kind == "json":
             return frozenset().union(*self.records)
         if self.kind == "csv":
-            line = self.text.lstrip("\n\r").split("\n", 1)[0][:4000]
-            return frozenset(name.strip() for name in next(csv.reader([line]), []))
+            line = self.text.lstrip("\n\r").split("\n", 1)[0][:4000].rstrip("\r")
+            try:
+                return frozenset(name.strip() for name in next(csv.reader([line]), []))
+            except csv.Error as error:
+                raise BadInput(f"{self.name}: row 1: expected comma-separated values: {error}") from None
         return frozenset()
 
     @cached_property

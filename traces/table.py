@@ -179,6 +179,9 @@ def csv_table(name: str, text: str, header: Optional[Sequence[str]] = None) -> T
     if header is None:
         header = [column.strip() for column in rows.pop(0)] if rows else []
         first = 2
+    if len(set(header)) < len(header):
+        twice = next(column for column in header if list(header).count(column) > 1)
+        raise BadInput(f"{name}: row 1: expected every column once, got {shown(twice)} twice")
     numbers: Sequence[int] = range(first, first + len(rows))
     if not all(rows):  # blank lines
         numbers = [number for number, row in zip(numbers, rows) if row]
