@@ -5,8 +5,23 @@ from __future__ import annotations
 from ..core import Policy
 from .llm_serving import LLMServing
 from .vllm import VLLM
+from .vllm_chunked import VLLMChunked
+from .vllm_v1 import VLLMV1
+from .lightllm import LightLLM
+from .orca import Orca
+from .sarathi import Sarathi, SarathiAlternating
+from .splitfuse import SplitFuse
+from .static import Static
 
 POLICIES: dict[str, type[Policy]] = {
     "llm-serving": LLMServing,
     "vllm": VLLM,
+    "vllm-chunked": VLLMChunked,
+    "vllm-v1": VLLMV1,
+    "static": Static,
+    "orca": Orca,
+    "sarathi": Sarathi,
+    "sarathi-alternating": SarathiAlternating,
+    "splitfuse": SplitFuse,
+    "lightllm": LightLLM,
 }

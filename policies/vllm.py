@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional, Sequence
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Rejection, Request, View, at_least, one_of
-from .vllm_v0 import VLLMv0, takes
+from .vllm_v0 import Room, VLLMv0
 
 
 class Prompts(NamedTuple):
@@ -64,8 +64,8 @@ class VLLM(VLLMv0):
             return self._decode_by_priority(view, prompts)
         pool = view.pool
         free = pool.free - view.need
-        if view.decoding and free <= 0 and not (free == 0 and takes(pool, view.running[-1])):
-            evict, _ = self._victims(view, list(view.running), pool.free)
+        if view.decoding and free <= 0 and not (free == 0 and view.running[-1].cached % pool.size == 0):
+            evict = self._grow_all(view, list(view.running), pool.free).evict
             return self._decode(prompts, evict=evict, decode=len(evict) < len(view.running))
         if not view.swapped:
             still = 0 if prompts.ignored else FOREVER
@@ -116,24 +116,13 @@ class VLLM(VLLMv0):
 
     # -- decodes -------------------------------------------------------------------------------------------------
 
-    def _victims(self, view: View, running: list[Request], free: int) -> tuple[list[Eviction], int]:
-        """Let all grow in order, the last giving way; return who is preempted and what is free afterwards."""
-        pool, host = view.pool, view.pool.host_free
-        evict: list[Eviction] = []
+    def _grow_all(self, view: View, running: list[Request], free: int) -> Room:
+        """Let all grow in order, the last giving way."""
+        room = Room(view, free)
         queue = deque(running)
         while queue:
-            request = queue.popleft()
-            while free < 1:
-                victim = queue.pop() if queue else request
-                eviction = self.preempt(view, victim, host)
-                evict.append(eviction)
-                free += victim.blocks
-                host -= victim.blocks if eviction.how == "swap" else 0
-                if victim is request:
-                    break
-            else:
-                free -= takes(pool, request)
-        return evict, free
+            self.grow(room, queue.popleft(), queue)
+        return room
 
     def _decode(self, prompts: Prompts, **moves: Any) -> Plan:
         return Plan(reject=prompts.ignored, wake=prompts.wake, memory=prompts.memory)._replace(**moves)
@@ -152,12 +141,13 @@ class VLLM(VLLMv0):
         """Sort both queues, let the head of waiting push out whom it outranks, then decode as ever."""
         ranks = self._ranks(view, {rejection.request for rejection in prompts.ignored})
         free = view.pool.free + sum(request.blocks for request in ranks.victims)
-        evict, free = self._victims(view, ranks.running, free)
+        room = self._grow_all(view, ranks.running, free)
+        evict = room.evict
         gone = {eviction.request for eviction in evict}
         running = [request for request in ranks.running if request not in gone]
         plan = self._decode(prompts, decode=bool(running))
         if not evict:
-            plan = self._swap_in(view, prompts, free, running)
+            plan = self._swap_in(view, prompts, room.free, running)
         waiting = [e.request for e in reversed(evict) if e.to == "front"] + ranks.waiting
         moved = bool(evict or ranks.victims or ranks.inverted)
         natural = [request for request in view.running if request not in gone and request not in ranks.victims]
@@ -185,7 +175,8 @@ class VLLM(VLLMv0):
                 victims.append(running.pop())
                 free += victims[-1].blocks
             waiting = sorted([head, *reversed(victims), *waiting[1:]], key=by_priority)
-        return Ranks(running, [*waiting, *ignored], victims, inverted)
+        gone = [request for request in view.waiting if request in ignored]
+        return Ranks(running, [*waiting, *gone], victims, inverted)
 
 
 def by_priority(request: Request) -> tuple[int, float]:

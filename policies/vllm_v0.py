@@ -5,11 +5,22 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional, Sequence
 
 from ..core import BlockPool, Eviction, Policy, Rejection, Request, Stuck, View, at_least, one_of
 from .delay_gate import SCOPES, DelayGate, Timers
+
+
+class Room:
+    """Memory while a step is put together, and who had to make room."""
+
+    def __init__(self, view: View, free: Optional[int] = None) -> None:
+        self.view = view
+        self.free = view.pool.free if free is None else free
+        self.host = view.pool.host_free
+        self.evict: list[Eviction] = []
 
 
 class SwapIns(NamedTuple):
@@ -60,15 +71,30 @@ class VLLMv0(Policy):
         """Blocks that an admission must leave free."""
         return int(self.watermark * pool.total)
 
-    def preempt(self, view: View, request: Request, host: int) -> Eviction:
-        """Return how a victim is preempted, so many host blocks being free."""
+    def grow(self, room: Room, request: Request, behind: deque[Request]) -> bool:
+        """Make room for a running request, the last behind it giving way; say whether it could stay itself."""
+        pool = room.view.pool
+        spare = self.append_rule == "touched" and not request.decodes and request.length % pool.size == 0
+        while room.free < (0 if spare else 1):  # even if its last block has room
+            victim = behind.pop() if behind else request
+            self._preempt(room, victim)
+            if victim is request:
+                return False
+        room.free -= pool.blocks(request.length) - request.blocks
+        return True
+
+    def _preempt(self, room: Room, request: Request) -> None:
+        view, blocks = room.view, request.blocks
+        room.free += blocks
         if self.preemption_mode != "swap":
-            return Eviction(request)
-        need = request.blocks if self.append_rule == "any_free" else view.pool.blocks(request.length)
-        if need > host:
-            why = f"no host memory to swap out request {request.id} ({need} blocks, {host} free); the engine is dead"
+            room.evict.append(Eviction(request))
+            return
+        need = blocks if self.append_rule == "any_free" else view.pool.blocks(request.length)
+        if need > room.host:
+            why = f"no host memory to swap out request {request.id} ({need} blocks, {room.host} free): the engine is dead"
             raise Stuck(why, [*view.running, *view.swapped, *view.waiting], view.now)
-        return Eviction(request, "swap", "swapped")
+        room.host -= blocks
+        room.evict.append(Eviction(request, "swap", "swapped"))
 
     def swap_ins(self, view: View, free: int, seats: int, tokens: int) -> SwapIns:
         """Return who comes back from the host, given free blocks, seats and tokens of the step."""
@@ -92,13 +118,8 @@ class VLLMv0(Policy):
             back.append(request)
         return SwapIns(back, failed)
 
-    def grows(self, pool: BlockPool, request: Request) -> int:
-        """Blocks that must be free for a running request to go on, whether it takes them or not."""
-        if self.append_rule == "touched" and not request.decodes and request.length % pool.size == 0:
-            return 0
-        return 1
 
-
-def takes(pool: BlockPool, request: Request) -> int:
-    """Blocks that a running request takes in its next step: a half-done prompt has all of its own already."""
-    return pool.blocks(request.length) - request.blocks
+def ends_with(running: Sequence[Request], prefilling: Sequence[Request]) -> bool:
+    """Say whether the half-done prompts stand at the end of the batch."""
+    first = len(running) - len(prefilling)
+    return all(running[first + place] is request for place, request in enumerate(prefilling))

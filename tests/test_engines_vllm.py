@@ -15,14 +15,22 @@ RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl"}
 ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
 
 
-def vllm(version: str, knobs: dict[str, Any]) -> Policy:
-    """Return the preset of a version with a recording's knobs."""
-    version = version.removeprefix("v") + ("-chunked" if knobs.get("chunked") else "")
+def vllm(name: str, knobs: dict[str, Any], **more: Any) -> Policy:
+    """Return a preset with a recording's knobs."""
     fields = {RENAMED.get(key, key): value for key, value in knobs.items() if key not in ENGINE_KNOBS}
-    return make_policy({**preset(f"vllm-{version}")["policy"], **fields})
+    return make_policy({**preset(name)["policy"], **fields, **more})
 
 
-ENGINES["vllm-v0-scheduler-only"] = lambda meta: vllm(meta["version"], meta["knobs"])
+def v0(version: str, knobs: dict[str, Any], **more: Any) -> Policy:
+    return vllm(f"vllm-{version.removeprefix('v')}{'-chunked' if knobs.get('chunked') else ''}", knobs, **more)
+
+
+def v1(knobs: dict[str, Any], **more: Any) -> Policy:
+    return vllm("vllm-v1-0.32", knobs, enable_chunked_prefill=knobs.get("chunked", False), **more)
+
+
+ENGINES["vllm-v0-scheduler-only"] = lambda meta: v0(meta["version"], meta["knobs"])
+ENGINES["vllm-v1-scheduler-only"] = lambda meta: v1(meta["knobs"])
 
 
 @pytest.mark.parametrize("name", names("vllm-v0"))
@@ -30,3 +38,9 @@ def test_every_decision_of_v0_is_reproduced(name: str) -> None:
     recording = load(name)
     played = play(recording)
     compare(recording, played, unlisted_victims=recording.knobs.get("policy") == "priority")
+
+
+@pytest.mark.parametrize("name", names("vllm-v1"))
+def test_every_decision_of_v1_is_reproduced(name: str) -> None:
+    recording = load(name)
+    compare(recording, play(recording))

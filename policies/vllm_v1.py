@@ -1,0 +1,130 @@
+"""vLLM V1: no phases; every step hands out one token budget, to running requests first, then to waiting ones."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar, Optional
+
+from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least, one_of
+from .vllm_v0 import ends_with
+
+
+@dataclass(frozen=True)
+class VLLMV1(Policy):
+    """vLLM V1's synchronous scheduler, with the class defaults of 0.32."""
+
+    max_num_seqs: int = 128  # requests that run at once
+    max_num_batched_tokens: int = 2048  # tokens of one step, decodes included
+    enable_chunked_prefill: bool = True  # a prompt may be cut to what is left of the budget; else it waits
+    long_prefill_token_threshold: int = 0  # tokens of one prompt in a step, unless it is alone; 0 is off
+    scheduler_reserve_full_isl: bool = True  # admit only if the whole prompt fits now, not just its first part
+    watermark: float = 0.0  # share of the blocks that an admission must leave free, unless nothing runs
+    policy: str = "fcfs"  # fcfs, or priority: waiting and victims by (priority, arrival)
+
+    mirrors: ClassVar[str] = "vLLM V1 0.32.0, the synchronous scheduler without prefix caching or speculation"
+    proof: ClassVar[str] = "recordings of the real scheduler of 0.32.0"
+    null_blocks: ClassVar[int] = 1  # block 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "max_num_seqs", "max_num_batched_tokens")
+        at_least(self, 0, "long_prefill_token_threshold", "watermark")
+        if self.watermark >= 1:
+            raise ValueError(f"watermark: expected a share below 1, got {self.watermark!r}")
+        one_of(self, policy=("fcfs", "priority"))
+
+    @property
+    def ranked(self) -> bool:
+        return super().ranked or self.policy == "priority"
+
+    def rank(self, request: Request) -> Any:
+        return (request.priority, super().rank(request)) if self.policy == "priority" else super().rank(request)
+
+    def decide(self, view: View) -> Plan:
+        most = self.long_prefill_token_threshold if len(view.running) + len(view.waiting) > 1 else 0
+        most = most or self.max_num_batched_tokens
+        tokens, free = self.max_num_batched_tokens - view.decoding, view.pool.free - view.need
+        if tokens < 0 or free < 0 or not ends_with(view.running, view.prefilling):
+            return self._one_by_one(view, most)
+        chunks: list[Chunk] = []
+        for request in view.prefilling:
+            part = self._part(view, request, min(most, tokens))
+            free -= view.pool.blocks(request.cached + part) - request.blocks
+            if free < 0:
+                return self._one_by_one(view, most)
+            if part:
+                tokens -= part
+                chunks.append(Chunk(request, part))
+        if view.waiting:
+            chunks += self._admissions(view, most, tokens, free)
+        hold = 0 if chunks else FOREVER
+        return Plan((), (), None, (), (), (), chunks, view.decoding > 0, True, hold=hold)
+
+    def _part(self, view: View, request: Request, tokens: int) -> int:
+        """Return how many tokens a running request gets."""
+        part = min(request.pending, tokens)
+        return part if view.max_model_len is None else min(part, view.max_model_len - 1 - request.cached)
+
+    def _admissions(self, view: View, most: int, tokens: int, free: int) -> list[Chunk]:
+        """Admit from the head of waiting; only the blocks of the first part are taken."""
+        pool, seats = view.pool, self.max_num_seqs - len(view.running)
+        reserve = int(self.watermark * (pool.total + self.null_blocks))
+        chunks: list[Chunk] = []
+        for request in view.waiting:
+            if len(chunks) >= seats or tokens <= 0:
+                break
+            length = request.length
+            part = min(length, most)
+            if part > tokens and not self.enable_chunked_prefill:
+                break
+            part = min(part, tokens)
+            need = pool.blocks(length if self.scheduler_reserve_full_isl else part)
+            if need + (reserve if view.running or chunks else 0) > free:
+                break
+            free -= pool.blocks(part)
+            tokens -= part
+            chunks.append(Chunk(request, part))
+        return chunks
+
+    # -- when something is short ---------------------------------------------------------------------------------
+
+    def _one_by_one(self, view: View, most: int) -> Plan:
+        """Hand the budget to the running requests in order, preempting where memory is short."""
+        pool, free, tokens = view.pool, view.pool.free, self.max_num_batched_tokens
+        running = list(view.running)
+        given: dict[Request, tuple[int, int]] = {}  # tokens and blocks, in batch order
+        evict: list[Eviction] = []
+        place = 0
+        while place < len(running) and tokens > 0:
+            request = running[place]
+            part = self._part(view, request, min(most, tokens))
+            need = pool.blocks(request.cached + part) - request.blocks if part else 0
+            while need > free:
+                victim = self._victim(running)
+                evict.append(Eviction(victim))
+                running.remove(victim)
+                back, blocks = given.pop(victim, (0, 0))
+                free += victim.blocks + blocks
+                if back:  # it had its tokens already, and stood before this one
+                    tokens += back
+                    place -= 1
+                if victim is request:
+                    return self._plan(given, evict)
+            if part:
+                given[request] = (part, need)
+                free -= need
+                tokens -= part
+            place += 1
+        if evict:
+            return self._plan(given, evict)
+        return self._plan(given, evict, self._admissions(view, most, tokens, free))
+
+    def _victim(self, running: list[Request]) -> Request:
+        if self.policy == "fcfs":
+            return running[-1]
+        return max(running, key=lambda request: (request.priority, request.arrival))
+
+    def _plan(
+        self, given: dict[Request, tuple[int, int]], evict: list[Eviction], fresh: Optional[list[Chunk]] = None
+    ) -> Plan:
+        return Plan(evict=evict, chunks=[*(Chunk(request, part) for request, (part, _) in given.items()), *(fresh or ())])
