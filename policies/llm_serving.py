@@ -86,7 +86,7 @@ class LLMServing(Policy):
         queue: Sequence[Request] = prompts
         if admit:
             queue = self._by_slot(view, admit) if prompts else admit
-        return self._call(view, queue, view.decoding, Plan(admit=admit, memory=gate, wake=wake))
+        return self._call(view, queue, view.cohort.size, admit=admit, memory=gate, wake=wake)
 
     def _evict(self, view: View, need: int) -> Plan:
         """Make room; the survivors go on, and nobody is admitted in the same step."""
@@ -94,22 +94,22 @@ class LLMServing(Policy):
         gone = {eviction.request for eviction in evict}
         prompts = [request for request in view.prefilling if request not in gone]
         left = view.decoding - sum(request.decodes for request in gone)
-        return self._call(view, prompts, left, Plan(evict=evict, memory=view.memory))
+        return self._call(view, prompts, left, evict=evict, memory=view.memory)
 
-    def _call(self, view: View, prompts: Sequence[Request], decoding: int, plan: Plan) -> Plan:
+    def _call(self, view: View, prompts: Sequence[Request], decoding: int, **moves: Any) -> Plan:
         """Choose the model call: errors are answered first, then prompts run, and decodes only when none is left."""
         longest = view.max_model_len
         if prompts and longest is not None:
-            strangers = [r for r in prompts if r.prompt + r.limit >= longest]
+            strangers = [request for request in prompts if request.prompt + request.limit >= longest]
             if strangers:  # all of them leave, only the first is answered
                 reason = f"prompt + limit >= seq_length {longest}"
                 reject = [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(strangers)]
-                return plan._replace(reject=reject)
+                return Plan(reject=reject, **moves)
         if prompts:
-            return plan._replace(chunks=[Chunk(r, r.pending) for r in islice(prompts, self.prefill_batch)])
+            return Plan(chunks=[Chunk(r, r.pending) for r in islice(prompts, self.prefill_batch)], **moves)
         if decoding:
-            return plan._replace(decode=True, hold=0 if plan.evict else FOREVER)
-        return plan
+            return Plan(decode=True, hold=0 if "evict" in moves else FOREVER, **moves)
+        return Plan(**moves)
 
     def _victims(self, view: View, need: int) -> list[Eviction]:
         """Evict until all that is left fits its next step."""

@@ -287,6 +287,7 @@ class Policy:
     null_blocks: ClassVar[int] = 0  # blocks of the pool the engine keeps to itself
     refuses: ClassVar[bool] = True  # whether a request that can never fit is refused on arrival
     flushes: ClassVar[bool] = False  # whether finished requests hold their blocks until a plan releases them
+    last_token_decodes: ClassVar[bool] = False  # whether the last token of a prompt, left by itself, runs as a decode
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:

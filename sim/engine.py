@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import math
-from operator import gt
 from typing import Any, Generator, Optional, Sequence
 
 import simpy
@@ -45,23 +44,29 @@ class Padding:
 NO_PADDING = Padding()
 
 
-def shape_of(step: Step, padding: Padding) -> Shape:
+def shape_of(step: Step, padding: Padding, last_token_decodes: bool = False) -> Shape:
     """Return what a step's time depends on."""
     tokens = live = squares = cross = 0
-    for request, part, _ in step.chunks:
+    chunks, decoders, context = step.chunks, step.decoders, step.context
+    if last_token_decodes:
+        alone = [request for request, part, _ in chunks if part == 1 and request.pending == 1 and request._cached]
+        chunks = [chunk for chunk in chunks if chunk.request not in alone]
+        decoders += len(alone)
+        context += sum(request._cached for request in alone)
+    for request, part, _ in chunks:
         padded = padding.tokens(part) if padding.prefill else part
         tokens += padded
         live += part
         squares += part * part
         cross += part * request._cached
-    rows, extra = len(step.chunks), step.plan.padding
-    decode_rows = step.decoders
-    if step.decoders:
-        decode_rows = max(padding.rows(step.decoders) if padding.decode else 0, step.decoders + extra)
+    rows, extra = len(chunks), step.plan.padding
+    decode_rows = decoders
+    if decoders:
+        decode_rows = max(padding.rows(decoders) if padding.decode else 0, decoders + extra)
     elif extra:
         rows += extra
-        tokens += extra * padding.tokens(max((part for _, part, _ in step.chunks), default=0))
-    return Shape(rows, tokens, live, squares, cross, decode_rows, step.decoders, step.context, step.swapped)
+        tokens += extra * padding.tokens(max((part for _, part, _ in chunks), default=0))
+    return Shape(rows, tokens, live, squares, cross, decode_rows, decoders, context, step.swapped)
 
 
 class Engine:
@@ -73,7 +78,7 @@ class Engine:
         cost: StepCost,
         padding: Padding = NO_PADDING,
         leaps: bool = True,
-        cold_start: tuple[float, float] = (0.0, 0.0),
+        cold_start: tuple[float, float] = (0.0, 0.0),  # seconds the first prefill and the first decode take longer
     ) -> None:
         self.driver = driver
         self.cost = cost
@@ -83,8 +88,7 @@ class Engine:
         self.busy = 0.0  # seconds of model calls
         self.waste = [0, 0]  # padded tokens and rows that nobody asked for
         self.widest = Shape()  # the largest of everything that was asked for
-        # seconds that the first prefill (0) and the first decode (1) take longer
-        self._cold = {kind: seconds for kind, seconds in enumerate(cold_start) if seconds}
+        self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
 
     def run(self) -> float:
         """Serve everything; return the instant at which the last call ended."""
@@ -136,46 +140,38 @@ class Engine:
             driver.server.begin_again(step, end)
 
     def _seconds(self, step: Step) -> float:
-        if step.decoders and not (step.chunks or step.swapped or step.plan.padding):
-            return self._decode_seconds(step)
-        shape = shape_of(step, self.padding)
+        shape = shape_of(step, self.padding, self.driver.policy.last_token_decodes)
         self.waste[0] += shape.prefill_tokens - shape.prefill_live
         self.waste[1] += shape.decode_rows - shape.decode_live
         widest = self.widest
-        self.widest = Shape(*map(max, widest, shape)) if any(map(gt, shape, widest)) else widest
-        return self.cost.seconds(shape) + (self._warm_up(0 if shape.prefill_rows else 1) if self._cold else 0.0)
-
-    def _decode_seconds(self, step: Step) -> float:
-        live, context = step.decoders, step.context
-        rows = self.padding.rows(live) if self.padding.decode else live
-        self.waste[1] += rows - live
-        if rows > self.widest.decode_rows or context > self.widest.context:
-            self.widest = self.widest._replace(
-                decode_rows=max(rows, self.widest.decode_rows), context=max(context, self.widest.context)
-            )
-        return self.cost.decode(rows, live, context) + (self._warm_up(1) if self._cold else 0.0)
-
-    def _warm_up(self, kind: int) -> float:
-        return self._cold.pop(kind, 0.0)
+        if shape.prefill_tokens > widest.prefill_tokens or shape.prefill_rows > widest.prefill_rows or shape.decode_rows:
+            self.widest = Shape(*map(max, widest, shape))
+        if shape.prefill_rows or shape.swapped:
+            seconds = self.cost.seconds(shape)
+        else:
+            seconds = self.cost.decode(shape.decode_rows, shape.decode_live, shape.context)
+        return seconds + (self._cold.pop("prefill" if shape.prefill_rows else "decode", 0.0) if self._cold else 0.0)
 
     def _leap(self, step: Step) -> tuple[int, float, float]:
         """Run the held plan until something happens; return iterations, and the ends of the first and the last."""
-        driver, plan = self.driver, step.plan
+        driver, plan, live, context = self.driver, step.plan, step.decoders, step.context
         server, inbox, calls = driver.server, driver.inbox, driver.calls
-        cohort, live = server.cohort, step.decoders
-        now = first = self.now + self._seconds(step)
+        cohort, decode = server.cohort, self.cost.decode
+        rows = self.padding.rows(live) if self.padding.decode else live
+        if rows < live + plan.padding:
+            rows = live + plan.padding
+        now = first = self.now + (decode(rows, live, context) + (self._cold.pop("decode", 0.0) if self._cold else 0.0))
         limit = min(plan.hold + 1, cohort.first_end())
         if inbox.lobby:
             limit = min(limit, inbox.lobby[0][0] - calls)
         if driver.settling:
             limit = 1
-        wake = self._horizon(plan.wake)
-        ticks, arrival = 1, inbox.next_arrival
-        if ticks < limit and now < wake:
-            rows = max(self.padding.rows(live), live + plan.padding)
-            context, free = step.context + live, server.pool.free - plan.spare
+        arrival, wake = inbox.next_arrival, self._horizon(plan.wake)
+        if limit > 1 and now < wake and (now < arrival or inbox.lag > 1):
+            phases, block, phase = cohort._phases, cohort.block, -cohort.ticks
+            free = server.pool.free - plan.spare
             durations: list[float] = []
-            decode, need = self.cost.decode, cohort.need
+            ticks = 1
             while ticks < limit and now < wake:
                 if now >= arrival:
                     if inbox.lag == 1:
@@ -184,17 +180,22 @@ class Engine:
                     limit, arrival = min(limit, inbox.lobby[0][0] - calls), inbox.next_arrival
                     if ticks >= limit:
                         break
-                taken = need(ticks)
+                taken = phases[(phase - ticks) % block]
                 if taken > free:
                     break
                 free -= taken
+                context += live
                 duration = decode(rows, live, context)
                 durations.append(duration)
                 now += duration
-                context += live
                 ticks += 1
             server.pool.free = free + plan.spare
-            self._book(durations, live, rows)
+            server.gaps.extend(durations, live)
+        else:
+            ticks = 1
+        self.waste[1] += (rows - live) * ticks
+        if rows > self.widest.decode_rows or context > self.widest.context:
+            self.widest = Shape(*map(max, self.widest, Shape(decode_rows=rows, decode_live=live, context=context)))
         return ticks, first, now
 
     def _horizon(self, wake: Optional[float]) -> float:
@@ -203,9 +204,3 @@ class Engine:
             return wake
         promotion = self.driver.server.next_promotion()
         return wake if promotion is None else min(wake, promotion)
-
-    def _book(self, durations: list[float], live: int, rows: int) -> None:
-        gaps = self.driver.server.gaps
-        gaps.seconds.extend(durations)
-        gaps.seen.extend([live] * len(durations))
-        self.waste[1] += (rows - live) * len(durations)

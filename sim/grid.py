@@ -203,4 +203,4 @@ def assigned(base: Tree, assignment: Mapping[str, Any]) -> Tree:
 
 def rank(item: tuple[str, Any]) -> tuple[int, int]:
     """Sections come before what is inside them, a policy's name before its fields."""
-    return (item[0] != "policy.name", item[0].count("."))
+    return (item[0].count("."), int(item[0] != "policy.name"))

@@ -58,6 +58,11 @@ class Gaps:
             self.seconds.append(seconds)
             self.seen.append(seen)
 
+    def extend(self, seconds: Sequence[float], seen: int) -> None:
+        """Count several gaps that the same number of requests saw."""
+        self.seconds.extend(seconds)
+        self.seen.extend([seen] * len(seconds))
+
 
 def batch(running: Sequence[Request], step: Step) -> list[tuple[Any, int]]:
     """Return a step's batch in order, as (id, tokens); asked between its begin and its end."""

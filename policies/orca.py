@@ -1,0 +1,61 @@
+"""Orca: prompts and decodes share every iteration, and whoever enters is promised memory to its end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Optional
+
+from ..core import FOREVER, Chunk, Plan, Policy, Rejection, Request, View, at_least, one_of
+from .static import slot_blocks, too_long
+
+
+@dataclass(frozen=True)
+class Orca(Policy):
+    """Iteration-level scheduling with reservations: first come, first served, no bypass, never a preemption."""
+
+    max_num_seqs: int = 128  # requests of an iteration (the paper's max_bs)
+    n_slots: Optional[int] = None  # tokens of keys and values that may be promised, None for the whole pool
+    reserve: str = "request"  # promised to a request: request (its prompt + limit), model (max_model_len, as Sarathi)
+
+    mirrors: ClassVar[str] = "Orca (OSDI 2022, Algorithm 1); with reserve: model, Sarathi-Serve 96f9911's baseline"
+    proof: ClassVar[str] = "the paper's rule by hand-worked cases; reserve: model by the figures of the real baseline"
+    running_order: ClassVar[str] = "arrival"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "max_num_seqs", "n_slots")
+        one_of(self, reserve=("request", "model"))
+
+    def decide(self, view: View) -> Plan:
+        decode = view.decoding > 0
+        if not view.waiting or len(view.running) >= self.max_num_seqs:
+            return Plan(decode=decode, hold=FOREVER)
+        chunks, reject = self._admissions(view)
+        # The paper selects in order of arrival, so who runs stands first; Sarathi puts prompts first.
+        hold = 0 if chunks or reject else FOREVER
+        return Plan(chunks=chunks, reject=reject, decode=decode, decode_first=self.reserve == "request", hold=hold)
+
+    def _admissions(self, view: View) -> tuple[list[Chunk], list[Rejection]]:
+        chunks: list[Chunk] = []
+        reject: list[Rejection] = []
+        pool = view.pool
+        room = pool.free
+        if self.n_slots is not None:
+            room = min(room, self.n_slots // pool.size - (pool.total - pool.free))
+        places = self.max_num_seqs - len(view.running)
+        for request in view.waiting:
+            if too_long(request, view):
+                reject.append(Rejection(request, f"longer than max_model_len {view.max_model_len}"))
+                continue
+            blocks = self._reservation(request, view)
+            if blocks > room or len(chunks) == places:
+                break
+            room -= blocks
+            chunks.append(Chunk(request, request.pending, blocks))
+        return chunks, reject
+
+    def _reservation(self, request: Request, view: View) -> int:
+        if self.reserve == "model":
+            return slot_blocks(request, view)
+        longest = request.prompt + request.limit
+        return view.pool.blocks(longest if view.max_model_len is None else min(longest, view.max_model_len))

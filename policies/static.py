@@ -1,0 +1,73 @@
+"""Static batching: a batch is formed when the last one is over, and runs until its longest answer ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core import FOREVER, BadInput, Chunk, Plan, Policy, Rejection, Request, View, at_least
+
+
+@dataclass(frozen=True)
+class Static(Policy):
+    """FasterTransformer's rule: all of a batch start together, nobody joins before the last of them has ended."""
+
+    max_num_seqs: int = 128  # requests of a batch
+    pad_finished: bool = False  # finished requests keep their rows in the step's cost until the batch is over
+    batch_waiting_time: float = 0.0  # seconds the oldest waits for the batch to fill up before it starts anyway
+
+    mirrors: ClassVar[str] = "FasterTransformer's batching, as Sarathi-Serve 96f9911 carries it"
+    proof: ClassVar[str] = "recordings of Sarathi-Serve's faster_transformer scheduler, turn by turn"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(self, 1, "max_num_seqs")
+        at_least(self, 0, "batch_waiting_time")
+
+    def begin(self) -> Any:
+        return 0  # requests the running batch began with
+
+    def decide(self, view: View) -> Plan:
+        if view.running:
+            padding = view.memory - len(view.running) if self.pad_finished else 0
+            return Plan(decode=True, padding=padding, hold=FOREVER, memory=view.memory)
+        if not view.waiting:
+            return Plan(memory=view.memory)
+        if self.batch_waiting_time and len(view.waiting) < self.max_num_seqs:
+            start = view.waiting.oldest() + self.batch_waiting_time
+            if view.now < start:
+                return Plan(wake=start, memory=view.memory)
+        return self._batch(view)
+
+    def _batch(self, view: View) -> Plan:
+        """Take from the head what fits, every request with its whole slot."""
+        chunks: list[Chunk] = []
+        reject: list[Rejection] = []
+        free = view.pool.free
+        for request in view.waiting:
+            if too_long(request, view):
+                reject.append(Rejection(request, f"longer than max_model_len {view.max_model_len}"))
+                continue
+            slot = slot_blocks(request, view)
+            if slot > free or len(chunks) == self.max_num_seqs:
+                break
+            free -= slot
+            chunks.append(Chunk(request, request.pending, slot))
+        return Plan(chunks=chunks, reject=reject, memory=len(chunks))
+
+
+def slot_blocks(request: Request, view: View) -> int:
+    """Return what engines before paging set aside for a request: room for the longest answer the model can give.
+
+    Where no max_model_len is known, the longest that this request may become stands for it.
+    """
+    longest = view.max_model_len
+    slot = view.pool.blocks(request.prompt + request.limit if longest is None else longest)
+    if slot > view.pool.total:
+        raise BadInput(f"engine.num_blocks: expected at least {slot} for one slot of {slot * view.pool.size} tokens, got {view.pool.total}")
+    return slot
+
+
+def too_long(request: Request, view: View) -> bool:
+    """Say whether a request is longer than the model takes; servers that look at arrivals have refused it by then."""
+    return view.max_model_len is not None and request.length > view.max_model_len
