@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from ..core import Policy
-from .llm_serving import LLMServing
-from .vllm import VLLM
-from .vllm_chunked import VLLMChunked
-from .vllm_v1 import VLLMV1
 from .lightllm import LightLLM
+from .llm_serving import LLMServing
 from .orca import Orca
 from .sarathi import Sarathi, SarathiAlternating
 from .splitfuse import SplitFuse
 from .static import Static
+from .vllm import VLLM
+from .vllm_chunked import VLLMChunked
+from .vllm_v1 import VLLMV1
 
 POLICIES: dict[str, type[Policy]] = {
     "llm-serving": LLMServing,

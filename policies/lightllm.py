@@ -36,10 +36,12 @@ class LightLLM(Policy):
 
     mirrors: ClassVar[str] = "LightLLM 4b037f68 (2024-04-15)"
     proof: ClassVar[str] = "recordings of LightLLM's RouterManager and ReqQueue, turn by turn"
+    last_token_decodes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "batch_max_tokens", "running_max_req_size", "router_max_new_token_len", "splitfuse_block_size")
+        at_least(self, 1, "batch_max_tokens", "running_max_req_size")
+        at_least(self, 1, "router_max_new_token_len", "splitfuse_block_size")
         at_least(self, 0, "max_wait_tokens", "router_token_ratio")
 
     def begin(self) -> Any:
@@ -153,7 +155,7 @@ class Peak:
         insort(self._held, (-max(0, more), held))
 
     def tokens(self) -> int:
-        """Return the peak: it falls on the end of somebody, when those that go on hold all they have written by then."""
+        """Return the peak: it falls on the end of somebody, while those that go on hold what they wrote until then."""
         peak = held = 0
         for count, (more, tokens) in enumerate(self._held, 1):
             held += tokens

@@ -1,4 +1,4 @@
-"""Sarathi-Serve: decodes always run, prompts fill the rest of a token budget in chunks; and its alternating baseline."""
+"""Sarathi-Serve: decodes always run, chunks of prompts fill up the token budget; and its alternating baseline."""
 
 from __future__ import annotations
 

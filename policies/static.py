@@ -64,7 +64,7 @@ def slot_blocks(request: Request, view: View) -> int:
     longest = view.max_model_len
     slot = view.pool.blocks(request.prompt + request.limit if longest is None else longest)
     if slot > view.pool.total:
-        raise BadInput(f"engine.num_blocks: expected at least {slot} for one slot of {slot * view.pool.size} tokens, got {view.pool.total}")
+        raise BadInput(f"engine.num_blocks: expected at least {slot}, one slot, got {view.pool.total}")
     return slot
 
 

@@ -94,7 +94,6 @@ class Log:
             "flushed": [request.id for request in step.plan.release],
             "free_gpu": server.pool.free,
             "free_after": server.pool.free,
-            "used": server.pool.total - server.pool.free,
             "free_cpu": server.pool.host_free,
             "waiting": [request.id for request in server.waiting],
             "running": [request.id for request in server.running],
@@ -102,6 +101,7 @@ class Log:
         }
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+        self.row["used"] = server.pool.total - server.pool.free  # LightLLM's is told once the step is over
         self.rows.append(self.row)
 
 
