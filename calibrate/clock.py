@@ -1,0 +1,81 @@
+"""The two clocks a live run can go by: the wall's, and a virtual one on which a step takes what a cost model says.
+
+Instants are seconds since the run began. Standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Callable, Optional
+
+from ..core import Shape, StepCost
+
+SPIN = 1e-3  # a sleep may end this late, so the rest of a wait is spent awake
+SLICE = 0.1  # longest sleep between two looks whether to stop
+
+Stop = Optional[Callable[[], bool]]
+
+
+class WallClock:
+    """Real time since `start`."""
+
+    def __init__(self) -> None:
+        self.origin = time.perf_counter()
+
+    def start(self) -> float:
+        """Begin at 0."""
+        self.origin = time.perf_counter()
+        return 0.0
+
+    def now(self) -> float:
+        """Return the seconds since the start."""
+        return time.perf_counter() - self.origin
+
+    def after(self, shape: Shape) -> float:
+        """Return the instant at which a call that has just returned ended."""
+        return time.perf_counter() - self.origin
+
+    def wait(self, instant: float, stop: Stop = None) -> float:
+        """Return that instant once it has come; if told to stop, the present one."""
+        due = instant + self.origin
+        while True:
+            left = due - time.perf_counter()
+            if left <= SPIN:
+                break
+            if stop is not None and stop():
+                return self.now()
+            time.sleep(min(left - SPIN, SLICE))
+        while time.perf_counter() < due:
+            pass
+        return instant
+
+
+class VirtualClock(WallClock):
+    """Time that passes only when a step costs it: a live run as fast as it goes, and repeatable to the last bit."""
+
+    def __init__(self, cost: StepCost) -> None:
+        super().__init__()
+        self.cost = cost
+        self._now = 0.0
+
+    def start(self) -> float:
+        """Begin at 0."""
+        self._now = 0.0
+        return 0.0
+
+    def now(self) -> float:
+        """Return the instant it is."""
+        return self._now
+
+    def after(self, shape: Shape) -> float:
+        """Let a call take its time, computed as the simulated engine computes it."""
+        if shape.prefill_rows or shape.swapped:
+            self._now += self.cost.seconds(shape)
+        else:
+            self._now += self.cost.decode(shape.decode_rows, shape.decode_live, shape.context)
+        return self._now
+
+    def wait(self, instant: float, stop: Stop = None) -> float:
+        """Be there at once."""
+        self._now = instant
+        return instant

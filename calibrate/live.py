@@ -1,0 +1,244 @@
+"""The live clock around the driver: a step runs on a backend and takes what it takes. Sibling of sim/engine.py.
+
+It runs next to the device: Python 3.9, standard library, numpy. Times are seconds since the run began. The clock is
+read once a step: a step begins where the last one ended, so that what the host does in between (booking, deciding,
+building rows) is inside the step's time, as it is in the simulation.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+from ..core import BadInput, Request, Shape, Stuck
+from ..driver import Driver, Observer
+from ..inbox import Inbox
+from ..log import DecisionLog
+from ..registry import make_policy
+from ..server import Server
+from ..step import Step
+from .backend import Backend
+from .blocks import BlockTables
+from .clock import WallClock
+from .stories import Stories, drawn, shape_of
+
+Emit = Callable[[Any], None]
+
+REQUEST = ("id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix", "after", "delay", "fails")
+TIMES = (
+    "visible", "scheduled", "first_token", "last_token", "finish", "seen",
+    "queued", "prefilling", "decoding", "swapped", "evictions", "outcome", "reason",
+)  # fmt: skip
+REPORT = 0.5  # seconds between two progress reports, and looks whether to stop
+
+
+class Notes(DecisionLog):
+    """A decision log kept as rows: writing them out would take time from the run."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.steps = 0
+        self._row: dict[str, Any] = {}
+
+    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+        """Note what came of it."""
+        self._row["t_end"] = now
+        self._row["free_after"] = server.pool.free
+        self._row["finished"] = [request.id for request in over]
+        self.rows.append(self._row)
+        self.steps += 1
+
+
+class Live:
+    """Runs a driver to the end of its inbox on a backend."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        backend: Backend,
+        tables: BlockTables,
+        stories: Stories,
+        clock: Optional[WallClock] = None,
+        watch: Optional[Callable[[Live], bool]] = None,
+    ) -> None:
+        self.driver = driver
+        self.backend = backend
+        self.tables = tables
+        self.stories = stories
+        self.clock = WallClock() if clock is None else clock
+        self.watch = watch  # told of the run every so often; says whether to stop
+        self.now = 0.0
+        self.stopped = False
+        # one a model call: when it was begun, when the backend was called, when it had ended, its shape
+        self.calls: list[tuple[float, float, float, Shape]] = []
+        self._looked = 0.0
+
+    def run(self) -> float:
+        """Serve everything, or until told to stop; return the instant at which the last call ended."""
+        collecting = gc.isenabled()
+        gc.collect()
+        gc.disable()  # a collection in mid-run would be taken for a slow step
+        try:
+            self.now = self.clock.start()
+            self._looked = time.monotonic()
+            self._serve()
+        finally:
+            if collecting:
+                gc.enable()
+        return self.now
+
+    def _serve(self) -> None:
+        driver, clock = self.driver, self.clock
+        while not self.stopping():
+            step = driver.begin(self.now)
+            if step is None:
+                instant = driver.next_event()
+                if instant is None:
+                    return
+                self.now = clock.wait(instant, self.stopping)
+                continue
+            self.now = self.call(step)
+            self.stories.forget(driver.end(step, self.now))
+
+    def call(self, step: Step) -> float:
+        """Run one model call with its copies; return when it had ended."""
+        backend, tables = self.backend, self.tables
+        rows = self.stories.rows(self.driver.server, step)
+        shape = shape_of(step)
+        called = self.clock.now()
+        if tables.leaving or tables.returning:
+            out, back = tables.copies()
+            if out:
+                backend.swap_out(out)
+            if back:
+                backend.swap_in(back)
+        if rows:
+            tokens = backend.step(rows)
+        else:
+            backend.synchronize()
+            tokens = []
+        end = self.clock.after(shape)
+        self.stories.write(tokens)
+        self.calls.append((step.start, called, end, shape))
+        return end
+
+    def stopping(self) -> bool:
+        """Say whether the run is to end here; look around only every now and then."""
+        if self.watch is None or self.stopped:
+            return self.stopped
+        present = time.monotonic()
+        if present - self._looked >= REPORT:
+            self._looked = present
+            self.stopped = self.watch(self)
+        return self.stopped
+
+
+def assemble(policy: Mapping[str, Any], engine: Mapping[str, Any], requests: Sequence[Request],
+             observers: Sequence[Observer] = ()) -> tuple[Driver, BlockTables]:  # fmt: skip
+    """Return the driver of a resolved scenario, with the block tables among its observers."""
+    scheduler = make_policy(policy)
+    refuses = {"auto": None, "always": True, "never": False}[engine.get("refuse", "auto")]
+    server = Server(
+        scheduler, engine["num_blocks"], engine["block_size"], engine.get("host_blocks", 0),
+        engine.get("max_model_len"), engine.get("max_generate_length"), refuses,
+    )  # fmt: skip
+    pool = server.pool
+    blocks = pool.total if scheduler.paged else engine["num_blocks"] - 1
+    tables = BlockTables(blocks, pool.size, pool.host_total)
+    front = engine.get("front_end") or {}
+    inbox = Inbox(requests, front.get("lag", 1))
+    return Driver(scheduler, server, inbox, (tables, *observers), bool(front.get("end_lag"))), tables
+
+
+def replay(
+    backend: Backend, args: Mapping[str, Any], emit: Emit = lambda value: None, clock: Optional[WallClock] = None
+) -> dict[str, Any]:
+    """Replay a resolved scenario on a loaded backend; the result is plain JSON. See `arguments` in replay.py."""
+    requests = [Request(**dict(zip(REQUEST, row))) for row in args["requests"]]
+    about = backend.describe()
+    check(requests, args["engine"], about, args["context"])
+    notes = Notes()
+    driver, tables = assemble(args["policy"], args["engine"], requests, (notes,) if args.get("decisions", True) else ())
+    stories = Stories(tables, drawn(args.get("seed", 0), args["vocab"]))
+    if args.get("warm_up"):
+        warm_up(backend, args, requests[: args["warm_up"]])
+    live = Live(driver, backend, tables, stories, clock, Watch(emit, args.get("stop")))
+    stuck = None
+    try:
+        live.run()
+    except Stuck as error:
+        stuck = str(error)
+    return {"backend": about, "stuck": stuck, **told(live, requests), "decisions": notes.rows}
+
+
+def told(live: Live, requests: Sequence[Request]) -> dict[str, Any]:
+    """Return what came of a run."""
+    server = live.driver.server
+    return {
+        "requests": [[r.written, r.arrival, *(getattr(r, name) for name in TIMES)] for r in requests],
+        "calls": [[start, called, end, *shape] for start, called, end, shape in live.calls],
+        "gaps": [server.gaps.seconds.tolist(), server.gaps.seen.tolist()],
+        "computed": server.computed,
+        "end": live.now,
+        "stopped": live.stopped,
+        "blocks_left": len(live.tables.free),
+        "blocks": live.tables.total,
+    }
+
+
+def check(requests: Sequence[Request], engine: Mapping[str, Any], about: Mapping[str, Any], context: int) -> None:
+    """Refuse what the loaded model cannot run."""
+    if about["block_size"] != engine["block_size"]:
+        raise BadInput(
+            f"engine.block_size: the model was loaded with {about['block_size']}, got {engine['block_size']}"
+        )
+    for key, least in (("blocks", engine["num_blocks"]), ("host_blocks", engine.get("host_blocks", 0))):
+        if about[key] < least:
+            raise BadInput(f"engine: {least} {key} wanted, the model was loaded with {about[key]}")
+    longest = engine.get("max_model_len") or context
+    for request in requests:
+        length = min(request.prompt + min(request.output, request.limit), max(longest, request.prompt + 1))
+        if length > context + 1:  # the last token is written, never computed
+            raise BadInput(f"request {request.id}: {length} tokens, the model is built for {context}")
+
+
+def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]) -> None:
+    """Serve some of the requests at once, a few tokens each, and forget about it: first calls are slow."""
+    engine = {**args["engine"], "refuse": "always", "front_end": None}
+    burst = [Request(f"warm-up {r.id}", 0.0, r.prompt, min(8, r.output), min(8, r.limit)) for r in requests]
+    driver, tables = assemble(args["policy"], engine, burst)
+    live = Live(driver, backend, tables, Stories(tables, drawn(0, args["vocab"])))
+    try:
+        live.run()
+    except Stuck:
+        return  # an engine that livelocks does so again in the run, which says so
+
+
+class Watch:
+    """Reports on a run as it goes, and stops it when a file appears."""
+
+    def __init__(self, emit: Emit, stop: Optional[str]) -> None:
+        self.emit = emit
+        self.stop = stop
+        self._before = (0.0, 0)
+
+    def __call__(self, live: Live) -> bool:
+        """Say how the run stands; return whether it is to stop."""
+        server, (then, written) = live.driver.server, self._before
+        present = live.clock.now()
+        self._before = (present, server.written)
+        self.emit(
+            {
+                "t": present,
+                "waiting": len(server.waiting),
+                "running": len(server.running),
+                "swapped": len(server.swapped),
+                "done": len(server.done),
+                "coming": len(live.driver.inbox),
+                "tokens_per_s": (server.written - written) / max(present - then, 1e-9),
+            }
+        )
+        return self.stop is not None and os.path.exists(self.stop)
