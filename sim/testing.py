@@ -1,0 +1,280 @@
+"""The contract every policy keeps, as checks that anyone's policy can be put through.
+
+    from servesim.testing import PolicyContract
+    class TestMine(PolicyContract):
+        policy = Mine(batch=8)
+
+or `check_policy(Mine(batch=8))` for all of it at once.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any, Callable, Optional, Sequence
+
+from .core import Plan, Policy, Request, Shape, StepCost, Stuck, View
+from .cost import LinearCost
+from .driver import Driver
+from .engine import Engine, Padding, shape_of
+from .inbox import Inbox
+from .server import Server
+from .step import Step, batch
+
+COST = LinearCost(base=0.01, prefill_token=0.001, decode_row=0.002, context=0.00001, swap_block=0.0005)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A small world to run a policy in."""
+
+    requests: Sequence[Request]
+    blocks: int = 64
+    block_size: int = 4
+    host_blocks: int = 32
+    max_model_len: Optional[int] = 96
+    lag: int = 1
+    end_lag: bool = False
+    refuses: Optional[bool] = True
+    cost: StepCost = field(default=COST)
+
+
+def some_requests(seed: int, count: int = 24) -> list[Request]:
+    """Return random requests, some of which arrive at the same instant."""
+    chance = random.Random(seed)
+    now = 0.0
+    requests = []
+    for id in range(count):
+        now += chance.choice([0.0, 0.0, 0.01, 0.05, 0.3])
+        output = chance.randint(1, 20)
+        limit = output + chance.choice([0, 0, 5])
+        requests.append(Request(id, now, chance.randint(1, 30), output, limit, priority=chance.randint(0, 2)))
+    return requests
+
+
+def copies(requests: Sequence[Request]) -> list[Request]:
+    """Return the same requests, not yet served."""
+    return [
+        Request(r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix, r.after, r.delay, r.fails)
+        for r in requests
+    ]
+
+
+class Recorder:
+    """Notes every turn, so that two runs can be compared."""
+
+    def __init__(self) -> None:
+        self.turns: list[tuple[Any, ...]] = []
+
+    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        """Note what was decided."""
+        self.turns.append((
+            step.start, step.kind, batch(server.running, step), [(r.id, how) for r, how, _ in step.evicted],
+            [r.id for r in step.plan.swap_in], [r.request.id for r in step.plan.reject], server.pool.free,
+            [r.id for r in server.waiting], [r.id for r in server.running], [r.id for r in server.swapped],
+        ))  # fmt: skip
+
+    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+        """Note when the call ended."""
+        self.turns.append((now, [request.id for request in over]))
+
+
+@dataclass
+class Outcome:
+    """What a run left behind."""
+
+    requests: list[Request]
+    server: Server
+    calls: int
+    stuck: Optional[str] = None
+
+    def times(self) -> list[tuple[Any, ...]]:
+        """Return what happened to every request."""
+        return [
+            (r.id, r.outcome, r.written, r.evictions, r.scheduled, r.first_token, r.last_token, r.finish, r.seen)
+            for r in self.requests
+        ]
+
+
+def drive(policy: Policy, setting: Setting, run: Callable[[Driver], None], observer: Any = None) -> Outcome:
+    """Serve a setting's requests with whatever turns the driver."""
+    requests = copies(setting.requests)
+    server = Server(
+        policy, setting.blocks, setting.block_size, setting.host_blocks, setting.max_model_len,
+        refuses=setting.refuses,
+    )  # fmt: skip
+    observers = (observer,) if observer is not None else ()
+    driver = Driver(policy, server, Inbox(requests, setting.lag), observers, setting.end_lag, server.check)
+    stuck = None
+    try:
+        run(driver)
+    except Stuck as found:
+        stuck = str(found)
+    return Outcome(requests, server, driver.calls, stuck)
+
+
+def simulated(policy: Policy, setting: Setting, leaps: bool = True, observer: Any = None) -> Outcome:
+    """Run on SimPy's clock."""
+    return drive(policy, setting, lambda driver: void(Engine(driver, setting.cost, leaps=leaps).run()), observer)
+
+
+def lived(policy: Policy, setting: Setting, observer: Any = None) -> Outcome:
+    """Run as a live driver does on a device that takes exactly what the cost model says."""
+
+    def run(driver: Driver) -> None:
+        now = 0.0
+        while True:
+            step = driver.begin(now)
+            if step is None:
+                instant = driver.next_event()
+                if instant is None:
+                    return
+                now = instant
+                continue
+            now = now + seconds(setting.cost, shape_of(step, Padding()))
+            driver.end(step, now)
+
+    return drive(policy, setting, run, observer)
+
+
+def seconds(cost: StepCost, shape: Shape) -> float:
+    """Return a step's time by the path the engine takes."""
+    if shape.prefill_rows or shape.swapped:
+        return cost.seconds(shape)
+    return cost.decode(shape.decode_rows, shape.decode_live, shape.context)
+
+
+def void(_: object) -> None:
+    """Drop a value."""
+
+
+def snapshot(view: View) -> tuple[Any, ...]:
+    """Return all that a view shows, to compare before and after."""
+    queues = (view.waiting, view.running, view.swapped, view.prefilling, view.finished)
+    return (
+        view.now, view.memory, view.pool.free, view.pool.host_free, view.cohort.ticks, view.cohort.context,
+        [[(r.id, r.written, r.cached, r.blocks, r.place, r.slot) for r in queue] for queue in queues],
+    )  # fmt: skip
+
+
+class Pure(Policy):
+    """Wraps a policy and asks it twice, watching that nothing changes and that held plans keep their word."""
+
+    def __init__(self, policy: Policy) -> None:
+        for name in ("order", "group_width", "aging", "max_wait"):
+            object.__setattr__(self, name, getattr(policy, name))
+        object.__setattr__(self, "inner", policy)
+        object.__setattr__(self, "held", None)
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("running_order", "null_blocks", "refuses", "flushes", "paged", "begin", "leap", "rank", "ranked"):
+            return getattr(object.__getattribute__(self, "inner"), name)
+        return object.__getattribute__(self, name)
+
+    def decide(self, view: View) -> Plan:
+        """Decide twice and compare."""
+        inner: Policy = object.__getattribute__(self, "inner")
+        before = snapshot(view)
+        plan = inner.decide(view)
+        assert snapshot(view) == before, f"{inner} changed what it was shown"
+        again = inner.decide(view)
+        assert again == plan, f"{inner} gave two plans for one view"
+        assert snapshot(view) == before, f"{inner} changed what it was shown"
+        self._keep_word(view, plan)
+        return plan
+
+    def _keep_word(self, view: View, plan: Plan) -> None:
+        """A held plan must be given again until something happens."""
+        held: Optional[tuple[Plan, int, int, tuple[Any, ...]]] = object.__getattribute__(self, "held")
+        inner: Policy = object.__getattribute__(self, "inner")
+        people = tuple(tuple(queue) for queue in (view.waiting, view.running, view.swapped))
+        if held is not None:
+            promised, ticks, ends, then = held
+            further = view.cohort.ticks - ticks
+            gone = tuple(tuple(r for r in queue if r.place != "done") for queue in then)
+            same = people == then or (promised.lasts and people == gone and people[1])
+            short = view.cohort.need() + promised.spare > view.pool.free
+            woken = promised.wake is not None and view.now >= promised.wake
+            if same and 0 < further <= promised.hold and not short and not woken:
+                assert plan.decode and not (plan.chunks or plan.evict or plan.admit or plan.swap_in or plan.reject), (
+                    f"{inner} held a plan for {promised.hold} iterations and changed it after {further}: {plan}"
+                )
+                assert plan.memory == inner.leap(promised.memory, further), f"{inner}: leap() of its memory is off"
+                return
+        keep = (plan, view.cohort.ticks, 0, people) if plan.hold and plan.decode and not plan.chunks else None
+        object.__setattr__(self, "held", keep)
+
+
+def check_leaps(policy: Policy, setting: Setting) -> None:
+    """Leaps on and off give the same decisions and the same times."""
+    single, leapt = simulated(policy, setting, leaps=False), simulated(policy, setting, leaps=True)
+    assert leapt.times() == single.times()
+    assert (leapt.calls, leapt.stuck, leapt.server.written) == (single.calls, single.stuck, single.server.written)
+    assert sum(leapt.server.gaps.seen) == sum(single.server.gaps.seen)
+
+
+def check_word(policy: Policy, setting: Setting) -> None:
+    """It is pure, and what it holds it keeps."""
+    simulated(Pure(policy), setting, leaps=False)
+
+
+def check_conservation(policy: Policy, setting: Setting) -> None:
+    """Nothing is lost: every request has an outcome, every token is written once, all blocks are back."""
+    outcome = simulated(policy, setting)
+    if outcome.stuck is not None:
+        return
+    server = outcome.server
+    assert all(request.outcome is not None for request in outcome.requests), "a request was lost"
+    finished = [request for request in outcome.requests if request.outcome == "finished"]
+    assert all(request.written == request.end for request in finished), "a token was lost or written twice"
+    assert server.written == sum(request.written for request in outcome.requests)
+    for request in finished:
+        instants = (request.arrival, request.visible, request.scheduled, request.first_token, request.finish)
+        assert all(a <= b for a, b in zip(instants, instants[1:])), f"time ran back for {request}: {instants}"
+    held = sum(request._held for request in server.finished)
+    assert server.pool.free + held == server.pool.total and server.pool.host_free == server.pool.host_total
+
+
+def check_two_clocks(policy: Policy, setting: Setting) -> None:
+    """The simulator and a live driver on a fake device decide identically, ties included."""
+    ours, theirs = Recorder(), Recorder()
+    one, two = simulated(policy, setting, observer=ours), lived(policy, setting, observer=theirs)
+    assert ours.turns == theirs.turns
+    assert one.times() == two.times() and one.stuck == two.stuck
+
+
+def check_policy(policy: Policy, seed: int = 0, **changes: Any) -> None:
+    """Put a policy through the whole contract on random requests."""
+    setting = Setting(some_requests(seed), **changes)
+    for check in (check_leaps, check_word, check_conservation, check_two_clocks):
+        check(policy, setting)
+
+
+class PolicyContract:
+    """Inherit, set `policy`, and pytest runs the contract."""
+
+    policy: Policy
+    seeds: Sequence[int] = range(8)
+
+    def _settings(self) -> list[Setting]:
+        return [Setting(some_requests(seed), lag=1 + seed % 3, end_lag=seed % 2 == 1) for seed in self.seeds]
+
+    def test_leaps_change_nothing(self) -> None:
+        """Leaps on and off give the same decisions and times."""
+        for setting in self._settings():
+            check_leaps(self.policy, setting)
+
+    def test_it_is_pure_and_keeps_what_it_holds(self) -> None:
+        """Equal views give equal plans, and a held plan is given again."""
+        for setting in self._settings():
+            check_word(self.policy, setting)
+
+    def test_nothing_is_lost(self) -> None:
+        """Requests, tokens and blocks are conserved."""
+        for setting in self._settings():
+            check_conservation(self.policy, setting)
+
+    def test_both_clocks_decide_alike(self) -> None:
+        """Simulated and live decisions are the same."""
+        for setting in self._settings():
+            check_two_clocks(self.policy, setting)
