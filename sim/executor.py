@@ -6,14 +6,16 @@ what it had in hand is given to another.
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import os
 import signal
 import threading
 import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures import Executor as Futures
-from typing import Any, Callable, Iterator, NamedTuple, Optional, Sequence
+from typing import Any, Callable, NamedTuple, Optional
 
 from .bench import Record, Task, run_tasks
 from .core import BadInput
@@ -22,6 +24,7 @@ CHUNK_SECONDS = 0.25  # work handed out at a time: long beside the handing out, 
 CHUNK_MOST = 64  # runs
 AHEAD = 128  # runs a worker that the first one not yet in may be behind the last one handed out
 TRIES = 3  # times that a chunk's worker may die
+LOST = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")  # by name: dask is an extra
 
 Results = Iterator[tuple[int, Record]]
 
@@ -151,7 +154,7 @@ class Pace:
 
 def died(error: Optional[BaseException]) -> bool:
     """Whether a chunk failed because its worker did; any other failure is ours and raised."""
-    return error is not None and type(error).__name__ in ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")
+    return error is not None and type(error).__name__ in LOST
 
 
 def processes(jobs: int) -> Pool:
@@ -189,11 +192,11 @@ def outlive_nobody() -> None:
 def cluster(address: str) -> Pool:
     """Return a pool of the workers of a dask.distributed scheduler."""
     try:
-        from distributed import Client
+        distributed: Any = importlib.import_module("distributed")
     except ImportError:
         raise BadInput("--executor dask: needs the extra `cluster`: pip install 'servesim[cluster]'") from None
     try:
-        client = Client(address, timeout=10)
+        client = distributed.Client(address, timeout=10)
     except (OSError, ValueError, TimeoutError) as error:
         raise BadInput(f"--executor dask:{address}: no scheduler answers there ({error})") from None
 

@@ -5,17 +5,18 @@ Configuration 0 is always the baseline; the others follow in the order of the gr
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Mapping, Optional, Sequence, Union
+from typing import Any, Optional, Union
 
 from pydantic import Field, ValidationError, field_validator
 
 from . import __version__
-from .bench import Bench, Task, setup_of
+from .bench import Task, setup_of
 from .core import BadInput
 from .grid import Assignment, assigned, unroll
 from .objective import Objective, objective
@@ -39,7 +40,7 @@ class SweepFile(Section):
 
     name: Optional[str] = None
     base: Union[str, Tree] = Field({}, description="a scenario: a file beside this one, a preset's name, or its keys")
-    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values; a list of such mappings is their union")
+    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values, or a list of such grids")
     samples: Optional[int] = Field(None, gt=0, description="draw so many configurations instead of all")
     seed: int = Field(0, ge=0, description="of the draws; the runs' chance comes from the scenario's seed")
     replications: int = Field(1, gt=0)
@@ -97,9 +98,21 @@ class Experiment:
         return Task(config, replication, self.configs[config])
 
     def label(self, config: int) -> str:
-        """Return what a configuration sets, in short."""
-        parts = [f"{key.removeprefix('policy.')}={shown(value)}" for key, value in self.configs[config].items()]
+        """Return what sets a configuration apart, in short."""
+        mine = self.configs[config]
+        parts = [f"{key.removeprefix('policy.')}={shown(mine[key])}" for key in self.knobs if key in mine]
         return " ".join(parts) or "the base scenario"
+
+    @cached_property
+    def knobs(self) -> dict[str, list[Any]]:
+        """The keys that take more than one value, and their values in order."""
+        values: dict[str, list[Any]] = {}
+        for assignment in self.configs[1:]:
+            for key, value in assignment.items():
+                if value not in values.setdefault(key, []):
+                    values[key].append(value)
+        partly = {key for key in values if any(key not in one for one in self.configs[1:])}
+        return {key: found for key, found in values.items() if len(found) > 1 or key in partly}
 
     def as_json(self) -> dict[str, Any]:
         """Return what experiment.json holds: enough to continue it, to check that, and to run it elsewhere."""

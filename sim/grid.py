@@ -14,12 +14,14 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from typing import Any, Callable, Mapping, NamedTuple, Optional, Sequence, Union
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple, Optional, Union
 
 from .core import BadInput
 from .scenario import Tree, merge, put
 
 Assignment = dict[str, Any]  # scenario key -> value
+Grids = Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
 Draw = Callable[[random.Random], Any]
 
 
@@ -35,7 +37,7 @@ class Axis(NamedTuple):
         return self.draw(chance) if self.draw is not None else chance.choice(self.values)
 
 
-def unroll(params: Union[Mapping[str, Any], Sequence[Mapping[str, Any]]], samples: Optional[int], seed: int) -> list[Assignment]:
+def unroll(params: Grids, samples: Optional[int], seed: int) -> list[Assignment]:
     """Return the configurations of a grid or of several; with `samples`, so many drawn from each."""
     grids = [params] if isinstance(params, Mapping) else list(params)
     found: list[Assignment] = []
@@ -79,7 +81,7 @@ def axis(key: str, given: Any, where: str = "params") -> Axis:
     """Read the values of one key."""
     where = f"{where}.{key}"
     if key == "seed":
-        raise BadInput(f"{where}: seeds are no parameter, or configurations would not share their chance; see `replications`")
+        raise BadInput(f"{where}: no parameter, since configurations share their chance; see `replications`")
     if isinstance(given, Mapping):
         kind = next((name for name in KINDS if name in given), None)
         if kind is None:

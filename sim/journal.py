@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Iterable, Iterator
 
 from .bench import Record
 from .core import BadInput
@@ -28,7 +28,7 @@ class Journal:
 
     def __enter__(self) -> Journal:
         try:
-            self._file = open(self.path, "a+b", buffering=0)  # noqa: SIM115
+            self._file = open(self.path, "a+b", buffering=0)
         except OSError as error:
             raise BadInput(f"{self.path}: cannot be written: {error.strerror}") from None
         self._lock()
@@ -52,7 +52,7 @@ class Journal:
                 written += self._file.write(data[written:])
         except OSError as error:
             self._file.truncate(self._size)
-            raise DiskFull(error.errno, f"{self.path}: {error.strerror}; make room, then continue with --resume") from None
+            raise DiskFull(f"{self.path}: {error.strerror}; make room, then continue with --resume") from None
         self._size += len(data)
 
     def _lock(self) -> None:

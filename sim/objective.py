@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from .core import BadInput
 from .metrics import PERCENTILES
 
 KINDS = ("mean", "median", "std", *(f"p{q}" for q in PERCENTILES))
-LARGE = ("completed", "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "attainment")
+LARGE = (
+    "completed", "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "attainment",
+)  # fmt: skip
 SMALL = (
     "makespan", "duration", "failed", "evictions", "model_calls", "busy_s", "prompt_tokens_computed",
     "padded_prompt_tokens", "padded_decode_rows",

@@ -6,9 +6,10 @@ Pairs are replications that drew the same random numbers, so what is common to b
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple, Optional
 
 MANY = 1000  # degrees of freedom from which Fisher's expansion about the normal quantile is exact to six digits
 

@@ -6,8 +6,9 @@ A configuration can win only if it leaves no more requests unserved than the bas
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 from .bench import Record
 from .experiment import Experiment

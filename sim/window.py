@@ -7,7 +7,8 @@ goes by arrival and is the same for every configuration, so that pairs stay pair
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from .core import Request
 from .metrics import Measures

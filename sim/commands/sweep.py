@@ -1,0 +1,141 @@
+"""`sim sweep`: many configurations, replicated on common random numbers; `sim sweep merge` puts shards together."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..summary import Summary
+    from ..sweep import Shard
+
+
+def register(commands: Any) -> None:
+    """Add `sim sweep`."""
+    sweep = commands.add_parser(
+        "sweep", help="run a grid of configurations and rank them",
+        description="Run every configuration of a sweep file on the same random numbers and rank them against a "
+        "baseline. `sim sweep merge DIR` puts the shards of a folder together.",
+    )  # fmt: skip
+    sweep.add_argument("file", metavar="FILE", help="sweep YAML, the folder of an experiment to continue, or `merge`")
+    sweep.add_argument("folder", nargs="?", metavar="DIR", help="of `merge`: the folder that the shards wrote to")
+    sweep.add_argument("-o", "--output", metavar="DIR", help="experiment folder (default: runs/NAME)")
+    sweep.add_argument("--resume", action="store_true", help="continue what was interrupted or killed")
+    add_executor_options(sweep)
+    sweep.add_argument("--shard", metavar="I/N", help="run only part I of N; then `sim sweep merge DIR`")
+    how = sweep.add_argument_group("instead of the file's")
+    how.add_argument("--replications", type=int, metavar="N")
+    how.add_argument("--ci", metavar="PART", help="replicate until half-widths are this part of the mean, e.g. 1%%")
+    how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the base")
+    out = sweep.add_argument_group("output")
+    out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table (default 10)")
+    out.add_argument("--emit-config", choices=["llm-serving"], help="write the winner as the server's own YAML too")
+    out.add_argument("--no-report", action="store_true", help="leave report.html out")
+    sweep.set_defaults(run=run_sweep)
+
+
+def add_executor_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where runs are made."""
+    where = parser.add_argument_group("where to run")
+    where.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    where.add_argument("--executor", default="local", metavar="WHERE", help="local, or dask:ADDRESS of a scheduler")
+    where.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def run_sweep(args: argparse.Namespace) -> int:
+    """Run, sum up, print the table; 1 when a run failed or the disk was full."""
+    from ..executor import WorkerLost, executor
+    from ..experiment import read_experiment
+    from ..progress import Progress
+    from ..summary import Summary
+    from ..sweep import merge, sweep
+
+    if args.file == "merge":
+        experiment, found = merge(args.folder or "")
+        return finish(Summary(experiment, found), Path(args.folder), args)
+    experiment = read_experiment(args.file, args.set, replications=args.replications, ci=args.ci)
+    given = Path(args.file)
+    folder = Path(args.output) if args.output else given if given.is_dir() else Path("runs") / experiment.name
+    shard = shard_of(args.shard, experiment.ci)
+    try:
+        with executing(executor(args.executor, jobs(args.jobs))) as where, Progress("sweep", args.quiet) as progress:
+            found = sweep(experiment, folder, where, args.resume or given.is_dir(), shard, progress)
+        if shard.parts > 1:
+            print(f"{folder / shard.journal}: {len(found)} runs; `sim sweep merge {folder}` when all parts are done")
+            return 0
+        return finish(Summary(experiment, found), folder, args)
+    except (OSError, WorkerLost) as error:
+        print(f"sim: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
+        return 130
+
+
+def executing(where: Any) -> Any:
+    """Return a context that ends an executor's workers, also when a termination signal comes."""
+    import signal
+    from contextlib import closing
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    return closing(where)
+
+
+def jobs(given: int | None) -> int:
+    """Return how many processes to run: one for every core this process may use."""
+    import os
+
+    from ..core import BadInput
+
+    if given is not None and given < 1:
+        raise BadInput(f"--jobs: expected at least 1, got {given}")
+    return given or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def shard_of(given: str | None, ci: float | None) -> Shard:
+    """Read I/N."""
+    from ..core import BadInput
+    from ..sweep import WHOLE, Shard
+
+    if given is None:
+        return WHOLE
+    part, _, parts = given.partition("/")
+    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
+        raise BadInput(f"--shard {given}: expected I/N, e.g. 2/4")
+    if ci is not None:
+        raise BadInput("--shard: with ci, all runs must be in one place; give replications, or use --executor dask")
+    return Shard(int(part), int(parts))
+
+
+def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
+    """Write the result's files, print the table."""
+    from ..sweep_files import table, write_summary
+
+    write_summary(summary, folder)
+    print(table(summary, args.top))
+    if summary.winner is not None:
+        print(f"winner: {folder / 'best.yaml'}")
+    if args.emit_config and summary.winner is not None:
+        print(f"server configuration: {emit(summary, folder)}")
+    return 1 if summary.failures or summary.winner is None else 0
+
+
+def emit(summary: Summary, folder: Path) -> Path:
+    """Write the winner as llm-serving's own YAML."""
+    import yaml
+
+    from ..llm_serving_yaml import to_llm_serving
+    from ..results import open_text
+    from ..scenario import scenario_from
+
+    assert summary.winner is not None
+    scenario = scenario_from(summary.experiment.tree(summary.winner.config))
+    config = to_llm_serving(scenario.policy, scenario.engine.model_dump())
+    with open_text(folder / "llm-serving.yaml") as file:
+        yaml.safe_dump(config, file, sort_keys=False)
+    return folder / "llm-serving.yaml"

@@ -1,0 +1,147 @@
+"""The files and the text of a sweep's result: summary.csv, pareto.csv, best.yaml, and a table for people."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from .experiment import Experiment
+from .objective import unit
+from .results import open_text
+from .statistics import Interval
+from .summary import Row, Summary
+
+FIGURES = (
+    "makespan", "request_throughput", "request_goodput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms",
+    "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "evictions", "completed", "failed",
+)  # fmt: skip
+
+
+def write_summary(summary: Summary, folder: Path) -> None:
+    """Write the tables and the winner."""
+    write_rows(folder / "summary.csv", summary, summary.rows)
+    write_rows(folder / "pareto.csv", summary, [row for row in summary.rows if row.front])
+    if summary.winner is not None:
+        write_best(folder / "best.yaml", summary, summary.winner)
+
+
+def keys_of(rows: Sequence[Row]) -> list[str]:
+    """Return the parameters that configurations set, in the order they come up."""
+    return list(dict.fromkeys(key for row in sorted(rows, key=lambda row: row.config) for key in row.assignment))
+
+
+def write_rows(path: Path, summary: Summary, rows: Sequence[Row]) -> None:
+    """Write one line a configuration, the best first."""
+    keys = keys_of(summary.rows)
+    objectives = [one.metric for one in summary.experiment.objectives]
+    others = [name for name in FIGURES if name not in objectives]
+    heads = [f"{name}{tail}" for name in objectives for tail in ("", "_half", "_diff", "_diff_half")]
+    fixed = ["rank", "config", "labels", "on_front", "tied_with_best", "replications", "counted"]
+    with open_text(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow([*fixed, *keys, *heads, *others])
+        for row in rows:
+            writer.writerow([*facts(row, summary.experiment), *settings(row, keys), *marks(row, objectives, others)])
+
+
+def facts(row: Row, experiment: Experiment) -> list[Any]:
+    """Return what every line begins with."""
+    return [
+        row.rank, row.config, "; ".join(row.labels), int(row.front), int(row.tied), len(row.runs), counted(experiment),
+    ]  # fmt: skip
+
+
+def settings(row: Row, keys: Sequence[str]) -> list[Any]:
+    """Return what a configuration sets, empty where it leaves the base alone."""
+    values = [row.assignment.get(key, "") for key in keys]
+    return [json.dumps(value) if isinstance(value, (dict, list)) else value for value in values]
+
+
+def marks(row: Row, objectives: Sequence[str], others: Sequence[str]) -> list[Any]:
+    """Return the figures of a line."""
+    values: list[Optional[float]] = []
+    for name in objectives:
+        values += [row.found[name].mean, row.found[name].half, row.change[name].mean, row.change[name].half]
+    values += [row.mean(name) for name in others]
+    return ["" if value is None or math.isnan(value) else repr(float(value)) for value in values]
+
+
+def counted(experiment: Experiment) -> str:
+    """Say which part of the runs the figures are of."""
+    if experiment.cut is None:
+        return "terminating: all requests"
+    warm_up, drain = experiment.cut
+    return f"steady state: without the first {warm_up:.0%} and the last {drain:.0%} of arrivals"
+
+
+def write_best(path: Path, summary: Summary, winner: Row) -> None:
+    """Write the winner as a scenario that `sim run` and `sim replay` take as it is."""
+    import yaml
+
+    metric = summary.experiment.objectives[0].metric
+    with open_text(path) as file:
+        file.write(f"# The best of {len(summary.rows)} configurations of {summary.experiment.name}: {winner.label}\n")
+        file.write(f"# {metric} {amount(winner.found[metric], metric)}, {against(winner, metric)}\n")
+        yaml.safe_dump(summary.experiment.tree(winner.config), file, sort_keys=False, allow_unicode=True)
+
+
+def amount(found: Interval, metric: str) -> str:
+    """Return a figure with its interval, for people."""
+    text = f"{found.mean:.4g} {unit(metric)}".rstrip()
+    return text if found.half is None else f"{found.mean:.4g} ± {found.half:.2g} {unit(metric)}".rstrip()
+
+
+def against(row: Row, metric: str, base: Optional[Row] = None) -> str:
+    """Say how a row differs from the baseline."""
+    change = row.change[metric]
+    level = row.found[metric].mean - change.mean
+    if change.mean == 0:
+        return "as the baseline"
+    part = change.over(level)
+    half = "" if part.half is None else f" ± {100 * part.half:.2g}"
+    return f"{100 * part.mean:+.2f}{half} % against the baseline"
+
+
+def table(summary: Summary, top: int = 10) -> str:
+    """Return the best configurations and the baseline as text."""
+    rows = summary.rows[:top]
+    if summary.baseline not in rows:
+        rows = [*rows, summary.baseline]
+    names = [one.metric for one in summary.experiment.objectives]
+    lines = [["rank", *names, "against the baseline", "configuration", "labels"]]
+    for row in rows:
+        marks = "= " if row.tied else ""
+        difference = "" if row is summary.baseline else against(row, names[0]).removesuffix(" against the baseline")
+        figures = [amount(row.found[name], name) if row.runs else "-" for name in names]
+        lines.append([f"{marks}{row.rank}", *figures, difference, row.label, ", ".join(row.labels)])
+    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
+    return "\n".join([*text, *notes(summary)])
+
+
+def notes(summary: Summary) -> list[str]:
+    """Return what a reader of the table must know."""
+    experiment = summary.experiment
+    runs = f"{len(summary.rows)} configurations, {summary.runs} runs"
+    found = [f"{runs}; {counted(experiment)}; common random numbers, {100 * experiment.confidence:g} % t intervals"]
+    tied = sum(row.tied for row in summary.rows)
+    if tied:
+        found.append(f"= {tied} cannot be told from the best by {experiment.objectives[0].metric}")
+    if not experiment.varies:
+        found.append("nothing is random here: one run says all, and there is no interval")
+    counts = {name: sum(name in row.labels for row in summary.rows) for name in MEANINGS}
+    found += [f"{name}: {count} ({MEANINGS[name]})" for name, count in counts.items() if count]
+    found += [f"failed: configuration {run['config']}: {run['error']}" for run in summary.failures[:3]]
+    return found
+
+
+MEANINGS = {
+    "stuck": "the engine livelocks, as the real one does",
+    "serves fewer": "more requests unserved than under the baseline; cannot win",
+    "saturated": "the backlog grows through the run: latencies depend on its length",
+    "outside profile": "steps beyond the profile's measured grid",
+}
