@@ -137,6 +137,7 @@ class Engine:
             self._end(step, end, ticks, first)
             if not step.plan.lasts or not driver.goes_on(step.plan, end):
                 return end
+            driver.server.view.memory = driver.policy.leap(driver.server.view.memory, 1)
             driver.server.begin_again(step, end)
 
     def _seconds(self, step: Step) -> float:
