@@ -70,8 +70,9 @@ class LightLLM(Policy):
         if view.prefilling:
             parts = [Chunk(request, min(request.pending, self.splitfuse_block_size)) for request in view.running]
             return Plan(chunks=parts, memory=memory)
-        hold = max(0, self.max_wait_tokens - memory.tokens) if view.waiting else FOREVER
-        return Plan(decode=True, hold=hold, memory=memory)
+        if view.waiting:
+            return Plan(decode=True, hold=max(0, self.max_wait_tokens - memory.tokens), memory=memory)
+        return Plan(decode=True, hold=FOREVER, lasts=True, memory=memory)
 
     def _need(self, view: View) -> int:
         """Return the blocks that the next step of all that run takes."""
@@ -96,16 +97,11 @@ class LightLLM(Policy):
         if len(view.running) + paused >= self.running_max_req_size:
             return admit
         total = view.pool.total * view.pool.size
-        used = view.cohort.context + sum(request.cached for request in view.prefilling)
-        estimate = Peak(self, used / total >= self.router_token_ratio)
-        for request in view.running:
-            estimate.add(request)
-        budget = self._budget(view, total)
-        free = view.pool.free
+        budget, free = self._budget(view, total), view.pool.free
+        estimate = Peak(self, view, total)
         for request in view.waiting:
-            estimate.add(request)
             paused -= request.evictions > 0
-            if estimate.tokens() >= total or len(estimate) + paused > self.running_max_req_size:
+            if not estimate.allows(request) or len(estimate) + paused > self.running_max_req_size:
                 break
             tokens = min(request.length, self.splitfuse_block_size) if self.splitfuse_mode else request.length
             blocks = view.pool.blocks(tokens)
@@ -129,35 +125,55 @@ class LightLLM(Policy):
 
 
 class Peak:
-    """The most tokens that some requests will hold at once, if all of them write as much as is expected."""
+    """The most tokens that requests will hold at once, if all of them write as much as is expected."""
 
-    def __init__(self, policy: LightLLM, busy: bool) -> None:
+    def __init__(self, policy: LightLLM, view: View, total: int) -> None:
         self.policy = policy
-        self.full_length = busy or policy.ignore_eos
-        self._held: list[tuple[int, int]] = []  # minus the tokens it may still add, tokens held once it runs
+        self.view = view
+        self.total = total
+        self.requests: list[Request] = list(view.running)
+        # No peak is above the sum of all that everybody may come to: most of the time that settles it.
+        self._bound = sum([request.prompt + request.limit for request in self.requests])
+        self._bound += sum(self._parts(request) for request in view.prefilling)
+        self._full = True  # whether answers are expected at full length
+        self._held: Optional[list[tuple[int, int]]] = None  # minus the tokens to come, tokens held once it runs
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self.requests)
 
-    def add(self, request: Request) -> None:
-        """Count a request in."""
+    def allows(self, request: Request) -> bool:
+        """Count a request in, and say whether all of them will stay below the memory there is."""
+        self.requests.append(request)
+        self._bound += request.prompt + request.limit + self._parts(request)
+        if self._bound < self.total:
+            return True
+        if self._held is None:
+            used = self.view.cohort.context + sum(request.cached for request in self.view.prefilling)
+            self._full = self.policy.ignore_eos or used / self.total >= self.policy.router_token_ratio
+            self._held = sorted(map(self._estimate, self.requests))
+        else:
+            insort(self._held, self._estimate(request))
+        return self._peak(self._held) < self.total
+
+    def _parts(self, request: Request) -> int:
+        return -(-request.pending // self.policy.splitfuse_block_size) if self.policy.splitfuse_mode else 0
+
+    def _estimate(self, request: Request) -> tuple[int, int]:
+        """Return minus the tokens that a request may still add, and those it holds once it runs."""
         written, length = request.written, request.length
         answer = request.limit
-        if not self.full_length:
+        if not self._full:
             answer = min(answer, max(int(1.1 * written), self.policy.router_max_new_token_len))
         if self.policy.splitfuse_mode:
-            parts = -(-request.pending // self.policy.splitfuse_block_size)
-            held, more = length, parts + answer - written - 1
-        elif request.place == "running":
-            held, more = length, answer - written - 1
-        else:  # its prefill will write a token
-            held, more = length + 1, answer - written - 2
-        insort(self._held, (-max(0, more), held))
+            return -max(0, self._parts(request) + answer - written - 1), length
+        if request.place == "running":
+            return -max(0, answer - written - 1), length
+        return -max(0, answer - written - 2), length + 1  # its prefill will write a token
 
-    def tokens(self) -> int:
+    def _peak(self, held: list[tuple[int, int]]) -> int:
         """Return the peak: it falls on the end of somebody, while those that go on hold what they wrote until then."""
-        peak = held = 0
-        for count, (more, tokens) in enumerate(self._held, 1):
-            held += tokens
-            peak = max(peak, held - count * more)
+        peak = total = 0
+        for count, (more, tokens) in enumerate(held, 1):
+            total += tokens
+            peak = max(peak, total - count * more)
         return peak

@@ -8,6 +8,10 @@ from typing import ClassVar, Optional
 from ..core import FOREVER, Chunk, Plan, Policy, Rejection, Request, View, at_least, one_of
 from .static import slot_blocks, too_long
 
+NOTHING = Plan()
+DECODE = Plan(decode=True, hold=FOREVER, lasts=True)
+FULL = Plan(decode=True, hold=FOREVER)
+
 
 @dataclass(frozen=True)
 class Orca(Policy):
@@ -27,13 +31,15 @@ class Orca(Policy):
         one_of(self, reserve=("request", "model"))
 
     def decide(self, view: View) -> Plan:
-        decode = view.decoding > 0
-        if not view.waiting or len(view.running) >= self.max_num_seqs:
-            return Plan(decode=decode, hold=FOREVER)
+        if not view.waiting:
+            return DECODE if view.decoding else NOTHING
+        if len(view.running) >= self.max_num_seqs:
+            return FULL
         chunks, reject = self._admissions(view)
         # The paper selects in order of arrival, so who runs stands first; Sarathi puts prompts first.
+        first = self.reserve == "request"
         hold = 0 if chunks or reject else FOREVER
-        return Plan(chunks=chunks, reject=reject, decode=decode, decode_first=self.reserve == "request", hold=hold)
+        return Plan(chunks=chunks, reject=reject, decode=view.decoding > 0, decode_first=first, hold=hold)
 
     def _admissions(self, view: View) -> tuple[list[Chunk], list[Rejection]]:
         chunks: list[Chunk] = []

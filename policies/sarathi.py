@@ -10,6 +10,8 @@ from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Rejection, Request, V
 from .static import too_long
 
 ROUNDING = 32  # tokens that chunk sizes of a schedule are rounded to
+DECODE = Plan(decode=True, hold=FOREVER, spare=1, lasts=True)
+TURN = DECODE._replace(memory="prefill")
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class Sarathi(Policy):
                     raise ValueError(f"{name}: expected a multiple of {ROUNDING}, got {value!r}")
 
     def decide(self, view: View) -> Plan:
+        if not (view.waiting or view.prefilling) and view.decoding and view.need < view.pool.free:
+            return DECODE
         decodes = keep_decoding(view)
         chunks: list[Chunk] = []
         tokens = decodes.count
@@ -119,10 +123,12 @@ class SarathiAlternating(Sarathi):
         return "prefill"  # whose turn it is
 
     def decide(self, view: View) -> Plan:
-        if view.memory == "prefill":
+        if view.memory == "prefill" and (view.waiting or view.prefilling):
             chunks, reject = self._prompts(view)
             if chunks or reject:
                 return Plan(chunks=chunks, reject=reject, memory="decode")
+        if view.memory == "prefill" and not view.waiting and view.decoding and view.need < view.pool.free:
+            return TURN
         decodes = keep_decoding(view)
         held = view.memory == "prefill" and not (decodes.victims or decodes.tight)
         return Plan(

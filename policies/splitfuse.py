@@ -20,6 +20,7 @@ class SplitFuse(Policy):
     max_ragged_batch_size: int = 768  # tokens of a forward pass
     max_ragged_sequence_count: int = 512  # requests of a forward pass
     max_tracked_sequences: int = 2048  # requests with keys and values, those not yet flushed included
+    mend_flush: bool = False  # when nothing can run, wait for a flush under way; MII evicts, or dies if nobody is left
 
     mirrors: ClassVar[str] = "DeepSpeed-MII 8abdd98 (FastGen)"
     proof: ClassVar[str] = "recordings of MII's RaggedBatchBase, turn by turn"
@@ -49,7 +50,7 @@ class SplitFuse(Policy):
                 running = self._buffer(view, stalled, scheduled, chunks)
                 batch = [*(Chunk(request, 1) for request in scheduled), *chunks]
                 return Plan(release=release, chunks=batch, running=running, memory=asked)
-        if not (view.waiting or view.running):
+        if (self.mend_flush and asked) or not (view.waiting or view.running):
             return Plan(memory=asked)
         return Plan(evict=[Eviction(self._victim(view), "recompute", "back")], memory=asked)
 

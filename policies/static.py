@@ -30,7 +30,8 @@ class Static(Policy):
     def decide(self, view: View) -> Plan:
         if view.running:
             padding = view.memory - len(view.running) if self.pad_finished else 0
-            return Plan(decode=True, padding=padding, hold=FOREVER, memory=view.memory)
+            lasts = not self.pad_finished
+            return Plan(decode=True, padding=padding, hold=FOREVER, lasts=lasts, memory=view.memory)
         if not view.waiting:
             return Plan(memory=view.memory)
         if self.batch_waiting_time and len(view.waiting) < self.max_num_seqs:
