@@ -85,8 +85,8 @@ class Driver:
 
     def _deliver(self, now: float) -> list[Request]:
         arrived = self.inbox.due(now, self.calls, self._idle)
-        for request in arrived:
-            self.server.submit(request, now)
+        for request in arrived:  # a front end that lags is what it waited for; otherwise it has queued all along
+            self.server.submit(request, now, request.arrival if self.inbox.lag == 1 else now)
             if request.place == "done":
                 self._depart(request, now)
         return arrived

@@ -62,9 +62,9 @@ class Server:
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request, now: float) -> None:
-        """Put an arrival into waiting, or refuse it if it could never run."""
-        request.visible = request.since = now
+    def submit(self, request: Request, now: float, visible: float) -> None:
+        """Put an arrival into waiting, or refuse it if it could never run; it has queued since it was visible."""
+        request.visible = request.since = visible
         if self.bounded:
             request.end = self._last_token(request)
         if self.refuses and (reason := self.misfit(request)):

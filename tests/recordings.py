@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 import pytest
-
 from servesim.core import Policy, Request, Stuck
 from servesim.cost import LinearCost
 from servesim.driver import Driver
@@ -64,7 +63,8 @@ class Played:
 
 def names(*engines: str) -> list[str]:
     """Return the recordings there are of these engines (beginnings of meta's engine), by file name."""
-    return [name for name in sorted(path.name for path in FOLDER.glob("*.json.gz")) if load(name).meta["engine"].startswith(engines)]
+    found = sorted(path.name for path in FOLDER.glob("*.json.gz"))
+    return [name for name in found if load(name).meta["engine"].startswith(engines)]
 
 
 def load(name: str) -> Recording:
@@ -111,7 +111,7 @@ def play(recording: Recording, policy: Optional[Policy] = None, leaps: bool = Fa
         policy = ENGINES[recording.meta["engine"]](recording.meta)
     knobs = {**recording.knobs, **knobs}
     cost = recording.meta["cost"]
-    requests = [Request(id, arrival, prompt, output, priority=p) for id, arrival, prompt, output, p in recording.requests]
+    requests = [Request(id, t, prompt, output, priority=rank) for id, t, prompt, output, rank in recording.requests]
     server = Server(
         policy,
         knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.null_blocks,
@@ -170,7 +170,7 @@ def differences(recording: Recording, played: Played, index: int, keys: list[str
     lines = [f"before: {before}", f"t: {recording.steps[index]['t']} recorded, {played.rows[index]['t']} played"]
     for key in keys:
         lines += [f"{key} recorded: {recording.steps[index].get(key)}", f"{key} played:   {played.rows[index][key]}"]
-    return "\n".join(lines + [f"all played: {played.rows[index]}"])
+    return "\n".join([*lines, f"all played: {played.rows[index]}"])
 
 
 def compare_requests(recording: Recording, played: Played) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from servesim.core import Policy
 from servesim.registry import make_policy, preset
 
-from .recordings import ENGINES, Played, compare, load, names, play
+from .recordings import ENGINES, compare, load, names, play
 
 RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl"}
 ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
