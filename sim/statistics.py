@@ -19,7 +19,7 @@ class Interval(NamedTuple):
 
     mean: float
     half: Optional[float]  # None: one value alone says nothing about its spread
-    count: int
+    size: int  # how many values it rests on
 
     @property
     def low(self) -> Optional[float]:
@@ -39,7 +39,7 @@ class Interval(NamedTuple):
     def over(self, base: float) -> Interval:
         """Return the same as a part of something else."""
         scale = abs(base) or math.nan
-        return Interval(self.mean / scale, None if self.half is None else self.half / scale, self.count)
+        return Interval(self.mean / scale, None if self.half is None else self.half / scale, self.size)
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -63,8 +63,8 @@ def paired(values: Sequence[float], base: Sequence[float], confidence: float = 0
 def replications_for(half: float, found: Interval) -> int:
     """Return how many replications bring an interval down to this half-width, judged by its spread so far."""
     if found.half is None or found.half <= half:
-        return found.count
-    return math.ceil(found.count * (found.half / half) ** 2)
+        return found.size
+    return math.ceil(found.size * (found.half / half) ** 2)
 
 
 @lru_cache(maxsize=4096)
