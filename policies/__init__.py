@@ -7,6 +7,7 @@ from .lightllm import LightLLM
 from .llm_serving import LLMServing
 from .orca import Orca
 from .sarathi import Sarathi, SarathiAlternating
+from .sglang import SGLang
 from .splitfuse import SplitFuse
 from .static import Static
 from .vllm import VLLM
@@ -24,4 +25,5 @@ POLICIES: dict[str, type[Policy]] = {
     "sarathi-alternating": SarathiAlternating,
     "splitfuse": SplitFuse,
     "lightllm": LightLLM,
+    "sglang": SGLang,
 }
