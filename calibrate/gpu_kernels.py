@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from math import gcd
-from typing import Optional
+from typing import NamedTuple, Optional
 
 import torch
 import triton
@@ -166,21 +166,30 @@ def _merge_kernel(part, part_max, part_sum, out, first_split, HEADS: tl.constexp
         tl.store(target, (acc / total).to(out.dtype.element_ty))
 
 
+class Launch(NamedTuple):
+    """How the attention kernel is launched."""
+
+    lanes: int  # queries x heads of a tile
+    keys: int  # keys taken at a time
+    warps: int
+    stages: int  # depth of the pipeline that fetches keys and values
+    resident: int  # programs a multiprocessor holds at a time
+
+
 class Fused(Plain):
     """The same operators, one or two launches each."""
 
     name = "fused"
-    keys = 64  # keys a program takes at a time
-    resident = 2  # attention programs a multiprocessor holds at a time
-    stages = 3  # depth of the pipeline that fetches keys and values
-    lanes = 64  # queries x heads of a tile
+    tiles = Launch(lanes=64, keys=64, warps=4, stages=3, resident=2)
+    splits = Launch(lanes=16, keys=64, warps=4, stages=3, resident=3)  # 16: a matrix product has no fewer rows
 
-    def __init__(self, model: Model, block_size: int, device: torch.device) -> None:
+    def __init__(self, model: Model, block_size: int, device: torch.device, split: int = 256) -> None:
         super().__init__(model, block_size, device)
-        self.group = model.heads // model.kv_heads
-        self.tile, self.split = self.lanes // self.group, 256
+        group = model.heads // model.kv_heads
+        self.tile, self.split = self.tiles.lanes // group, split
+        self.splits = self.splits._replace(lanes=max(self.splits.lanes, triton.next_power_of_2(group)))
         self.scale = math.log2(math.e) / math.sqrt(self.head_dim)
-        self.programs = self.resident * torch.cuda.get_device_properties(device).multi_processor_count
+        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
 
     def norm(self, x: Optional[torch.Tensor], residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         tokens, width = residual.shape
@@ -211,31 +220,30 @@ class Fused(Plain):
         heads, form = self.model.heads, batch.form
         out = queries.new_empty(form.tokens, heads * self.head_dim)
         if form.tiles:
-            self._launch(queries, cache, out, (out, out, out), batch, header=0, lanes=self.lanes, split=False)
+            self._launch(self.tiles, 0, batch, queries, cache, out, out, out, out)
         if form.splits:
             part = queries.new_empty(form.splits, heads, self.head_dim, dtype=torch.float32)
             top, total = queries.new_empty(2, form.splits, heads, dtype=torch.float32)
-            lanes = max(16, triton.next_power_of_2(self.group))  # a matrix product has at least 16 rows
-            self._launch(queries, cache, out, (part, top, total), batch, header=2, lanes=lanes, split=True)
+            self._launch(self.splits, 2, batch, queries, cache, out, part, top, total)
             first = batch.ints[form.first_split : form.end]
             _merge_kernel[(form.rows, heads)](part, top, total, out, first, HEADS=heads, DIM=self.head_dim, num_warps=1)
         return out
 
     def _launch(
         self,
+        launch: Launch,
+        header: int,
+        batch: Batch,
         queries: torch.Tensor,
         cache: torch.Tensor,
-        out: torch.Tensor,
-        parts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        batch: Batch,
-        header: int,
-        lanes: int,
-        split: bool,
+        *results: torch.Tensor,
     ) -> None:
+        """Attend to the pieces named at the header; results are out and the splits' sums, maxima and weights."""
         model = self.model
-        _attend_kernel[(self.programs,)](
-            queries, cache, out, *parts, batch.ints, header, self.scale,
+        _attend_kernel[(launch.resident * self.multiprocessors,)](
+            queries, cache, *results, batch.ints, header, self.scale,
             queries.stride(0), cache.stride(0), cache.stride(1),
             HEADS=model.heads, KV_HEADS=model.kv_heads, DIM=self.head_dim, PAGE=self.block_size, PIECE=PIECE,
-            BLOCK_M=lanes, BLOCK_N=self.keys, SPLIT=split, num_warps=4, num_stages=self.stages,
+            BLOCK_M=launch.lanes, BLOCK_N=launch.keys, SPLIT=header > 0,
+            num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,15 @@ from servesim.core import BadInput  # noqa: E402
 MICRO = MODELS["micro"]
 GROUPED = Model("grouped", 2, 64, 8, 2, 96, 256, 512)  # four query heads share a key head
 TOLERANCE = 1e-5  # float32
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Small products on a busy machine: threads that wait for each other cost more than they bring."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(params=["cpu", "cuda"])

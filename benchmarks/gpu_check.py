@@ -1,0 +1,343 @@
+"""Check the torch backend on a device against float32, and time its steps: the tables to read before a profile is made.
+
+    python benchmarks/gpu_check.py [--device cuda] [--model llama2-7b] [--blocks 8192] [--out DIR] [--only NAME ...]
+
+Needs torch, numpy and this repository, which need not be installed. Times are wall milliseconds of whole steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import random
+import statistics
+import sys
+import time
+from array import array
+from pathlib import Path
+from typing import Any, Callable
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def find_package() -> None:
+    """Make servesim importable from the checkout's folders where it is not installed."""
+    if importlib.util.find_spec("servesim"):
+        return
+    for name, folder in (("servesim", "sim"), ("servesim.calibrate", "calibrate")):
+        spec = importlib.util.spec_from_file_location(
+            name, ROOT / folder / "__init__.py", submodule_search_locations=[str(ROOT / folder)]
+        )
+        assert spec is not None
+        assert spec.loader is not None
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+
+
+find_package()
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+from servesim.calibrate.backend import MODELS, Model, OutOfMemory, Row  # noqa: E402
+from servesim.calibrate.gpu import TorchBackend  # noqa: E402
+from servesim.calibrate.gpu_story import Story  # noqa: E402
+
+
+class Bench:
+    """A loaded backend and rows to time on it."""
+
+    def __init__(self, backend: TorchBackend, seed: int = 0) -> None:
+        self.backend, self.rng = backend, random.Random(seed)
+        self.pool = self.rng.sample(range(backend.blocks), backend.blocks)
+
+    def rows(self, chunks: list[tuple[int, int]]) -> list[Row]:
+        """Return rows of (tokens, context before them) in scattered blocks, shared where there are too few."""
+        rows, at = [], self.rng.randrange(len(self.pool))
+        for tokens, context in chunks:
+            held = -(-(tokens + context) // self.backend.block_size)
+            table = array("i", [self.pool[(at + index) % len(self.pool)] for index in range(held)])
+            at += held
+            rows.append(Row(self.rng.choices(range(self.backend.model.vocab), k=tokens), context, table))
+        return rows
+
+    def time(self, chunks: list[tuple[int, int]]) -> float:
+        """Return the milliseconds of a step with fresh tables and tokens."""
+        rows = self.rows(chunks)
+        return clocked(lambda: self.backend.step(rows))
+
+    def shuffled(self, shapes: dict[Any, list[tuple[int, int]]], repeats: int = 20) -> dict[Any, list[float]]:
+        """Return the times of several shapes, in changing order since repeating one flatters it, first turn dropped."""
+        times: dict[Any, list[float]] = {name: [] for name in shapes}
+        for turn in range(repeats + 1):
+            for name in self.rng.sample(list(shapes), len(shapes)):
+                seen = self.time(shapes[name])
+                times[name] += [seen] if turn else []
+        return times
+
+
+def median(times: list[float]) -> float:
+    return statistics.median(times)
+
+
+def spread(times: list[float]) -> float:
+    """Return p90 over median."""
+    return float(np.percentile(times, 90)) / median(times)
+
+
+def check_story(model: Model, device: str, length: int, rows: int, **options: Any) -> dict[str, Any]:
+    """Let random requests live on a fresh backend and compare every row with float32."""
+    backend = TorchBackend(device, **options)
+    began = time.perf_counter()
+    backend.load(model, 512, 16, 128)
+    seconds = time.perf_counter() - began
+    story, rng = Story(backend, random.Random(3)), random.Random(5)
+    here: list[int] = []
+    away: list[int] = []
+    while story.rows < rows:
+        if len(here) < 6 and (not away or rng.random() < 0.6):
+            number = story.begin(rng.randrange(1, length))
+            whole = len(story.tales[number].tokens)
+            if whole > 40:
+                story.step({number: whole // 3})
+                whole -= whole // 3
+            story.step({number: whole, **dict.fromkeys(here[:2], 1)})
+            here.append(number)
+        elif away:
+            here.append(away.pop(0))
+            story.swap_in(here[-1])
+        story.decode(*here)
+        if len(here) > 3:
+            away.append(here.pop(rng.randrange(len(here))))
+            story.swap_out(away[-1])
+        if len(away) > 2:
+            story.swap_in(away[0])
+            story.finish(away.pop(0))
+    seen = {name: getattr(story, name) for name in ("rows", "error", "distance", "missed", "lost")}
+    return {"load_s": seconds, "graphs": len(backend.graphs), **seen}
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Compare small float32 models and the model itself with float32 passes."""
+    grouped = Model("grouped", 2, 256, 8, 2, 512, 1000, 2048)
+    few = {"gears": (1, 2, 4, 8), "token_gears": (16, 64, 256)}
+    found = {
+        "tiny": check_story(MODELS["tiny"], args.device, 400, 150, **few),
+        "grouped": check_story(grouped, args.device, 400, 100, **few),
+        args.model: check_story(MODELS[args.model], args.device, 400, 40, **few),
+    }
+    print(f"{'against float32':16} {'rows':>5} {'error':>9} {'distance':>9} {'missed':>6} {'by':>8} {'load s':>7}")
+    for name, seen in found.items():
+        print(
+            f"{name:16} {seen['rows']:5} {seen['error']:9.2e} {seen['distance']:9.2e} {seen['missed']:6}"
+            f" {seen['lost']:8.2e} {seen['load_s']:7.1f}"
+        )
+    return found
+
+
+def decode(bench: Bench, repeats: int) -> dict[str, Any]:
+    """Time decodes by gear and context."""
+    backend = bench.backend
+    longest = backend.model.context - 1
+    contexts = [context for context in (32, 128, 512, 1024, 2040) if context <= longest]
+    room = backend.blocks * backend.block_size
+    shapes = {
+        (gear, context): [(1, context)] * gear
+        for gear in backend.packer.gears
+        for context in contexts
+        if gear * context <= 1.2 * room
+    }
+    times = bench.shuffled(shapes, repeats)
+    print("\ndecode: median ms (p90/median)\n  rows" + "".join(f"{context:>17}" for context in contexts))
+    for gear in backend.packer.gears:
+        cells = [times.get((gear, context)) for context in contexts]
+        print(f"{gear:6}" + "".join(f"{median(t):8.3f} ({spread(t):.3f})".rjust(17) if t else "" for t in cells))
+    return {f"{gear}x{context}": seen for (gear, context), seen in times.items()}
+
+
+def prefill(bench: Bench, repeats: int) -> dict[str, Any]:
+    """Time prompts by tokens, one and several rows; then without graphs."""
+    longest = min(bench.backend.model.context, bench.backend.blocks * bench.backend.block_size)
+    totals = [
+        total for total in (16, 20, 40, 64, 100, 128, 160, 256, 320, 512, 768, 1024, 2048, 4096) if total <= longest
+    ]
+    shapes: dict[Any, list[tuple[int, int]]] = {}
+    for total in totals:
+        for rows in (1, 4, 8):
+            if total // rows > 1:
+                shapes[total, rows] = [(total // rows, 0)] * rows
+    times = bench.shuffled(shapes, repeats)
+    graphs, bench.backend.graphs = bench.backend.graphs, {}
+    eager = bench.shuffled({shape: chunks for shape, chunks in shapes.items() if shape[0] <= 512}, repeats // 2 + 1)
+    bench.backend.graphs = graphs
+    print("\nprefill: median ms (p90/median), graph or eager as the backend chooses; the same without graphs")
+    for shape, seen in times.items():
+        plain = f" {median(eager[shape]):9.3f} ({spread(eager[shape]):5.3f})" if shape in eager else ""
+        print(f"{shape[0]:6} tokens in {shape[1]} rows {median(seen):9.3f} ({spread(seen):5.3f}){plain}")
+    return {f"{total}in{rows}": seen for (total, rows), seen in times.items()}
+
+
+def mixed(bench: Bench, repeats: int) -> dict[str, Any]:
+    """Time prompt chunks and decodes in one step."""
+    shapes = {
+        f"chunk {chunk} at {before} + {rows} decodes at {context}": [(chunk, before)] + [(1, context)] * rows
+        for chunk, before in ((64, 0), (256, 0), (256, 256), (480, 0))
+        for rows, context in ((1, 300), (31, 300), (127, 300))
+        if max(chunk + before, context) < bench.backend.model.context
+    }
+    times = bench.shuffled(shapes, repeats)
+    print("\nmixed: median ms (p90/median)")
+    for name, seen in times.items():
+        print(f"  {name:48} {median(seen):9.3f} ({spread(seen):5.3f})")
+    return times
+
+
+def uneven(rng: random.Random, kind: int, mean: int, longest: int) -> int:
+    """Draw a context: all alike, uniform, or exponential."""
+    return (mean, rng.randrange(1, 2 * mean), min(longest, int(rng.expovariate(1 / mean)) + 1))[kind]
+
+
+def linear(bench: Bench, repeats: int) -> dict[str, Any]:
+    """See whether a decode follows its sum of contexts, however uneven they are: a + d x sum, fitted on half."""
+    rng, found = random.Random(9), {}
+    longest = min(2000, bench.backend.model.context - 1)
+    print("\ndecode = a + d x sum of contexts; error on the held-out half")
+    for gear in (gear for gear in bench.backend.packer.gears if gear >= 4):
+        shapes = {}
+        for index in range(16):
+            mean = rng.randrange(40, longest // 3)
+            shapes[index] = [(1, uneven(rng, index % 3, mean, longest)) for _ in range(gear)]
+        times = bench.shuffled(shapes, repeats // 3 + 1)
+        sums = np.array([sum(context for _, context in shapes[index]) for index in shapes], float)
+        seen = np.array([median(times[index]) for index in shapes])
+        slope, start = np.polyfit(sums[::2], seen[::2], 1)
+        errors = np.abs((start + slope * sums[1::2]) / seen[1::2] - 1)
+        line = f"{start:.3f} ms + {1e6 * slope:.1f} ns a token"
+        print(f"{gear:6} rows: {line}; error {errors.mean():.2%}, worst {errors.max():.2%}")
+        found[str(gear)] = {"sums": sums.tolist(), "ms": seen.tolist(), "error": errors.tolist()}
+    return found
+
+
+def host(bench: Bench, repeats: int) -> dict[str, Any]:
+    """Split a decode step into packing, the device's own time and the rest."""
+    backend, found = bench.backend, {}
+    print("\nhost: ms of packing, of the whole step, of the device alone (its p90/median)")
+    for gear in (gear for gear in backend.packer.gears if gear in (1, 32, 128, 256)):
+        rows = bench.rows([(1, 300)] * gear)
+        packing = [clocked(lambda rows=rows: backend.packer.pack(rows)) for _ in range(repeats)]
+        whole = [clocked(lambda rows=rows: backend.step(rows)) for _ in range(repeats)]
+        graph = backend.graphs.get(backend.packer.form(gear, gear, gear))
+        device = device_time(graph.replay, repeats) if graph else [1.0]
+        found[str(gear)] = [median(packing), median(whole), median(device)]
+        print(f"{gear:6} rows: {median(packing):.3f} {median(whole):.3f} {median(device):.3f} ({spread(device):.3f})")
+    return found
+
+
+def clocked(work: Callable[[], Any]) -> float:
+    """Return the milliseconds some work takes."""
+    start = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def device_time(work: Callable[[], Any], repeats: int) -> list[float]:
+    """Return milliseconds between device events around the work."""
+    times = []
+    for _ in range(repeats):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        begin.record()
+        work()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return times
+
+
+def swap(bench: Bench, repeats: int) -> dict[str, Any]:
+    """Time block copies both ways."""
+    backend, found = bench.backend, {}
+    size = backend.loaded.cache[0].nbytes if backend.loaded else 0
+
+    def copied(copy: Callable[[Any], None], sources: list[int], targets: list[int]) -> float:
+        backend.synchronize()
+        return clocked(lambda: (copy(list(zip(sources, targets))), backend.synchronize()))
+
+    print("\nswap: blocks, ms out and in (p90/median), GB/s out and in")
+    for count in (count for count in (1, 4, 16, 64) if count <= len(backend.host)):
+        out, back = [], []
+        for _ in range(repeats):
+            device = bench.rng.sample(range(backend.blocks), count)
+            away = bench.rng.sample(range(len(backend.host)), count)
+            out.append(copied(backend.swap_out, device, away))
+            back.append(copied(backend.swap_in, away, device))
+        rates = [count * size / median(times) / 1e6 for times in (out, back)]
+        cells = [f"{median(times):9.3f} ({spread(times):.3f})" for times in (out, back)]
+        print(f"{count:6} {cells[0]} {cells[1]} {rates[0]:6.1f} {rates[1]:6.1f}")
+        found[str(count)] = {"out": out, "in": back}
+    return found
+
+
+def steady(bench: Bench, repeats: int) -> dict[str, Any]:
+    """Run one batch of 64 for many steps in a row, as a server would, and see how even the steps are."""
+    rows = bench.rows([(1, 200)] * min(64, bench.backend.packer.gears[-1]))
+    times = [clocked(lambda: bench.backend.step(rows)) for _ in range(20 * repeats)]
+    marks = (0, 1, 50, 90, 99, 99.9, 100)
+    cells = zip(marks, np.percentile(times[10:], marks))
+    print(f"\nsteady: {len(times)} steps, ms: " + ", ".join(f"p{mark} {value:.3f}" for mark, value in cells))
+    return {"ms": times}
+
+
+def exhaust(bench: Bench, repeats: int) -> dict[str, Any]:
+    """Fill the device's memory, run a step that cannot fit, see that the next one works."""
+    backend = bench.backend
+    if not backend.cuda:
+        return {}
+    row = bench.rows([(30, 0)])
+    expected = backend.step(row)
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info()
+    hog = torch.empty(free - (1 << 30), dtype=torch.uint8, device=backend.device)
+    try:
+        backend.step(bench.rows([(4000, 0)] * 16))
+        outcome = "fitted"
+    except OutOfMemory as error:
+        outcome = f"OutOfMemory: {error}"[:100]
+    again = backend.step(row) == expected
+    del hog
+    torch.cuda.empty_cache()
+    print(f"\nout of memory: {outcome}; the next step {'is right' if again else 'IS WRONG'}")
+    return {"outcome": outcome, "again": again}
+
+
+PARTS = {f.__name__: f for f in (host, decode, prefill, mixed, linear, swap, steady, exhaust)}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--model", default="llama2-7b", choices=sorted(MODELS))
+    parser.add_argument("--blocks", type=int, default=8192, help="of 16 tokens, for the timings")
+    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--only", nargs="*", default=["check", *PARTS], help=f"of check, {', '.join(PARTS)}")
+    parser.add_argument("--out", help="folder for gpu_check.json")
+    args = parser.parse_args()
+    found: dict[str, Any] = {}
+    if "check" in args.only:
+        found["check"] = check(args)
+    backend = TorchBackend(args.device)
+    began = time.perf_counter()
+    backend.load(MODELS[args.model], args.blocks, 16, 64)
+    found["describe"] = backend.describe()
+    print(f"\n{found['describe']}\nloaded in {time.perf_counter() - began:.1f} s")
+    bench = Bench(backend)
+    for name, part in PARTS.items():
+        if name in args.only:
+            began = time.perf_counter()
+            found[name] = part(bench, args.repeats)
+            print(f"[{name}: {time.perf_counter() - began:.1f} s]", flush=True)
+    if args.out:
+        Path(args.out, "gpu_check.json").write_text(json.dumps(found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,99 @@
+"""Time launch settings of the paged attention kernel on a CUDA device: which ones calibrate/gpu_kernels.py should have.
+
+python benchmarks/gpu_tune.py
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+import sys
+
+from gpu_check import MODELS, device_time, torch
+from servesim.calibrate.backend import Row
+from servesim.calibrate.gpu_kernels import Fused, Launch
+from servesim.calibrate.gpu_pack import Packer
+from servesim.calibrate.gpu_plain import Batch, Plain
+
+BLOCKS = 16384
+CHECKED = ("8x500", "256at2048")  # compared with the plain operators too
+DECODES = {"1x2000": [(1, 2000)], "8x500": [(1, 500)] * 8, "24x300": [(1, 300)] * 24, "32x300": [(1, 300)] * 32,
+           "64x300": [(1, 300)] * 64, "128x300": [(1, 300)] * 128, "128x1000": [(1, 1000)] * 128,
+           "64uneven": [(1, 3000)] * 2 + [(1, 200)] * 62}  # fmt: skip
+PROMPTS = {"8x20": [(20, 0)] * 8, "1x512": [(512, 0)], "8x512": [(512, 0)] * 8, "1x2048": [(2048, 0)],
+           "256at2048": [(256, 2048)]}  # fmt: skip
+SPLITS = [(Launch(16, 64, 4, 3, 3), 256), (Launch(16, 64, 4, 3, 3), 128), (Launch(16, 64, 4, 3, 2), 256),
+          (Launch(16, 64, 4, 4, 3), 256), (Launch(16, 64, 4, 2, 5), 256), (Launch(16, 64, 4, 2, 5), 128),
+          (Launch(16, 32, 4, 4, 4), 256), (Launch(16, 32, 2, 4, 8), 128), (Launch(16, 64, 2, 3, 4), 256),
+          (Launch(16, 128, 4, 3, 2), 256)]  # fmt: skip
+TILES = [(Launch(64, 64, 4, 3, 2), 256), (Launch(64, 64, 4, 4, 2), 256), (Launch(64, 32, 4, 3, 3), 256),
+         (Launch(128, 64, 8, 3, 1), 256), (Launch(128, 64, 8, 4, 1), 256)]  # fmt: skip
+
+
+class Trial:
+    """One layer of cache, filled at random, and rows in scattered blocks."""
+
+    def __init__(self) -> None:
+        self.model, self.device, self.rng = MODELS["llama2-7b"], torch.device("cuda"), random.Random(1)
+        dim = self.model.hidden // self.model.heads
+        shape = (BLOCKS + 1, 2, 16, self.model.kv_heads, dim)
+        self.cache = torch.empty(shape, dtype=torch.bfloat16, device=self.device).normal_()
+        self.qkv = torch.empty(8192, 3 * self.model.hidden, dtype=torch.bfloat16, device=self.device).normal_()
+
+    def run(
+        self, launch: Launch, split: int, chunks: list[tuple[int, int]], exact: bool = False
+    ) -> tuple[float, float]:
+        """Return microseconds of one attention, and its error against the plain operators."""
+        fused = Fused(self.model, 16, self.device, split)
+        fused.tiles, fused.splits, fused.tile = launch, launch, launch.lanes
+        blocks = iter(self.rng.sample(range(BLOCKS), BLOCKS))
+        rows = [Row([1] * n, before, [next(blocks) for _ in range(-(-(n + before) // 16))]) for n, before in chunks]
+        batch = self.batch(rows, fused.tile, split)
+        out = fused.attend(self.qkv, self.cache, batch)
+        error = 0.0
+        if exact:
+            plain = Plain(self.model, 16, self.device)
+            queries = self.qkv[: batch.form.tokens].view(batch.form.tokens, -1, plain.head_dim)[:, : self.model.heads]
+            whole = self.batch(rows, 4096, 4096)
+            expected = plain.attend(queries.float(), self.cache.float(), whole)
+            error = float((out.float() - expected).norm() / expected.norm())
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            for _ in range(4):
+                fused.attend(self.qkv, self.cache, batch)
+        graph.replay()
+        return 250 * statistics.median(device_time(graph.replay, 12)), error
+
+    def batch(self, rows: list[Row], tile: int, split: int) -> Batch:
+        staging = torch.zeros(1 << 18, dtype=torch.int32)
+        packer = Packer(staging.numpy(), BLOCKS, 16, 4096, 32000, tile, split, [1], [1])
+        form, _, _ = packer.pack(rows)
+        return Batch(form, staging.to(self.device))
+
+
+def compare(title: str, settings: list[tuple[Launch, int]], shapes: dict[str, list[tuple[int, int]]]) -> None:
+    """Print a line for each setting; one that does not compile or fit says so."""
+    trial = Trial()
+    print(f"\n{title}: us of one layer\n{'lanes keys warps stages resident split':40}", *(f"{n:>9}" for n in shapes))
+    for launch, split in settings:
+        first = launch == settings[0][0]
+        try:
+            seen = [trial.run(launch, split, chunks, first and name in CHECKED) for name, chunks in shapes.items()]
+        except Exception as error:
+            print(f"{(*launch, split)!s:40} {type(error).__name__}: {str(error)[:60]}")
+            continue
+        worst = max(error for _, error in seen)
+        print(f"{(*launch, split)!s:40}", *(f"{us:9.1f}" for us, _ in seen), f" error {worst:.1e}", flush=True)
+
+
+def main() -> int:
+    compare("splits", SPLITS, DECODES)
+    compare("tiles", TILES, PROMPTS)
+    floor = {name: sum(context + 1 for _, context in chunks) * 16384 / 4.3e6 for name, chunks in DECODES.items()}
+    print("at 4.3 TB/s: " + ", ".join(f"{name} {us:.1f}" for name, us in floor.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
