@@ -5,10 +5,11 @@ The defaults are the stock server's rule; the other fields are what later entrie
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from itertools import islice
-from typing import Any, ClassVar, Iterator, Optional, Sequence
+from itertools import chain, islice
+from typing import Any, ClassVar, Optional
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Rejection, Request, Stuck, View, at_least, just_after, one_of
 from .unpaged import decide_unpaged
@@ -173,16 +174,15 @@ class LLMServing(Policy):
             return iter(view.waiting)
         if self.serve_first == "older":
             return merge(view.swapped, view.waiting, key=lambda request: request.arrival)
-        first, second = view.swapped, view.waiting
         if self.serve_first == "waiting":
-            first, second = second, first
-        return (request for queue in (first, second) for request in queue)
+            return chain(view.waiting, view.swapped)
+        return chain(view.swapped, view.waiting)
 
     def _by_slot(self, view: View, admit: list[Request]) -> list[Request]:
         """Merge the prompts already in slots with those that will take the lowest free ones."""
         taken = {request.slot for request in view.running}
         free = (slot for slot in range(self.decode_batch) if slot not in taken)
-        slots = {request: slot for request, slot in zip(admit, free)}
+        slots = dict(zip(admit, free))
         slots.update((request, request.slot or 0) for request in view.prefilling)
         return sorted(slots, key=lambda request: slots[request])
 

@@ -15,13 +15,14 @@ Rows = tuple[Row, ...]
 def decide_unpaged(view: View, batch: int, prefill: int, static: bool) -> Plan:
     """Return the next call of the static or the continuous strategy; its memory is the list of rows."""
     rows, admit = fill(view, view.memory, batch, static)
-    chunks, copies = [], 0
+    chunks: list[Chunk] = []
+    copies = 0
     for place, row in enumerate(rows):
         if len(chunks) + copies == prefill:
             break
         if row is COPY:
             copies += 1
-            rows = rows[:place] + (None,) + rows[place + 1 :]
+            rows = (*rows[:place], None, *rows[place + 1 :])
         elif isinstance(row, Request) and row.place != "done" and not row.decodes:
             chunks.append(Chunk(row, row.pending))
     if chunks or copies:
@@ -44,7 +45,7 @@ def fill(view: View, rows: Rows, batch: int, static: bool) -> tuple[Rows, list[R
     waiting = iter(view.waiting)
     filled = list(rows)
     admit = []
-    for place, row in enumerate(rows):
+    for place, _row in enumerate(rows):
         if not live[place]:
             request = next(waiting, None)
             if request is None:

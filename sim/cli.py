@@ -7,12 +7,16 @@ import importlib
 import importlib.util
 import os
 import sys
-from typing import Optional, Sequence
+from collections.abc import Sequence
+from typing import Optional
 
 from . import __version__
 from .core import BadInput, Stuck
 
-GROUPS = ("run", "sweep", "search", "compare", "report", "plot", "calibrate", "replay", "verify", "serve", "trace", "policies", "config")
+GROUPS = (
+    "run", "sweep", "search", "compare", "report", "plot", "calibrate", "replay", "verify", "serve", "trace",
+    "policies", "config",
+)  # fmt: skip
 
 
 def parser() -> argparse.ArgumentParser:

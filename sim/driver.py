@@ -118,12 +118,12 @@ class Driver:
         inbox, server = self.inbox, self.server
         if inbox.next_arrival <= now or inbox.lobby or self._leaving or plan.wake is not None:
             return False
-        return 0 < server.cohort.size and server.cohort.need() + plan.spare <= server.pool.free
+        return server.cohort.size > 0 and server.cohort.need() + plan.spare <= server.pool.free
 
     @property
     def settling(self) -> bool:
         """Whether a client will send its next request once it sees an end that the engine has behind it."""
-        return bool(self._leaving) and self.inbox.chained
+        return bool(self._leaving and self.inbox.chained)
 
     def next_event(self) -> Optional[float]:
         """Return when to ask again after `begin` gave nothing: None when all is done."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import math
-from typing import Any, Generator, Optional, Sequence
+from collections.abc import Generator, Sequence
+from typing import Any, Optional
 
 import simpy
 
@@ -145,7 +146,11 @@ class Engine:
         self.waste[0] += shape.prefill_tokens - shape.prefill_live
         self.waste[1] += shape.decode_rows - shape.decode_live
         widest = self.widest
-        if shape.prefill_tokens > widest.prefill_tokens or shape.prefill_rows > widest.prefill_rows or shape.decode_rows:
+        if (
+            shape.prefill_tokens > widest.prefill_tokens
+            or shape.prefill_rows > widest.prefill_rows
+            or shape.decode_rows
+        ):
             self.widest = Shape(*map(max, widest, shape))
         if shape.prefill_rows or shape.swapped:
             seconds = self.cost.seconds(shape)

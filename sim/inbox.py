@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
+from collections.abc import Iterable
 from heapq import heappop, heappush
-from typing import Any, Iterable
+from typing import Any
 
 from .core import Request
 
@@ -17,7 +18,7 @@ from .core import Request
 class Inbox:
     """Requests on their way to a server."""
 
-    __slots__ = ("chained", "_arrivals", "_coming", "lobby", "_next", "_released", "lag", "next_arrival")
+    __slots__ = ("_arrivals", "_coming", "_next", "_released", "chained", "lag", "lobby", "next_arrival")
 
     def __init__(self, requests: Iterable[Request], lag: int = 1) -> None:
         self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen

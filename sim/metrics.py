@@ -7,7 +7,8 @@ ttft, tpot = (e2el - ttft) / (output - 1), itl pooled over all gaps, e2el: as th
 from __future__ import annotations
 
 import math
-from typing import Any, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt

@@ -7,10 +7,11 @@ import importlib.util
 import inspect
 import re
 import sys
+from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Mapping, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 from .core import BadInput, Policy
 from .policies import POLICIES
@@ -38,7 +39,8 @@ def from_file(name: str) -> type[Policy]:
     if not file.is_file():
         raise BadInput(f"policy {name}: {path}: no such file")
     spec = importlib.util.spec_from_file_location(f"servesim_user_{file.stem}", file)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     try:
@@ -47,7 +49,9 @@ def from_file(name: str) -> type[Policy]:
         raise BadInput(f"policy {name}: {path} does not load: {type(error).__name__}: {error}") from None
     found = getattr(module, attribute, None)
     if not (isinstance(found, type) and issubclass(found, Policy)):
-        names = [k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy) and v is not Policy]
+        names = [
+            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy) and v is not Policy
+        ]
         raise BadInput(f"policy {name}: expected a Policy class; {path} has {', '.join(names) or 'none'}")
     return found
 

@@ -8,9 +8,10 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Iterator, TextIO, Union
+from typing import TYPE_CHECKING, Any, TextIO, Union
 
 from . import __version__
 from .core import BadInput

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Mapping, Optional, Sequence, Union
+from typing import Any, Literal, Optional, Union
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -180,10 +181,9 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
     return tree
 
 
-def put(tree: Tree, keys: Sequence[str], value: Any) -> Tree:
-    """Return the tree with one value set."""
-    if isinstance(tree, str):  # `policy: name` grows into a mapping when a field of it is set
-        tree = {"name": tree}
+def put(tree: Any, keys: Sequence[str], value: Any) -> Tree:
+    """Return the tree with one value set; `policy: name` grows into a mapping when a field of it is set."""
+    tree = {"name": tree} if isinstance(tree, str) else tree
     if len(keys) == 1:
         return {**tree, keys[0]: value}
     return {**tree, keys[0]: put(tree.get(keys[0]) or {}, keys[1:], value)}
@@ -220,6 +220,6 @@ def known_keys(place: Sequence[str]) -> list[str]:
     section: Any = Scenario
     for part in place:
         kinds = [section.model_fields[part].annotation] if part in section.model_fields else []
-        kinds += [kind for kind in getattr(kinds[0], "__args__", ())] if kinds else []
+        kinds += list(getattr(kinds[0], "__args__", ())) if kinds else []
         section = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), section)
     return list(section.model_fields)

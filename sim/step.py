@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from typing import Any, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Optional
 
 from .core import Chunk, Plan, Request
 

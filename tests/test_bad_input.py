@@ -21,10 +21,16 @@ SCENARIOS = {
     "only the null block": (GOOD + "engine: {num_blocks: 1}\n", "engine.num_blocks: expected more than 1, got 1"),
     "a policy field out of range": (GOOD.replace("4}", "0}"), "policy.decode_batch: expected at least 1, got 0"),
     "a policy field of a wrong type": (GOOD.replace("4}", "four}"), "policy.decode_batch: expected int, got 'four'"),
-    "a policy field not a number": (GOOD.replace("decode_batch: 4", "delay_factor: .nan"), "policy.delay_factor: expected"),
+    "a policy field not a number": (
+        GOOD.replace("decode_batch: 4", "delay_factor: .nan"),
+        "policy.delay_factor: expected",
+    ),
     "an unknown policy field": (GOOD.replace("decode_batch", "decode_bach"), "policy.decode_bach: unknown key"),
     "an unknown policy": (GOOD.replace("llm-serving", "lm-serving"), "no policy 'lm-serving'; known: llm-serving"),
-    "an unknown choice": (GOOD.replace("decode_batch: 4", "victim: tallest"), "policy.victim: expected one of shortest"),
+    "an unknown choice": (
+        GOOD.replace("decode_batch: 4", "victim: tallest"),
+        "policy.victim: expected one of shortest",
+    ),
     "a policy file that is not there": (GOOD.replace("llm-serving", "mine.py:Mine"), "mine.py: no such file"),
     "an unknown preset": (GOOD + "preset: nobody\n", "preset 'nobody': no such preset; known:"),
     "an unknown profile": (GOOD + "profile: abacus\n", "profile abacus: no such bundled profile"),

@@ -25,7 +25,12 @@ VECTORS = SHARED / "oracles" / "llm-serving" / "vectors.jsonl.gz"
 
 
 def play(
-    asked: list[dict[str, Any]], policy: LLMServing, cost: dict[str, float], blocks: int = 64, size: int = 16, **limits: Any
+    asked: list[dict[str, Any]],
+    policy: LLMServing,
+    cost: dict[str, float],
+    blocks: int = 64,
+    size: int = 16,
+    **limits: Any,
 ) -> tuple[list[Request], list[dict[str, Any]], str | None]:
     """Run a recording's requests; return them, the decision log, and the livelock if there was one."""
     requests = [
@@ -84,7 +89,9 @@ def test_a_named_case_is_reproduced_step_by_step(case: Path, shared: Path) -> No
         if theirs["kind"] == "decode":
             slots = dict(zip(ours["running"], ours["slots"], strict=True))
             assert [slots[id] for id, _ in ours["chunks"]] == theirs["valid"]
-    assert {r.id: r.finish for r in requests if r.outcome in ("finished", "failed", "refused")} == recorded["finished_at"]
+    assert {r.id: r.finish for r in requests if r.outcome in ("finished", "failed", "refused")} == recorded[
+        "finished_at"
+    ]
     assert (stuck is not None) == (recorded["error"] is not None)
 
 
@@ -106,7 +113,11 @@ def test_a_random_recording_is_reproduced_step_by_step(recorded: dict[str, Any],
     assert len(turns) == len(steps)
     for ours, theirs in zip(turns, steps, strict=True):
         assert ours["t"] == pytest.approx(theirs["t"], rel=1e-12)
-        assert (ours["kind"], ours["free_after"], ours["waiting"]) == (theirs["kind"], theirs["free"], theirs["waiting"])
+        assert (ours["kind"], ours["free_after"], ours["waiting"]) == (
+            theirs["kind"],
+            theirs["free"],
+            theirs["waiting"],
+        )
         evicted = [[id, slot] for (id, _), slot in zip(ours["evicted"], ours["evicted_slots"], strict=True)]
         assert evicted == theirs["swapped"]
         assert [list(new) for new in zip(ours["admitted"], ours["admitted_slots"], strict=True)] == theirs["inserted"]
@@ -142,8 +153,10 @@ def test_several_prompts_run_in_one_prefill_when_the_batch_allows() -> None:
 def test_the_delay_factor_holds_back_a_request_until_it_is_old_enough() -> None:
     """a prefills 0-1, so latency 1; b arrives at 1.5 and with factor 2 must wait for more than 2 s: from 3.5 on."""
     asked = [ask("a", 0, output=8), ask("b", 1.5, output=1)]
-    starts = {variant: [t for t in log_of(asked, decode_batch=2, delay_factor=2.0, delay_variant=variant) if "b" in t[2]]
-              for variant in ("queue", "request")}  # fmt: skip
+    starts = {}
+    for variant in ("queue", "request"):
+        turns = log_of(asked, decode_batch=2, delay_factor=2.0, delay_variant=variant)
+        starts[variant] = [turn for turn in turns if "b" in turn[2]]
     assert starts["queue"][0] == (4.0, "prefill", "b")
     assert starts["request"][0] == (4.0, "prefill", "b")
 
@@ -170,7 +183,8 @@ def test_the_contest_gate_makes_a_lone_request_wait_after_a_lull() -> None:
 def test_the_contest_gate_as_reported_dies_on_an_empty_queue() -> None:
     fields = {"decode_batch": 2, "delay_factor": 0.5, "delay_variant": "contest-as-reported"}
     stuck = play([ask("a", 0)], LLMServing(**fields), ONE_EACH)[2]
-    assert stuck is not None and "empty waiting queue" in stuck
+    assert stuck is not None
+    assert "empty waiting queue" in stuck
     assert play([ask("a", 0)], LLMServing(**fields, mend_delay=True), ONE_EACH)[2] is None
 
 
