@@ -57,10 +57,11 @@ class BlockTables:
         for request, how, _ in step.evicted:
             if how == "swap":
                 self.leaving += self.out(request)
-            else:
+            elif how != "keep":
                 self.release(request)
-        for request in plan.swap_in:
-            self.returning += self.back(request)
+        for request in (*plan.swap_in, *plan.fetch):
+            if request in self.hosted:
+                self.returning += self.back(request)
         for rejection in plan.reject:
             self.release(rejection.request)
 

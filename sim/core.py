@@ -7,8 +7,9 @@ Standard library only: this file must also load inside a live engine's Python 3.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Optional
 
 if TYPE_CHECKING:
     from .cohort import Cohort
@@ -156,7 +157,9 @@ class Eviction(NamedTuple):
     """A request loses its place in the batch, and its blocks."""
 
     request: Request
-    how: str = "recompute"  # recompute: cache dropped | swap: blocks copied to the host
+    # recompute: cache dropped | swap: blocks copied to the host | keep: blocks stay, and it joins swapped.
+    # Whoever was kept may later be swapped or dropped, and stays in swapped.
+    how: str = "recompute"
     to: str = "front"  # front or back of waiting | ranked: by the order of waiting | swapped
 
 
@@ -175,6 +178,7 @@ class Plan(NamedTuple):
     evict: Sequence[Eviction] = ()
     waiting: Optional[Sequence[Request]] = None  # a new order of the waiting queue
     swap_in: Sequence[Request] = ()  # back from the host; they decode in this very step if the plan decodes
+    fetch: Sequence[Request] = ()  # copied back from the host ahead of need; they stay in swapped
     admit: Sequence[Request] = ()  # take a place in running, and no memory yet
     reject: Sequence[Rejection] = ()
     chunks: Sequence[Chunk] = ()  # in batch order; a waiting request is admitted by its first chunk
@@ -192,7 +196,7 @@ class Plan(NamedTuple):
 class BlockPool:
     """Memory in blocks, on the device and on the host: a count, since which block is whose never matters here."""
 
-    __slots__ = ("total", "free", "size", "host_total", "host_free")
+    __slots__ = ("free", "host_free", "host_total", "size", "total")
 
     def __init__(self, total: int, size: int, host: int = 0) -> None:
         self.total = self.free = total

@@ -6,8 +6,9 @@ is, `end` books what the call produced. `check` verifies the books.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 from .cohort import Cohort
 from .core import FOREVER, BlockPool, Chunk, Eviction, Plan, Policy, Rejection, Request, View
@@ -120,7 +121,8 @@ class Server:
     def begin(self, plan: Plan, now: float) -> Step:
         """Move what the plan moves, take its memory, and return the model call."""
         step = Step(plan, now)
-        if plan.admit or plan.reject or plan.evict or plan.swap_in or plan.release or plan.waiting is not None:
+        moves = plan.admit or plan.reject or plan.evict or plan.swap_in or plan.fetch or plan.release
+        if moves or plan.waiting is not None:
             self._move(plan, step, now)
         if plan.chunks:
             self._start_all(plan.chunks, step, now)
@@ -152,6 +154,8 @@ class Server:
             self.waiting.reorder(plan.waiting)
         for request in plan.swap_in:
             step.swapped += self._swap_in(request, now)
+        for request in plan.fetch:
+            step.swapped += self._fetch(request, now)
         for request in plan.admit:
             self._admit(request, step)
         for rejection in plan.reject:
@@ -220,8 +224,30 @@ class Server:
         self.running.push(request)
 
     def _evict(self, eviction: Eviction, now: float) -> int:
-        """Take a request out of running; return how many blocks were copied."""
+        """Take a request out of running, or the blocks of one that was kept; return how many blocks were copied."""
         request, how, to = eviction
+        if request.place == "running":
+            self._step_out(request)
+        else:
+            self.swapped.remove(request)
+        if request._cached:  # it was still queued otherwise, and goes on being so
+            request.since = now
+        if how == "keep":
+            self._requeue(request, "swapped")
+            return 0
+        if how == "swap":
+            request.host = request._held
+            self.pool.host_free -= request.host
+            assert self.pool.host_free >= 0, "a plan may not swap out more than the host holds"
+        else:
+            request._cached = 0
+            request.complete = False
+        self.pool.free += request._held
+        request._held = 0
+        self._requeue(request, to)
+        return request.host
+
+    def _step_out(self, request: Request) -> None:
         request.complete = request._cohort is not None
         if request._cohort is not None:
             self.cohort.leave(request)
@@ -229,18 +255,6 @@ class Server:
             self.prefilling.remove(request)
         self._unrun(request)
         request.evictions += 1
-        if request._cached:  # it was still queued otherwise, and goes on being so
-            request.since = now
-        if how == "swap":
-            request.host = request._held
-            self.pool.host_free -= request.host
-            assert self.pool.host_free >= 0, "a plan may not swap out more than the host holds"
-        else:
-            request._cached = 0
-        self.pool.free += request._held
-        request._held = 0
-        self._requeue(request, to)
-        return request.host
 
     def _requeue(self, request: Request, to: str) -> None:
         if to == "swapped":
@@ -256,18 +270,25 @@ class Server:
             self._wait(request)
 
     def _swap_in(self, request: Request, now: float) -> int:
-        """Bring a request's blocks back from the host; return how many."""
+        """Let a request back into running, its blocks copied from the host if they are there; return how many."""
+        copied = self._fetch(request, now)
         self.swapped.remove(request)
-        copied = request.host
-        self._take(copied)
-        self.pool.host_free += copied
-        request._held, request.host = copied, 0
-        request.swapped += now - request.since
         self._run(request)
         if request.complete:
             self.cohort.join(request)
         else:
             self.prefilling.push(request)
+        return copied
+
+    def _fetch(self, request: Request, now: float) -> int:
+        """Copy a request's blocks back from the host; return how many."""
+        copied = request.host
+        if copied:
+            self._take(copied)
+            self.pool.host_free += copied
+            request._held, request.host = copied, 0
+            request.swapped += now - request.since
+            request.since = now
         return copied
 
     def _unrun(self, request: Request) -> None:
@@ -392,7 +413,7 @@ class Server:
     def check(self) -> None:
         """Verify the books between two steps; an assertion names what is off."""
         pool, cohort = self.pool, self.cohort
-        held = sum(r.blocks for r in self.running) + sum(r._held for r in self.finished)
+        held = sum(r.blocks for r in self.running) + sum(r._held for r in (*self.finished, *self.swapped))
         assert pool.free + held == pool.total, f"{pool.free} free + {held} held != {pool.total} blocks"
         hosted = sum(request.host for request in self.swapped)
         assert pool.host_free + hosted == pool.host_total, "host blocks lost"
@@ -400,8 +421,8 @@ class Server:
         assert cohort.size == len(decoding) and cohort.context == sum(r.cached for r in decoding), "cohort books"
         assert cohort.need() == sum(pool.blocks(r.cached + 1) > r.blocks for r in decoding), "block phases"
         assert list(self.prefilling) == [request for request in self.running if not request.decodes], "prefilling"
-        for place, line in (("waiting", self.waiting), ("running", self.running), ("swapped", self.swapped)):
-            assert all(request.place == place for request in line), f"a stranger in {place}"
+        for place, queue in (("waiting", self.waiting), ("running", self.running), ("swapped", self.swapped)):
+            assert all(request.place == place for request in queue), f"a stranger in {place}"
         for request in self.waiting:
             assert request.blocks == request.cached == request.host == 0, f"{request} waits with memory"
         for request in decoding:

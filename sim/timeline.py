@@ -54,7 +54,7 @@ class Timeline:
         for request in arrived:
             self._open(request, now)
         for request, how, _ in step.evicted:
-            self._enter(request, "swapped out" if how == "swap" else "queued again", now)
+            self._enter(request, {"swap": "swapped out", "keep": "paused"}.get(how, "queued again"), now)
         for request, _ in step.admitted:
             self._enter(request, "prefill", now)
         for request in step.plan.swap_in:
