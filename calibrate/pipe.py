@@ -22,6 +22,7 @@ from typing import IO, Any, Callable, Optional, Union
 from ..core import BadInput
 from .backend import Backend, Model, OutOfMemory, Row
 
+WORKER = Path(__file__).with_name("worker.py")
 OPEN = 300.0  # to import a framework on a cold disk
 LOAD = 1800.0  # to build a 7B model and compile it
 CALL = 120.0
@@ -58,7 +59,7 @@ class Worker(Backend):
             raise
 
     def _started(self) -> subprocess.Popen[str]:
-        command = [self.python, str(Path(__file__).with_name("worker.py")), "--home", self._home.name]
+        command = [self.python, str(WORKER), "--home", self._home.name]
         try:
             with self._errors.open("wb") as errors:
                 # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker in good order.

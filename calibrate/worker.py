@@ -169,7 +169,7 @@ def serve(lines: Iterable[str], out: IO[str]) -> None:
                 return
             if call == "open":
                 backend = opened(args)
-                say("result", {"python": sys.version.split()[0], "pid": os.getpid()})
+                say("result", about())
             elif backend is None:
                 bad_input(f"call: {call!r} before open")
             else:
@@ -178,6 +178,12 @@ def serve(lines: Iterable[str], out: IO[str]) -> None:
             return
         except Exception as error:
             say("error", described(error))
+
+
+def about() -> dict[str, Any]:
+    """Say which interpreter this is, and where it found us."""
+    package = os.path.dirname(str(importlib.import_module("servesim").__file__))
+    return {"python": sys.version.split()[0], "executable": sys.executable, "pid": os.getpid(), "package": package}
 
 
 def parsed(line: str) -> tuple[str, dict[str, Any]]:
