@@ -1,4 +1,4 @@
-"""The two clocks a live run can go by: the wall's, and a virtual one on which a step takes what a cost model says.
+"""The clocks a live run can go by: the wall's, a virtual one, and one of a pretended device.
 
 Instants are seconds since the run began. Standard library only, Python 3.9.
 """
@@ -11,6 +11,7 @@ from typing import Callable, Optional
 from ..core import Shape, StepCost
 
 SPIN = 1e-3  # a sleep may end this late, so the rest of a wait is spent awake
+SLACK = 0.25  # what a pretended device's host may be behind before time slips
 SLICE = 0.1  # longest sleep between two looks whether to stop
 
 Stop = Optional[Callable[[], bool]]
@@ -50,6 +51,40 @@ class WallClock:
         return instant
 
 
+class PacedClock(WallClock):
+    """Real time on a device that is only pretended: a step takes what a cost model says, the host's part included.
+
+    Instants are those of the cost model, not of the sleep that imitates it: a host that is a little behind catches up.
+    One that is far behind is too slow for the device it pretends, and its steps take as long as they take.
+    """
+
+    def __init__(self, cost: StepCost) -> None:
+        super().__init__()
+        self.cost = cost
+        self.late = 0.0  # seconds the host was behind at worst
+        self._begun = 0.0
+
+    def start(self) -> float:
+        """Begin at 0."""
+        self._begun = super().start()
+        return self._begun
+
+    def after(self, shape: Shape) -> float:
+        """Wait until the call is over."""
+        end = self._begun + seconds(self.cost, shape)
+        behind = self.now() - end
+        self.late = max(self.late, behind)
+        if behind > SLACK:
+            end += behind
+        self._begun = self.wait(end)
+        return self._begun
+
+    def wait(self, instant: float, stop: Stop = None) -> float:
+        """Return that instant once it has come; if told to stop, the present one."""
+        self._begun = super().wait(instant, stop)
+        return self._begun
+
+
 class VirtualClock(WallClock):
     """Time that passes only when a step costs it: a live run as fast as it goes, and repeatable to the last bit."""
 
@@ -68,14 +103,18 @@ class VirtualClock(WallClock):
         return self._now
 
     def after(self, shape: Shape) -> float:
-        """Let a call take its time, computed as the simulated engine computes it."""
-        if shape.prefill_rows or shape.swapped:
-            self._now += self.cost.seconds(shape)
-        else:
-            self._now += self.cost.decode(shape.decode_rows, shape.decode_live, shape.context)
+        """Let a call take its time."""
+        self._now += seconds(self.cost, shape)
         return self._now
 
     def wait(self, instant: float, stop: Stop = None) -> float:
         """Be there at once."""
         self._now = instant
         return instant
+
+
+def seconds(cost: StepCost, shape: Shape) -> float:
+    """Return what a step takes, asked for in the way the simulated engine asks, so that it is equal to the last bit."""
+    if shape.prefill_rows or shape.swapped:
+        return cost.seconds(shape)
+    return cost.decode(shape.decode_rows, shape.decode_live, shape.context)

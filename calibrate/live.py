@@ -7,6 +7,7 @@ building rows) is inside the step's time, as it is in the simulation.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import time
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ..core import BadInput, Request, Shape, Stuck
+from ..cost import cost_from
 from ..driver import Driver, Observer
 from ..inbox import Inbox
 from ..log import DecisionLog
@@ -22,7 +24,8 @@ from ..server import Server
 from ..step import Step
 from .backend import Backend
 from .blocks import BlockTables
-from .clock import WallClock
+from .clock import PacedClock, WallClock
+from .host import Host, host_of
 from .stories import Stories, drawn, shape_of
 
 Emit = Callable[[Any], None]
@@ -32,6 +35,7 @@ TIMES = (
     "visible", "scheduled", "first_token", "last_token", "finish", "seen",
     "queued", "prefilling", "decoding", "swapped", "evictions", "outcome", "reason",
 )  # fmt: skip
+WARM = 16  # tokens a request writes in the warm-up
 REPORT = 0.5  # seconds between two progress reports, and looks whether to stop
 
 
@@ -107,7 +111,7 @@ class Live:
         """Run one model call with its copies; return when it had ended."""
         backend, tables = self.backend, self.tables
         rows = self.stories.rows(self.driver.server, step)
-        shape = shape_of(step)
+        shape = shape_of(step, self.driver.policy.last_token_decodes)
         called = self.clock.now()
         if tables.leaving or tables.returning:
             out, back = tables.copies()
@@ -163,15 +167,22 @@ def replay(
     notes = Notes()
     driver, tables = assemble(args["policy"], args["engine"], requests, (notes,) if args.get("decisions", True) else ())
     stories = Stories(tables, drawn(args.get("seed", 0), args["vocab"]))
-    if args.get("warm_up"):
-        warm_up(backend, args, requests[: args["warm_up"]])
+    host = warm_up(backend, args, requests[: args.get("warm_up", 0)])
+    if clock is None and args.get("pace"):
+        clock = PacedClock(cost_from(args["pace"], "pace"))
     live = Live(driver, backend, tables, stories, clock, Watch(emit, args.get("stop")))
     stuck = None
     try:
         live.run()
     except Stuck as error:
         stuck = str(error)
-    return {"backend": about, "stuck": stuck, **told(live, requests), "decisions": notes.rows}
+    return {
+        "backend": about,
+        "stuck": stuck,
+        "host": [host.step, host.row],
+        **told(live, requests),
+        "decisions": notes.rows,
+    }
 
 
 def told(live: Live, requests: Sequence[Request]) -> dict[str, Any]:
@@ -184,6 +195,7 @@ def told(live: Live, requests: Sequence[Request]) -> dict[str, Any]:
         "computed": server.computed,
         "end": live.now,
         "stopped": live.stopped,
+        "late": getattr(live.clock, "late", 0.0),
         "blocks_left": len(live.tables.free),
         "blocks": live.tables.total,
     }
@@ -205,16 +217,21 @@ def check(requests: Sequence[Request], engine: Mapping[str, Any], about: Mapping
             raise BadInput(f"request {request.id}: {length} tokens, the model is built for {context}")
 
 
-def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]) -> None:
-    """Serve some of the requests at once, a few tokens each, and forget about it: first calls are slow."""
+def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]) -> Host:
+    """Serve some of the requests at once, some tokens each, and forget about it: first calls are slow.
+
+    Return what the host added to a step of the last such burst.
+    """
+    host = Host()
     engine = {**args["engine"], "refuse": "always", "front_end": None}
-    burst = [Request(f"warm-up {r.id}", 0.0, r.prompt, min(8, r.output), min(8, r.limit)) for r in requests]
-    driver, tables = assemble(args["policy"], engine, burst)
-    live = Live(driver, backend, tables, Stories(tables, drawn(0, args["vocab"])))
-    try:
-        live.run()
-    except Stuck:
-        return  # an engine that livelocks does so again in the run, which says so
+    for _ in range(2 if requests else 0):  # the second one runs warm, and shows what is the host's
+        burst = [Request(f"warm-up {r.id}", 0.0, r.prompt, min(WARM, r.output), min(WARM, r.limit)) for r in requests]
+        driver, tables = assemble(args["policy"], engine, burst, (Notes(),))
+        live = Live(driver, backend, tables, Stories(tables, drawn(0, args["vocab"])))
+        with contextlib.suppress(Stuck):  # an engine that livelocks does so again in the run, which says so
+            live.run()
+        host = host_of([[start, called, end, *shape] for start, called, end, shape in live.calls])
+    return host
 
 
 class Watch:

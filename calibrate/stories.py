@@ -27,29 +27,29 @@ class Stories:
         self.tables = tables
         self.prompt = prompt
         self.tokens: dict[Request, list[int]] = {}
-        self._writers: list[Optional[list[int]]] = []  # by row: the story its token goes to, None in mid-prompt
+        self.writers: list[Optional[Request]] = []  # by row: who writes its token, None in mid-prompt
 
     def rows(self, server: Server, step: Step) -> list[Row]:
         """Return a step's rows; asked between its begin and its end."""
         tables, stories = self.tables.tables, self.tokens
         rows: list[Row] = []
-        writers: list[Optional[list[int]]] = []
+        writers: list[Optional[Request]] = []
         for request, part, _ in step.chunks:
             story = stories.get(request)
             if story is None:
                 story = stories[request] = self.prompt(request)
             start = request._cached
             rows.append(Row(story[start : start + part], start, tables[request]))
-            writers.append(story if start + part == len(story) else None)
+            writers.append(request if start + part == len(story) else None)
         if step.decoders:
             members = [request for request in server.running if request._cohort is not None]
             told = [stories[request] for request in members]
             decodes = [Row(story[-1:], len(story) - 1, tables[r]) for r, story in zip(members, told)]
             rows = decodes + rows if step.plan.decode_first else rows + decodes
-            writers = [*told, *writers] if step.plan.decode_first else [*writers, *told]
+            writers = [*members, *writers] if step.plan.decode_first else [*writers, *members]
         if step.plan.padding:
             rows += [self._filler(step)] * step.plan.padding
-        self._writers = writers
+        self.writers = writers
         return rows
 
     def _filler(self, step: Step) -> Row:
@@ -59,9 +59,10 @@ class Stories:
 
     def write(self, tokens: Sequence[int]) -> None:
         """Add what the rows' step wrote."""
-        for story, token in zip(self._writers, tokens):
-            if story is not None:
-                story.append(token)
+        stories = self.tokens
+        for request, token in zip(self.writers, tokens):
+            if request is not None:
+                stories[request].append(token)
 
     def forget(self, requests: Sequence[Request]) -> None:
         """Drop the stories of requests that are over."""
@@ -81,18 +82,22 @@ def drawn(seed: int, vocab: int) -> Prompt:
     return prompt
 
 
-def shape_of(step: Step) -> Shape:
-    """Return what a step's time depends on, as it was run: what the engine pads is not in it."""
+def shape_of(step: Step, last_token_decodes: bool = False) -> Shape:
+    """Return what a step's time depends on, as it was run: the engine's shape_of without padding, and without SimPy."""
+    chunks, decoders, context = step.chunks, step.decoders, step.context
+    if last_token_decodes:
+        alone = [request for request, part, _ in chunks if part == 1 and request.pending == 1 and request._cached]
+        chunks = [chunk for chunk in chunks if chunk.request not in alone]
+        decoders += len(alone)
+        context += sum(request._cached for request in alone)
     tokens = squares = cross = 0
-    for request, part, _ in step.chunks:
+    for request, part, _ in chunks:
         tokens += part
         squares += part * part
         cross += part * request._cached
-    rows, live, extra = len(step.chunks), tokens, step.plan.padding
-    decode_rows = step.decoders
-    if step.decoders:
-        decode_rows += extra
-    elif extra:
+    rows, live, extra = len(chunks), tokens, step.plan.padding
+    if not decoders and extra:
         rows += extra
-        tokens += extra * max((part for _, part, _ in step.chunks), default=0)
-    return Shape(rows, tokens, live, squares, cross, decode_rows, step.decoders, step.context, step.swapped)
+        tokens += extra * max((part for _, part, _ in chunks), default=0)
+    decode_rows = decoders + extra if decoders else 0
+    return Shape(rows, tokens, live, squares, cross, decode_rows, decoders, context, step.swapped)

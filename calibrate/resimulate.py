@@ -1,0 +1,94 @@
+"""The simulation once more, with the step times that were measured: what is then still off is not their fault.
+
+As long as the simulation calls the model as the device was called, its calls end when the device's did. Where it goes
+its own way, its steps take the profile's time, corrected by how the profile was off on steps of that kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from ..core import Request, Shape, StepCost, Stuck
+from ..engine import NO_PADDING, Engine
+from ..metrics import Measures
+from ..profile import Profile
+from ..scenario import Scenario
+from ..simulate import Run, build, fresh
+from .live import Notes
+from .side import Side, side_of
+
+
+class Measured(StepCost):
+    """Step times as measured, call by call."""
+
+    def __init__(self, calls: Sequence[Sequence[float]], profile: StepCost) -> None:
+        self.ends = [call[2] for call in calls]
+        self.shapes = [Shape(*map(int, call[3:])) for call in calls]
+        self.profile = profile
+        self.engine: Optional[Engine] = None  # whose clock says how long it is until a measured end
+        self.followed = 0  # calls that went as measured
+        self.strayed = False
+        self.ratios = ratios(calls, self.shapes, profile)
+
+    def seconds(self, shape: Shape) -> float:
+        """Return the time until the measured end of this call."""
+        assert self.engine is not None
+        place = self.followed
+        if not self.strayed and place < len(self.ends) and self.shapes[place] == shape:
+            self.followed += 1
+            return max(0.0, self.ends[place] - self.engine.now)
+        self.strayed = True
+        return self.profile.seconds(shape) * self.ratios.get(bool(shape.prefill_rows), 1.0)
+
+
+def ratios(calls: Sequence[Sequence[float]], shapes: Sequence[Shape], profile: StepCost) -> dict[bool, float]:
+    """Return measured over predicted time, of the steps with prompts and of those without."""
+    sums: dict[bool, list[float]] = {}
+    for call, shape in zip(calls, shapes):
+        pair = sums.setdefault(bool(shape.prefill_rows), [0.0, 0.0])
+        pair[0] += call[2] - call[0]
+        pair[1] += profile.seconds(shape)
+    return {kind: took / told for kind, (took, told) in sums.items() if told > 0}
+
+
+def resimulate(live: Side, profile: Profile) -> tuple[Side, int]:
+    """Simulate a live run with its own step times; return it and how many calls went as they did live."""
+    assert live.scenario is not None
+    assert live.sent is not None
+    cost = Measured(live.calls, profile.cost)
+    requests = fresh(live.sent)
+    run, decisions = simulated(live.scenario, requests, profile, cost)
+    return side_of(run, decisions), cost.followed
+
+
+def simulated(
+    scenario: Scenario, requests: Sequence[Request], profile: Profile, cost: StepCost
+) -> tuple[Run, Sequence[Mapping[str, Any]]]:
+    """Simulate fresh requests as a backend runs them, nothing padded; return the run and its decisions."""
+    notes = Notes()
+    driver = build(scenario, requests, (notes,))
+    engine = Engine(driver, cost, NO_PADDING)
+    if isinstance(cost, Measured):
+        cost.engine = engine
+    stuck = None
+    try:
+        engine.run()
+    except Stuck as found:
+        stuck = found
+    measures = Measures(requests, driver.server.gaps, scenario.slo.seconds())
+    outside = profile.outside(engine.widest._asdict())
+    return Run(
+        scenario,
+        profile,
+        requests,
+        measures,
+        driver.server,
+        driver.calls,
+        engine.busy,
+        engine.now,
+        0,
+        0,
+        outside,
+        stuck,
+    ), notes.rows
