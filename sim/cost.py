@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import random
 from bisect import bisect_right
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Mapping, Sequence
+from typing import Any, Optional
 
 from .core import BadInput, Shape, StepCost
 
@@ -57,33 +60,79 @@ class TableCost(StepCost):
     """Prompts by a curve over padded tokens, decodes by a line for each batch gear, both interpolated between."""
 
     prefill: Points  # (padded tokens of the step, seconds), rising
-    decode_gears: Sequence[tuple[float, float, float, float]]  # (rows, base, a live row, a cached token)
+    decode_gears: Sequence[Sequence[float]]  # (rows, base, a live row, a cached token); the last two may be left out
     prefill_row: float = 0.0
     prefill_square: float = 0.0
     prefill_cross: float = 0.0
+    prefill_area: float = 0.0  # squared padded tokens over rows: attention of rows that are all padded alike
+    decode_live: float = 0.0  # a live row, whatever the gear
+    context: float = 0.0  # a cached token that is read, whatever the gear
+    rounded: bool = False  # rows between two gears run as the larger one, as where the device pads them
     mixed: float = 0.0  # seconds that a step of both kinds takes beyond the two parts; negative where they share
+    mixed_context: Optional[float] = None  # if given, decodes of such a step are tokens of its prompts, and this a read
     swap: float = 0.0  # a step that copies blocks
     swap_block: float = 0.0
     _lines: dict[int, tuple[float, float, float]] = field(default_factory=dict, repr=False, compare=False)
 
     def seconds(self, shape: Shape) -> float:
         seconds = self.swap + self.swap_block * shape.swapped if shape.swapped else 0.0
-        if shape.prefill_rows:
-            seconds += interpolate(self.prefill, shape.prefill_tokens) + self.prefill_row * shape.prefill_rows
-            seconds += self.prefill_square * shape.squares + self.prefill_cross * shape.cross
+        if not shape.prefill_rows:
+            return seconds + (self.decode(*shape[5:8]) if shape.decode_rows else 0.0)
+        tokens = shape.prefill_tokens
         if shape.decode_rows:
-            seconds += self.decode(shape.decode_rows, shape.decode_live, shape.context)
-            if shape.prefill_rows:
-                seconds += self.mixed
-        return seconds
+            seconds += self.mixed
+            if self.mixed_context is None:
+                seconds += self.decode(*shape[5:8])
+            else:
+                tokens += shape.decode_rows
+                seconds += self.mixed_context * shape.context
+        seconds += interpolate(self.prefill, tokens) + self.prefill_row * shape.prefill_rows
+        seconds += self.prefill_square * shape.squares + self.prefill_cross * shape.cross
+        return seconds + self.prefill_area * shape.prefill_tokens**2 / shape.prefill_rows
 
     def decode(self, rows: int, live: int, context: int) -> float:
         line = self._lines.get(rows)
         if line is None:
-            gears = self.decode_gears
-            base, row, token = (interpolate([(g[0], g[i]) for g in gears], rows) for i in (1, 2, 3))
-            line = self._lines[rows] = (base, row, token)
+            line = self._lines[rows] = self._line(rows)
         return line[0] + line[1] * live + line[2] * context
+
+    def _line(self, rows: int) -> tuple[float, float, float]:
+        gears = self.decode_gears
+        if self.rounded:
+            rows = next((int(gear[0]) for gear in gears if gear[0] >= rows), rows)
+        base, row, token = (
+            interpolate([(gear[0], gear[i] if len(gear) > i else 0.0) for gear in gears], rows) for i in (1, 2, 3)
+        )
+        return base, row + self.decode_live, token + self.context
+
+
+class NoisyCost(StepCost):
+    """Another model's times, each stretched by a factor drawn from how measured steps of its kind scattered."""
+
+    def __init__(self, cost: StepCost, noise: Mapping[str, Sequence[float]], seed: int) -> None:
+        self.cost = cost
+        # Quantiles of measured over expected time, evenly spaced from the least to the most.
+        self.noise = {kind: [float(factor) for factor in factors] for kind, factors in noise.items() if factors}
+        self._random = random.Random(f"step noise {seed}")
+
+    def seconds(self, shape: Shape) -> float:
+        if shape.prefill_rows:
+            kind = "mixed" if shape.decode_rows and "mixed" in self.noise else "prefill"
+        else:
+            kind = "decode" if shape.decode_rows else "swap"
+        return self.cost.seconds(shape) * self._factor(kind)
+
+    def decode(self, rows: int, live: int, context: int) -> float:
+        return self.cost.decode(rows, live, context) * self._factor("decode")
+
+    def _factor(self, kind: str) -> float:
+        drawn = self._random.random()  # drawn even where there is no noise, so that kinds do not shift each other
+        factors = self.noise.get(kind)
+        if not factors:
+            return 1.0
+        place = drawn * (len(factors) - 1)
+        low = int(place)
+        return factors[low] + (factors[min(low + 1, len(factors) - 1)] - factors[low]) * (place - low)
 
 
 def interpolate(points: Points, x: float) -> float:
@@ -108,11 +157,47 @@ def cost_from(given: Mapping[str, Any], where: str) -> StepCost:
     for name, value in terms.items():
         if name not in known:
             raise BadInput(f"{where}.{name}: unknown key; known: {', '.join(known)}")
-        if kind == "linear" and (isinstance(value, bool) or not isinstance(value, (int, float)) or value != value):
-            raise BadInput(f"{where}.{name}: expected a number of seconds, got {value!r}")
-        if isinstance(value, list):
-            terms[name] = [tuple(point) for point in value]
+        terms[name] = term(kind, name, value, f"{where}.{name}")
     try:
         return COSTS[kind](**terms)
     except TypeError as error:
         raise BadInput(f"{where}: {error}") from None
+
+
+def term(kind: str, name: str, value: Any, where: str) -> Any:
+    """Return one checked part of a cost model."""
+    if kind == "table" and name in ("prefill", "decode_gears"):
+        return table(value, 2 if name == "prefill" else 4, where)
+    if (name == "rounded" and isinstance(value, bool)) or (name == "mixed_context" and value is None):
+        return value
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        raise BadInput(f"{where}: expected a number of seconds, got {value!r}")
+    return value
+
+
+def table(points: Any, width: int, where: str) -> list[tuple[float, ...]]:
+    """Return the checked points of a curve: numbers, and rising in the first of them."""
+    if not isinstance(points, (list, tuple)) or not points:
+        raise BadInput(f"{where}: expected a list of points, got {points!r}")
+    for k, point in enumerate(points):
+        fine = isinstance(point, (list, tuple)) and 2 <= len(point) <= width
+        if not fine or any(type(x) not in (int, float) or not math.isfinite(x) for x in point):
+            raise BadInput(f"{where}[{k}]: expected {'2 to ' if width > 2 else ''}{width} numbers, got {point!r}")
+        if k and point[0] <= points[k - 1][0]:
+            raise BadInput(f"{where}[{k}]: expected more than {points[k - 1][0]:g} first, got {point[0]:g}")
+    return [tuple(point) for point in points]
+
+
+def mapping(cost: StepCost) -> dict[str, Any]:
+    """Return a cost model as the mapping that `cost_from` builds it from, defaults left out."""
+    for kind, known in COSTS.items():
+        if type(cost) is known:
+            parts = [f for f in fields(known) if not f.name.startswith("_")]
+            values = {f.name: getattr(cost, f.name) for f in parts if getattr(cost, f.name) != f.default}
+            return {"kind": kind, **{name: listed(value) for name, value in values.items()}}
+    raise BadInput(f"cost: a {type(cost).__name__} cannot be written down")
+
+
+def listed(value: Any) -> Any:
+    """Return a value with its tuples as lists, as YAML writes them."""
+    return [listed(part) for part in value] if isinstance(value, (list, tuple)) else value

@@ -7,14 +7,16 @@ grid) and samples.csv (every raw sample, where there are any).
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping, Optional
+from typing import Any, Optional
 
 import yaml
 
 from .core import BadInput, StepCost
-from .cost import cost_from
+from .cost import NoisyCost, cost_from, mapping
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,18 @@ class Profile:
         """Seconds that the first prefill and the first decode take longer."""
         cold = self.about.get("cold_start") or {}
         return float(cold.get("prefill", 0.0)), float(cold.get("decode", 0.0))
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """What the fit is off by on held-out points, by kind of step, as a part of the measured time."""
+        return dict((self.about.get("error") or {}).items())
+
+    def noisy(self, seed: int) -> StepCost:
+        """Return costs that scatter as the measured steps did; the same seed gives the same scatter."""
+        noise = self.about.get("noise")
+        if not isinstance(noise, Mapping) or not noise:
+            raise BadInput(f"noise: profile {self.name} keeps no residuals; measure it with `sim calibrate probe`")
+        return NoisyCost(self.cost, noise, seed)
 
     def outside(self, extremes: Mapping[str, float]) -> list[str]:
         """Say which of a run's extremes lie beyond the measured grid."""
@@ -78,3 +92,25 @@ def digest_of(folder: Path) -> str:
         if path.name in ("profile.yaml", "samples.csv", "samples.csv.gz", "tables.npz"):
             found.update(path.name.encode() + path.read_bytes())
     return found.hexdigest()[:16]
+
+
+def write_profile(folder: Path, about: Mapping[str, Any], cost: StepCost) -> None:
+    """Write profile.yaml, whole or not at all; what stands in the folder already stays."""
+    from .results import open_text
+
+    tree = {**{key: value for key, value in about.items() if value is not None}, "cost": mapping(cost)}
+    with open_text(folder / "profile.yaml") as file:
+        yaml.safe_dump(rounded(tree), file, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+
+
+def rounded(value: Any, digits: int = 6) -> Any:
+    """Return plain YAML data with its numbers cut to so many digits that mean something."""
+    if isinstance(value, Mapping):
+        return {str(key): rounded(inner, digits) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [rounded(inner, digits) for inner in value]
+    if hasattr(value, "item"):  # a numpy scalar
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+    return value
