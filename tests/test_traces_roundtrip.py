@@ -14,9 +14,8 @@ from servesim.traces.export import export, exported
 from servesim.traces.load import load
 from servesim.traces.trace import ASKED, Trace
 
-names = st.text(
-    st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"]), min_size=1, max_size=8
-)
+letters = st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"])
+names = st.text(letters, min_size=1, max_size=8)
 moments = st.floats(0, 1e6, allow_nan=False)
 tokens = st.integers(1, 100_000)
 
@@ -25,9 +24,8 @@ tokens = st.integers(1, 100_000)
 def traces(draw: st.DrawFn, chains: bool = True) -> Trace:
     """Any trace: some requests belong to sessions, some wait for the one before them in theirs."""
     arrivals = sorted(draw(st.lists(moments, min_size=1, max_size=12)))
-    ids: list[Any] = draw(
-        st.sampled_from([list(range(len(arrivals))), [f"r{k}" for k in range(len(arrivals))], [7 * k + 1 for k in range(len(arrivals))]])
-    )  # fmt: skip
+    named = draw(st.sampled_from([lambda k: k, lambda k: f"r{k}", lambda k: 7 * k + 1]))
+    ids: list[Any] = [named(k) for k in range(len(arrivals))]
     sessions = draw(st.lists(names, min_size=1, max_size=3, unique=True))
     last: dict[str, Request] = {}
     requests = []
@@ -68,19 +66,19 @@ def back(trace: Trace, format: str, suffix: str) -> Trace:
         return load(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(traces())
 def test_our_csv_loses_nothing(trace: Trace) -> None:
     assert fields(back(trace, "servesim", ".csv")) == fields(trace)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traces())
 def test_our_jsonl_loses_nothing(trace: Trace) -> None:
     assert fields(back(trace, "servesim", ".jsonl.gz")) == fields(trace)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(traces())
 def test_mooncake_keeps_lengths_prefixes_sessions_priorities_chains_and_milliseconds(trace: Trace) -> None:
     returned = back(trace, "mooncake", ".jsonl")
@@ -95,11 +93,9 @@ def test_mooncake_keeps_lengths_prefixes_sessions_priorities_chains_and_millisec
         assert theirs.delay == pytest.approx(ours.delay, rel=1e-12, abs=1e-12)
         if waits is None:
             assert theirs.arrival == round(ours.arrival * 1000) / 1000
-    # What comes back can go again without any further change.
-    assert fields(back(returned, "mooncake", ".jsonl")) == fields(returned)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traces(chains=False))
 def test_ours_to_mooncake_to_ours_keeps_whole_milliseconds_exactly(trace: Trace) -> None:
     for request in trace.requests:
@@ -108,7 +104,7 @@ def test_ours_to_mooncake_to_ours_keeps_whole_milliseconds_exactly(trace: Trace)
     assert fields(returned, "id", "limit", "fails") == fields(trace, "id", "limit", "fails")
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(traces(chains=False))
 def test_ours_to_timed_trace_to_ours_keeps_arrivals_lengths_and_prefixes(trace: Trace) -> None:
     returned = back(back(trace, "timed-trace", ".jsonl"), "servesim", ".csv")

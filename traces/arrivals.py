@@ -136,7 +136,8 @@ def diurnal(count: int, seed: int, keys: Section) -> Arrivals:
     expected = np.cumsum(stream(seed, "arrivals").exponential(1.0, count))
     turn = period / (2 * math.pi)
     # By time t, rate * (t + swing * turn * (sin((t - peak) / turn) + sin(peak / turn))) are expected: turn that around.
-    grid = np.linspace(0.0, expected[-1] / rate + period, 1 + 256 * math.ceil(expected[-1] / rate / period + 1))
+    # The grid is that of the period alone, so that asking for more requests does not move the first ones.
+    grid = np.arange(256 * math.ceil(expected[-1] / rate / period + 1) + 1) * (period / 256)
     by_then = rate * (grid + swing * turn * (np.sin((grid - peak) / turn) + math.sin(peak / turn)))
     return Arrivals(np.interp(expected, by_then, grid))
 

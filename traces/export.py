@@ -39,7 +39,9 @@ def exported(trace: Trace, format: str = "servesim", lines: bool = False) -> tup
 def _ours(trace: Trace, notes: list[str]) -> str:
     columns = _columns(trace)
     buffer = io.StringIO()
-    writer = csv.writer(buffer, lineterminator="\n")
+    # The writer takes a carriage return in a name for nothing special, every reader for the end of a row.
+    returns = any("\r" in str(name) for key in ("id", "session_id", "after") for name in columns.get(key, ()))
+    writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
     writer.writerows(zip(*([_cell(value) for value in values] for values in columns.values())))
     return buffer.getvalue()
