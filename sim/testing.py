@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
-from .core import Plan, Policy, Request, Shape, StepCost, Stuck, View
+from .core import BadInput, Plan, Policy, Request, Shape, StepCost, Stuck, View
 from .cost import LinearCost
 from .driver import Driver
 from .engine import Engine, Padding, shape_of
@@ -111,7 +111,7 @@ def drive(policy: Policy, setting: Setting, run: Callable[[Driver], None], obser
     stuck = None
     try:
         run(driver)
-    except Stuck as found:
+    except (Stuck, BadInput) as found:  # livelocks, and worlds too small for the policy to run in
         stuck = str(found)
     return Outcome(requests, server, driver.calls, stuck)
 
