@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import Callable, Optional, Protocol
 
-from .core import Plan, Policy, Request, Stuck
+from .core import Plan, Policy, Rejection, Request, Stuck
 from .inbox import Inbox
 from .server import Server
 from .step import Step
@@ -119,6 +119,14 @@ class Driver:
         if inbox.next_arrival <= now or inbox.lobby or self._leaving or plan.wake is not None:
             return False
         return server.cohort.size > 0 and server.cohort.need() + plan.spare <= server.pool.free
+
+    def abort(self, request: Request, now: float, reason: str) -> None:
+        """Take out, between two calls, a request whose client is gone; its memory comes back."""
+        plan = Plan(reject=[Rejection(request, reason, "aborted")], memory=self.server.view.memory)
+        step = self.server.begin(plan, now)
+        self._tell(step, [], now)
+        for observer in self.observers:
+            observer.ended(self.server, step, now, [])
 
     @property
     def settling(self) -> bool:

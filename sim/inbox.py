@@ -18,7 +18,7 @@ from .core import Request
 class Inbox:
     """Requests on their way to a server."""
 
-    __slots__ = ("_arrivals", "_coming", "_next", "_released", "chained", "lag", "lobby", "next_arrival")
+    __slots__ = ("_arrivals", "_coming", "_next", "_released", "_serials", "chained", "lag", "lobby", "next_arrival")
 
     def __init__(self, requests: Iterable[Request], lag: int = 1) -> None:
         self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen
@@ -33,6 +33,7 @@ class Inbox:
         self._coming.sort(key=lambda request: (request.arrival, request.serial))
         self._arrivals = [request.arrival for request in self._coming] + [math.inf]
         self._next = 0
+        self._serials = len(self._coming) + sum(map(len, self.chained.values()))  # the next one to give
         self._released: list[tuple[float, int, Request]] = []  # chained requests whose turn has come
         self.lobby: deque[tuple[int, Request]] = deque()  # sent, with the call after which they are seen
         self.next_arrival = self._arrivals[0]
@@ -58,6 +59,13 @@ class Inbox:
         while lobby and (idle or lobby[0][0] <= calls):
             seen.append(lobby.popleft()[1])
         return seen
+
+    def post(self, request: Request) -> None:
+        """Take in a request that nobody knew of before, to arrive when it says."""
+        request.serial = self._serials
+        self._serials += 1
+        heappush(self._released, (request.arrival, request.serial, request))
+        self._look()
 
     def release(self, id: Any, now: float) -> None:
         """Start the delay of the requests that waited for this one's end."""
