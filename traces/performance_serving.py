@@ -10,7 +10,7 @@ import ast
 import re
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from ..core import BadInput
 from .contest import BOS
@@ -106,8 +106,3 @@ def matched(wanted: Sequence[float], sent: Sequence[float]) -> list[float]:
         chosen.append(sent[k])
         k += 1
     return chosen
-
-
-def first_token(answer: Answer) -> Optional[float]:
-    """Return the seconds to an answer's first token, if the client measured them."""
-    return answer.row.seconds("first_token_time", 1.0) if answer.row.has("first_token_time") else None

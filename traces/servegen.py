@@ -68,7 +68,7 @@ def servegen(path: PathLike, seed: int, start: float = 0.0, end: float = math.in
     )
     if expected > MOST:
         raise BadInput(f"{path}: about {expected:.3g} requests, expected at most {MOST}: choose a stretch of time")
-    columns = Columns([], [], arrival=[], session=None)
+    columns = Columns([], [], arrival=[])
     assert columns.arrival is not None
     for client in clients:
         _sample(client, seed, start, end, columns)
