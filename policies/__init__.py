@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..core import Policy
 from .lightllm import LightLLM
 from .llm_serving import LLMServing
+from .mlfq import MLFQ, SRPT
 from .orca import Orca
 from .sarathi import Sarathi, SarathiAlternating
 from .sglang import SGLang
@@ -26,4 +27,6 @@ POLICIES: dict[str, type[Policy]] = {
     "splitfuse": SplitFuse,
     "lightllm": LightLLM,
     "sglang": SGLang,
+    "mlfq": MLFQ,
+    "srpt": SRPT,
 }

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Iterable, NamedTuple, Optional, Sequence
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Rejection, Request, View, at_least
 from .static import too_long
@@ -48,7 +49,7 @@ class Sarathi(Policy):
             return DECODE
         decodes = keep_decoding(view)
         chunks: list[Chunk] = []
-        tokens = decodes.count
+        tokens = decodes.decoding
         for request in decodes.prompts:
             size = self._chunk(request, tokens)
             if size > 0:
@@ -63,7 +64,7 @@ class Sarathi(Policy):
             evict=[Eviction(victim) for victim in decodes.victims],
             reject=reject,
             chunks=chunks,
-            decode=decodes.count > 0,
+            decode=decodes.decoding > 0,
             hold=FOREVER if held else 0,
             spare=1,
         )
@@ -133,7 +134,7 @@ class SarathiAlternating(Sarathi):
         held = view.memory == "prefill" and not (decodes.victims or decodes.tight)
         return Plan(
             evict=[Eviction(victim) for victim in decodes.victims],
-            decode=decodes.count > 0,
+            decode=decodes.decoding > 0,
             hold=FOREVER if held else 0,
             spare=1,
             memory="prefill",
@@ -156,7 +157,7 @@ class SarathiAlternating(Sarathi):
 class Decodes(NamedTuple):
     """What the running requests come to: who decodes, who had to go for it, and what is left."""
 
-    count: int  # requests that decode
+    decoding: int  # requests that decode
     free: int  # blocks left after their next token
     prompts: Sequence[Request]  # running requests with a prompt to finish
     victims: Sequence[Request]  # in the order they were taken

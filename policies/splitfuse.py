@@ -6,9 +6,10 @@ next decision and carried out with the one after that. The policy's memory is ho
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ClassVar, Optional, Sequence
+from typing import Any, ClassVar, Optional
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least
 

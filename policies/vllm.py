@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional, Sequence
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Rejection, Request, View, at_least, one_of
 from .vllm_v0 import Room, VLLMv0
+
+REST = Plan()
+HOLD = Plan(decode=True, hold=FOREVER, spare=1)  # the block manager wants a block to be free for everybody who decodes
+DECODE = HOLD._replace(lasts=True)
 
 
 class Prompts(NamedTuple):
@@ -53,6 +58,10 @@ class VLLM(VLLMv0):
         return "arrival" if self.sort_running and self.policy == "fcfs" else "admission"
 
     def decide(self, view: View) -> Plan:
+        pool, plain = view.pool, self.delay_factor == 0 and self.policy == "fcfs"
+        free = pool.free - view.need
+        if plain and free > 0 and not view.waiting and not view.swapped:
+            return DECODE if view.decoding else REST
         if not (view.waiting or view.running or view.swapped):
             return Plan(memory=view.memory)
         prompts = Prompts(memory=view.memory)
@@ -62,16 +71,14 @@ class VLLM(VLLMv0):
                 return Plan(chunks=prompts.chunks, reject=prompts.ignored, memory=prompts.memory)
         if self.policy == "priority":
             return self._decode_by_priority(view, prompts)
-        pool = view.pool
-        free = pool.free - view.need
         if view.decoding and free <= 0 and not (free == 0 and view.running[-1].cached % pool.size == 0):
-            evict = self._grow_all(view, list(view.running), pool.free).evict
+            evict = self._grow_all(view, view.running, pool.free).evict
             return self._decode(prompts, evict=evict, decode=len(evict) < len(view.running))
-        if not view.swapped:
-            still = 0 if prompts.ignored else FOREVER
-            return Plan((), (), None, (), (), prompts.ignored, (), view.decoding > 0, wake=prompts.wake, hold=still,
-                        spare=1, memory=prompts.memory)  # fmt: skip
-        return self._swap_in(view, prompts, free, list(view.running))
+        if view.swapped:
+            return self._swap_in(view, prompts, free, view.running)
+        if plain and not prompts.ignored:
+            return HOLD if view.decoding else REST
+        return self._decode(prompts, decode=view.decoding > 0, hold=0 if prompts.ignored else FOREVER)
 
     # -- prompts -------------------------------------------------------------------------------------------------
 
@@ -116,7 +123,7 @@ class VLLM(VLLMv0):
 
     # -- decodes -------------------------------------------------------------------------------------------------
 
-    def _grow_all(self, view: View, running: list[Request], free: int) -> Room:
+    def _grow_all(self, view: View, running: Sequence[Request], free: int) -> Room:
         """Let all grow in order, the last giving way."""
         room = Room(view, free)
         queue = deque(running)
@@ -125,23 +132,26 @@ class VLLM(VLLMv0):
         return room
 
     def _decode(self, prompts: Prompts, **moves: Any) -> Plan:
-        return Plan(reject=prompts.ignored, wake=prompts.wake, memory=prompts.memory)._replace(**moves)
+        return HOLD._replace(hold=0, reject=prompts.ignored, wake=prompts.wake, memory=prompts.memory)._replace(**moves)
 
-    def _swap_in(self, view: View, prompts: Prompts, free: int, running: list[Request]) -> Plan:
+    def _swap_in(self, view: View, prompts: Prompts, free: int, running: Sequence[Request]) -> Plan:
         """Decode with whoever can come back from the host, those last in the batch."""
         back, failed = self.swap_ins(view, free, self.max_num_seqs - len(running), self.budget(view) - len(running))
         plan = self._decode(prompts, swap_in=back, reject=[*prompts.ignored, *failed])
         if back and self.sort_running:
-            return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *back)])
-        return plan._replace(decode=bool(running or back), hold=0 if back or plan.reject else FOREVER, spare=1)
+            return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *back)], decode=False)
+        return plan._replace(decode=bool(running or back), hold=0 if back or plan.reject else FOREVER)
 
     # -- priorities ----------------------------------------------------------------------------------------------
 
     def _decode_by_priority(self, view: View, prompts: Prompts) -> Plan:
         """Sort both queues, let the head of waiting push out whom it outranks, then decode as ever."""
         ranks = self._ranks(view, {rejection.request for rejection in prompts.ignored})
-        free = view.pool.free + sum(request.blocks for request in ranks.victims)
-        room = self._grow_all(view, ranks.running, free)
+        if ranks.victims or view.pool.free <= view.need:
+            free = view.pool.free + sum(request.blocks for request in ranks.victims)
+            room = self._grow_all(view, ranks.running, free)
+        else:
+            room = Room(view, view.pool.free - view.need)
         evict = room.evict
         gone = {eviction.request for eviction in evict}
         running = [request for request in ranks.running if request not in gone]
@@ -149,13 +159,13 @@ class VLLM(VLLMv0):
         if not evict:
             plan = self._swap_in(view, prompts, room.free, running)
         waiting = [e.request for e in reversed(evict) if e.to == "front"] + ranks.waiting
-        moved = bool(evict or ranks.victims or ranks.inverted)
         natural = [request for request in view.running if request not in gone and request not in ranks.victims]
+        sort_running, sort_waiting = running != natural, bool(evict) or waiting != list(view.waiting)
         return plan._replace(
             evict=[*(Eviction(victim) for victim in ranks.victims), *evict],
-            running=[*running, *plan.swap_in] if running != natural else None,
-            waiting=waiting if moved or waiting != list(view.waiting) else None,
-            hold=0 if moved or running != natural else plan.hold,
+            running=[*running, *plan.swap_in] if sort_running else None,
+            waiting=waiting if sort_waiting else None,
+            hold=0 if ranks.inverted or sort_running or sort_waiting else plan.hold,
         )
 
     def _ranks(self, view: View, ignored: set[Request]) -> Ranks:

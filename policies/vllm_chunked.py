@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional, Sequence
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from ..core import FOREVER, Chunk, Plan, Rejection, Request, View, at_least, one_of
 from .delay_gate import DelayGate, Timers
+from .vllm import DECODE, REST
 from .vllm_v0 import Room, SwapIns, VLLMv0, ends_with
 
 
@@ -40,7 +42,7 @@ class VLLMChunked(VLLMv0):
     long_prefill_token_threshold: int = 0  # a longer prompt is long; 0: 4 % of max_model_len
 
     mirrors: ClassVar[str] = "vLLM v0, 0.4.1 to 0.9.2, with enable_chunked_prefill"
-    proof: ClassVar[str] = "recordings of the real schedulers of 0.4.2, 0.5.0 and 0.8.5; several partial prefills: not proven"
+    proof: ClassVar[str] = "recordings of the real schedulers of 0.4.2 and 0.8.5; several partial prefills: not proven"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,7 +50,8 @@ class VLLMChunked(VLLMv0):
         at_least(self, 0, "long_prefill_token_threshold")
         one_of(self, delay_scope=("queue", "request-unless-idle"))
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
-            raise ValueError(f"max_num_partial_prefills: expected at most {self.max_num_batched_tokens} (the token budget)")
+            most, given = self.max_num_batched_tokens, self.max_num_partial_prefills
+            raise ValueError(f"max_num_partial_prefills: expected at most {most}, got {given!r}")
 
     def begin(self) -> Any:
         return Timers() if self._delays else None
@@ -59,7 +62,10 @@ class VLLMChunked(VLLMv0):
         return self.delay_factor > 0 and self.delay_scope == "queue"
 
     def decide(self, view: View) -> Plan:
-        if not (view.waiting or view.running or view.swapped):
+        if not (view.waiting or view.swapped or view.prefilling or self._delays):
+            if view.pool.free > view.need and view.decoding <= self.max_num_batched_tokens:
+                return DECODE if view.decoding else REST
+        elif not (view.waiting or view.running or view.swapped):
             return Plan(memory=view.memory)
         slots = Slots(self, view) if self.max_num_partial_prefills > 1 else None
         run = self._running(view, self.max_num_batched_tokens if slots is None else slots.share)
@@ -145,7 +151,8 @@ class VLLMChunked(VLLMv0):
         """Put the batch in order: new prompts, running ones, those from the host, decodes, decodes from the host."""
         evict, back, gate = run.room.evict, swaps.back, prompts.gate
         chunks = prompts.chunks + run.chunks if prompts.chunks else run.chunks
-        chunks += [Chunk(request, request.pending) for request in back if not request.complete]
+        if back:
+            chunks = [*chunks, *(Chunk(request, request.pending) for request in back if not request.complete)]
         plan = Plan(
             evict=evict, swap_in=back, reject=[*prompts.ignored, *swaps.failed],
             memory=None if gate is None else gate.scheduled() if prompts.chunks else gate.timers,

@@ -6,8 +6,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional, Sequence
+from typing import Any, ClassVar, NamedTuple, Optional
 
 from ..core import BlockPool, Eviction, Policy, Rejection, Request, Stuck, View, at_least, one_of
 from .delay_gate import SCOPES, DelayGate, Timers
@@ -37,7 +38,7 @@ class VLLMv0(Policy):
     max_num_seqs: int = 256  # requests that run at once; swapped ones do not count
     watermark: float = 0.01  # share of the blocks that an admission or a swap-in must leave free
     delay_factor: float = 0.0  # prompts wait for so many times the last prefill's latency (scheduler_delay_factor)
-    delay_scope: str = "request-unless-idle"  # who must have waited: queue (0.4.1-0.5.3), request (0.4.0), request-unless-idle
+    delay_scope: str = "request-unless-idle"  # who waits: request (0.4.0), queue (-0.5.3), request-unless-idle (later)
     preemption_mode: Optional[str] = None  # recompute or swap (to host blocks); None recomputes
     sort_running: bool = False  # keep the batch sorted by arrival (<= 0.5.3) instead of as it came
     swap_order: str = "swapped"  # who comes back first: arrival (<= 0.5.3: the oldest) or swapped (first out, first in)
@@ -91,7 +92,7 @@ class VLLMv0(Policy):
             return
         need = blocks if self.append_rule == "any_free" else view.pool.blocks(request.length)
         if need > room.host:
-            why = f"no host memory to swap out request {request.id} ({need} blocks, {room.host} free): the engine is dead"
+            why = f"the engine dies: {need} host blocks to swap out request {request.id}, {room.host} are free"
             raise Stuck(why, [*view.running, *view.swapped, *view.waiting], view.now)
         room.host -= blocks
         room.evict.append(Eviction(request, "swap", "swapped"))

@@ -8,6 +8,10 @@ from typing import Any, ClassVar, Optional
 from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least, one_of
 from .vllm_v0 import ends_with
 
+REST = Plan()
+HOLD = Plan(decode=True, hold=FOREVER)
+DECODE = HOLD._replace(lasts=True)
+
 
 @dataclass(frozen=True)
 class VLLMV1(Policy):
@@ -41,9 +45,11 @@ class VLLMV1(Policy):
         return (request.priority, super().rank(request)) if self.policy == "priority" else super().rank(request)
 
     def decide(self, view: View) -> Plan:
+        tokens, free = self.max_num_batched_tokens - view.decoding, view.pool.free - view.need
+        if tokens >= 0 and free >= 0 and not view.waiting and not view.prefilling:
+            return DECODE if view.decoding else REST
         most = self.long_prefill_token_threshold if len(view.running) + len(view.waiting) > 1 else 0
         most = most or self.max_num_batched_tokens
-        tokens, free = self.max_num_batched_tokens - view.decoding, view.pool.free - view.need
         if tokens < 0 or free < 0 or not ends_with(view.running, view.prefilling):
             return self._one_by_one(view, most)
         chunks: list[Chunk] = []
@@ -57,8 +63,9 @@ class VLLMV1(Policy):
                 chunks.append(Chunk(request, part))
         if view.waiting:
             chunks += self._admissions(view, most, tokens, free)
-        hold = 0 if chunks else FOREVER
-        return Plan((), (), None, (), (), (), chunks, view.decoding > 0, True, hold=hold)
+        if not chunks:
+            return HOLD if view.decoding else REST
+        return Plan(chunks=chunks, decode=view.decoding > 0, decode_first=True)
 
     def _part(self, view: View, request: Request, tokens: int) -> int:
         """Return how many tokens a running request gets."""
@@ -127,4 +134,5 @@ class VLLMV1(Policy):
     def _plan(
         self, given: dict[Request, tuple[int, int]], evict: list[Eviction], fresh: Optional[list[Chunk]] = None
     ) -> Plan:
-        return Plan(evict=evict, chunks=[*(Chunk(request, part) for request, (part, _) in given.items()), *(fresh or ())])
+        chunks = [Chunk(request, part) for request, (part, _) in given.items()]
+        return Plan(evict=evict, chunks=chunks + fresh if fresh else chunks)
