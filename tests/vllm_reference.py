@@ -89,8 +89,10 @@ class Engine:
                 "waiting": [job.id for job in self.waiting], "running": [job.id for job in self.running],
                 "swapped": [job.id for job in self.swapped],
             })  # fmt: skip
-            if self.batch:
+            if self.batch or self.copied:  # a step that only copies blocks takes its time as well
                 self.execute()
+            if len(self.rows) > 4000:
+                self.error = "endless"
 
     def execute(self) -> None:
         tokens = sum(n for job, n in self.batch if job.prefill)
@@ -255,7 +257,8 @@ class V0(Engine):
         if self.knobs.get("policy") == "priority":
             self.priority_pass()
         decodes, _, _, recompute, out = self.running_pass(None)
-        back = [] if recompute or out else self.swap_pass(len(decodes), self.knobs["max_num_batched_tokens"] - len(decodes))
+        left = self.knobs["max_num_batched_tokens"] - len(decodes)
+        back = [] if recompute or out else self.swap_pass(len(decodes), left)
         self.running = [job for job, _ in decodes + back]
         self.waiting.extendleft(recompute)
         self.swapped += out
@@ -342,7 +345,7 @@ class V1(Engine):
         index, stop = 0, False
         while index < len(self.running) and budget > 0 and not stop:
             job = self.running[index]
-            n = min(job.todo, threshold) if 0 < threshold else job.todo
+            n = min(job.todo, threshold) if threshold > 0 else job.todo
             n = min(n, budget, knobs["max_model_len"] - 1 - job.comp)
             if n == 0:
                 index += 1
