@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures import Executor as Futures
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from .bench import Record, Task, run_tasks
 from .core import BadInput
@@ -33,10 +33,18 @@ class WorkerLost(RuntimeError):
     """Workers die again and again on the same runs."""
 
 
+class Executor(Protocol):
+    """Somebody who runs tasks."""
+
+    def run(self, setup: str, tasks: Sequence[Task]) -> Results:
+        """Return each task's place and record, in the order they end."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
 class Serial:
     """Runs everything here, one after the other."""
-
-    workers = 1
 
     def run(self, setup: str, tasks: Sequence[Task]) -> Results:
         """Return each task's place and record."""
@@ -206,7 +214,7 @@ def cluster(address: str) -> Pool:
     return Pool(lambda: client.get_executor(pure=False, retries=TRIES), cores, client.close)
 
 
-def executor(spec: str, jobs: int) -> Serial | Pool:
+def executor(spec: str, jobs: int) -> Executor:
     """Return the executor of a command line: local, or dask:ADDRESS."""
     if spec.startswith("dask:"):
         return cluster(spec.removeprefix("dask:"))

@@ -168,11 +168,11 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
         raise BadInput(f"{path}: {bad}") from None
 
 
-def sweep_error(error: ValidationError) -> str:
-    """Return pydantic's first complaint; an unknown key lists those of a sweep file."""
+def sweep_error(error: ValidationError, kind: type[Section] = SweepFile) -> str:
+    """Return pydantic's first complaint; an unknown key lists those of the file."""
     fault = error.errors()[0]
     if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
-        return f"{fault['loc'][0]}: unknown key; known: {', '.join(SweepFile.model_fields)}"
+        return f"{fault['loc'][0]}: unknown key; known: {', '.join(kind.model_fields)}"
     return first_error(error)
 
 

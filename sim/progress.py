@@ -12,8 +12,9 @@ EVERY = 10.0  # seconds between plain lines
 class Progress:
     """Counts runs; a context manager. `quiet` says nothing at all."""
 
-    def __init__(self, what: str, quiet: bool = False, file: Optional[TextIO] = None) -> None:
+    def __init__(self, what: str, quiet: bool = False, file: Optional[TextIO] = None, unit: str = "run") -> None:
         self.what = what
+        self.unit = unit
         self.file = sys.stderr if file is None else file
         self.quiet = quiet
         self.done = self.total = 0
@@ -26,7 +27,7 @@ class Progress:
             from tqdm import tqdm
 
             tqdm.monitor_interval = 0  # no thread beside the workers' own
-            self._bar = tqdm(desc=self.what, unit="run", file=self.file, dynamic_ncols=True, smoothing=0.05)
+            self._bar = tqdm(desc=self.what, unit=self.unit, file=self.file, dynamic_ncols=True, smoothing=0.05)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -58,5 +59,5 @@ class Progress:
         self._said = time.monotonic()
         rate = (self.done - self.found) / max(self._said - self._began, 1e-9)
         left = (self.total - self.done) / rate if rate else 0.0
-        text = f"{self.what}: {self.done}/{self.total} runs, {rate:.1f}/s"
+        text = f"{self.what}: {self.done}/{self.total} {self.unit}s, {rate:.1f}/s"
         print(f"{text}, {left:.0f} s left" if self.done < self.total else text, file=self.file, flush=True)

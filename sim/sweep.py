@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Optional, Union
 
 from .bench import Record, Task
 from .core import BadInput
-from .executor import Pool, Results, Serial
+from .executor import Executor, Results
 from .experiment import EXPERIMENT, RUNS, Experiment, stored
 from .journal import Journal, read_journal, sync
 from .progress import Progress
@@ -48,7 +48,7 @@ WHOLE = Shard()
 def sweep(
     experiment: Experiment,
     folder: Union[str, Path],
-    executor: Union[Serial, Pool],
+    executor: Executor,
     resume: bool = False,
     shard: Shard = WHOLE,
     progress: Optional[Progress] = None,

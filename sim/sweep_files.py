@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 from .experiment import Experiment
-from .objective import unit
+from .numbers import columns, percentage, spread
 from .results import open_text
-from .statistics import Interval
 from .summary import Row, Summary
 
 FIGURES = (
@@ -85,25 +84,14 @@ def write_best(path: Path, summary: Summary, winner: Row) -> None:
     metric = summary.experiment.objectives[0].metric
     with open_text(path) as file:
         file.write(f"# The best of {len(summary.rows)} configurations of {summary.experiment.name}: {winner.label}\n")
-        file.write(f"# {metric} {amount(winner.found[metric], metric)}, {against(winner, metric)}\n")
+        file.write(f"# {metric} {spread(winner.found[metric], metric)}; to the baseline: {against(winner, metric)}\n")
         yaml.safe_dump(summary.experiment.tree(winner.config), file, sort_keys=False, allow_unicode=True)
 
 
-def amount(found: Interval, metric: str) -> str:
-    """Return a figure with its interval, for people."""
-    text = f"{found.mean:.4g} {unit(metric)}".rstrip()
-    return text if found.half is None else f"{found.mean:.4g} ± {found.half:.2g} {unit(metric)}".rstrip()
-
-
-def against(row: Row, metric: str, base: Optional[Row] = None) -> str:
+def against(row: Row, metric: str) -> str:
     """Say how a row differs from the baseline."""
     change = row.change[metric]
-    level = row.found[metric].mean - change.mean
-    if change.mean == 0:
-        return "as the baseline"
-    part = change.over(level)
-    half = "" if part.half is None else f" ± {100 * part.half:.2g}"
-    return f"{100 * part.mean:+.2f}{half} % against the baseline"
+    return "no difference" if change.mean == 0 else percentage(change.over(row.found[metric].mean - change.mean))
 
 
 def table(summary: Summary, top: int = 10) -> str:
@@ -114,13 +102,10 @@ def table(summary: Summary, top: int = 10) -> str:
     names = [one.metric for one in summary.experiment.objectives]
     lines = [["rank", *names, "against the baseline", "configuration", "labels"]]
     for row in rows:
-        marks = "= " if row.tied else ""
-        difference = "" if row is summary.baseline else against(row, names[0]).removesuffix(" against the baseline")
-        figures = [amount(row.found[name], name) if row.runs else "-" for name in names]
-        lines.append([f"{marks}{row.rank}", *figures, difference, row.label, ", ".join(row.labels)])
-    widths = [max(len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths)).rstrip() for line in lines]
-    return "\n".join([*text, *notes(summary)])
+        difference = "" if row is summary.baseline else against(row, names[0])
+        figures = [spread(row.found[name], name) for name in names]
+        lines.append([f"{'= ' * row.tied}{row.rank}", *figures, difference, row.label, ", ".join(row.labels)])
+    return "\n".join([*columns(lines), *notes(summary)])
 
 
 def notes(summary: Summary) -> list[str]:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..executor import Executor
     from ..summary import Summary
     from ..sweep import Shard
 
@@ -66,6 +69,8 @@ def run_sweep(args: argparse.Namespace) -> int:
             print(f"{folder / shard.journal}: {len(found)} runs; `sim sweep merge {folder}` when all parts are done")
             return 0
         return finish(Summary(experiment, found), folder, args)
+    except BrokenPipeError:
+        raise
     except (OSError, WorkerLost) as error:
         print(f"sim: {error}", file=sys.stderr)
         return 1
@@ -74,16 +79,22 @@ def run_sweep(args: argparse.Namespace) -> int:
         return 130
 
 
-def executing(where: Any) -> Any:
-    """Return a context that ends an executor's workers, also when a termination signal comes."""
+@contextmanager
+def executing(where: Executor) -> Iterator[Executor]:
+    """End an executor's workers when the block ends, also by a termination signal."""
     import signal
-    from contextlib import closing
+    import threading
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
-    return closing(where)
+    before = signal.signal(signal.SIGTERM, interrupt) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield where
+    finally:
+        where.close()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
 
 
 def jobs(given: int | None) -> int:
@@ -120,6 +131,11 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
     print(table(summary, args.top))
     if summary.winner is not None:
         print(f"winner: {folder / 'best.yaml'}")
+    if not args.no_report:
+        from ..report import write_report
+
+        write_report(summary, folder / "report.html")
+        print(f"report: {folder / 'report.html'}")
     if args.emit_config and summary.winner is not None:
         print(f"server configuration: {emit(summary, folder)}")
     return 1 if summary.failures or summary.winner is None else 0
