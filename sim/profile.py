@@ -81,8 +81,17 @@ def load_profile(given: Any) -> Profile:
         raise BadInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(about, dict) or not isinstance(about.get("cost"), dict):
         raise BadInput(f"{file}: expected a mapping with a `cost` section")
-    cost = cost_from(about.pop("cost"), f"{file}: cost")
+    cost = cost_in(file, about.pop("cost"))
     return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, digest_of(file.parent))
+
+
+def cost_in(file: Path, terms: Mapping[str, Any]) -> StepCost:
+    """Return the costs that a profile.yaml writes out, or that lie beside it in Vidur's tables."""
+    if terms.get("kind") == "vidur":
+        from .cost_vidur import load_tables
+
+        return load_tables(file.parent / str(terms.get("tables", "tables.npz")))
+    return cost_from(terms, f"{file}: cost")
 
 
 def digest_of(folder: Path) -> str:
