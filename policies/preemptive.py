@@ -106,6 +106,7 @@ class Preemptive(Policy):
                 self._cut(view, books, leaving, entering, evict, key)
         elif self.proactive_offloading and pool.host_free < pool.host_total:
             fetch = self._ahead(view, need, entering, key)
+        aging = self.max_wait is not None and len(view.waiting) > 0  # somebody may become overdue at any time
         gone = {eviction.request for eviction in evict}
         evict += [Eviction(request, "keep", "swapped") for request in leaving if request not in gone]
         back = [request for request in entering if request.place == "swapped"]
@@ -115,7 +116,7 @@ class Preemptive(Policy):
             fetch=fetch,
             chunks=[Chunk(request, request.pending) for request in entering if not request.cached],
             decode=len(view.running) > len(leaving) or any(request.cached for request in back),
-            hold=0 if evict or entering or fetch else FOREVER,
+            hold=0 if evict or entering or fetch or aging else FOREVER,
             spare=self._reserve if kept else 0,
         )
         return plan, Change(leaving, entering)
