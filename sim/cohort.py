@@ -16,7 +16,7 @@ from .core import FOREVER, Request
 class Cohort:
     """The decoding requests of one server."""
 
-    __slots__ = ("_ends", "_phases", "_reserved", "block", "busy", "context", "fresh", "last", "size", "ticks")
+    __slots__ = ("_ends", "phases", "_reserved", "block", "busy", "context", "fresh", "last", "size", "ticks")
 
     def __init__(self, block: int) -> None:
         self.block = block  # tokens a block
@@ -27,7 +27,7 @@ class Cohort:
         self.last: Optional[float] = None  # when the last tick ended
         self.fresh: list[Request] = []  # joined since that tick
         self._ends: list[tuple[int, int, Request]] = []
-        self._phases = [0] * block  # members by (cached - ticks) modulo block
+        self.phases = [0] * block  # members by (cached - ticks) modulo block
         self._reserved: dict[Request, int] = {}  # members that own more blocks than their tokens need, and how many
 
     def join(self, request: Request) -> None:
@@ -45,7 +45,7 @@ class Cohort:
             self._reserved[request] = request._held
             assert request._held * self.block >= cached + last - request._written, "a reservation lasts to the end"
         else:
-            self._phases[(cached - self.ticks) % self.block] += 1
+            self.phases[(cached - self.ticks) % self.block] += 1
         self.fresh.append(request)
 
     def leave(self, request: Request) -> None:
@@ -60,7 +60,7 @@ class Cohort:
         elif request in self.fresh:
             self.fresh.remove(request)
         if not self._reserved or self._reserved.pop(request, None) is None:
-            self._phases[(cached - self.ticks) % self.block] -= 1
+            self.phases[(cached - self.ticks) % self.block] -= 1
         self.size -= 1
         self.context -= cached
         request._cohort = None
@@ -73,7 +73,7 @@ class Cohort:
 
     def need(self, ahead: int = 0) -> int:
         """Blocks that the next tick takes, or the one so many ticks after it."""
-        return self._phases[-(self.ticks + ahead) % self.block]
+        return self.phases[-(self.ticks + ahead) % self.block]
 
     def first_end(self) -> int:
         """Ticks until the first member ends."""

@@ -267,6 +267,8 @@ class Shape(NamedTuple):
 class StepCost:
     """Seconds a step takes."""
 
+    vectorised: ClassVar[bool] = False  # whether `decode` takes an array of contexts as well, giving the same floats
+
     def seconds(self, shape: Shape) -> float:
         """Return the duration of one step."""
         raise NotImplementedError

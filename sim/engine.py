@@ -7,7 +7,6 @@ same durations in the same order as single steps would, so it gives the same ins
 from __future__ import annotations
 
 import gc
-import math
 from collections.abc import Generator, Sequence
 from typing import Any, Optional
 
@@ -15,8 +14,10 @@ import simpy
 
 from .core import Shape, StepCost
 from .driver import Driver
+from .leap import likely, stride
 from .step import Step
 
+SHORT = 24  # iterations of a leap that are cheaper one by one
 Events = Generator[simpy.Event, Any, None]
 
 
@@ -89,6 +90,8 @@ class Engine:
         self.busy = 0.0  # seconds of model calls
         self.waste = [0, 0]  # padded tokens and rows that nobody asked for
         self.widest = Shape()  # the largest of everything that was asked for
+        self._patient = driver.policy.max_wait is None
+        self._vectorised = cost.vectorised
         self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
 
     def run(self) -> float:
@@ -146,11 +149,8 @@ class Engine:
         self.waste[0] += shape.prefill_tokens - shape.prefill_live
         self.waste[1] += shape.decode_rows - shape.decode_live
         widest = self.widest
-        if (
-            shape.prefill_tokens > widest.prefill_tokens
-            or shape.prefill_rows > widest.prefill_rows
-            or shape.decode_rows
-        ):
+        wider = shape.prefill_tokens > widest.prefill_tokens or shape.prefill_rows > widest.prefill_rows
+        if wider or shape.decode_rows:
             self.widest = Shape(*map(max, widest, shape))
         if shape.prefill_rows or shape.swapped:
             seconds = self.cost.seconds(shape)
@@ -161,31 +161,33 @@ class Engine:
     def _leap(self, step: Step) -> tuple[int, float, float]:
         """Run the held plan until something happens; return iterations, and the ends of the first and the last."""
         driver, plan, live, context = self.driver, step.plan, step.decoders, step.context
-        server, inbox, calls = driver.server, driver.inbox, driver.calls
-        cohort, decode = server.cohort, self.cost.decode
-        rows = self.padding.rows(live) if self.padding.decode else live
-        if rows < live + plan.padding:
-            rows = live + plan.padding
+        server, inbox, decode = driver.server, driver.inbox, self.cost.decode
+        cohort, rows = server.cohort, live
+        if self.padding.decode or plan.padding:
+            rows = max(self.padding.rows(live), live + plan.padding)
         now = first = self.now + (decode(rows, live, context) + (self._cold.pop("decode", 0.0) if self._cold else 0.0))
-        limit = min(plan.hold + 1, cohort.first_end())
-        if inbox.lobby:
-            limit = min(limit, inbox.lobby[0][0] - calls)
-        if driver.settling:
-            limit = 1
-        arrival, wake = inbox.next_arrival, self._horizon(plan.wake)
-        if limit > 1 and now < wake and (now < arrival or inbox.lag > 1):
-            phases, block, phase = cohort._phases, cohort.block, -cohort.ticks
+        ticks, limit = 1, self._limit(step)
+        horizon = inbox.next_arrival if self._patient and plan.wake is None else self._horizon(plan.wake)
+        if limit > 1 and (now < horizon or inbox.lag > 1):
+            phases, block, phase = cohort.phases, cohort.block, -cohort.ticks
             free = server.pool.free - plan.spare
             durations: list[float] = []
-            ticks = 1
-            while ticks < limit and now < wake:
-                if now >= arrival:
-                    if inbox.lag == 1:
+            while ticks < limit:
+                if now >= horizon:
+                    limit, horizon = self._arrivals(plan.wake, now, ticks, limit)
+                    if ticks >= limit or now >= horizon:
                         break
-                    inbox.receive(now, calls + ticks)
-                    limit, arrival = min(limit, inbox.lobby[0][0] - calls), inbox.next_arrival
-                    if ticks >= limit:
-                        break
+                if ticks >= SHORT and self._vectorised:
+                    count = likely(now, horizon, durations[-1], limit - ticks)
+                    further, now, taken = stride(
+                        self.cost, rows, live, context, now, count, horizon, free, phases, phase - ticks + 1
+                    )
+                    ran = len(further)
+                    durations.extend(further.tolist())
+                    free, context, ticks = free - taken, context + live * ran, ticks + ran
+                    if ran < count and now < horizon:
+                        break  # short of blocks
+                    continue
                 taken = phases[(phase - ticks) % block]
                 if taken > free:
                     break
@@ -197,16 +199,29 @@ class Engine:
                 ticks += 1
             server.pool.free = free + plan.spare
             server.gaps.extend(durations, live)
-        else:
-            ticks = 1
         self.waste[1] += (rows - live) * ticks
         if rows > self.widest.decode_rows or context > self.widest.context:
             self.widest = Shape(*map(max, self.widest, Shape(decode_rows=rows, decode_live=live, context=context)))
         return ticks, first, now
 
+    def _limit(self, step: Step) -> float:
+        """Return how many iterations can run before somebody ends, is seen, or may come because of an end."""
+        driver, inbox = self.driver, self.driver.inbox
+        if driver.settling:
+            return 1
+        limit: float = min(step.plan.hold + 1, driver.server.cohort.first_end())
+        return min(limit, inbox.lobby[0][0] - driver.calls) if inbox.lobby else limit
+
     def _horizon(self, wake: Optional[float]) -> float:
-        wake = math.inf if wake is None else wake
-        if self.driver.policy.max_wait is None:
-            return wake
-        promotion = self.driver.server.next_promotion()
-        return wake if promotion is None else min(wake, promotion)
+        """Return the instant before which nobody arrives, wakes the policy or is promoted."""
+        promotion = None if self._patient else self.driver.server.next_promotion()
+        instants = (self.driver.inbox.next_arrival, wake, promotion)
+        return min(instant for instant in instants if instant is not None)
+
+    def _arrivals(self, wake: Optional[float], now: float, ticks: int, limit: float) -> tuple[float, float]:
+        """Let those in who arrive during a leap; return how many iterations it may still have, and its horizon."""
+        driver, inbox = self.driver, self.driver.inbox
+        if inbox.lag == 1 or inbox.next_arrival > now:
+            return limit, now
+        inbox.receive(now, driver.calls + ticks)
+        return min(limit, inbox.lobby[0][0] - driver.calls), self._horizon(wake)

@@ -18,7 +18,6 @@ from .server import Server
 if TYPE_CHECKING:
     from .traces.trace import Trace
 
-FRESH = ("id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix", "after", "delay", "fails")
 
 
 @dataclass
@@ -72,7 +71,12 @@ def load_trace(scenario: Scenario) -> Trace:
 
 def fresh(requests: Sequence[Request]) -> list[Request]:
     """Return copies that have not run yet."""
-    return [Request(**{name: getattr(request, name) for name in FRESH}) for request in requests]
+    return [
+        Request(
+            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix, r.after, r.delay, r.fails
+        )
+        for r in requests
+    ]
 
 
 def build(scenario: Scenario, requests: Sequence[Request], observers: Sequence[Observer] = ()) -> Driver:

@@ -20,6 +20,7 @@ from .driver import Driver
 from .engine import Engine, Padding, shape_of
 from .inbox import Inbox
 from .server import Server
+from .simulate import fresh
 from .step import Step, batch
 
 COST = LinearCost(base=0.01, prefill_token=0.001, decode_row=0.002, context=0.00001, swap_block=0.0005)
@@ -51,16 +52,6 @@ def some_requests(seed: int, count: int = 24) -> list[Request]:
         limit = output + chance.choice([0, 0, 5])
         requests.append(Request(id, now, chance.randint(1, 30), output, limit, priority=chance.randint(0, 2)))
     return requests
-
-
-def copies(requests: Sequence[Request]) -> list[Request]:
-    """Return the same requests, not yet served."""
-    return [
-        Request(
-            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix, r.after, r.delay, r.fails
-        )
-        for r in requests
-    ]
 
 
 class Recorder:
@@ -101,7 +92,7 @@ class Outcome:
 
 def drive(policy: Policy, setting: Setting, run: Callable[[Driver], None], observer: Any = None) -> Outcome:
     """Serve a setting's requests with whatever turns the driver."""
-    requests = copies(setting.requests)
+    requests = fresh(setting.requests)
     server = Server(
         policy, setting.blocks, setting.block_size, setting.host_blocks, setting.max_model_len,
         refuses=setting.refuses,
