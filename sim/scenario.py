@@ -77,6 +77,11 @@ class TraceFile(Section):
     path: str
     format: Optional[str] = None
     limit: Optional[int] = Field(None, gt=0, description="only the first so many requests")
+    columns: Optional[dict[str, str]] = Field(None, description="which column holds a field: {prompt: tokens_in}")
+    unit: Optional[Literal["s", "ms", "us", "ns"]] = Field(None, description="of its times, if not the format's own")
+    sort: bool = Field(False, description="put rows in order of arrival that are not")
+    window: Optional[tuple[float, float]] = Field(None, description="from which second to which")
+    tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
 
 
 class Scenario(Section):

@@ -8,7 +8,6 @@ from .metrics import WHERE
 
 if TYPE_CHECKING:
     from .simulate import Run
-    from .traces.trace import Trace
 
 WIDTH = 58
 TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)",
@@ -26,13 +25,11 @@ def rule(title: str, fill: str = "-") -> str:
     return f"{title:{fill}^{WIDTH}}" if title else fill * WIDTH
 
 
-def show_run(run: Run, trace: Trace | None = None) -> str:
+def show_run(run: Run) -> str:
     """Return the report of a run."""
     lines = [rule(" Serving Benchmark Result (simulated) ", "="), *benchmark(run)]
     lines += [rule(" What only a simulator knows "), *inside(run)]
     lines.append("=" * WIDTH)
-    if trace is not None and trace.dropped:
-        lines += [f"trace: dropped {count} rows: {reason}" for reason, count in trace.dropped.items()]
     if run.outside:
         lines.append(f"outside the profile's measured grid: {'; '.join(run.outside)}")
     if run.stuck:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Optional
@@ -61,7 +62,11 @@ def load_trace(scenario: Scenario) -> Trace:
     if scenario.trace is not None:
         from .traces.load import load
 
-        return load(scenario.trace.path, format=scenario.trace.format, limit=scenario.trace.limit)
+        file = scenario.trace
+        return load(
+            file.path, file.format, file.columns, file.limit, file.tokenizer,
+            unit=file.unit, sort=file.sort, seed=scenario.seed, window=file.window or (0.0, math.inf),
+        )  # fmt: skip
     if scenario.workload is not None:
         from .traces.synth import synthesise
 

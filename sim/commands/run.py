@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from contextlib import ExitStack
 from typing import Any
 
@@ -23,7 +24,7 @@ def register(commands: Any) -> None:
 
 
 def run_scenario(args: argparse.Namespace) -> int:
-    """Simulate and report; 1 when the engine got stuck, 3 when an objective was given and nobody met it."""
+    """Simulate and report; 1 when the engine got stuck."""
     import json
 
     from ..log import DecisionLog
@@ -33,6 +34,8 @@ def run_scenario(args: argparse.Namespace) -> int:
 
     scenario = scenario_of(args)
     trace = load_trace(scenario)
+    for remark in trace.remarks():
+        print(f"sim: {remark}", file=sys.stderr)
     with ExitStack() as files:
         observers: list[Any] = []
         if args.decisions:
@@ -44,5 +47,5 @@ def run_scenario(args: argparse.Namespace) -> int:
         run = simulate(scenario, trace, observers, leaps=not args.no_leaps)
     if args.output:
         write_run(run, args.output)
-    print(json.dumps(run.result(), indent=1) if args.json else show_run(run, trace))
+    print(json.dumps(run.result(), indent=1) if args.json else show_run(run))
     return 1 if run.stuck else 0

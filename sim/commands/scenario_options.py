@@ -42,7 +42,8 @@ def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
         trace = {"path": args.trace, **({"format": args.format} if args.format else {})}
         tree = merge(tree, {"trace": trace})
     if args.X is not None:
-        seconds = args.T if args.T is not None else 1500 / args.X if args.X > 0 else 0.0
+        # the generator sends int(T * X): a hair more than 1500 / X makes that 1500 for every X
+        seconds = args.T if args.T is not None else 1500 / args.X * (1 + 1e-9) if args.X > 0 else 0.0
         tree = merge(tree, {"workload": {"contest": {"X": args.X, "T": seconds}}})
     if args.profile:
         tree["profile"] = args.profile
