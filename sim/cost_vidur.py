@@ -74,4 +74,5 @@ def load_tables(file: Path) -> VidurCost:
     for name, width in zip(TABLES, (1, 1, 2, 2)):
         if found[name].ndim != width or not numpy.isfinite(found[name]).all():
             raise BadInput(f"{file}: {name}: expected finite numbers in {width} dimension{'s' * (width > 1)}")
-    return VidurCost(*(found[name].tolist() for name in TABLES), layers=int(found["layers"]))
+    comp, save, decode, prefill = (found[name].tolist() for name in TABLES)
+    return VidurCost(comp, save, decode, prefill, int(found["layers"]))

@@ -1,0 +1,224 @@
+"""vLLM v0's two schedulers told once more: the passes they share, then the order each runs them in."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Optional
+
+from .vllm_reference import Engine, Job
+
+
+class Passes(Engine):
+    """The passes over running and swapped, and the memory tests."""
+
+    def gate(self, waiting: Any, running: Any) -> bool:
+        if self.prev_prompt:
+            self.latency = self.now - self.prev_time
+        self.prev_time, self.prev_prompt = self.now, False
+        factor = self.knobs.get("delay_factor", 0)
+        if factor > 0 and waiting:
+            return self.now - min(job.arrival for job in waiting) > factor * self.latency or not running
+        return True
+
+    def can_allocate(self, job: Job) -> str:
+        need = self.nb(job.len)
+        if self.total - need < self.wm:
+            return "never"
+        return "ok" if self.free - need >= self.wm else "later"
+
+    def can_append(self, job: Job) -> bool:
+        touched = self.knobs["append_rule"] == "touched"
+        return self.free >= (0 if touched and job.prefill and job.len % self.bs == 0 else 1)
+
+    def append(self, job: Job) -> None:
+        more = max(0, self.nb(job.len) - job.held)
+        job.held += more
+        self.free -= more
+        assert self.free >= 0
+
+    def preempt(self, job: Job) -> str:
+        job.preemptions += 1
+        how = "swap" if self.knobs.get("preemption_mode") == "swap" else "recompute"
+        if how == "swap":
+            need = job.held if self.knobs["append_rule"] == "any_free" else self.nb(job.len)
+            if need > self.free_cpu:
+                self.error = "dead"
+                return how
+            job.host = job.held
+            self.free_cpu -= job.host
+            self.copied += job.host
+        else:
+            job.comp, job.prefill = 0, True
+        self.free += job.held
+        job.held = 0
+        self.preempted.append([job.id, how])
+        return how
+
+    def running_pass(self, budget: Optional[int]) -> tuple[list[Any], list[Any], list[Job], list[Job], list[Job]]:
+        queue = deque(self.running)
+        if self.knobs["sort_running"]:
+            queue = deque(sorted(queue, key=lambda job: job.arrival))
+        decodes: list[Any] = []
+        prompts: list[Any] = []
+        recompute: list[Job] = []
+        out: list[Job] = []
+        while queue:
+            job = queue[0]
+            n = job.todo if budget is None else min(job.todo, budget)
+            if n == 0:
+                break
+            queue.popleft()
+            while not self.can_append(job):
+                victim = queue.pop() if queue else job
+                (recompute if self.preempt(victim) == "recompute" else out).append(victim)
+                if victim is job or self.error:
+                    break
+            else:
+                self.append(job)
+                (prompts if job.prefill else decodes).append([job, n])
+                if budget is not None:
+                    budget -= n
+        return decodes, prompts, list(queue), recompute, out
+
+    def swap_pass(self, seqs: int, budget: int) -> list[Any]:
+        if self.knobs["swap_order"] == "arrival":
+            self.swapped.sort(key=lambda job: job.arrival)
+        back: list[Any] = []
+        while self.swapped:
+            job = self.swapped[0]
+            need = job.host + 1 if self.knobs["append_rule"] == "any_free" else (job.len - 1) // self.bs + 1
+            if self.knobs.get("fail_infeasible", True) and self.total < need:
+                self.ignored.append(job.id)
+                self.swapped.pop(0)
+                self.free_cpu += job.host
+                continue
+            if self.free - need < self.wm or seqs + 1 > self.knobs["max_num_seqs"] or job.todo > budget:
+                break
+            self.swapped.pop(0)
+            seqs, budget = seqs + 1, budget - job.todo
+            self.free -= job.host
+            self.free_cpu += job.host
+            self.copied += job.host
+            job.held, job.host = job.host, 0
+            self.append(job)
+            self.swap_in.append(job.id)
+            back.append([job, job.todo])
+        return back
+
+
+class V0(Passes):
+    """The default scheduler."""
+
+    def prefill_pass(self) -> list[Any]:
+        knobs, scope = self.knobs, self.knobs["delay_scope"]
+        frozen_waiting, frozen_running = list(self.waiting), list(self.running)
+        budget = knobs["max_num_batched_tokens"]
+        admitted: list[Any] = []
+        while True:
+            waiting = frozen_waiting if scope == "queue" else self.waiting
+            running = frozen_running if scope != "request" else [*self.running, *admitted]
+            if not self.gate(waiting, running) or not self.waiting:
+                break
+            job = self.waiting[0]
+            if job.len > min(knobs["max_model_len"], budget) or self.can_allocate(job) == "never":
+                self.ignored.append(self.waiting.popleft().id)
+                continue
+            if self.can_allocate(job) == "later":
+                break
+            lens = [n for _, n in admitted] + [job.len]
+            padded = len(lens) * max(lens)
+            if (padded if knobs.get("padded_prefill") else sum(lens)) > budget:
+                break
+            if len(self.running) + len(lens) > knobs["max_num_seqs"]:
+                break
+            if knobs.get("padded_prefill") and padded - sum(lens) > knobs["max_paddings"]:
+                break
+            self.waiting.popleft()
+            self.append(job)
+            admitted.append([job, job.len])
+        if admitted or (self.ignored and knobs.get("ignored_step")):
+            self.prev_prompt = True
+        return admitted
+
+    def schedule(self) -> None:
+        admitted = [] if self.swapped else self.prefill_pass()
+        if admitted or (self.ignored and self.knobs.get("ignored_step")):
+            self.running += [job for job, _ in admitted]
+            self.batch = admitted
+            return
+        if self.knobs.get("policy") == "priority":
+            self.priority_pass()
+        decodes, _, _, recompute, out = self.running_pass(None)
+        left = self.knobs["max_num_batched_tokens"] - len(decodes)
+        back = [] if recompute or out else self.swap_pass(len(decodes), left)
+        self.running = [job for job, _ in decodes + back]
+        self.waiting.extendleft(recompute)
+        self.swapped += out
+        self.batch = decodes + back
+        if self.knobs["sort_running"]:  # the policies show the batch sorted already; the engine sorts before it is used
+            self.running.sort(key=lambda job: job.arrival)
+
+    def priority_pass(self) -> None:
+        def key(job: Job) -> tuple[int, int]:
+            return (job.priority, job.arrival)
+
+        self.running.sort(key=key)
+        if not self.waiting:
+            return
+        head = self.waiting.popleft()
+        while self.running and key(self.running[-1]) > key(head):
+            fits = self.can_allocate(head) == "ok" and head.len <= self.knobs["max_num_batched_tokens"]
+            if fits and len(self.running) + 1 <= self.knobs["max_num_seqs"]:
+                break
+            victim = self.running.pop()
+            mode, self.knobs["preemption_mode"] = self.knobs.get("preemption_mode"), None
+            self.preempt(victim)
+            self.knobs["preemption_mode"] = mode
+            self.waiting.appendleft(victim)
+        self.waiting.appendleft(head)
+        self.waiting = deque(sorted(self.waiting, key=key))
+
+
+class Chunked(Passes):
+    """The scheduler with chunked prefill."""
+
+    def schedule(self) -> None:
+        knobs = self.knobs
+        old_waiting, old_running = list(self.waiting), list(self.running)
+        decodes, prompts, left, recompute, out = self.running_pass(knobs["max_num_batched_tokens"])
+        tokens = knobs["max_num_batched_tokens"] - len(decodes) - sum(n for _, n in prompts)
+        seqs = len(decodes) + len(prompts)
+        back = [] if recompute or out else self.swap_pass(seqs, tokens)
+        tokens, seqs = tokens - sum(n for _, n in back), seqs + len(back)
+        fresh = self.prefill_pass(old_waiting, old_running, tokens, seqs)
+        self.waiting.extendleft(recompute)
+        self.swapped += out
+        back_decodes = [part for part in back if not part[0].prefill]
+        back_prompts = [part for part in back if part[0].prefill]
+        self.batch = fresh + prompts + back_prompts + decodes + back_decodes
+        if knobs["sort_running"]:
+            order = fresh + decodes + prompts + back_decodes + back_prompts
+            self.running = sorted(left + [job for job, _ in order], key=lambda job: job.arrival)
+        else:
+            ending = [part for part in prompts if part[1] == part[0].todo]
+            others = [part for part in prompts if part[1] < part[0].todo]
+            self.running = left + [j for j, _ in back_decodes + back_prompts + decodes + ending + others + fresh]
+
+    def prefill_pass(self, old_waiting: list[Job], old_running: list[Job], tokens: int, seqs: int) -> list[Any]:
+        fresh: list[Any] = []
+        no_op = self.knobs["delay_scope"] != "queue"
+        while (self.gate(old_waiting, [] if no_op else old_running)) and self.waiting:
+            job = self.waiting[0]
+            n = min(job.len, tokens)
+            if n > self.knobs["max_model_len"] or self.can_allocate(job) == "never":
+                self.ignored.append(self.waiting.popleft().id)
+                continue
+            if self.can_allocate(job) == "later" or n == 0 or seqs + 1 > self.knobs["max_num_seqs"]:
+                break
+            self.waiting.popleft()
+            self.append(job)
+            fresh.append([job, n])
+            tokens, seqs = tokens - n, seqs + 1
+        if fresh:
+            self.prev_prompt = True
+        return fresh
