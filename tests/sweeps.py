@@ -1,0 +1,51 @@
+"""Small sweeps for the tests of sweep, search, compare and report: costs of their own, a second or less each."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+COSTS = {"kind": "linear", "prefill": 0.02, "prefill_token": 0.0001, "decode_step": 0.02, "decode_row": 0.0005}
+LENGTHS = {"kind": "lognormal", "prompt": {"mean": 30, "sd": 20}, "output": {"mean": 20, "sd": 15}}
+FILES = ("experiment.json", "runs.jsonl", "summary.csv", "pareto.csv", "best.yaml", "report.html")
+
+
+def workload(requests: int = 40, rate: float = 4.0) -> dict[str, Any]:
+    """Return a Poisson workload."""
+    return {"requests": requests, "arrivals": {"kind": "poisson", "rate": rate}, "lengths": LENGTHS}
+
+
+def base(**changes: Any) -> dict[str, Any]:
+    """Return a scenario."""
+    return {"workload": workload(), "policy": {"name": "llm-serving"}, "profile": COSTS, **changes}
+
+
+def sweep_file(folder: Path, **keys: Any) -> Path:
+    """Write a sweep file over a few knobs."""
+    params = {"policy.decode_batch": [2, 4, 8], "policy.order": ["arrival", "longest-output"]}
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"base": base(), "params": params, "replications": 3, **keys}, sort_keys=False))
+    return path
+
+
+def sim(*words: Any) -> int:
+    """Run a command in this process."""
+    from servesim.cli import main
+
+    return main([str(word) for word in words])
+
+
+def started(*words: Any, **how: Any) -> subprocess.Popen[str]:
+    """Start a command in a process of its own."""
+    command = [sys.executable, "-m", "servesim", *map(str, words)]
+    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **{**quiet, **how})  # type: ignore[call-overload,no-any-return]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Return the files of an experiment."""
+    return {name: (folder / name).read_bytes() for name in FILES}
