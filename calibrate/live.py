@@ -78,6 +78,7 @@ class Live:
         self.stopped = False
         # one a model call: when it was begun, when the backend was called, when it had ended, its shape
         self.calls: list[tuple[float, float, float, Shape]] = []
+        self.written: Sequence[int] = ()  # by the rows of the last call
         self._looked = 0.0
 
     def run(self) -> float:
@@ -125,6 +126,7 @@ class Live:
             backend.synchronize()
             tokens = []
         end = self.clock.after(shape)
+        self.written = tokens
         self.stories.write(tokens)
         self.calls.append((step.start, called, end, shape))
         return end

@@ -14,8 +14,8 @@ from ..metrics import Measures, lose
 from ..profile import Profile
 from ..results import open_text, write_run
 from ..scenario import Scenario
-from ..simulate import FRESH, Run, build
-from .live import TIMES
+from ..simulate import Run, build
+from .live import REQUEST, TIMES
 
 DECISIONS = "decisions.jsonl.gz"
 STEPS = "steps.csv"
@@ -107,7 +107,7 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
     """Write the requests as they were sent, enough to send or simulate them again."""
     with open_text(path) as file:
         for request in requests:
-            row = {name: getattr(request, name) for name in FRESH}
+            row = {name: getattr(request, name) for name in REQUEST}
             file.write(json.dumps({**row, "prefix": list(request.prefix)}) + "\n")
 
 

@@ -35,6 +35,7 @@ BACKENDS = {  # the module and class of each
 JOBS = {  # what runs next to the device for long, and reports as it goes: a function (backend, args, emit) -> result
     "probe": ("servesim.calibrate.probe", "run"),
     "replay": ("servesim.calibrate.live", "replay"),
+    "serve": ("servesim.calibrate.desk", "serve"),
     "exercise": ("servesim.calibrate.exercise", "run"),
 }
 PARENT_CHECK = 2.0  # seconds between two looks whether the parent still lives

@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from servesim.calibrate.backend import MODELS
 from servesim.calibrate.clock import VirtualClock
 from servesim.calibrate.fake import Fake
-from servesim.calibrate.live import REQUEST, replay
+from servesim.calibrate.live import REQUEST, assemble, replay
 from servesim.calibrate.stories import shape_of
 from servesim.core import ORDERS, BadInput, Request, Stuck
 from servesim.cost import LinearCost
+from servesim.driver import Driver
 from servesim.engine import NO_PADDING, Engine
 from servesim.engine import shape_of as simulated_shape
 from servesim.log import DecisionLog
@@ -143,3 +144,43 @@ def test_the_live_shape_of_a_step_is_the_simulated_one_without_padding() -> None
         Engine(build(scenario, requests, (Compare(),)), COST, NO_PADDING).run()
     assert len(seen) > 50
     assert all(live == simulated for live, simulated in seen)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_aborted_requests_leave_no_blocks_behind(name: str) -> None:
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(scenarios(name), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6))
+    def aborted(drawn: tuple[Scenario, list[list[Any]]], aborts: list[tuple[int, int]]) -> None:
+        scenario, rows = drawn
+        requests = [Request(**dict(zip(REQUEST, row))) for row in rows]
+        try:
+            driver, tables = assemble(scenario.policy, {**scenario.engine.model_dump(), "refuse": "always"}, requests)
+            left = serve_with_aborts(driver, requests, aborts)
+        except (BadInput, Stuck):
+            return
+        assert left == []
+        held = sum(len(tables.tables.get(request, ())) for request in driver.server.finished)
+        assert len(tables.free) + held == tables.total
+
+    aborted()
+
+
+def serve_with_aborts(driver: Driver, requests: list[Request], aborts: list[tuple[int, int]]) -> list[Request]:
+    """Run to the end, taking requests out before given calls; return who is still there."""
+    now = 0.0
+    for _ in range(3000):
+        for call, id in aborts:
+            if call == driver.calls and id < len(requests) and requests[id].place in ("waiting", "running", "swapped"):
+                driver.abort(requests[id], now, "gone")
+                driver.server.check()
+        step = driver.begin(now)
+        if step is None:
+            instant = driver.next_event()
+            if instant is None:
+                break
+            now = instant
+            continue
+        now += 1.0
+        driver.end(step, now)
+        driver.server.check()
+    return driver.server.present()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any, Optional
 
 from .scenario_options import add_scenario_options, scenario_of
@@ -59,7 +60,13 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     scenarios = scenarios_of(args)
     if args.url:
         return against_url(args, scenarios)
-    return on_backend(args, scenarios)
+    from ..calibrate.pipe import WorkerFailed
+
+    try:
+        return on_backend(args, scenarios)
+    except WorkerFailed as failed:
+        print(f"sim: {failed}", file=sys.stderr)
+        return 1
 
 
 def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
@@ -122,6 +129,11 @@ def show_live(replayed: Replayed, stage: Optional[Stage]) -> None:
     for name, count in live.measures.outcomes().items():
         if name != "finished":
             print(f"requests {name}: {count}")
+    if late := live.extra.get("lateness_ms"):
+        print(f"sent late by {late['mean']:.2f} ms in the mean, {late['max']:.2f} ms at most")
+        print(f"most streams open at once: {live.extra['most_open']}")
+    for reason, count in live.extra.get("reasons", {}).items():
+        print(f"{count} x {reason}")
     if live.stopped:
         print("stopped early: these are the results so far")
     if live.stuck:

@@ -1,0 +1,115 @@
+"""A replay from the client's side: a trace sent to a running server, and its answers as a measured run."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Optional
+
+import numpy as np
+
+from ..core import BadInput, Request
+from ..cost import LinearCost
+from ..profile import Profile
+from ..scenario import Scenario
+from ..simulate import fresh, simulate
+from ..traces.trace import Trace
+from .api import Api, LlmServing, OpenAI
+from .load import Load, first_model, room_for
+from .outcome import LiveRun, live_run
+from .replay import ProgressLine, Replayed
+from .side import side_of
+from .verify import compare
+
+
+def replay_against(
+    args: argparse.Namespace, name: str, scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile]
+) -> Replayed:
+    """Send requests to args.url; with a profile, simulate and compare too."""
+    if not str(args.url).startswith(("http://", "https://")):
+        raise BadInput(f"--url: expected http://HOST:PORT, got {args.url!r}")
+    api: Api = LlmServing() if args.api == "llm-serving" else OpenAI(args.served_model or first_model(args.url))
+    if args.warm_up:
+        send(args.url, api, at_once(requests[: args.warm_up]), args.timeout)
+    load = send(args.url, api, requests, args.timeout, ProgressLine(name, len(requests), args.quiet))
+    live = as_live(load, scenario, profile or Profile("none", LinearCost()), requests)
+    replayed = Replayed(name, live, replace(side_of(live), name=name))
+    if profile is not None and not live.stopped:
+        trace = Trace(fresh(requests), "replay", "synth")
+        replayed.run = simulate(scenario, trace, profile=profile)
+        replayed.simulated = replace(side_of(replayed.run), name=name)
+        replayed.comparison = compare(replayed.simulated, replayed.measured)
+    return replayed
+
+
+def send(url: str, api: Api, requests: Sequence[Request], timeout: float, line: Optional[ProgressLine] = None) -> Load:
+    """Run the generator."""
+    room_for(len(requests))
+    progress = None if line is None else (lambda state: line(shown(state, len(requests))))
+    load = Load(url, api, requests, timeout, progress)
+    asyncio.run(load.run())
+    if line is not None:
+        line.end()
+    return load
+
+
+def shown(state: dict[str, Any], total: int) -> dict[str, Any]:
+    """Return a client's state as the progress line shows it: what is open is waiting or running, nobody can tell."""
+    rate = state["written"] / max(state["t"], 1e-9)
+    return {**state, "waiting": total - state["done"] - state["open"], "running": state["open"], "swapped": 0,
+            "tokens_per_s": rate}  # fmt: skip
+
+
+def at_once(requests: Sequence[Request]) -> list[Request]:
+    """Return copies that all arrive now and write little."""
+    copies = fresh(requests)
+    for request in copies:
+        request.arrival, request.after = 0.0, None
+        request.limit = min(16, request.limit)
+    return copies
+
+
+def as_live(load: Load, scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> LiveRun:
+    """Return what the clients saw as a measured run; latencies count from the real sending."""
+    rows, gaps = [], []
+    for sending in load.sendings:
+        first = sending.times[0] if sending.times else None
+        last = sending.times[-1] if sending.times else None
+        gaps += np.diff(sending.times).tolist()
+        sent = sending.due if sending.sent is None else sending.sent
+        end = sending.end if sending.outcome is not None else None
+        outcome = sending.outcome
+        if outcome == "finished" and first is None:
+            outcome, sending.reason = "failed", "an answer without a token"
+        rows.append([sending.written, sent, sent, None, first, last, end, end, 0.0, 0.0, 0.0, 0.0, 0,
+                     outcome, sending.reason])  # fmt: skip
+    told = {
+        "requests": rows, "calls": [], "gaps": [gaps, [1] * len(gaps)], "computed": 0, "stuck": None,
+        "end": max((sending.end or 0.0 for sending in load.sendings), default=0.0), "stopped": load.stopped,
+        "backend": {"url": load.url}, "decisions": [], "host": [0.0, 0.0], "late": 0.0,
+        "blocks_left": None, "blocks": None,
+    }  # fmt: skip
+    live = live_run(scenario, profile, fresh(requests), told)
+    live.extra = about(load)
+    return live
+
+
+def about(load: Load) -> dict[str, Any]:
+    """Return how the sending itself went."""
+    late = np.array([1e3 * (s.sent - s.due) for s in load.sendings if s.sent is not None])
+    reasons: dict[str, int] = {}
+    for sending in load.sendings:
+        if sending.reason:
+            reasons[sending.reason] = reasons.get(sending.reason, 0) + 1
+    wrong = sum(s.outcome == "finished" and s.written != min(s.request.output, s.request.limit) for s in load.sendings)
+    return {
+        "lateness_ms": {} if not len(late) else {
+            "mean": float(late.mean()), "p99": float(np.percentile(late, 99)), "max": float(late.max()),
+        },
+        "reasons": dict(sorted(reasons.items(), key=lambda item: -item[1])[:20]),
+        "wrong_length": wrong,
+        "pings": sum(sending.pings for sending in load.sendings),
+        "most_open": load.most_open,
+    }  # fmt: skip
