@@ -267,8 +267,6 @@ class Shape(NamedTuple):
 class StepCost:
     """Seconds a step takes."""
 
-    vectorised: ClassVar[bool] = False  # whether `decode` takes an array of contexts as well, giving the same floats
-
     def seconds(self, shape: Shape) -> float:
         """Return the duration of one step."""
         raise NotImplementedError
@@ -276,6 +274,10 @@ class StepCost:
     def decode(self, rows: int, live: int, context: int) -> float:
         """Return the duration of a decode-only step: the inner loop's short cut."""
         return self.seconds(Shape(decode_rows=rows, decode_live=live, context=context))
+
+    def line(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+        """Return a and b where `decode` is exactly a + b * context for such a batch; leaps are faster for it."""
+        return None
 
 
 @dataclass(frozen=True)

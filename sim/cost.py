@@ -50,9 +50,11 @@ class LinearCost(StepCost):
         return seconds + self.swap_block * shape.swapped
 
     def decode(self, rows: int, live: int, context: int) -> float:
-        return self.base + (
-            self.decode_step + self.decode_row * rows + self.decode_live * live + self.context * context
-        )
+        fixed, slope = self.line(rows, live)
+        return fixed + slope * context
+
+    def line(self, rows: int, live: int) -> tuple[float, float]:
+        return self.base + (self.decode_step + self.decode_row * rows + self.decode_live * live), self.context
 
 
 @dataclass(frozen=True)
@@ -91,12 +93,16 @@ class TableCost(StepCost):
         return seconds + self.prefill_area * shape.prefill_tokens**2 / shape.prefill_rows
 
     def decode(self, rows: int, live: int, context: int) -> float:
+        fixed, slope = self.line(rows, live)
+        return fixed + slope * context
+
+    def line(self, rows: int, live: int) -> tuple[float, float]:
         line = self._lines.get(rows)
         if line is None:
-            line = self._lines[rows] = self._line(rows)
-        return line[0] + line[1] * live + line[2] * context
+            line = self._lines[rows] = self._gear(rows)
+        return line[0] + line[1] * live, line[2]
 
-    def _line(self, rows: int) -> tuple[float, float, float]:
+    def _gear(self, rows: int) -> tuple[float, float, float]:
         gears = self.decode_gears
         if self.rounded:
             rows = next((int(gear[0]) for gear in gears if gear[0] >= rows), rows)

@@ -91,7 +91,6 @@ class Engine:
         self.waste = [0, 0]  # padded tokens and rows that nobody asked for
         self.widest = Shape()  # the largest of everything that was asked for
         self._patient = driver.policy.max_wait is None
-        self._vectorised = cost.vectorised
         self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
 
     def run(self) -> float:
@@ -165,6 +164,8 @@ class Engine:
         cohort, rows = server.cohort, live
         if self.padding.decode or plan.padding:
             rows = max(self.padding.rows(live), live + plan.padding)
+        line = self.cost.line(rows, live)
+        fixed, slope = line or (0.0, 0.0)
         now = first = self.now + (decode(rows, live, context) + (self._cold.pop("decode", 0.0) if self._cold else 0.0))
         ticks, limit = 1, self._limit(step)
         horizon = inbox.next_arrival if self._patient and plan.wake is None else self._horizon(plan.wake)
@@ -177,10 +178,10 @@ class Engine:
                     limit, horizon = self._arrivals(plan.wake, now, ticks, limit)
                     if ticks >= limit or now >= horizon:
                         break
-                if ticks >= SHORT and self._vectorised:
+                if ticks >= SHORT and line is not None:
                     count = likely(now, horizon, durations[-1], limit - ticks)
                     further, now, taken = stride(
-                        self.cost, rows, live, context, now, count, horizon, free, phases, phase - ticks + 1
+                        line, live, context, now, count, horizon, free, phases, phase - ticks + 1
                     )
                     ran = len(further)
                     durations.extend(further.tolist())
@@ -193,7 +194,7 @@ class Engine:
                     break
                 free -= taken
                 context += live
-                duration = decode(rows, live, context)
+                duration = decode(rows, live, context) if line is None else fixed + slope * context
                 durations.append(duration)
                 now += duration
                 ticks += 1

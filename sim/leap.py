@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-
-from .core import StepCost
 
 Array = npt.NDArray[np.float64]
 STRIDE = 8192  # iterations at once
@@ -20,17 +16,16 @@ def likely(now: float, horizon: float, duration: float, most: float) -> int:
 
 
 def stride(
-    cost: StepCost, rows: int, live: int, context: int, now: float, count: int, horizon: float, free: int,
+    line: tuple[float, float], live: int, context: int, now: float, count: int, horizon: float, free: int,
     phases: Sequence[int], phase: int,
 ) -> tuple[Array, float, int]:  # fmt: skip
-    """Run up to `count` more iterations, none beginning at or after the horizon or without blocks.
+    """Run up to `count` more iterations of a + b * context seconds, none beginning at or after the horizon or without blocks.
 
     `context` is that of the iteration just run, `phase` where its cohort stands in its blocks. Return the durations,
     the end of the last iteration and the blocks taken. Accumulation adds one by one, as single steps do.
     """
     ahead = np.arange(1, count + 1)
-    contexts: Any = context + live * ahead
-    durations: Array = np.broadcast_to(cost.decode(rows, live, contexts), (count,))
+    durations: Array = line[0] + line[1] * (context + live * ahead)
     ends = np.add.accumulate(np.concatenate(([now], durations)))
     taken = np.cumsum(np.asarray(phases)[(phase - ahead) % len(phases)])
     fits = int(np.searchsorted(taken, free, side="right"))
