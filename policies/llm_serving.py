@@ -107,7 +107,10 @@ class LLMServing(Policy):
                 reject = [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(strangers)]
                 return Plan(reject=reject, **moves)
         if prompts:
-            return Plan(chunks=[Chunk(r, r.pending) for r in islice(prompts, self.prefill_batch)], **moves)
+            chunks = [Chunk(r, r.prompt + r.written) for r in islice(prompts, self.prefill_batch)]
+            if len(chunks) == len(prompts) and not view.prefilling:
+                moves["admit"] = ()  # a chunk admits by itself, in the same order
+            return Plan(chunks=chunks, **moves)
         if decoding:
             return Plan(decode=True, hold=0 if "evict" in moves else FOREVER, **moves)
         return Plan(**moves)

@@ -45,7 +45,7 @@ class Request:
         "serial", "place", "slot", "end", "host", "complete", "evictions", "outcome", "reason",
         "visible", "scheduled", "first_token", "last_token", "finish", "seen",
         "queued", "prefilling", "decoding", "swapped", "since",
-        "_written", "_cached", "_held", "_cohort", "_joined", "_due", "_busy",
+        "_written", "_cached", "_held", "_cohort", "_joined", "_due", "_busy", "_listed",
     )  # fmt: skip
 
     def __init__(
@@ -100,6 +100,7 @@ class Request:
         self._joined = 0
         self._due = 0
         self._busy = 0.0
+        self._listed = False  # among its server's prefilling
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, {self.place}, {self.prompt}+{self.written}, cached {self.cached})"

@@ -42,6 +42,7 @@ class Driver:
         self.server = server
         self.inbox = inbox
         self.observers = observers
+        server.recording = bool(observers)
         self.end_lag = end_lag  # clients see the end of a stream only when the next call has ended
         self.check = check
         self.calls = 0  # model calls ended

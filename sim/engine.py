@@ -114,16 +114,16 @@ class Engine:
                 instant = driver.next_event()
                 if instant is None:
                     return
-                yield env.timeout(max(0.0, instant - env.now))
                 self.now = instant
+                yield env.timeout(max(0.0, instant - env.now))
                 continue
             if self.leaps and step.plan.hold and not step.chunks and not step.skipped:
                 end = self._leap_on(step)
             else:
                 end = self.now + self._seconds(step)
                 self._end(step, end, 1, None)
-            delay = end - env.now
-            yield env.timeout(delay if delay > 0.0 else 0.0)
+            if env.peek() <= end:  # the clock is handed over when somebody else has something to do before
+                yield env.timeout(max(0.0, end - env.now))
 
     def _end(self, step: Step, end: float, ticks: int, first: Optional[float]) -> None:
         self.busy += end - self.now

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -19,7 +20,7 @@ def stride(
     line: tuple[float, float], live: int, context: int, now: float, count: int, horizon: float, free: int,
     phases: Sequence[int], phase: int,
 ) -> tuple[Array, float, int]:  # fmt: skip
-    """Run up to `count` more iterations of a + b * context seconds, none beginning at or after the horizon or without blocks.
+    """Run up to `count` more iterations of a + b * context seconds, none begun beyond the horizon or without blocks.
 
     `context` is that of the iteration just run, `phase` where its cohort stands in its blocks. Return the durations,
     the end of the last iteration and the blocks taken. Accumulation adds one by one, as single steps do.

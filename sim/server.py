@@ -57,6 +57,8 @@ class Server:
         self.done: list[Request] = []  # in the order they ended
         self.written = 0  # tokens of answers, over all requests: what counts as progress
         self.computed = 0  # prompt tokens run, those run again included
+        self.recording = False  # whether somebody wants to know who took which place
+        self._slotted = policy.running_order == "slot"
         self._slots: list[int] = []  # freed ones, lowest first
         self._next_slot = 0
         self._overdue: list[tuple[float, int, Request]] = []  # waiting requests by arrival, for max_wait
@@ -128,7 +130,7 @@ class Server:
             self._start_all(plan.chunks, step, now)
         if plan.running is not None:
             self.running.reorder(plan.running)
-            self.prefilling.reorder([request for request in plan.running if request._cohort is None])
+            self.prefilling.reorder([request for request in plan.running if request._listed])
         if plan.decode:
             self._decode(step)
         elif plan.chunks and self.cohort.size:
@@ -148,7 +150,8 @@ class Server:
             self.pool.free += request._held
             request._held = 0
         for eviction in plan.evict:
-            step.evicted = [*step.evicted, (eviction.request, eviction.how, eviction.request.slot)]
+            if self.recording:
+                step.evicted = [*step.evicted, (eviction.request, eviction.how, eviction.request.slot)]
             step.swapped += self._evict(eviction, now)
         if plan.waiting is not None:
             self.waiting.reorder(plan.waiting)
@@ -157,15 +160,16 @@ class Server:
         for request in plan.fetch:
             step.swapped += self._fetch(request, now)
         for request in plan.admit:
-            self._admit(request, step)
+            self._admit(request, step, True)
         for rejection in plan.reject:
             self._reject(rejection, now)
 
     def _start_all(self, chunks: Sequence[Chunk], step: Step, now: float) -> None:
         started = [chunk for chunk in chunks if chunk.request._cohort is None]
         for chunk in started:
-            if chunk.request.place != "running":
-                self._admit(chunk.request, step)
+            request = chunk.request
+            if request.place != "running":
+                self._admit(request, step, chunk.tokens < request.prompt + request._written - request._cached)
             self._start(chunk, now)
         step.chunks = started
 
@@ -207,15 +211,26 @@ class Server:
         self.pool.free -= blocks
         assert self.pool.free >= 0, "a plan may not take more blocks than are free"
 
-    def _admit(self, request: Request, step: Step) -> None:
+    def _admit(self, request: Request, step: Step, prefills_on: bool) -> None:
+        """Give a place in running; who will still be prefilling after this step is listed among those."""
         (self.waiting if request.place == "waiting" else self.swapped).remove(request)
         self._run(request)
-        step.admitted = [*step.admitted, (request, request.slot)]
+        if prefills_on:
+            self._list(request)
+        if self.recording:
+            step.admitted = [*step.admitted, (request, request.slot)]
+
+    def _list(self, request: Request) -> None:
         self.prefilling.push(request)
+        request._listed = True
+
+    def _unlist(self, request: Request) -> None:
+        self.prefilling.remove(request)
+        request._listed = False
 
     def _run(self, request: Request) -> None:
         request.place = "running"
-        if self.policy.running_order == "slot":
+        if self._slotted:
             if self._slots:
                 request.slot = heappop(self._slots)
             else:
@@ -252,7 +267,7 @@ class Server:
         if request._cohort is not None:
             self.cohort.leave(request)
         else:
-            self.prefilling.remove(request)
+            self._unlist(request)
         self._unrun(request)
         request.evictions += 1
 
@@ -277,7 +292,7 @@ class Server:
         if request.complete:
             self.cohort.join(request)
         else:
-            self.prefilling.push(request)
+            self._list(request)
         return copied
 
     def _fetch(self, request: Request, now: float) -> int:
@@ -303,7 +318,7 @@ class Server:
             if request._cohort is not None:
                 self.cohort.leave(request)
             else:
-                self.prefilling.remove(request)
+                self._unlist(request)
             self._unrun(request)
         else:
             (self.waiting if request.place == "waiting" else self.swapped).remove(request)
@@ -372,7 +387,8 @@ class Server:
         request.last_token = now
         request._written += 1
         self.written += 1
-        self.prefilling.remove(request)
+        if request._listed:
+            self._unlist(request)
         failed = request.fails == request._written
         if failed or request._written >= request.end:
             self._finish(request, now, failed)
