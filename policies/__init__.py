@@ -6,6 +6,7 @@ from ..core import Policy
 from .lightllm import LightLLM
 from .llm_serving import LLMServing
 from .mlfq import MLFQ, SRPT
+from .nano_vllm import NanoVLLM
 from .orca import Orca
 from .sarathi import Sarathi, SarathiAlternating
 from .sglang import SGLang
@@ -20,6 +21,7 @@ POLICIES: dict[str, type[Policy]] = {
     "vllm": VLLM,
     "vllm-chunked": VLLMChunked,
     "vllm-v1": VLLMV1,
+    "nano-vllm": NanoVLLM,
     "static": Static,
     "orca": Orca,
     "sarathi": Sarathi,

@@ -10,6 +10,7 @@ from servesim.cost import LinearCost
 from servesim.driver import Driver
 from servesim.engine import Engine
 from servesim.inbox import Inbox
+from servesim.policies.nano_vllm import NanoVLLM
 from servesim.policies.vllm import VLLM
 from servesim.policies.vllm_chunked import VLLMChunked
 from servesim.policies.vllm_v1 import VLLMV1
@@ -263,6 +264,33 @@ def test_v1_cuts_long_prompts_to_the_threshold_unless_they_are_alone() -> None:
     policy = VLLMV1(max_num_batched_tokens=9, long_prefill_token_threshold=2)
     assert story(serve(policy, [["a", 0, 5, 1]], blocks=50)) == ["a:5"]
     assert story(serve(policy, [["a", 0, 5, 1], ["b", 0, 1, 3]], blocks=50)) == ["a:2 b:1", "a:2 b:1", "a:1 b:1"]
+
+
+# -- nano-vllm ------------------------------------------------------------------------------------------------------
+
+
+def test_nano_vllm_cuts_only_the_first_prompt_of_a_step() -> None:
+    policy = NanoVLLM(max_num_batched_tokens=4)
+    played = serve(policy, [["a", 0, 6, 2], ["b", 0, 2, 1], ["c", 0, 1, 1]], blocks=50)
+    assert story(played) == ["a:4", "a:2 b:2", "c:1", "a:1"]
+    assert story(serve(policy, [["a", 0, 1, 1], ["b", 0, 6, 1]], blocks=50)) == ["a:1", "b:4", "b:2"]
+
+
+def test_nano_vllm_counts_a_step_and_not_the_batch() -> None:
+    played = serve(NanoVLLM(max_num_seqs=2), [["a", 0, 1, 3], ["b", 0, 1, 2], ["c", 0, 1, 2]], blocks=50)
+    assert story(played) == ["a:1 b:1", "c:1", "a:1 b:1", "a:1 c:1"]  # three run, two of them a step
+
+
+def test_nano_vllm_takes_a_block_only_where_one_is_needed() -> None:
+    played = serve(NanoVLLM(), [["a", 0, 1, 4], ["b", 0, 1, 4]], blocks=2, size=2)
+    assert story(played, "preempted") == [
+        ("a:1 b:1", []),
+        ("a:1 b:1", []),  # nothing is free, but the blocks have room
+        ("a:1", [["b", "recompute"]]),
+        ("a:1", []),  # b, 3 tokens long, wants two blocks
+        ("b:3", []),
+        ("b:1", []),
+    ]
 
 
 # -- fields ---------------------------------------------------------------------------------------------------------
