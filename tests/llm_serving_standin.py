@@ -1,0 +1,224 @@
+"""A stand-in for llm-serving's objects, told from its specification: entries, slots, blocks, and one step of its loop.
+
+It has the names an adapter meets in the real server and none of its scheduling, which is what the adapter brings.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from enum import Enum, auto
+from typing import Any, Optional
+
+END_TOKEN, FAILED, ERROR = 2, -1, -202
+
+
+class EntryStatus(Enum):
+    WAITING = auto()
+    RUNNING = auto()
+    FINISHED_STOPPED = auto()
+    FINISHED_LENGTH_CAPPED = auto()
+    PADDING_INVAILED = auto()
+    INPUT_OUTOFRANGE = auto()
+
+
+class MemPool:
+    """Block ids, taken from the front and given back to the end; block 0 is taken from the start."""
+
+    def __init__(self, blocks: int) -> None:
+        self.free_blocks = list(range(1, blocks))
+        self.used_blocks = [0]
+
+    @property
+    def num_blocks(self) -> int:
+        return len(self.free_blocks)
+
+    def take(self, count: int) -> list[int]:
+        assert count <= len(self.free_blocks), "block pool is out of memory"
+        taken, self.free_blocks = self.free_blocks[:count], self.free_blocks[count:]
+        self.used_blocks += taken
+        return taken
+
+    def give(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.used_blocks.remove(block)
+        self.free_blocks += blocks
+
+
+class CacheEngine:
+    """An entry's blocks and how many tokens are in them."""
+
+    def __init__(self, pool: MemPool, block_size: int) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.block_table: list[int] = []
+        self.num_token = 0
+
+    def prepare_cache(self, tokens: int) -> None:
+        room = len(self.block_table) * self.block_size - self.num_token
+        if tokens > room:
+            self.block_table += self.pool.take(-(-(tokens - room) // self.block_size))
+        self.num_token += tokens
+
+    def release_cache(self) -> None:
+        self.pool.give(self.block_table)
+        self.block_table, self.num_token = [], 0
+
+    def assign_null_block(self) -> None:
+        self.block_table, self.num_token = [0], 1
+
+
+class EntryData:
+    def __init__(self, prompt: int, limit: int, eos_at: Optional[int], fail_at: Optional[int]) -> None:
+        self.prompt, self.limit, self.eos_at, self.fail_at = prompt, limit, eos_at, fail_at
+        self.tokens: list[int] = []
+        self.status = EntryStatus.WAITING
+        self.decode_index = 0
+
+    def get_status(self) -> EntryStatus:
+        return self.status
+
+    def set_status(self, status: EntryStatus) -> None:
+        self.status = status
+
+    def set_decode_index(self, index: int) -> None:
+        self.decode_index = index
+
+    def get_prompt_len(self) -> int:
+        return self.prompt
+
+    def get_output_len(self) -> int:
+        return len(self.tokens)
+
+    def get_len(self) -> int:
+        return self.prompt + len(self.tokens)
+
+    def get_max_token_len(self) -> int:
+        return self.limit
+
+
+class Entry:
+    def __init__(self, id: str, data: EntryData, cache: CacheEngine, is_prompt: bool = True) -> None:
+        self.request_id = id
+        self.entry_data = data
+        self.cache_engine = cache
+        self.is_prompt = is_prompt
+
+    def get_entry_data(self) -> EntryData:
+        return self.entry_data
+
+    @property
+    def live(self) -> bool:
+        return self.entry_data.status in (EntryStatus.RUNNING, EntryStatus.INPUT_OUTOFRANGE)
+
+
+class Schedule:
+    """The waiting queue and the slots; how slots are filled is for somebody else to say."""
+
+    def __init__(self, batch: int, blocks: int, block_size: int, seq_length: int, longest: Optional[int]) -> None:
+        self.waiting_request_queue: deque[Entry] = deque()
+        self.running_request_list: list[Entry] = []
+        self.batch_size = batch
+        self.max_input_len = seq_length
+        self.max_generate_length = longest
+        self.pool = MemPool(blocks)
+        self.block_size = block_size
+        self.log: list[tuple[str, str, int]] = []  # what happened to whom in which slot
+
+    def entry(self, asked: dict[str, Any]) -> Entry:
+        data = EntryData(asked["prompt_len"], asked["max_new_tokens"], asked.get("eos_at"), asked.get("fail_at"))
+        return Entry(asked["id"], data, CacheEngine(self.pool, self.block_size))
+
+    def padding(self) -> Entry:
+        data = EntryData(1, 5000, None, None)
+        data.status = EntryStatus.PADDING_INVAILED
+        entry = Entry("PAD", data, CacheEngine(self.pool, self.block_size), is_prompt=False)
+        entry.cache_engine.assign_null_block()
+        return entry
+
+    def try_initialize_paddings_pa(self) -> None:
+        while len(self.running_request_list) < self.batch_size:
+            self.running_request_list.append(self.padding())
+
+    def insert_padding_entry(self, index: int) -> None:
+        self.log.append(("swapped", self.running_request_list[index].request_id, index))
+        self.running_request_list[index] = self.padding()
+
+    def _insert_new_prompt_to_batch_pa(self, index: int) -> None:
+        entry = self.waiting_request_queue.popleft()
+        data = entry.entry_data
+        strange = data.prompt + data.limit >= self.max_input_len
+        data.status = EntryStatus.INPUT_OUTOFRANGE if strange else EntryStatus.RUNNING
+        data.decode_index = index
+        self.running_request_list[index] = entry
+        self.log.append(("inserted", entry.request_id, index))
+
+    def _continuous_batch_pa(self) -> None:
+        raise NotImplementedError
+
+
+class Master:
+    """One step of the loop: fill the slots, choose the call, run it, book the tokens."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    @staticmethod
+    def _check_prompt_predict_data_pa(entries: list[Entry]) -> tuple[list[Entry], list[int]]:
+        """Return the one prompt that a stock server runs: that of the lowest slot."""
+        for slot, entry in enumerate(entries):
+            if entry.is_prompt and entry.entry_data.status is not EntryStatus.INPUT_OUTOFRANGE:
+                return [entry], [slot]
+        return [], []
+
+    def step(self) -> tuple[str, list[int]]:
+        """Return the kind of the step and the slots it ran."""
+        schedule = self.schedule
+        schedule.log.clear()
+        schedule._continuous_batch_pa()
+        slots = schedule.running_request_list
+        if not any(entry.live for entry in slots):
+            return "idle", []
+        strangers = [
+            s for s, e in enumerate(slots) if e.is_prompt and e.entry_data.status is EntryStatus.INPUT_OUTOFRANGE
+        ]
+        if strangers:
+            for slot in strangers:
+                self._book(slots[slot], ERROR)
+            return "reject", strangers
+        entries, chosen = self._check_prompt_predict_data_pa(slots)
+        if chosen:
+            for entry in entries:
+                entry.cache_engine.prepare_cache(entry.entry_data.get_len())
+            for entry in entries:
+                self._book(entry, self._token(entry))
+            return "prefill", chosen
+        chosen = [slot for slot, entry in enumerate(slots) if entry.live]
+        for slot in chosen:
+            slots[slot].cache_engine.prepare_cache(1)
+        failed = any(self._token(slots[slot]) == FAILED for slot in chosen)
+        for slot in chosen:
+            self._book(slots[slot], FAILED if failed else self._token(slots[slot]))
+        return "decode", chosen
+
+    def _token(self, entry: Entry) -> int:
+        data, place = entry.entry_data, entry.entry_data.get_output_len() + 1
+        if place == data.fail_at:
+            return FAILED
+        return END_TOKEN if place == data.eos_at else 1000 + place
+
+    def _book(self, entry: Entry, token: int) -> None:
+        data, longest = entry.entry_data, self.schedule.max_generate_length
+        entry.is_prompt = False
+        data.tokens.append(token)
+        long = longest is not None and data.get_len() >= longest
+        if token in (END_TOKEN, FAILED):
+            status = EntryStatus.FINISHED_STOPPED
+        elif data.get_output_len() >= data.limit or long:
+            status = EntryStatus.FINISHED_LENGTH_CAPPED
+        elif data.status is EntryStatus.INPUT_OUTOFRANGE:
+            status = EntryStatus.FINISHED_STOPPED
+        else:
+            return
+        data.status = status
+        entry.cache_engine.release_cache()
+        entry.cache_engine.assign_null_block()

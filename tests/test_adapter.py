@@ -1,0 +1,219 @@
+"""The adapter into llm-serving: with the stock policy it does what the real server did, recording by recording."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Optional
+
+import pytest
+from servesim.calibrate.adapter import Adapter, install, policy_from
+from servesim.core import BadInput, Policy
+from servesim.policies import POLICIES
+from servesim.policies.llm_serving import LLMServing
+
+from .conftest import ROOT, SHARED
+from .llm_serving_standin import EntryStatus, Master, Schedule
+
+ORACLES = SHARED / "oracles" / "llm-serving"
+PAGED = [path for path in sorted(ORACLES.glob("*.json")) if path.stem[:2] < "20"]
+
+
+def played(
+    asked: list[dict[str, Any]], cost: dict[str, float], policy: Policy, batch: int, blocks: int, size: int,
+    seq_length: int = 4096, longest: Optional[int] = None, most: int = 5000,
+) -> Iterator[dict[str, Any]]:  # fmt: skip
+    """Run the stand-in with the adapter in it; give every step in the recordings' terms."""
+    schedule_class = type("Schedule", (Schedule,), {})
+    master_class = type("Master", (Master,), {})
+    clock = [0.0]
+    schedule = schedule_class(batch, blocks, size, seq_length, longest)
+    adapter = Adapter(policy.but(decode_batch=batch), lambda: clock[0])
+    schedule_class._continuous_batch_pa = lambda self: adapter.fill(self)
+    if getattr(policy, "prefill_batch", 1) > 1:
+        master_class._check_prompt_predict_data_pa = staticmethod(
+            lambda entries: ([entries[slot] for slot in adapter.prompts], adapter.prompts)
+        )
+    master = master_class(schedule)
+    coming = sorted(asked, key=lambda one: one["arrival"])
+    for _ in range(most):
+        now = clock[0]
+        due = [one for one in coming if one["arrival"] <= now]
+        coming = [one for one in coming if one["arrival"] > now]
+        schedule.waiting_request_queue.extend(map(schedule.entry, due))
+        kind, slots = master.step()
+        yield turn(now, kind, slots, due, schedule)
+        if kind == "idle":
+            if not coming:
+                return
+            clock[0] = coming[0]["arrival"]
+        else:
+            clock[0] = now + cost.get(kind, 0.0)
+
+
+def turn(now: float, kind: str, slots: list[int], due: list[dict[str, Any]], schedule: Any) -> dict[str, Any]:
+    entries = schedule.running_request_list
+    return {
+        "t": now,
+        "kind": kind,
+        "admitted": [one["id"] for one in due],
+        "swapped": [(id, slot) for what, id, slot in schedule.log if what == "swapped"],
+        "inserted": [(id, slot) for what, id, slot in schedule.log if what == "inserted"],
+        "ran": slots,
+        "free": len(schedule.pool.free_blocks),
+        "waiting": [entry.request_id for entry in schedule.waiting_request_queue],
+        "slots": [
+            {
+                "id": e.request_id,
+                "status": e.entry_data.status.name,
+                "is_prompt": e.is_prompt,
+                "out": e.entry_data.get_output_len(),
+                "blocks": e.cache_engine.block_table,
+                "kv": e.cache_engine.num_token,
+            }
+            for e in entries
+        ],
+    }
+
+
+@pytest.mark.parametrize("case", PAGED, ids=lambda path: path.stem)
+def test_a_named_case_comes_out_as_recorded_down_to_the_block_ids(case: Path, shared: Path) -> None:
+    recorded = json.loads(case.read_text())
+    config = recorded["config"]
+    turns = played(
+        recorded["requests"], recorded["cost"], LLMServing(), config["decode_batch"][0], config["num_blocks"],
+        config["block_size"], (config.get("seq_length") or [4096])[-1], config.get("max_generate_length"),
+    )  # fmt: skip
+    compared = 0
+    for theirs, ours in zip(recorded["steps"], turns):
+        compared += 1
+        assert (ours["t"], ours["kind"], ours["admitted"]) == (theirs["t"], theirs["kind"], theirs["admitted"])
+        assert ours["swapped"] == [(gone["id"], gone["slot"]) for gone in theirs["swapped_out"]]
+        assert ours["inserted"] == [(new["id"], new["slot"]) for new in theirs["inserted"]]
+        assert ours["waiting"] == theirs["waiting"]
+        assert ours["free"] == theirs["free_blocks"]
+        if theirs["kind"] == "prefill":
+            assert ours["ran"] == [one["slot"] for one in theirs["prefill"]]
+        keys = ("id", "status", "is_prompt", "out", "blocks", "kv")
+        assert ours["slots"] == [{key: slot[key] for key in keys} for slot in theirs["slots"]]
+    rest = recorded["steps"][compared:]  # of a livelock, which idles on and on
+    assert all(theirs["kind"] == "idle" for theirs in rest)
+    assert not rest or recorded["error"]["type"] == "LIVELOCK"
+
+
+def test_the_60_random_cases_come_out_as_recorded(shared: Path) -> None:
+    with gzip.open(ORACLES / "vectors.jsonl.gz", "rt") as lines:
+        vectors = [json.loads(line) for line in lines]
+    assert len(vectors) == 60
+    compared = 0
+    for vector in vectors:
+        turns = played(
+            vector["requests"], vector["cost"], LLMServing(), vector["decode_batch_size"], vector["num_blocks"],
+            vector["block_size"], vector["seq_length"],
+        )  # fmt: skip
+        for theirs, ours in zip(vector["steps"], turns):
+            assert (ours["t"], ours["kind"]) == (theirs["t"], theirs["kind"])
+            assert (ours["free"], ours["waiting"]) == (theirs["free"], theirs["waiting"])
+            assert [id for id, _ in ours["swapped"]] == [
+                one[0] if isinstance(one, list) else one for one in theirs["swapped"]
+            ]
+            assert [list(one) for one in ours["inserted"]] == theirs["inserted"]
+            assert [compact(slot) for slot in ours["slots"]] == theirs["slots"]
+            compared += 1
+    assert compared > 2000
+
+
+def compact(slot: dict[str, Any]) -> Optional[list[Any]]:
+    """Return a slot as the random recordings have it."""
+    if slot["status"] not in ("RUNNING", "INPUT_OUTOFRANGE"):
+        return None
+    return [slot["id"], slot["out"], slot["kv"], len(slot["blocks"])]
+
+
+def test_a_delay_factor_with_a_queue_of_its_own_for_the_evicted_serves_everybody() -> None:
+    policy = LLMServing(delay_factor=0.5, delay_variant="queue", evicted="swapped")
+    asked = [{"id": f"r{k}", "arrival": k * 1.5, "prompt_len": 5 + k % 4, "max_new_tokens": 9} for k in range(14)]
+    turns = list(played(asked, {"prefill": 3.0, "decode": 1.0}, policy, batch=3, blocks=11, size=4))
+    evicted = [id for turn in turns for id, _ in turn["swapped"]]
+    assert evicted
+    assert not any(id in turn["waiting"] for turn in turns for id, _ in turn["swapped"])  # they have their own queue
+    last = turns[-1]
+    assert last["free"] == 10
+    assert last["waiting"] == []
+    assert all(slot["status"] not in ("RUNNING", "WAITING") for slot in last["slots"])
+    done = {slot["id"] for turn in turns for slot in turn["slots"] if slot["status"] == "FINISHED_LENGTH_CAPPED"}
+    assert done == {f"r{k}" for k in range(14)}
+
+
+def test_the_longest_answer_first_is_admitted_first() -> None:
+    asked = [{"id": f"r{k}", "arrival": 0.0, "prompt_len": 4, "max_new_tokens": 2 + k} for k in range(6)]
+    turns = list(played(asked, {"prefill": 1.0, "decode": 1.0}, LLMServing(order="longest-output"), 2, 40, 4))
+    inserted = [id for turn in turns for id, _ in turn["inserted"]]
+    assert inserted == ["r5", "r4", "r3", "r2", "r1", "r0"]
+
+
+def test_several_prompts_run_in_one_call_where_the_agent_can() -> None:
+    asked = [{"id": f"r{k}", "arrival": 0.0, "prompt_len": 4, "max_new_tokens": 3} for k in range(6)]
+    turns = list(played(asked, {"prefill": 1.0, "decode": 1.0}, LLMServing(prefill_batch=4), 4, 40, 4))
+    assert [turn["ran"] for turn in turns if turn["kind"] == "prefill"] == [[0, 1, 2, 3], [0, 1]]
+
+
+def test_installing_replaces_the_scheduling_of_a_class_and_takes_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = type("Schedule", (Schedule,), {})
+    install(LLMServing(delay_factor=0.5, delay_variant="queue"), kind, Master)
+    schedule = kind(3, 20, 4, 4096, None)
+    for k in range(5):
+        schedule.waiting_request_queue.append(schedule.entry({"id": str(k), "prompt_len": 3, "max_new_tokens": 2}))
+    schedule._continuous_batch_pa()
+    assert [entry.entry_data.status for entry in schedule.running_request_list] == [EntryStatus.RUNNING] * 3
+    assert len(schedule.waiting_request_queue) == 2
+    with pytest.raises(BadInput, match="SERVESIM_MULTI_PREFILL=1"):
+        install(LLMServing(prefill_batch=8), kind, Master)
+    monkeypatch.setenv("SERVESIM_MULTI_PREFILL", "1")
+    install(LLMServing(prefill_batch=8), kind, type("Master", (Master,), {}))
+
+
+def test_a_policy_that_cannot_run_there_is_refused() -> None:
+    for name in ("vllm", "sarathi"):
+        with pytest.raises(BadInput, match="expected a policy of the llm-serving family"):
+            Adapter(POLICIES[name]())
+    with pytest.raises(BadInput, match="family"):
+        Adapter(LLMServing(strategy="static"))
+    assert policy_from('{"delay_factor": 2}') == LLMServing(delay_factor=2)
+    for text, complaint in (("[", "expected a JSON object"), ('{"name": "x"}', "no policy"), ('{"speed": 1}', "speed")):
+        with pytest.raises(BadInput, match=complaint):
+            policy_from(text)
+
+
+def interpreters() -> list[str]:
+    """Return this interpreter and any Python 3.9 there is: llm-serving's hosts have that."""
+    old = [shutil.which("python3.9"), *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python"))]
+    return [sys.executable, *[python for python in old if python and runs(python)][:1]]
+
+
+def runs(python: str) -> bool:
+    return subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("python", interpreters(), ids=lambda python: Path(python).name)
+def test_the_adapter_and_the_live_driver_need_nothing_but_the_standard_library(python: str) -> None:
+    code = """
+import sys
+sys.path.insert(0, "calibrate")
+import worker
+sys.path.pop(0)
+sys.meta_path.insert(0, worker.Beside(ROOT + "/calibrate"))
+import servesim.calibrate.adapter
+import servesim.calibrate.live
+import servesim.calibrate.desk
+foreign = {"numpy", "simpy", "yaml", "pydantic", "pandas", "aiohttp"} & set(sys.modules)
+assert not foreign, foreign
+"""
+    command = [python, "-I", "-S", "-c", code.replace("ROOT", repr(str(ROOT)))]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
