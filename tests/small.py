@@ -1,0 +1,68 @@
+"""Small scenarios worked by hand: every step takes a second unless a cost says otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from servesim.core import Policy, Request, Stuck
+from servesim.cost import LinearCost
+from servesim.driver import Driver
+from servesim.engine import Engine
+from servesim.inbox import Inbox
+from servesim.server import Server
+from servesim.step import Step, batch
+
+
+@dataclass
+class Story:
+    """What happened: turns that ran, moved or rejected something, as (t, batch) and (t, moves)."""
+
+    requests: dict[Any, Request]
+    server: Server
+    ran: list[tuple[float, list[tuple[Any, int]]]] = field(default_factory=list)
+    evicted: list[tuple[float, Any, str]] = field(default_factory=list)
+    swapped_in: list[tuple[float, Any]] = field(default_factory=list)
+    fetched: list[tuple[float, Any]] = field(default_factory=list)
+    rejected: list[tuple[float, Any]] = field(default_factory=list)
+    released: list[tuple[float, Any]] = field(default_factory=list)
+    end: float = 0.0
+    stuck: Optional[Stuck] = None
+
+    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        now = step.start
+        if step.calls:
+            self.ran.append((now, batch(server.running, step)))
+        self.evicted += [(now, request.id, how) for request, how, _ in step.evicted]
+        self.swapped_in += [(now, request.id) for request in step.plan.swap_in]
+        self.fetched += [(now, request.id) for request in step.plan.fetch]
+        self.rejected += [(now, rejection.request.id) for rejection in step.plan.reject]
+        self.released += [(now, request.id) for request in step.plan.release]
+
+    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+        pass
+
+    def order(self) -> list[Any]:
+        """Return who started when, the first first."""
+        started = [request for request in self.requests.values() if request.scheduled is not None]
+        return [request.id for request in sorted(started, key=lambda request: request.scheduled or 0.0)]
+
+
+def serve(
+    policy: Policy,
+    requests: list[Request],
+    blocks: int = 1000,
+    block_size: int = 1,
+    cost: Optional[LinearCost] = None,
+    **engine: Any,
+) -> Story:
+    """Serve requests turn by turn, with the books checked after each."""
+    server = Server(policy, blocks + policy.null_blocks, block_size, **engine)
+    story = Story({request.id: request for request in requests}, server)
+    driver = Driver(policy, server, Inbox(requests), (story,), check=server.check)
+    clock = Engine(driver, cost or LinearCost(base=1.0))
+    try:
+        story.end = clock.run()
+    except Stuck as stuck:
+        story.stuck = stuck
+    return story
