@@ -8,80 +8,19 @@ Needs torch, numpy and this repository, which need not be installed. Times are w
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import random
-import statistics
+import subprocess
 import sys
 import time
-from array import array
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-
-
-def find_package() -> None:
-    """Make servesim importable from the checkout's folders where it is not installed."""
-    if importlib.util.find_spec("servesim"):
-        return
-    for name, folder in (("servesim", "sim"), ("servesim.calibrate", "calibrate")):
-        spec = importlib.util.spec_from_file_location(
-            name, ROOT / folder / "__init__.py", submodule_search_locations=[str(ROOT / folder)]
-        )
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules[name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules[name])
-
-
-find_package()
-import numpy as np  # noqa: E402
-import torch  # noqa: E402
-from servesim.calibrate.backend import MODELS, Model, OutOfMemory, Row  # noqa: E402
-from servesim.calibrate.gpu import TorchBackend  # noqa: E402
-from servesim.calibrate.gpu_story import Story  # noqa: E402
-
-
-class Bench:
-    """A loaded backend and rows to time on it."""
-
-    def __init__(self, backend: TorchBackend, seed: int = 0) -> None:
-        self.backend, self.rng = backend, random.Random(seed)
-        self.pool = self.rng.sample(range(backend.blocks), backend.blocks)
-
-    def rows(self, chunks: list[tuple[int, int]]) -> list[Row]:
-        """Return rows of (tokens, context before them) in scattered blocks, shared where there are too few."""
-        rows, at = [], self.rng.randrange(len(self.pool))
-        for tokens, context in chunks:
-            held = -(-(tokens + context) // self.backend.block_size)
-            table = array("i", [self.pool[(at + index) % len(self.pool)] for index in range(held)])
-            at += held
-            rows.append(Row(self.rng.choices(range(self.backend.model.vocab), k=tokens), context, table))
-        return rows
-
-    def time(self, chunks: list[tuple[int, int]]) -> float:
-        """Return the milliseconds of a step with fresh tables and tokens."""
-        rows = self.rows(chunks)
-        return clocked(lambda: self.backend.step(rows))
-
-    def shuffled(self, shapes: dict[Any, list[tuple[int, int]]], repeats: int = 20) -> dict[Any, list[float]]:
-        """Return the times of several shapes, in changing order since repeating one flatters it, first turn dropped."""
-        times: dict[Any, list[float]] = {name: [] for name in shapes}
-        for turn in range(repeats + 1):
-            for name in self.rng.sample(list(shapes), len(shapes)):
-                seen = self.time(shapes[name])
-                times[name] += [seen] if turn else []
-        return times
-
-
-def median(times: list[float]) -> float:
-    return statistics.median(times)
-
-
-def spread(times: list[float]) -> float:
-    """Return p90 over median."""
-    return float(np.percentile(times, 90)) / median(times)
+import numpy as np
+from gpu_bench import Bench, TorchBackend, clocked, device_time, median, spread, torch
+from servesim.calibrate.backend import MODELS, Model, OutOfMemory
+from servesim.calibrate.gpu_story import Story
 
 
 def check_story(model: Model, device: str, length: int, rows: int, **options: Any) -> dict[str, Any]:
@@ -93,7 +32,7 @@ def check_story(model: Model, device: str, length: int, rows: int, **options: An
     story, rng = Story(backend, random.Random(3)), random.Random(5)
     here: list[int] = []
     away: list[int] = []
-    while story.rows < rows:
+    while len(story.errors) < rows:
         if len(here) < 6 and (not away or rng.random() < 0.6):
             number = story.begin(rng.randrange(1, length))
             whole = len(story.tales[number].tokens)
@@ -112,24 +51,33 @@ def check_story(model: Model, device: str, length: int, rows: int, **options: An
         if len(away) > 2:
             story.swap_in(away[0])
             story.finish(away.pop(0))
-    seen = {name: getattr(story, name) for name in ("rows", "error", "distance", "missed", "lost")}
-    return {"load_s": seconds, "graphs": len(backend.graphs), **seen}
+    return {
+        "load_s": seconds,
+        "graphs": len(backend.graphs),
+        "rows": len(story.errors),
+        "mean": float(np.mean(story.errors)),
+        "worst": float(np.max(story.errors)),
+        "distance": story.distance,
+        "missed": story.missed,
+        "lost": story.lost,
+    }
 
 
 def check(args: argparse.Namespace) -> dict[str, Any]:
-    """Compare small float32 models and the model itself with float32 passes."""
+    """Compare small float32 models and the model itself with float32; the reference kernels show what rounding does."""
     grouped = Model("grouped", 2, 256, 8, 2, 512, 1000, 2048)
     few = {"gears": (1, 2, 4, 8), "token_gears": (16, 64, 256)}
     found = {
         "tiny": check_story(MODELS["tiny"], args.device, 400, 150, **few),
         "grouped": check_story(grouped, args.device, 400, 100, **few),
-        args.model: check_story(MODELS[args.model], args.device, 400, 40, **few),
+        args.model: check_story(MODELS[args.model], args.device, 400, 60, **few),
+        "  its reference": check_story(MODELS[args.model], args.device, 400, 60, kernels="reference", **few),
     }
-    print(f"{'against float32':16} {'rows':>5} {'error':>9} {'distance':>9} {'missed':>6} {'by':>8} {'load s':>7}")
+    print("against float32   rows  mean error     worst  distance  missed      by  load s  graphs")
     for name, seen in found.items():
         print(
-            f"{name:16} {seen['rows']:5} {seen['error']:9.2e} {seen['distance']:9.2e} {seen['missed']:6}"
-            f" {seen['lost']:8.2e} {seen['load_s']:7.1f}"
+            f"{name:16} {seen['rows']:5} {seen['mean']:11.2e} {seen['worst']:9.2e} {seen['distance']:9.2e}"
+            f" {seen['missed']:7} {seen['lost']:7.1e} {seen['load_s']:7.1f} {seen['graphs']:7}"
         )
     return found
 
@@ -155,24 +103,27 @@ def decode(bench: Bench, repeats: int) -> dict[str, Any]:
 
 
 def prefill(bench: Bench, repeats: int) -> dict[str, Any]:
-    """Time prompts by tokens, one and several rows; then without graphs."""
-    longest = min(bench.backend.model.context, bench.backend.blocks * bench.backend.block_size)
-    totals = [
-        total for total in (16, 20, 40, 64, 100, 128, 160, 256, 320, 512, 768, 1024, 2048, 4096) if total <= longest
-    ]
-    shapes: dict[Any, list[tuple[int, int]]] = {}
+    """Time prompts by tokens and rows, with and without graphs; long ones apart, since they heat the chip."""
+    backend = bench.backend
+    longest = min(backend.model.context, backend.blocks * backend.block_size)
+    gears = backend.packer.token_gears
+    totals = [*(total for gear in gears for total in (gear - 6, gear)), 768, 1024, 2048, 4096]
+    shapes = {
+        (total, rows): [(total // rows, 0)] * rows
+        for total in totals
+        for rows in (1, 4, 8)
+        if total <= longest and total // rows > 1
+    }
+    short = {shape: chunks for shape, chunks in shapes.items() if shape[0] <= gears[-1]}
+    times = bench.shuffled(short, repeats)
+    times.update(bench.shuffled({shape: chunks for shape, chunks in shapes.items() if shape not in short}, repeats))
+    graphs, backend.graphs = backend.graphs, {}
+    eager = bench.shuffled(short, repeats // 4 + 1)
+    backend.graphs = graphs
+    print("\nprefill: median ms (p90/median) in 1, 4 and 8 rows; then the same without graphs")
     for total in totals:
-        for rows in (1, 4, 8):
-            if total // rows > 1:
-                shapes[total, rows] = [(total // rows, 0)] * rows
-    times = bench.shuffled(shapes, repeats)
-    graphs, bench.backend.graphs = bench.backend.graphs, {}
-    eager = bench.shuffled({shape: chunks for shape, chunks in shapes.items() if shape[0] <= 512}, repeats // 2 + 1)
-    bench.backend.graphs = graphs
-    print("\nprefill: median ms (p90/median), graph or eager as the backend chooses; the same without graphs")
-    for shape, seen in times.items():
-        plain = f" {median(eager[shape]):9.3f} ({spread(eager[shape]):5.3f})" if shape in eager else ""
-        print(f"{shape[0]:6} tokens in {shape[1]} rows {median(seen):9.3f} ({spread(seen):5.3f}){plain}")
+        cells = [kind.get((total, rows)) for kind in (times, eager) for rows in (1, 4, 8)]
+        print(f"{total:6}" + "".join(f"{median(t):8.3f} ({spread(t):.3f})".rjust(17) if t else "" for t in cells))
     return {f"{total}in{rows}": seen for (total, rows), seen in times.items()}
 
 
@@ -203,7 +154,7 @@ def linear(bench: Bench, repeats: int) -> dict[str, Any]:
     print("\ndecode = a + d x sum of contexts; error on the held-out half")
     for gear in (gear for gear in bench.backend.packer.gears if gear >= 4):
         shapes = {}
-        for index in range(16):
+        for index in range(24):
             mean = rng.randrange(40, longest // 3)
             shapes[index] = [(1, uneven(rng, index % 3, mean, longest)) for _ in range(gear)]
         times = bench.shuffled(shapes, repeats // 3 + 1)
@@ -218,38 +169,28 @@ def linear(bench: Bench, repeats: int) -> dict[str, Any]:
 
 
 def host(bench: Bench, repeats: int) -> dict[str, Any]:
-    """Split a decode step into packing, the device's own time and the rest."""
+    """Split a decode step into what the host does: pack, copy, start the graph, wait; and the device's own time."""
     backend, found = bench.backend, {}
-    print("\nhost: ms of packing, of the whole step, of the device alone (its p90/median)")
+    if not backend.graphs or backend.loaded is None:
+        return {}
+    print("\nhost: ms of pack, copy, start, wait; of the whole step; of the device alone (p90/median)")
     for gear in (gear for gear in backend.packer.gears if gear in (1, 32, 128, 256)):
         rows = bench.rows([(1, 300)] * gear)
-        packing = [clocked(lambda rows=rows: backend.packer.pack(rows)) for _ in range(repeats)]
+        graph, winners = backend.graphs[backend.packer.form(gear, gear, gear)], backend.loaded.winners
+        used = backend.packer.pack(rows).used
+        parts: list[Callable[[], Any]] = [
+            lambda rows=rows: backend.packer.pack(rows),
+            lambda used=used: backend.ints[:used].copy_(backend.staging[:used], non_blocking=True),
+            graph.replay,
+            winners[:gear].tolist,
+        ]
+        times = [[clocked(part) for part in parts] for _ in range(repeats)]
         whole = [clocked(lambda rows=rows: backend.step(rows)) for _ in range(repeats)]
-        graph = backend.graphs.get(backend.packer.form(gear, gear, gear))
-        device = device_time(graph.replay, repeats) if graph else [1.0]
-        found[str(gear)] = [median(packing), median(whole), median(device)]
-        print(f"{gear:6} rows: {median(packing):.3f} {median(whole):.3f} {median(device):.3f} ({spread(device):.3f})")
+        device = device_time(graph.replay, repeats)
+        cells = [median([turn[index] for turn in times]) for index in range(4)] + [median(whole)]
+        print(f"{gear:6} rows:", *(f"{cell:.3f}" for cell in cells), f"{median(device):.3f} ({spread(device):.3f})")
+        found[str(gear)] = [*cells, median(device)]
     return found
-
-
-def clocked(work: Callable[[], Any]) -> float:
-    """Return the milliseconds some work takes."""
-    start = time.perf_counter()
-    work()
-    return 1e3 * (time.perf_counter() - start)
-
-
-def device_time(work: Callable[[], Any], repeats: int) -> list[float]:
-    """Return milliseconds between device events around the work."""
-    times = []
-    for _ in range(repeats):
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        work()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end))
-    return times
 
 
 def swap(bench: Bench, repeats: int) -> dict[str, Any]:
@@ -308,6 +249,12 @@ def exhaust(bench: Bench, repeats: int) -> dict[str, Any]:
     return {"outcome": outcome, "again": again}
 
 
+def clocks() -> str:
+    """Return the chip's clock, power and temperature just now."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader"]
+    return "; " + subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+
+
 PARTS = {f.__name__: f for f in (host, decode, prefill, mixed, linear, swap, steady, exhaust)}
 
 
@@ -333,7 +280,7 @@ def main() -> int:
         if name in args.only:
             began = time.perf_counter()
             found[name] = part(bench, args.repeats)
-            print(f"[{name}: {time.perf_counter() - began:.1f} s]", flush=True)
+            print(f"[{name}: {time.perf_counter() - began:.1f} s{clocks() if backend.cuda else ''}]", flush=True)
     if args.out:
         Path(args.out, "gpu_check.json").write_text(json.dumps(found))
     return 0

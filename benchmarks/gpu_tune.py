@@ -9,23 +9,26 @@ import random
 import statistics
 import sys
 
-from gpu_check import MODELS, device_time, torch
-from servesim.calibrate.backend import Row
+from gpu_bench import device_time, torch
+from servesim.calibrate.backend import MODELS, Row
 from servesim.calibrate.gpu_kernels import Fused, Launch
 from servesim.calibrate.gpu_pack import Packer
 from servesim.calibrate.gpu_plain import Batch, Plain
 
 BLOCKS = 16384
 CHECKED = ("8x500", "256at2048")  # compared with the plain operators too
+SKEWED = [1 + int(random.Random(row).expovariate(1 / 300)) for row in range(256)]
 DECODES = {"1x2000": [(1, 2000)], "8x500": [(1, 500)] * 8, "24x300": [(1, 300)] * 24, "32x300": [(1, 300)] * 32,
            "64x300": [(1, 300)] * 64, "128x300": [(1, 300)] * 128, "128x1000": [(1, 1000)] * 128,
-           "64uneven": [(1, 3000)] * 2 + [(1, 200)] * 62}  # fmt: skip
+           "256x100": [(1, 100)] * 256, "24skew": [(1, context) for context in SKEWED[:24]],
+           "128skew": [(1, context) for context in SKEWED[:128]]}  # fmt: skip
 PROMPTS = {"8x20": [(20, 0)] * 8, "1x512": [(512, 0)], "8x512": [(512, 0)] * 8, "1x2048": [(2048, 0)],
            "256at2048": [(256, 2048)]}  # fmt: skip
-SPLITS = [(Launch(16, 64, 4, 3, 3), 256), (Launch(16, 64, 4, 3, 3), 128), (Launch(16, 64, 4, 3, 2), 256),
-          (Launch(16, 64, 4, 4, 3), 256), (Launch(16, 64, 4, 2, 5), 256), (Launch(16, 64, 4, 2, 5), 128),
-          (Launch(16, 32, 4, 4, 4), 256), (Launch(16, 32, 2, 4, 8), 128), (Launch(16, 64, 2, 3, 4), 256),
-          (Launch(16, 128, 4, 3, 2), 256)]  # fmt: skip
+SPLITS = [
+    (Launch(16, 64, *rest), split)
+    for rest in ((2, 3, 4), (2, 3, 5), (2, 3, 3), (2, 2, 6), (4, 2, 5), (1, 3, 5))
+    for split in (256, 512)
+]
 TILES = [(Launch(64, 64, 4, 3, 2), 256), (Launch(64, 64, 4, 4, 2), 256), (Launch(64, 32, 4, 3, 3), 256),
          (Launch(128, 64, 8, 3, 1), 256), (Launch(128, 64, 8, 4, 1), 256)]  # fmt: skip
 

@@ -16,6 +16,7 @@ from typing import Any, Optional, TypeVar
 import numpy as np
 import torch
 
+from ..core import BadInput
 from .backend import Backend, Model, OutOfMemory, Row
 from .gpu_model import Llama
 from .gpu_pack import Form, Packer
@@ -41,13 +42,17 @@ class TorchBackend(Backend):
         dtype: Optional[str] = None,  # None: the model's on CUDA, float32 on the CPU
         gears: Sequence[int] = GEARS,
         token_gears: Sequence[int] = TOKEN_GEARS,
-        graphs: bool = True,  # False: CUDA without graphs, to see what they are worth
+        kernels: Optional[str] = None,  # fused or reference; None: fused on CUDA, reference on the CPU
+        graphs: bool = True,  # False: without graphs, to see what they are worth
     ) -> None:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.seed, self.dtype_name = seed, dtype
         self.gears, self.token_gears = tuple(gears), tuple(token_gears)
         self.cuda = self.device.type == "cuda"
-        self.use_graphs = graphs and self.cuda
+        self.kernels = kernels or ("fused" if self.cuda else "reference")
+        self.use_graphs = graphs and self.cuda and self.kernels == "fused"
+        if self.kernels not in ("fused", "reference") or (self.kernels == "fused" and not self.cuda):
+            raise BadInput(f"kernels: {self.kernels} on {self.device}, expected reference, or fused on CUDA")
         self.graphs: dict[Form, Any] = {}
         self.host: list[torch.Tensor] = []
         self.loaded: Optional[Llama] = None
@@ -156,7 +161,7 @@ class TorchBackend(Backend):
         self.loaded = llama
 
     def _operators(self) -> Plain:
-        if not self.cuda:
+        if self.kernels == "reference":
             return Plain(self.model, self.block_size, self.device)
         from .gpu_kernels import Fused  # triton comes with torch for CUDA only
 

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 
 from .backend import Model
-from .gpu_pack import PIECE
+from .gpu_pack import PIECE, UNIT
 from .gpu_plain import EPSILON, Batch, Plain
 
 
@@ -131,7 +131,7 @@ def _attend_kernel(
             acc = tl.dot(weights.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
             top = new_top
         if SPLIT:
-            place = item * HEADS + head
+            place = tl.load(piece + 6) * HEADS + head
             tl.store(part + place[:, None] * DIM + dim[None, :], acc, mask=live[:, None])
             tl.store(part_max + place, top, mask=live)
             tl.store(part_sum + place, total, mask=live)
@@ -181,7 +181,7 @@ class Fused(Plain):
 
     name = "fused"
     tiles = Launch(lanes=64, keys=64, warps=4, stages=3, resident=2)
-    splits = Launch(lanes=16, keys=64, warps=4, stages=3, resident=3)  # 16: a matrix product has no fewer rows
+    splits = Launch(lanes=16, keys=UNIT, warps=2, stages=3, resident=4)  # 16: a matrix product has no fewer rows
 
     def __init__(self, model: Model, block_size: int, device: torch.device, split: int = 256) -> None:
         super().__init__(model, block_size, device)

@@ -20,7 +20,10 @@ import numpy as np
 from .backend import OutOfMemory, Row
 
 HEADER = 4  # tiles, where they begin, splits, where they begin
-PIECE = 6  # where its table begins, first query, queries, position of the first query, first key, one past the last key
+PIECE = (
+    7  # where its table begins, first query, queries, position of the first, first key, one past the last, its place
+)
+UNIT = 64  # keys the device takes at a time: splits are multiples of it
 
 
 class Form(NamedTuple):
@@ -139,78 +142,109 @@ class Packer:
         return Form(gear, rows, True, self._splits(rows) if mixed else 0)
 
     def _flatten(self, rows: Sequence[Row]) -> Flat:
-        tables = [row.table for row in rows]
-        tokens = [row.tokens for row in rows]
-        lengths = np.fromiter(map(len, tokens), np.int64, len(rows))
-        held = np.fromiter(map(len, tables), np.int64, len(rows))
-        first = np.fromiter([row.position for row in rows], np.int64, len(rows))
-        ids = _join(tokens, int(lengths.sum()))
-        flat = Flat(ids, _join(tables, int(held.sum())), lengths, first, held)
+        if not rows:
+            raise ValueError("step: expected at least one row")
+        tokens, first, tables = zip(*rows)
+        lengths, held = np.array([*map(len, tokens)]), np.array([*map(len, tables)])
+        ids, blocks = _join(tokens, int(lengths.sum())), _join(tables, int(held.sum()))
+        flat = Flat(ids, blocks, lengths, np.array(first), held)
         self._check(flat)
         return flat
 
     def _check(self, flat: Flat) -> None:
         """Refuse what would read or write outside the device's arrays."""
-        ends = flat.first + flat.lengths
-        if len(ends) == 0 or flat.lengths.min() < 1:
-            raise ValueError("step: expected at least one row and at least one token in each")
+        ids, tables, ends = flat.ids, flat.tables, flat.first + flat.lengths
+        if flat.lengths.min() < 1:
+            raise ValueError("step: expected at least one token in each row")
         if flat.first.min() < 0 or ends.max() > self.context:
             raise ValueError(f"step: positions {flat.first.min()}..{ends.max() - 1} outside 0..{self.context - 1}")
-        if flat.ids.min() < 0 or flat.ids.max() >= self.vocab:
-            raise ValueError(f"step: token ids {flat.ids.min()}..{flat.ids.max()} outside 0..{self.vocab - 1}")
-        short = np.flatnonzero(flat.held * self.block_size < ends)
-        if len(short):
-            row = short[0]
+        if (flat.held * self.block_size < ends).any():
+            row = np.flatnonzero(flat.held * self.block_size < ends)[0]
             raise ValueError(f"step: {flat.held[row]} blocks of {self.block_size} cannot hold {ends[row]} tokens")
-        if flat.tables.min() < 0 or flat.tables.max() >= self.blocks:
-            raise ValueError(f"step: blocks {flat.tables.min()}..{flat.tables.max()} outside 0..{self.blocks - 1}")
+        # Read as unsigned, a negative number is too large.
+        if ids.view(np.uint32).max() >= self.vocab:
+            raise ValueError(f"step: token ids {ids.min()}..{ids.max()} outside 0..{self.vocab - 1}")
+        if tables.view(np.uint32).max() >= self.blocks:
+            raise ValueError(f"step: blocks {tables.min()}..{tables.max()} outside 0..{self.blocks - 1}")
 
     def _write(self, form: Form, flat: Flat, singles: int) -> int:
-        starts = np.cumsum(flat.lengths) - flat.lengths
-        table_starts = np.cumsum(flat.held) - flat.held
-        ends = flat.first + flat.lengths
-        tile_row, tile_from, _ = _cut(flat.lengths[singles:], self.tile)
-        split_row, split_from, first_split = _cut(ends[:singles], self.split)
+        starts = flat.lengths.cumsum() - flat.lengths
+        tiles = _cut(flat.lengths[singles:], self.tile, 1)
+        splits = _cut(flat.first[:singles] + 1, UNIT, -(-self.split // UNIT))
         tiles_at = form.end
-        splits_at = tiles_at + PIECE * len(tile_row)
-        tables_at = splits_at + PIECE * len(split_row)
+        splits_at = tiles_at + PIECE * len(tiles.owner)
+        tables_at = splits_at + PIECE * len(splits.owner)
         used = tables_at + len(flat.tables)
         if used > len(self.buffer):
             raise OutOfMemory(f"a step of {len(flat.ids)} tokens and {len(flat.tables)} table entries is too large")
 
         buffer = self.buffer
         self.blank(form)
-        buffer[:HEADER] = len(tile_row), tiles_at, len(split_row), splits_at
-        self._write_tokens(form, flat, starts, table_starts)
-        buffer[form.first_split : form.end] = len(split_row)
-        buffer[form.first_split : form.first_split + singles] = first_split
+        buffer[:HEADER] = len(tiles.owner), tiles_at, len(splits.owner), splits_at
+        table_at = tables_at + flat.held.cumsum() - flat.held
         buffer[tables_at:used] = flat.tables
-
-        pieces = buffer[tiles_at:splits_at].reshape(-1, PIECE)
-        tile_row += singles
-        queries = np.minimum(flat.lengths[tile_row] - tile_from, self.tile)
-        position = flat.first[tile_row] + tile_from
-        # The longest first: programs take pieces in turn, and a long one begun late would be waited for.
-        longest = np.argsort(-(position + queries), kind="stable")
-        columns = (tables_at + table_starts[tile_row], starts[tile_row] + tile_from, queries, position)
-        for column, values in enumerate((*columns, np.zeros_like(queries), position + queries)):
-            pieces[:, column] = values[longest]
-
-        pieces = buffer[splits_at:tables_at].reshape(-1, PIECE)
-        end = ends[split_row]
-        columns = (tables_at + table_starts[split_row], split_row, np.ones_like(split_row), end - 1)
-        for column, values in enumerate((*columns, split_from, np.minimum(split_from + self.split, end))):
-            pieces[:, column] = values
+        self._write_tokens(form, flat, starts, table_at)
+        if len(tiles.owner):
+            row = tiles.owner + singles
+            begin, size = flat.first[row] + tiles.begin, np.minimum(tiles.size, flat.lengths[row] - tiles.begin)
+            self._write_pieces(
+                tiles_at, begin + size, (table_at[row], starts[row] + tiles.begin, size, begin, 0, begin + size, 0)
+            )
+        if singles:
+            row, end = splits.owner, flat.first[splits.owner] + 1
+            until = np.minimum(splits.begin + splits.size, end)
+            self._write_pieces(
+                splits_at,
+                until - splits.begin,
+                (table_at[row], row, 1, end - 1, splits.begin, until, np.arange(len(row))),
+            )
+            buffer[form.first_split : form.end] = len(row)
+            buffer[form.first_split : form.first_split + singles] = splits.first
         return used
 
-    def _write_tokens(self, form: Form, flat: Flat, starts: Any, table_starts: Any) -> None:
-        buffer, live = self.buffer, len(flat.ids)
-        positions = np.repeat(flat.first - starts, flat.lengths) + np.arange(live)
-        block = flat.tables[np.repeat(table_starts, flat.lengths) + positions // self.block_size]
+    def _write_tokens(self, form: Form, flat: Flat, starts: Any, table_at: Any) -> None:
+        buffer, live, position = self.buffer, len(flat.ids), flat.first
+        if live > len(starts):
+            position = np.repeat(flat.first - starts, flat.lengths) + np.arange(live)
+            table_at = np.repeat(table_at, flat.lengths)
+        block, offset = np.divmod(position, self.block_size)
         buffer[HEADER : HEADER + live] = flat.ids
-        buffer[form.positions : form.positions + live] = positions
-        buffer[form.slots : form.slots + live] = block * self.block_size + positions % self.block_size
+        buffer[form.positions : form.positions + live] = position
+        buffer[form.slots : form.slots + live] = buffer[table_at + block] * self.block_size + offset
         buffer[form.last : form.last + len(starts)] = starts + flat.lengths - 1
+
+    def _write_pieces(self, at: int, keys: Any, columns: Sequence[Any]) -> None:
+        """Write the pieces, those with most keys first: programs take them in turn, and so end at the same time."""
+        pieces = np.empty((len(keys), PIECE), np.int32)
+        for column, values in enumerate(columns):
+            pieces[:, column] = values
+        longest = np.argsort(-keys, kind="stable")
+        self.buffer[at : at + pieces.size] = pieces[longest].ravel()
+
+
+class Cut(NamedTuple):
+    """Lengths cut into pieces."""
+
+    owner: Any  # the length each piece is of
+    begin: Any
+    size: Any  # the last one of an owner may reach beyond its end
+    first: Any  # each owner's first piece
+
+
+UNCUT = Cut(*np.zeros((4, 0), np.int64))
+
+
+def _cut(lengths: Any, unit: int, most: int) -> Cut:
+    """Cut each length into as few pieces of at most so many units as it takes, as even as units allow."""
+    if not len(lengths):
+        return UNCUT
+    units = -(-lengths // unit)
+    pieces = -(-units // most)
+    first = pieces.cumsum() - pieces
+    owner = np.repeat(np.arange(len(lengths)), pieces)
+    index = np.arange(len(owner)) - first[owner]
+    base, extra = np.divmod(units[owner], pieces[owner])
+    return Cut(owner, unit * (index * base + np.minimum(index, extra)), unit * (base + (index < extra)), first)
 
 
 def _join(parts: Sequence[Any], total: int) -> Any:
@@ -221,12 +255,7 @@ def _join(parts: Sequence[Any], total: int) -> Any:
             return np.frombuffer(joined, np.int32)
     except (TypeError, BufferError):
         pass
-    return np.frombuffer(struct.pack(f"{total}i", *chain.from_iterable(parts)), np.int32)
-
-
-def _cut(lengths: Any, size: int) -> tuple[Any, Any, Any]:
-    """Cut lengths into pieces of a size: return each piece's owner and beginning, and each owner's first piece."""
-    pieces = -(-lengths // size)
-    first = np.cumsum(pieces) - pieces
-    owner = np.repeat(np.arange(len(lengths)), pieces)
-    return owner, (np.arange(len(owner)) - first[owner]) * size, first
+    try:
+        return np.frombuffer(struct.pack(f"{total}i", *chain.from_iterable(parts)), np.int32)
+    except struct.error as error:
+        raise ValueError(f"step: tokens and tables are 32-bit integers: {error}") from None

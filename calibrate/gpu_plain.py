@@ -64,7 +64,7 @@ class Plain:
         tiles, tiles_at, splits, splits_at = batch.ints[:HEADER].tolist()
         for count, at in ((tiles, tiles_at), (splits, splits_at)):
             for piece in batch.ints[at : at + count * PIECE].view(-1, PIECE).tolist():
-                table, query, length, position, _, end = piece
+                table, query, length, position, _, end, _ = piece
                 blocks = batch.ints[table : table - (-end // self.block_size)].long()
                 keys, values = cache[blocks].transpose(0, 1).flatten(1, 2)[:, :end]
                 out[query : query + length] = self._softmax(queries[query : query + length], keys, values, position)

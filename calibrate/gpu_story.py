@@ -37,8 +37,7 @@ class Story:
     rng: random.Random
     tales: list[Tale] = field(default_factory=list)
     steps: int = 0
-    rows: int = 0
-    error: float = 0.0  # largest |out - reference| / |reference| of a row's logits
+    errors: list[float] = field(default_factory=list)  # |out - reference| / |reference| of each row's logits
     distance: float = 0.0  # largest difference of a logit
     missed: int = 0  # rows whose most likely token is not the reference's
     lost: float = 0.0  # by how much at most, as a share of the reference's spread
@@ -110,13 +109,7 @@ class Story:
         full = reference_logits(self.backend.loaded.weights, self.backend.model, tale.tokens[: tale.cached])
         expected = full[-1].cpu().numpy()
         best = int(expected.argmax())
-        self.rows += 1
-        self.error = _larger(self.error, np.linalg.norm(own - expected) / np.linalg.norm(expected))
-        self.distance = _larger(self.distance, np.abs(own - expected).max())
+        self.errors.append(float(np.linalg.norm(own - expected) / np.linalg.norm(expected)))
+        self.distance = float(np.maximum(self.distance, np.abs(own - expected).max()))  # NaN stays
         self.missed += token != best
         self.lost = max(self.lost, float((expected[best] - expected[token]) / expected.std()))
-
-
-def _larger(worst: float, seen: Any) -> float:
-    """Return the larger one, and NaN, which is the worst, once seen."""
-    return worst if worst > seen or math.isnan(worst) else float(seen)

@@ -90,7 +90,7 @@ def test_batches_that_grow_shrink_swap_out_and_come_back_stay_exact(device: str)
     told.swap_in(c)
     for _ in range(20):
         told.decode(c, b, d)
-    assert told.rows == 80
+    assert len(told.errors) == 80
     assert faithful(told)
 
 
@@ -139,7 +139,7 @@ def test_a_long_random_life_stays_exact(device: str) -> None:
             told.finish(here.pop(rng.randrange(len(here))))
         if here:
             told.decode(*here)
-    assert told.rows > 200
+    assert len(told.errors) > 200
     assert faithful(told)
 
 
@@ -236,11 +236,22 @@ def test_a_cache_that_does_not_fit_is_refused_and_a_smaller_one_can_follow() -> 
         (Row([256], 0, [0]), "token ids 256..256 outside 0..255"),
         (Row([1], 0, [96]), "blocks 96..96 outside 0..95"),
         (Row([1], 0, [-1]), "blocks -1..-1 outside 0..95"),
+        (Row([1 << 40], 0, [0]), "32-bit integers"),
     ],
 )
 def test_a_row_that_would_leave_the_arrays_is_refused(row: Row, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loaded().step([row])
+
+
+def test_a_step_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one row"):
+        loaded().step([])
+
+
+def test_fused_kernels_need_a_cuda_device() -> None:
+    with pytest.raises(BadInput, match="kernels: fused on cpu, expected reference, or fused on CUDA"):
+        TorchBackend("cpu", kernels="fused")
 
 
 def test_a_swap_outside_the_pools_is_refused() -> None:
