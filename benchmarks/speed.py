@@ -67,13 +67,19 @@ def timed(trace: Trace, name: str, **fields: Any) -> tuple[float, Run]:
 
 
 def best(trace: Trace, name: str, tries: int = 5, **fields: Any) -> tuple[float, float, Run]:
-    """Return the best time of a few, the bare loop's best rate around them, and the run."""
-    rates, times = [bare_rate()], []
+    """Return the time, and the bare loop's rate around it, of the median of a few runs.
+
+    The loop is timed right before and after each run, so that both saw the same machine.
+    """
+    found = []
+    before = bare_rate()
     for _ in range(tries):
         seconds, run = timed(trace, name, **fields)
-        times.append(seconds)
-        rates.append(bare_rate())
-    return min(times), max(rates), run
+        after = bare_rate()
+        found.append((seconds * (before + after) / 2, seconds, (before + after) / 2))
+        before = after
+    _, seconds, rate = sorted(found)[len(found) // 2]
+    return seconds, rate, run
 
 
 def show(label: str, seconds: float, rate: float, run: Run) -> None:
