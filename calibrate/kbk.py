@@ -11,9 +11,6 @@ sees what the rows before it wrote in the same call. That is exact, and costs as
 
 from __future__ import annotations
 
-import os
-import platform
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,10 +18,10 @@ from typing import Any, Optional
 
 from ..core import BadInput
 from .backend import Backend, Model, OutOfMemory, Row
+from .kbk_host import device_name, environment, frameworks, versions
 from .kbk_weights import fill, read
 from .worker import first_line
 
-INSTALL = "pip install mindspore==2.9.0 mindformers==1.9.0 'numpy<2'"
 KERNELS = ("fused", "reference")
 MODES = ("graph", "pynative")
 OUT_OF_MEMORY = ("out of memory", "memory not enough", "memory isn't enough", "alloc failed", "malloc", "bad_alloc")
@@ -81,8 +78,7 @@ class Kbk(Backend):
             read(self.ms, self.mindformers, self.net, weights)
         self._plain = None
         self._host = [self._host_copy(cache) for cache in self._caches()]
-        # The first synchronize of a process only notices that it is on a CPU and returns at once: spend it here.
-        self.ms.runtime.synchronize()
+        self.prime()
         self.step([Row([0, 0], 0, [0])])
         self.step([Row([0], 2, [0])])
         self.synchronize()
@@ -266,6 +262,10 @@ class Kbk(Backend):
         for host, cache in zip(self._host, caches):
             swap_cache(host, cache, self.ms.Tensor(moves), out)
 
+    def prime(self) -> None:
+        """Spend the first synchronize of this process: on a CPU that one only takes note, and returns at once."""
+        self.ms.runtime.synchronize()
+
     def synchronize(self) -> None:
         """Return when all work given to the device is done."""
         self.ms.runtime.synchronize()
@@ -290,57 +290,3 @@ class Kbk(Backend):
                 graphs=len(self.net.compile_cache),
             )
         return described
-
-
-def frameworks() -> tuple[Any, Any]:
-    """Import mindspore and mindformers, quietly, or say what is missing where."""
-    os.environ.setdefault("GLOG_v", "3")
-    try:
-        import mindformers
-        import mindspore
-    except ImportError as error:
-        raise BadInput(
-            f"kbk: {sys.executable} cannot import mindspore and mindformers ({first_line(error)}): there, "
-            f"{INSTALL}, or name another interpreter with --worker-python"
-        ) from error
-    return mindspore, mindformers
-
-
-@contextmanager
-def environment(**variables: Optional[str]) -> Iterator[None]:
-    """Set or remove environment variables for a while: MindFormers reads its mode from there as it builds a model."""
-    before = {name: os.environ.get(name) for name in variables}
-    put(variables)
-    try:
-        yield
-    finally:
-        put(before)
-
-
-def put(variables: dict[str, Optional[str]]) -> None:
-    """Set environment variables, or remove those that are None."""
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
-
-
-def device_name(ms: Any, device: str) -> str:
-    """Return the device as a person would name it."""
-    if device == "Ascend":
-        return str(ms.hal.get_device_name(0))
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"CPU {names[0] if names else platform.machine()} x {os.cpu_count()}"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a step's time depends on."""
-    from importlib.metadata import version
-
-    found = {name: version(name) for name in ("mindspore", "mindformers", "numpy")}
-    return {"python": platform.python_version(), **found}
