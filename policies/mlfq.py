@@ -195,9 +195,9 @@ class Standing:
             return turn.level, 0, turn.since, turn.serial
         pause = self.paused.get(request)
         if pause is not None:
-            return pause.level, 2, pause.recency, pause.serial
+            return pause.level, 1, pause.recency, pause.serial
         if request in self.starved:
-            return 0, 1, self.starved[request], 0
+            return 0, 2, self.starved[request], 0
         if self.policy.overdue(request, self.view.now):
             return -1, 0, 0, request.arrival
         level, rank = self.policy.rank(request)
