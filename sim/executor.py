@@ -66,7 +66,9 @@ class Chunk(NamedTuple):
 class Pool:
     """Hands chunks of tasks to an executor of concurrent.futures' kind, and again if they are lost with a worker."""
 
-    def __init__(self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[], None]) -> None:
+    def __init__(
+        self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[Futures], None]
+    ) -> None:
         self._start = start
         self._workers = workers
         self._stop = stop
@@ -130,8 +132,7 @@ class Pool:
     def close(self) -> None:
         """End the workers, whatever they are doing."""
         if self._futures is not None:
-            self._stop()
-            self._futures.shutdown(wait=True, cancel_futures=True)
+            self._stop(self._futures)
             self._futures = None
 
 
@@ -177,9 +178,10 @@ def processes(jobs: int) -> Pool:
         children.update(set(multiprocessing.active_children()) - before)
         return pool
 
-    def stop() -> None:
+    def stop(pool: Futures) -> None:
         for child in children:
             child.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
 
     return Pool(start, lambda: jobs, stop)
 
@@ -204,14 +206,18 @@ def cluster(address: str) -> Pool:
     except ImportError:
         raise BadInput("--executor dask: needs the extra `cluster`: pip install 'servesim[cluster]'") from None
     try:
-        client = distributed.Client(address, timeout=10)
+        client = distributed.Client(address, timeout=5)
     except (OSError, ValueError, TimeoutError) as error:
         raise BadInput(f"--executor dask:{address}: no scheduler answers there ({error})") from None
 
-    def cores() -> int:
-        return sum(client.nthreads().values())
+    known = {"at": 0.0, "cores": 0.0}
 
-    return Pool(lambda: client.get_executor(pure=False, retries=TRIES), cores, client.close)
+    def cores() -> int:  # workers come and go; asking costs a message to the scheduler
+        if time.monotonic() - known["at"] > 2:
+            known.update(at=time.monotonic(), cores=sum(client.nthreads().values()))
+        return int(known["cores"])
+
+    return Pool(lambda: client.get_executor(pure=False, retries=TRIES), cores, lambda _: client.close())
 
 
 def executor(spec: str, jobs: int) -> Executor:

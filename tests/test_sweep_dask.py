@@ -1,0 +1,84 @@
+"""A sweep on a real dask.distributed cluster: a scheduler and two workers as processes, one of them killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import sweeps
+
+pytest.importorskip("distributed", reason="needs the extra `cluster` (dask.distributed)")
+
+
+class Cluster:
+    """The processes of a cluster on loopback."""
+
+    def __init__(self, folder: Path, workers: int) -> None:
+        self.file = folder / "scheduler.json"
+        self.log = os.open(folder / "cluster.log", os.O_WRONLY | os.O_CREAT)
+        self.processes = [self.start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")]
+        end = time.monotonic() + 60
+        while not self.file.exists() or not self.file.stat().st_size:
+            assert time.monotonic() < end, "no scheduler came up"
+            time.sleep(0.05)
+        self.address = json.loads(self.file.read_text())["address"]
+        here = ("--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard")
+        self.workers = [self.start("worker", *here, "--local-directory", str(folder)) for _ in range(workers)]
+        self.processes += self.workers
+
+    def start(self, kind: str, *words: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "dask", kind, "--scheduler-file", str(self.file), *words]
+        return subprocess.Popen(command, stdout=self.log, stderr=self.log)
+
+    def close(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.wait()
+        os.close(self.log)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path, 2)
+    yield found
+    found.close()
+
+
+def runs(folder: Path) -> int:
+    path = folder / "runs.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def test_a_sweep_outlives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cluster) -> None:
+    file = sweeps.sweep_file(tmp_path, replications=20)
+    out = tmp_path / "out"
+    process = sweeps.started("sweep", file, "-o", out, "--executor", f"dask:{cluster.address}", "-q")
+    end = time.monotonic() + 120
+    while process.poll() is None and runs(out) < 20:
+        assert time.monotonic() < end, "no run came in"
+        time.sleep(0.01)
+    cluster.workers[0].send_signal(signal.SIGKILL)
+    assert runs(out) < 140, "it was over before the worker was killed"
+    text, error = process.communicate(timeout=180)
+    assert process.returncode == 0, error
+    assert "7 configurations, 140 runs" in text
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "here", "-j", 1) == 0
+    assert sweeps.contents(out) == sweeps.contents(tmp_path / "here")
+
+
+def test_no_scheduler_at_the_address_is_one_clear_line(tmp_path: Path) -> None:
+    file = sweeps.sweep_file(tmp_path)
+    process = sweeps.started("sweep", file, "-o", tmp_path / "out", "--executor", "dask:tcp://127.0.0.1:9", "-q")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert error.startswith("sim: --executor dask:tcp://127.0.0.1:9: no scheduler answers there")
+    assert error.count("\n") == 1
