@@ -1,0 +1,255 @@
+"""Step costs from logs of real runs, with no device at hand: the simulator runs inside the fit.
+
+Instants in a log are sums of step times, so what is off adds up along a run: a residual is compared with the one
+before it, window by window, and those differences are what the fit makes small. A run's own scatter says how much its
+differences weigh; a reported total weighs as `Runs.spread` says. Every parameter comes with an interval: the wider of
+what the residuals say and what leaving out one run after another says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Callable, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..core import StepCost
+from ..profile import Profile
+from ..scenario import ColdStart
+from ..simulate import simulate
+from .leastsquares import Solution, solve
+from .observed import Observed, Runs
+from .parameters import value_of, with_values
+
+Array = NDArray[np.float64]
+Told = Callable[[str], None]
+Moved = tuple[list[str], Array]  # names and values of parameters
+
+WINDOWS, EVENTS = 60, 10  # windows of a run at most, and events of one at least
+FINEST = 1e-3  # seconds: no log is more exact
+REWEIGHTS = 2  # times the runs' weights are taken from their own scatter
+COLD = 30.0  # seconds that compiling may take, give or take
+INTERVAL = 2.6  # standard errors either way: 99 of 100
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the simulator says of an observed run."""
+
+    first: Array
+    end: Array
+    makespan: float
+
+
+@dataclass(frozen=True)
+class Judged:
+    """How far a prediction is off, as parts of what was measured."""
+
+    name: str
+    measured: float  # makespan, seconds
+    predicted: float
+    ttft: Optional[float] = None  # median over requests
+    e2e: Optional[float] = None
+
+    @property
+    def error(self) -> float:
+        """The makespan's error."""
+        return self.predicted / self.measured - 1
+
+
+@dataclass(frozen=True)
+class LogFit:
+    """Fitted costs, how certain they are, and how well they do."""
+
+    names: list[str]
+    values: Array
+    errors: Array  # standard errors
+    cost: StepCost
+    cold: dict[str, tuple[float, float]]  # by run: seconds that its first prefill and decode took longer
+    scatter: dict[str, float]  # by run: seconds, of the differences between windows
+    fitted: list[Judged]
+    left_out: list[Judged]  # each run predicted from the others
+    predicted: list[Judged]  # runs that the fit never saw
+    notes: list[str] = field(default_factory=list)
+
+    def interval(self, k: int) -> tuple[float, float]:
+        """Return the bounds of a parameter."""
+        reach = INTERVAL * float(self.errors[k])
+        return max(0.0, float(self.values[k]) - reach), float(self.values[k]) + reach
+
+
+def predict(run: Observed, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0)) -> Predicted:
+    """Simulate a run."""
+    engine = run.scenario.engine.model_copy(update={"cold_start": ColdStart(prefill=cold[0], decode=cold[1])})
+    scenario = run.scenario.model_copy(update={"engine": engine})
+    done = simulate(scenario, run.trace, profile=Profile("fit", cost))
+    start = min(request.arrival for request in run.trace.requests)
+    first = np.array([request.first_token for request in done.requests], float)[run.index]
+    end = np.array([request.seen for request in done.requests], float)[run.index]
+    return Predicted(first - start, end - start, done.measures.makespan)
+
+
+class Windows:
+    """The events of a run in the order they were seen, cut into stretches that are compared as one."""
+
+    def __init__(self, run: Observed) -> None:
+        self.seen = np.concatenate([run.first, run.end])
+        order = np.argsort(self.seen, kind="stable")
+        count = int(np.clip(len(order) // EVENTS, 3, WINDOWS))
+        # The first token alone tells the first prefill from the first decode where both compiled.
+        self.parts = [order[:1], *np.array_split(order[1:], count)]
+
+    def differences(self, predicted: Predicted) -> Array:
+        """Return how much the residual of each stretch differs from that of the one before."""
+        off = np.concatenate([predicted.first, predicted.end]) - self.seen
+        off = np.where(np.isfinite(off), off, np.nanmax(np.abs(off), initial=1.0))  # never answered in the simulation
+        return np.diff([0.0, *(float(np.median(off[part])) for part in self.parts)])
+
+
+class Problem:
+    """Residuals of the runs to fit, as a function of the parameters."""
+
+    def __init__(self, runs: Sequence[Observed], cost: StepCost, free: Mapping[str, float], spread: float) -> None:
+        self.runs = list(runs)
+        self.start_cost = cost
+        self.free = list(free)
+        self.priors = dict(free)
+        self.spread = spread
+        self.windows = {run.name: Windows(run) for run in runs if run.detailed}
+        self.scatter = {name: 0.003 * self._run(name).makespan / WINDOWS**0.5 for name in self.windows}
+        self.names = self.free + [
+            f"cold.{run.name}.{kind}" for run in runs if run.cold for kind in ("prefill", "decode")
+        ]
+        self._known: dict[tuple[object, ...], Array] = {}
+
+    def _run(self, name: str) -> Observed:
+        return next(run for run in self.runs if run.name == name)
+
+    def start(self) -> Array:
+        """Return the parameters to begin with."""
+        values = [value_of(self.start_cost, name) for name in self.free]
+        for run in self.runs:
+            if run.cold:
+                values += [max(0.0, float(run.first.min()) - 0.5) if run.detailed else COLD / 2, COLD / 2]
+        return np.array(values)
+
+    def width(self, start: Array) -> Array:
+        """Return how far a parameter may be from its start."""
+        parts = np.array([self.priors.get(name, 1.0) for name in self.names])
+        smallest = np.array([1e-7] * len(self.free) + [COLD] * (len(self.names) - len(self.free)))
+        return np.asarray(parts * np.maximum(np.abs(start), smallest), float)
+
+    def cost(self, values: Array) -> StepCost:
+        """Return the cost model with these parameters."""
+        return with_values(self.start_cost, self.free, [float(value) for value in values[: len(self.free)]])
+
+    def cold(self, values: Array) -> dict[str, tuple[float, float]]:
+        """Return the cold start of every run that had one."""
+        found = dict(zip(self.names, (float(value) for value in values)))
+        return {
+            run.name: (found[f"cold.{run.name}.prefill"], found[f"cold.{run.name}.decode"])
+            for run in self.runs
+            if run.cold
+        }
+
+    def residuals(self, values: Array) -> Array:
+        """Return what is off, in standard deviations."""
+        cost, cold = self.cost(values), self.cold(values)
+        return np.concatenate([self._off(run, cost, values, cold.get(run.name, (0.0, 0.0))) for run in self.runs])
+
+    def _off(self, run: Observed, cost: StepCost, values: Array, cold: tuple[float, float]) -> Array:
+        key = (run.name, *cold, *(float(value) for value in values[: len(self.free)]))
+        if key not in self._known:  # a cold start of one run does not touch the others
+            predicted = predict(run, cost, cold)
+            if run.detailed:
+                off = self.windows[run.name].differences(predicted)
+            else:
+                off = np.array([predicted.makespan - run.makespan])
+            self._known[key] = off
+        scale = self.scatter[run.name] if run.detailed else self.spread * run.makespan
+        return self._known[key] / scale
+
+    def reweigh(self, values: Array) -> None:
+        """Let every run's scatter say what its differences weigh."""
+        cost, cold = self.cost(values), self.cold(values)
+        for run in self.runs:
+            if run.detailed:
+                off = self._off(run, cost, values, cold.get(run.name, (0.0, 0.0))) * self.scatter[run.name]
+                rest = off[1:]  # the first difference is the cold start's
+                self.scatter[run.name] = max(FINEST, float(np.sqrt((rest @ rest) / max(1, len(rest) - 2))))
+
+
+def fit_logs(given: Runs, told: Told = lambda line: None, leave_out: bool = True) -> LogFit:
+    """Fit the free parameters to the runs that are to be fitted, and judge all runs."""
+    training = [run for run in given.runs if run.fit]
+    problem = Problem(training, given.cost, given.free, given.spread)
+    solution = settled(problem, told)
+    cost, cold = problem.cost(solution.x), problem.cold(solution.x)
+    errors = solution.errors
+    left_out: list[Judged] = []
+    if leave_out and len(training) > 1:
+        moved, left_out = without_each(problem, solution, told)
+        errors = np.maximum(errors, jackknife(moved, solution.x))
+    others = [run for run in given.runs if not run.fit]
+    judged = [[judge(run, cost, cold) for run in group] for group in (training, others)]
+    return LogFit(problem.names, solution.x, errors, cost, cold, dict(problem.scatter), judged[0], left_out, judged[1])
+
+
+def settled(problem: Problem, told: Told) -> Solution:
+    """Solve, take the weights from what is left, and solve again."""
+    start = problem.start()
+    x, width = start, problem.width(start)
+    for turn in range(REWEIGHTS + 1):
+        if turn:
+            problem.reweigh(x)
+
+        def tell(done: int, left: float, turn: int = turn) -> None:
+            told(f"fit {turn + 1} of {REWEIGHTS + 1}, round {done}: sum of squares {left:.1f}")
+
+        solution = solve(problem.residuals, x, start, width, told=tell)
+        x = solution.x
+    return solution
+
+
+def without_each(problem: Problem, solution: Solution, told: Told) -> tuple[list[Moved], list[Judged]]:
+    """Fit without one run after another; return the parameters each time, and how the left-out run is predicted."""
+    moved, judged = [], []
+    whole = dict(zip(problem.names, solution.x))
+    for run in problem.runs:
+        told(f"without {run.name}")
+        rest = Problem([r for r in problem.runs if r is not run], problem.start_cost, problem.priors, problem.spread)
+        rest.scatter = {name: problem.scatter[name] for name in rest.windows}
+        start = rest.start()
+        again = solve(
+            rest.residuals, np.array([whole[name] for name in rest.names]), start, rest.width(start), rounds=4
+        )
+        moved.append((rest.names, again.x))
+        # How long its first calls compiled cannot be known from other runs: that much is taken from the whole fit.
+        judged.append(judge(run, rest.cost(again.x), problem.cold(solution.x)))
+    return moved, judged
+
+
+def jackknife(moved: Sequence[Moved], values: Array) -> Array:
+    """Return the standard errors that leaving out one run at a time says; 0 for what belongs to one run alone."""
+    free = min((len(x) for _, x in moved), default=0)
+    free = min(free, len(values))
+    shared = [k for k in range(free) if len({names[k] for names, _ in moved}) == 1]
+    found = np.zeros(len(values))
+    table = np.array([x[shared] for _, x in moved])
+    count = len(moved)
+    found[shared] = np.sqrt((count - 1) / count * ((table - table.mean(axis=0)) ** 2).sum(axis=0))
+    return found
+
+
+def judge(run: Observed, cost: StepCost, cold: Mapping[str, tuple[float, float]]) -> Judged:
+    """Say how far a run's prediction is off."""
+    predicted = predict(run, cost, cold.get(run.name, (0.0, 0.0)))
+    if not run.detailed:
+        return Judged(run.name, run.makespan, predicted.makespan)
+    start = min(request.arrival for request in run.trace.requests)
+    sent = np.array([run.trace.requests[k].arrival for k in run.index]) - start
+    ttft = np.abs(predicted.first - run.first) / (run.first - sent)
+    e2e = np.abs(predicted.end - run.end) / (run.end - sent)
+    return Judged(run.name, run.makespan, predicted.makespan, float(np.nanmedian(ttft)), float(np.nanmedian(e2e)))
