@@ -50,22 +50,28 @@ class VLLMV1(Policy):
             return DECODE if view.decoding else REST
         most = self.long_prefill_token_threshold if len(view.running) + len(view.waiting) > 1 else 0
         most = most or self.max_num_batched_tokens
-        if tokens < 0 or free < 0 or not ends_with(view.running, view.prefilling):
+        if tokens < 0 or free < 0:
             return self._one_by_one(view, most)
+        in_order = ends_with(view.running, view.prefilling)
         chunks: list[Chunk] = []
         for request in view.prefilling:
-            part = self._part(view, request, min(most, tokens))
+            part = self._part(view, request, min(most, tokens) if in_order else most)
             free -= view.pool.blocks(request.cached + part) - request.blocks
-            if free < 0:
-                return self._one_by_one(view, most)
+            tokens -= part
             if part:
-                tokens -= part
                 chunks.append(Chunk(request, part))
-        if view.waiting:
-            chunks += self._admissions(view, most, tokens, free)
-        if not chunks:
+        if tokens < 0 or free < 0:
+            return self._one_by_one(view, most)
+        fresh = self._admissions(view, most, tokens, free) if view.waiting else []
+        if not chunks and not fresh:
             return HOLD if view.decoding else REST
-        return Plan(chunks=chunks, decode=view.decoding > 0, decode_first=True)
+        if in_order or not view.decoding:
+            return Plan(chunks=chunks + fresh if chunks else fresh, decode=view.decoding > 0, decode_first=True)
+        parts = {chunk.request: chunk for chunk in chunks}
+        batch = [
+            parts.get(request) or Chunk(request, 1) for request in view.running if request.decodes or request in parts
+        ]
+        return Plan(chunks=batch + fresh)
 
     def _part(self, view: View, request: Request, tokens: int) -> int:
         """Return how many tokens a running request gets."""
