@@ -157,7 +157,7 @@ def figures(record: Record, name: str) -> dict[str, float]:
 
 def from_sweep(folder: Path, config: Optional[int]) -> Side:
     """Return a configuration of a sweep, its winner if none is named."""
-    from .sweep import load
+    from .sweeps import load
 
     summary = load(folder)
     row = summary.winner if config is None else next((row for row in summary.rows if row.config == config), None)

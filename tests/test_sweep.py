@@ -17,7 +17,7 @@ from servesim.experiment import read_experiment
 from servesim.scenario import read_tree, scenario_from
 from servesim.simulate import simulate
 from servesim.summary import Summary
-from servesim.sweep import load, rounds, scenarios, sweep
+from servesim.sweeps import load, rounds, scenarios, sweep
 
 from . import sweeps
 

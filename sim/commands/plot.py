@@ -22,7 +22,7 @@ def register(commands: Any) -> None:
 def run_plot(args: argparse.Namespace) -> int:
     """Draw and say what was written."""
     from ..plot import plot
-    from ..sweep import load
+    from ..sweeps import load
 
     for path in plot(load(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format):
         print(path)

@@ -21,7 +21,7 @@ def register(commands: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and say where."""
     from ..report import write_report
-    from ..sweep import load
+    from ..sweeps import load
 
     path = Path(args.output) if args.output else Path(args.folder) / "report.html"
     write_report(load(args.folder), path)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ..executor import Executor
     from ..summary import Summary
-    from ..sweep import Shard
+    from ..sweeps import Shard
 
 
 def register(commands: Any) -> None:
@@ -53,7 +53,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     from ..experiment import read_experiment
     from ..progress import Progress
     from ..summary import Summary
-    from ..sweep import merge, sweep
+    from ..sweeps import merge, sweep
 
     if args.file == "merge":
         experiment, found = merge(args.folder or "")
@@ -111,7 +111,7 @@ def jobs(given: int | None) -> int:
 def shard_of(given: str | None, ci: float | None) -> Shard:
     """Read I/N."""
     from ..core import BadInput
-    from ..sweep import WHOLE, Shard
+    from ..sweeps import WHOLE, Shard
 
     if given is None:
         return WHOLE

@@ -1,0 +1,253 @@
+"""The Python API: run, sweep, replay and load; what they return holds pandas frames (see frames.py).
+
+    import servesim
+    stock = servesim.run(preset="contest-baseline", workload={"contest": {"X": 0.5, "T": 3000}})
+    stock.requests.ttft.describe()
+    found = servesim.sweep("examples/contest_knobs.yaml")
+    found.table.head()
+
+What is given wrongly raises servesim.core.BadInput, one line that names the key and what was expected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import pandas as pd
+from pydantic import PrivateAttr, ValidationError
+
+from .core import BadInput, Policy
+from .core import settings as fields_of
+from .frames import Replay, Result, Sweep, replay_of, result_of, result_of_side
+from .scenario import Scenario, Tree, merge, put, read_tree, scenario_from, with_preset
+from .simulate import simulate
+from .traces.trace import Columns, Trace, assemble
+
+Source = Union[str, Path, Mapping[str, Any], None]
+Loaded = Union[Result, Sweep, Replay, "dict[str, Replay]", pd.DataFrame]
+
+
+class Own(Scenario):
+    """A scenario whose policy is an object and needs no name."""
+
+    _policy: Policy = PrivateAttr()
+
+    def make_policy(self) -> Policy:
+        """Return the policy object."""
+        return self._policy
+
+
+def run(
+    scenario: Source = None,
+    *,
+    preset: Optional[str] = None,
+    policy: Union[str, Mapping[str, Any], Policy, None] = None,
+    trace: Union[str, Path, Mapping[str, Any], pd.DataFrame, None] = None,
+    workload: Optional[Mapping[str, Any]] = None,
+    engine: Optional[Mapping[str, Any]] = None,
+    profile: Union[str, Path, Mapping[str, Any], None] = None,
+    slo: Optional[Mapping[str, float]] = None,
+    seed: Optional[int] = None,
+    settings: Optional[Mapping[str, Any]] = None,
+    turns: bool = False,
+) -> Result:
+    """Simulate one scenario.
+
+    `scenario` is a YAML file or a mapping of its keys, or nothing; a preset is laid under it, the other arguments
+    over it, `settings` last (`{"policy.delay_factor": 0.5}`). `policy` may be an object, `trace` a frame with
+    arrival, prompt and output. `turns` keeps a row for every turn of the scheduler. An engine that livelocks is told
+    of in `figures["stuck"]`.
+    """
+    own = policy if isinstance(policy, Policy) else None
+    requests = requests_in(trace) if isinstance(trace, pd.DataFrame) else None
+    given = {
+        "policy": None if own is not None else {"name": policy} if isinstance(policy, str) else policy,
+        "trace": None if requests is not None else {"path": str(trace)} if isinstance(trace, (str, Path)) else trace,
+        "workload": workload, "engine": engine, "slo": slo, "seed": seed,
+        "profile": str(profile) if isinstance(profile, Path) else profile,
+    }  # fmt: skip
+    tree = tree_of(scenario, preset, {key: value for key, value in given.items() if value is not None}, settings)
+    checked = scenario_from(tree)
+    return run_scenario(checked if own is None else with_own(checked, own), requests, turns)
+
+
+def tree_of(source: Source, preset: Optional[str], over: Tree, settings: Optional[Mapping[str, Any]] = None) -> Tree:
+    """Return the scenario that file, preset, arguments and settings give together."""
+    tree = read_tree(source) if isinstance(source, (str, Path)) else with_preset(dict(source or {}))
+    if preset is not None:
+        tree = merge(with_preset({"preset": preset}), tree)
+    tree = merge(tree, over)
+    for key, value in (settings or {}).items():
+        tree = put(tree, key.split("."), value)
+    return tree
+
+
+def with_own(scenario: Scenario, policy: Policy) -> Scenario:
+    """Return the scenario under a policy that is no entry of any table."""
+    tree = scenario.model_dump() | {"policy": {"name": type(policy).__name__, **fields_of(policy)}}
+    found = Own.model_validate(tree)
+    found._policy = policy
+    return found
+
+
+def run_scenario(scenario: Scenario, requests: Optional[Trace], turns: bool) -> Result:
+    """Simulate a checked scenario."""
+    from .calibrate.live import Notes
+
+    notes = Notes() if turns else None
+    done = simulate(scenario, requests, [] if notes is None else [notes])
+    return result_of(done, None if notes is None else notes.rows)
+
+
+def requests_in(frame: pd.DataFrame) -> Trace:
+    """Return the requests of a frame; any field of a request may be a column, the index is their ids."""
+    known = ("arrival", "prompt", "output", "limit", "priority", "session", "after", "delay")
+    for name in ("arrival", "prompt", "output"):
+        if name not in frame:
+            raise BadInput(f"trace: expected a column {name}, got {', '.join(map(str, frame.columns))}")
+        column = frame[name]
+        if not pd.api.types.is_numeric_dtype(column) or column.isna().any() or (column < 0).any():
+            raise BadInput(f"trace: column {name}: expected numbers of at least 0 and no gaps")
+    lists = {name: [None if pd.isna(v) else v for v in frame[name].tolist()] for name in known if name in frame}
+    return assemble(Columns(**lists, id=frame.index.tolist()), "frame", "frame")
+
+
+def sweep(
+    experiment: Source = None,
+    output: Union[str, Path, None] = None,
+    *,
+    jobs: Optional[int] = 1,
+    executor: str = "local",
+    resume: bool = False,
+    progress: bool = False,
+    **keys: Any,
+) -> Sweep:
+    """Run every configuration of an experiment on the same random numbers.
+
+    `experiment` is a sweep file, a mapping of its keys, or nothing; `keys` replace keys of it (base, params,
+    replications, objectives, ...). With `output` the experiment's folder is kept and `resume` continues it. `jobs` is
+    how many processes run, None for one a core; a script that asks for more than one needs the usual
+    `if __name__ == "__main__"`.
+    """
+    import tempfile
+
+    from . import executor as executors
+    from .commands.sweep import executing
+    from .commands.sweep import jobs as cores
+    from .progress import Progress
+    from .summary import Summary
+    from .sweep_files import write_summary
+    from .sweeps import sweep as run_all
+
+    planned = experiment_from(experiment, keys)
+    with tempfile.TemporaryDirectory(prefix="servesim-") as scratch:
+        folder = Path(scratch) / "sweep" if output is None else Path(output)
+        with executing(executors.executor(executor, cores(jobs))) as where, Progress("sweep", not progress) as bar:
+            summary = Summary(planned, run_all(planned, folder, where, resume, progress=bar))
+        if output is not None:
+            write_summary(summary, folder)
+    return Sweep(summary)
+
+
+def experiment_from(source: Source, keys: Mapping[str, Any]) -> Any:
+    """Return the experiment that a file or a mapping and further keys give."""
+    from .experiment import SweepFile, base_of, experiment_of, read_experiment, sweep_error
+
+    if isinstance(source, (str, Path)):
+        return read_experiment(source, **keys)
+    try:
+        file = SweepFile.model_validate({**(source or {}), **keys})
+    except ValidationError as error:
+        raise BadInput(f"sweep: {sweep_error(error)}") from None
+    return experiment_of(file, base_of(file.base, Path("sweep")), file.name or "sweep")
+
+
+def replay(
+    scenario: Source = None,
+    *,
+    backend: str,
+    profile: Union[str, Path, Mapping[str, Any], None] = None,
+    device: Union[str, Path, Mapping[str, Any], None] = None,
+    model: Optional[str] = None,
+    worker_python: Optional[str] = None,
+    limit: Optional[int] = None,
+    warm_up: int = 32,
+    preset: Optional[str] = None,
+    settings: Optional[Mapping[str, Any]] = None,
+) -> Replay:
+    """Run one scenario on a live backend (kbk, torch or fake), simulate it, and return both.
+
+    `profile` is what the simulation takes steps to cost. A fake backend takes the time that `device` says, another
+    profile; so one can see what a profile that is off does to the figures.
+    """
+    from .calibrate.replay import Host, check_profile, compare_with, replay_on, requests_of
+    from .calibrate.stage import Stage, name_of
+    from .profile import load_profile
+
+    over = {} if profile is None else {"profile": str(profile) if isinstance(profile, Path) else profile}
+    checked = scenario_from(tree_of(scenario, preset, over, settings))
+    known = load_profile(checked.profile)
+    with Stage(backend, model or name_of(known.about.get("model")), worker_python) as stage:
+        stage.load([checked])
+        check_profile(known, stage)
+        requests = requests_of(checked, limit=limit)
+        paced = known if device is None else load_profile(device)
+        done = replay_on(stage, checked.name or checked.policy["name"], checked, requests, paced, warm_up)
+        if device is not None:
+            compare_with(done, requests, known, Host())
+    return replay_of(done)
+
+
+def load(path: Union[str, Path]) -> Loaded:
+    """Read what is at a path: the folder of a sweep, of a run, of a replay (several: by name), or a trace file."""
+    path = Path(path)
+    if (path / "experiment.json").is_file():
+        from .sweeps import load as load_sweep
+
+        return Sweep(load_sweep(path))
+    if (path / "live").is_dir() and (path / "sim").is_dir():
+        return load_replay(path)
+    if path.is_dir():
+        from .calibrate.side import read_side
+
+        return result_of_side(read_side(path))
+    return load_trace(path)
+
+
+def load_trace(path: Path) -> pd.DataFrame:
+    """Return a trace of any known format as a frame, indexed by request id."""
+    from .traces.load import load as read
+
+    names = ("id", "arrival", "prompt", "output", "limit", "priority", "session")
+    rows = [[getattr(request, name) for name in names] for request in read(path).requests]
+    return pd.DataFrame(rows, columns=list(names)).set_index("id")
+
+
+def load_replay(folder: Path) -> Union[Replay, dict[str, Replay]]:
+    """Return the replay of a folder that `sim replay -o` wrote, or all of them by name."""
+    from .commands.verify import paired
+
+    found = {name: replay_in(name or folder.name, *both) for name, *both in paired(folder / "sim", folder / "live")}
+    return found.pop("") if "" in found else found
+
+
+def replay_in(name: str, simulated: Path, measured: Path) -> Replay:
+    """Return one replay from its two folders."""
+    from dataclasses import replace
+
+    from .calibrate.host import Host, Hosted
+    from .calibrate.side import read_side
+    from .commands.verify import compared
+    from .profile import load_profile
+
+    ours, theirs = read_side(simulated), read_side(measured)
+    assert ours.scenario is not None
+    profile = load_profile(ours.scenario.profile)
+    host = Host(*theirs.result.get("host", (0.0, 0.0)))
+    if host != Host() and theirs.result.get("backend", {}).get("backend") != "fake":
+        profile = replace(profile, cost=Hosted(profile.cost, host))
+    calls: Sequence[Sequence[float]] = theirs.calls
+    both = compared(name, ours, theirs, None)
+    return Replay(name, result_of_side(ours), result_of_side(theirs), both, profile, calls)
