@@ -12,6 +12,7 @@ from typing import Any, Optional
 
 from .cohort import Cohort
 from .core import FOREVER, BlockPool, Chunk, Eviction, Plan, Policy, Rejection, Request, View
+from .limits import Limits
 from .line import Fifo, Ranked, line
 from .step import Gaps, Step
 
@@ -44,9 +45,8 @@ class Server:
         self.swapped = Fifo()
         self.prefilling = line(RUNNING_RANKS[policy.running_order])
         self.finished = Fifo()  # done, blocks not yet released
-        self.max_model_len = max_model_len
-        self.max_generate_length = max_generate_length
-        self.bounded = max_model_len is not None or max_generate_length is not None
+        self.limits = Limits(self.pool, max_model_len, max_generate_length)
+        self._bounded = bool(self.limits)
         self.refuses = policy.refuses if refuses is None else refuses
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
@@ -61,62 +61,44 @@ class Server:
         self._slotted = policy.running_order == "slot"
         self._slots: list[int] = []  # freed ones, lowest first
         self._next_slot = 0
-        self._overdue: list[tuple[float, int, Request]] = []  # waiting requests by arrival, for max_wait
+        # waiting requests by arrival, where max_wait can change the order of the queue
+        patient = policy.max_wait is None or not policy.ranked
+        self._overdue: Optional[list[tuple[float, int, Request]]] = None if patient else []
 
     # -- arrivals ------------------------------------------------------------------------------------------------
 
     def submit(self, request: Request, now: float, visible: float) -> None:
         """Put an arrival into waiting, or refuse it if it could never run; it has queued since it was visible."""
         request.visible = request.since = visible
-        if self.bounded:
-            request.end = self._last_token(request)
-        if self.refuses and (reason := self.misfit(request)):
+        if self._bounded:
+            request.end = self.limits.last_token(request)
+        if self.refuses and (reason := self.limits.misfit(request)):
             self._leave(request, now, "refused", reason)
             return
         self._wait(request)
 
-    def misfit(self, request: Request) -> Optional[str]:
-        """Say why a request can never run, or None."""
-        if self.max_model_len is not None and request.prompt > self.max_model_len:
-            return f"prompt of {request.prompt} tokens, max_model_len is {self.max_model_len}"
-        limit = request.limit if self.max_model_len is None else min(request.limit, self._room(request))
-        need = self.pool.blocks(request.prompt + max(1, limit) - 1)
-        if need > self.pool.total:
-            return f"needs {need} blocks for {request.prompt}+{limit} tokens, the pool has {self.pool.total}"
-        return None
-
-    def _room(self, request: Request) -> int:
-        return max(1, (self.max_model_len or 0) - request.prompt)
-
-    def _last_token(self, request: Request) -> int:
-        end = min(request.output, request.limit)
-        if self.max_model_len is not None:
-            end = min(end, self._room(request))
-        if self.max_generate_length is not None:
-            end = min(end, self.max_generate_length - request.prompt)
-        return max(1, end)
-
     def _wait(self, request: Request) -> None:
         request.place = "waiting"
         self.waiting.push(request)
-        if self.policy.max_wait is not None:
+        if self._overdue is not None:
             heappush(self._overdue, (request.arrival, request.serial, request))
 
     def promote(self, now: float) -> None:
-        """Move to the front who has waited for more than the policy's max_wait."""
-        assert self.policy.max_wait is not None
-        while self._overdue and self._overdue[0][0] + self.policy.max_wait <= now:
-            request = heappop(self._overdue)[2]
-            if request.place == "waiting" and isinstance(self.waiting, Ranked):
-                self.waiting.promote(request)
+        """Move to the front of a sorted queue who has waited for more than the policy's max_wait."""
+        due = self.next_promotion()
+        while due is not None and due <= now:
+            assert self._overdue is not None and isinstance(self.waiting, Ranked)
+            self.waiting.promote(heappop(self._overdue)[2])
+            due = self.next_promotion()
 
     def next_promotion(self) -> Optional[float]:
         """Return when the next waiting request will have waited for max_wait."""
-        while self._overdue and self._overdue[0][2].place != "waiting":
-            heappop(self._overdue)
-        if not self._overdue or not self.policy.ranked or self.policy.max_wait is None:
+        overdue, patience = self._overdue, self.policy.max_wait
+        if overdue is None or patience is None:
             return None
-        return self._overdue[0][0] + self.policy.max_wait
+        while overdue and overdue[0][2].place != "waiting":
+            heappop(overdue)
+        return overdue[0][0] + patience if overdue else None
 
     # -- carrying out a plan -------------------------------------------------------------------------------------
 
@@ -405,7 +387,7 @@ class Server:
             request._held = 0
         if failed:
             self._leave(request, now, "failed", "the model call failed")
-        elif request._written < min(request.output, request.limit) and self.max_generate_length is not None:
+        elif self.limits.cut_off(request):
             self._leave(request, now, "unanswered", "stopped by max_generate_length, which its client is not told")
         else:
             self._leave(request, now, "finished", None)

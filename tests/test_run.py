@@ -59,7 +59,11 @@ def test_leaps_change_no_byte_of_the_results(folder: Path) -> None:
     assert main(["run", "scenario.yaml", "-o", "single", "--no-leaps"]) == 0
     assert main(["run", "scenario.yaml", "-o", "logged", "--decisions", "log.jsonl"]) == 0
     requests = (folder / "leaps" / "requests.csv").read_bytes()
-    assert requests == (folder / "single" / "requests.csv").read_bytes() == (folder / "logged" / "requests.csv").read_bytes()
+    assert (
+        requests
+        == (folder / "single" / "requests.csv").read_bytes()
+        == (folder / "logged" / "requests.csv").read_bytes()
+    )
 
 
 def test_where_a_request_spent_its_seconds_adds_up_to_its_latency(folder: Path) -> None:
