@@ -35,6 +35,8 @@ def spread(found: Interval, metric: str, sign: bool = False) -> str:
     value, half, name = found.mean, found.half, unit(metric)
     if name == "ms" and abs(value) >= 10_000:
         value, half, name = value / 1000, None if half is None else half / 1000, "s"
+    if half is not None and half < 1e-9 * abs(value):
+        half = 0.0  # the dust of floating point
     return f"{'+' if sign and value > 0 else ''}{number(value)}{around(half)} {name}".strip()
 
 

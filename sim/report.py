@@ -191,14 +191,14 @@ def times(summary: Summary) -> list[Part]:
     if not bars:
         return []
     key = legend(*((f"--w{place}", svg.STATES[name]) for place, name in enumerate(WHERE)))
-    heads = "".join(f'<th class="n">{escape(name)} (s)</th>' for name, _ in bars)
+    heads = "".join(f'<th class="n">{escape(name)}</th>' for name, _ in bars)
     lines = "".join(
         f"<tr><td>{svg.STATES[state]}</td>"
-        + "".join(f'<td class="n">{number(where[state])}</td>' for _, where in bars)
+        + "".join(f'<td class="n">{number(round(where[state], 4))}</td>' for _, where in bars)
         + "</tr>"
         for state in WHERE
     )
-    table = f"<table><thead><tr><th>mean of a request</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+    table = f"<table><thead><tr><th>seconds, mean</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"
     body = f'<div class="charts wide"><figure>{svg.where_chart(bars)}{key}</figure><figure>{table}</figure></div>'
     return [Part("time", "Where requests' time went", body)]
 

@@ -197,7 +197,7 @@ def where_chart(bars: Sequence[tuple[str, Mapping[str, float]]]) -> str:
         x = 0.0
         for place, state in enumerate(WHERE):
             width = where.get(state, 0.0) / longest * WIDTH
-            title = f"{STATES[state]}: {number(where.get(state, 0.0))} s"
+            title = f"{STATES[state]}: {number(round(where.get(state, 0.0), 4))} s"
             parts.append(f'<rect class="w{place}" x="{x:.1f}" y="{y + 16}" width="{width:.1f}" height="22">'
                          f"<title>{title}</title></rect>")  # fmt: skip
             x += width

@@ -13,7 +13,7 @@ from servesim.core import BadInput
 from servesim.executor import Serial
 from servesim.experiment import read_experiment
 from servesim.summary import Summary
-from servesim.sweep import load, sweep
+from servesim.sweeps import load, sweep
 
 from . import sweeps
 
