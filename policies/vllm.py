@@ -105,7 +105,7 @@ class VLLM(VLLMv0):
                 continue
             tokens, longest = tokens + length, max(longest, length)
             padded = (len(chunks) + 1) * longest
-            if free - blocks < reserve or (padded if self.padded_prefill else tokens) > budget or len(chunks) == seats:
+            if free - blocks < reserve or (padded if self.padded_prefill else tokens) > budget or len(chunks) >= seats:
                 break
             if self.padded_prefill and self.max_paddings is not None and padded - tokens > self.max_paddings:
                 break

@@ -111,7 +111,7 @@ class VLLMv0(Policy):
             if self.fail_infeasible and need > pool.total:
                 failed.append(Rejection(request, f"needs {need} blocks to come back, the pool has {pool.total}"))
                 continue
-            if free - need < reserve or not seats or request.pending > tokens:  # a swap-in is never chunked
+            if free - need < reserve or seats < 1 or request.pending > tokens:  # a swap-in is never chunked
                 break
             free -= max(request.host, blocks)
             seats -= 1
