@@ -52,13 +52,17 @@ def ratios(calls: Sequence[Sequence[float]], shapes: Sequence[Shape], profile: S
     return {kind: took / told for kind, (took, told) in sums.items() if told > 0}
 
 
-def resimulate(live: Side, profile: Profile) -> tuple[Side, int]:
-    """Simulate a live run with its own step times; return it and how many calls went as they did live."""
-    assert live.scenario is not None
+def resimulate(live: Side, profile: Profile, scenario: Optional[Scenario] = None) -> tuple[Side, int]:
+    """Simulate a live run, or what another scenario makes of it, with the live step times.
+
+    Return it, and how many calls went as they did live.
+    """
+    scenario = live.scenario if scenario is None else scenario
+    assert scenario is not None
     assert live.sent is not None
     cost = Measured(live.calls, profile.cost)
     requests = fresh(live.sent)
-    run, decisions = simulated(live.scenario, requests, profile, cost)
+    run, decisions = simulated(scenario, requests, profile, cost)
     return side_of(run, decisions), cost.followed
 
 

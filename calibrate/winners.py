@@ -31,4 +31,4 @@ def winners(path: Path, top: int, baseline: bool = False, settings: tuple[str, .
 
 def name_of(config: int, order: list[int]) -> str:
     """Return a folder name for a configuration."""
-    return "baseline" if config == 0 else f"rank{order.index(config) + 1}"
+    return f"rank{order.index(config) + 1}" + ("-baseline" if config == 0 else "")
