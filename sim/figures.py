@@ -18,7 +18,7 @@ LONGEST = 5000  # requests of the runs that are made again for the queues, step 
 
 
 class Mark(NamedTuple):
-    """A value of a knob and what is reached with it."""
+    """A value of a knob and what is reached with it; its half-width is that of the paired difference to the winner."""
 
     value: Any
     found: Interval
@@ -66,7 +66,7 @@ def best_with(summary: Summary, key: str, value: Any, metric: str) -> Optional[M
     """Return the best that is reached with one value of a knob."""
     for row in summary.rows:  # the best come first
         if row.eligible and key in row.assignment and row.assignment[key] == value:
-            return Mark(value, row.found[metric], row)
+            return marked(summary, value, row, metric)
     return None
 
 
@@ -79,8 +79,15 @@ def alone(summary: Summary, key: str, values: Sequence[Any], metric: str) -> lis
         wanted = {**winner.assignment, key: value}
         row = next((row for row in summary.rows if row.eligible and row.assignment == wanted), None)
         if row is not None:
-            found.append(Mark(value, row.found[metric], row))
+            found.append(marked(summary, value, row, metric))
     return found
+
+
+def marked(summary: Summary, value: Any, row: Row, metric: str) -> Mark:
+    """Return a row's mark: by its paired half-width, what reaches the winner's level cannot be told from it."""
+    assert summary.winner is not None
+    apart = summary.difference(row, summary.winner, metric)
+    return Mark(value, Interval(row.found[metric].mean, apart.half, apart.size), row)
 
 
 def reasons(summary: Summary) -> list[tuple[str, str, Interval]]:

@@ -178,7 +178,10 @@ def curves(summary: Summary, found: Sequence[Knob]) -> list[Part]:
                  ("--base", "baseline"))  # fmt: skip
     charts = "".join(f"<figure><h3>{escape(k.name)}</h3>{svg.knob_chart(k)}</figure>" for k in found)
     level = spread(summary.baseline.found[found[0].metric], found[0].metric)
-    text = f"<p>{escape(found[0].metric)} by the value of each knob, with its interval; the baseline has {level}.</p>"
+    text = (
+        f"<p>{escape(found[0].metric)} by the value of each knob. Bars are intervals of the paired difference to the "
+        f"winner: what they let reach its level cannot be told from it. The baseline has {level}.</p>"
+    )
     return [Part("knobs", "Knobs", f'{text}{key}<div class="charts">{charts}</div>')]
 
 
