@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from bisect import bisect_right, insort
+from bisect import insort
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import merge
 from typing import Any, ClassVar, NamedTuple
 
-from ..core import FOREVER, Plan, Request, View, at_least, just_after
+from ..core import FOREVER, Chunk, Plan, Request, View, at_least, just_after
 from .preemptive import Change, Preemptive
 
 MIRRORS = "FastServe 187a274"
@@ -45,6 +45,9 @@ class SRPT(Preemptive):
 
         if not (view.waiting or view.swapped) and view.need <= view.pool.free:
             return DECODE if view.decoding else NOTHING
+        chunks = self.all_fit(view)
+        if chunks:
+            return Plan(chunks=chunks, decode=view.decoding > 0)
         return self.arrange(view, self.choose(view, newcomers, key), key)[0]
 
 
@@ -122,11 +125,21 @@ class MLFQ(Preemptive):
         ladder: Ladder = view.memory
         turns = self._slices(ladder.batch, view)
         if view.waiting or ladder.paused or view.need > view.pool.free:
-            return self._contend(view, ladder, turns)
+            chunks = self.all_fit(view)
+            return self._start(view, ladder, turns, chunks) if chunks else self._contend(view, ladder, turns)
         if not turns:
-            return Plan(memory=Ladder(iterations=ladder.iterations))
+            return Plan(memory=Ladder((), (), (), ladder.iterations))
         memory = Ladder(turns, (), (), ladder.iterations + 1)
         return Plan(decode=True, wake=turns[0].until, hold=FOREVER, memory=memory)
+
+    def _start(self, view: View, ladder: Ladder, turns: tuple[Turn, ...], chunks: list[Chunk]) -> Plan:
+        """Let in all that wait."""
+        batch = list(turns)
+        for chunk in chunks:
+            level = 0 if chunk.request in ladder.starved else self.joins(chunk.request)
+            insort(batch, self.turn(chunk.request, level, view.now))
+        memory = Ladder(tuple(batch), (), (), ladder.iterations + 1)
+        return Plan(chunks=chunks, decode=len(turns) > 0, wake=batch[0].until, memory=memory)
 
     def _contend(self, view: View, ladder: Ladder, turns: tuple[Turn, ...]) -> Plan:
         """Let the highest levels run, those that ran before the others of their level."""
@@ -161,15 +174,20 @@ class MLFQ(Preemptive):
             batch = tuple([turn for turn in batch if turn.request.place == "running"])
         if not batch or batch[0].until > now:
             return batch
-        turns = list(batch)
-        over = bisect_right(turns, (now, math.inf))
+        over = 1
+        while over < len(batch) and batch[over].until <= now:
+            over += 1
+        turns = list(batch[over:])
         for turn in batch[:over]:
             insort(turns, self.turn(turn.request, turn.level + 1, now))
-        return tuple(turns[over:])
+        return tuple(turns)
 
     def turn(self, request: Request, level: int, since: float) -> Turn:
         """Return a request's place in the batch."""
-        until = just_after(since, self.base_quantum * self.threshold**level)
+        span = self.base_quantum * self.threshold**level
+        until = since + span
+        if not until - since > span:
+            until = just_after(since, span)
         return Turn(until, request.serial, request, level, since)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from typing import Any, Callable, ClassVar, NamedTuple
+from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least
 
@@ -51,6 +51,21 @@ class Preemptive(Policy):
         """Whether the host is too full for requests that may have to go there one day."""
         total = view.pool.host_total
         return total > 0 and view.pool.host_free < HOST_SHARE * total
+
+    def all_fit(self, view: View) -> Optional[list[Chunk]]:
+        """Return the prompts of all that wait if they fit beside all that run, and nobody sits out; the usual case."""
+        if view.swapped or len(view.running) + len(view.waiting) > self.max_batch_size:
+            return None
+        size = view.pool.size
+        tokens = len(view.running) if self.counts_decodes else 0
+        blocks = view.need + self._reserve
+        chunks = []
+        for request in view.waiting:
+            prompt = request.prompt
+            tokens += prompt
+            blocks += -(-prompt // size)
+            chunks.append(Chunk(request, prompt))
+        return None if tokens > self.max_tokens_per_batch or blocks > view.pool.free else chunks
 
     def choose(self, view: View, newcomers: Callable[[], Iterable[Request]], key: Callable[[Request], Any]) -> Change:
         """Say who leaves and who enters, so that the first by key run; the first that does not fit ends the batch."""
