@@ -27,7 +27,6 @@ class VLLMV1(Policy):
 
     mirrors: ClassVar[str] = "vLLM V1 0.32.0, the synchronous scheduler without prefix caching or speculation"
     proof: ClassVar[str] = "recordings of the real scheduler of 0.32.0"
-    null_blocks: ClassVar[int] = 1  # block 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,7 +80,7 @@ class VLLMV1(Policy):
     def _admissions(self, view: View, most: int, tokens: int, free: int) -> list[Chunk]:
         """Admit from the head of waiting; only the blocks of the first part are taken."""
         pool, seats = view.pool, self.max_num_seqs - len(view.running)
-        reserve = int(self.watermark * (pool.total + self.null_blocks))
+        reserve = int(self.watermark * (pool.total + 1))  # num_gpu_blocks counts the null block, num_blocks does not
         chunks: list[Chunk] = []
         for request in view.waiting:
             if len(chunks) >= seats or tokens <= 0:
