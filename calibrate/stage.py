@@ -8,13 +8,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
 from ..core import BadInput, Request, StepCost
-from ..cost import COSTS
+from ..cost import mapping
 from ..profile import Profile
 from ..scenario import Scenario
 from .backend import MODELS, Model
@@ -74,7 +73,7 @@ class Stage:
             args = arguments(scenario, requests, self.model, warm_up, str(stop))
             if self.backend == "fake":
                 assert cost is not None, "a fake device takes the time a cost model says"
-                args["pace"] = mapping_of(cost)
+                args["pace"] = mapping(cost)
             with until_interrupted(stop):
                 told: dict[str, Any] = self.worker.call("replay", QUIET, progress, **args)
         return told
@@ -106,16 +105,6 @@ def arguments(
 def plain(value: Any) -> Any:
     """Return a request's field as JSON takes it."""
     return value if value is None or isinstance(value, (int, float, str)) else list(value)
-
-
-def mapping_of(cost: StepCost) -> dict[str, Any]:
-    """Return a cost model as the mapping it can be built from again."""
-    for kind, known in COSTS.items():
-        if type(cost) is known and is_dataclass(cost):
-            names = [field.name for field in fields(cost) if not field.name.startswith("_")]
-            values = asdict(cost)
-            return {"kind": kind, **{name: values[name] for name in names}}
-    raise BadInput(f"profile: a fake device cannot take the time of a {type(cost).__name__}")
 
 
 @contextlib.contextmanager

@@ -34,8 +34,9 @@ def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; 1 when blocks were lost."""
     from ..calibrate.pipe import WorkerFailed
     from ..calibrate.serve import serve
-    from ..calibrate.stage import Stage, mapping_of
+    from ..calibrate.stage import Stage
     from ..core import BadInput
+    from ..cost import mapping
     from ..profile import load_profile
     from ..scenario import override, scenario_from
 
@@ -45,7 +46,7 @@ def serve_clients(args: argparse.Namespace) -> int:
     scenario = scenario_from(tree, args.scenario or "scenario")
     options = override({}, args.option)
     if args.backend == "fake" and "profile" in tree:
-        options.setdefault("cost", mapping_of(load_profile(scenario.profile).cost))
+        options.setdefault("cost", mapping(load_profile(scenario.profile).cost))
     elif args.backend == "fake":
         options.setdefault("cost", None)
     try:
