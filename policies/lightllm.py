@@ -36,6 +36,7 @@ class LightLLM(Policy):
 
     mirrors: ClassVar[str] = "LightLLM 4b037f68 (2024-04-15)"
     proof: ClassVar[str] = "recordings of LightLLM's RouterManager and ReqQueue, turn by turn"
+    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
     last_token_decodes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

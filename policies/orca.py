@@ -23,6 +23,7 @@ class Orca(Policy):
 
     mirrors: ClassVar[str] = "Orca (OSDI 2022, Algorithm 1); with reserve: model, Sarathi-Serve 96f9911's baseline"
     proof: ClassVar[str] = "the paper's rule by hand-worked cases; reserve: model by the figures of the real baseline"
+    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
     running_order: ClassVar[str] = "arrival"
 
     def __post_init__(self) -> None:

@@ -30,6 +30,7 @@ class Sarathi(Policy):
 
     mirrors: ClassVar[str] = "Sarathi-Serve 96f9911"
     proof: ClassVar[str] = "recordings of Sarathi-Serve's sarathi scheduler, turn by turn"
+    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
     running_order: ClassVar[str] = "arrival"
 
     def __post_init__(self) -> None:
@@ -119,6 +120,7 @@ class SarathiAlternating(Sarathi):
 
     mirrors: ClassVar[str] = "Sarathi-Serve 96f9911's simple_chunking baseline"
     proof: ClassVar[str] = "hand-worked cases; shares its passes with sarathi, which is proven on recordings"
+    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
 
     def begin(self) -> Any:
         return "prefill"  # whose turn it is

@@ -25,6 +25,7 @@ class SplitFuse(Policy):
 
     mirrors: ClassVar[str] = "DeepSpeed-MII 8abdd98 (FastGen)"
     proof: ClassVar[str] = "recordings of MII's RaggedBatchBase, turn by turn"
+    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
     flushes: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

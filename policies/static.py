@@ -18,6 +18,7 @@ class Static(Policy):
 
     mirrors: ClassVar[str] = "FasterTransformer's batching, as Sarathi-Serve 96f9911 carries it"
     proof: ClassVar[str] = "recordings of Sarathi-Serve's faster_transformer scheduler, turn by turn"
+    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -27,6 +27,7 @@ class VLLMV1(Policy):
 
     mirrors: ClassVar[str] = "vLLM V1 0.32.0, the synchronous scheduler without prefix caching or speculation"
     proof: ClassVar[str] = "recordings of the real scheduler of 0.32.0"
+    refuses: ClassVar[bool] = False  # its scheduler does not look; what cannot fit blocks the queue
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -125,7 +125,7 @@ def lived(policy: Policy, setting: Setting, observer: Any = None) -> Outcome:
                     return
                 now = instant
                 continue
-            now = now + seconds(setting.cost, shape_of(step, Padding()))
+            now = now + seconds(setting.cost, shape_of(step, Padding(), policy.last_token_decodes))
             driver.end(step, now)
 
     return drive(policy, setting, run, observer)

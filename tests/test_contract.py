@@ -101,6 +101,7 @@ def worlds(draw: st.DrawFn) -> Setting:
         max_model_len=draw(st.sampled_from([40, 64])),
         lag=draw(st.integers(1, 4)),
         end_lag=draw(st.booleans()),
+        refuses=draw(st.sampled_from([True, None])),
     )
 
 
