@@ -110,7 +110,9 @@ def requests_in(frame: pd.DataFrame) -> Trace:
         column = frame[name]
         if not pd.api.types.is_numeric_dtype(column) or column.isna().any() or (column < 0).any():
             raise BadInput(f"trace: column {name}: expected numbers of at least 0 and no gaps")
-    lists = {name: [None if pd.isna(v) else v for v in frame[name].tolist()] for name in known if name in frame}
+    lists: dict[str, Any] = {
+        name: [None if pd.isna(v) else v for v in frame[name].tolist()] for name in known if name in frame
+    }
     return assemble(Columns(**lists, id=frame.index.tolist()), "frame", "frame")
 
 
@@ -182,7 +184,8 @@ def replay(
     `profile` is what the simulation takes steps to cost. A fake backend takes the time that `device` says, another
     profile; so one can see what a profile that is off does to the figures.
     """
-    from .calibrate.replay import Host, check_profile, compare_with, replay_on, requests_of
+    from .calibrate.host import Host
+    from .calibrate.replay import check_profile, compare_with, replay_on, requests_of
     from .calibrate.stage import Stage, name_of
     from .profile import load_profile
 

@@ -53,7 +53,7 @@ class Result:
 
     def against(self, other: Result) -> pd.DataFrame:
         """Return what changed for whom: this run's latencies less the other's, of requests that finished in both."""
-        both = self.requests.join(other.requests, rsuffix="_other", how="inner")
+        both = self.requests.join(other.requests.add_suffix("_other"), how="inner")
         both = both[(both.outcome == "finished") & (both.outcome_other == "finished")]
         changed = {name: both[name] - both[f"{name}_other"] for name in ("ttft", "tpot", "e2el")}
         return both[["arrival", "prompt", "output"]].assign(**changed)
@@ -233,10 +233,11 @@ class Replay:
     def requests(self) -> pd.DataFrame:
         """A row a request that finished on both sides: latencies simulated and measured."""
         names = ["ttft", "tpot", "e2el"]
-        sides = [frame.requests[frame.requests.outcome == "finished"] for frame in (self.simulated, self.measured)]
-        keyed = [side.set_index(side.index.map(str)) for side in sides]
-        both = keyed[0][names].join(keyed[1][names], lsuffix="_simulated", rsuffix="_measured", how="inner")
-        return keyed[1].loc[both.index, ["arrival", "prompt", "output"]].join(both)
+        sides = {"simulated": self.simulated.requests, "measured": self.measured.requests}
+        done = {name: side[side.outcome == "finished"] for name, side in sides.items()}
+        keyed = {name: side.set_index(side.index.map(str)) for name, side in done.items()}
+        latencies = [side[names].add_suffix(f"_{name}") for name, side in keyed.items()]
+        return keyed["measured"][["arrival", "prompt", "output"]].join(latencies, how="inner")
 
     @cached_property
     def steps(self) -> pd.DataFrame:
