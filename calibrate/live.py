@@ -168,7 +168,8 @@ def replay(
     check(requests, args["engine"], about, args["context"])
     notes = Notes()
     driver, tables = assemble(args["policy"], args["engine"], requests, (notes,) if args.get("decisions", True) else ())
-    stories = Stories(tables, drawn(args.get("seed", 0), args["vocab"]))
+    draw = drawn(args.get("seed", 0), args["vocab"])
+    stories = Stories(tables, {request: draw(request) for request in requests}.pop)
     host = warm_up(backend, args, requests[: args.get("warm_up", 0)])
     if clock is None and args.get("pace"):
         clock = PacedClock(cost_from(args["pace"], "pace"))

@@ -11,7 +11,7 @@ from typing import Any, Optional
 
 from ..core import Request, Shape, StepCost, Stuck
 from ..engine import NO_PADDING, Engine
-from ..metrics import Measures
+from ..metrics import Measures, lose
 from ..profile import Profile
 from ..scenario import Scenario
 from ..simulate import Run, build, fresh
@@ -80,6 +80,8 @@ def simulated(
         engine.run()
     except Stuck as found:
         stuck = found
+    if scenario.engine.lost_after is not None:
+        lose(requests, scenario.engine.lost_after)
     measures = Measures(requests, driver.server.gaps, scenario.slo.seconds())
     outside = profile.outside(engine.widest._asdict())
     return Run(

@@ -60,11 +60,12 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     scenarios = scenarios_of(args)
     if args.url:
         return against_url(args, scenarios)
+    from ..calibrate.backend import OutOfMemory
     from ..calibrate.pipe import WorkerFailed
 
     try:
         return on_backend(args, scenarios)
-    except WorkerFailed as failed:
+    except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
 

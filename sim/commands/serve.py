@@ -32,6 +32,7 @@ def register(commands: Any) -> None:
 
 def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; 1 when blocks were lost."""
+    from ..calibrate.backend import OutOfMemory
     from ..calibrate.pipe import WorkerFailed
     from ..calibrate.serve import serve
     from ..calibrate.stage import Stage
@@ -53,7 +54,7 @@ def serve_clients(args: argparse.Namespace) -> int:
         with Stage(args.backend, args.model, args.worker_python, args.weights, options) as stage:
             stage.load([scenario])
             state = serve(stage, scenario, args.host, args.port, args.queue)
-    except WorkerFailed as failed:
+    except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
     lost = state["total_blocks"] - state["free_blocks"]

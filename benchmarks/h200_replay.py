@@ -1,0 +1,293 @@
+"""Policy settings live on a GPU, and the simulation of them from a profile of the same sitting: the error, in a table.
+
+On the machine with the GPU (torch, numpy and this repository, which need not be installed):
+    python benchmarks/h200_replay.py --out DIR [--probe-seconds 90] [--workloads alpaca long] [--settings stock ...]
+Anywhere with servesim installed, on the folder that came back:
+    python benchmarks/h200_replay.py --compare DIR [--write TABLE.md]
+
+DIR gets one archive: samples.csv (the probe), about.json (device and versions), and a file for every run with its
+requests, decisions, calls and times. What is replayed is in replay_settings.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import io
+import json
+import sys
+import tarfile
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from replay_settings import BLOCK, BLOCKS, SETTINGS, WORKLOADS, drawn, engine  # noqa: E402
+
+ARCHIVE = "h200_replay.tar.gz"
+WARM_UP = 48  # requests
+
+
+def find_package() -> None:
+    """Make servesim importable from the checkout where it is not installed."""
+    import importlib.util
+
+    if importlib.util.find_spec("servesim"):
+        return
+    spec = importlib.util.spec_from_file_location("servesim_worker", ROOT / "calibrate" / "worker.py")
+    assert spec is not None
+    assert spec.loader is not None
+    worker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(worker)
+    sys.meta_path.insert(0, worker.Beside(str(ROOT / "calibrate")))
+
+
+# -- on the device -------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Collects the files of a sitting and packs them, whole after every run."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.path = folder / ARCHIVE
+        self.files: dict[str, bytes] = {}
+
+    def add(self, name: str, data: bytes) -> None:
+        """Add a file and write the archive anew."""
+        self.files[name] = data
+        part = self.path.with_suffix(".part")
+        with tarfile.open(part, "w:gz", compresslevel=1) as archive:
+            for name, data in self.files.items():
+                entry = tarfile.TarInfo(name)
+                entry.size = len(data)
+                archive.addfile(entry, io.BytesIO(data))
+        part.replace(self.path)
+
+
+def measure(args: argparse.Namespace) -> int:
+    """Probe the device, replay every setting, and record it all."""
+    find_package()
+    from servesim.calibrate.backend import MODELS
+    from servesim.calibrate.gpu import TorchBackend
+
+    begun = time.perf_counter()
+    model = MODELS[args.model]
+    backend = TorchBackend(args.device)
+    backend.load(model, args.blocks + 1, BLOCK, 0)
+    say(begun, f"loaded {args.model}")
+    recorder = Recorder(Path(args.out))
+    about = {
+        **backend.describe(),
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "model": args.model,
+    }
+    recorder.add("about.json", json.dumps(about, default=str).encode())
+    if args.probe_seconds > 0:
+        probe(backend, args, recorder)
+        say(begun, "probed")
+    for workload in args.workloads:
+        requests = stretched(workload, backend, args)
+        for setting in args.settings:
+            told = run(backend, setting, workload, requests, model, args.blocks)
+            recorder.add(f"{workload}/{setting}.json.gz", gzip.compress(json.dumps(told).encode(), 1))
+            say(begun, f"{workload} {setting}: {told['told']['end']:.1f} s, {len(told['told']['calls'])} calls")
+    return 0
+
+
+def say(begun: float, what: str) -> None:
+    """Tell how the sitting goes on."""
+    print(f"{time.perf_counter() - begun:7.1f} s  {what}", flush=True)
+
+
+def probe(backend: Any, args: argparse.Namespace, recorder: Recorder) -> None:
+    """Measure steps over the grid that the workloads need, for so many seconds, and record every sample."""
+    from servesim.calibrate import probe as prober
+
+    result = prober.run(backend, {"budget": args.probe_seconds, "most_rows": 128, "most_tokens": 4096}, lambda _: None)
+    recorder.add("samples.csv", result["csv"].encode())
+
+
+def run(
+    backend: Any, setting: str, workload: str, requests: list[list[Any]], model: Any, blocks: int
+) -> dict[str, Any]:
+    """Replay one setting; return what was asked for and what was told."""
+    from servesim.calibrate.live import replay
+
+    args = {
+        "policy": SETTINGS[setting]["policy"],
+        "engine": {**engine(setting, workload), "num_blocks": min(blocks, engine(setting, workload)["num_blocks"])},
+        "requests": requests,
+        "seed": 0,
+        "vocab": model.vocab,
+        "context": model.context,
+        "warm_up": WARM_UP,
+    }
+    return {"setting": setting, "workload": workload, "args": args, "told": replay(backend, args)}
+
+
+def stretched(workload: str, backend: Any, args: argparse.Namespace) -> list[list[Any]]:
+    """Return a workload's requests, so close together that the stock setting is overloaded by the workload's load."""
+    rows = drawn(workload)[: args.limit]
+    prompt = sum(row[1] for row in rows) / len(rows)
+    output = sum(row[2] for row in rows) / len(rows)
+    batch = min(128, args.blocks * BLOCK // int(prompt + output))
+    step = timed(backend, 1, int(prompt), 0) + output * timed(backend, batch, 1, int(prompt + output / 2)) / batch
+    scale = step / WORKLOADS[workload]["load"]  # seconds a request, at one request a second before
+    print(f"           {workload}: a request takes {1e3 * step:.1f} ms of the stock setting", flush=True)
+    return [
+        [id, arrival * scale, prompt, output, output, 0, None, [], None, 0.0, None]
+        for id, (arrival, prompt, output) in enumerate(rows)
+    ]
+
+
+def timed(backend: Any, rows: int, tokens: int, context: int) -> float:
+    """Return the median seconds of a step."""
+    from servesim.calibrate.backend import Row
+
+    held = -(-(tokens + context) // BLOCK)
+    tables = [[1 + (row * held + place) % (backend.blocks - 1) for place in range(held)] for row in range(rows)]
+    batch = [Row([7] * tokens, context, table) for table in tables]
+    seconds = []
+    for _ in range(9):
+        start = time.perf_counter()
+        backend.step(batch)
+        backend.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return sorted(seconds)[len(seconds) // 2]
+
+
+# -- afterwards ----------------------------------------------------------------------------------------------------
+
+
+def compare_all(args: argparse.Namespace) -> int:
+    """Fit the profile, simulate every run, and print and write the errors."""
+    files = read(Path(args.compare))
+    profile = profile_of(files, Path(args.compare))
+    about = json.loads(files["about.json"])
+    found: dict[str, list[Any]] = {}
+    for name in sorted(files):
+        if name.endswith(".json.gz"):
+            recorded = json.loads(gzip.decompress(files[name]))
+            found.setdefault(recorded["workload"], []).append(compared(recorded, profile))
+    lines = [*heading(about, profile), *table(found)]
+    print("\n".join(lines))
+    if args.write:
+        Path(args.write).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """Return the files of all archives of a folder; of the same file, the later archive's."""
+    files: dict[str, bytes] = {}
+    for path in sorted(folder.rglob("*.tar.gz")):
+        with tarfile.open(path) as archive:
+            for entry in archive:
+                data = archive.extractfile(entry)
+                if data is not None:
+                    files[entry.name] = data.read()
+    return files
+
+
+def profile_of(files: dict[str, bytes], folder: Path) -> Any:
+    """Fit the probe's samples."""
+    from servesim.calibrate import fit
+
+    samples = folder / "samples.csv"
+    samples.write_bytes(files["samples.csv"])
+    return fit.profile_from(samples, json.loads(files["about.json"]))
+
+
+def compared(recorded: dict[str, Any], profile: Any) -> Any:
+    """Simulate one run from the profile and compare."""
+    from dataclasses import replace
+
+    from servesim.calibrate.host import Host
+    from servesim.calibrate.live import REQUEST
+    from servesim.calibrate.outcome import live_run
+    from servesim.calibrate.replay import Replayed, as_run, compare_with
+    from servesim.calibrate.side import side_of
+    from servesim.core import Request
+    from servesim.scenario import scenario_from
+
+    args, told = recorded["args"], recorded["told"]
+    scenario = as_run(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
+    requests = [Request(**dict(zip(REQUEST, row))) for row in args["requests"]]
+    live = live_run(scenario, profile, [Request(**dict(zip(REQUEST, row))) for row in args["requests"]], told)
+    name = recorded["setting"]
+    replayed = Replayed(name, live, replace(side_of(live, live.decisions), name=name))
+    compare_with(replayed, requests, profile, Host(*told["host"]))
+    return replayed.comparison
+
+
+def heading(about: dict[str, Any], profile: Any) -> list[str]:
+    """Return what the figures were made with."""
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    held_out = profile.about.get("error")
+    return [
+        f"{about['device']}, {about['model']} ({about['dtype']}, {about['kernels']} kernels), {about['date']}",
+        f"{versions}",
+        f"profile: {profile.name}, held-out error {held_out}",
+        "",
+    ]
+
+
+METRICS = {"makespan": "makespan", "mean_ttft_ms": "mean ttft", "mean_tpot_ms": "mean tpot", "p99_e2el_ms": "p99 e2el"}
+
+
+def table(found: dict[str, list[Any]]) -> list[str]:
+    """Return the errors, their medians, and whether ranks hold, as a Markdown table."""
+    from statistics import median
+
+    from servesim.calibrate.verify import ranks
+
+    lines = [
+        "| workload | setting | makespan (s) | "
+        + " | ".join(METRICS.values())
+        + " | from step times (makespan) | evictions |"
+    ]
+    lines.append("|" + "---|" * (len(METRICS) + 5))
+    for workload, comparisons in found.items():
+        for one in comparisons:
+            errors = [one.line(metric).error for metric in METRICS]
+            makespan, evictions = one.line("makespan"), one.line("evictions")
+            cells = [workload, one.name, f"{makespan.measured:.2f}", *map(shown, errors), shown(makespan.steps)]
+            lines.append(f"| {' | '.join(cells)} | {evictions.measured:.0f} ({evictions.simulated:.0f}) |")
+        medians = [median(abs(one.line(metric).error or 0.0) for one in comparisons) for metric in METRICS]
+        worst = [max(abs(one.line(metric).error or 0.0) for one in comparisons) for metric in METRICS]
+        tau = ranks(comparisons, list(METRICS))
+        lines.append(f"| {workload} | **median** | | {' | '.join(f'{100 * m:.2f} %' for m in medians)} | | |")
+        lines.append(f"| {workload} | **worst** | | {' | '.join(f'{100 * m:.2f} %' for m in worst)} | | |")
+        lines.append(f"| {workload} | **Kendall's tau** | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
+    return lines
+
+
+def shown(error: float | None) -> str:
+    """Return an error in percent."""
+    return "-" if error is None else f"{100 * error:+.2f} %"
+
+
+def main() -> int:
+    """Measure or compare."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--out", metavar="DIR", help="measure, and write the archive there")
+    parser.add_argument("--compare", metavar="DIR", help="compare what was measured")
+    parser.add_argument("--write", metavar="FILE", help="with --compare: write the table there")
+    parser.add_argument("--device", help="cuda, cuda:1, cpu (cuda where there is one)")
+    parser.add_argument("--model", default="llama2-7b")
+    parser.add_argument("--blocks", type=int, default=BLOCKS)
+    parser.add_argument("--probe-seconds", type=float, default=90.0, help="0: no probe")
+    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests of each workload")
+    args = parser.parse_args()
+    if bool(args.out) == bool(args.compare):
+        parser.error("one of --out and --compare is needed")
+    return measure(args) if args.out else compare_all(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
