@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -176,6 +177,22 @@ def test_installing_replaces_the_scheduling_of_a_class_and_takes_its_slots(monke
         install(LLMServing(prefill_batch=8), kind, Master)
     monkeypatch.setenv("SERVESIM_MULTI_PREFILL", "1")
     install(LLMServing(prefill_batch=8), kind, type("Master", (Master,), {}))
+
+
+def test_one_import_puts_a_policy_into_the_servers_process(tmp_path: Path) -> None:
+    for name, kind in (("schedule", "Schedule"), ("master", "AsyncMaster")):
+        folder = tmp_path / "mindspore_serving" / name
+        folder.mkdir(parents=True)
+        (folder / f"{name}.py").write_text(f"class {kind}:\n    def _continuous_batch_pa(self): pass\n")
+    script = tmp_path / "server_app_post.py"
+    script.write_text(
+        "import sys\nfrom mindspore_serving.schedule.schedule import Schedule\n"
+        "print(Schedule._continuous_batch_pa.__module__, sys.argv[1:], __name__)\n"
+    )
+    setting = {**os.environ, "PYTHONPATH": str(tmp_path), "SERVESIM_POLICY": '{"delay_factor": 0.5}'}
+    command = [sys.executable, "-m", "servesim.calibrate.adapted", str(script), "--config", "x.yaml"]
+    done = subprocess.run(command, env=setting, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split("\n")[0] == "servesim.calibrate.adapter ['--config', 'x.yaml'] __main__", done.stderr
 
 
 def test_a_policy_that_cannot_run_there_is_refused() -> None:
