@@ -171,25 +171,26 @@ def linear(bench: Bench, repeats: int) -> dict[str, Any]:
 def host(bench: Bench, repeats: int) -> dict[str, Any]:
     """Split a decode step into what the host does: pack, copy, start the graph, wait; and the device's own time."""
     backend, found = bench.backend, {}
-    if not backend.graphs or backend.loaded is None:
+    llama = backend.loaded
+    if not backend.graphs or llama is None:
         return {}
-    print("\nhost: ms of pack, copy, start, wait; of the whole step; of the device alone (p90/median)")
+    print("\nhost: ms (p90/median) of pack, copy, start, wait; of the whole step; of the device alone")
     for gear in (gear for gear in backend.packer.gears if gear in (1, 32, 128, 256)):
         rows = bench.rows([(1, 300)] * gear)
-        graph, winners = backend.graphs[backend.packer.form(gear, gear, gear)], backend.loaded.winners
+        graph = backend.graphs[backend.packer.form(gear, gear, gear)]
         used = backend.packer.pack(rows).used
         parts: list[Callable[[], Any]] = [
             lambda rows=rows: backend.packer.pack(rows),
             lambda used=used: backend.ints[:used].copy_(backend.staging[:used], non_blocking=True),
             graph.replay,
-            winners[:gear].tolist,
+            lambda gear=gear: backend.fetch(llama.winners, gear),
         ]
         times = [[clocked(part) for part in parts] for _ in range(repeats)]
         whole = [clocked(lambda rows=rows: backend.step(rows)) for _ in range(repeats)]
         device = device_time(graph.replay, repeats)
-        cells = [median([turn[index] for turn in times]) for index in range(4)] + [median(whole)]
-        print(f"{gear:6} rows:", *(f"{cell:.3f}" for cell in cells), f"{median(device):.3f} ({spread(device):.3f})")
-        found[str(gear)] = [*cells, median(device)]
+        seen = [[turn[index] for turn in times] for index in range(4)] + [whole, device]
+        print(f"{gear:6} rows:", *(f"{median(part):.3f} ({spread(part):.3f})" for part in seen))
+        found[str(gear)] = seen
     return found
 
 

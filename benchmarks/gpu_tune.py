@@ -11,7 +11,7 @@ import sys
 
 from gpu_bench import device_time, torch
 from servesim.calibrate.backend import MODELS, Row
-from servesim.calibrate.gpu_kernels import Fused, Launch
+from servesim.calibrate.gpu_fused import Fused, Launch
 from servesim.calibrate.gpu_pack import Packer
 from servesim.calibrate.gpu_plain import Batch, Plain
 
@@ -49,15 +49,17 @@ class Trial:
         """Return microseconds of one attention, and its error against the plain operators."""
         fused = Fused(self.model, 16, self.device, split)
         fused.tiles, fused.splits, fused.tile = launch, launch, launch.lanes
+        fused.most = split // launch.keys
         blocks = iter(self.rng.sample(range(BLOCKS), BLOCKS))
         rows = [Row([1] * n, before, [next(blocks) for _ in range(-(-(n + before) // 16))]) for n, before in chunks]
-        batch = self.batch(rows, fused.tile, split)
+        batch = self.batch(rows, fused.tile)
+        fused.begin(batch)
         out = fused.attend(self.qkv, self.cache, batch)
         error = 0.0
         if exact:
             plain = Plain(self.model, 16, self.device)
             queries = self.qkv[: batch.form.tokens].view(batch.form.tokens, -1, plain.head_dim)[:, : self.model.heads]
-            whole = self.batch(rows, 4096, 4096)
+            whole = self.batch(rows, 4096)
             expected = plain.attend(queries.float(), self.cache.float(), whole)
             error = float((out.float() - expected).norm() / expected.norm())
         graph = torch.cuda.CUDAGraph()
@@ -68,9 +70,9 @@ class Trial:
         graph.replay()
         return 250 * statistics.median(device_time(graph.replay, 12)), error
 
-    def batch(self, rows: list[Row], tile: int, split: int) -> Batch:
+    def batch(self, rows: list[Row], tile: int) -> Batch:
         staging = torch.zeros(1 << 18, dtype=torch.int32)
-        packer = Packer(staging.numpy(), BLOCKS, 16, 4096, 32000, tile, split, [1], [1])
+        packer = Packer(staging.numpy(), BLOCKS, 16, 4096, 32000, tile, [1], [1])
         form, _, _ = packer.pack(rows)
         return Batch(form, staging.to(self.device))
 

@@ -5,11 +5,14 @@ prompts and mixed steps to a number of tokens) and on CUDA every gear is a recor
 a step is: fill one array, copy it, start the graph, read the tokens. Steps beyond the gears run launch by launch and
 unpadded; they are long enough to hide their launches. A prompt of one token runs as a decode at position 0.
 """
+# mypy: allow-untyped-calls
+# (parts of torch.cuda carry no annotations)
 
 from __future__ import annotations
 
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Optional, TypeVar
 
@@ -24,7 +27,7 @@ from .gpu_plain import Batch, Plain
 from .gpu_weights import random_weights, stored_weights
 
 GEARS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # rows of a decode
-TOKEN_GEARS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 384, 448, 512)  # of prompts and mixed steps
+TOKEN_GEARS = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512)  # of prompts and mixed steps
 INPUT = 1 << 21  # integers a step's description may have
 
 Result = TypeVar("Result")
@@ -80,8 +83,7 @@ class TorchBackend(Backend):
             else:
                 graph.replay()
                 self.last, winners = llama.logits, llama.winners
-            found: list[int] = winners[: len(rows)].tolist()  # waits for the device
-            return found
+            return self.fetch(winners, len(rows))
 
         found = self._guarded(run)
         self.last, self.order = self.last[: len(rows)], order
@@ -90,6 +92,22 @@ class TorchBackend(Backend):
         tokens = [0] * len(rows)
         for row, token in zip(order, found):
             tokens[row] = token
+        return tokens
+
+    def fetch(self, winners: torch.Tensor, rows: int) -> list[int]:
+        """Return the step's tokens when they are there.
+
+        It asks again and again: a processor that slept would be slow to wake and slow for a while, step after step.
+        """
+        if not self.cuda or rows > len(self.found):
+            winners = winners[:rows]
+        else:
+            winners, source = self.found[:rows], winners[:rows]
+            winners.copy_(source, non_blocking=True)
+            self.done.record()
+            while not self.done.query():
+                time.sleep(0)  # lets other threads have the interpreter
+        tokens: list[int] = winners.tolist()
         return tokens
 
     def logits(self) -> np.ndarray[Any, Any]:
@@ -148,22 +166,24 @@ class TorchBackend(Backend):
             weights = stored_weights(model, device, self.dtype, path)
         self.staging = torch.zeros(INPUT, dtype=torch.int32, pin_memory=self.cuda)
         self.ints = torch.zeros_like(self.staging, device=device) if self.cuda else self.staging
-        tile, split = operators.tile, operators.split or model.context
         gears = [gear for gear in self.gears if gear <= max(blocks, 1)]  # a row holds a block at least
         self.packer = Packer(
-            self.staging.numpy(), blocks, self.block_size, model.context, model.vocab, tile, split, gears,
+            self.staging.numpy(), blocks, self.block_size, model.context, model.vocab, operators.tile, gears,
             self.token_gears,
         )  # fmt: skip
         llama = Llama(weights, operators, cache, rows=max(gears))
         if self.use_graphs:
             self._record(llama)
+        if self.cuda:
+            self.found = torch.zeros(len(llama.winners), dtype=torch.int64, pin_memory=True)
+            self.done = torch.cuda.Event()
         self.host = [torch.empty(shape, dtype=self.dtype, pin_memory=self.cuda) for _ in range(host_blocks)]
         self.loaded = llama
 
     def _operators(self) -> Plain:
         if self.kernels == "reference":
             return Plain(self.model, self.block_size, self.device)
-        from .gpu_kernels import Fused  # triton comes with torch for CUDA only
+        from .gpu_fused import Fused  # triton comes with torch for CUDA only
 
         return Fused(self.model, self.block_size, self.device)
 
@@ -202,7 +222,8 @@ class TorchBackend(Backend):
 
 
 def _ran_out(error: RuntimeError) -> bool:
-    return isinstance(error, torch.cuda.OutOfMemoryError) or "can't allocate memory" in str(error)
+    signs = ("out of memory", "ALLOC_FAILED", "can't allocate memory")  # of CUDA, of its libraries, of the CPU
+    return any(sign in str(error) for sign in signs)
 
 
 def _versions(cuda: bool) -> dict[str, Optional[str]]:

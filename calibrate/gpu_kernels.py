@@ -1,28 +1,19 @@
-"""The operators of a paged Llama as Triton kernels: few launches, no host decisions, so that a graph can hold them.
+"""The kernels of a paged Llama, in Triton.
 
-Attention reads keys and values through the block tables. Work comes in pieces (see gpu_pack): programs take pieces in
-turn until none is left, so one launch shape serves every batch and the time follows the tokens read.
+Attention reads keys and values through the block tables. Work comes in pieces (rows of gpu_pack.PIECE integers):
+programs take them in turn until none is left, so one launch shape serves every batch and time follows the keys read.
 """
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
 # (the bodies of kernels are Triton, not Python: their arguments are pointers and scalars of the device)
 
 from __future__ import annotations
 
-import math
-from math import gcd
-from typing import NamedTuple, Optional
-
-import torch
 import triton
 import triton.language as tl
 
-from .backend import Model
-from .gpu_pack import PIECE, UNIT
-from .gpu_plain import EPSILON, Batch, Plain
-
 
 @triton.jit
-def _norm_kernel(x, residual, weight, out, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr):
+def norm_kernel(x, residual, weight, out, width, epsilon, ADD: tl.constexpr, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, WIDTH)
     inside = at < width
@@ -37,7 +28,7 @@ def _norm_kernel(x, residual, weight, out, width, epsilon, ADD: tl.constexpr, WI
 
 
 @triton.jit
-def _gate_kernel(x, out, width, WIDTH: tl.constexpr):
+def gate_kernel(x, out, width, WIDTH: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     inside = at < width
@@ -48,7 +39,7 @@ def _gate_kernel(x, out, width, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _rotate_kernel(
+def rotate_kernel(
     qkv, cache, cos, sin, positions, slots, block_stride, value_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
@@ -80,9 +71,47 @@ def _rotate_kernel(
         tl.store(target + DIM // 2, right)
 
 
+@triton.jit(do_not_specialize=["rows"])
+def plan_kernel(
+    singles, tables, positions, count, first_split, pieces, rows,
+    ROWS: tl.constexpr, UNIT: tl.constexpr, MOST: tl.constexpr, PIECE: tl.constexpr,
+):  # fmt: skip
+    """Cut the contexts of one-token rows into pieces: few, at most MOST units each, even; the longest come first."""
+    row = tl.arange(0, ROWS)
+    live = row < tl.load(singles)
+    table = tl.load(tables + row, mask=live, other=0)
+    end = tl.load(positions + row, mask=live, other=-1) + 1
+    units = (end + UNIT - 1) // UNIT
+    parts = (units + MOST - 1) // MOST
+    first = tl.cumsum(parts, 0) - parts
+    tl.store(first_split + row, first, mask=row <= rows)
+    base = units // tl.maximum(parts, 1)
+    extra = units - base * parts  # a row's first so many parts have a unit more
+    start = 0
+    for shorter in tl.static_range(MOST):
+        size = MOST - shorter
+        own = tl.where(base + 1 == size, extra, tl.where(base == size, parts - extra, 0))
+        skip = tl.where(base == size, extra, 0)
+        place = start + tl.cumsum(own, 0) - own
+        for index in range(tl.max(own, 0)):
+            mine = index < own
+            part = skip + index
+            begin = UNIT * (part * base + tl.minimum(part, extra))
+            piece = pieces + (place + index) * PIECE
+            tl.store(piece, table, mask=mine)
+            tl.store(piece + 1, row, mask=mine)
+            tl.store(piece + 2, 1, mask=mine)
+            tl.store(piece + 3, end - 1, mask=mine)
+            tl.store(piece + 4, begin, mask=mine)
+            tl.store(piece + 5, tl.minimum(begin + UNIT * size, end), mask=mine)
+            tl.store(piece + 6, first + part, mask=mine)
+        start += tl.sum(own, 0)
+    tl.store(count, start)
+
+
 @triton.jit
-def _attend_kernel(
-    queries, cache, out, part, part_max, part_sum, ints, header, scale, query_stride, block_stride, value_stride,
+def attend_kernel(
+    queries, cache, out, part, part_max, part_sum, ints, pieces, count, scale, query_stride, block_stride, value_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
@@ -91,14 +120,11 @@ def _attend_kernel(
     With SPLIT the pieces are parts of a context: unnormalised sums, maxima (base 2) and weights go to part*.
     """
     GROUP: tl.constexpr = HEADS // KV_HEADS
-    pieces = tl.load(ints + header)
-    pieces_at = tl.load(ints + header + 1)
     lane = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM)
-    for work in range(tl.program_id(0), pieces * KV_HEADS, tl.num_programs(0)):
-        item = work // KV_HEADS
+    for work in range(tl.program_id(0), tl.load(count) * KV_HEADS, tl.num_programs(0)):
         kv_head = work % KV_HEADS
-        piece = ints + pieces_at + item * PIECE
+        piece = pieces + work // KV_HEADS * PIECE
         table = ints + tl.load(piece)
         first = tl.load(piece + 1)
         length = tl.load(piece + 2)
@@ -141,7 +167,7 @@ def _attend_kernel(
 
 
 @triton.jit
-def _merge_kernel(part, part_max, part_sum, out, first_split, HEADS: tl.constexpr, DIM: tl.constexpr):
+def merge_kernel(part, part_max, part_sum, out, first_split, HEADS: tl.constexpr, DIM: tl.constexpr):
     """Put the splits of one row and head together; rows without any are left alone."""
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -164,86 +190,3 @@ def _merge_kernel(part, part_max, part_sum, out, first_split, HEADS: tl.constexp
             top = new_top
         target = out + (row.to(tl.int64) * HEADS + head) * DIM + dim
         tl.store(target, (acc / total).to(out.dtype.element_ty))
-
-
-class Launch(NamedTuple):
-    """How the attention kernel is launched."""
-
-    lanes: int  # queries x heads of a tile
-    keys: int  # keys taken at a time
-    warps: int
-    stages: int  # depth of the pipeline that fetches keys and values
-    resident: int  # programs a multiprocessor holds at a time
-
-
-class Fused(Plain):
-    """The same operators, one or two launches each."""
-
-    name = "fused"
-    tiles = Launch(lanes=64, keys=64, warps=4, stages=3, resident=2)
-    splits = Launch(lanes=16, keys=UNIT, warps=2, stages=3, resident=4)  # 16: a matrix product has no fewer rows
-
-    def __init__(self, model: Model, block_size: int, device: torch.device, split: int = 256) -> None:
-        super().__init__(model, block_size, device)
-        group = model.heads // model.kv_heads
-        self.tile, self.split = self.tiles.lanes // group, split
-        self.splits = self.splits._replace(lanes=max(self.splits.lanes, triton.next_power_of_2(group)))
-        self.scale = math.log2(math.e) / math.sqrt(self.head_dim)
-        self.multiprocessors = torch.cuda.get_device_properties(device).multi_processor_count
-
-    def norm(self, x: Optional[torch.Tensor], residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        tokens, width = residual.shape
-        out = torch.empty_like(residual)
-        span = triton.next_power_of_2(width)
-        _norm_kernel[(tokens,)](
-            x, residual, weight, out, width, EPSILON, ADD=x is not None, WIDTH=span, num_warps=8 if span > 1024 else 2
-        )
-        return out
-
-    def gate(self, x: torch.Tensor) -> torch.Tensor:
-        tokens, width = len(x), x.shape[1] // 2
-        out = x.new_empty(tokens, width)
-        _gate_kernel[(tokens, triton.cdiv(width, 1024))](x, out, width, WIDTH=1024)
-        return out
-
-    def rotate(self, qkv: torch.Tensor, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
-        model = self.model
-        together = gcd(8, gcd(model.heads, model.kv_heads))
-        grid = (len(qkv), (model.heads + 2 * model.kv_heads) // together)
-        _rotate_kernel[grid](
-            qkv, cache, self.cos, self.sin, batch.positions, batch.slots, cache.stride(0), cache.stride(1),
-            HEADS=model.heads, KV_HEADS=model.kv_heads, DIM=self.head_dim, PAGE=self.block_size, GROUP=together,
-        )  # fmt: skip
-        return qkv
-
-    def attend(self, queries: torch.Tensor, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
-        heads, form = self.model.heads, batch.form
-        out = queries.new_empty(form.tokens, heads * self.head_dim)
-        if form.tiles:
-            self._launch(self.tiles, 0, batch, queries, cache, out, out, out, out)
-        if form.splits:
-            part = queries.new_empty(form.splits, heads, self.head_dim, dtype=torch.float32)
-            top, total = queries.new_empty(2, form.splits, heads, dtype=torch.float32)
-            self._launch(self.splits, 2, batch, queries, cache, out, part, top, total)
-            first = batch.ints[form.first_split : form.end]
-            _merge_kernel[(form.rows, heads)](part, top, total, out, first, HEADS=heads, DIM=self.head_dim, num_warps=1)
-        return out
-
-    def _launch(
-        self,
-        launch: Launch,
-        header: int,
-        batch: Batch,
-        queries: torch.Tensor,
-        cache: torch.Tensor,
-        *results: torch.Tensor,
-    ) -> None:
-        """Attend to the pieces named at the header; results are out and the splits' sums, maxima and weights."""
-        model = self.model
-        _attend_kernel[(launch.resident * self.multiprocessors,)](
-            queries, cache, *results, batch.ints, header, self.scale,
-            queries.stride(0), cache.stride(0), cache.stride(1),
-            HEADS=model.heads, KV_HEADS=model.kv_heads, DIM=self.head_dim, PAGE=self.block_size, PIECE=PIECE,
-            BLOCK_M=launch.lanes, BLOCK_N=launch.keys, SPLIT=header > 0,
-            num_warps=launch.warps, num_stages=launch.stages,
-        )  # fmt: skip

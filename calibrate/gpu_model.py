@@ -27,6 +27,7 @@ class Llama:
         The results stay in the same memory for every step of at most `rows` rows, as recorded graphs need it.
         """
         weights, operators = self.weights, self.operators
+        operators.begin(batch)
         residual = embedding(batch.tokens, weights.embedding)
         x = None
         for index, layer in enumerate(weights.layers):

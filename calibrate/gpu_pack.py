@@ -1,10 +1,9 @@
 """Pack the rows of a step into one array of 32-bit integers: everything the device must be told, in one copy.
 
-Packed order is rows of one token first (their contexts cut into splits), then longer ones (their queries cut into
-tiles). The buffer holds
-    header | token ids | positions | slots | last token of each row | first split of each row | tiles | splits | tables
-Everything before the tiles has a fixed place for a given form, so that a recorded graph finds it again; tiles, splits
-and tables are found through the header and through each other. Lengths are tokens.
+Packed order is rows of one token first, then longer ones, whose queries are cut into tiles. The buffer holds
+    header | token ids | positions | slots | last token of each row | where each row's table begins | tiles | tables
+Everything before the tables has a fixed place for a given form, so that a recorded graph finds it again. Lengths are
+tokens. This runs before every step with the device idle, hence few and small array operations.
 """
 
 from __future__ import annotations
@@ -19,11 +18,10 @@ import numpy as np
 
 from .backend import OutOfMemory, Row
 
-HEADER = 4  # tiles, where they begin, splits, where they begin
+HEADER = 4  # tiles, rows of one token, two to spare
 PIECE = (
     7  # where its table begins, first query, queries, position of the first, first key, one past the last, its place
 )
-UNIT = 64  # keys the device takes at a time: splits are multiples of it
 
 
 class Form(NamedTuple):
@@ -32,27 +30,32 @@ class Form(NamedTuple):
     tokens: int  # padded
     rows: int  # padded
     tiles: bool  # whether there are rows of several tokens
-    splits: int  # room for this many splits of one-token rows
+    singles: bool  # whether there are rows of one token
 
     @property
     def positions(self) -> int:
-        return HEADER + self.tokens
+        return HEADER + aligned(self.tokens)
 
     @property
     def slots(self) -> int:
-        return HEADER + 2 * self.tokens
+        return HEADER + 2 * aligned(self.tokens)
 
     @property
     def last(self) -> int:
-        return HEADER + 3 * self.tokens
+        return HEADER + 3 * aligned(self.tokens)
 
     @property
-    def first_split(self) -> int:
-        return self.last + self.rows
+    def tables(self) -> int:
+        return self.last + aligned(self.rows)
 
     @property
     def end(self) -> int:
-        return self.first_split + self.rows + 1
+        return self.tables + aligned(self.rows)
+
+
+def aligned(integers: int) -> int:
+    """Round up to 16 bytes: kernels are compiled for aligned arrays, and again for others."""
+    return -(-integers // 4) * 4
 
 
 class Packed(NamedTuple):
@@ -84,20 +87,19 @@ class Packer:
         context: int,
         vocab: int,
         tile: int,
-        split: int,
         gears: Sequence[int],
         token_gears: Sequence[int],
     ) -> None:
         self.buffer = buffer
         self.blocks, self.block_size = blocks, block_size
         self.context, self.vocab = context, vocab
-        self.tile, self.split = tile, split  # queries in a tile, keys in a split
+        self.tile = tile  # queries in a tile
         self.gears, self.token_gears = sorted(gears), sorted(token_gears)
         self.scratch = blocks * block_size  # the slot padding is written to: in the block behind the pool
 
     def forms(self) -> list[Form]:
         """Return every form worth a graph, largest first: decodes by rows, prompts and mixed steps by tokens."""
-        decodes = [self._of_rows(gear) for gear in self.gears]
+        decodes = [Form(gear, gear, False, True) for gear in self.gears]
         prompts = [self._of_tokens(gear, mixed) for gear in self.token_gears for mixed in (False, True)]
         return sorted(decodes + prompts, reverse=True)
 
@@ -106,12 +108,12 @@ class Packer:
         if singles == rows:
             at = bisect_left(self.gears, rows)
             if at < len(self.gears):
-                return self._of_rows(self.gears[at])
+                return Form(self.gears[at], self.gears[at], False, True)
         else:
             at = bisect_left(self.token_gears, tokens)
             if at < len(self.token_gears) and rows <= self.gears[-1]:
                 return self._of_tokens(self.token_gears[at], singles > 0)
-        return Form(tokens, rows, singles < rows, self._splits(singles))
+        return Form(tokens, rows, singles < rows, singles > 0)
 
     def blank(self, form: Form) -> int:
         """Fill the buffer with a step of nothing but padding; return how many integers it has."""
@@ -122,6 +124,8 @@ class Packer:
     def pack(self, rows: Sequence[Row]) -> Packed:
         """Write the rows into the buffer."""
         lengths = [len(row.tokens) for row in rows]
+        if 0 in lengths:
+            raise ValueError("step: expected at least one token in each row")
         singles = lengths.count(1)
         order: Optional[list[int]] = None
         if 0 < singles < len(rows):
@@ -131,15 +135,8 @@ class Packer:
         form = self.form(len(flat.ids), len(rows), singles)
         return Packed(form, self._write(form, flat, singles), order)
 
-    def _splits(self, rows: int) -> int:
-        return rows * -(-self.context // self.split)
-
-    def _of_rows(self, gear: int) -> Form:
-        return Form(gear, gear, False, self._splits(gear))
-
     def _of_tokens(self, gear: int, mixed: bool) -> Form:
-        rows = min(gear, self.gears[-1])
-        return Form(gear, rows, True, self._splits(rows) if mixed else 0)
+        return Form(gear, min(gear, self.gears[-1]), True, mixed)
 
     def _flatten(self, rows: Sequence[Row]) -> Flat:
         if not rows:
@@ -154,8 +151,6 @@ class Packer:
     def _check(self, flat: Flat) -> None:
         """Refuse what would read or write outside the device's arrays."""
         ids, tables, ends = flat.ids, flat.tables, flat.first + flat.lengths
-        if flat.lengths.min() < 1:
-            raise ValueError("step: expected at least one token in each row")
         if flat.first.min() < 0 or ends.max() > self.context:
             raise ValueError(f"step: positions {flat.first.min()}..{ends.max() - 1} outside 0..{self.context - 1}")
         if (flat.held * self.block_size < ends).any():
@@ -168,38 +163,25 @@ class Packer:
             raise ValueError(f"step: blocks {tables.min()}..{tables.max()} outside 0..{self.blocks - 1}")
 
     def _write(self, form: Form, flat: Flat, singles: int) -> int:
-        starts = flat.lengths.cumsum() - flat.lengths
-        tiles = _cut(flat.lengths[singles:], self.tile, 1)
-        splits = _cut(flat.first[:singles] + 1, UNIT, -(-self.split // UNIT))
-        tiles_at = form.end
-        splits_at = tiles_at + PIECE * len(tiles.owner)
-        tables_at = splits_at + PIECE * len(splits.owner)
+        tiles = self._tiles(flat, singles) if form.tiles else None
+        tables_at = form.end + (tiles.size if tiles is not None else 0)
         used = tables_at + len(flat.tables)
         if used > len(self.buffer):
             raise OutOfMemory(f"a step of {len(flat.ids)} tokens and {len(flat.tables)} table entries is too large")
-
-        buffer = self.buffer
+        buffer, rows = self.buffer, len(flat.lengths)
         self.blank(form)
-        buffer[:HEADER] = len(tiles.owner), tiles_at, len(splits.owner), splits_at
-        table_at = tables_at + flat.held.cumsum() - flat.held
+        table_at = flat.held.cumsum()
+        table_at += tables_at - flat.held
         buffer[tables_at:used] = flat.tables
-        self._write_tokens(form, flat, starts, table_at)
-        if len(tiles.owner):
-            row = tiles.owner + singles
-            begin, size = flat.first[row] + tiles.begin, np.minimum(tiles.size, flat.lengths[row] - tiles.begin)
-            self._write_pieces(
-                tiles_at, begin + size, (table_at[row], starts[row] + tiles.begin, size, begin, 0, begin + size, 0)
-            )
-        if singles:
-            row, end = splits.owner, flat.first[splits.owner] + 1
-            until = np.minimum(splits.begin + splits.size, end)
-            self._write_pieces(
-                splits_at,
-                until - splits.begin,
-                (table_at[row], row, 1, end - 1, splits.begin, until, np.arange(len(row))),
-            )
-            buffer[form.first_split : form.end] = len(row)
-            buffer[form.first_split : form.first_split + singles] = splits.first
+        buffer[form.tables : form.tables + rows] = table_at
+        buffer[1] = singles
+        last = flat.lengths.cumsum() - 1
+        buffer[form.last : form.last + rows] = last
+        self._write_tokens(form, flat, last - flat.lengths + 1, table_at)
+        if tiles is not None:
+            buffer[0] = len(tiles)
+            tiles[:, 0] = table_at[tiles[:, 0]]
+            buffer[form.end : tables_at] = tiles.ravel()
         return used
 
     def _write_tokens(self, form: Form, flat: Flat, starts: Any, table_at: Any) -> None:
@@ -211,40 +193,23 @@ class Packer:
         buffer[HEADER : HEADER + live] = flat.ids
         buffer[form.positions : form.positions + live] = position
         buffer[form.slots : form.slots + live] = buffer[table_at + block] * self.block_size + offset
-        buffer[form.last : form.last + len(starts)] = starts + flat.lengths - 1
 
-    def _write_pieces(self, at: int, keys: Any, columns: Sequence[Any]) -> None:
-        """Write the pieces, those with most keys first: programs take them in turn, and so end at the same time."""
-        pieces = np.empty((len(keys), PIECE), np.int32)
-        for column, values in enumerate(columns):
-            pieces[:, column] = values
-        longest = np.argsort(-keys, kind="stable")
-        self.buffer[at : at + pieces.size] = pieces[longest].ravel()
+    def _tiles(self, flat: Flat, singles: int) -> Any:
+        """Return the tiles of the longer rows, with the row in place of its table.
 
-
-class Cut(NamedTuple):
-    """Lengths cut into pieces."""
-
-    owner: Any  # the length each piece is of
-    begin: Any
-    size: Any  # the last one of an owner may reach beyond its end
-    first: Any  # each owner's first piece
-
-
-UNCUT = Cut(*np.zeros((4, 0), np.int64))
-
-
-def _cut(lengths: Any, unit: int, most: int) -> Cut:
-    """Cut each length into as few pieces of at most so many units as it takes, as even as units allow."""
-    if not len(lengths):
-        return UNCUT
-    units = -(-lengths // unit)
-    pieces = -(-units // most)
-    first = pieces.cumsum() - pieces
-    owner = np.repeat(np.arange(len(lengths)), pieces)
-    index = np.arange(len(owner)) - first[owner]
-    base, extra = np.divmod(units[owner], pieces[owner])
-    return Cut(owner, unit * (index * base + np.minimum(index, extra)), unit * (base + (index < extra)), first)
+        Those with most keys come first: programs take them in turn, and a long one begun late would be waited for.
+        """
+        lengths = flat.lengths[singles:]
+        count = -(-lengths // self.tile)
+        row = np.repeat(np.arange(len(lengths)), count)
+        begin = (np.arange(len(row)) - (count.cumsum() - count)[row]) * self.tile
+        size = np.minimum(lengths[row] - begin, self.tile)
+        row += singles
+        starts = flat.lengths.cumsum() - flat.lengths
+        tiles = np.zeros((len(row), PIECE), np.int32)
+        tiles[:, 0], tiles[:, 1], tiles[:, 2], tiles[:, 3] = row, starts[row] + begin, size, flat.first[row] + begin
+        tiles[:, 5] = tiles[:, 2] + tiles[:, 3]
+        return tiles[np.argsort(-tiles[:, 5], kind="stable")]
 
 
 def _join(parts: Sequence[Any], total: int) -> Any:

@@ -20,10 +20,13 @@ class Batch:
 
     def __init__(self, form: Form, ints: torch.Tensor) -> None:
         self.form, self.ints = form, ints
-        self.tokens = ints[HEADER : form.positions]
-        self.positions = ints[form.positions : form.slots]
-        self.slots = ints[form.slots : form.last]
-        self.last = ints[form.last : form.first_split]  # each row's last token
+        self.tiles, self.singles = ints[:1], ints[1:2]  # how many
+        self.tokens = ints[HEADER : HEADER + form.tokens]
+        self.positions = ints[form.positions : form.positions + form.tokens]
+        self.slots = ints[form.slots : form.slots + form.tokens]
+        self.last = ints[form.last : form.last + form.rows]  # each row's last token
+        self.tables = ints[form.tables : form.tables + form.rows]  # where each row's table begins
+        self.pieces = ints[form.end :]  # the tiles
 
 
 class Plain:
@@ -31,7 +34,6 @@ class Plain:
 
     name = "reference"
     tile = 4096  # queries of a row attended to in one piece
-    split: Optional[int] = None  # keys of a row in one piece: all
 
     def __init__(self, model: Model, block_size: int, device: torch.device) -> None:
         self.model, self.block_size = model, block_size
@@ -39,6 +41,9 @@ class Plain:
         half = torch.arange(0, self.head_dim, 2, device=device, dtype=torch.float64) / self.head_dim
         angles = torch.outer(torch.arange(model.context, device=device, dtype=torch.float64), THETA**-half)
         self.cos, self.sin = angles.cos().float(), angles.sin().float()  # [context, head_dim / 2]
+
+    def begin(self, batch: Batch) -> None:
+        """Do what is done once a step, before the first layer."""
 
     def norm(self, x: Optional[torch.Tensor], residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Add x to the residual in place and return the residual's RMS norm."""
@@ -61,14 +66,19 @@ class Plain:
     def attend(self, queries: torch.Tensor, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
         """Return each query's attention over the cached keys up to its own position, [T, hidden]."""
         out = torch.zeros_like(queries)
-        tiles, tiles_at, splits, splits_at = batch.ints[:HEADER].tolist()
-        for count, at in ((tiles, tiles_at), (splits, splits_at)):
-            for piece in batch.ints[at : at + count * PIECE].view(-1, PIECE).tolist():
-                table, query, length, position, _, end, _ = piece
-                blocks = batch.ints[table : table - (-end // self.block_size)].long()
-                keys, values = cache[blocks].transpose(0, 1).flatten(1, 2)[:, :end]
-                out[query : query + length] = self._softmax(queries[query : query + length], keys, values, position)
+        for table, query, length, position in self._pieces(batch):
+            end = position + length
+            blocks = batch.ints[table : table - (-end // self.block_size)].long()
+            keys, values = cache[blocks].transpose(0, 1).flatten(1, 2)[:, :end]
+            out[query : query + length] = self._softmax(queries[query : query + length], keys, values, position)
         return out.flatten(1)
+
+    def _pieces(self, batch: Batch) -> list[list[int]]:
+        """Return table, first query, queries and first position of everything there is to attend to."""
+        tiles, singles = int(batch.tiles), int(batch.singles)
+        longer: list[list[int]] = batch.pieces[: tiles * PIECE].view(-1, PIECE)[:, :4].tolist()
+        rows = zip(batch.tables[:singles].tolist(), batch.positions[:singles].tolist())
+        return longer + [[table, row, 1, position] for row, (table, position) in enumerate(rows)]
 
     def gate(self, x: torch.Tensor) -> torch.Tensor:
         """Return silu of the left half times the right half."""

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install servesim[torch]")
 
 from servesim.calibrate.backend import MODELS, Backend, Model, OutOfMemory, Row  # noqa: E402
 from servesim.calibrate.gpu import TorchBackend  # noqa: E402
+from servesim.calibrate.gpu_pack import Packer  # noqa: E402
 from servesim.calibrate.gpu_reference import reference_logits  # noqa: E402
 from servesim.calibrate.gpu_story import Story  # noqa: E402
 from servesim.core import BadInput  # noqa: E402
@@ -187,6 +189,42 @@ def test_steps_beyond_the_gears_run_unpadded(device: str) -> None:
     assert backend.packer.form(45, 5, 0)[:2] == (45, 5)
     assert backend.packer.form(5, 5, 5)[:2] == (5, 5)
     assert faithful(told)
+
+
+def test_a_step_takes_the_smallest_gear_that_holds_it() -> None:
+    packer = loaded(blocks=200).packer
+    assert packer.gears[-1] == 192
+    assert packer.form(tokens=3, rows=3, singles=3) == (4, 4, False, True)
+    assert packer.form(tokens=33, rows=2, singles=0) == (64, 64, True, False)
+    assert packer.form(tokens=500, rows=130, singles=129) == (512, 192, True, True)
+    assert packer.form(tokens=513, rows=1, singles=0) == (513, 1, True, False)
+    assert packer.form(tokens=193, rows=193, singles=193) == (193, 193, False, True)
+    assert len(packer.forms()) == len(set(packer.forms())) == 13 + 2 * 10
+
+
+def test_long_rows_are_cut_into_tiles_those_with_most_keys_first() -> None:
+    buffer = np.zeros(2000, np.int32)
+    packer = Packer(buffer, 100, 16, 512, 256, tile=8, gears=[4], token_gears=[])
+    rows = [Row([1] * 10, 20, [5, 6]), Row([7], 3, [9]), Row([2] * 8, 0, [8])]
+    form, used, order = packer.pack(rows)
+    assert order == [1, 0, 2]
+    assert form == (19, 3, True, True)
+    assert buffer[:2].tolist() == [3, 1]
+    tables = buffer[form.tables : form.tables + 3].tolist()
+    assert buffer[form.end : form.end + 21].reshape(3, 7).tolist() == [
+        [tables[1], 9, 2, 28, 0, 30, 0],  # the last two of ten tokens behind twenty: thirty keys
+        [tables[1], 1, 8, 20, 0, 28, 0],
+        [tables[2], 11, 8, 0, 0, 8, 0],
+    ]
+    assert buffer[tables[0] : used].tolist() == [9, 5, 6, 8]
+    assert buffer[form.slots : form.slots + 3].tolist() == [9 * 16 + 3, 6 * 16 + 4, 6 * 16 + 5]
+    assert buffer[form.last : form.last + 3].tolist() == [0, 10, 18]
+
+
+def test_a_step_larger_than_the_buffer_is_out_of_memory() -> None:
+    packer = Packer(np.zeros(100, np.int32), 100, 16, 512, 256, tile=8, gears=[4], token_gears=[])
+    with pytest.raises(OutOfMemory, match="40 tokens and 3 table entries"):
+        packer.pack([Row([1] * 40, 0, [1, 2, 3])])
 
 
 def test_the_same_seed_gives_the_same_model_and_another_seed_another() -> None:
