@@ -25,6 +25,7 @@ class Event(NamedTuple):
     over: bool = False  # the answer is complete
     error: Optional[str] = None
     ping: bool = False
+    prompt: Optional[int] = None  # tokens of the prompt, where the server counts
 
 
 NOTHING = Event()
@@ -108,7 +109,7 @@ class OpenAI:
             return Event(error=str(found["error"])[:200])
         usage = found.get("usage") or {}
         wrote = any(choice.get("text") is not None for choice in found.get("choices", ()))
-        return Event(tokens=int(wrote), total=usage.get("completion_tokens"))
+        return Event(tokens=int(wrote), total=usage.get("completion_tokens"), prompt=usage.get("prompt_tokens"))
 
 
 def length(request: Request) -> int:

@@ -34,6 +34,7 @@ class Sending:
     sent: Optional[float] = None
     times: list[float] = field(default_factory=list)  # of its tokens
     total: Optional[int] = None  # tokens, as the server counts them
+    prompt: Optional[int] = None  # tokens of its prompt, as the server counts them
     end: Optional[float] = None
     outcome: Optional[str] = None
     reason: Optional[str] = None
@@ -155,6 +156,8 @@ class Load:
         sending.times += [now] * event.tokens
         if event.total is not None:
             sending.total = event.total
+        if event.prompt is not None:
+            sending.prompt = event.prompt
         return event.over
 
     # -- the clock -----------------------------------------------------------------------------------------------
