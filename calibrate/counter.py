@@ -65,7 +65,6 @@ class Counter:
     async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Speak with the desk until it is gone."""
         self._writer = writer
-        self.ready.set()
         try:
             async for line in reader:
                 self._hear(json.loads(line))
@@ -80,6 +79,7 @@ class Counter:
 
     def _hear(self, message: Mapping[str, Any]) -> None:
         self.state = message["state"]
+        self.ready.set()  # the desk says how it stands before anything else
         for id, token in message["tokens"]:
             if id in self.tickets:
                 self.tickets[id].hear(token)

@@ -58,7 +58,11 @@ class Desk(Live):
             self._idle(self.driver.next_event())
             return
         tokens = self._guarded(step)
-        self.stories.forget(self.driver.end(step, self.now))
+        over = self.driver.end(step, self.now)
+        self.stories.forget(over)
+        for request in over:
+            if request.id in self.dropped:  # its last token was never computed
+                request.outcome, request.reason = "failed", self.dropped[request.id]
         self._tell([[r.id, token] for r, token in zip(self.stories.writers, tokens) if r is not None])
         if len(self.calls) >= TIDY:
             self._tidy()

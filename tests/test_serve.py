@@ -39,10 +39,10 @@ COST = {"base": 0.003, "prefill_token": 0.00001, "decode_live": 0.00002}
 
 
 @contextmanager
-def service(queue: int = 1000, policy: Any = None, cost: Any = None) -> Iterator[Service]:
+def service(queue: int = 1000, policy: Any = None, cost: Any = None, options: Any = None) -> Iterator[Service]:
     """Serve from a thread of this process, a fake device behind it."""
     scenario = scenario_from({"policy": policy or {"name": "llm-serving", "decode_batch": 64}, "engine": ENGINE})
-    with Stage("fake", options={"cost": cost or COST}) as stage:
+    with Stage("fake", options={"cost": cost or COST, **(options or {})}) as stage:
         stage.load([scenario])
         served = Service(stage, scenario, "127.0.0.1", 0, queue)
         ready = threading.Event()
@@ -281,6 +281,17 @@ def test_a_dead_engine_is_told_to_every_client() -> None:
         assert set(outcomes(load)) <= {"failed", "broken"}
         assert sum(outcomes(load).values()) == 10
     assert "killed by SIGKILL" in str(served.failure)
+
+
+def test_a_step_that_does_not_fit_fails_its_requests_and_not_the_server() -> None:
+    with service(options={"limit": 40}) as served:
+        for limit in (1, 5):
+            body = {"inputs": "w " * 60, "parameters": {"max_new_tokens": limit}}
+            answer = json.loads(ask(served, "/models/llama2/generate", body)[1])
+            assert answer["finish_reason"] == "predict_failed"
+        assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
+        state = settled(served)
+        assert state["free_blocks"] == state["total_blocks"]
 
 
 def test_sim_serve_killed_in_the_middle_leaves_a_client_with_counts_and_no_hang() -> None:
