@@ -1,8 +1,8 @@
 """vLLM's scheduler_delay_factor: prompts wait for a multiple of the last prefill's latency, in its three meanings.
 
-    queue                v0.4.1 - v0.5.3: once the oldest has waited long enough, the whole queue may go
-    request              v0.4.0: asked again for every head, and whoever was just let in counts as running
-    request-unless-idle  v0.5.4 - v0.10: asked again for every head; all may go if nothing ran before the step
+queue                v0.4.1 - v0.5.3: once the oldest has waited long enough, the whole queue may go
+request              v0.4.0: asked again for every head, and whoever was just let in counts as running
+request-unless-idle  v0.5.4 - v0.10: asked again for every head; all may go if nothing ran before the step
 """
 
 from __future__ import annotations

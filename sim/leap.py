@@ -26,7 +26,7 @@ def stride(
     the end of the last iteration and the blocks taken. Accumulation adds one by one, as single steps do.
     """
     ahead = np.arange(1, count + 1)
-    durations: Array = line[0] + line[1] * (context + live * ahead)
+    durations: Array = np.asarray(line[0] + line[1] * (context + live * ahead), dtype=np.float64)
     ends = np.add.accumulate(np.concatenate(([now], durations)))
     taken = np.cumsum(np.asarray(phases)[(phase - ahead) % len(phases)])
     fits = int(np.searchsorted(taken, free, side="right"))

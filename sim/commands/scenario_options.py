@@ -17,12 +17,8 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--policy", metavar="NAME", help="a policy by name, or path/to/file.py:Name")
     given.add_argument("--trace", metavar="FILE", help="requests to serve, in any known trace format")
     given.add_argument("--format", metavar="NAME", help="the trace's format, if it is not to be recognised")
-    given.add_argument(
-        "-X", type=float, metavar="QPS", help="the contest's workload at this rate"
-    )
-    given.add_argument(
-        "-T", type=float, metavar="S", help="seconds of it (1500 / X if left out)"
-    )
+    given.add_argument("-X", type=float, metavar="QPS", help="the contest's workload at this rate")
+    given.add_argument("-T", type=float, metavar="S", help="seconds of it (1500 / X if left out)")
     given.add_argument("--profile", metavar="NAME", help="step costs: a bundled profile or a profile folder")
     given.add_argument("--seed", type=int, metavar="N", help="seed of all that is drawn")
     given.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override any scenario key")
