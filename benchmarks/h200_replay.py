@@ -169,12 +169,18 @@ def compare_all(args: argparse.Namespace) -> int:
     profile = profile_of(files, Path(args.compare))
     about = json.loads(files["about.json"])
     found: dict[str, list[Any]] = {}
+    notes = []
     for name in sorted(files):
         if name.endswith(".json.gz"):
             recorded = json.loads(gzip.decompress(files[name]))
             found.setdefault(recorded["workload"], []).append(compared(recorded, profile))
+            notes.append(steps_told(recorded, profile))
     lines = [*heading(about, profile), *table(found)]
     print("\n".join(lines))
+    print(
+        "\nseconds on the device, measured over the profile's, by kind of step; the host's part, measured and assumed"
+    )
+    print("\n".join(notes))
     if args.write:
         Path(args.write).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
@@ -221,6 +227,26 @@ def compared(recorded: dict[str, Any], profile: Any) -> Any:
     replayed = Replayed(name, live, replace(side_of(live, live.decisions), name=name))
     compare_with(replayed, requests, profile, Host(*told["host"]))
     return replayed.comparison
+
+
+def steps_told(recorded: dict[str, Any], profile: Any) -> str:
+    """Say how the profile was off on the steps of a run, and what the host took."""
+    from servesim.calibrate.host import Host
+    from servesim.core import Shape
+
+    sums: dict[str, list[float]] = {}
+    host = Host(*recorded["told"]["host"])
+    took = assumed = 0.0
+    for start, called, end, *fields in recorded["told"]["calls"]:
+        shape = Shape(*fields)
+        kind = "mixed" if shape.prefill_rows and shape.decode_rows else "prefill" if shape.prefill_rows else "decode"
+        pair = sums.setdefault(kind, [0.0, 0.0])
+        pair[0] += end - called
+        pair[1] += profile.cost.seconds(shape)
+        took += called - start
+        assumed += host.seconds(shape.prefill_rows + shape.decode_live)
+    parts = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
+    return f"{recorded['workload']:<8}{recorded['setting']:<15} {parts}; host {took:.3f} s, {assumed:.3f} s"
 
 
 def heading(about: dict[str, Any], profile: Any) -> list[str]:
