@@ -2,19 +2,25 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
 
 .PHONY: demo test lint bench kbk clean
 
-$(STAMP): setup.cfg pyproject.toml tools/install.sh
-	tools/install.sh $(PYTHON) $(VENV)
-	touch $(STAMP)
+# The packages that servesim and its tests need; TORCH=torch==VERSION adds the torch backend's tests.
+$(VENV)/.packages: setup.cfg pyproject.toml tools/install.sh
+	tools/install.sh $(PYTHON) $(VENV) $(TORCH)
+	touch $@
 
-demo: $(STAMP)
-	$(BIN)/sim sweep examples/contest_knobs.yaml -o demo-out --fresh
-	@echo "report: demo-out/report.html"
+# servesim itself, as a wheel: what is tested is what users install.
+$(VENV)/.servesim: $(VENV)/.packages $(SOURCES)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .
+	touch $@
 
-lint: $(STAMP)
+demo: $(VENV)/.servesim
+	rm -rf demo-out
+	$(BIN)/sim sweep examples/contest_knobs.yaml -o demo-out
+
+lint: $(VENV)/.servesim
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -22,11 +28,11 @@ lint: $(STAMP)
 kbk:
 	tools/kbk_env.sh
 
-test: $(STAMP) kbk lint
+test: lint kbk
 	$(BIN)/python -Im pytest
 
-bench: $(STAMP)
-	$(BIN)/python benchmarks/speed.py
+bench: $(VENV)/.servesim
+	$(BIN)/python benchmarks/speed.py --policies --million
 
 clean:
 	rm -rf $(VENV) .venv-kbk build dist demo-out .cache
