@@ -10,7 +10,7 @@ from ..results import write_json
 from .side import Side
 from .verify import JUDGED, Comparison, Line, as_json, finished, latency, ranks
 
-HEAD = f"{'metric':<24}{'simulated':>13}{'measured':>13}{'error':>9}{'steps':>9}{'decisions':>11}"
+HEAD = f"{'metric':<24}{'simulated':>13}{'measured':>13}{'error':>11}{'steps':>11}{'decisions':>11}"
 
 
 def percent(value: Optional[float]) -> str:
@@ -30,15 +30,15 @@ def number(value: Optional[float]) -> str:
 def row(line: Line, judged: Sequence[str]) -> str:
     """Return a figure's line; those that are judged are marked."""
     mark = "*" if line.metric in judged else " "
-    cells = f"{number(line.simulated):>13}{number(line.measured):>13}{percent(line.error):>9}"
-    return f"{mark}{line.metric:<23}{cells}{percent(line.steps):>9}{percent(line.decisions):>11}"
+    cells = f"{number(line.simulated):>13}{number(line.measured):>13}{percent(line.error):>11}"
+    return f"{mark}{line.metric:<23}{cells}{percent(line.steps):>11}{percent(line.decisions):>11}"
 
 
 def text(comparison: Comparison, judged: Sequence[str] = JUDGED, tolerance: Optional[float] = None) -> str:
     """Return one setting's report."""
     title = f" simulated against measured{': ' + comparison.name if comparison.name else ''} "
-    lines = [f"{title:=^79}", HEAD, *(row(line, judged) for line in comparison.lines)]
-    lines += ["-" * 79, *about_decisions(comparison)]
+    lines = [f"{title:=^83}", HEAD, *(row(line, judged) for line in comparison.lines)]
+    lines += ["-" * 83, *about_decisions(comparison)]
     for pair in comparison.paired:
         lines.append(
             f"{pair.name} of {pair.count} requests, simulated - measured: mean {1e3 * pair.mean:+.2f} ms, "
