@@ -49,6 +49,7 @@ class Kbk(Backend):
         self.mode = mode
         self.dtype = dtype or ("float16" if self.kernels == "fused" else "float32")
         self.model: Optional[Model] = None
+        self.net: Any = None
         self._plain: Any = None
         self._scores: list[Any] = []
         self._begin()
@@ -69,15 +70,16 @@ class Kbk(Backend):
     ) -> None:
         """Build the model and its cache, fill in the weights, and compile both graphs."""
         self.model, self.blocks, self.block_size, self.host_blocks = model, blocks, block_size, host_blocks
-        with environment(RUN_MODE="predict"):
-            self.net = self._built(use_past=True, use_flash_attention=True)
-        self.net.set_dynamic_inputs()
-        if weights is None:
-            fill(self.ms, self.net)
-        else:
-            read(self.ms, self.mindformers, self.net, weights)
-        self._plain = None
-        self._host = [self._host_copy(cache) for cache in self._caches()]
+        self.net = self._plain = None  # what was loaded before makes room first
+        with memory_errors():
+            with environment(RUN_MODE="predict"):
+                self.net = self._built(use_past=True, use_flash_attention=True)
+            self.net.set_dynamic_inputs()
+            if weights is None:
+                fill(self.ms, self.net)
+            else:
+                read(self.ms, self.mindformers, self.net, weights)
+            self._host = [self._host_copy(cache) for cache in self._caches()]
         self.prime()
         self.step([Row([0, 0], 0, [0])])
         self.step([Row([0], 2, [0])])
@@ -139,15 +141,11 @@ class Kbk(Backend):
         prompts = [index for index, row in enumerate(rows) if row.position == 0 and len(row.tokens) > 1]
         others = [index for index, row in enumerate(rows) if row.position > 0 or len(row.tokens) == 1]
         scores: dict[int, Any] = {}
-        try:
+        with memory_errors():
             if prompts:
                 scores.update(zip(prompts, self._prompts([rows[index] for index in prompts])))
             if others:
                 scores.update(zip(others, self._paged([rows[index] for index in others])))
-        except RuntimeError as error:
-            if any(words in str(error).lower() for words in OUT_OF_MEMORY):
-                raise OutOfMemory(first_line(error)) from error
-            raise
         self._scores = [scores[index] for index in range(len(rows))]
         return [int(row.argmax()) for row in self._scores]
 
@@ -207,6 +205,8 @@ class Kbk(Backend):
         for table, row in zip(tables, rows):
             blocks = row.table[:width]
             table[: len(blocks)] = blocks
+        if tables.max() >= self.blocks:
+            raise BadInput(f"row: block {tables.max()}, expected one of the {self.blocks} that were loaded")
         return tables
 
     def _forward(self, tokens: Any, lengths: Any, tables: Any, slots: Any, prefill: bool, **more: Any) -> Any:
@@ -256,6 +256,9 @@ class Kbk(Backend):
 
         if not pairs:
             return
+        limits = (self.blocks, self.host_blocks) if out else (self.host_blocks, self.blocks)
+        if (np.asarray(pairs) >= limits).any():
+            raise BadInput(f"swap: expected device blocks below {self.blocks} and host blocks below {self.host_blocks}")
         caches = self._caches()
         rows = caches[0].shape[0] // self.blocks  # a block is one row of a fused cache, many of a reference one
         moves = (np.asarray(pairs, np.int64)[:, None, :] * rows + np.arange(rows)[None, :, None]).reshape(-1, 2)
@@ -290,3 +293,14 @@ class Kbk(Backend):
                 graphs=len(self.net.compile_cache),
             )
         return described
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Tell a device that has no room from one that fails otherwise; MindSpore has one kind of error for both."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY):
+            raise OutOfMemory(first_line(error)) from error
+        raise

@@ -150,11 +150,15 @@ def test_swapped_blocks_come_back_elsewhere_with_their_tokens(graph: Timed) -> N
     assert graph.step([Row([6], 33, [30, 31, 7])]) == before
 
 
-def test_a_row_without_room_is_refused_in_one_line(graph: Timed) -> None:
+def test_rows_and_swaps_without_room_are_refused_in_one_line(graph: Timed) -> None:
     with pytest.raises(BadInput, match=r"^row: 20 tokens behind 0 in 1 blocks of 16, expected"):
         graph.step([Row([1] * 20, 0, [3])])
     with pytest.raises(BadInput, match="at most 512 in all"):
         graph.step([Row([1], 512, list(range(33)))])
+    with pytest.raises(BadInput, match=r"^row: block 64, expected one of the 64 that were loaded$"):
+        graph.step([Row([1, 2], 0, [64])])
+    with pytest.raises(BadInput, match=r"^swap: expected device blocks below 64 and host blocks below 40$"):
+        graph.swap_out([(3, 40)])
 
 
 def test_without_graphs_the_tokens_are_the_same(eager: Worker) -> None:
