@@ -14,6 +14,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, Optional, TypeVar
 
 import numpy as np
@@ -24,6 +25,7 @@ from .backend import Backend, Model, OutOfMemory, Row
 from .gpu_model import Llama
 from .gpu_pack import Form, Packer
 from .gpu_plain import Batch, Plain
+from .gpu_reference import reference_logits
 from .gpu_weights import random_weights, stored_weights
 
 GEARS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # rows of a decode
@@ -48,7 +50,10 @@ class TorchBackend(Backend):
         kernels: Optional[str] = None,  # fused or reference; None: fused on CUDA, reference on the CPU
         graphs: bool = True,  # False: without graphs, to see what they are worth
     ) -> None:
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        available = torch.cuda.is_available()
+        self.device = torch.device(device or ("cuda" if available else "cpu"))
+        if self.device.type not in ("cuda", "cpu") or (self.device.type == "cuda" and not available):
+            raise BadInput(f"device: {self.device}, but torch has only the cpu{' and cuda' if available else ''} here")
         self.seed, self.dtype_name = seed, dtype
         self.gears, self.token_gears = tuple(gears), tuple(token_gears)
         self.cuda = self.device.type == "cuda"
@@ -115,6 +120,10 @@ class TorchBackend(Backend):
         packed = self.last.float().cpu().numpy().copy()  # the next step writes to the same memory
         return packed if self.order is None else packed[np.argsort(self.order)]
 
+    def plain(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """Return the logits after each of the tokens from one pass without a cache, in float32: for checks."""
+        return reference_logits(self._llama().weights, self.model, tokens).cpu().numpy()
+
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Begin to copy device blocks to pinned host blocks; later steps and copies come after it."""
         cache = self._llama().cache
@@ -133,22 +142,25 @@ class TorchBackend(Backend):
             torch.cuda.synchronize(self.device)
 
     def describe(self) -> dict[str, Any]:
-        """Return device, kernels, dtype, model, versions, blocks and gears."""
-        operators = self._llama().operators
-        return {
+        """Return device, kernels and versions; once loaded also dtype, model, blocks and gears."""
+        described: dict[str, Any] = {
             "backend": self.name,
             "device": torch.cuda.get_device_name(self.device) if self.cuda else f"cpu {platform.machine()}",
-            "kernels": operators.name,
-            "graphs": len(self.graphs),
-            "dtype": str(self.dtype).replace("torch.", ""),
-            "model": self.model.name,
-            "blocks": self.blocks,
-            "block_size": self.block_size,
-            "host_blocks": len(self.host),
-            "gears": list(self.packer.gears),
-            "token_gears": list(self.packer.token_gears),
+            "kernels": self.kernels,
             "versions": _versions(self.cuda),
         }
+        if self.loaded is not None:
+            described.update(
+                dtype=str(self.dtype).replace("torch.", ""),
+                model=asdict(self.model),
+                blocks=self.blocks,
+                block_size=self.block_size,
+                host_blocks=len(self.host),
+                graphs=len(self.graphs),
+                gears=list(self.packer.gears),
+                token_gears=list(self.packer.token_gears),
+            )
+        return described
 
     def _llama(self) -> Llama:
         if self.loaded is None:

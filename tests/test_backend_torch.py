@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install servesim[torch]")
 
+from servesim.calibrate import exercise  # noqa: E402
 from servesim.calibrate.backend import MODELS, Backend, Model, OutOfMemory, Row  # noqa: E402
 from servesim.calibrate.gpu import TorchBackend  # noqa: E402
 from servesim.calibrate.gpu_pack import Packer  # noqa: E402
-from servesim.calibrate.gpu_reference import reference_logits  # noqa: E402
 from servesim.calibrate.gpu_story import Story  # noqa: E402
 from servesim.core import BadInput  # noqa: E402
 
@@ -143,6 +143,16 @@ def test_a_long_random_life_stays_exact(device: str) -> None:
             told.decode(*here)
     assert len(told.errors) > 200
     assert faithful(told)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_workout_that_every_backend_takes_finds_no_error(device: str, seed: int) -> None:
+    seen = exercise.run(loaded(device), {"seed": seed})
+    assert seen["swaps"] > 0
+    assert seen["chunks"] > 0
+    assert seen["differ"] == 0
+    assert seen["error"] < TOLERANCE
+    assert exercise.run(loaded(device), {"seed": seed, "spoil": True})["error"] > 1e-3
 
 
 def test_a_mutated_table_changes_the_result(device: str) -> None:
@@ -292,6 +302,12 @@ def test_fused_kernels_need_a_cuda_device() -> None:
         TorchBackend("cpu", kernels="fused")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(BadInput, match="device: cuda, but torch has only the cpu here"):
+        TorchBackend("cuda")
+
+
 def test_a_swap_outside_the_pools_is_refused() -> None:
     backend = loaded(host_blocks=2)
     with pytest.raises(ValueError, match="block 0 of 96 to block 2 of 2"):
@@ -305,10 +321,11 @@ def test_describe_says_what_a_profile_is_stamped_with() -> None:
     told = backend.describe()
     assert told["kernels"] == "reference"
     assert told["dtype"] == "float32"
-    assert told["model"] == "micro"
+    assert told["model"]["name"] == "micro"
     assert (told["blocks"], told["block_size"], told["host_blocks"]) == (40, 16, 24)
     assert told["gears"] == [1, 2, 4, 8, 16, 24, 32]
     assert told["versions"]["torch"] == torch.__version__
+    assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "versions"}
 
 
 def stored(path: Path, tensors: dict[str, Any]) -> None:
@@ -351,8 +368,8 @@ def test_real_weights_come_from_safetensors_in_the_hugging_face_layout(tmp_path:
     assert torch.equal(backend.loaded.weights.head, tensors["model.embed_tokens.weight"])  # tied
     tokens = list(range(0, 200, 7))
     backend.step([Row(tokens, 0, [9, 4])])
-    expected = reference_logits(backend.loaded.weights, GROUPED, tokens)[-1]
-    assert abs(backend.logits()[0] - expected.numpy()).max() < 1e-4  # logits of a few tens
+    expected = backend.plain(tokens)[-1]
+    assert abs(backend.logits()[0] - expected).max() < 1e-4  # logits of a few tens
 
 
 def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
