@@ -102,7 +102,7 @@ class TorchBackend(Backend):
     def fetch(self, winners: torch.Tensor, rows: int) -> list[int]:
         """Return the step's tokens when they are there.
 
-        It asks again and again: a processor that slept would be slow to wake and slow for a while, step after step.
+        It asks again and again instead of sleeping, so that the processor is awake when they come.
         """
         if not self.cuda or rows > len(self.found):
             winners = winners[:rows]
@@ -223,6 +223,7 @@ class TorchBackend(Backend):
             if not _ran_out(error):
                 raise
             why = str(error).splitlines()[0]
+        self.synchronize()  # the input may still be on its way
         raise OutOfMemory(why)
 
     @staticmethod
