@@ -1,0 +1,98 @@
+"""The designed grid: which steps to measure so that every term of a cost model is seen, corners and middle alike.
+
+Python 3.9, standard library: it is used next to the device.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+TOKENS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
+GEARS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
+CONTEXTS = (16, 128, 512, 1024, 2048)
+
+
+class Point(NamedTuple):
+    """A step to measure: prompt parts, decoding rows, or blocks to copy."""
+
+    kind: str  # prefill | decode | mixed | swap
+    rows: int = 0  # prompts
+    tokens: int = 0  # of each prompt
+    cached: int = 0  # before each prompt's part
+    decoding: int = 0  # rows that decode
+    context: int = 0  # cached tokens of each of them
+    blocks: int = 0  # copied out, or in
+
+
+def grid(most_rows: int, most_tokens: int, longest: int, host_blocks: int = 0, gears: Sequence[int] = GEARS,
+         seed: int = 0) -> list[Point]:  # fmt: skip
+    """Return the points: designed ones, then as many drawn between them, so that a fit can be tried where it was not led.
+
+    `most_tokens` bounds the prompt tokens of a step, `longest` a sequence.
+    """
+    points = prefills(most_rows, most_tokens, longest) + decodes(most_rows, longest, gears)
+    points += mixtures(most_rows, most_tokens, longest)
+    points += [Point("swap", blocks=count) for count in (1, 4, 16, 64, 256) if count <= host_blocks]
+    return list(dict.fromkeys(points + drawn(len(points) // 2, most_rows, most_tokens, longest, seed)))
+
+
+def prefills(most_rows: int, most_tokens: int, longest: int) -> list[Point]:
+    """Return whole prompts, alone and in batches, and parts of prompts behind cached ones."""
+    totals = [total for total in TOKENS if total <= most_tokens]
+    points = []
+    for rows in (1, 2, 4, 8):
+        fitting = [total for total in totals if total >= 8 * rows or rows == 1]
+        points += [
+            Point("prefill", rows, total // rows) for total in fitting if total // rows <= longest and rows <= most_rows
+        ]
+    behind = [(tokens, cached) for tokens in (64, 256, 512) for cached in (128, 512, 1536)]
+    points += [Point("prefill", 1, t, c) for t, c in behind if t + c <= longest and t <= most_tokens]
+    return points
+
+
+def decodes(most_rows: int, longest: int, gears: Sequence[int]) -> list[Point]:
+    """Return decodes at every gear over all contexts, and with fewer live rows than the gear has."""
+    points = []
+    for gear in (gear for gear in gears if gear <= most_rows):
+        points += [Point("decode", decoding=gear, context=c) for c in CONTEXTS if c < longest]
+        if gear > 4:
+            points += [Point("decode", decoding=gear - gear // 6, context=c) for c in (128, 512) if c < longest]
+    return points
+
+
+def mixtures(most_rows: int, most_tokens: int, longest: int) -> list[Point]:
+    """Return steps that run parts of prompts and decodes together."""
+    return [
+        Point("mixed", rows, tokens, cached, decoding, context)
+        for rows, tokens, cached in (
+            (1, 32, 0),
+            (1, 128, 0),
+            (1, 256, 0),
+            (4, 32, 0),
+            (1, 256, 512),
+            (1, 512, 0),
+            (2, 448, 0),
+        )
+        for decoding, context in ((4, 128), (32, 128), (32, 512), (96, 128), (96, 512))
+        if rows + decoding <= most_rows and rows * tokens <= most_tokens and max(tokens + cached, context) < longest
+    ]
+
+
+def drawn(count: int, most_rows: int, most_tokens: int, longest: int, seed: int) -> list[Point]:
+    """Return points at random places, evenly over the orders of magnitude."""
+    chance = random.Random(f"probe grid {seed}")
+
+    def about(low: int, high: int) -> int:
+        return max(low, min(high, round(low * (high / low) ** chance.random())))
+
+    points = []
+    for _ in range(count):
+        kind = chance.choice(("prefill", "decode", "decode", "mixed"))
+        rows = about(1, min(8, most_rows)) if kind != "decode" else 0
+        tokens = about(2, max(2, min(longest - 1, most_tokens // rows))) if rows else 0
+        decoding = about(1, max(1, most_rows - rows)) if kind != "prefill" else 0
+        context = about(16, min(longest - 1, 2048)) if decoding else 0
+        points.append(Point(kind, rows, tokens, 0, decoding, context))
+    return points
