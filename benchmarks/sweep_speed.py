@@ -34,7 +34,7 @@ BASE = {
 }  # fmt: skip
 PARAMS = {
     "policy.decode_batch": [8, 16, 24, 32, 48, 64],
-    "policy.prefill_batch": [1, 2, 4],
+    "policy.prefill_batch": [1, 2, 4, 8],
     "policy.delay_variant": ["queue"],
     "policy.delay_factor": [0, 0.5, 1],
     "policy.order": ["arrival", "longest-output", "shortest-output"],

@@ -89,6 +89,18 @@ class Experiment:
         scenarios = [Scenario.model_validate(self.tree(0))] if self.configs else []
         return any(scenario.trace is None or scenario.noise for scenario in scenarios)
 
+    @cached_property
+    def places(self) -> dict[str, int]:
+        """The numbers of the configurations, by what they come down to."""
+        return {identity(self.base, assignment): config for config, assignment in enumerate(self.configs)}
+
+    def place(self, assignment: Mapping[str, Any]) -> Optional[int]:
+        """Return the number of the configuration that an assignment comes down to, None if there is none."""
+        try:
+            return self.places.get(identity(self.base, assignment))
+        except BadInput:
+            return None
+
     def tree(self, config: int) -> Tree:
         """Return the scenario of a configuration."""
         return assigned(self.base, self.configs[config])
@@ -210,16 +222,21 @@ def distinct(base: Tree, configs: Sequence[Assignment]) -> list[Assignment]:
     found: dict[str, Assignment] = {}
     for place, assignment in enumerate(configs):
         where = "baseline" if place == 0 else f"configuration {place} ({assignment})"
-        scenario = scenario_from(assigned(base, assignment), where)
-        if scenario.trace is None and scenario.workload is None:
-            raise BadInput("base: expected a trace or a workload, got neither")
-        settings = {**scenario.model_dump(mode="json"), "policy": repr(scenario.make_policy()), "name": None}
-        key = json.dumps(settings, sort_keys=True, default=str)
+        key = identity(base, assignment, where)
         if key not in found:
             found[key] = assignment
         elif next(iter(found)) == key:  # the baseline is a point of the grid: name it by its place there
             found[key] = {**found[key], **assignment}
     return list(found.values())
+
+
+def identity(base: Tree, assignment: Mapping[str, Any], where: str = "scenario") -> str:
+    """Return what tells scenarios apart: all they come down to, defaults filled in."""
+    scenario = scenario_from(assigned(base, assignment), where)
+    if scenario.trace is None and scenario.workload is None:
+        raise BadInput("base: expected a trace or a workload, got neither")
+    settings = {**scenario.model_dump(mode="json"), "policy": repr(scenario.make_policy()), "name": None}
+    return json.dumps(settings, sort_keys=True, default=str)
 
 
 def profile_digest(base: Tree) -> str:

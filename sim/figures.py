@@ -75,9 +75,9 @@ def alone(summary: Summary, key: str, values: Sequence[Any], metric: str) -> lis
     winner = summary.winner
     assert winner is not None
     found = []
+    rows = {row.config: row for row in summary.rows if row.eligible}
     for value in values:
-        wanted = {**winner.assignment, key: value}
-        row = next((row for row in summary.rows if row.eligible and row.assignment == wanted), None)
+        row = rows.get(-1 if (place := summary.experiment.place({**winner.assignment, key: value})) is None else place)
         if row is not None:
             found.append(marked(summary, value, row, metric))
     return found

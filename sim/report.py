@@ -269,7 +269,7 @@ def line(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence[str]
         found, apart = row.found[metric], row.change[metric]
         cells += [cell(found.mean, spread(found, metric)), cell(apart.mean, change(row, metric))]
     kind = ' class="is-win"' if row is summary.winner else ' class="is-base"' if row is summary.baseline else ""
-    return f'<tr{kind}>{"".join(cells)}{cell(row.mean("evictions"))}<td>{tags(row)}</td></tr>\n'
+    return f"<tr{kind}>{''.join(cells)}{cell(row.mean('evictions'))}<td>{tags(row)}</td></tr>\n"
 
 
 def cell(value: float, text: str | None = None) -> str:

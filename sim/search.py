@@ -149,9 +149,7 @@ class Tries:
             self.journal.append(whole)
             for record in whole:
                 self._keep(record)
-        return [
-            [fresh.get((c, r)) or self.found[c, r] for r in range(count)] for c in map(self.number, assignments)
-        ]
+        return [[fresh.get((c, r)) or self.found[c, r] for r in range(count)] for c in map(self.number, assignments)]
 
     def values(self, records: Sequence[Record], unserved: float) -> list[float]:
         """Return what Optuna is told: means of the objectives, or a penalty."""
@@ -173,9 +171,7 @@ class Tries:
         return Summary(experiment, found)
 
 
-def search(
-    given: Search, folder: Union[str, Path], executor: Executor, resume: bool, progress: Progress
-) -> Summary:
+def search(given: Search, folder: Union[str, Path], executor: Executor, resume: bool, progress: Progress) -> Summary:
     """Run the trials that are still to be run; return the summary of all."""
     folder = Path(folder)
     claim(given, folder, resume)

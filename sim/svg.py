@@ -125,7 +125,7 @@ def trade_off(summary: Summary, one: Objective, other: Objective) -> str:
     if len(front) > 1 and len(summary.experiment.objectives) == 2:
         frame.line([point(row) for row in front], "front")
     for row in front:
-        frame.dot(*point(row), "on-front", described(row, one, other), 4, focus=len(front) <= 60)
+        frame.dot(*point(row), "on-front", described(row, one, other), 4, focus=len(front) <= 12)
     frame.dot(*point(summary.baseline), "base", f"baseline: {described(summary.baseline, one, other)}", 5, True)
     if summary.winner is not None:
         frame.dot(*point(summary.winner), "win", f"winner: {described(summary.winner, one, other)}", 6, True)
@@ -173,7 +173,7 @@ def draw(frame: Frame, series: Sequence[Mark], places: Mapping[str, float], divi
     for (x, y), mark in zip(at, series):
         if mark.found.half:
             frame.bar(x, y - mark.found.half / divisor, y + mark.found.half / divisor, f"{kind}-line")
-        frame.dot(x, y, kind, f"{shown(mark.value)}: {number(mark.found.mean)} ({mark.row.label})", 3.5, True)
+        frame.dot(x, y, kind, f"{shown(mark.value)}: {number(mark.found.mean)} ({mark.row.label})", 3.5)
 
 
 def spaced(values: Sequence[float]) -> bool:

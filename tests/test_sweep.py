@@ -167,7 +167,7 @@ def test_saturation_follows_the_load_and_not_the_swings_of_a_stable_queue() -> N
 
 
 def test_points_outside_the_profile_stuck_or_serving_fewer_are_labelled(tmp_path: Path) -> None:
-    params = [{"policy.decode_batch": [4, 65]}, {"engine.num_blocks": [3]}]
+    params = [{"policy.decode_batch": [4, 500]}, {"engine.num_blocks": [3]}]
     params += [{"engine.max_model_len": [40], "policy.decode_batch": [8]}]
     base = sweeps.base(profile="ascend910b4-llama2-7b", engine={"num_blocks": 200})
     summary = run(tmp_path, base=base, params=params, replications=1)
@@ -175,7 +175,7 @@ def test_points_outside_the_profile_stuck_or_serving_fewer_are_labelled(tmp_path
     assert "stuck" in labels["engine.num_blocks=3"]
     short = next(row for row in summary.rows if row.assignment.get("engine.max_model_len") == 40)
     assert "serves fewer" in short.labels and not short.eligible
-    wide = next(row for row in summary.rows if row.assignment == {"policy.decode_batch": 65})
+    wide = next(row for row in summary.rows if row.assignment == {"policy.decode_batch": 500})
     assert "outside profile" in wide.labels
     assert summary.rows[0].eligible and not summary.rows[-1].eligible
 
@@ -271,6 +271,8 @@ def test_an_experiment_is_never_overwritten(tmp_path: Path, capsys: pytest.Captu
     assert sweeps.sim("sweep", other, "-o", out, "-j", 1, "--resume") == 2
     assert "holds another experiment: configs differs" in capsys.readouterr().err
     assert sweeps.contents(out) == before
+    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path, replications=1), "-o", out, "-j", 1, "--fresh") == 0
+    assert sweeps.contents(out) == before == sweeps.contents(tmp_path / "out-2")
     (tmp_path / "full").mkdir()
     (tmp_path / "full/diary.txt").write_text("mine")
     assert sweeps.sim("sweep", file, "-o", tmp_path / "full", "-j", 1) == 2

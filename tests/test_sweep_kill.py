@@ -19,7 +19,7 @@ from servesim.core import BadInput
 from servesim.executor import Pool, Serial, WorkerLost
 from servesim.experiment import read_experiment
 from servesim.journal import Journal, read_journal
-from servesim.sweep import in_order, sweep
+from servesim.sweeps import in_order, sweep
 
 from . import sweeps
 

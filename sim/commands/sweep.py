@@ -26,6 +26,7 @@ def register(commands: Any) -> None:
     sweep.add_argument("folder", nargs="?", metavar="DIR", help="of `merge`: the folder that the shards wrote to")
     sweep.add_argument("-o", "--output", metavar="DIR", help="experiment folder (default: runs/NAME)")
     sweep.add_argument("--resume", action="store_true", help="continue what was interrupted or killed")
+    sweep.add_argument("--fresh", action="store_true", help="if DIR is taken, write to DIR-2, DIR-3 ... instead")
     add_executor_options(sweep)
     sweep.add_argument("--shard", metavar="I/N", help="run only part I of N; then `sim sweep merge DIR`")
     how = sweep.add_argument_group("instead of the file's")
@@ -61,6 +62,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     experiment = read_experiment(args.file, args.set, replications=args.replications, ci=args.ci)
     given = Path(args.file)
     folder = Path(args.output) if args.output else given if given.is_dir() else Path("runs") / experiment.name
+    folder = vacant(folder) if args.fresh else folder
     shard = shard_of(args.shard, experiment.ci)
     try:
         with executing(executor(args.executor, jobs(args.jobs))) as where, Progress("sweep", args.quiet) as progress:
@@ -77,6 +79,15 @@ def run_sweep(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
         return 130
+
+
+def vacant(folder: Path) -> Path:
+    """Return the folder, or the first of DIR-2, DIR-3 ... that nobody has taken."""
+    number, found = 1, folder
+    while found.exists():
+        number += 1
+        found = folder.with_name(f"{folder.name}-{number}")
+    return found
 
 
 @contextmanager
