@@ -28,7 +28,7 @@ class Point(NamedTuple):
 
 def grid(most_rows: int, most_tokens: int, longest: int, host_blocks: int = 0, gears: Sequence[int] = GEARS,
          seed: int = 0) -> list[Point]:  # fmt: skip
-    """Return the points: designed ones, then as many drawn between them, so that a fit can be tried where it was not led.
+    """Return the points: designed ones, then others drawn between them, where a fit can be tried that was not led there.
 
     `most_tokens` bounds the prompt tokens of a step, `longest` a sequence.
     """
@@ -43,10 +43,8 @@ def prefills(most_rows: int, most_tokens: int, longest: int) -> list[Point]:
     totals = [total for total in TOKENS if total <= most_tokens]
     points = []
     for rows in (1, 2, 4, 8):
-        fitting = [total for total in totals if total >= 8 * rows or rows == 1]
-        points += [
-            Point("prefill", rows, total // rows) for total in fitting if total // rows <= longest and rows <= most_rows
-        ]
+        fitting = [total // rows for total in totals if total >= 8 * rows or rows == 1]
+        points += [Point("prefill", rows, tokens) for tokens in fitting if tokens <= longest and rows <= most_rows]
     behind = [(tokens, cached) for tokens in (64, 256, 512) for cached in (128, 512, 1536)]
     points += [Point("prefill", 1, t, c) for t, c in behind if t + c <= longest and t <= most_tokens]
     return points
