@@ -119,7 +119,7 @@ class Experiment:
     def knobs(self) -> dict[str, list[Any]]:
         """The keys that take more than one value, and their values in order."""
         values: dict[str, list[Any]] = {}
-        for assignment in self.configs[1:]:
+        for assignment in self.configs:
             for key, value in assignment.items():
                 if value not in values.setdefault(key, []):
                     values[key].append(value)
