@@ -49,6 +49,7 @@ class SweepFile(Section):
     confidence: float = Field(0.95, gt=0, lt=1)
     ci: Optional[float] = Field(None, gt=0, description="replicate until half-widths are this part of the mean")
     max_replications: int = Field(64, gt=1)
+    confirm: int = Field(0, ge=0, description="fresh replications of the winner and the baseline, after the choice")
     steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: terminating, all counts")
 
     @field_validator("ci", mode="before")
@@ -77,6 +78,7 @@ class Experiment:
     ci: Optional[float] = None
     most: int = 64  # replications, where ci asks for more
     cut: Optional[tuple[float, float]] = None
+    confirm: int = 0  # fresh replications that have no part in the choice
 
     @property
     def setup(self) -> str:
@@ -140,6 +142,7 @@ class Experiment:
             "ci": self.ci,
             "max_replications": self.most,
             "cut": self.cut,
+            "confirm": self.confirm,
         }
 
 
@@ -210,8 +213,9 @@ def experiment_of(file: SweepFile, base: Tree, name: str) -> Experiment:
             if one.metric.endswith("_itl_ms") or one.metric == "makespan":
                 raise BadInput(f"objectives: {one.metric}: of the whole run, which a steady-state sweep does not count")
     found = Experiment(
-        name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications, file.cut
-    )
+        name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications, file.cut,
+        file.confirm,
+    )  # fmt: skip
     if "request_goodput" in [one.metric for one in objectives] and not any(base.get("slo") or {}):
         raise BadInput("objectives: request_goodput: expected a `slo` in the base scenario, got none")
     return found
@@ -252,7 +256,7 @@ def stored(folder: Path) -> Experiment:
         return Experiment(
             given["name"], given["base"], given["configs"], [Objective(**one) for one in given["objectives"]],
             given["replications"], given["confidence"], given["ci"], given["max_replications"],
-            None if cut is None else (cut[0], cut[1]),
+            None if cut is None else (cut[0], cut[1]), given.get("confirm", 0),
         )  # fmt: skip
     except FileNotFoundError:
         raise BadInput(f"{folder}: no experiment here: {EXPERIMENT} is missing") from None

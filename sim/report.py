@@ -16,7 +16,7 @@ from .numbers import number, percentage, spread
 from .results import open_text
 from .statistics import Interval
 from .summary import Row, Summary
-from .sweep_files import MEANINGS, counted, keys_of
+from .sweep_files import MEANINGS, confirmation, counted, keys_of
 
 ROWS = 2000  # of the table; summary.csv has them all
 
@@ -83,7 +83,8 @@ def winner(summary: Summary) -> Part:
         f'<ul class="settings">{chips or "<li>the base scenario</li>"}</ul>{tags(row)}'
     )
     card = f'<div class="card winner">{body}<dl class="facts">{facts}</dl></div>'
-    return Part("winner", "Winner", card + tie(summary))
+    fresh = "".join(f"<p>{escape(text.capitalize())}.</p>" for text in confirmation(summary))
+    return Part("winner", "Winner", card + fresh + tie(summary))
 
 
 def verdict(row: Row, metric: str, goal: str) -> str:

@@ -62,7 +62,7 @@ def paired(values: Sequence[float], base: Sequence[float], confidence: float = 0
 
 def replications_for(half: float, found: Interval) -> int:
     """Return how many replications bring an interval down to this half-width, judged by its spread so far."""
-    if found.half is None or found.half <= half:
+    if found.half is None or found.half <= half or half <= 0:
         return found.size
     return math.ceil(found.size * (found.half / half) ** 2)
 

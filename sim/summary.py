@@ -17,7 +17,7 @@ from .pareto import front
 from .statistics import Interval, interval, paired
 
 Done = Mapping[tuple[int, int], Record]  # (configuration, replication) -> what came of it
-NOTHING = Interval(math.nan, None, 0)
+FRESH = 1_000_000  # replications from here on had no part in the choice: they only confirm it
 
 
 @dataclass
@@ -56,8 +56,9 @@ class Summary:
     def __init__(self, experiment: Experiment, done: Done) -> None:
         self.experiment = experiment
         by_config: dict[int, list[Record]] = {}
-        for (config, _), record in sorted(done.items(), key=lambda item: item[0]):
-            by_config.setdefault(config, []).append(record)
+        self._fresh: dict[int, list[Record]] = {}
+        for (config, replication), record in sorted(done.items(), key=lambda item: item[0]):
+            (by_config if replication < FRESH else self._fresh).setdefault(config, []).append(record)
         everything = [self._row(config, by_config.get(config, [])) for config in range(len(experiment.configs))]
         self.baseline = everything[0]
         for row in everything:
@@ -74,10 +75,21 @@ class Summary:
         """The best configuration that may win."""
         return self.rows[0] if self.rows and self.rows[0].eligible else None
 
+    def confirmed(self, metric: str) -> Interval:
+        """Return the winner's paired difference from the baseline on fresh replications, of size 0 without them.
+
+        The best of many was lucky as well as good; these replications came after the choice, so luck is out of them.
+        """
+        winner = self.winner
+        if winner is None or winner.config not in self._fresh or 0 not in self._fresh:
+            return Interval(math.nan, None, 0)
+        one, other = (self._row(config, self._fresh[config]) for config in (winner.config, 0))
+        return self.difference(one, other, metric)
+
     @property
     def runs(self) -> int:
         """How many runs it rests on."""
-        return sum(len(row.runs) for row in self.rows)
+        return sum(len(row.runs) for row in self.rows) + sum(map(len, self._fresh.values()))
 
     @property
     def failures(self) -> list[Record]:

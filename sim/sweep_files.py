@@ -113,6 +113,7 @@ def notes(summary: Summary) -> list[str]:
     experiment = summary.experiment
     runs = f"{len(summary.rows)} configurations, {summary.runs} runs"
     found = [f"{runs}; {counted(experiment)}; common random numbers, {100 * experiment.confidence:g} % t intervals"]
+    found += confirmation(summary)
     tied = sum(row.tied for row in summary.rows)
     if tied:
         found.append(f"= {tied} cannot be told from the best by {experiment.objectives[0].metric}")
@@ -122,6 +123,16 @@ def notes(summary: Summary) -> list[str]:
     found += [f"{name}: {count} ({MEANINGS[name]})" for name, count in counts.items() if count]
     found += [f"failed: configuration {run['config']}: {run['error']}" for run in summary.failures[:3]]
     return found
+
+
+def confirmation(summary: Summary) -> list[str]:
+    """Say what fresh replications make of the winner."""
+    metric = summary.experiment.objectives[0].metric
+    fresh = summary.confirmed(metric)
+    if not fresh.size:
+        return []
+    part = percentage(fresh.over(summary.baseline.found[metric].mean))
+    return [f"confirmed on {fresh.size} fresh replications that had no part in the choice: {metric} {part}"]
 
 
 MEANINGS = {

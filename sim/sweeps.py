@@ -20,7 +20,7 @@ from .experiment import EXPERIMENT, RUNS, Experiment, stored
 from .journal import Journal, read_journal, sync
 from .progress import Progress
 from .statistics import interval, paired, replications_for
-from .summary import Summary
+from .summary import FRESH, Summary
 
 Found = dict[tuple[int, int], Record]
 LEAST = 3  # replications before a spread is believed
@@ -62,7 +62,7 @@ def sweep(
         for wanted in rounds(experiment, found):
             wanted = [task for task in wanted if shard.mine(task)]
             tasks = [task for task in wanted if (task.config, task.replication) not in found]
-            progress.expect(len(wanted), len(wanted) - len(tasks))
+            progress.expect(len(found) + len(tasks), len(found))
             for records in in_order(executor.run(experiment.setup, tasks)):
                 journal.append(records)
                 found.update({(record["config"], record["replication"]): record for record in records})
@@ -97,12 +97,15 @@ def rounds(experiment: Experiment, found: Found) -> Iterator[list[Task]]:
         most = max(targets.values())
         yield [experiment.task(c, r) for r in range(most) for c in configs if r < targets[c]]
         if experiment.ci is None or not experiment.varies:
-            return
+            break
         grown = {config: target(experiment, found, config, targets[config]) for config in configs}
         grown[0] = max(grown.values())  # every pair needs its other half
         if grown == targets:
-            return
+            break
         targets = grown
+    if experiment.confirm and experiment.varies and (winner := Summary(experiment, found).winner):
+        pair = dict.fromkeys([0, winner.config])
+        yield [experiment.task(c, FRESH + r) for r in range(experiment.confirm) for c in pair]
 
 
 def target(experiment: Experiment, found: Found, config: int, count: int) -> int:

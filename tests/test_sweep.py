@@ -297,6 +297,25 @@ def test_shards_put_together_are_the_whole(tmp_path: Path, capsys: pytest.Captur
     assert sweeps.sim("sweep", "merge", tmp_path / "nowhere") == 2
 
 
+def test_the_winner_is_confirmed_on_replications_that_had_no_part_in_the_choice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = run(tmp_path)
+    file = sweeps.sweep_file(tmp_path, confirm=4)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "more", "-j", 1) == 0
+    assert "confirmed on 4 fresh replications that had no part in the choice: makespan -" in capsys.readouterr().out
+    summary = load(tmp_path / "more")
+    assert [row.config for row in summary.rows] == [row.config for row in plain.rows]
+    assert [row.found for row in summary.rows] == [row.found for row in plain.rows]
+    fresh = summary.confirmed("makespan")
+    assert fresh.size == 4 and fresh.certain and fresh.mean < 0 and summary.runs == plain.runs + 8
+    assert plain.confirmed("makespan").size == 0
+    whole = (tmp_path / "more/runs.jsonl").read_bytes()
+    (tmp_path / "more/runs.jsonl").write_bytes(whole[: len(whole) - 3000])
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "more", "-j", 1, "--resume") == 0
+    assert (tmp_path / "more/runs.jsonl").read_bytes() == whole
+
+
 def test_one_replication_has_means_and_no_intervals(tmp_path: Path) -> None:
     summary = run(tmp_path, replications=1)
     found = [row.found["makespan"] for row in summary.rows]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..executor import Executor
+    from ..experiment import Experiment
     from ..summary import Summary
     from ..sweeps import Shard
 
@@ -63,7 +64,7 @@ def run_sweep(args: argparse.Namespace) -> int:
     given = Path(args.file)
     folder = Path(args.output) if args.output else given if given.is_dir() else Path("runs") / experiment.name
     folder = vacant(folder) if args.fresh else folder
-    shard = shard_of(args.shard, experiment.ci)
+    shard = shard_of(args.shard, experiment)
     try:
         with executing(executor(args.executor, jobs(args.jobs))) as where, Progress("sweep", args.quiet) as progress:
             found = sweep(experiment, folder, where, args.resume or given.is_dir(), shard, progress)
@@ -119,7 +120,7 @@ def jobs(given: int | None) -> int:
     return given or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def shard_of(given: str | None, ci: float | None) -> Shard:
+def shard_of(given: str | None, experiment: Experiment) -> Shard:
     """Read I/N."""
     from ..core import BadInput
     from ..sweeps import WHOLE, Shard
@@ -129,8 +130,8 @@ def shard_of(given: str | None, ci: float | None) -> Shard:
     part, _, parts = given.partition("/")
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
         raise BadInput(f"--shard {given}: expected I/N, e.g. 2/4")
-    if ci is not None:
-        raise BadInput("--shard: with ci, all runs must be in one place; give replications, or use --executor dask")
+    if experiment.ci is not None or experiment.confirm:
+        raise BadInput("--shard: with ci or confirm, all runs must be in one place; use --executor dask for those")
     return Shard(int(part), int(parts))
 
 
