@@ -113,7 +113,7 @@ def notes(summary: Summary) -> list[str]:
     experiment = summary.experiment
     runs = f"{len(summary.rows)} configurations, {summary.runs} runs"
     found = [f"{runs}; {counted(experiment)}; common random numbers, {100 * experiment.confidence:g} % t intervals"]
-    found += confirmation(summary)
+    found += [*precision(summary), *confirmation(summary)]
     tied = sum(row.tied for row in summary.rows)
     if tied:
         found.append(f"= {tied} cannot be told from the best by {experiment.objectives[0].metric}")
@@ -123,6 +123,23 @@ def notes(summary: Summary) -> list[str]:
     found += [f"{name}: {count} ({MEANINGS[name]})" for name, count in counts.items() if count]
     found += [f"failed: configuration {run['config']}: {run['error']}" for run in summary.failures[:3]]
     return found
+
+
+def precision(summary: Summary) -> list[str]:
+    """Say whether the half-width that was asked for was reached."""
+    ci, metric = summary.experiment.ci, summary.experiment.objectives[0].metric
+    if ci is None:
+        return []
+    level = abs(summary.baseline.found[metric].mean)
+    wide = [
+        row
+        for row in summary.rows
+        if (row.found[metric].half or 0) > ci * abs(row.found[metric].mean)
+        or (row.change[metric].half or 0) > ci * level
+    ]
+    most = max(len(row.runs) for row in summary.rows)
+    text = f"half-widths of {metric} within {100 * ci:g} % after {most} replications at most"
+    return [text if not wide else f"{text}, but for {len(wide)} configurations"]
 
 
 def confirmation(summary: Summary) -> list[str]:

@@ -17,6 +17,7 @@ from servesim.experiment import read_experiment
 from servesim.scenario import read_tree, scenario_from
 from servesim.simulate import simulate
 from servesim.summary import Summary
+from servesim.sweep_files import table
 from servesim.sweeps import load, rounds, scenarios, sweep
 
 from . import sweeps
@@ -105,6 +106,7 @@ def test_replications_go_on_until_the_half_width_is_reached(tmp_path: Path) -> N
         assert found.half is not None and apart.half is not None
         if len(row.runs) < 40 and row is not summary.baseline:
             assert found.half <= 0.03 * found.mean and apart.half <= 0.03 * summary.baseline.mean("makespan")
+    assert "half-widths of makespan within 3 % after " in table(summary)
     counts = {len(row.runs) for row in summary.rows}
     assert min(counts) >= 3 and len(summary.baseline.runs) == max(counts)
 
