@@ -80,11 +80,7 @@ def measure(args: argparse.Namespace) -> int:
     backend.load(model, args.blocks + 1, BLOCK, 0)
     say(begun, f"loaded {args.model}")
     recorder = Recorder(Path(args.out))
-    about = {
-        **backend.describe(),
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "model": args.model,
-    }
+    about = {**backend.describe(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     recorder.add("about.json", json.dumps(about, default=str).encode())
     if args.probe_seconds > 0:
         probe(backend, args, recorder)
@@ -107,7 +103,9 @@ def probe(backend: Any, args: argparse.Namespace, recorder: Recorder) -> None:
     """Measure steps over the grid that the workloads need, for so many seconds, and record every sample."""
     from servesim.calibrate import probe as prober
 
-    result = prober.run(backend, {"budget": args.probe_seconds, "most_rows": 128, "most_tokens": 4096}, lambda _: None)
+    asked = {"budget": args.probe_seconds, "most_rows": 128, "most_tokens": 4096, "longest": 2048}
+    result = prober.run(backend, asked, lambda _: None)
+    print(f"           {result['known']} of {result['points']} points known in {result['seconds']:.0f} s", flush=True)
     recorder.add("samples.csv", result["csv"].encode())
 
 
@@ -251,10 +249,12 @@ def steps_told(recorded: dict[str, Any], profile: Any) -> str:
 
 def heading(about: dict[str, Any], profile: Any) -> list[str]:
     """Return what the figures were made with."""
+    from servesim.calibrate.stage import name_of
+
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     held_out = profile.about.get("error")
     return [
-        f"{about['device']}, {about['model']} ({about['dtype']}, {about['kernels']} kernels), {about['date']}",
+        f"{about['device']}, {name_of(about['model'])} ({about['dtype']}, {about['kernels']} kernels), {about['date']}",
         f"{versions}",
         f"profile: {profile.name}, held-out error {held_out}",
         "",

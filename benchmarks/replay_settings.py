@@ -41,7 +41,7 @@ def drawn(workload: str) -> list[tuple[float, int, int]]:
         outputs = np.clip(draw.lognormal(np.log(42), 0.95, count), 1, 500)
         gaps = draw.gamma(0.25, 4.0, count)  # bursts: a coefficient of variation of 2
     else:
-        prompts = np.clip(draw.lognormal(np.log(400), 0.8, count), 32, 2000)
+        prompts = np.clip(draw.lognormal(np.log(300), 0.7, count), 32, 1500)
         outputs = np.clip(draw.lognormal(np.log(90), 0.6, count), 8, 400)
         gaps = draw.exponential(1.0, count)
     arrivals = np.cumsum(gaps) - gaps[0]
