@@ -21,8 +21,11 @@ from servesim.policies import POLICIES
 from servesim.profile import bundled
 from servesim.registry import about_preset, field_help, presets
 from servesim.scenario import EngineConfig, Scenario, TraceFile
+from servesim.search import SearchFile
+from servesim.traces.arrivals import ARRIVALS
 from servesim.traces.export import EXPORTS
 from servesim.traces.formats import FORMATS
+from servesim.traces.lengths import PAIRS, SIDES
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import reference
@@ -101,6 +104,26 @@ def formats() -> str:
     return table(("format", "what it is", "can be written"), read)
 
 
+def arrivals() -> str:
+    """The arrival processes that a workload can name."""
+    return kinds((name, kind.keys, kind.draw) for name, kind in ARRIVALS.items())
+
+
+def lengths() -> str:
+    """The distributions of lengths that a workload can name."""
+    sides = [(name, side.keys, side.draw) for name, side in SIDES.items()]
+    return kinds([*sides, *((name, keys, draw) for name, (draw, keys) in PAIRS.items())])
+
+
+def kinds(entries: Iterable[tuple[str, Sequence[str], Any]]) -> str:
+    """Return kinds with their keys and the first paragraph of what draws them."""
+    rows = [
+        [f"`{name}`", ", ".join(f"`{key}`" for key in keys), (draw.__doc__ or "").split("\n\n")[0]]
+        for name, keys, draw in entries
+    ]
+    return table(("kind", "keys", "what it is"), rows)
+
+
 def profiles() -> str:
     """The profiles that come with the package."""
     rows = []
@@ -134,7 +157,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "engine-keys": keys(EngineConfig, "engine."),
     "trace-keys": keys(TraceFile, "trace."),
     "sweep-keys": keys(SweepFile),
+    "search-keys": keys(SearchFile),
     "formats": formats,
+    "arrivals": arrivals,
+    "lengths": lengths,
     "profiles": profiles,
     "ascend": measured("ascend_accuracy"),
     "h200": measured("h200_replay"),
