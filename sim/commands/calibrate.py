@@ -6,6 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .endpoint import register_endpoint
+
 
 def register(commands: Any) -> None:
     """Add `sim calibrate` and what belongs to it."""
@@ -13,6 +15,7 @@ def register(commands: Any) -> None:
     kinds = calibrate.add_subparsers(metavar="WHAT", required=True)
     register_logs(kinds)
     register_import(kinds)
+    register_endpoint(kinds)
 
 
 def register_logs(kinds: Any) -> None:
