@@ -99,6 +99,29 @@ def test_on_the_wall_clock_the_measured_step_times_explain_the_whole_run(tmp_pat
     assert 0 < told["host"][0] < 0.01
 
 
+def test_a_burst_on_torch_is_decided_as_simulated() -> None:
+    pytest.importorskip("torch")
+    from servesim.calibrate.replay import replay_on
+    from servesim.calibrate.stage import Stage
+    from servesim.core import Request
+
+    policy = {"name": "vllm", "preemption_mode": "swap", "watermark": 0.0, "max_num_seqs": 6}
+    engine = {"num_blocks": 12, "block_size": 8, "host_blocks": 12}
+    scenario = scenario_from({"policy": policy, "engine": engine})
+    requests = [Request(id, 0.0, 9 + 3 * id, 8) for id in range(6)]
+    with Stage("torch", "micro", options={"device": "cpu"}) as stage:
+        stage.load([scenario])
+        replayed = replay_on(stage, "burst", scenario, requests, Profile("crude", LinearCost(base=0.01)), warm_up=2)
+    found = replayed.comparison
+    assert found is not None
+    assert found.decisions is not None
+    assert found.decisions.identical
+    assert found.followed == (replayed.live.calls, replayed.live.calls)
+    assert found.line("evictions").measured == found.line("evictions").simulated
+    assert (found.line("evictions").measured or 0) > 0
+    assert replayed.live.extra["blocks_left"] == replayed.live.extra["blocks"] == 12
+
+
 def test_equal_seeds_give_equal_answers_whatever_the_schedule() -> None:
     stories = []
     for policy in ({"name": "llm-serving", "decode_batch": 3}, {"name": "sarathi", "chunk_size": 9}):
