@@ -16,8 +16,10 @@ import pandas as pd
 
 from .core import BadInput, Shape
 from .metrics import COLUMNS, WHERE, row
+from .numbers import spread
 from .objective import objective
 from .scenario import Tree
+from .statistics import Interval
 from .summary import Row, Summary
 from .sweep_files import FIGURES
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
     from .simulate import Run
 
 TURNS = ("t", "t_end", "kind", "free")  # of a decision log, kept as they are
+ALIKE = 0.0005  # a part of the best by which values of a knob may differ and still be called the same
 COUNTED = ("prompts", "admitted", "evicted", "swapped_in", "waiting", "running", "swapped", "finished")
 
 
@@ -167,8 +170,9 @@ class Sweep:
     def curve(self, knob: str, metric: Optional[str] = None) -> pd.DataFrame:
         """Return what each value of a knob reaches in a figure, the first objective's if none is named.
 
-        `best` is the best with the other knobs free, `alone` the winner with this knob alone changed; `_half` are
-        half-widths of their confidence intervals. Configurations that may not win are left out.
+        `best` is the best with the other knobs free, `alone` the winner with this knob alone changed; `_half` are the
+        half-widths of their paired differences to the winner: what reaches the winner's level cannot be told from it.
+        Configurations that may not win are left out.
         """
         if knob not in self.knobs:
             raise BadInput(f"knob {knob!r}: takes one value only, or none; known: {', '.join(self.knobs)}")
@@ -184,13 +188,28 @@ class Sweep:
         numbers = all(type(value) in (int, float) for value in points)
         return frame.sort_index() if numbers else frame
 
-    def _point(self, name: str, row: Optional[Row], metric: str) -> dict[str, float]:
-        from .statistics import interval
+    def sentence(self, knob: str, metric: Optional[str] = None) -> str:
+        """Say in words what a curve shows: the best value of a knob, and what the worst one costs."""
+        metric = self.found.experiment.objectives[0].metric if metric is None else metric
+        best = self.curve(knob, metric).best.dropna()
+        if best.empty:
+            return f"{metric} is not known for any value of {knob}."
+        order = best.sort_values(ascending=objective(metric).goal == "min", kind="stable")
+        first, last = order.iloc[0], order.iloc[-1]
+        apart = abs(last - first) / abs(first) if first else float(last != first)
+        if apart < ALIKE:
+            return f"{metric} can be {shown_as(first, metric)} with any value of {knob}."
+        return (
+            f"{metric} is best with {knob} {order.index[0]} ({shown_as(first, metric)}) and worst with "
+            f"{order.index[-1]} ({shown_as(last, metric)}, {apart:.1%} off)."
+        )
 
-        if row is None:
+    def _point(self, name: str, row: Optional[Row], metric: str) -> dict[str, float]:
+        winner = self.found.winner
+        if row is None or winner is None:
             return {name: np.nan, f"{name}_half": np.nan}
-        found = interval(row.values(metric), self.found.experiment.confidence)
-        return {name: found.mean, f"{name}_half": np.nan if found.half is None else found.half}
+        half = self.found.difference(row, winner, metric).half
+        return {name: row.mean(metric), f"{name}_half": np.nan if half is None else half}
 
     def report(self, path: Union[str, Path]) -> None:
         """Write report.html: one page that works offline."""
@@ -253,6 +272,11 @@ class Replay:
     def __repr__(self) -> str:
         error = self.comparison.line("makespan").error
         return f"Replay({self.name}: makespan {self.measured.figures['makespan']:.2f} s, simulated {error or 0:+.2%})"
+
+
+def shown_as(value: float, metric: str) -> str:
+    """Return a figure with its unit, for people."""
+    return spread(Interval(value, None, 1), metric)
 
 
 def kind_of(shape: Shape) -> str:

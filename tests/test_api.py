@@ -164,6 +164,16 @@ def test_a_curve_gives_the_best_with_each_value_and_the_winner_with_that_alone_c
         found.curve("policy.victim")
 
 
+def test_a_curve_can_be_told_in_a_sentence(found: Any) -> None:
+    best = found.curve("policy.decode_batch").best.round(2)
+    assert found.sentence("policy.decode_batch") == (
+        f"makespan is best with policy.decode_batch 8 ({best[8]:.2f} s) and worst with 2 ({best[2]:.2f} s, "
+        f"{best[2] / best[8] - 1:.1%} off)."
+    )
+    flat = servesim.sweep(base=BASE, params={"policy.victim": ["shortest", "newest"]})
+    assert flat.sentence("policy.victim").endswith(" with any value of policy.victim.")
+
+
 def test_a_run_of_a_sweep_can_be_made_again(found: Any) -> None:
     winner, baseline = found.run(), found.run(0)
     table = found.runs.set_index(["config", "replication"])
