@@ -20,7 +20,10 @@ from .endpoint_steps import Late, Seen
 Array = NDArray[np.float64]
 
 FORMS = ("linear", "squares", "table")
-BETTER = 0.8  # a larger form's held-out error must be below this part of the smaller one's
+BETTER, GAIN = (
+    0.8,
+    0.002,
+)  # a larger form's held-out error must be below this part of a smaller one's, and so much below
 TRUST = 0.02  # of a step's time, that the model itself is taken to be off by: a sharper look at a step counts no more
 ALIKE = 1e-3  # a column that differs from the others by less than this part of itself cannot be told apart
 QUANTILES = 11  # of the noise that is kept
@@ -114,7 +117,7 @@ def fit_steps(seen: Sequence[Seen], late: Sequence[Late] = ()) -> EndpointFit:
     judged = {form: held_out(form, seen) for form in FORMS}
     for form in FORMS:
         compared[form] = score(judged[form])
-        if not best or compared[form] < BETTER * compared[best]:
+        if not best or compared[form] < min(BETTER * compared[best], compared[best] - GAIN):
             best = form
     return EndpointFit(solve(best, seen), seen, judged[best], compared, late)
 
@@ -202,9 +205,9 @@ def terms_of(form: str, seen: Sequence[Seen]) -> list[Term]:
     return [
         *terms,
         Term("context", lambda step: step.shape.context),
-        Term("prefill_row", lambda step: step.shape.prefill_rows),
         Term("front", lambda step: float(step.idle)),
         Term("mixed", lambda step: float(step.kind == "mixed"), negative=True),
+        Term("prefill_row", lambda step: step.shape.prefill_rows),
     ]
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Optional
 from ..core import BadInput, Request
 from .api import LlmServing, OpenAI, length
 
+STAGGER = 0.001  # by which a burst comes after its first prompt: it is to find the server at work, not idle
 PROBES = 4  # prompts sent to a busy server, one after the other
 # One token each, with the space before, in the vocabularies of Llama, Qwen and GPT; and on our own server.
 WORDS = (
@@ -48,8 +49,8 @@ class Point:
         """Return its requests; the salt makes their prompts unlike any that the server may have cached."""
         if self.kind == "busy":
             return self._busy(salt, output, short, pace)
-        written = 1 if self.kind == "burst" else output
-        return [Request(f"{salt}/{row}", 0.0, self.prompt, written) for row in range(self.rows)]
+        written, after = (1, STAGGER) if self.kind == "burst" else (output, 0.0)
+        return [Request(f"{salt}/{row}", after if row else 0.0, self.prompt, written) for row in range(self.rows)]
 
     def _busy(self, salt: str, output: int, short: int, pace: Pace) -> list[Request]:
         """Return streams that keep the server busy, and probes that come one by one at changing phases of a step."""

@@ -116,8 +116,8 @@ def read(path: Path) -> list[Taken]:
             taken = loads.setdefault(taken.key, taken)
             whole[taken.key] = int(row["requests"])
             taken.sendings = [*taken.sendings, sending(row)]
-        except (KeyError, TypeError, ValueError) as error:
-            raise BadInput(f"{path}:{number}: not a row of such samples: {type(error).__name__} {error}") from None
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise BadInput(f"{path}:{number}: not a row of such samples ({error})") from None
     return [taken for key, taken in loads.items() if len(taken.sendings) == whole[key]]
 
 
