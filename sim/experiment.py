@@ -47,7 +47,7 @@ class SweepFile(Section):
     baseline: Tree = Field({}, description="what the baseline sets over the base")
     objectives: list[Any] = Field([], description="the first decides, the others make the Pareto front")
     confidence: float = Field(0.95, gt=0, lt=1)
-    ci: Optional[float] = Field(None, gt=0, description="replicate until half-widths are this part of the mean")
+    ci: Optional[float] = Field(None, gt=0, lt=1, description="replicate until half-widths are this part of the mean")
     max_replications: int = Field(64, gt=1)
     confirm: int = Field(0, ge=0, description="fresh replications of the winner and the baseline, after the choice")
     steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: terminating, all counts")
