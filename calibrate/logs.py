@@ -19,7 +19,7 @@ from ..core import StepCost
 from ..profile import Profile
 from ..scenario import ColdStart
 from ..simulate import simulate
-from .leastsquares import Solution, solve
+from .leastsquares import Solution, beyond, scaled, solve
 from .observed import Observed, Runs
 from .parameters import value_of, with_values
 
@@ -28,9 +28,13 @@ Told = Callable[[str], None]
 Moved = tuple[list[str], Array]  # names and values of parameters
 
 WINDOWS, EVENTS = 60, 10  # windows of a run at most, and events of one at least
+COARSE = 6  # windows to begin with: long ones show where to go from far away
 FINEST = 1e-3  # seconds: no log is more exact
-REWEIGHTS = 2  # times the runs' weights are taken from their own scatter
-COLD = 30.0  # seconds that compiling may take, give or take
+SEARCHES = 3  # times that better points are looked for around a solution
+REWEIGHTS = 3  # times the runs' weights are taken from their own scatter
+COLD = 10.0  # seconds that compiling may take, to begin with
+LEAST = 1e-9  # seconds: a parameter that starts at 0 could never move
+UNDERSTATED = 1.4  # residuals lean on each other: errors from logs that the simulator wrote had to be this much larger
 INTERVAL = 2.6  # standard errors either way: 99 of 100
 
 
@@ -65,7 +69,7 @@ class LogFit:
 
     names: list[str]
     values: Array
-    errors: Array  # standard errors
+    errors: Array  # standard errors, as parts of the values
     cost: StepCost
     cold: dict[str, tuple[float, float]]  # by run: seconds that its first prefill and decode took longer
     scatter: dict[str, float]  # by run: seconds, of the differences between windows
@@ -76,8 +80,8 @@ class LogFit:
 
     def interval(self, k: int) -> tuple[float, float]:
         """Return the bounds of a parameter."""
-        reach = INTERVAL * float(self.errors[k])
-        return max(0.0, float(self.values[k]) - reach), float(self.values[k]) + reach
+        reach = float(np.exp(INTERVAL * min(self.errors[k], 10.0)))
+        return float(self.values[k]) / reach, float(self.values[k]) * reach
 
 
 def predict(run: Observed, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0)) -> Predicted:
@@ -94,10 +98,10 @@ def predict(run: Observed, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0
 class Windows:
     """The events of a run in the order they were seen, cut into stretches that are compared as one."""
 
-    def __init__(self, run: Observed) -> None:
+    def __init__(self, run: Observed, most: int = WINDOWS) -> None:
         self.seen = np.concatenate([run.first, run.end])
         order = np.argsort(self.seen, kind="stable")
-        count = int(np.clip(len(order) // EVENTS, 3, WINDOWS))
+        count = int(np.clip(len(order) // EVENTS, 3, most))
         # The first token alone tells the first prefill from the first decode where both compiled.
         self.parts = [order[:1], *np.array_split(order[1:], count)]
 
@@ -117,7 +121,7 @@ class Problem:
         self.free = list(free)
         self.priors = dict(free)
         self.spread = spread
-        self.windows = {run.name: Windows(run) for run in runs if run.detailed}
+        self.windows = {run.name: Windows(run, COARSE) for run in runs if run.detailed}
         self.scatter = {name: 0.003 * self._run(name).makespan / WINDOWS**0.5 for name in self.windows}
         self.names = self.free + [
             f"cold.{run.name}.{kind}" for run in runs if run.cold for kind in ("prefill", "decode")
@@ -132,14 +136,12 @@ class Problem:
         values = [value_of(self.start_cost, name) for name in self.free]
         for run in self.runs:
             if run.cold:
-                values += [max(0.0, float(run.first.min()) - 0.5) if run.detailed else COLD / 2, COLD / 2]
-        return np.array(values)
+                values += [max(1.0, float(run.first.min()) - 0.5) if run.detailed else COLD, COLD]
+        return np.asarray(np.maximum(np.array(values), LEAST), float)
 
-    def width(self, start: Array) -> Array:
-        """Return how far a parameter may be from its start."""
-        parts = np.array([self.priors.get(name, 1.0) for name in self.names])
-        smallest = np.array([1e-7] * len(self.free) + [COLD] * (len(self.names) - len(self.free)))
-        return np.asarray(parts * np.maximum(np.abs(start), smallest), float)
+    def width(self) -> Array:
+        """Return how far a parameter may be from its start, as a part of it."""
+        return np.array([self.priors.get(name, 1.0) for name in self.names])
 
     def cost(self, values: Array) -> StepCost:
         """Return the cost model with these parameters."""
@@ -171,6 +173,11 @@ class Problem:
         scale = self.scatter[run.name] if run.detailed else self.spread * run.makespan
         return self._known[key] / scale
 
+    def refine(self) -> None:
+        """Look at runs as closely as they allow."""
+        self.windows = {run.name: Windows(run) for run in self.runs if run.detailed}
+        self._known.clear()
+
     def reweigh(self, values: Array) -> None:
         """Let every run's scatter say what its differences weigh."""
         cost, cold = self.cost(values), self.cold(values)
@@ -187,7 +194,7 @@ def fit_logs(given: Runs, told: Told = lambda line: None, leave_out: bool = True
     problem = Problem(training, given.cost, given.free, given.spread)
     solution = settled(problem, told)
     cost, cold = problem.cost(solution.x), problem.cold(solution.x)
-    errors = solution.errors
+    errors = UNDERSTATED * solution.errors
     left_out: list[Judged] = []
     if leave_out and len(training) > 1:
         moved, left_out = without_each(problem, solution, told)
@@ -200,8 +207,12 @@ def fit_logs(given: Runs, told: Told = lambda line: None, leave_out: bool = True
 def settled(problem: Problem, told: Told) -> Solution:
     """Solve, take the weights from what is left, and solve again."""
     start = problem.start()
-    x, width = start, problem.width(start)
+    prompts = [k for k, name in enumerate(problem.free) if name.startswith("prefill")]
+    others = [k for k in range(len(problem.free)) if k not in prompts]
+    x, width = scaled(problem.residuals, start, ([*prompts, *others], prompts, others)), problem.width()
     for turn in range(REWEIGHTS + 1):
+        if turn == 1:
+            problem.refine()
         if turn:
             problem.reweigh(x)
 
@@ -209,6 +220,11 @@ def settled(problem: Problem, told: Told) -> Solution:
             told(f"fit {turn + 1} of {REWEIGHTS + 1}, round {done}: sum of squares {left:.1f}")
 
         solution = solve(problem.residuals, x, start, width, told=tell)
+        for seed in range(SEARCHES if turn < REWEIGHTS else 0):
+            moved = beyond(problem.residuals, solution, seed)
+            if moved is solution.x:
+                break
+            solution = solve(problem.residuals, moved, start, width, told=tell)
         x = solution.x
     return solution
 
@@ -220,11 +236,10 @@ def without_each(problem: Problem, solution: Solution, told: Told) -> tuple[list
     for run in problem.runs:
         told(f"without {run.name}")
         rest = Problem([r for r in problem.runs if r is not run], problem.start_cost, problem.priors, problem.spread)
+        rest.refine()
         rest.scatter = {name: problem.scatter[name] for name in rest.windows}
-        start = rest.start()
-        again = solve(
-            rest.residuals, np.array([whole[name] for name in rest.names]), start, rest.width(start), rounds=4
-        )
+        begin = np.array([whole[name] for name in rest.names])
+        again = solve(rest.residuals, begin, rest.start(), rest.width(), rounds=4)
         moved.append((rest.names, again.x))
         # How long its first calls compiled cannot be known from other runs: that much is taken from the whole fit.
         judged.append(judge(run, rest.cost(again.x), problem.cold(solution.x)))
@@ -239,7 +254,7 @@ def jackknife(moved: Sequence[Moved], values: Array) -> Array:
     found = np.zeros(len(values))
     table = np.array([x[shared] for _, x in moved])
     count = len(moved)
-    found[shared] = np.sqrt((count - 1) / count * ((table - table.mean(axis=0)) ** 2).sum(axis=0))
+    found[shared] = np.sqrt((count - 1) / count * ((table - table.mean(axis=0)) ** 2).sum(axis=0)) / values[shared]
     return found
 
 

@@ -13,8 +13,8 @@ def about(fit: LogFit, runs: Runs) -> dict[str, Any]:
     """Return what profile.yaml says beside the costs."""
     parameters = {}
     for k, name in enumerate(fit.names):
-        low, high = fit.interval(k)
-        parameters[name] = {"value": float(fit.values[k]), "error": float(fit.errors[k]), "low": low, "high": high}
+        (low, high), value = fit.interval(k), float(fit.values[k])
+        parameters[name] = {"value": value, "error": value * float(fit.errors[k]), "low": low, "high": high}
     worst = [abs(judged.error) for judged in (*fit.left_out, *fit.predicted)]
     return {
         "name": runs.name,
@@ -45,8 +45,8 @@ def table(fit: LogFit) -> str:
     """Return the parameters with their intervals, and every run with its error."""
     lines = [f"{'parameter':<26}{'value':>12}{'error':>11}   interval"]
     for k, name in enumerate(fit.names):
-        low, high = fit.interval(k)
-        lines.append(f"{name:<26}{fit.values[k]:>12.4g}{fit.errors[k]:>11.1g}   {low:.4g} to {high:.4g}")
+        (low, high), value = fit.interval(k), fit.values[k]
+        lines.append(f"{name:<26}{value:>12.4g}{value * fit.errors[k]:>11.1g}   {low:.4g} to {high:.4g}")
     lines += ["", f"{'run':<36}{'measured':>10}{'predicted':>11}{'makespan':>10}{'ttft':>8}{'e2e':>8}"]
     groups = (("fitted", fit.fitted), ("left out", fit.left_out), ("predicted", fit.predicted))
     for title, judged in groups:
