@@ -20,11 +20,11 @@ from ..core import BadInput, Request
 from ..progress import Progress
 from ..results import write_json
 from .api import Api, OpenAI
+from .endpoint_answers import Taken, append, read, write
 from .endpoint_plan import Design, Pace, Point, TextCompletions, Words
-from .endpoint_samples import Taken, append, read, write
 from .load import Load, Sending, first_model, room_for
 
-SAMPLES, MANIFEST = "samples.csv", "manifest.json"
+ANSWERS, MANIFEST = "answers.csv", "manifest.json"
 TRIES = 3  # to reach a server that has just failed
 SLOW = 3.0  # times the usual: an answer by which the server still has something else to do
 PAUSE = 0.5  # between two looks at a server that has failed
@@ -51,7 +51,7 @@ class Caller:
         load = self.send([Request(f"{salt}/small", 0.0, 16, 4)])
         return load.sendings[0], load.stopped
 
-    def answers(self, salt: str) -> Optional[str]:
+    def comes_back(self, salt: str) -> Optional[str]:
         """Wait until the server is as it was before; say what is wrong if it does not come back."""
         until, failures = time.monotonic() + self.timeout, 0
         while True:
@@ -122,7 +122,7 @@ class Calibration:
 
     caller: Caller
     design: Design
-    samples: Path
+    answers: Path
     budget: float  # seconds after which no further load is begun
     salt: str
     measured: Measured = field(default_factory=Measured)
@@ -163,14 +163,14 @@ class Calibration:
             raise KeyboardInterrupt
         taken.sendings = load.sendings
         self._took[taken.point] = time.monotonic() - start
-        append(self.samples, taken)
+        append(self.answers, taken)
         self.measured.loads.append(taken)
         if taken.failure is None:
             self._learn(taken)
             return
         timed_out = any(sending.outcome == "timed out" for sending in load.sendings)
         self._failures[taken.point] = self._failures.get(taken.point, 0) + (2 if timed_out else 1)
-        wrong = self.caller.answers(salt)
+        wrong = self.caller.comes_back(salt)
         if wrong is not None:
             self.measured.ended = f"the server no longer answers since {taken.point.name} ({taken.failure}): {wrong}"
 
@@ -184,18 +184,18 @@ def calibrate(
     caller: Caller, design: Design, folder: Path, budget: float, salt: str, resume: bool, quiet: bool
 ) -> Measured:
     """Measure into a folder, or go on where an earlier run of the same kind ended; its failed loads are given again."""
-    samples, manifest = folder / SAMPLES, folder / MANIFEST
+    answers, manifest = folder / ANSWERS, folder / MANIFEST
     measured = Measured()
     about = {"url": caller.url, "api": type(caller.api).__name__, "model": getattr(caller.api, "model", None)}
-    if samples.exists():
+    if answers.exists():
         if not resume:
-            raise BadInput(f"{samples}: there are samples already; --resume goes on with them, or name another folder")
+            raise BadInput(f"{answers}: there are answers already; --resume goes on with them, or name another folder")
         same(manifest, about)
-        measured.loads = [taken for taken in read(samples) if taken.failure is None]
-        write(samples, measured.loads)
+        measured.loads = [taken for taken in read(answers) if taken.failure is None]
+        write(answers, measured.loads)
     write_json(manifest, {**about, "design": asdict(design), "salt": salt})
     with Progress("calibrate endpoint", quiet, unit="load") as progress:
-        return Calibration(caller, design, samples, budget, salt, measured).run(progress)
+        return Calibration(caller, design, answers, budget, salt, measured).run(progress)
 
 
 def same(manifest: Path, about: dict[str, Any]) -> None:
@@ -204,7 +204,7 @@ def same(manifest: Path, about: dict[str, Any]) -> None:
         known = json.loads(manifest.read_text(encoding="utf-8"))
         was = {key: known.get(key) for key in about}
     except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"{manifest}: cannot be read, so nobody knows what its samples are of: {error}") from None
+        raise BadInput(f"{manifest}: cannot be read, so nobody knows whose answers these are: {error}") from None
     for key, value in about.items():
         if was[key] != value:
-            raise BadInput(f"{manifest}: {key}: its samples are of {was[key]}, not of {value}; name another folder")
+            raise BadInput(f"{manifest}: {key}: its answers are of {was[key]}, not of {value}; name another folder")

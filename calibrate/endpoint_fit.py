@@ -68,19 +68,33 @@ class EndpointFit:
     late: Sequence[Late]
 
     @property
-    def error(self) -> dict[str, float]:
-        """Return the mean held-out error by kind."""
-        return {kind: float(np.mean(np.abs(errors))) for kind, errors in self.held_out.items() if len(errors)}
+    def error(self) -> dict[str, dict[str, float]]:
+        """Return what the fit is off by, either way, on loads it has not seen, by kind."""
+        off = {kind: np.abs(errors) for kind, errors in self.held_out.items() if len(errors)}
+        return {
+            kind: {"mean": float(np.mean(found)), "median": float(np.median(found)),
+                   "p90": float(np.quantile(found, 0.9)), "points": len(found)}
+            for kind, found in off.items()
+        }  # fmt: skip
 
     @property
     def noise(self) -> dict[str, list[float]]:
-        """Return quantiles of single steps over what the fit says, by kind."""
-        ratios: dict[str, list[float]] = {}
-        for seen in self.seen:
-            told = self.solved.seconds(seen)
-            ratios.setdefault(seen.kind, []).extend(time / told for time in seen.single)
-        places = np.linspace(0, 1, QUANTILES)
-        return {kind: np.quantile(found, places).tolist() for kind, found in ratios.items() if len(found) >= QUANTILES}
+        """Return quantiles of single steps over what the fit says, by kind, without what late packets add."""
+        places, found = np.linspace(0, 1, QUANTILES), {}
+        for kind in dict.fromkeys(seen.kind for seen in self.seen):
+            some = [(seen, self.solved.seconds(seen)) for seen in self.seen if seen.kind == kind]
+            single = np.array([time for seen, _ in some for time in seen.single])
+            told = np.array([seconds for seen, seconds in some for _ in seen.single])
+            if len(single) >= QUANTILES:
+                kept = steadier(float(np.mean((single - told) ** 2)), self.packets)
+                found[kind] = (1 + kept * (np.quantile(single / told, places) - 1)).tolist()
+        return found
+
+    @property
+    def packets(self) -> float:
+        """Return what late packets add to the variance of a step: one that comes late shortens the step after it."""
+        off = [np.array(seen.single) - seen.seconds for seen in self.seen if seen.kind == "decode"]
+        return max(0.0, -2 * float(np.mean(np.concatenate([some[1:] * some[:-1] for some in off]))))
 
     @property
     def grid(self) -> dict[str, list[int]]:
@@ -95,7 +109,8 @@ class EndpointFit:
     def interval(self, name: str) -> tuple[float, float]:
         """Return between what a parameter lies."""
         value, error = self.solved.values[name], self.solved.errors[name]
-        return value - WIDE * error, value + WIDE * error
+        low = value - WIDE * error
+        return low if name == "mixed" else max(0.0, low), value + WIDE * error
 
     @property
     def lag(self) -> int | None:
@@ -120,6 +135,11 @@ def fit_steps(seen: Sequence[Seen], late: Sequence[Late] = ()) -> EndpointFit:
         if not best or compared[form] < min(BETTER * compared[best], compared[best] - GAIN):
             best = form
     return EndpointFit(solve(best, seen), seen, judged[best], compared, late)
+
+
+def steadier(variance: float, packets: float) -> float:
+    """Return the part of a scatter that is left without a part of its variance."""
+    return float(np.sqrt(max(0.0, variance - packets) / variance)) if variance > 0 else 1.0
 
 
 def held_out(form: str, seen: Sequence[Seen]) -> dict[str, Array]:
@@ -148,25 +168,32 @@ def solve(form: str, seen: Sequence[Seen]) -> Solved:
     terms = terms_of(form, seen)
     columns = {term.name: np.array([term.of(step) for step in seen]) / scale for term in terms}
     columns = {name: column for name, column in columns.items() if np.any(column)}
-    kept = told_apart(columns)
-    blended = tuple(name for name in columns if name not in kept)
-    signed = {term.name for term in terms if term.negative}
+    names = told_apart(columns)
+    matrix = np.stack([columns[name] for name in names], axis=1)
+    free = {term.name for term in terms if term.negative}
+    found = above_nothing(matrix, took / scale, [name in free for name in names])
+    left = matrix @ found - took / scale
+    spread = float(left @ left) / max(1, len(seen) - int(np.count_nonzero(found)))
+    width = np.linalg.norm(matrix, axis=0)
+    errors = np.sqrt(spread * np.diag(np.linalg.pinv((matrix / width).T @ (matrix / width)))) / width
+    values = dict(zip(names, found.tolist()))
+    blended = tuple(name for name in columns if name not in values)
+    return Solved(form, values, dict(zip(names, errors.tolist())), blended, cost_of(form, values))
+
+
+def above_nothing(matrix: Array, target: Array, free: Sequence[bool]) -> Array:
+    """Solve by least squares, numbers that may not be negative being left out one by one while some are."""
+    kept = list(range(matrix.shape[1]))
+    width = np.linalg.norm(matrix, axis=0)
     while True:
-        matrix = np.stack([columns[name] for name in kept], axis=1)
-        width = np.linalg.norm(matrix, axis=0)
-        found = np.linalg.lstsq(matrix / width, took / scale, rcond=None)[0]
-        below = [(value, name) for value, name in zip(found, kept) if value < 0 and name not in signed]
+        found = np.linalg.lstsq(matrix[:, kept] / width[kept], target, rcond=None)[0]
+        below = [(value, place) for value, place in zip(found, kept) if value < 0 and not free[place]]
         if not below:
             break
         kept.remove(min(below)[1])
-    left = matrix / width @ found - took / scale
-    spread = float(left @ left) / max(1, len(seen) - len(kept))
-    errors = np.sqrt(spread * np.diag(np.linalg.pinv((matrix / width).T @ (matrix / width)))) / width
-    values = {**dict.fromkeys(columns, 0.0), **dict(zip(kept, (found / width).tolist()))}
-    for name in blended:
-        del values[name]
-    known = {**dict.fromkeys(values, 0.0), **dict(zip(kept, errors.tolist()))}
-    return Solved(form, values, known, blended, cost_of(form, values))
+    values = np.zeros(matrix.shape[1])
+    values[kept] = found / width[kept]
+    return values
 
 
 def told_apart(columns: Mapping[str, Array]) -> list[str]:

@@ -42,7 +42,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Return what it is called in the samples: `batch 8x128`."""
+        """Return what it is called: `batch 8x128`."""
         return f"{self.kind} {self.rows}x{self.prompt}"
 
     def requests(self, salt: str, output: int, short: int, pace: Pace) -> list[Request]:

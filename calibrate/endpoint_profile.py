@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 
 from .. import __version__
+from ..core import Shape
+from ..results import open_text
 from .endpoint import Caller, Measured
 from .endpoint_fit import EndpointFit
 from .endpoint_plan import Design
@@ -43,12 +47,21 @@ def about(
             "steps": len(fit.seen),
             "parameters": parameters(fit),
             "not_told_apart": list(fit.solved.blended),
-            "held_out": {kind: {"mean": float(np.mean(np.abs(errors))), "median": float(np.median(np.abs(errors))),
-                                "worst": float(np.max(np.abs(errors))), "steps": len(errors)}
-                         for kind, errors in fit.held_out.items()},
             "compared": dict(fit.compared),
         },
     }  # fmt: skip
+
+
+def write_samples(path: Path, fit: EndpointFit) -> None:
+    """Write every step that was seen, as a probe writes its own; a front end's time is taken off and told beside."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(seen.point for seen in fit.seen))}
+    with open_text(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["point", "kind", "load", "front", "seconds", *Shape._fields])
+        for seen in fit.seen:
+            front = fit.solved.values.get("front", 0.0) if seen.idle else 0.0
+            told = [numbers[seen.point], seen.kind, seen.point, f"{front:.6f}"]
+            writer.writerows([*told, f"{time - front:.6f}", *seen.shape] for time in seen.single)
 
 
 def front_end(fit: EndpointFit) -> dict[str, Any]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core import Shape
-from .endpoint_samples import Taken
+from .endpoint_answers import Taken
 from .load import Sending
 
 Array = NDArray[np.float64]

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from aiohttp import web
+from servesim.calibrate.endpoint_answers import Taken
 from servesim.calibrate.endpoint_plan import Design, Pace, Point
-from servesim.calibrate.endpoint_samples import Taken
 from servesim.calibrate.load import Sending
 from servesim.core import Request, StepCost
 from servesim.engine import NO_PADDING, Engine

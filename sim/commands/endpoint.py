@@ -13,7 +13,8 @@ def register_endpoint(kinds: Any) -> None:
         "endpoint",
         help="drive a running server with designed loads and fit its step costs",
         description="Calibrate a server over HTTP: single requests of growing length, steady batches, bursts of "
-        "prompts, prompts into a busy server. Every answer is kept in samples.csv; loads that fail are recorded.",
+        "prompts, prompts into a busy server. Every answer is kept in answers.csv, every step that can be seen in them "
+        "in samples.csv; loads that fail are recorded and the others go on.",
     )
     server = endpoint.add_argument_group("server")
     server.add_argument("--url", required=True, metavar="URL", help="where it listens, http://HOST:PORT")
@@ -34,7 +35,7 @@ def register_endpoint(kinds: Any) -> None:
     loads.add_argument("--salt", metavar="TEXT", help="what prompts are drawn from (the time: none was seen before)")
     out = endpoint.add_argument_group("output")
     out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write")
-    out.add_argument("--resume", action="store_true", help="go on with DIR's samples, failed loads once more")
+    out.add_argument("--resume", action="store_true", help="go on with DIR's answers, failed loads once more")
     out.add_argument("-q", "--quiet", action="store_true", help="no progress")
     endpoint.set_defaults(run=calibrate_endpoint)
 
@@ -46,7 +47,7 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
 
     from ..calibrate.endpoint import calibrate, contact
     from ..calibrate.endpoint_fit import TooLittle, fit_steps
-    from ..calibrate.endpoint_profile import about, table, troubles
+    from ..calibrate.endpoint_profile import about, table, troubles, write_samples
     from ..calibrate.endpoint_steps import steps
     from ..profile import write_profile
 
@@ -60,10 +61,11 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
         fit = fit_steps(*steps(measured.good))
     except TooLittle as little:
         print("\n".join(troubles(measured)))
-        print(f"sim: {little}; samples: {folder / 'samples.csv'}", file=sys.stderr)
+        print(f"sim: {little}; answers: {folder / 'answers.csv'}", file=sys.stderr)
         return 130 if measured.ended == "interrupted" else 1
     given = {"name": folder.resolve().name, "device": args.device, "model": args.model}
     write_profile(folder, about(fit, measured, caller, design, given), fit.solved.cost)
+    write_samples(folder / "samples.csv", fit)
     print(table(fit, measured))
     print(f"profile: {folder / 'profile.yaml'}")
     if measured.ended == "interrupted":

@@ -1,4 +1,4 @@
-"""samples.csv of a calibrated endpoint: every request of every load, as its client saw it.
+"""answers.csv of a calibrated endpoint: every request of every load, as its client saw it.
 
 Times are seconds since the load began; a load that did not come to its end as it should is kept and marked by the
 outcomes of its requests. Rows of a load are written together, so that a kill costs the load that was on its way.
@@ -117,7 +117,7 @@ def read(path: Path) -> list[Taken]:
             whole[taken.key] = int(row["requests"])
             taken.sendings = [*taken.sendings, sending(row)]
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(f"{path}:{number}: not a row of such samples ({error})") from None
+            raise BadInput(f"{path}:{number}: not a row of such answers ({error})") from None
     return [taken for key, taken in loads.items() if len(taken.sendings) == whole[key]]
 
 
