@@ -29,6 +29,8 @@ from replay_settings import BLOCK, BLOCKS, SETTINGS, WORKLOADS, drawn, engine  #
 
 ARCHIVE = "h200_replay.tar.gz"
 WARM_UP = 48  # requests
+HOST_BLOCKS = 256  # to swap to, in the probe
+MANY = 32  # rows of a usual step
 
 
 def find_package() -> None:
@@ -77,7 +79,7 @@ def measure(args: argparse.Namespace) -> int:
     begun = time.perf_counter()
     model = MODELS[args.model]
     backend = TorchBackend(args.device)
-    backend.load(model, args.blocks + 1, BLOCK, 0)
+    backend.load(model, args.blocks + 1, BLOCK, HOST_BLOCKS)
     say(begun, f"loaded {args.model}")
     recorder = Recorder(Path(args.out))
     about = {**backend.describe(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
@@ -166,13 +168,14 @@ def compare_all(args: argparse.Namespace) -> int:
     files = read(Path(args.compare))
     profile = profile_of(files, Path(args.compare))
     about = json.loads(files["about.json"])
+    host = host_of_sitting(files)
     found: dict[str, list[Any]] = {}
     notes = []
     for name in sorted(files):
         if name.endswith(".json.gz"):
             recorded = json.loads(gzip.decompress(files[name]))
-            found.setdefault(recorded["workload"], []).append(compared(recorded, profile))
-            notes.append(steps_told(recorded, profile))
+            found.setdefault(recorded["workload"], []).append(compared(recorded, profile, host))
+            notes.append(steps_told(recorded, profile, host))
     lines = [*heading(about, profile), *table(found)]
     print("\n".join(lines))
     print(
@@ -205,11 +208,22 @@ def profile_of(files: dict[str, bytes], folder: Path) -> Any:
     return fit.profile_from(samples, json.loads(files["about.json"]))
 
 
-def compared(recorded: dict[str, Any], profile: Any) -> Any:
+def host_of_sitting(files: dict[str, bytes]) -> Any:
+    """Return what the host adds to a step: the median of what the warm-ups before the runs showed.
+
+    One warm-up is short and its line unsure; the host is the same for all of them.
+    """
+    from servesim.calibrate.host import Host
+
+    told = [json.loads(gzip.decompress(data))["told"] for name, data in files.items() if name.endswith(".json.gz")]
+    steps = sorted(Host(*run["host"]).seconds(MANY) for run in told)
+    return Host(steps[len(steps) // 2], 0.0)
+
+
+def compared(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
     """Simulate one run from the profile and compare."""
     from dataclasses import replace
 
-    from servesim.calibrate.host import Host
     from servesim.calibrate.live import REQUEST
     from servesim.calibrate.outcome import live_run
     from servesim.calibrate.replay import Replayed, as_run, compare_with
@@ -223,17 +237,15 @@ def compared(recorded: dict[str, Any], profile: Any) -> Any:
     live = live_run(scenario, profile, [Request(**dict(zip(REQUEST, row))) for row in args["requests"]], told)
     name = recorded["setting"]
     replayed = Replayed(name, live, replace(side_of(live, live.decisions), name=name))
-    compare_with(replayed, requests, profile, Host(*told["host"]))
+    compare_with(replayed, requests, profile, host)
     return replayed.comparison
 
 
-def steps_told(recorded: dict[str, Any], profile: Any) -> str:
+def steps_told(recorded: dict[str, Any], profile: Any, host: Any) -> str:
     """Say how the profile was off on the steps of a run, and what the host took."""
-    from servesim.calibrate.host import Host
     from servesim.core import Shape
 
     sums: dict[str, list[float]] = {}
-    host = Host(*recorded["told"]["host"])
     took = assumed = 0.0
     for start, called, end, *fields in recorded["told"]["calls"]:
         shape = Shape(*fields)

@@ -27,8 +27,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "vllm-chunked": {"policy": {"name": "vllm-chunked", "max_num_batched_tokens": 512, "max_num_seqs": 128}},
 }
 WORKLOADS: dict[str, dict[str, Any]] = {
-    "alpaca": {"requests": 900, "seed": 1, "few_blocks": 420, "load": 1.5},
-    "long": {"requests": 450, "seed": 2, "few_blocks": 1500, "load": 1.3},
+    "alpaca": {"requests": 900, "seed": 1, "few_blocks": 420, "load": 3.0},
+    "long": {"requests": 450, "seed": 2, "few_blocks": 1500, "load": 2.5},
 }
 
 

@@ -12,12 +12,13 @@ from typing import NamedTuple
 TOKENS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096)
 GEARS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CONTEXTS = (16, 128, 512, 1024, 2048)
+BUSY = (1, 8, 32)
 
 
 class Point(NamedTuple):
     """A step to measure: prompt parts, decoding rows, or blocks to copy."""
 
-    kind: str  # prefill | decode | mixed | swap
+    kind: str  # prefill | decode | mixed | swap | busy: a decode while the host's front end is at work
     rows: int = 0  # prompts
     tokens: int = 0  # of each prompt
     cached: int = 0  # before each prompt's part
@@ -35,7 +36,9 @@ def grid(most_rows: int, most_tokens: int, longest: int, host_blocks: int = 0, g
     points = prefills(most_rows, most_tokens, longest) + decodes(most_rows, longest, gears)
     points += mixtures(most_rows, most_tokens, longest)
     points += [Point("swap", blocks=count) for count in (1, 4, 16, 64, 256) if count <= host_blocks]
-    return list(dict.fromkeys(points + drawn(len(points) // 2, most_rows, most_tokens, longest, seed)))
+    points += drawn(len(points) // 2, most_rows, most_tokens, longest, seed)
+    points += [Point("busy", decoding=rows, context=128) for rows in BUSY if rows <= most_rows and 128 < longest]
+    return list(dict.fromkeys(points))
 
 
 def prefills(most_rows: int, most_tokens: int, longest: int) -> list[Point]:
@@ -61,19 +64,13 @@ def decodes(most_rows: int, longest: int, gears: Sequence[int]) -> list[Point]:
 
 
 def mixtures(most_rows: int, most_tokens: int, longest: int) -> list[Point]:
-    """Return steps that run parts of prompts and decodes together."""
+    """Return steps that run parts of prompts and decodes together, as chunked schedulers do."""
+    parts = [(1, tokens, cached) for tokens in (32, 128, 192, 256, 400, 512) for cached in (0, 512, 1280)]
+    parts += [(4, 32, 0), (3, 64, 0), (2, 128, 256), (2, 448, 0)]
     return [
         Point("mixed", rows, tokens, cached, decoding, context)
-        for rows, tokens, cached in (
-            (1, 32, 0),
-            (1, 128, 0),
-            (1, 256, 0),
-            (4, 32, 0),
-            (1, 256, 512),
-            (1, 512, 0),
-            (2, 448, 0),
-        )
-        for decoding, context in ((4, 128), (32, 128), (32, 512), (96, 128), (96, 512))
+        for rows, tokens, cached in parts
+        for decoding, context in ((4, 128), (32, 128), (48, 600), (96, 128), (96, 512))
         if rows + decoding <= most_rows and rows * tokens <= most_tokens and max(tokens + cached, context) < longest
     ]
 

@@ -6,11 +6,14 @@ one shape under-measures it, so every round visits all open points in another or
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gc
 import io
+import json
 import math
 import random
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
@@ -20,11 +23,38 @@ from .grid import GEARS, Point, grid
 
 COLUMNS = (
     "kind", "prefill_rows", "prefill_tokens", "prefill_live", "squares", "cross", "decode_rows", "decode_live",
-    "context", "swapped", "seconds", "point", "round", "order", "flagged", "failed",
+    "context", "swapped", "seconds", "host_seconds", "point", "round", "order", "flagged", "failed",
 )  # fmt: skip
-FEWEST, MOST = 5, 40  # samples of a point
+FEWEST, MOST = 8, 60  # samples of a point
 OUTLIER = 1.5  # times the median
-LONG = 1024  # prompt tokens of a step
+SOME, LONG = 192, 1024  # tokens of a step that works the device hard, and very hard
+FAILURES = (RuntimeError, MemoryError, ValueError)  # of one point; OutOfMemory is the first of them
+TELL = 1.0  # seconds after which the parent is given what has been measured
+GIVE_UP = 12  # points that fail one after another: the device is gone
+
+
+class FrontEnd:
+    """What an HTTP front end does meanwhile in the same process: a thread that puts answers into JSON and reads them."""
+
+    def __enter__(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._serve, daemon=True)
+        self._thread.start()
+
+    def __exit__(self, *_: Any) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        answer = {"event": "message", "data": [{"generated_text": "token " * 8, "tokens": list(range(16))}]}
+        while not self._over.is_set():
+            json.loads(json.dumps(answer))
+
+
+def reason(error: BaseException) -> str:
+    """Return why a point failed, in one line."""
+    said = " ".join(str(error).split())[:200]
+    return said or type(error).__name__ if isinstance(error, OutOfMemory) else f"{type(error).__name__}: {said}"
 
 
 class Probe:
@@ -50,8 +80,10 @@ class Probe:
         self.failed: set[int] = set()
         for row in self.rows:
             self._note(int(row["point"]), None if row["failed"] else float(row["seconds"]))
-        self.begun = time.perf_counter()
+        self.begun = self._told = time.perf_counter()
         self.budget = float(args.get("budget", 120.0))
+        self._sent = len(self.rows)  # of them, the parent has these
+        self._failing = 0  # points that have failed since one went well
 
     def run(self) -> None:
         """Go round until every median is known or the time is up; an interruption keeps what there is."""
@@ -62,8 +94,7 @@ class Probe:
             if not open_points:
                 return
             self.chance.shuffle(open_points)
-            # Long prompts heat a device up and pull its clock down: they come last, away from the short steps.
-            open_points.sort(key=lambda place: self.points[place].rows * self.points[place].tokens > LONG)
+            open_points.sort(key=lambda place: weight(self.points[place]))
             for order, place in enumerate(open_points):
                 if self._late():
                     return
@@ -74,8 +105,8 @@ class Probe:
     def _warm_up(self) -> None:
         for point in self.points[:: max(1, len(self.points) // 12)]:
             try:
-                self._take(point)
-            except OutOfMemory:
+                self._take(point, self._rows(point))
+            except FAILURES:
                 continue
 
     def _late(self) -> bool:
@@ -96,13 +127,22 @@ class Probe:
     def _sample(self, place: int, round_number: int, order: int) -> None:
         point = self.points[place]
         row: dict[str, Any] = {**self._shape(point), "point": place, "round": round_number, "order": order}
+        begun = time.perf_counter()
         try:
-            row.update(seconds=self._take(point), failed="")
-        except OutOfMemory as error:
-            row.update(seconds="", failed=" ".join(str(error).split()) or "out of memory")
+            rows = self._rows(point)
+            row["host_seconds"] = round(time.perf_counter() - begun, 9)
+            row.update(seconds=self._take(point, rows), failed="")
+            self._failing = 0
+        except FAILURES as error:
+            row.update(seconds="", failed=reason(error))
+            self._failing += 1
         row["flagged"] = ""
         self.rows.append(row)
         self._note(place, None if row["failed"] else row["seconds"])
+        if time.perf_counter() - self._told > TELL:
+            self._tell(round_number)
+        if self._failing >= GIVE_UP:
+            raise RuntimeError(f"{self._failing} points failed one after another, the last with: {row['failed']}")
 
     def _note(self, place: int, seconds: Optional[float]) -> None:
         if seconds is None:
@@ -110,7 +150,7 @@ class Probe:
         elif place in self.seconds:
             self.seconds[place].append(seconds)
 
-    def _take(self, point: Point) -> float:
+    def _take(self, point: Point, rows: Sequence[Row]) -> float:
         """Run a point once; return its seconds. A swap goes out and in, and half of that is one copy."""
         if point.kind == "swap":
             pairs = [(1 + block, block) for block in range(point.blocks)]
@@ -119,12 +159,12 @@ class Probe:
             self.backend.swap_in([(host, device) for device, host in pairs])
             self.backend.synchronize()
             return (time.perf_counter() - start) / 2
-        rows = self._rows(point)
         self.backend.synchronize()
-        start = time.perf_counter()
-        self.backend.step(rows)
-        self.backend.synchronize()
-        return time.perf_counter() - start
+        with FrontEnd() if point.kind == "busy" else contextlib.nullcontext():
+            start = time.perf_counter()
+            self.backend.step(rows)
+            self.backend.synchronize()
+            return time.perf_counter() - start
 
     def _rows(self, point: Point) -> list[Row]:
         """Return rows of random tokens over blocks of their own as far as there are enough."""
@@ -153,12 +193,16 @@ class Probe:
         }
 
     def _tell(self, round_number: int) -> None:
+        """Report how it goes, with the samples taken since the last report: the parent keeps them at once."""
         known = sum(self._known(place) for place in self.seconds)
-        spent = time.perf_counter() - self.begun
+        self._told = time.perf_counter()
+        spent = self._told - self.begun
         self.emit({
             "round": round_number, "known": known, "points": len(self.points), "samples": len(self.rows),
             "failed": len(self.failed), "seconds": spent, "left": max(0.0, self.budget - spent),
+            "rows": [[row.get(name, "") for name in COLUMNS] for row in self.rows[self._sent :]],
         })  # fmt: skip
+        self._sent = len(self.rows)
 
     def flag(self) -> None:
         """Mark outliers; they stay in the file."""
@@ -167,6 +211,15 @@ class Probe:
             median = medians.get(int(row["point"]))
             if median and row["seconds"] != "" and float(row["seconds"]) > OUTLIER * median:
                 row["flagged"] = "outlier"
+
+
+def weight(point: Point) -> int:
+    """Return how hard a step works the device: heavy ones pull its clock down, and run one after another in real life.
+
+    A round visits its points by weight, shuffled within each, so that a step meets the device as its like would find it.
+    """
+    tokens = point.rows * point.tokens + point.decoding
+    return 3 if tokens > LONG else 2 if tokens > SOME else 1 if point.rows else 0
 
 
 def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Optional
@@ -61,16 +61,24 @@ class LinearCost(StepCost):
 class TableCost(StepCost):
     """Prompts by a curve over padded tokens, decodes by a line for each batch gear, both interpolated between."""
 
-    prefill: Points  # (padded tokens of the step, seconds), rising
-    decode_gears: Sequence[Sequence[float]]  # (rows, base, a live row, a cached token); the last two may be left out
+    prefill: Points = ()  # (padded tokens of the step, seconds), rising
+    decode_gears: Sequence[
+        Sequence[float]
+    ] = ()  # (rows, base, a live row, a cached token); the last two may be left out
+    decode_curves: Sequence[Sequence[Any]] = ()  # instead of lines: (rows, curve over the context), rows to the next
     prefill_row: float = 0.0
     prefill_square: float = 0.0
     prefill_cross: float = 0.0
+    prefill_depth: float = 0.0  # a key that a prompt token attends to, in the mean: what a lone row cannot spread out
     prefill_area: float = 0.0  # squared padded tokens over rows: attention of rows that are all padded alike
     decode_live: float = 0.0  # a live row, whatever the gear
     context: float = 0.0  # a cached token that is read, whatever the gear
+    token_gears: Sequence[
+        int
+    ] = ()  # tokens of a step with prompts run as the next of these, beyond the last as they are
     rounded: bool = False  # rows between two gears run as the larger one, as where the device pads them
     mixed: float = 0.0  # seconds that a step of both kinds takes beyond the two parts; negative where they share
+    mixed_row: float = 0.0  # a decode in a step with prompts
     mixed_context: Optional[float] = None  # if given, decodes of such a step are tokens of its prompts, and this a read
     swap: float = 0.0  # a step that copies blocks
     swap_block: float = 0.0
@@ -87,20 +95,36 @@ class TableCost(StepCost):
                 seconds += self.decode(*shape[5:8])
             else:
                 tokens += shape.decode_rows
-                seconds += self.mixed_context * shape.context
+                seconds += self.mixed_row * shape.decode_rows + self.mixed_context * shape.context
+        if self.token_gears and tokens <= self.token_gears[-1]:
+            tokens = self.token_gears[bisect_left(self.token_gears, tokens)]
         seconds += interpolate(self.prefill, tokens) + self.prefill_row * shape.prefill_rows
         seconds += self.prefill_square * shape.squares + self.prefill_cross * shape.cross
+        if self.prefill_depth and shape.prefill_live:
+            seconds += self.prefill_depth * (shape.cross + shape.squares / 2) / shape.prefill_live
         return seconds + self.prefill_area * shape.prefill_tokens**2 / shape.prefill_rows
 
     def decode(self, rows: int, live: int, context: int) -> float:
-        fixed, slope = self.line(rows, live)
+        if self.decode_curves:
+            return interpolate(self._curve(rows), context)
+        fixed, slope = self._line(rows, live)
         return fixed + slope * context
 
-    def line(self, rows: int, live: int) -> tuple[float, float]:
+    def line(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+        return None if self.decode_curves else self._line(rows, live)
+
+    def _line(self, rows: int, live: int) -> tuple[float, float]:
         line = self._lines.get(rows)
         if line is None:
             line = self._lines[rows] = self._gear(rows)
         return line[0] + line[1] * live, line[2]
+
+    def _curve(self, rows: int) -> Points:
+        for gear, curve in self.decode_curves:
+            if gear >= rows:
+                return curve  # type: ignore[no-any-return]
+        gear, curve = self.decode_curves[-1]  # beyond the last, every row costs what it does there
+        return [(x * rows / gear, y * rows / gear) for x, y in curve]
 
     def _gear(self, rows: int) -> tuple[float, float, float]:
         gears = self.decode_gears
