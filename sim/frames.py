@@ -255,7 +255,9 @@ class Replay:
         sides = {"simulated": self.simulated.requests, "measured": self.measured.requests}
         done = {name: side[side.outcome == "finished"] for name, side in sides.items()}
         keyed = {name: side.set_index(side.index.map(str)) for name, side in done.items()}
-        latencies = [side[names].add_suffix(f"_{name}") for name, side in keyed.items()]
+        latencies: list[pd.DataFrame | pd.Series[Any]] = [
+            side[names].add_suffix(f"_{name}") for name, side in keyed.items()
+        ]
         return keyed["measured"][["arrival", "prompt", "output"]].join(latencies, how="inner")
 
     @cached_property

@@ -109,7 +109,7 @@ def known(line: str, where: str) -> bool:
     return True
 
 
-OTHERS = ("pip", "python", "export", "curl", "pytest", "ssh", "scp", "cd", "git", "dask", "jupyter", ".venv/bin/python")
+OTHERS = ("pip", "python", "export", "curl", "pytest", "ssh", "scp", "cd", "git", "dask", "jupyter", "jupytext", ".venv/bin/python")
 
 
 def quiet(words: list[str], where: str) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import yaml
 from servesim.core import Policy
@@ -134,13 +134,33 @@ def profiles() -> str:
     return table(("profile", "device", "model", "date", "how its costs were found"), rows)
 
 
-def measured(name: str) -> Callable[[], str]:
-    """Return a writer of a table that a benchmark left in benchmarks/results."""
+def ascend() -> str:
+    """What the bundled Ascend profile says of real runs, as its own record has it."""
+    about = yaml.safe_load((bundled()["ascend910b4-llama2-7b"] / "profile.yaml").read_text(encoding="utf-8"))
+    rows = [
+        [run["run"], kind, f"{run['measured_s']:,.1f}", f"{run['predicted_s']:,.1f}", f"{run['error']:+.2%}",
+         part(run.get("ttft_error")), part(run.get("e2e_error"))]
+        for kind in ("fitted", "predicted")
+        for run in about["fit"][kind]
+    ]  # fmt: skip
+    head = ("run", "used", "measured (s)", "simulated (s)", "makespan", "ttft, median", "e2e, median")
+    return table(head, rows)
+
+
+def part(value: Optional[float]) -> str:
+    """Return an error as a percentage, nothing where there is none."""
+    return "" if value is None else f"{value:.1%}"
+
+
+def measured(name: str, how: str) -> Callable[[], str]:
+    """Return a writer of a table that a benchmark left in benchmarks/results, as Markdown or CSV."""
 
     def write() -> str:
+        if (RESULTS / f"{name}.md").is_file():
+            return (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
         path = RESULTS / f"{name}.csv"
         if not path.is_file():
-            return f"*Not measured in this version: `benchmarks/results/{name}.csv` is not there.*\n"
+            return f"*Not measured for this version yet; {how} measures it.*\n"
         lines = path.read_text(encoding="utf-8").splitlines()
         notes = [line.lstrip("# ") for line in lines if line.startswith("#")]
         rows = list(csv.reader(line for line in lines if not line.startswith("#")))
@@ -162,10 +182,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "arrivals": arrivals,
     "lengths": lengths,
     "profiles": profiles,
-    "ascend": measured("ascend_accuracy"),
-    "h200": measured("h200_replay"),
-    "kbk": measured("kbk_replay"),
-    "speed": measured("speed"),
+    "ascend": ascend,
+    "h200": measured("h200_replay", "`benchmarks/h200_replay.py`"),
+    "kbk": measured("kbk_replay", "`sim replay --backend kbk`"),
+    "speed": measured("speed", "`benchmarks/speed.py`"),
 }
 
 
