@@ -172,13 +172,22 @@ def solve(form: str, seen: Sequence[Seen]) -> Solved:
     matrix = np.stack([columns[name] for name in names], axis=1)
     free = {term.name for term in terms if term.negative}
     found = above_nothing(matrix, took / scale, [name in free for name in names])
-    left = matrix @ found - took / scale
-    spread = float(left @ left) / max(1, len(seen) - int(np.count_nonzero(found)))
+    spread = spreads(matrix, matrix @ found - took / scale, [step.kind for step in seen])
     width = np.linalg.norm(matrix, axis=0)
-    errors = np.sqrt(spread * np.diag(np.linalg.pinv((matrix / width).T @ (matrix / width)))) / width
+    errors = np.sqrt(np.linalg.pinv(matrix / width) ** 2 @ spread) / width
     values = dict(zip(names, found.tolist()))
     blended = tuple(name for name in columns if name not in values)
     return Solved(form, values, dict(zip(names, errors.tolist())), blended, cost_of(form, values))
+
+
+def spreads(matrix: Array, left: Array, kinds: Sequence[str]) -> Array:
+    """Return the variance of every step's residual, taken to be the same for steps of a kind."""
+    found, names = np.zeros(len(left)), np.array(kinds)
+    for kind in set(kinds):
+        mine = names == kind
+        used = np.count_nonzero(np.any(matrix[mine], axis=0))
+        found[mine] = float(left[mine] @ left[mine]) / max(1, int(mine.sum()) - int(used))
+    return found
 
 
 def above_nothing(matrix: Array, target: Array, free: Sequence[bool]) -> Array:

@@ -84,9 +84,11 @@ class Design:
             object.__setattr__(self, name, tuple(sorted(set(numbers))))
         if not self.lengths:
             raise BadInput("--lengths: expected at least one number, got none")
-        for name, least in (("output", 8), ("rounds", 1), ("most", 64), ("burst", 64)):
-            if getattr(self, name) < least:
-                raise BadInput(f"--{name}: expected at least {least}, got {getattr(self, name)}")
+        bounds = {"output-tokens": (self.output, 8), "rounds": (self.rounds, 1)}
+        bounds |= {"most-tokens": (self.most, 64), "burst-tokens": (self.burst, 64)}
+        for name, (number, least) in bounds.items():
+            if number < least:
+                raise BadInput(f"--{name}: expected at least {least}, got {number}")
 
     @property
     def short(self) -> int:
