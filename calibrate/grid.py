@@ -29,7 +29,7 @@ class Point(NamedTuple):
 
 def grid(most_rows: int, most_tokens: int, longest: int, host_blocks: int = 0, gears: Sequence[int] = GEARS,
          seed: int = 0) -> list[Point]:  # fmt: skip
-    """Return the points: designed ones, then others drawn between them, where a fit can be tried that was not led there.
+    """Return the points: designed ones, then others drawn between them, where a fit can be tried it was not led to.
 
     `most_tokens` bounds the prompt tokens of a step, `longest` a sequence.
     """
@@ -37,7 +37,7 @@ def grid(most_rows: int, most_tokens: int, longest: int, host_blocks: int = 0, g
     points += mixtures(most_rows, most_tokens, longest)
     points += [Point("swap", blocks=count) for count in (1, 4, 16, 64, 256) if count <= host_blocks]
     points += drawn(len(points) // 2, most_rows, most_tokens, longest, seed)
-    points += [Point("busy", decoding=rows, context=128) for rows in BUSY if rows <= most_rows and 128 < longest]
+    points += [Point("busy", decoding=rows, context=128) for rows in BUSY if rows <= most_rows and longest > 128]
     return list(dict.fromkeys(points))
 
 
@@ -80,7 +80,7 @@ def drawn(count: int, most_rows: int, most_tokens: int, longest: int, seed: int)
     chance = random.Random(f"probe grid {seed}")
 
     def about(low: int, high: int) -> int:
-        return max(low, min(high, round(low * (high / low) ** chance.random())))
+        return int(max(low, min(high, round(low * (high / low) ** chance.random()))))
 
     points = []
     for _ in range(count):

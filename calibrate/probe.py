@@ -34,7 +34,7 @@ GIVE_UP = 12  # points that fail one after another: the device is gone
 
 
 class FrontEnd:
-    """What an HTTP front end does meanwhile in the same process: a thread that puts answers into JSON and reads them."""
+    """What an HTTP front end does meanwhile in the same process: a thread that writes and reads answers as JSON."""
 
     def __enter__(self) -> None:
         self._over = threading.Event()
@@ -216,7 +216,7 @@ class Probe:
 def weight(point: Point) -> int:
     """Return how hard a step works the device: heavy ones pull its clock down, and run one after another in real life.
 
-    A round visits its points by weight, shuffled within each, so that a step meets the device as its like would find it.
+    A round visits its points by weight, shuffled within each, so that a step meets the device as its like would.
     """
     tokens = point.rows * point.tokens + point.decoding
     return 3 if tokens > LONG else 2 if tokens > SOME else 1 if point.rows else 0
