@@ -1,0 +1,155 @@
+"""The table of h200_replay.py: every recorded run simulated from the profile of its sitting, and the errors."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+
+def compare_all(args: argparse.Namespace) -> int:
+    """Fit the profile, simulate every run, and print and write the errors."""
+    files = read(Path(args.compare))
+    profile = profile_of(files, Path(args.compare))
+    about = json.loads(files["about.json"])
+    host = host_of_sitting(files)
+    found: dict[str, list[Any]] = {}
+    notes = []
+    for name in sorted(files):
+        if name.endswith(".json.gz"):
+            recorded = json.loads(gzip.decompress(files[name]))
+            found.setdefault(recorded["workload"], []).append(compared(recorded, profile, host))
+            notes.append(steps_told(recorded, profile, host))
+    lines = [*heading(about, profile), *table(found)]
+    print("\n".join(lines))
+    print(
+        "\nseconds on the device, measured over the profile's, by kind of step; the host's part, measured and assumed"
+    )
+    print("\n".join(notes))
+    if args.write:
+        Path(args.write).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return 0
+
+
+def read(folder: Path) -> dict[str, bytes]:
+    """Return the files of all archives of a folder; of the same file, the later archive's."""
+    files: dict[str, bytes] = {}
+    for path in sorted(folder.rglob("*.tar.gz")):
+        with tarfile.open(path) as archive:
+            for entry in archive:
+                data = archive.extractfile(entry)
+                if data is not None:
+                    files[entry.name] = data.read()
+    return files
+
+
+def profile_of(files: dict[str, bytes], folder: Path) -> Any:
+    """Fit the probe's samples."""
+    from servesim.calibrate import fit
+
+    samples = folder / "samples.csv"
+    samples.write_bytes(files["samples.csv"])
+    return fit.profile_from(samples, json.loads(files["about.json"]))
+
+
+def host_of_sitting(files: dict[str, bytes]) -> Any:
+    """Return what the host adds to a step: the median of what the warm-ups before the runs showed.
+
+    One warm-up is short and its line unsure; the host is the same for all of them.
+    """
+    from servesim.calibrate.host import Host
+
+    told = [json.loads(gzip.decompress(data))["told"] for name, data in files.items() if name.endswith(".json.gz")]
+    steps = sorted(Host(*run["host"]).seconds(MANY) for run in told)
+    return Host(steps[len(steps) // 2], 0.0)
+
+
+def compared(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
+    """Simulate one run from the profile and compare."""
+    from dataclasses import replace
+
+    from servesim.calibrate.live import REQUEST
+    from servesim.calibrate.outcome import live_run
+    from servesim.calibrate.replay import Replayed, as_run, compare_with
+    from servesim.calibrate.side import side_of
+    from servesim.core import Request
+    from servesim.scenario import scenario_from
+
+    args, told = recorded["args"], recorded["told"]
+    scenario = as_run(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
+    requests = [Request(**dict(zip(REQUEST, row))) for row in args["requests"]]
+    live = live_run(scenario, profile, [Request(**dict(zip(REQUEST, row))) for row in args["requests"]], told)
+    name = recorded["setting"]
+    replayed = Replayed(name, live, replace(side_of(live, live.decisions), name=name))
+    compare_with(replayed, requests, profile, host)
+    return replayed.comparison
+
+
+def steps_told(recorded: dict[str, Any], profile: Any, host: Any) -> str:
+    """Say how the profile was off on the steps of a run, and what the host took."""
+    from servesim.core import Shape
+
+    sums: dict[str, list[float]] = {}
+    took = assumed = 0.0
+    for start, called, end, *fields in recorded["told"]["calls"]:
+        shape = Shape(*fields)
+        kind = "mixed" if shape.prefill_rows and shape.decode_rows else "prefill" if shape.prefill_rows else "decode"
+        pair = sums.setdefault(kind, [0.0, 0.0])
+        pair[0] += end - called
+        pair[1] += profile.cost.seconds(shape)
+        took += called - start
+        assumed += host.seconds(shape.prefill_rows + shape.decode_live)
+    parts = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
+    return f"{recorded['workload']:<8}{recorded['setting']:<15} {parts}; host {took:.3f} s, {assumed:.3f} s"
+
+
+def heading(about: dict[str, Any], profile: Any) -> list[str]:
+    """Return what the figures were made with."""
+    from servesim.calibrate.stage import name_of
+
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    held_out = profile.about.get("error")
+    return [
+        f"{about['device']}, {name_of(about['model'])} ({about['dtype']}, {about['kernels']} kernels), {about['date']}",
+        f"{versions}",
+        f"profile: {profile.name}, held-out error {held_out}",
+        "",
+    ]
+
+
+METRICS = {"makespan": "makespan", "mean_ttft_ms": "mean ttft", "mean_tpot_ms": "mean tpot", "p99_e2el_ms": "p99 e2el"}
+
+
+def table(found: dict[str, list[Any]]) -> list[str]:
+    """Return the errors, their medians, and whether ranks hold, as a Markdown table."""
+    from statistics import median
+
+    from servesim.calibrate.verify import ranks
+
+    lines = [
+        "| workload | setting | makespan (s) | "
+        + " | ".join(METRICS.values())
+        + " | from step times (makespan) | evictions |"
+    ]
+    lines.append("|" + "---|" * (len(METRICS) + 5))
+    for workload, comparisons in found.items():
+        for one in comparisons:
+            errors = [one.line(metric).error for metric in METRICS]
+            makespan, evictions = one.line("makespan"), one.line("evictions")
+            cells = [workload, one.name, f"{makespan.measured:.2f}", *map(shown, errors), shown(makespan.steps)]
+            lines.append(f"| {' | '.join(cells)} | {evictions.measured:.0f} ({evictions.simulated:.0f}) |")
+        medians = [median(abs(one.line(metric).error or 0.0) for one in comparisons) for metric in METRICS]
+        worst = [max(abs(one.line(metric).error or 0.0) for one in comparisons) for metric in METRICS]
+        tau = ranks(comparisons, list(METRICS))
+        lines.append(f"| {workload} | **median** | | {' | '.join(f'{100 * m:.2f} %' for m in medians)} | | |")
+        lines.append(f"| {workload} | **worst** | | {' | '.join(f'{100 * m:.2f} %' for m in worst)} | | |")
+        lines.append(f"| {workload} | **Kendall's tau** | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
+    return lines
+
+
+def shown(error: float | None) -> str:
+    """Return an error in percent."""
+    return "-" if error is None else f"{100 * error:+.2f} %"
