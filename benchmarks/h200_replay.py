@@ -30,7 +30,6 @@ from replay_settings import BLOCK, BLOCKS, SETTINGS, WORKLOADS, drawn, engine  #
 ARCHIVE = "h200_replay.tar.gz"
 WARM_UP = 48  # requests
 HOST_BLOCKS = 256  # to swap to, in the probe
-MANY = 32  # rows of a usual step
 
 
 def find_package() -> None:

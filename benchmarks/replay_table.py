@@ -9,6 +9,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+MANY = 32  # rows of a usual step
+
 
 def compare_all(args: argparse.Namespace) -> int:
     """Fit the profile, simulate every run, and print and write the errors."""
