@@ -60,8 +60,7 @@ class Samples:
 def read_samples(path: Path) -> Samples:
     """Read a samples.csv, flagged and failed rows left out but counted."""
     kinds, shapes, seconds, points, left_out = [], [], [], [], 0
-    opened = gzip.open(path, "rt") if path.suffix == ".gz" else path.open()
-    with opened as file:
+    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
         for number, row in enumerate(csv.DictReader(file), start=2):
             if row.get("failed") or row.get("flagged"):
                 left_out += 1
@@ -136,7 +135,7 @@ def decode_curves(samples: Samples, gears: Sequence[int]) -> list[tuple[float, l
     return curves
 
 
-def swap_terms(samples: Samples) -> dict[str, float]:
+def swap_terms(samples: Samples) -> dict[str, Any]:
     """Fit a copy of blocks."""
     if not len(samples):
         return {}
@@ -247,6 +246,12 @@ def noise(cost: TableCost, samples: Samples) -> dict[str, list[float]]:
     }
 
 
+def busy(cost: TableCost, samples: Samples) -> Optional[float]:
+    """Return how many times as long decodes take while the host's front end is at work, if that was measured."""
+    mine = samples.kind("busy")
+    return float(np.median(mine.seconds / predicted(cost, mine))) if len(mine) else None
+
+
 def measured_grid(samples: Samples) -> dict[str, list[float]]:
     """Return the least and the most that was measured of everything."""
     names = ("prefill_tokens", "prefill_rows", "decode_rows", "context", "swapped")
@@ -256,15 +261,21 @@ def measured_grid(samples: Samples) -> dict[str, list[float]]:
 
 def profile_from(path: Path, about: Mapping[str, Any], name: Optional[str] = None) -> Profile:
     """Fit the samples of a probe and return the profile, its error and noise told."""
-    samples = read_samples(path)
+    everything = read_samples(path)
+    samples = everything.kind(*KINDS)
+    for kind in ("prefill", "decode"):
+        if kind not in samples.kinds:
+            raise BadInput(f"{path}: no {kind} steps among its samples: nothing to fit")
     cost = fit(samples, about)
     model = about.get("model")
     told = {
         "name": name or f"{str(about.get('device', 'device')).lower().replace(' ', '-')}",
         **{key: value for key, value in about.items() if key not in ("model", "name")},
         "model": model["name"] if isinstance(model, Mapping) else model,
-        "how": f"probe: {len(samples)} samples of {len(np.unique(samples.points))} points, {samples.left_out} left out",
+        "how": f"probe: {len(samples)} samples of {len(np.unique(samples.points))} points, "
+        f"{everything.left_out} left out",
         "error": held_out(samples, about),
+        "busy": busy(cost, everything),
         "grid": measured_grid(samples),
         "noise": noise(cost, samples),
     }

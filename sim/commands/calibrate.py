@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .calibrate_device import register_check, register_fit, register_probe
 from .endpoint import register_endpoint
 
 
@@ -13,9 +14,12 @@ def register(commands: Any) -> None:
     """Add `sim calibrate` and what belongs to it."""
     calibrate = commands.add_parser("calibrate", help="find out what steps cost on a device")
     kinds = calibrate.add_subparsers(metavar="WHAT", required=True)
+    register_probe(kinds)
+    register_fit(kinds)
+    register_check(kinds)
     register_logs(kinds)
-    register_import(kinds)
     register_endpoint(kinds)
+    register_import(kinds)
 
 
 def register_logs(kinds: Any) -> None:
