@@ -18,15 +18,17 @@ from typing import Any, Optional, Union
 import pandas as pd
 from pydantic import PrivateAttr, ValidationError
 
+from .calibration import Calibration, calibration_of
 from .core import BadInput, Policy
 from .core import settings as fields_of
 from .frames import Replay, Result, Sweep, replay_of, result_of, result_of_side
+from .profile import bundled
 from .scenario import Scenario, Tree, merge, put, read_tree, scenario_from, with_preset
 from .simulate import simulate
 from .traces.trace import Columns, Trace, assemble
 
 Source = Union[str, Path, Mapping[str, Any], None]
-Loaded = Union[Result, Sweep, Replay, "dict[str, Replay]", pd.DataFrame]
+Loaded = Union[Result, Sweep, Replay, "dict[str, Replay]", Calibration, pd.DataFrame]
 
 
 class Own(Scenario):
@@ -204,8 +206,13 @@ def replay(
 
 
 def load(path: Union[str, Path]) -> Loaded:
-    """Read what is at a path: the folder of a sweep, of a run, of a replay (several: by name), or a trace file."""
+    """Read what is at a path: the folder of a sweep, of a run, of a replay (several: by name), a profile, or a trace.
+
+    A bundled profile is also known by its name alone.
+    """
     path = Path(path)
+    if (path / "profile.yaml").is_file() or (not path.exists() and str(path) in bundled()):
+        return calibration_of(str(path))
     if (path / "experiment.json").is_file():
         from .sweeps import load as load_sweep
 

@@ -23,7 +23,9 @@ SMALL = {
         REPLICATIONS, JOBS = 2, 1
     """,
     "calibration": "",
-    "replay_verification": "",
+    "replay_verification": """
+        SCENARIO["workload"] = {"contest": {"X": 25, "T": 3}}
+    """,
 }
 
 
