@@ -199,10 +199,7 @@ def held_out(samples: Samples, about: Mapping[str, Any], seed: int = 0) -> dict[
 
     A point's error is that of its mean; outer corners stay in the fit, since nothing beyond them is ever claimed.
     """
-    points = np.unique(samples.points)
-    folds = np.random.default_rng(seed).permutation(len(points)) % FOLDS
-    fold_of = dict(zip(points.tolist(), folds.tolist(), strict=True))
-    mine = np.array([fold_of[point] for point in samples.points.tolist()])
+    mine = folds(samples, seed)
     errors: dict[str, list[float]] = {}
     for fold in range(FOLDS):
         inside, outside = samples.of(mine != fold), samples.of(mine == fold)
@@ -223,6 +220,16 @@ def held_out(samples: Samples, about: Mapping[str, Any], seed: int = 0) -> dict[
                "points": len(found)}
         for kind, found in errors.items()
     }  # fmt: skip
+
+
+def folds(samples: Samples, seed: int) -> npt.NDArray[np.int64]:
+    """Return the fold of every sample: points dealt out at random, each kind of step evenly."""
+    kind_of = dict(zip(samples.points.tolist(), samples.kinds, strict=True))
+    fold_of, dealt = {}, dict.fromkeys(samples.kinds, 0)
+    for point in np.random.default_rng(seed).permutation(sorted(kind_of)).tolist():
+        fold_of[point] = dealt[kind_of[point]] % FOLDS
+        dealt[kind_of[point]] += 1
+    return np.array([fold_of[point] for point in samples.points.tolist()], dtype=np.int64)
 
 
 def within(shape: Shape, samples: Samples) -> bool:
