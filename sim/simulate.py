@@ -118,7 +118,7 @@ def simulate(
     cold = config.cold_start
     engine = Engine(
         driver,
-        profile.cost,
+        profile.noisy(scenario.seed) if scenario.noise else profile.cost,
         Padding(config.prefill_gears, scenario.gears(driver.policy)),
         leaps,
         profile.cold_start if cold is None else (cold.prefill, cold.decode),
