@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import io
+import shutil
 import signal
 import subprocess
 import sys
@@ -154,7 +155,7 @@ def test_the_grid_stays_within_its_bounds() -> None:
         assert point.blocks <= 4
 
 
-@pytest.mark.parametrize("name", ["backend", "fake", "grid", "probe", "worker"])
+@pytest.mark.parametrize("name", ["alone", "backend", "fake", "grid", "probe", "worker"])
 def test_what_runs_next_to_the_device_needs_only_an_old_python(name: str) -> None:
     tree = ast.parse((ROOT / "calibrate" / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 9))
     modules = {node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level}
@@ -195,6 +196,19 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     assert started.returncode == 130
     assert "interrupted" in said
     assert samples.read_text(encoding="utf-8").count("\n") > 20
+
+
+def test_a_host_without_the_package_can_be_probed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("calibrate", "sim", "policies", "traces"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "profiles"))
+    grid_of = ["--most-rows", "8", "--most-tokens", "64", "--longest", "200", "--budget", "3"]
+    alone = [sys.executable, "-I", str(tmp_path / "calibrate" / "alone.py"), "--backend", "fake", *grid_of]
+    ran = subprocess.run(
+        [*alone, "-o", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert "points known, 0 failed" in ran.stdout
+    assert main(["calibrate", "fit", str(tmp_path / "out")]) == 0
+    assert "held-out error  decode" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
