@@ -113,7 +113,7 @@ def heading(about: dict[str, Any], profile: Any) -> list[str]:
     from servesim.calibrate.stage import name_of
 
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    held_out = profile.about.get("error")
+    held_out = ", ".join(f"{kind} {100 * error['mean']:.1f} %" for kind, error in profile.error.items())
     return [
         f"{about['device']}, {name_of(about['model'])} ({about['dtype']}, {about['kernels']} kernels), {about['date']}",
         f"{versions}",
@@ -122,6 +122,7 @@ def heading(about: dict[str, Any], profile: Any) -> list[str]:
     ]
 
 
+APART = 0.01  # settings closer than this are not ranked by one run of each on the device
 METRICS = {"makespan": "makespan", "mean_ttft_ms": "mean ttft", "mean_tpot_ms": "mean tpot", "p99_e2el_ms": "p99 e2el"}
 
 
@@ -149,6 +150,9 @@ def table(found: dict[str, list[Any]]) -> list[str]:
         lines.append(f"| {workload} | **median** | | {' | '.join(f'{100 * m:.2f} %' for m in medians)} | | |")
         lines.append(f"| {workload} | **worst** | | {' | '.join(f'{100 * m:.2f} %' for m in worst)} | | |")
         lines.append(f"| {workload} | **Kendall's tau** | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
+        tau = ranks(comparisons, list(METRICS), APART)
+        label = f"**tau of settings {APART:.0%} apart**"
+        lines.append(f"| {workload} | {label} | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
     return lines
 
 

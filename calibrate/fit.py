@@ -236,7 +236,10 @@ def within(shape: Shape, samples: Samples) -> bool:
     """Whether a shape lies inside what the samples span."""
     for name in ("prefill_tokens", "decode_rows", "context", "swapped"):
         value = getattr(shape, name)
-        if value and value > samples.column(name).max():
+        column = samples.column(name)
+        if value and not (column > 0).any():
+            return False
+        if value and not column[column > 0].min() <= value <= column.max():
             return False
     return True
 

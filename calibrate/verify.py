@@ -180,12 +180,17 @@ def latency(name: str, row: Mapping[str, Any]) -> float:
     return float(end) - float(row["arrival"])
 
 
-def kendall(ours: Sequence[float], theirs: Sequence[float]) -> Optional[float]:
-    """Return Kendall's tau-b of two rankings, None where one of them ranks nothing."""
-    agree = tied_ours = tied_theirs = 0
-    pairs = len(ours) * (len(ours) - 1) // 2
+def kendall(ours: Sequence[float], theirs: Sequence[float], apart: float = 0.0) -> Optional[float]:
+    """Return Kendall's tau-b of two rankings, None where one of them ranks nothing.
+
+    Pairs that the second one holds less than `apart` of their value from each other are not asked for.
+    """
+    agree = tied_ours = tied_theirs = pairs = 0
     for i in range(len(ours)):
         for j in range(i):
+            if abs(theirs[i] - theirs[j]) < apart * max(abs(theirs[i]), abs(theirs[j])):
+                continue
+            pairs += 1
             a, b = np.sign(ours[i] - ours[j]), np.sign(theirs[i] - theirs[j])
             agree += int(a * b)
             tied_ours += a == 0
@@ -194,13 +199,15 @@ def kendall(ours: Sequence[float], theirs: Sequence[float]) -> Optional[float]:
     return agree / scale if scale else None
 
 
-def ranks(comparisons: Sequence[Comparison], metrics: Sequence[str] = RANKED) -> dict[str, Optional[float]]:
-    """Return how well the order of settings holds, by metric."""
+def ranks(
+    comparisons: Sequence[Comparison], metrics: Sequence[str] = RANKED, apart: float = 0.0
+) -> dict[str, Optional[float]]:
+    """Return how well the order of settings holds, by metric; of those measured so far apart, as a part of 1."""
     found: dict[str, Optional[float]] = {}
     for metric in metrics:
         lines = [c.line(metric) for c in comparisons]
         pairs = [(a.simulated, a.measured) for a in lines if a.simulated is not None and a.measured is not None]
-        found[metric] = kendall([a for a, _ in pairs], [b for _, b in pairs])
+        found[metric] = kendall([a for a, _ in pairs], [b for _, b in pairs], apart)
     return found
 
 
