@@ -5,8 +5,9 @@ Standard library only, Python 3.9: a backend runs in a worker process on the dev
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple, Optional
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class Backend:
 
     name = ""
 
-    def load(self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None) -> None:
+    def load(
+        self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
+    ) -> None:
         """Build the model and its cache of so many blocks; random weights unless a path is given."""
         raise NotImplementedError
 
