@@ -20,11 +20,12 @@ class Host:
     """Seconds of host work around a backend's call."""
 
     step: float = 0.0
-    row: float = 0.0
+    row: float = 0.0  # a row of the step, prompts and decodes alike
+    prompt: float = 0.0  # a prompt's part, beyond its being a row: it moves between queues and takes blocks
 
-    def seconds(self, rows: int) -> float:
-        """Return the host's part of a step of so many rows."""
-        return self.step + self.row * rows
+    def seconds(self, rows: int, prompts: int = 0) -> float:
+        """Return the host's part of a step of so many rows, so many of them prompts."""
+        return self.step + self.row * rows + self.prompt * prompts
 
 
 class Hosted(StepCost):
@@ -36,7 +37,8 @@ class Hosted(StepCost):
 
     def seconds(self, shape: Shape) -> float:
         """Return the duration of one step."""
-        return self.cost.seconds(shape) + self.host.seconds(shape.prefill_rows + shape.decode_live)
+        rows = shape.prefill_rows + shape.decode_live
+        return self.cost.seconds(shape) + self.host.seconds(rows, shape.prefill_rows)
 
     def decode(self, rows: int, live: int, context: int) -> float:
         """Return the duration of a decode-only step."""
@@ -49,14 +51,19 @@ def host_of(calls: Sequence[Sequence[Any]]) -> Host:
 
     # The first call waited for its arrival awake, which is not work.
     host = np.array([called - start for start, called, *_ in calls[1:]], dtype=float)
-    rows = np.array([call[3] + call[9] for call in calls[1:]], dtype=float)
     if len(host) < FEWEST:
-        return Host(float(np.median(host)) if len(host) else 0.0, 0.0)
+        return Host(float(np.median(host)) if len(host) else 0.0)
+    prompts = np.array([call[3] for call in calls[1:]], dtype=float)
+    rows = prompts + np.array([call[9] for call in calls[1:]], dtype=float)
+    terms = np.column_stack([np.ones(len(host)), rows, prompts])
     usual = host <= np.quantile(host, 1 - TRIM)
-    host, rows = host[usual], rows[usual]
-    if rows.min() == rows.max():
-        return Host(float(host.mean()), 0.0)
-    slope, base = (float(value) for value in np.polyfit(rows, host, 1))
-    if slope < 0 or base < 0:
-        return Host(float(host.mean()), 0.0)
-    return Host(base, slope)
+    terms, host = terms[usual], host[usual]
+    kept = [0, 1, 2]
+    while True:  # none of them can be less than nothing
+        found = np.linalg.lstsq(terms[:, kept], host, rcond=None)[0]
+        worst = int(found.argmin())
+        if found[worst] >= 0 or len(kept) == 1:
+            break
+        del kept[worst]
+    parts = dict(zip(kept, found.tolist()))
+    return Host(*(max(0.0, parts.get(term, 0.0)) for term in range(3)))

@@ -182,7 +182,7 @@ def replay(
     return {
         "backend": about,
         "stuck": stuck,
-        "host": [host.step, host.row],
+        "host": [host.step, host.row, host.prompt],
         **told(live, requests),
         "decisions": notes.rows,
     }
@@ -230,7 +230,8 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
     for _ in range(2 if requests else 0):  # the second one runs warm, and shows what is the host's
         burst = [Request(f"warm-up {r.id}", 0.0, r.prompt, min(WARM, r.output), min(WARM, r.limit)) for r in requests]
         driver, tables = assemble(args["policy"], engine, burst, (Notes(),))
-        live = Live(driver, backend, tables, Stories(tables, drawn(0, args["vocab"])))
+        draw = drawn(0, args["vocab"])
+        live = Live(driver, backend, tables, Stories(tables, {request: draw(request) for request in burst}.pop))
         with contextlib.suppress(Stuck):  # an engine that livelocks does so again in the run, which says so
             live.run()
         host = host_of([[start, called, end, *shape] for start, called, end, shape in live.calls])

@@ -30,7 +30,7 @@ class LiveRun(Run):
     backend: Mapping[str, Any] = field(default_factory=dict)  # what ran it
     model_calls: Sequence[Sequence[Any]] = ()  # STEP_COLUMNS of each
     decisions: Sequence[Mapping[str, Any]] = ()
-    host: Sequence[float] = (0.0, 0.0)  # seconds a step and a row that the host adds, from the warm-up
+    host: Sequence[float] = ()  # what the host adds, from the warm-up: the fields of host.Host
     stopped: bool = False  # before all was served
     extra: Mapping[str, Any] = field(default_factory=dict)  # what else was seen
 
