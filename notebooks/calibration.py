@@ -19,7 +19,7 @@
 # The next cell is all there is to set.
 
 # %% tags=["parameters"]
-PROFILE = "cpu-tiny-kbk"  # a profile with samples: a bundled one by name, or the folder of `sim calibrate probe`
+PROFILE = "h200-llama2-7b"  # a profile with samples: a bundled one by name, or the folder of `sim calibrate probe`
 LOGS = "ascend910b4-llama2-7b"  # a profile fitted to logs of real runs: a name, or the folder of `sim calibrate logs`
 
 # %%
@@ -80,7 +80,12 @@ display(Markdown(
 decode = samples[(samples.kind == "decode") & (samples.failed == "")]
 figure, axes = plt.subplots(figsize=(7, 3.6))
 dots = axes.scatter(
-    decode.decode_rows, 1e3 * decode.seconds, s=10, c=decode.context / decode.decode_rows, cmap="viridis", alpha=0.5
+    decode.decode_rows,
+    1e3 * decode.seconds,
+    s=12,
+    c=decode.context / decode.decode_rows,
+    cmap="viridis",
+    label="measured",
 )
 axes.scatter(decode.decode_rows, 1e3 * decode.expected, s=22, marker="x", lw=0.8, color="black", label="fit")
 axes.set(xlabel="decoding rows", ylabel="step (ms)")
@@ -148,17 +153,16 @@ display(Markdown(
 display(Markdown(f"**{logged}**: {logged.about['how']}"))
 shared = logged.parameters[~logged.parameters.index.str.startswith("cold")]
 figure, axes = plt.subplots(figsize=(7, 0.45 * len(shared) + 1))
-low, high = 1 - shared.low / shared.value, shared.high / shared.value - 1
-axes.errorbar(
-    [100.0 * 0] * len(shared), shared.index, xerr=[100 * low, 100 * high], fmt="o", capsize=3, color="#3b5bdb"
-)
-axes.axvline(0, color="grey", linewidth=0.8)
-axes.set(xlabel="interval, % of the fitted value")
+low, high = shared.low / shared.value, shared.high / shared.value
+axes.errorbar([1.0] * len(shared), shared.index, xerr=[1 - low, high - 1], fmt="o", capsize=3, color="#3b5bdb")
+axes.axvline(1, color="grey", linewidth=0.8)
+axes.set(xscale="log", xlabel="interval, times the fitted value")
 plt.show()
-width = ((shared.high - shared.low) / 2 / shared.value).sort_values()
+width = (high / low).sort_values()
+best, worst = width.index[0], width.index[-1]
 display(Markdown(
-    f"Best known is *{width.index[0]}* (± {width.iloc[0]:.1%}), worst *{width.index[-1]}* (± {width.iloc[-1]:.0%}): "
-    "the runs at hand hardly tell it apart from the others."
+    f"Best known is *{best}*, between {low[best]:.2f} and {high[best]:.2f} times its value; worst is *{worst}*, "
+    f"between {low[worst]:.2f} and {high[worst]:.2f} times: the runs at hand hardly tell it apart from the others."
 ))  # fmt: skip
 
 # %% [markdown]
