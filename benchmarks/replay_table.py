@@ -60,13 +60,19 @@ def profile_of(files: dict[str, bytes], folder: Path) -> Any:
 def host_of_sitting(files: dict[str, bytes]) -> Any:
     """Return what the host adds to a step: the median of what the warm-ups before the runs showed.
 
-    One warm-up is short and its line unsure; the host is the same for all of them.
+    One warm-up is short and its terms unsure; the host is the same for all of them.
     """
+    from statistics import median
+
     from servesim.calibrate.host import Host
 
     told = [json.loads(gzip.decompress(data))["told"] for name, data in files.items() if name.endswith(".json.gz")]
-    steps = sorted(Host(*run["host"]).seconds(MANY) for run in told)
-    return Host(steps[len(steps) // 2], 0.0)
+    hosts = [Host(*run["host"]) for run in told]
+    if all(len(run["host"]) == 2 for run in told):  # recorded before there was a term for prompts, which blurred rows
+        steps = sorted(host.seconds(MANY) for host in hosts)
+        return Host(steps[len(steps) // 2])
+    terms = ("step", "row", "prompt")
+    return Host(*(median(getattr(host, term) for host in hosts) for term in terms))
 
 
 def compared(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
@@ -103,7 +109,7 @@ def steps_told(recorded: dict[str, Any], profile: Any, host: Any) -> str:
         pair[0] += end - called
         pair[1] += profile.cost.seconds(shape)
         took += called - start
-        assumed += host.seconds(shape.prefill_rows + shape.decode_live)
+        assumed += host.seconds(shape.prefill_rows + shape.decode_live, shape.prefill_rows)
     parts = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
     return f"{recorded['workload']:<8}{recorded['setting']:<15} {parts}; host {took:.3f} s, {assumed:.3f} s"
 
