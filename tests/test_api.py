@@ -235,6 +235,43 @@ def test_replays_are_loaded_from_their_folder(tmp_path: Path, capsys: pytest.Cap
     assert one.steps.seconds.to_numpy() == pytest.approx(one.steps.predicted.to_numpy())  # type: ignore[union-attr]
 
 
+def test_a_profile_is_loaded_with_its_samples_beside_what_its_costs_say(tmp_path: Path) -> None:
+    (tmp_path / "profile.yaml").write_text(yaml.safe_dump({
+        "name": "mine", "device": "slate", "model": "tiny", "how": "by hand",
+        "cost": {"kind": "linear", "decode_step": 0.01, "decode_live": 0.001},
+        "error": {"decode": {"mean": 0.02, "points": 2}},
+    }))  # fmt: skip
+    columns = "kind,prefill_rows,prefill_tokens,prefill_live,squares,cross,decode_rows,decode_live,context,swapped"
+    (tmp_path / "samples.csv").write_text(
+        f"{columns},seconds,point,round,order,flagged,failed\n"
+        "decode,0,0,0,0,0,1,1,16,0,0.011,0,0,0,,\n"
+        "decode,0,0,0,0,0,1,1,16,0,0.012,0,1,1,,\n"
+        "decode,0,0,0,0,0,1,1,16,0,0.900,0,1,2,slow,\n"
+        "decode,0,0,0,0,0,2,2,32,0,0.010,1,0,1,,\n"
+        "decode,0,0,0,0,0,9,9,99,0,,2,0,2,,out of memory\n"
+    )
+    mine: Any = servesim.load(tmp_path)
+    assert repr(mine) == "Calibration(mine: tiny on slate)"
+    assert mine.samples.expected.tolist() == pytest.approx([0.011, 0.011, 0.011, 0.012, 0.019])
+    assert mine.points.seconds.tolist() == pytest.approx([0.0115, 0.010])
+    assert mine.points.error.tolist() == pytest.approx([0.011 / 0.0115 - 1, 0.2])
+    assert mine.points.taken.tolist() == [2, 1]
+    assert mine.errors.loc["decode", "mean"] == 0.02
+    assert mine.runs.empty
+    assert mine.parameters.empty
+    (tmp_path / "samples.csv").unlink()
+    bare: Any = servesim.load(tmp_path)
+    with pytest.raises(BadInput, match="profile mine: no samples of steps"):
+        bare.samples  # noqa: B018
+
+
+def test_a_bundled_profile_is_loaded_by_its_name() -> None:
+    ascend: Any = servesim.load("ascend910b4-llama2-7b")
+    assert (ascend.parameters.low <= ascend.parameters.value).all()
+    assert set(ascend.runs.used) == {"fitted", "left_out", "predicted"}
+    assert ascend.runs.set_index("run").measured_s["baseline"] == pytest.approx(3551.93)
+
+
 def test_a_trace_file_is_loaded_as_a_frame(tmp_path: Path) -> None:
     (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1.5,20,6\n")
     frame = servesim.load(tmp_path / "trace.csv")

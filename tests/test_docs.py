@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from servesim.cli import parser
+from servesim.policies import POLICIES
 
 from .conftest import ROOT
 
@@ -78,6 +79,13 @@ def test_the_example_of_a_policy_is_the_file() -> None:
     assert sum(bool(line.strip()) for line in file.splitlines()) <= 20
 
 
+def test_the_readme_names_every_policy_that_was_not_proven() -> None:
+    limits = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Limits")[2]
+    for name, kind in POLICIES.items():
+        if kind.proof.startswith("not proven"):
+            assert f"`{name}`" in limits
+
+
 def test_what_is_not_run_is_at_least_known() -> None:
     """Blocks of sh need hardware or long: their `sim` commands must be ones that the parser takes."""
     seen = 0
@@ -109,7 +117,21 @@ def known(line: str, where: str) -> bool:
     return True
 
 
-OTHERS = ("pip", "python", "export", "curl", "pytest", "ssh", "scp", "cd", "git", "dask", "jupyter", "jupytext", ".venv/bin/python")
+OTHERS = (
+    "pip",
+    "python",
+    "export",
+    "curl",
+    "pytest",
+    "ssh",
+    "scp",
+    "cd",
+    "git",
+    "dask",
+    "jupyter",
+    "jupytext",
+    ".venv/bin/python",
+)
 
 
 def quiet(words: list[str], where: str) -> None:

@@ -19,6 +19,7 @@ import matplotlib.pyplot as plt
 
 GREEN, RUST, BLUE, GREY, AMBER, VIOLET = "#0b6e4f", "#b3541e", "#3b5bdb", "#9aa1ab", "#e0a33e", "#7a5bb5"
 ASCEND = "ascend910b4-llama2-7b"
+HARDWARE = ROOT / "benchmarks" / "results" / "h200.md"
 PADDED = {"engine.prefill_gears": [520]}
 # What the tutorial does, step by step: its name, the client's X, what is set.
 STEPS: dict[str, tuple[float, dict[str, Any]]] = {
@@ -42,7 +43,10 @@ def run(X: float, settings: dict[str, Any], turns: bool = False) -> Result:
 
 def overview() -> Any:
     """What is in it for you: a sweep on the left, simulated against measured on the right."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.3), layout="constrained")
+    width = [1.2, 1, 1] if HARDWARE.is_file() else [1.2, 1]
+    figure, (left, *rest) = plt.subplots(
+        1, len(width), figsize=(5 * len(width), 4.3), width_ratios=width, layout="constrained"
+    )
     found = servesim.sweep(ROOT / "examples" / "contest_knobs.yaml", replications=1, jobs=None)
     table = found.table[found.table.eligible]
     seconds = table.mean_ttft_ms / 1e3
@@ -54,11 +58,12 @@ def overview() -> Any:
     left.set(xlabel="makespan of 1,500 requests (s)", ylabel="mean time to first token (s)")
     left.set_title("swept: scheduling knobs of llm-serving, 200 KV blocks", fontsize="medium")
     left.legend(fontsize="small")
-    against_hardware(right)
+    for draw, axes in zip((against_ascend, against_gpu), rest):
+        draw(axes)
     return figure
 
 
-def against_hardware(axes: Any) -> None:
+def against_ascend(axes: Any) -> None:
     """Draw what the Ascend profile says of real runs, those it was fitted to and those it never saw."""
     about = yaml.safe_load((bundled()[ASCEND] / "profile.yaml").read_text(encoding="utf-8"))
     kinds = [pd.DataFrame(about["fit"][kind]).assign(kind=kind) for kind in ("predicted", "fitted")]
@@ -70,10 +75,30 @@ def against_hardware(axes: Any) -> None:
         axes.barh(labels[:1], 0, color=colour, label=kind)
     axes.axvline(0, color="black", lw=0.8)
     axes.axvspan(-2, 2, color=GREEN, alpha=0.08, lw=0)
-    axes.set(xlim=(-4, 4), xlabel="makespan: simulated - measured (%)")
+    axes.set(xlim=(-3, 6), xlabel="makespan: simulated - measured (%)")
     axes.tick_params(axis="y", labelsize="small", length=0)
     axes.set_title("checked: reported runs on Ascend 910B4, batch 1 to 128", fontsize="medium")
-    axes.legend(fontsize="small", loc="upper left")
+    axes.legend(fontsize="small", loc="lower right")
+
+
+def against_gpu(axes: Any) -> None:
+    """Draw the errors of every setting that was replayed on a GPU."""
+    lines = HARDWARE.read_text(encoding="utf-8").splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
+    runs = pd.DataFrame(rows[1:], columns=list(range(len(rows[0]))))
+    runs = runs[~runs[1].str.contains(r"\*\*")].iloc[::-1]
+    names = rows[0]
+    shown = {"makespan": BLUE, "mean ttft": AMBER, "mean tpot": GREEN, "p99 e2el": VIOLET}
+    labels = runs[0] + ": " + runs[1]
+    for name, colour in shown.items():
+        error = runs[names.index(name)].str.rstrip(" %").astype(float)
+        axes.scatter(error, labels, s=14, color=colour, label=name)
+    axes.axvline(0, color="black", lw=0.8)
+    axes.axvspan(-5, 5, color=GREEN, alpha=0.08, lw=0)
+    axes.set(xlim=(-7, 12), xlabel="simulated - measured (%)")
+    axes.tick_params(axis="y", labelsize="x-small", length=0)
+    axes.set_title(f"replayed: {lines[0].partition(',')[0]}", fontsize="medium")
+    axes.legend(fontsize="x-small", loc="lower right")
 
 
 def journey() -> Any:

@@ -170,14 +170,13 @@ def measured(name: str, how: str) -> Callable[[], str]:
 
 
 def in_short(text: str) -> str:
-    """Return a table with only those of its rows that sum up, which are the ones in bold."""
-    lines = text.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("|") or "**" in line or line in header(lines))
-
-
-def header(lines: Sequence[str]) -> Sequence[str]:
-    """Return the first two lines of a table."""
-    return [line for line in lines if line.startswith("|")][:2]
+    """Return a table with only those of its rows that sum up, which are the ones in bold, and what they say."""
+    lines = text.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    kept = [row for row in rows[2:] if any("**" in cell for cell in row)]
+    told = [place for place in range(len(rows[0])) if any(row[place] for row in kept)] if rows else []
+    before = "".join(f"{line}\n" for line in lines if not line.startswith("|"))
+    return before + (table([rows[0][p] for p in told], [[row[p] for p in told] for row in kept]) if kept else "")
 
 
 PARTS: dict[str, Callable[[], str]] = {
