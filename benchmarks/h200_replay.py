@@ -12,6 +12,7 @@ requests, decisions, calls and times. What is replayed is in replay_settings.py.
 from __future__ import annotations
 
 import argparse
+import csv
 import gzip
 import io
 import json
@@ -25,10 +26,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from replay_settings import BLOCK, BLOCKS, SETTINGS, WORKLOADS, drawn, engine  # noqa: E402
+from replay_settings import BLOCK, BLOCKS, CALIBRATED, CALIBRATION, SETTINGS, WORKLOADS, drawn, engine  # noqa: E402
 
 ARCHIVE = "h200_replay.tar.gz"
 WARM_UP = 48  # requests
+IN_SITU = 100_000  # the first point of steps that were not designed
 HOST_BLOCKS = 256  # to swap to, in the probe
 
 
@@ -84,8 +86,11 @@ def measure(args: argparse.Namespace) -> int:
     about = {**backend.describe(), "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
     recorder.add("about.json", json.dumps(about, default=str).encode())
     if args.probe_seconds > 0:
-        probe(backend, args, recorder)
+        samples = probe(backend, args)
         say(begun, "probed")
+        samples += [] if args.no_in_situ else in_situ(backend, args, model)
+        say(begun, f"{len(samples)} samples")
+        recorder.add("samples.csv", as_csv(samples).encode())
     for workload in args.workloads:
         requests = stretched(workload, backend, args)
         for setting in args.settings:
@@ -100,14 +105,44 @@ def say(begun: float, what: str) -> None:
     print(f"{time.perf_counter() - begun:7.1f} s  {what}", flush=True)
 
 
-def probe(backend: Any, args: argparse.Namespace, recorder: Recorder) -> None:
-    """Measure steps over the grid that the workloads need, for so many seconds, and record every sample."""
+def probe(backend: Any, args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measure steps over the grid that the workloads need, for so many seconds; return every sample."""
     from servesim.calibrate import probe as prober
 
     asked = {"budget": args.probe_seconds, "most_rows": 128, "most_tokens": 4096, "longest": 2048}
     result = prober.run(backend, asked, lambda _: None)
     print(f"           {result['known']} of {result['points']} points known in {result['seconds']:.0f} s", flush=True)
-    recorder.add("samples.csv", result["csv"].encode())
+    return list(csv.DictReader(io.StringIO(result["csv"])))
+
+
+def in_situ(backend: Any, args: argparse.Namespace, model: Any) -> list[dict[str, Any]]:
+    """Replay a workload that is not judged; return its steps as samples: ragged batches, one kind after the other."""
+    from servesim.core import Shape
+
+    requests = stretched("calibration", backend, args)
+    samples = []
+    for setting in CALIBRATED:
+        for _, called, end, *fields in run(backend, setting, "calibration", requests, model, args.blocks)["told"][
+            "calls"
+        ]:
+            shape = Shape(*fields)
+            kind = (
+                "mixed" if shape.prefill_rows and shape.decode_rows else "prefill" if shape.prefill_rows else "decode"
+            )
+            point = IN_SITU + len(samples)  # each is a point of its own
+            samples.append({"kind": kind, **shape._asdict(), "seconds": end - called, "point": point})
+    return samples
+
+
+def as_csv(samples: list[dict[str, Any]]) -> str:
+    """Return samples as the probe writes them."""
+    from servesim.calibrate.probe import COLUMNS
+
+    file = io.StringIO()
+    writer = csv.DictWriter(file, COLUMNS, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(samples)
+    return file.getvalue()
 
 
 def run(
@@ -135,7 +170,7 @@ def stretched(workload: str, backend: Any, args: argparse.Namespace) -> list[lis
     output = sum(row[2] for row in rows) / len(rows)
     batch = min(128, args.blocks * BLOCK // int(prompt + output))
     step = timed(backend, 1, int(prompt), 0) + output * timed(backend, batch, 1, int(prompt + output / 2)) / batch
-    scale = step / WORKLOADS[workload]["load"]  # seconds a request, at one request a second before
+    scale = step / WORKLOADS.get(workload, CALIBRATION)["load"]  # seconds a request, at one request a second before
     print(f"           {workload}: a request takes {1e3 * step:.1f} ms of the stock setting", flush=True)
     return [
         [id, arrival * scale, prompt, output, output, 0, None, [], None, 0.0, None]
@@ -169,6 +204,7 @@ def main() -> int:
     parser.add_argument("--model", default="llama2-7b")
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--probe-seconds", type=float, default=90.0, help="0: no probe")
+    parser.add_argument("--no-in-situ", action="store_true", help="fit to the probe's designed steps alone")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests of each workload")
