@@ -93,9 +93,11 @@ class Cohort:
 
     def ended(self) -> list[Request]:
         """Return the members that end with this tick, and let them go."""
-        over = []
-        while self.first_end() == 0:
-            request = heappop(self._ends)[2]
-            self.leave(request)
-            over.append(request)
+        over: list[Request] = []
+        ends, ticks = self._ends, self.ticks
+        while ends and ends[0][0] <= ticks:
+            due, _, request = heappop(ends)
+            if request._cohort is self and request._due == due:
+                self.leave(request)
+                over.append(request)
         return over

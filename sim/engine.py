@@ -167,7 +167,10 @@ class Engine:
         line = self.cost.line(rows, live)
         fixed, slope = line or (0.0, 0.0)
         now = first = self.now + (decode(rows, live, context) + (self._cold.pop("decode", 0.0) if self._cold else 0.0))
-        ticks, limit = 1, self._limit(step)
+        ticks = 1
+        limit: float = min(plan.hold + 1, cohort.first_end())
+        if inbox.lobby or driver.settling:
+            limit = self._limit(limit)
         horizon = inbox.next_arrival if self._patient and plan.wake is None else self._horizon(plan.wake)
         if limit > 1 and (now < horizon or inbox.lag > 1):
             phases, block, phase = cohort.phases, cohort.block, -cohort.ticks
@@ -205,13 +208,12 @@ class Engine:
             self.widest = Shape(*map(max, self.widest, Shape(decode_rows=rows, decode_live=live, context=context)))
         return ticks, first, now
 
-    def _limit(self, step: Step) -> float:
-        """Return how many iterations can run before somebody ends, is seen, or may come because of an end."""
-        driver, inbox = self.driver, self.driver.inbox
-        if driver.settling:
+    def _limit(self, limit: float) -> float:
+        """Return how many iterations can run before somebody is seen, or may come because of an end."""
+        lobby = self.driver.inbox.lobby
+        if self.driver.settling:
             return 1
-        limit: float = min(step.plan.hold + 1, driver.server.cohort.first_end())
-        return min(limit, inbox.lobby[0][0] - driver.calls) if inbox.lobby else limit
+        return min(limit, lobby[0][0] - self.driver.calls) if lobby else limit
 
     def _horizon(self, wake: Optional[float]) -> float:
         """Return the instant before which nobody arrives, wakes the policy or is promoted."""

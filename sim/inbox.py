@@ -49,11 +49,9 @@ class Inbox:
 
     def due(self, now: float, calls: int, idle: bool) -> list[Request]:
         """Return what the scheduler sees now, in order of arrival."""
+        if self.lag == 1 and not self.lobby and not self._released:
+            return self._due_now(now)
         seen = []
-        if self.lag == 1 and not self.lobby:
-            while self.next_arrival <= now:
-                seen.append(self._pop())
-            return seen
         self.receive(now, calls)
         lobby = self.lobby
         while lobby and (idle or lobby[0][0] <= calls):
@@ -77,6 +75,16 @@ class Inbox:
     def orphans(self) -> list[Request]:
         """Return the requests whose predecessor never came."""
         return [request for chain in self.chained.values() for request in chain]
+
+    def _due_now(self, now: float) -> list[Request]:
+        """Return what has been sent by now, where nothing stands between sending and seeing: the usual case."""
+        first = place = self._next
+        arrivals = self._arrivals
+        while arrivals[place] <= now:
+            place += 1
+        self._next = place
+        self.next_arrival = arrivals[place]
+        return self._coming[first:place]
 
     def _pop(self) -> Request:
         if self._released and self._released[0][0] == self.next_arrival:

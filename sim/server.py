@@ -59,6 +59,7 @@ class Server:
         self.computed = 0  # prompt tokens run, those run again included
         self.recording = False  # whether somebody wants to know who took which place
         self._slotted = policy.running_order == "slot"
+        self._flushes = policy.flushes
         self._slots: list[int] = []  # freed ones, lowest first
         self._next_slot = 0
         # waiting requests by arrival, where max_wait can change the order of the queue
@@ -322,8 +323,9 @@ class Server:
             self._pool_gaps(now if first is None else first)
             cohort.tick(ticks, now, now - step.start)
             self.written += step.decoders * ticks
-            if cohort.first_end() == 0:
-                over = self._ended(now)
+            over = cohort.ended()
+            if over:
+                self._ended(over, now)
         for request in step.skipped:
             self.cohort.join(request)
         if step.chunks:
@@ -343,9 +345,8 @@ class Server:
             seconds(now - request.last_token)
             seen(1)
 
-    def _ended(self, now: float) -> list[Request]:
-        over = self.cohort.ended()
-        failed = any(request.fails == request._written for request in over)
+    def _ended(self, over: list[Request], now: float) -> None:
+        failed = any([request.fails == request._written for request in over])
         if failed:  # the call failed: every row of it is over
             for request in [r for r in self.running if r._cohort is not None]:
                 self.cohort.leave(request)
@@ -353,7 +354,6 @@ class Server:
         for request in over:
             request.last_token = now
             self._finish(request, now, failed)
-        return over
 
     def _computed(self, chunk: Chunk, seconds: float, now: float, over: list[Request]) -> None:
         request, tokens, _ = chunk
@@ -380,14 +380,14 @@ class Server:
 
     def _finish(self, request: Request, now: float, failed: bool) -> None:
         self._unrun(request)
-        if self.policy.flushes:
+        if self._flushes:
             self.finished.push(request)
         else:
             self.pool.free += request._held
             request._held = 0
         if failed:
             self._leave(request, now, "failed", "the model call failed")
-        elif self.limits.cut_off(request):
+        elif self._bounded and self.limits.cut_off(request):
             self._leave(request, now, "unanswered", "stopped by max_generate_length, which its client is not told")
         else:
             self._leave(request, now, "finished", None)
