@@ -346,7 +346,7 @@ class Server:
             seen(1)
 
     def _ended(self, over: list[Request], now: float) -> None:
-        failed = any([request.fails == request._written for request in over])
+        failed = any(request.fails == request._written for request in over)
         if failed:  # the call failed: every row of it is over
             for request in [r for r in self.running if r._cohort is not None]:
                 self.cohort.leave(request)
