@@ -63,7 +63,7 @@ def make_policy(given: Mapping[str, Any]) -> Policy:
     if not isinstance(name, str):
         raise BadInput(f"policy.name: expected the name of a policy, got {name!r}")
     kind = policy_class(name)
-    hints = get_type_hints(kind)
+    hints = hints_of(kind)
     known = [field.name for field in fields(kind)]
     for key, value in settings.items():
         if key not in known:
@@ -73,6 +73,12 @@ def make_policy(given: Mapping[str, Any]) -> Policy:
         return kind(**settings)
     except (ValueError, TypeError) as error:
         raise BadInput(f"policy.{error}") from None
+
+
+@lru_cache(maxsize=256)
+def hints_of(kind: type[Policy]) -> dict[str, Any]:
+    """Return the types of a policy's fields."""
+    return get_type_hints(kind)
 
 
 def checked(key: str, value: Any, hint: Any) -> Any:
