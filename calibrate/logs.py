@@ -3,7 +3,8 @@
 Instants in a log are sums of step times, so what is off adds up along a run: a residual is compared with the one
 before it, window by window, and those differences are what the fit makes small. A run's own scatter says how much its
 differences weigh; a reported total weighs as `Runs.spread` says. Every parameter comes with an interval: the wider of
-what the residuals say and what leaving out one run after another says.
+what the residuals say and what leaving out one run after another says. The intervals hold for servers that had a queue;
+where one idles between requests, every scheduling decision hangs on a hair, and the fit may end beside the best one.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ Moved = tuple[list[str], Array]  # names and values of parameters
 WINDOWS, EVENTS = 60, 10  # windows of a run at most, and events of one at least
 COARSE = 6  # windows to begin with: long ones show where to go from far away
 FINEST = 1e-3  # seconds: no log is more exact
-SEARCHES = 3  # times that better points are looked for around a solution
+SEARCHES = 2  # times that better points are looked for around a solution
 REWEIGHTS = 3  # times the runs' weights are taken from their own scatter
 COLD = 10.0  # seconds that compiling may take, to begin with
 LEAST = 1e-9  # seconds: a parameter that starts at 0 could never move
-UNDERSTATED = 1.4  # residuals lean on each other: errors from logs that the simulator wrote had to be this much larger
+UNDERSTATED = 1.4  # residuals lean on each other: errors from logs that the simulator wrote were too small by this
 INTERVAL = 2.6  # standard errors either way: 99 of 100
 
 
