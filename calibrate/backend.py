@@ -72,5 +72,5 @@ class Backend:
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Return device, kernels (fused or reference), dtype, model, versions, blocks: what a profile is stamped with."""
+        """Return device, kernels (fused or reference), dtype, model, versions, blocks: a profile is stamped with it."""
         raise NotImplementedError

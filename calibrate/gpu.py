@@ -122,7 +122,7 @@ class TorchBackend(Backend):
 
     def plain(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return the logits after each of the tokens from one pass without a cache, in float32: for checks."""
-        return reference_logits(self._llama().weights, self.model, tokens).cpu().numpy()
+        return np.asarray(reference_logits(self._llama().weights, self.model, tokens).cpu())
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Begin to copy device blocks to pinned host blocks; later steps and copies come after it."""

@@ -17,6 +17,9 @@ from .core import BadInput, Policy
 from .policies import POLICIES
 
 
+HINTS: dict[type[Policy], dict[str, Any]] = {}
+
+
 def policy_class(name: str) -> type[Policy]:
     """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
     if name in POLICIES:
@@ -75,10 +78,11 @@ def make_policy(given: Mapping[str, Any]) -> Policy:
         raise BadInput(f"policy.{error}") from None
 
 
-@lru_cache(maxsize=256)
 def hints_of(kind: type[Policy]) -> dict[str, Any]:
-    """Return the types of a policy's fields."""
-    return get_type_hints(kind)
+    """Return the types of a policy's fields, looked up once: a sweep builds thousands of policies."""
+    if kind not in HINTS:
+        HINTS[kind] = get_type_hints(kind)
+    return HINTS[kind]
 
 
 def checked(key: str, value: Any, hint: Any) -> Any:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from .traces.trace import Trace
 
 
-
 @dataclass
 class Run:
     """What came of a scenario."""

@@ -82,10 +82,7 @@ def test_a_notebook_runs_from_start_to_end(name: str, tmp_path: Path, monkeypatc
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     ).execute()
     pictures = [
-        output
-        for cell in notebook.cells
-        for output in cell.get("outputs", [])
-        if "image/png" in output.get("data", {})
+        output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})
     ]
     assert len(pictures) >= 5
     if os.environ.get("SERVESIM_KEEP"):
