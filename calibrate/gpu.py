@@ -117,7 +117,7 @@ class TorchBackend(Backend):
 
     def logits(self) -> np.ndarray[Any, Any]:
         """Return the logits of the last step's rows, [rows, vocab]: for checks."""
-        packed = self.last.float().cpu().numpy().copy()  # the next step writes to the same memory
+        packed: np.ndarray[Any, Any] = np.array(self.last.float().cpu())  # a copy: the next step writes to that memory
         return packed if self.order is None else packed[np.argsort(self.order)]
 
     def plain(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
