@@ -117,12 +117,14 @@ class TorchBackend(Backend):
 
     def logits(self) -> np.ndarray[Any, Any]:
         """Return the logits of the last step's rows, [rows, vocab]: for checks."""
-        packed: np.ndarray[Any, Any] = np.array(self.last.float().cpu())  # a copy: the next step writes to that memory
+        # a copy, since the next step writes to the same memory
+        packed: np.ndarray[Any, Any] = self.last.float().cpu().numpy().copy()
         return packed if self.order is None else packed[np.argsort(self.order)]
 
     def plain(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return the logits after each of the tokens from one pass without a cache, in float32: for checks."""
-        return np.asarray(reference_logits(self._llama().weights, self.model, tokens).cpu())
+        found: np.ndarray[Any, Any] = reference_logits(self._llama().weights, self.model, tokens).cpu().numpy()
+        return found
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Begin to copy device blocks to pinned host blocks; later steps and copies come after it."""

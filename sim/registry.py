@@ -16,7 +16,6 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 from .core import BadInput, Policy
 from .policies import POLICIES
 
-
 HINTS: dict[type[Policy], dict[str, Any]] = {}
 
 
