@@ -195,6 +195,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "ascend": ascend,
     "h200": measured("h200", "`benchmarks/h200_replay.py`"),
     "h200-in-short": lambda: in_short(measured("h200", "`benchmarks/h200_replay.py`")()),
+    "h200-second": measured("h200_in_situ", "`benchmarks/h200_replay.py`"),
+    "h200-second-in-short": lambda: in_short(measured("h200_in_situ", "`benchmarks/h200_replay.py`")()),
     "kbk": measured("kbk", "`sim replay --backend kbk`"),
     "speed": measured("speed", "`benchmarks/speed.py`"),
 }
