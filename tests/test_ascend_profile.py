@@ -8,23 +8,26 @@ import pytest
 import yaml
 from servesim.calibrate.logs import Judged, judge
 from servesim.calibrate.observed import Observed, read_runs
-from servesim.profile import bundled, load_profile
+from servesim.profile import load_profile
 from servesim.scenario import scenario_from
 from servesim.simulate import simulate
 
+from .conftest import ROOT
+
 NAME = "ascend910b4-llama2-7b"
+RUNS = ROOT / "calibrate" / "profiles" / NAME / "runs.yaml"  # it names logs by their place beside the checkout
 
 
 @pytest.fixture(scope="module")
 def judged(shared: Path) -> dict[str, tuple[Observed, Judged]]:
     profile = load_profile(NAME)
     cold = {run: (c["prefill"], c["decode"]) for run, c in profile.about["fit"]["cold_start"].items()}
-    runs = read_runs(bundled()[NAME] / "runs.yaml").runs
+    runs = read_runs(RUNS).runs
     return {run.name: (run, judge(run, profile.cost, cold)) for run in runs}
 
 
 def test_at_most_half_of_the_reported_runs_are_fitted() -> None:
-    runs = yaml.safe_load((bundled()[NAME] / "runs.yaml").read_text(encoding="utf-8"))["runs"]
+    runs = yaml.safe_load(RUNS.read_text(encoding="utf-8"))["runs"]
     assert sum(run.get("fit", True) for run in runs) == 4  # of the ten rows of reported_runs.csv
 
 
@@ -52,7 +55,7 @@ def test_runs_left_out_of_the_fit_were_predicted_within_two_percent() -> None:
 
 def test_the_totals_are_those_that_were_reported(shared: Path) -> None:
     text = (shared / "data" / "ascend910b4" / "reported_runs.csv").read_text(encoding="utf-8")
-    runs = yaml.safe_load((bundled()[NAME] / "runs.yaml").read_text(encoding="utf-8"))["runs"]
+    runs = yaml.safe_load(RUNS.read_text(encoding="utf-8"))["runs"]
     assert [run["name"] for run in runs if "total" in run and str(run["total"]) not in text] == []
 
 
