@@ -97,7 +97,7 @@ def against_gpu(axes: Any) -> None:
     axes.axvspan(-5, 5, color=GREEN, alpha=0.08, lw=0)
     axes.set(xlim=(-7, 12), xlabel="simulated - measured (%)")
     axes.tick_params(axis="y", labelsize="x-small", length=0)
-    axes.set_title(f"replayed: {lines[0].partition(',')[0]}", fontsize="medium")
+    axes.set_title(f"replayed: {lines[0].partition(',')[0]}, second sitting", fontsize="medium")
     axes.legend(fontsize="x-small", loc="lower right")
 
 
