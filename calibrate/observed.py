@@ -26,10 +26,11 @@ from numpy.typing import NDArray
 
 from ..core import BadInput, StepCost
 from ..cost import cost_from
-from ..scenario import Scenario, merge, read_yaml, scenario_from
+from ..scenario import Scenario, merge, scenario_from
 from ..simulate import load_trace
 from ..traces.section import Section
 from ..traces.trace import Trace
+from ..yaml_text import read_yaml
 from .parameters import value_of
 from .times import Times, read_times
 

@@ -22,8 +22,9 @@ from .grid import Assignment, assigned, unroll
 from .objective import Objective, objective
 from .profile import load_profile
 from .registry import presets
-from .scenario import Scenario, Section, Tree, first_error, override, read_tree, read_yaml, scenario_from, with_preset
+from .scenario import Scenario, Section, Tree, first_error, override, read_tree, scenario_from, with_preset
 from .window import STEADY
+from .yaml_text import read_yaml
 
 EXPERIMENT, RUNS = "experiment.json", "runs.jsonl"
 

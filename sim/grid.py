@@ -137,7 +137,7 @@ def integers(key: str, given: Mapping[str, Any], where: str) -> Axis:
     """Read {integers: [a, b]}, both ends included."""
     only(given, ("integers",), where)
     low, high = bounds(given["integers"], f"{where}.integers")
-    if not (isinstance(low, int) and isinstance(high, int)):
+    if low != int(low) or high != int(high):
         raise BadInput(f"{where}.integers: expected two whole numbers, got {low!r} and {high!r}")
     return Axis(key, (), lambda chance: chance.randint(int(low), int(high)))
 

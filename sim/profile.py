@@ -17,6 +17,7 @@ import yaml
 
 from .core import BadInput, StepCost
 from .cost import NoisyCost, cost_from, mapping
+from .yaml_text import read_yaml
 
 
 @dataclass(frozen=True)
@@ -75,10 +76,7 @@ def load_profile(given: Any) -> Profile:
     if not file.is_file():
         known = ", ".join(bundled()) or "none"
         raise BadInput(f"profile {given}: no such bundled profile or folder with a profile.yaml; bundled: {known}")
-    try:
-        about = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{file}: not valid YAML: {' '.join(str(error).split())}") from None
+    about = read_yaml(file)
     if not isinstance(about, dict) or not isinstance(about.get("cost"), dict):
         raise BadInput(f"{file}: expected a mapping with a `cost` section")
     cost = cost_in(file, about.pop("cost"))

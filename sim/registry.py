@@ -16,6 +16,7 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 from .core import BadInput, Policy
 from .policies import POLICIES
 
+SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 HINTS: dict[type[Policy], dict[str, Any]] = {}
 
 
@@ -92,8 +93,10 @@ def checked(key: str, value: Any, hint: Any) -> Any:
     for kind in kinds:
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
-        if kind is bool and isinstance(value, bool):
-            return value
+        if kind is bool and str(value).lower() in SWITCHES:
+            return SWITCHES[str(value).lower()]
+        if kind is int and isinstance(value, float) and value.is_integer():  # 2e3
+            return int(value)
         if kind in (int, str) and isinstance(value, kind) and not isinstance(value, bool):
             return value
         origin = get_origin(kind) or kind
@@ -127,12 +130,12 @@ def presets() -> dict[str, Path]:
 
 def preset(name: str) -> dict[str, Any]:
     """Return a preset's part of a scenario."""
-    import yaml
+    from .yaml_text import read_yaml
 
     path = presets().get(name)
     if path is None:
         raise BadInput(f"preset {name!r}: no such preset; known: {', '.join(presets())}")
-    tree: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tree: dict[str, Any] = read_yaml(path)
     return tree
 
 

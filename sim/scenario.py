@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from .core import BadInput, Policy
 from .llm_serving_yaml import from_llm_serving, is_llm_serving
 from .registry import make_policy, preset
+from .yaml_text import parse, read_yaml
 
 Tree = dict[str, Any]
 
@@ -122,20 +122,6 @@ class Scenario(Section):
         return [slots] if slots and policy.running_order == "slot" else []
 
 
-def read_yaml(path: Union[str, Path]) -> Any:
-    """Read a YAML file."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot be read: {error}") from None
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise BadInput(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-
-
 def read_tree(path: Union[str, Path]) -> Tree:
     """Read a scenario file, ours or llm-serving's own, with the preset it names merged under it."""
     tree = read_yaml(path)
@@ -178,11 +164,7 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
         key, sign, text = setting.partition("=")
         if not sign or not key:
             raise BadInput(f"--set {setting}: expected KEY=VALUE, e.g. policy.delay_factor=0.5")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise BadInput(f"--set {setting}: the value is not valid YAML") from None
-        tree = put(tree, key.split("."), value)
+        tree = put(tree, key.split("."), parse(text, f"--set {setting}"))
     return tree
 
 
@@ -216,7 +198,7 @@ def first_error(error: ValidationError) -> str:
     key = ".".join(place) or "scenario"
     if fault["type"] == "extra_forbidden":
         return f"{key}: unknown key; known: {', '.join(known_keys(place[:-1]))}"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ")
+    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
     return f"{key}: expected {message}, got {fault['input']!r}"[:400]
 
 

@@ -25,9 +25,10 @@ from .grid import Assignment
 from .journal import Journal
 from .progress import Progress
 from .results import write_json
-from .scenario import Section, Tree, override, read_yaml
+from .scenario import Section, Tree, override
 from .study import assignment, distribution, ended, make_sampler, open_study, prune
 from .summary import Summary
+from .yaml_text import read_yaml
 
 PENALTY = 1e18  # the value of a configuration that gets stuck or leaves requests unserved
 SEARCH = "search.json"
