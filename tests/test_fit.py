@@ -177,7 +177,7 @@ def test_check_tells_coverage_error_and_what_to_measure_next(
     assert main(["calibrate", "fit", str(tmp_path), "--plot", str(tmp_path / "fit.png")]) == 0
     assert (tmp_path / "fit.png").stat().st_size > 10_000
     assert main(["calibrate", "check", str(tmp_path)]) == 0
-    assert main(["calibrate", "check", str(tmp_path), "--tolerance", "0.001"]) == 3
+    assert main(["calibrate", "check", str(tmp_path), "--tolerance", "0.1%"]) == 3
     said = capsys.readouterr().out
     assert "held-out error  prefill" in said
     assert "more prefill steps: held-out error" in said

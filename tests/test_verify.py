@@ -195,13 +195,35 @@ def test_what_is_no_run_is_said_to_be_none(
     assert complaint in capsys.readouterr().err
 
 
-def test_a_share_is_given_as_a_part_or_in_percent(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_share_is_given_as_a_part_or_in_percent() -> None:
     from servesim.commands.tolerance import share
 
-    assert share("5%") == share("0.05") == 0.05
-    with pytest.raises(SystemExit):
-        main(["verify", "a", "b", "--tolerance", "5"])
-    assert "0.05 or 5%" in capsys.readouterr().err
+    assert share("5%") == share("0.05") == share(" 5 % ") == 0.05
+    assert (share("0"), share("100%"), share("250%")) == (0.0, 1.0, 2.5)
+
+
+@pytest.mark.parametrize("given", ["5", "-1%", "nan", "inf", "inf%", "%", "5%%", "much", ""])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["verify", "a", "b", "--tolerance"],
+        ["replay", "a", "--tolerance"],
+        ["compare", "a", "b", "--tolerance"],
+        ["compare", "a", "b", "--confidence"],
+        ["calibrate", "check", "a", "--tolerance"],
+        ["calibrate", "probe", "--backend", "fake", "-o", "a", "--precision"],
+        ["search", "a", "--precision"],
+        ["sweep", "a", "--ci"],
+    ],
+    ids=lambda words: " ".join(words[:2]) + " " + words[-1],
+)
+def test_every_option_that_is_a_share_reads_it_alike(
+    command: list[str], given: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*command[:-1], f"{command[-1]}={given}"])
+    assert ended.value.code == 2
+    assert f"argument {command[-1]}: expected a share such as 0.05 or 5%, got {given!r}" in capsys.readouterr().err
 
 
 def test_an_unknown_metric_lists_the_known_ones() -> None:

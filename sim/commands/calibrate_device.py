@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import BadInput
+from .tolerance import share
 
 
 def register_probe(kinds: Any) -> None:
@@ -29,7 +30,7 @@ def register_probe(kinds: Any) -> None:
     device.add_argument("--host-blocks", type=int, default=64, metavar="N", help="KV blocks on the host (64)")
     grid = probe.add_argument_group("grid")
     grid.add_argument("--budget", type=float, default=120.0, metavar="S", help="seconds to measure at most (120)")
-    grid.add_argument("--precision", type=float, default=0.01, metavar="P", help="of a point's median (0.01)")
+    grid.add_argument("--precision", type=share, default=0.01, metavar="SHARE", help="of a point's median (1%%)")
     grid.add_argument("--most-rows", type=int, default=64, metavar="N", help="rows of a step (64)")
     grid.add_argument("--most-tokens", type=int, default=2048, metavar="N", help="prompt tokens of a step (2048)")
     grid.add_argument("--longest", type=int, metavar="N", help="tokens of a sequence (what the model is built for)")
@@ -56,7 +57,7 @@ def register_check(kinds: Any) -> None:
     check = kinds.add_parser("check", help="say what a profile covers, what it is off by, what to measure next")
     check.add_argument("profile", metavar="PROFILE", help="a bundled profile or a profile folder")
     check.add_argument(
-        "--tolerance", type=float, metavar="P", help="exit with 3 if a held-out error is above this part"
+        "--tolerance", type=share, metavar="SHARE", help="exit 3 if a held-out error is larger: 0.03 or 3%%"
     )
     check.add_argument("--plot", metavar="FILE.png", help="draw samples against the fit")
     check.set_defaults(run=check_profile)

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from .sweep import add_executor_options, executing, jobs
+from .tolerance import share
 
 
 def register(commands: Any) -> None:
@@ -19,8 +20,10 @@ def register(commands: Any) -> None:
     compare.add_argument("b", metavar="B")
     compare.add_argument("--metric", action="append", metavar="NAME", help="figures to compare (repeatable)")
     compare.add_argument("--replications", type=int, default=10, metavar="N", help="of scenarios (default 10)")
-    compare.add_argument("--confidence", type=float, default=0.95, metavar="P")
-    compare.add_argument("--tolerance", metavar="PART", help="exit 3 if any figure differs by more, e.g. 5%%")
+    compare.add_argument("--confidence", type=share, default=0.95, metavar="SHARE", help="of intervals (95%%)")
+    compare.add_argument(
+        "--tolerance", type=share, metavar="SHARE", help="exit 3 if a figure differs by more: 0.05 or 5%%"
+    )
     compare.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of both")
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_executor_options(compare)
@@ -34,10 +37,9 @@ def run_compare(args: argparse.Namespace) -> int:
     from ..compare import METRICS, compare, side, table, verdict
     from ..core import BadInput
     from ..executor import executor
-    from ..experiment import percent
     from ..objective import objective
 
-    tolerance = percent(args.tolerance) if args.tolerance is None else number(args.tolerance)
+    tolerance = args.tolerance
     if not 0 < args.confidence < 1 or args.replications < 1:
         raise BadInput("--confidence: expected a part between 0 and 1, --replications: at least 1")
     wanted = [objective(name, "--metric") for name in args.metric or METRICS]
@@ -55,17 +57,3 @@ def run_compare(args: argparse.Namespace) -> int:
         pairs = f"{size} pairs of {kind}, {100 * args.confidence:g} % t intervals" if size > 1 else "One run each"
         print(f"A: {a.name}\nB: {b.name}\n{table(found)}\n{verdict(found, tolerance)} {pairs}.")
     return 3 if tolerance is not None and any(one.outside(tolerance) for one in found) else 0
-
-
-def number(given: str) -> float:
-    """Read a part, as 0.05 or 5%."""
-    from ..core import BadInput
-    from ..experiment import percent
-
-    try:
-        value = float(percent(given))
-    except ValueError:
-        raise BadInput(f"--tolerance {given}: expected a part, e.g. 5% or 0.05") from None
-    if not value >= 0:
-        raise BadInput(f"--tolerance {given}: expected 0 or more")
-    return value

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .sweep import add_executor_options, executing, finish, jobs
+from .tolerance import share
 
 
 def register(commands: Any) -> None:
@@ -30,7 +31,7 @@ def register(commands: Any) -> None:
     rate = search.add_argument_group("highest rate")
     rate.add_argument("--meet", action="append", metavar="BOUND", help="e.g. 'p99_ttft_ms<=500' or 'attainment>=0.99'")
     rate.add_argument("--goodput", nargs="+", metavar="KEY:MS", help="what a good answer is, e.g. ttft:500 tpot:50")
-    rate.add_argument("--precision", type=float, default=0.01, metavar="PART", help="of the rate (default 0.01)")
+    rate.add_argument("--precision", type=share, default=0.01, metavar="SHARE", help="of the rate (default 1%%)")
     rate.add_argument("--steady", action="store_true", help="cut warm-up and drain from every run")
     add_executor_options(search)
     search.set_defaults(run=run_search)

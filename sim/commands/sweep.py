@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .tolerance import share
+
 if TYPE_CHECKING:
     from ..executor import Executor
     from ..experiment import Experiment
@@ -32,7 +34,9 @@ def register(commands: Any) -> None:
     sweep.add_argument("--shard", metavar="I/N", help="run only part I of N; then `sim sweep merge DIR`")
     how = sweep.add_argument_group("instead of the file's")
     how.add_argument("--replications", type=int, metavar="N")
-    how.add_argument("--ci", metavar="PART", help="replicate until half-widths are this part of the mean, e.g. 1%%")
+    how.add_argument(
+        "--ci", type=share, metavar="SHARE", help="replicate until half-widths are so much of the mean: 0.01 or 1%%"
+    )
     how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the base")
     out = sweep.add_argument_group("output")
     out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table (default 10)")

@@ -1,4 +1,4 @@
-"""The options by which a comparison is judged, and the judging, shared by `sim verify` and `sim replay`."""
+"""Shares as people write them, for every command; and how `sim verify` and `sim replay` judge a comparison by one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ def add_tolerance(group: Any) -> None:
 
 
 def share(text: str) -> float:
-    """Read 5% or 0.05."""
+    """Read 5% or 0.05. More than the whole must be in percent: a 5 alone could be meant as either."""
+    text = text.strip()
+    percent = text.endswith("%")
     try:
-        value = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        value = float(text[:-1]) / 100 if percent else float(text)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a share such as 0.05 or 5%, got {text!r}") from None
-    if not 0 <= value <= 1:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value > 1 and not percent):
         raise argparse.ArgumentTypeError(f"expected a share such as 0.05 or 5%, got {text!r}")
     return value
 
