@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import codecs
 import importlib
 import importlib.util
 import os
+import re
 import sys
 from collections.abc import Sequence
-from typing import Optional
+from typing import Any, NoReturn, Optional
 
 from . import __version__
 from .core import BadInput, Stuck
@@ -17,13 +19,64 @@ GROUPS = (
     "run", "sweep", "search", "compare", "report", "plot", "calibrate", "replay", "verify", "serve", "trace",
     "policies", "config",
 )  # fmt: skip
+START = """
+To begin with:
+  sim run -X 5 --set policy.decode_batch=64   1,500 requests, 5 a second, on the default engine
+  sim policies list                           what schedulers there are
+  sim config init my.yaml                     a scenario to change and `sim run my.yaml`
+"""
+PLAIN = {"±": "+-", "×": "x", "–": "-", "…": "..."}  # for terminals that cannot show them
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose complaints are one line that says what was meant, and whose commands are shown in a table."""
+
+    @property
+    def commands(self) -> Any:
+        """The action that holds the commands below this one, None at the end of the line."""
+        return next((action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; a command itself complains of what it does not know, since it knows what is near to it."""
+        found, extra = super().parse_known_args(args, namespace)
+        if extra and self.commands is None:
+            self.error(f"unrecognized arguments: {' '.join(extra)}")
+        return found, extra
+
+    def error(self, message: str) -> NoReturn:
+        """Say in one line what is wrong; without a command, which there are."""
+        from .nearest import meant
+
+        if self.commands is not None and message.startswith("the following arguments are required"):
+            self.exit(2, self.format_help())
+        choice = re.search(r"invalid choice: '([^']*)'", message)
+        if choice and self.commands is not None:
+            hint = meant(choice[1], self.commands.choices)
+            self.exit(2, f"{self.prog}: no command {choice[1]}; known: {', '.join(self.commands.choices)}{hint}\n")
+        option = re.search(r"unrecognized arguments: (--[\w-]+)", message)
+        options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        hint = meant(option[1], options) if option else ""
+        self.exit(2, f"{self.prog}: {message}{hint or f'; see {self.prog} --help'}\n")
+
+    def format_help(self) -> str:
+        """Return the help; where there are commands, a table of them."""
+        if self.commands is None:
+            return super().format_help()
+        rows = [(choice.dest, choice.help or "") for choice in self.commands._choices_actions]
+        width = max(len(name) for name, _ in rows)
+        lines = [f"usage: {self.prog} COMMAND ...", ""]
+        lines += [self.description, ""] if self.description else []
+        lines += [f"  {name:<{width}}  {about}" for name, about in rows]
+        lines += ["", f"`{self.prog} COMMAND --help` says what a command takes."]
+        return "\n".join(lines) + "\n" + (self.epilog or "")
 
 
 def parser() -> argparse.ArgumentParser:
     """Return the whole command line."""
-    top = argparse.ArgumentParser(
+    top = Parser(
         prog="sim",
         description="Simulate the scheduling of an LLM server, find the best policy, and prove it on the device.",
+        epilog=START,
     )
     top.add_argument("--version", action="version", version=f"servesim {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
@@ -36,7 +89,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; bad input is one line on standard error and exit code 2, never a traceback."""
-    args = parser().parse_args(argv)
+    speak_plainly()
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    args = parser().parse_args(words)
     try:
         code: int = args.run(args)
         sys.stdout.flush()
@@ -46,6 +103,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except Stuck as stuck:
         print(f"sim: {stuck}", file=sys.stderr)
         return 1
+    except MemoryError:
+        print("sim: not enough memory; fewer requests or fewer processes (--jobs) take less", file=sys.stderr)
+        return 1
     except BrokenPipeError:  # `sim ... | head` is no fault
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -53,3 +113,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print("sim: interrupted", file=sys.stderr)
         return 130
     return code
+
+
+def speak_plainly() -> None:
+    """Let a terminal that is not of UTF-8 show what it cannot in letters that it can."""
+    codecs.register_error("servesim", lambda fault: (plain(fault), getattr(fault, "end", 0)))
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="servesim")
+
+
+def plain(fault: UnicodeError) -> str:
+    """Return what stands for the letters that an encoding does not have."""
+    if not isinstance(fault, UnicodeEncodeError):
+        raise fault
+    return "".join(PLAIN.get(letter, "?") for letter in fault.object[fault.start : fault.end])

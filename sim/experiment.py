@@ -19,6 +19,7 @@ from . import __version__
 from .bench import Task, setup_of
 from .core import BadInput
 from .grid import Assignment, assigned, unroll
+from .nearest import meant
 from .objective import Objective, objective
 from .profile import load_profile
 from .registry import presets
@@ -52,6 +53,11 @@ class SweepFile(Section):
     max_replications: int = Field(64, gt=1)
     confirm: int = Field(0, ge=0, description="fresh replications of the winner and the baseline, after the choice")
     steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: terminating, all counts")
+
+    @field_validator("objectives", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        return [given] if isinstance(given, (str, dict)) else given
 
     @field_validator("ci", mode="before")
     @classmethod
@@ -188,7 +194,10 @@ def sweep_error(error: ValidationError, kind: type[Section] = SweepFile) -> str:
     """Return pydantic's first complaint; an unknown key lists those of the file."""
     fault = error.errors()[0]
     if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
-        return f"{fault['loc'][0]}: unknown key; known: {', '.join(kind.model_fields)}"
+        key = str(fault["loc"][0])
+        theirs = "; this is a key of scenarios: `sim run FILE`, or put it under base"
+        hint = theirs if key in Scenario.model_fields else meant(key, kind.model_fields)
+        return f"{key}: unknown key; known: {', '.join(kind.model_fields)}{hint}"
     return first_error(error)
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from .core import BadInput
 from .metrics import PERCENTILES
+from .nearest import meant
 
 KINDS = ("mean", "median", "std", *(f"p{q}" for q in PERCENTILES))
 LARGE = (
@@ -46,7 +47,9 @@ def objective(given: Any, where: str = "objectives") -> Objective:
         head, colon, metric = str(given).rpartition(":")
         goal = head if colon else None
     if metric not in FIGURES:
-        raise BadInput(f"{where}: no figure {metric!r}; known: {', '.join(FIGURES)}")
+        spans = f"{'|'.join(KINDS)}_ttft|tpot|itl|e2el_ms"
+        hint = meant(metric, FIGURES)
+        raise BadInput(f"{where}: no figure {metric!r}; known: {', '.join((*SMALL, *LARGE))}, {spans}{hint}")
     goal = goal or ("max" if metric in LARGE else "min")
     if goal not in ("min", "max"):
         raise BadInput(f"{where}: {metric}: goal: expected min or max, got {goal!r}")

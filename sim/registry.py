@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 from .core import BadInput, Policy
+from .nearest import meant
 from .policies import POLICIES
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -31,7 +32,8 @@ def policy_class(name: str) -> type[Policy]:
             found: type[Policy] = point.load()
             return found
     known = ", ".join(POLICIES)
-    raise BadInput(f"policy.name: no policy {name!r}; known: {known}, or path/to/file.py:Name")
+    hint = f"; {name} is a preset: --preset {name}" if name in presets() else meant(name, POLICIES)
+    raise BadInput(f"policy.name: no policy {name!r}; known: {known}, or path/to/file.py:Name{hint}")
 
 
 @lru_cache(maxsize=64)
@@ -70,7 +72,7 @@ def make_policy(given: Mapping[str, Any]) -> Policy:
     known = [field.name for field in fields(kind)]
     for key, value in settings.items():
         if key not in known:
-            raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}")
+            raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}{meant(key, known)}")
         settings[key] = checked(f"policy.{key}", value, hints[key])
     try:
         return kind(**settings)
@@ -134,7 +136,8 @@ def preset(name: str) -> dict[str, Any]:
 
     path = presets().get(name)
     if path is None:
-        raise BadInput(f"preset {name!r}: no such preset; known: {', '.join(presets())}")
+        hint = f"; {name} is a policy: --policy {name}" if name in POLICIES else meant(name, presets())
+        raise BadInput(f"preset {name!r}: no such preset; known: {', '.join(presets())}{hint}")
     tree: dict[str, Any] = read_yaml(path)
     return tree
 

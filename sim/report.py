@@ -16,7 +16,7 @@ from .numbers import number, percentage, spread
 from .results import open_text
 from .statistics import Interval
 from .summary import Row, Summary
-from .sweep_files import MEANINGS, confirmation, counted, keys_of
+from .sweep_files import MEANINGS, confirmation, count, counted, keys_of
 
 ROWS = 2000  # of the table; summary.csv has them all
 
@@ -55,7 +55,7 @@ def about(summary: Summary) -> str:
     profile = summary.experiment.base.get("profile", "ascend910b4-llama2-7b")
     name = profile if isinstance(profile, str) else "costs of the scenario's own"
     return escape(
-        f"{len(summary.rows):,} configurations, {summary.runs:,} simulated runs on profile {name}. "
+        f"{count(len(summary.rows), 'configuration')}, {count(summary.runs, 'simulated run')} on profile {name}. "
         f"Counted: {counted(summary.experiment)}."
     )
 
@@ -104,11 +104,9 @@ def tie(summary: Summary) -> str:
     if not tied:
         sure = "" if not summary.experiment.varies or summary.experiment.replications < 2 else " beyond chance"
         return f'<p class="note">Nothing else reaches its {escape(metric)}{sure}.</p>'
-    names = "; ".join(row.label for row in tied[:3])
-    more = f" and {len(tied) - 3} more" if len(tied) > 3 else ""
     return (
         f'<p class="note">{len(tied)} other{"s" if len(tied) > 1 else ""} cannot be told from it by '
-        f"{escape(metric)}: {escape(names)}{more}.</p>"
+        f'{escape(metric)}; they have an = in the <a href="#configurations">table</a>.</p>'
     )
 
 
@@ -163,11 +161,11 @@ def trade_offs(summary: Summary) -> list[Part]:
     first, *others = summary.experiment.objectives
     if not others or len(summary.rows) < 2:
         return []
-    count = sum(row.front for row in summary.rows)
+    many = sum(row.front for row in summary.rows)
     charts = "".join(f"<figure>{svg.trade_off(summary, first, other)}</figure>" for other in others)
     names = ", ".join(one.metric for one in summary.experiment.objectives)
     key = legend(("--win", "winner"), ("--base", "baseline"), ("--mark", "on the front"), ("--point", "beaten"))
-    text = f"<p>{count} configuration{'s are' if count != 1 else ' is'} not beaten in {escape(names)} at once.</p>"
+    text = f"<p>{many} configuration{'s are' if many != 1 else ' is'} not beaten in {escape(names)} at once.</p>"
     return [Part("pareto", "Pareto front", f'{text}{key}<div class="charts wide">{charts}</div>')]
 
 

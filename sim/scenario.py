@@ -10,7 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from .core import BadInput, Policy
 from .llm_serving_yaml import from_llm_serving, is_llm_serving
-from .registry import make_policy, preset
+from .nearest import meant
+from .policies import POLICIES
+from .registry import hints_of, make_policy, preset
 from .yaml_text import parse, read_yaml
 
 Tree = dict[str, Any]
@@ -164,13 +166,19 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
         key, sign, text = setting.partition("=")
         if not sign or not key:
             raise BadInput(f"--set {setting}: expected KEY=VALUE, e.g. policy.delay_factor=0.5")
-        tree = put(tree, key.split("."), parse(text, f"--set {setting}"))
+        value = parse(text, f"--set {setting}")
+        try:
+            tree = put(tree, key.split("."), value)
+        except BadInput as bad:
+            raise BadInput(f"--set {setting}: {bad}") from None
     return tree
 
 
 def put(tree: Any, keys: Sequence[str], value: Any) -> Tree:
     """Return the tree with one value set; `policy: name` grows into a mapping when a field of it is set."""
     tree = {"name": tree} if isinstance(tree, str) else tree
+    if not isinstance(tree, Mapping):
+        raise BadInput(f"expected a section to set {'.'.join(keys)} in, got {tree!r}")
     if len(keys) == 1:
         return {**tree, keys[0]: value}
     return {**tree, keys[0]: put(tree.get(keys[0]) or {}, keys[1:], value)}
@@ -197,9 +205,22 @@ def first_error(error: ValidationError) -> str:
     place = [str(part) for part in fault["loc"] if not str(part).startswith(("dict[", "str"))]
     key = ".".join(place) or "scenario"
     if fault["type"] == "extra_forbidden":
-        return f"{key}: unknown key; known: {', '.join(known_keys(place[:-1]))}"
+        known = known_keys(place[:-1])
+        return f"{key}: unknown key; known: {', '.join(known)}{meant(place[-1], known) or misplaced(place)}"
     message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
+    message = "keys and values" if "dictionary" in message else message
     return f"{key}: expected {message}, got {fault['input']!r}"[:400]
+
+
+def misplaced(place: Sequence[str]) -> str:
+    """Return where a key belongs that stands at the top by mistake, or what takes a file that has it."""
+    if len(place) != 1:
+        return ""
+    if place[0] in ("base", "params", "objectives", "replications"):
+        return "; this is a key of sweep files: `sim sweep FILE`"
+    homes = [f"{section}.{place[0]}" for section in ("engine", "trace", "slo") if place[0] in known_keys([section])]
+    homes += [f"policy.{place[0]}" for kind in POLICIES.values() if place[0] in hints_of(kind)]
+    return f"; did you mean {homes[0]}?" if homes else ""
 
 
 def known_keys(place: Sequence[str]) -> list[str]:

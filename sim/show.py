@@ -17,7 +17,7 @@ TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1
 def line(label: str, value: Any) -> str:
     """Return one row of the block."""
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
-    return f"{label:<44}{text:>{WIDTH - 44}}"
+    return f"{label}{text:>{WIDTH - len(label)}}"
 
 
 def rule(title: str, fill: str = "-") -> str:

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from .experiment import Experiment
+from .experiment import Experiment, shown
 from .numbers import columns, percentage, spread
 from .results import open_text
 from .summary import Row, Summary
@@ -100,18 +100,35 @@ def table(summary: Summary, top: int = 10) -> str:
     if summary.baseline not in rows:
         rows = [*rows, summary.baseline]
     names = [one.metric for one in summary.experiment.objectives]
-    lines = [["rank", *names, "against the baseline", "configuration", "labels"]]
+    lines = [["rank", *names, "against the baseline", "changed settings", "labels"]]
     for row in rows:
         difference = "" if row is summary.baseline else against(row, names[0])
         figures = [spread(row.found[name], name) for name in names]
-        lines.append([f"{'= ' * row.tied}{row.rank}", *figures, difference, row.label, ", ".join(row.labels)])
+        labels = [name for name in row.labels if name not in everywhere(summary)]
+        lines.append([f"{'= ' * row.tied}{row.rank}", *figures, difference, changed(row, summary), ", ".join(labels)])
     return "\n".join([*columns(lines), *notes(summary)])
+
+
+def everywhere(summary: Summary) -> set[str]:
+    """Return the labels that every configuration has, which need no column."""
+    return set.intersection(*(set(row.labels) for row in summary.rows)) if len(summary.rows) > 1 else set()
+
+
+def changed(row: Row, summary: Summary) -> str:
+    """Return what a configuration sets otherwise than the baseline, in short."""
+    base = summary.baseline.assignment
+    if row is summary.baseline:
+        return row.label
+    apart = [key for key in summary.experiment.knobs if key in row.assignment and row.assignment[key] != base.get(key)]
+    gone = [key for key in summary.experiment.knobs if key in base and key not in row.assignment]
+    parts = [f"{key.removeprefix('policy.')}={shown(row.assignment[key])}" for key in apart]
+    return " ".join([*parts, *(f"no {key.removeprefix('policy.')}" for key in gone)]) or row.label
 
 
 def notes(summary: Summary) -> list[str]:
     """Return what a reader of the table must know."""
     experiment = summary.experiment
-    runs = f"{len(summary.rows)} configurations, {summary.runs} runs"
+    runs = f"{count(len(summary.rows), 'configuration')}, {count(summary.runs, 'run')}"
     found = [f"{runs}; {counted(experiment)}; common random numbers, {100 * experiment.confidence:g} % t intervals"]
     found += [*precision(summary), *confirmation(summary)]
     tied = sum(row.tied for row in summary.rows)
@@ -120,9 +137,15 @@ def notes(summary: Summary) -> list[str]:
     if not experiment.varies:
         found.append("nothing is random here: one run says all, and there is no interval")
     counts = {name: sum(name in row.labels for row in summary.rows) for name in MEANINGS}
-    found += [f"{name}: {count} ({MEANINGS[name]})" for name, count in counts.items() if count]
+    told = {name: "all" if many == len(summary.rows) else str(many) for name, many in counts.items() if many}
+    found += [f"{name}: {many} ({MEANINGS[name]})" for name, many in told.items()]
     found += [f"failed: configuration {run['config']}: {run['error']}" for run in summary.failures[:3]]
     return found
+
+
+def count(many: int, what: str) -> str:
+    """Return how many of something there are."""
+    return f"{many:,} {what}{'' if many == 1 else 's'}"
 
 
 def precision(summary: Summary) -> list[str]:

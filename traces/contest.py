@@ -24,6 +24,7 @@ from .tokens import Tokenizer, counter
 from .trace import Columns, Trace, assemble
 
 SERVER_DEFAULT = 300  # max_new_tokens where the client names none, as it does for an empty reference answer
+MOST = 10**8  # requests
 BOS = 1  # the server puts one begin-of-sequence token before every prompt
 
 Lengths = Union[PathLike, Sequence[tuple[int, int]]]  # a file, or (prompt, output) pairs
@@ -47,6 +48,8 @@ def contest(
     if int(T * X) < 1:
         raise BadInput(f"contest: X*T: expected at least one request, got {X:g}*{T:g}")
     count = int(T * X)
+    if count > MOST:
+        raise BadInput(f"contest: X*T: expected at most {MOST:,} requests, got {count:,}")
     columns = _columns(lengths, count, seed, tokenizer)
     columns.arrival = list(contest_arrivals(count, X, seed, dispatch).tolist())
     return assemble(columns, f"contest X={X:g} T={T:g} seed={seed}", "contest")

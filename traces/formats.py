@@ -35,8 +35,9 @@ def recognised(source: Source) -> str:
     has = ", ".join(sorted(source.header))[:120]
     separated = next((f" (separated by {mark!r}?)" for mark in ";\t|" if mark in has), "")
     raise BadInput(
-        f"{source.name}: row 1: no known trace format has {has!r}{separated}: "
-        f"expected one of {', '.join(FORMATS)}, or name columns with --column"
+        f"{source.name}: row 1: no known trace format has {has!r}{separated}: expected arrival_s, prompt_tokens, "
+        "output_tokens, or say which of your columns they are: --column arrival=... --column prompt=... --column "
+        f"output=...; known formats: {', '.join(FORMATS)}"
     )
 
 

@@ -59,6 +59,7 @@ class Section:
     def whole(self, key: str, default: Any = REQUIRED, least: int = 1, most: int = 2**31 - 1) -> int:
         """Return a whole number."""
         value = self.values.get(key, default)
+        value = int(value) if type(value) is float and value.is_integer() else value  # 1e4
         if type(value) is int and least <= value <= most:
             return value
         raise self.bad(key, f"a whole number from {least} to {most}")

@@ -9,7 +9,8 @@ from typing import Any
 def register(commands: Any) -> None:
     """Add `sim policies`."""
     group = commands.add_parser("policies", help="list policies and presets, show one's fields")
-    actions = group.add_subparsers(metavar="ACTION", required=True)
+    group.set_defaults(run=list_policies)
+    actions = group.add_subparsers(metavar="ACTION")
     listing = actions.add_parser("list", help="all policies and presets")
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="fields, defaults, help, what it mirrors and how it was proven")

@@ -17,6 +17,10 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     given.add_argument("--policy", metavar="NAME", help="a policy by name, or path/to/file.py:Name")
     given.add_argument("--trace", metavar="FILE", help="requests to serve, in any known trace format")
     given.add_argument("--format", metavar="NAME", help="the trace's format, if it is not to be recognised")
+    given.add_argument(
+        "--column", action="append", default=[], metavar="FIELD=NAME",
+        help="the trace's column that holds a field, e.g. prompt=tokens_in",
+    )  # fmt: skip
     given.add_argument("-X", type=float, metavar="QPS", help="the contest's workload at this rate")
     given.add_argument("-T", type=float, metavar="S", help="seconds of it (1500 / X if left out)")
     given.add_argument("--profile", metavar="NAME", help="step costs: a bundled profile or a profile folder")
@@ -27,6 +31,7 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 
 def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
     """Return the tree that file, preset, options and settings give together."""
+    from ..core import BadInput
     from ..scenario import merge, override, read_tree, with_preset
 
     tree: dict[str, Any] = read_tree(args.scenario) if args.scenario else {}
@@ -35,8 +40,12 @@ def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
     if args.policy:
         tree = merge(tree, {"policy": {"name": args.policy}})
     if args.trace:
-        trace = {"path": args.trace, **({"format": args.format} if args.format else {})}
-        tree = merge(tree, {"trace": trace})
+        trace = {"path": args.trace, "format": args.format, "columns": columns(args.column)}
+        tree = merge(tree, {"trace": {key: value for key, value in trace.items() if value}})
+    elif args.format or args.column:
+        raise BadInput(f"{'--format' if args.format else '--column'}: expected --trace FILE beside it")
+    if args.T is not None and args.X is None:
+        raise BadInput("-T: expected -X, the requests a second, beside it")
     if args.X is not None:
         # the generator sends int(T * X): a hair more than 1500 / X makes that 1500 for every X
         seconds = args.T if args.T is not None else 1500 / args.X * (1 + 1e-9) if args.X > 0 else 0.0
@@ -48,6 +57,19 @@ def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
     if args.goodput:
         tree["slo"] = objectives(args.goodput)
     return override(tree, args.set)
+
+
+def columns(given: list[str]) -> dict[str, str]:
+    """Read FIELD=NAME, which column holds which field."""
+    from ..core import BadInput
+
+    found = {}
+    for item in given:
+        field, sign, name = item.partition("=")
+        if not (field and sign and name):
+            raise BadInput(f"--column {item}: expected FIELD=NAME, e.g. prompt=tokens_in")
+        found[field] = name
+    return found
 
 
 def objectives(given: list[str]) -> dict[str, float]:

@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, Optional
 
+from .scenario_options import columns
+
 if TYPE_CHECKING:
     from ..traces.trace import Trace
 
@@ -158,21 +160,9 @@ def _load(args: argparse.Namespace, file: str) -> Trace:
 
     window = _window(args.slice)
     return load(
-        file, args.format, _columns(args.column), args.limit, args.tokenizer,
+        file, args.format, columns(args.column), args.limit, args.tokenizer,
         unit=args.time_unit, sort=args.sort, seed=args.seed, **({"window": window} if window else {}),
     )  # fmt: skip
-
-
-def _columns(given: list[str]) -> dict[str, str]:
-    from ..core import BadInput
-
-    columns = {}
-    for item in given:
-        field, equals, name = item.partition("=")
-        if not equals or not field or not name:
-            raise BadInput(f"--column {item}: expected FIELD=NAME, e.g. prompt=tokens_in")
-        columns[field] = name
-    return columns
 
 
 def _window(text: Optional[str]) -> Optional[tuple[float, float]]:
