@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -41,7 +42,7 @@ class Sitting:
 
     def begin(self, about: Mapping[str, Any]) -> list[dict[str, str]]:
         """Return the samples of an earlier sitting with the same settings, and make sure the folder can be written."""
-        self.about = dict(about)
+        self.about = {**about, "date": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         before = read_probe(self.folder)
         if before is not None:
             self._same(before)
