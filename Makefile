@@ -2,25 +2,27 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+EXTRAS := dev,replay,search,cluster,notebooks
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
 
-.PHONY: demo test lint bench kbk clean
+.PHONY: demo test lint docs bench kbk clean
 
-# The packages that servesim and its tests need; TORCH=torch==VERSION adds the torch backend's tests.
-$(VENV)/.packages: setup.cfg pyproject.toml tools/install.sh
-	tools/install.sh $(PYTHON) $(VENV) $(TORCH)
-	touch $@
+# servesim itself, as a wheel: what is shown and tested is what users install.
+$(VENV)/.servesim: setup.cfg pyproject.toml tools/install.sh $(SOURCES)
+	@tools/install.sh $(PYTHON) $(VENV) .
+	@touch $@
 
-# servesim itself, as a wheel: what is tested is what users install.
-$(VENV)/.servesim: $(VENV)/.packages $(SOURCES)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall .
-	touch $@
+# What its tests, notebooks and documents need besides; TORCH=torch==VERSION adds the torch backend's tests.
+$(VENV)/.packages: setup.cfg pyproject.toml tools/install.sh | $(VENV)/.servesim
+	@tools/install.sh $(PYTHON) $(VENV) '.[$(EXTRAS)]' $(TORCH)
+	@touch $@
 
 demo: $(VENV)/.servesim
-	rm -rf demo-out
+	@rm -rf demo-out
 	$(BIN)/sim sweep examples/contest_knobs.yaml -o demo-out
+	@echo "Open demo-out/report.html in a browser: what won, why, and at what price."
 
-lint: $(VENV)/.servesim
+lint: $(VENV)/.servesim $(VENV)/.packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -30,6 +32,13 @@ kbk:
 
 test: lint kbk
 	$(BIN)/python -Im pytest
+
+# Tables, printed output and pictures of README and docs, and the notebooks of their Python files, all made anew.
+docs: $(VENV)/.servesim $(VENV)/.packages
+	$(BIN)/python tools/reference.py
+	$(BIN)/python tools/pages.py
+	$(BIN)/python tools/pictures.py
+	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
 
 bench: $(VENV)/.servesim
 	$(BIN)/python benchmarks/speed.py --policies --million

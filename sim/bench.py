@@ -18,6 +18,7 @@ from .core import BadInput
 from .grid import assigned
 from .objective import FIGURES
 from .profile import Profile, load_profile
+from .registry import blamed
 from .scenario import Scenario, Tree, scenario_from
 from .simulate import Run, load_trace, simulate
 from .traces.trace import Trace
@@ -65,7 +66,8 @@ class Bench:
         except BadInput as bad:
             return {**record, "error": str(bad)}
         except Exception as error:  # a fault in one configuration must not end the sweep
-            return {**record, "error": f"{type(error).__name__}: {error}"}
+            place = blamed(error)
+            return {**record, "error": f"{type(error).__name__}: {error}{f' ({place})' if place else ''}"}
 
     def scenario(self, task: Task) -> Scenario:
         """Return what a task runs."""

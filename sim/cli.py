@@ -112,6 +112,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     except KeyboardInterrupt:
         print("sim: interrupted", file=sys.stderr)
         return 130
+    except Exception as error:
+        from .registry import blamed, own_policies
+
+        place = blamed(error)
+        if place is None and isinstance(error, AssertionError) and str(error) and own_policies():
+            place = f"{', '.join(own_policies())} (`sim policies check` looks into it)"
+        if place is None:  # ours: the whole story, for a report
+            raise
+        print(f"sim: {place}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
     return code
 
 

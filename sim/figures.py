@@ -113,7 +113,8 @@ class Story:
 
 def stories(summary: Summary) -> list[Story]:
     """Run the winner and the baseline once more, watched; empty where their requests are out of reach."""
-    rows = [row for row in (summary.winner, summary.baseline) if row is not None]
+    given = [row for row in (summary.winner, summary.baseline) if row is not None]
+    rows = [row for row in given if not any("error" in run for run in row.runs)]
     if len(rows) == 2 and rows[0] is rows[1]:
         rows = rows[:1]
     try:

@@ -33,6 +33,8 @@ def number(value: float) -> str:
 def spread(found: Interval, metric: str, sign: bool = False) -> str:
     """Return a figure with the half-width of its interval and its unit; long milliseconds as seconds."""
     value, half, name = found.mean, found.half, unit(metric)
+    if math.isnan(value):
+        return number(value)
     if name == "ms" and abs(value) >= 10_000:
         value, half, name = value / 1000, None if half is None else half / 1000, "s"
     if half is not None and half < 1e-9 * abs(value):

@@ -7,16 +7,19 @@ import importlib.util
 import inspect
 import re
 import sys
+import traceback
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 from .core import BadInput, Policy
 from .nearest import meant
 from .policies import POLICIES
 
+USERS = "servesim_user_"  # what modules of users' own policies are called
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 HINTS: dict[type[Policy], dict[str, Any]] = {}
 
@@ -25,8 +28,8 @@ def policy_class(name: str) -> type[Policy]:
     """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
     if name in POLICIES:
         return POLICIES[name]
-    if ".py:" in name:
-        return from_file(name)
+    if ".py:" in name or name.endswith(".py"):
+        return from_file(name if ".py:" in name else f"{name}:")
     for point in importlib.metadata.entry_points(group="servesim.policies"):
         if point.name == name:
             found: type[Policy] = point.load()
@@ -36,14 +39,26 @@ def policy_class(name: str) -> type[Policy]:
     raise BadInput(f"policy.name: no policy {name!r}; known: {known}, or path/to/file.py:Name{hint}")
 
 
-@lru_cache(maxsize=64)
 def from_file(name: str) -> type[Policy]:
-    """Load a policy class from a user's file, given as FILE.py:NAME."""
+    """Load a policy class from a user's file, given as FILE.py:NAME; a file that was changed is loaded anew."""
     path, _, attribute = name.rpartition(":")
     file = Path(path)
     if not file.is_file():
         raise BadInput(f"policy {name}: {path}: no such file")
-    spec = importlib.util.spec_from_file_location(f"servesim_user_{file.stem}", file)
+    module = loaded(file.resolve(), file.stat().st_mtime_ns, name.rstrip(":"), path)
+    found = getattr(module, attribute, None)
+    if not (isinstance(found, type) and issubclass(found, Policy)):
+        kinds = {k: v for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy)}
+        has = ", ".join(f"{path}:{one}" for one, kind in kinds.items() if kind is not Policy)
+        told = f", e.g. {has}" if has else f"; {path} has none"
+        raise BadInput(f"policy {name.rstrip(':')}: expected a Policy class{told}")
+    return found
+
+
+@lru_cache(maxsize=64)
+def loaded(file: Path, changed: int, name: str, path: str) -> ModuleType:
+    """Return a user's file as a module; `changed` is when it last was."""
+    spec = importlib.util.spec_from_file_location(f"{USERS}{file.stem}", file)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -52,13 +67,21 @@ def from_file(name: str) -> type[Policy]:
         spec.loader.exec_module(module)
     except Exception as error:
         raise BadInput(f"policy {name}: {path} does not load: {type(error).__name__}: {error}") from None
-    found = getattr(module, attribute, None)
-    if not (isinstance(found, type) and issubclass(found, Policy)):
-        names = [
-            k for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy) and v is not Policy
-        ]
-        raise BadInput(f"policy {name}: expected a Policy class; {path} has {', '.join(names) or 'none'}")
-    return found
+    return module
+
+
+def own_policies() -> list[str]:
+    """Return the files of users' own policies that were loaded."""
+    return [str(module.__file__) for name, module in sys.modules.items() if name.startswith(USERS)]
+
+
+def blamed(error: BaseException) -> Optional[str]:
+    """Return the line of a user's own policy in which an error arose, None where it arose elsewhere."""
+    place = None
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        if str(frame.f_globals.get("__name__", "")).startswith(USERS):
+            place = f"{frame.f_code.co_filename}:{line}"
+    return place
 
 
 def make_policy(given: Mapping[str, Any]) -> Policy:

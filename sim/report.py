@@ -14,6 +14,7 @@ from .figures import Knob, Story, knobs, reasons, stories
 from .metrics import WHERE
 from .numbers import number, percentage, spread
 from .results import open_text
+from .show import PLACES
 from .statistics import Interval
 from .summary import Row, Summary
 from .sweep_files import MEANINGS, confirmation, count, counted, keys_of
@@ -148,7 +149,7 @@ def gains(mine: dict[str, float], base: dict[str, float]) -> str:
     """Say where a request spends less time than under the baseline, and where more."""
     if not mine or not base:
         return "There is nothing to compare with: the baseline served no request."
-    apart = sorted(((mine[name] - base[name], svg.STATES[name]) for name in WHERE), key=lambda item: item[0])
+    apart = sorted(((mine[name] - base[name], PLACES[name]) for name in WHERE), key=lambda item: item[0])
     total, before = sum(mine.values()), sum(base.values())
     less = [f"{number(-seconds)} s less {name}" for seconds, name in apart if seconds < -0.005 * before]
     more = [f"{number(seconds)} s more {name}" for seconds, name in reversed(apart) if seconds > 0.005 * before]

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from .simulate import Run
 
 WIDTH = 58
+PLACES = {"front_end": "in the front end", "queued": "queued", "prefill": "in its own prefill",
+          "stalled": "stalled behind others", "decoding": "decoding", "swapped": "swapped out"}  # fmt: skip
 TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)",
           "itl": "Inter-token Latency", "e2el": "End-to-end Latency"}  # fmt: skip
 
@@ -80,7 +82,5 @@ def inside(run: Run) -> list[str]:
     lines += [line(f"Requests {name}:", count) for name, count in result["outcomes"].items() if name != "finished"]
     where = result["mean_seconds"]
     lines.append("Where a request's time went (mean s):")
-    labels = {"front_end": "in the front end", "queued": "queued", "prefill": "in its own prefill",
-              "stalled": "stalled behind others", "decoding": "decoding", "swapped": "swapped out"}  # fmt: skip
-    lines += [line(f"  {labels[name]}:", float(where[name])) for name in WHERE]
+    lines += [line(f"  {PLACES[name]}:", float(where[name])) for name in WHERE]
     return lines

@@ -86,6 +86,10 @@ class Summary:
         one, other = (self._row(config, self._fresh[config]) for config in (winner.config, 0))
         return self.difference(one, other, metric)
 
+    def fresh_level(self, metric: str) -> float:
+        """Return the baseline's mean on the fresh replications: what their differences are a part of."""
+        return self._row(0, self._fresh.get(0, [])).mean(metric)
+
     @property
     def runs(self) -> int:
         """How many runs it rests on."""

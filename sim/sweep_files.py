@@ -171,7 +171,7 @@ def confirmation(summary: Summary) -> list[str]:
     fresh = summary.confirmed(metric)
     if not fresh.size:
         return []
-    part = percentage(fresh.over(summary.baseline.found[metric].mean))
+    part = percentage(fresh.over(summary.fresh_level(metric)))
     return [f"confirmed on {fresh.size} fresh replications that had no part in the choice: {metric} {part}"]
 
 

@@ -170,6 +170,7 @@ class Pure(Policy):
         inner: Policy = object.__getattribute__(self, "inner")
         before = snapshot(view)
         plan = inner.decide(view)
+        assert isinstance(plan, Plan), f"{inner} decided {plan!r}, which is no Plan"
         assert snapshot(view) == before, f"{inner} changed what it was shown"
         again = inner.decide(view)
         assert again == plan, f"{inner} gave two plans for one view"
@@ -202,9 +203,10 @@ class Pure(Policy):
 def check_leaps(policy: Policy, setting: Setting) -> None:
     """Leaps on and off give the same decisions and the same times."""
     single, leapt = simulated(policy, setting, leaps=False), simulated(policy, setting, leaps=True)
-    assert leapt.times() == single.times()
-    assert (leapt.calls, leapt.stuck, leapt.server.written) == (single.calls, single.stuck, single.server.written)
-    assert sum(leapt.server.gaps.seen) == sum(single.server.gaps.seen)
+    told = f"{policy}: deciding every iteration anew gives another result; does `hold` promise too much?"
+    assert leapt.times() == single.times(), told
+    assert (leapt.calls, leapt.stuck, leapt.server.written) == (single.calls, single.stuck, single.server.written), told
+    assert sum(leapt.server.gaps.seen) == sum(single.server.gaps.seen), told
 
 
 def check_word(policy: Policy, setting: Setting) -> None:
@@ -221,29 +223,30 @@ def check_conservation(policy: Policy, setting: Setting) -> None:
     assert all(request.outcome is not None for request in outcome.requests), "a request was lost"
     finished = [request for request in outcome.requests if request.outcome == "finished"]
     assert all(request.written == request.end for request in finished), "a token was lost or written twice"
-    assert server.written == sum(request.written for request in outcome.requests)
+    assert server.written == sum(request.written for request in outcome.requests), "a token was counted twice"
     for request in finished:
         instants = (request.arrival, request.visible, request.scheduled, request.first_token, request.finish)
         known = [instant for instant in instants if instant is not None]
         assert len(known) == len(instants) and known == sorted(known), f"time ran back for {request}: {instants}"
     held = sum(request._held for request in server.finished)
-    assert server.pool.free + held == server.pool.total
-    assert server.pool.host_free == server.pool.host_total
+    assert server.pool.free + held == server.pool.total, "blocks were lost"
+    assert server.pool.host_free == server.pool.host_total, "blocks of the host were lost"
 
 
 def check_two_clocks(policy: Policy, setting: Setting) -> None:
     """The simulator and a live driver on a fake device decide identically, ties included."""
     ours, theirs = Recorder(), Recorder()
     one, two = simulated(policy, setting, observer=ours), lived(policy, setting, observer=theirs)
-    assert ours.turns == theirs.turns
-    assert one.times() == two.times()
-    assert one.stuck == two.stuck
+    told = f"{policy} decides otherwise on the wall clock than in simulation"
+    assert ours.turns == theirs.turns, told
+    assert one.times() == two.times(), told
+    assert one.stuck == two.stuck, told
 
 
 def check_policy(policy: Policy, seed: int = 0, **changes: Any) -> None:
     """Put a policy through the whole contract on random requests."""
     setting = Setting(some_requests(seed), **changes)
-    for check in (check_leaps, check_word, check_conservation, check_two_clocks):
+    for check in (check_word, check_leaps, check_conservation, check_two_clocks):
         check(policy, setting)
 
 

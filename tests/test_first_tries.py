@@ -11,6 +11,8 @@ from typing import Callable, NamedTuple
 import pytest
 from servesim.cli import main
 
+from .conftest import ROOT
+
 SWEEP = "base: {workload: {contest: {X: 5, T: 4}}}\nparams: {policy.decode_batch: [8, 16]}\nreplications: 2\n"
 ODD = "time,input tokens,output tokens\r\n0.0,10,20\r\n1.5,30,5\r\n"
 NAMED = ("--column", "arrival=time", "--column", "prompt=input tokens", "--column", "output=output tokens")
@@ -122,3 +124,61 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
     line = f"{sys.executable} -m servesim policies list | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "policies\n", "")
+
+
+SLIPS = {
+    "a name that is not there": ("view.pool.free", "view.pool.fre", "AttributeError: 'BlockPool' object has no"),
+    "a memory of its own": ("hold=FOREVER", "hold=next(COIN)", "gave two plans for one view"),
+    "no plan at all": ("return Plan(chunks=chunks)", "return None", "decided None, which is no Plan"),
+    "more than there is": ("blocks > free or ", "", "a plan may not take more blocks than are free"),
+}
+
+
+def test_a_changed_policy_is_loaded_anew(tmp_path: Path, sim: Callable[..., Said]) -> None:
+    own(tmp_path, "batch: int = 64", "batch: int = 7")
+    assert "batch                        7 " in sim("policies", "show", "mine.py:Gather").out
+    own(tmp_path, "batch: int = 64", "batch: int = 8")
+    assert "batch                        8 " in sim("policies", "show", "mine.py:Gather").out
+
+
+def own(folder: Path, right: str = "", wrong: str = "") -> None:
+    """Write a policy of one's own, with a slip in it."""
+    text = (ROOT / "examples" / "my_policy.py").read_text(encoding="utf-8").replace(right, wrong)
+    (folder / "mine.py").write_text(f"import itertools\n{text}\nCOIN = itertools.count(1)\n")
+
+
+@pytest.mark.parametrize("slip", SLIPS)
+def test_a_slip_in_ones_own_policy_is_found_by_the_check(slip: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
+    right, wrong, told = SLIPS[slip]
+    own(tmp_path, right, wrong)
+    said = sim("policies", "check", "mine.py:Gather")
+    assert said.code == 1
+    assert len(said.error.splitlines()) == 1, said.error
+    assert told in said.error
+
+
+def test_a_policy_without_slips_passes_the_check(sim: Callable[..., Said], tmp_path: Path) -> None:
+    own(tmp_path, "nothing", "nothing")
+    said = sim("policies", "check", "mine.py:Gather", "--set", "batch=4")
+    assert said.code == 0
+    assert said.out.startswith("mine.py:Gather: pure, loses nobody")
+
+
+def test_an_error_in_ones_own_policy_names_its_line(sim: Callable[..., Said], tmp_path: Path) -> None:
+    own(tmp_path, "view.pool.free", "view.pool.fre")
+    line = 1 + (tmp_path / "mine.py").read_text().split("view.pool.fre")[0].count("\n")
+    place = f"{tmp_path / 'mine.py'}:{line}: AttributeError"
+    said = sim("run", "scenario.yaml", "--policy", "mine.py:Gather")
+    assert said.code == 1
+    assert said.error.startswith(f"sim: {place}")
+    (tmp_path / "sweep.yaml").write_text(SWEEP.replace("decode_batch", "batch"))
+    swept = sim("sweep", "sweep.yaml", "--set", "policy={name: 'mine.py:Gather'}", "-o", "out", "-q", "-j", "1")
+    assert swept.code == 1
+    assert "every run failed, the first of them so: AttributeError" in swept.error
+    assert f"mine.py:{line})" in swept.error
+
+
+def test_a_policy_file_without_a_name_says_what_it_has(sim: Callable[..., Said], tmp_path: Path) -> None:
+    own(tmp_path, "nothing", "nothing")
+    said = sim("run", "scenario.yaml", "--policy", "mine.py")
+    assert said.error == "sim: scenario.yaml: policy mine.py: expected a Policy class, e.g. mine.py:Gather\n"

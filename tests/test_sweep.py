@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from servesim.executor import Serial
 from servesim.experiment import read_experiment
 from servesim.scenario import read_tree, scenario_from
 from servesim.simulate import simulate
-from servesim.summary import Summary
+from servesim.summary import FRESH, Summary
 from servesim.sweep_files import table
 from servesim.sweeps import load, rounds, scenarios, sweep
 
@@ -312,6 +313,9 @@ def test_the_winner_is_confirmed_on_replications_that_had_no_part_in_the_choice(
     fresh = summary.confirmed("makespan")
     assert fresh.size == 4 and fresh.certain and fresh.mean < 0 and summary.runs == plain.runs + 8
     assert plain.confirmed("makespan").size == 0
+    records = [json.loads(line) for line in (tmp_path / "more/runs.jsonl").read_text().splitlines()]
+    base = [run for run in records if run.get("config") == 0 and run.get("replication", 0) >= FRESH]
+    assert summary.fresh_level("makespan") == pytest.approx(statistics.mean(run["figures"]["makespan"] for run in base))
     whole = (tmp_path / "more/runs.jsonl").read_bytes()
     (tmp_path / "more/runs.jsonl").write_bytes(whole[: len(whole) - 3000])
     assert sweeps.sim("sweep", file, "-o", tmp_path / "more", "-j", 1, "--resume") == 0

@@ -20,6 +20,7 @@ import matplotlib.pyplot as plt
 GREEN, RUST, BLUE, GREY, AMBER, VIOLET = "#0b6e4f", "#b3541e", "#3b5bdb", "#9aa1ab", "#e0a33e", "#7a5bb5"
 ASCEND = "ascend910b4-llama2-7b"
 HARDWARE = ROOT / "benchmarks" / "results" / "h200.md"
+GPU_FIGURES = ("makespan", "mean ttft", "mean tpot", "p99 e2el")
 PADDED = {"engine.prefill_gears": [520]}
 # What the tutorial does, step by step: its name, the client's X, what is set.
 STEPS: dict[str, tuple[float, dict[str, Any]]] = {
@@ -42,25 +43,31 @@ def run(X: float, settings: dict[str, Any], turns: bool = False) -> Result:
 
 
 def overview() -> Any:
-    """What is in it for you: a sweep on the left, simulated against measured on the right."""
-    width = [1.2, 1, 1] if HARDWARE.is_file() else [1.2, 1]
-    figure, (left, *rest) = plt.subplots(
-        1, len(width), figsize=(5 * len(width), 4.3), width_ratios=width, layout="constrained"
-    )
+    """What is in it for you: a sweep on the left, simulated against measured beside it."""
+    draws = [swept, against_ascend, *([against_gpu] if HARDWARE.is_file() else [])]
+    figure, panels = plt.subplots(1, len(draws), figsize=(3.8 * len(draws), 4.2), layout="constrained")
+    for draw, axes in zip(draws, panels):
+        draw(axes)
+        axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def swept(axes: Any) -> None:
+    """Draw every configuration of the demo's sweep by two of its figures."""
     found = servesim.sweep(ROOT / "examples" / "contest_knobs.yaml", replications=1, jobs=None)
     table = found.table[found.table.eligible]
-    seconds = table.mean_ttft_ms / 1e3
-    left.scatter(table.makespan, seconds, s=14, color=GREY, label=f"{len(table)} configurations")
-    front = seconds[table.makespan.sort_values().index].cummin().drop_duplicates()
-    left.plot(table.makespan[front.index], front, ".-", color=BLUE, lw=0.8, label="none is better in both")
-    left.scatter(table.makespan[0], seconds[0], s=70, marker="X", color=RUST, label="baseline")
-    left.scatter(table.makespan[found.winner], seconds[found.winner], s=110, marker="*", color=GREEN, label="winner")
-    left.set(xlabel="makespan of 1,500 requests (s)", ylabel="mean time to first token (s)")
-    left.set_title("swept: scheduling knobs of llm-serving, 200 KV blocks", fontsize="medium")
-    left.legend(fontsize="small")
-    for draw, axes in zip((against_ascend, against_gpu), rest):
-        draw(axes)
-    return figure
+    whole, first = table.mean_e2el_ms / 1e3, table.mean_ttft_ms / 1e3
+    axes.scatter(whole, first, s=14, color=GREY, label=f"{len(table)} configurations")
+    front = first[whole.sort_values().index].cummin().drop_duplicates()
+    axes.plot(whole[front.index], front, ".-", color=BLUE, lw=0.8, label="not beaten in both")
+    axes.scatter(whole[0], first[0], s=70, marker="X", color=RUST, label="baseline")
+    axes.scatter(whole[found.winner], first[found.winner], s=110, marker="*", color=GREEN, label="winner")
+    axes.set(xlabel="mean time to the whole answer (s)", ylabel="mean time to first token (s)", yscale="log")
+    axes.set_ylim(0.4, 130)
+    axes.set_yticks([0.5, 1, 2, 5, 10, 20, 50], ["0.5", "1", "2", "5", "10", "20", "50"])
+    axes.minorticks_off()
+    axes.set_title("sweep: knobs of llm-serving", fontsize="medium", loc="left")
+    axes.legend(fontsize="small", loc="upper left", frameon=False)
 
 
 def against_ascend(axes: Any) -> None:
@@ -70,35 +77,49 @@ def against_ascend(axes: Any) -> None:
     runs = pd.concat(kinds).iloc[::-1]
     colours = runs.kind.map({"fitted": GREY, "predicted": BLUE})
     labels = [f"{run}, {seconds:,.0f} s" for run, seconds in zip(runs.run, runs.measured_s)]
-    axes.barh(labels, 100 * runs.error, color=colours, height=0.6)
-    for kind, colour in (("predicted, never fitted to", BLUE), ("fitted to", GREY)):
-        axes.barh(labels[:1], 0, color=colour, label=kind)
-    axes.axvline(0, color="black", lw=0.8)
-    axes.axvspan(-2, 2, color=GREEN, alpha=0.08, lw=0)
-    axes.set(xlim=(-3, 6), xlabel="makespan: simulated - measured (%)")
-    axes.tick_params(axis="y", labelsize="small", length=0)
-    axes.set_title("checked: reported runs on Ascend 910B4, batch 1 to 128", fontsize="medium")
-    axes.legend(fontsize="small", loc="lower right")
+    axes.scatter(100 * runs.error, labels, color=colours, s=26, zorder=3)
+    for kind, colour in (("predicted", BLUE), ("fitted to", GREY)):
+        axes.scatter([], [], color=colour, s=26, label=kind)
+    bounds(axes, 2, 100 * runs.error, "makespan: simulated - measured (%)")
+    axes.tick_params(axis="y", labelsize="small")
+    axes.set_title(f"check: {len(runs)} reported runs, Ascend 910B4", fontsize="medium", loc="left")
 
 
 def against_gpu(axes: Any) -> None:
-    """Draw the errors of every setting that was replayed on a GPU."""
+    """Draw the errors of every setting that was replayed on a GPU: a line a figure, a dot a setting."""
     lines = HARDWARE.read_text(encoding="utf-8").splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
-    runs = pd.DataFrame(rows[1:], columns=list(range(len(rows[0]))))
-    runs = runs[~runs[1].str.contains(r"\*\*")].iloc[::-1]
-    names = rows[0]
-    shown = {"makespan": BLUE, "mean ttft": AMBER, "mean tpot": GREEN, "p99 e2el": VIOLET}
-    labels = runs[0] + ": " + runs[1]
-    for name, colour in shown.items():
-        error = runs[names.index(name)].str.rstrip(" %").astype(float)
-        axes.scatter(error, labels, s=14, color=colour, label=name)
-    axes.axvline(0, color="black", lw=0.8)
-    axes.axvspan(-5, 5, color=GREEN, alpha=0.08, lw=0)
-    axes.set(xlim=(-7, 12), xlabel="simulated - measured (%)")
-    axes.tick_params(axis="y", labelsize="x-small", length=0)
-    axes.set_title(f"replayed: {lines[0].partition(',')[0]}, second sitting", fontsize="medium")
-    axes.legend(fontsize="x-small", loc="lower right")
+    runs = pd.DataFrame(rows[1:], columns=rows[0])
+    runs = runs[~runs.setting.str.contains(r"\*\*")]
+    errors = runs[list(GPU_FIGURES)].apply(lambda column: column.str.rstrip(" %").astype(float))
+    colours = dict(zip(runs.workload.unique(), (BLUE, AMBER, GREEN)))
+    for place, (name, colour) in enumerate(colours.items()):
+        mine = errors[runs.workload == name]
+        for height, figure in enumerate(reversed(GPU_FIGURES)):
+            label = f"{name}, {len(mine)} settings" if height == 0 else None
+            axes.scatter(
+                mine[figure],
+                [height + 0.14 - 0.28 * place] * len(mine),
+                s=26,
+                alpha=0.7,
+                color=colour,
+                lw=0,
+                label=label,
+            )
+    bounds(axes, 5, errors.stack(), "simulated - measured (%)")
+    axes.set_ylim(-1.2, len(GPU_FIGURES) - 0.5)
+    axes.set_yticks(range(len(GPU_FIGURES)), list(reversed(GPU_FIGURES)))
+    axes.set_title(f"replay: {lines[0].partition(',')[0]}, second sitting", fontsize="medium", loc="left")
+
+
+def bounds(axes: Any, band: float, errors: Any, label: str) -> None:
+    """Give an axis of errors its zero, a band, and room for what lies outside it."""
+    axes.axvline(0, color="black", lw=0.8, zorder=1)
+    axes.axvspan(-band, band, color=GREEN, alpha=0.08, lw=0)
+    most = max(1.15 * band, 1.1 * errors.abs().max())
+    axes.set(xlim=(-most, most), xlabel=label)
+    axes.tick_params(axis="y", length=0)
+    axes.legend(fontsize="small", loc="lower left", frameon=False, handletextpad=0.2, borderpad=0.1)
 
 
 def journey() -> Any:
@@ -142,5 +163,5 @@ if __name__ == "__main__":
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(exist_ok=True)
     for name in sys.argv[1:] or PICTURES:
-        PICTURES[name]().savefig(folder / f"{name}.png", dpi=110)
+        PICTURES[name]().savefig(folder / f"{name}.png", dpi=140)
         print(folder.relative_to(ROOT) / f"{name}.png")

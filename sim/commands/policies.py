@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+SEEDS = 8  # random workloads that a policy is checked on
+
 
 def register(commands: Any) -> None:
     """Add `sim policies`."""
@@ -16,6 +18,14 @@ def register(commands: Any) -> None:
     show = actions.add_parser("show", help="fields, defaults, help, what it mirrors and how it was proven")
     show.add_argument("name", metavar="NAME", help="a policy, a preset, or path/to/file.py:Name")
     show.set_defaults(run=show_policy)
+    check = actions.add_parser(
+        "check", help="put a policy through the contract that every policy keeps",
+        description="Put a policy through the contract that every policy keeps, on random requests: leaps change "
+        "nothing, equal views give equal plans, nobody is lost, both clocks decide alike.",
+    )  # fmt: skip
+    check.add_argument("name", metavar="NAME", help="a policy, or path/to/file.py:Name")
+    check.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the policy")
+    check.set_defaults(run=run_check)
 
 
 def list_policies(args: argparse.Namespace) -> int:
@@ -51,6 +61,28 @@ def show_policy(args: argparse.Namespace) -> int:
     for name, value, default, comment in rows(policy):
         note = "" if value == default else f" (default {default!r})"
         print(f"  {name:<28} {value!r:<14} {comment}{note}")
+    return 0
+
+
+def run_check(args: argparse.Namespace) -> int:
+    """Try the contract on a few workloads; 1 where it is broken."""
+    import sys
+
+    from ..registry import blamed, make_policy
+    from ..scenario import override
+    from ..testing import check_policy
+
+    policy = make_policy(override({"name": args.name}, args.set))
+    for seed in range(SEEDS):
+        try:
+            check_policy(policy, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
+        except Exception as broken:
+            if blamed(broken) is not None:
+                raise
+            kind = "" if isinstance(broken, AssertionError) else f"{type(broken).__name__}: "
+            print(f"sim: {args.name} breaks the contract: {kind}{broken}", file=sys.stderr)
+            return 1
+    print(f"{args.name}: pure, loses nobody, holds what it promises, decides alike on both clocks ({SEEDS} workloads)")
     return 0
 
 

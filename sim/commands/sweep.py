@@ -143,6 +143,9 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
     """Write the result's files, print the table."""
     from ..sweep_files import table, write_summary
 
+    if len(summary.failures) == sum(len(row.runs) for row in summary.rows):
+        print(f"sim: every run failed, the first of them so: {summary.failures[0]['error']}", file=sys.stderr)
+        return 1
     write_summary(summary, folder)
     print(table(summary, args.top))
     if summary.winner is not None:
