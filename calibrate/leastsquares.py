@@ -15,8 +15,11 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Residuals = Callable[[Array], Array]
+Squares = Callable[[Array, float], float]  # the sum of squares; beyond the limit, any part of it that is
 
-STEP = 1e-6  # of a parameter, for differences: too small to change a scheduling decision, whose jump is no slope
+# Of a parameter, for differences. Moves of 1e-7 change scheduling decisions, whose jumps are no slopes; at 1e-10 the
+# rounding of instants near an hour is a tenth of what a small term makes of them.
+STEP = 1e-8
 DAMPING = (1e-3, 8.0, 7)  # at first; times this when a step fails; so many attempts
 SCALES = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0)  # tried before anything else
 VALLEY = (-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0)  # standard errors
@@ -91,37 +94,37 @@ def stepped(function: Residuals, x: Array, left: Array, jacobian: Array, damping
     return x, left, damping
 
 
-def scaled(residuals: Residuals, start: Array, groups: Sequence[Sequence[int]]) -> Array:
+def scaled(squares: Squares, start: Array, groups: Sequence[Sequence[int]]) -> Array:
     """Return the start with groups of parameters scaled, one group after another, to what fits best.
 
     Where a server idles between requests, half of its cost may be no valley's side: steps alone would not get there.
     """
-    best, least = start, float(np.sum(residuals(start) ** 2))
+    best, least = start, squares(start, np.inf)
     for group in groups:
         place = list(group)
         begin = best
         for scale in SCALES if place else ():
             tried = begin.copy()
             tried[place] *= scale
-            there = float(np.sum(residuals(tried) ** 2))
+            there = squares(tried, least)
             if there < least:
                 best, least = tried, there
     return best
 
 
-def beyond(residuals: Residuals, found: Solution, seed: int = 0) -> Array:
+def beyond(squares: Squares, found: Solution, seed: int = 0) -> Array:
     """Return the best point near a solution, or it: every scheduling decision is a ledge that steps can end on.
 
     Looked at are the two lines along which it is least certain, and some points at random.
     """
-    best, least = found.x, float(np.sum(residuals(found.x) ** 2))
+    best, least = found.x, squares(found.x, np.inf)
     sizes, directions = np.linalg.eigh(found.covariance)
     reaches = [reach * np.sqrt(sizes[k]) * directions[:, k] for k in (-1, -2)[: len(sizes)] for reach in VALLEY]
     spread = np.random.default_rng(seed).normal(0.0, 1.0, (TRIES, len(found.x)))
     reaches += [(NEAR, FAR)[k % 2] * point for k, point in enumerate(spread)]
     for reach in reaches:
         tried = found.x * np.exp(np.clip(reach, -FACTOR, FACTOR))
-        there = float(np.sum(residuals(tried) ** 2))
+        there = squares(tried, least)
         if there < least:
             best, least = tried, there
     return best

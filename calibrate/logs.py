@@ -2,9 +2,10 @@
 
 Instants in a log are sums of step times, so what is off adds up along a run: a residual is compared with the one
 before it, window by window, and those differences are what the fit makes small. A run's own scatter says how much its
-differences weigh; a reported total weighs as `Runs.spread` says. Every parameter comes with an interval: the wider of
-what the residuals say and what leaving out one run after another says. The intervals hold for servers that had a queue;
-where one idles between requests, every scheduling decision hangs on a hair, and the fit may end beside the best one.
+differences weigh, and those over a longer time weigh less; a reported total weighs as `Runs.spread` says. Every
+parameter comes with an interval: the wider of what the residuals say and what leaving out one run after another says.
+The intervals hold for servers that had a queue; where one idles between requests, every scheduling decision hangs on a
+hair, and the fit may end beside the best one.
 """
 
 from __future__ import annotations
@@ -23,19 +24,18 @@ from ..simulate import simulate
 from .leastsquares import Solution, beyond, scaled, solve
 from .observed import Observed, Runs
 from .parameters import value_of, with_values
+from .windows import COARSE, FINEST, WINDOWS, Windows
 
 Array = NDArray[np.float64]
 Told = Callable[[str], None]
-Moved = tuple[list[str], Array]  # names and values of parameters
+Moved = tuple[list[str], Solution]  # parameters found without one of the runs
 
-WINDOWS, EVENTS = 60, 10  # windows of a run at most, and events of one at least
-COARSE = 6  # windows to begin with: long ones show where to go from far away
-FINEST = 1e-3  # seconds: no log is more exact
 SEARCHES = 2  # times that better points are looked for around a solution
 REWEIGHTS = 3  # times the runs' weights are taken from their own scatter
 COLD = 10.0  # seconds that compiling may take, to begin with
 LEAST = 1e-9  # seconds: a parameter that starts at 0 could never move
-UNDERSTATED = 1.4  # residuals lean on each other: errors from logs that the simulator wrote were too small by this
+UNDERSTATED = 1.6  # residuals lean on each other: errors from logs that the simulator wrote were too small by this
+SOLE = 3.0  # times as uncertain without a run: that run alone tells of the parameter
 INTERVAL = 2.6  # standard errors either way: 99 of 100
 
 
@@ -96,23 +96,6 @@ def predict(run: Observed, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0
     return Predicted(first - start, end - start, done.measures.makespan)
 
 
-class Windows:
-    """The events of a run in the order they were seen, cut into stretches that are compared as one."""
-
-    def __init__(self, run: Observed, most: int = WINDOWS) -> None:
-        self.seen = np.concatenate([run.first, run.end])
-        order = np.argsort(self.seen, kind="stable")
-        count = int(np.clip(len(order) // EVENTS, 3, most))
-        # The first token alone tells the first prefill from the first decode where both compiled.
-        self.parts = [order[:1], *np.array_split(order[1:], count)]
-
-    def differences(self, predicted: Predicted) -> Array:
-        """Return how much the residual of each stretch differs from that of the one before."""
-        off = np.concatenate([predicted.first, predicted.end]) - self.seen
-        off = np.where(np.isfinite(off), off, np.nanmax(np.abs(off), initial=1.0))  # never answered in the simulation
-        return np.diff([0.0, *(float(np.median(off[part])) for part in self.parts)])
-
-
 class Problem:
     """Residuals of the runs to fit, as a function of the parameters."""
 
@@ -159,20 +142,36 @@ class Problem:
 
     def residuals(self, values: Array) -> Array:
         """Return what is off, in standard deviations."""
-        cost, cold = self.cost(values), self.cold(values)
-        return np.concatenate([self._off(run, cost, values, cold.get(run.name, (0.0, 0.0))) for run in self.runs])
+        return np.concatenate([self._off(run, values) / self._scale(run) for run in self.runs])
 
-    def _off(self, run: Observed, cost: StepCost, values: Array, cold: tuple[float, float]) -> Array:
+    def squares(self, values: Array, limit: float = np.inf) -> float:
+        """Return the sum of the residuals' squares, or what the first runs make of it where that is above the limit."""
+        found = 0.0
+        for run in self.runs:
+            off = self._off(run, values) / self._scale(run)
+            found += float(off @ off)
+            if found > limit:
+                break
+        return found
+
+    def exact(self, values: Array) -> bool:
+        """Say whether all that was seen is explained, as closely as a log can tell."""
+        return all(float(np.abs(self._off(run, values)).max()) <= FINEST for run in self.runs)
+
+    def _scale(self, run: Observed) -> float:
+        return self.scatter[run.name] if run.detailed else self.spread * run.makespan
+
+    def _off(self, run: Observed, values: Array) -> Array:
+        """Return what is off of a run, in seconds."""
+        cold = self.cold(values).get(run.name, (0.0, 0.0))
         key = (run.name, *cold, *(float(value) for value in values[: len(self.free)]))
         if key not in self._known:  # a cold start of one run does not touch the others
-            predicted = predict(run, cost, cold)
+            predicted = predict(run, self.cost(values), cold)
             if run.detailed:
-                off = self.windows[run.name].differences(predicted)
+                self._known[key] = self.windows[run.name].differences(predicted.first, predicted.end)
             else:
-                off = np.array([predicted.makespan - run.makespan])
-            self._known[key] = off
-        scale = self.scatter[run.name] if run.detailed else self.spread * run.makespan
-        return self._known[key] / scale
+                self._known[key] = np.array([predicted.makespan - run.makespan])
+        return self._known[key]
 
     def refine(self) -> None:
         """Look at runs as closely as they allow."""
@@ -181,11 +180,9 @@ class Problem:
 
     def reweigh(self, values: Array) -> None:
         """Let every run's scatter say what its differences weigh."""
-        cost, cold = self.cost(values), self.cold(values)
         for run in self.runs:
             if run.detailed:
-                off = self._off(run, cost, values, cold.get(run.name, (0.0, 0.0))) * self.scatter[run.name]
-                rest = off[1:]  # the first difference is the cold start's
+                rest = self._off(run, values)[1:]  # the first difference is the cold start's
                 self.scatter[run.name] = max(FINEST, float(np.sqrt((rest @ rest) / max(1, len(rest) - 2))))
 
 
@@ -199,7 +196,7 @@ def fit_logs(given: Runs, told: Told = lambda line: None, leave_out: bool = True
     left_out: list[Judged] = []
     if leave_out and len(training) > 1:
         moved, left_out = without_each(problem, solution, told)
-        errors = np.maximum(errors, jackknife(moved, solution.x))
+        errors = np.maximum(errors, jackknife(moved, problem.names, solution))
     others = [run for run in given.runs if not run.fit]
     judged = [[judge(run, cost, cold) for run in group] for group in (training, others)]
     return LogFit(problem.names, solution.x, errors, cost, cold, dict(problem.scatter), judged[0], left_out, judged[1])
@@ -210,7 +207,7 @@ def settled(problem: Problem, told: Told) -> Solution:
     start = problem.start()
     prompts = [k for k, name in enumerate(problem.free) if name.startswith("prefill")]
     others = [k for k in range(len(problem.free)) if k not in prompts]
-    x, width = scaled(problem.residuals, start, ([*prompts, *others], prompts, others)), problem.width()
+    x, width = scaled(problem.squares, start, ([*prompts, *others], prompts, others)), problem.width()
     for turn in range(REWEIGHTS + 1):
         if turn == 1:
             problem.refine()
@@ -222,7 +219,9 @@ def settled(problem: Problem, told: Told) -> Solution:
 
         solution = solve(problem.residuals, x, start, width, told=tell)
         for seed in range(SEARCHES if turn < REWEIGHTS else 0):
-            moved = beyond(problem.residuals, solution, seed)
+            if problem.exact(solution.x):
+                break
+            moved = beyond(problem.squares, solution, seed)
             if moved is solution.x:
                 break
             solution = solve(problem.residuals, moved, start, width, told=tell)
@@ -241,22 +240,25 @@ def without_each(problem: Problem, solution: Solution, told: Told) -> tuple[list
         rest.scatter = {name: problem.scatter[name] for name in rest.windows}
         begin = np.array([whole[name] for name in rest.names])
         again = solve(rest.residuals, begin, rest.start(), rest.width(), rounds=4)
-        moved.append((rest.names, again.x))
+        moved.append((rest.names, again))
         # How long its first calls compiled cannot be known from other runs: that much is taken from the whole fit.
         judged.append(judge(run, rest.cost(again.x), problem.cold(solution.x)))
     return moved, judged
 
 
-def jackknife(moved: Sequence[Moved], values: Array) -> Array:
-    """Return the standard errors that leaving out one run at a time says; 0 for what belongs to one run alone."""
-    free = min((len(x) for _, x in moved), default=0)
-    free = min(free, len(values))
-    shared = [k for k in range(free) if len({names[k] for names, _ in moved}) == 1]
-    found = np.zeros(len(values))
-    table = np.array([x[shared] for _, x in moved])
-    count = len(moved)
-    found[shared] = np.sqrt((count - 1) / count * ((table - table.mean(axis=0)) ** 2).sum(axis=0)) / values[shared]
-    return found
+def jackknife(moved: Sequence[Moved], names: Sequence[str], found: Solution) -> Array:
+    """Return the standard errors, as parts, that leaving out one run at a time says.
+
+    A run without which a parameter is hardly known at all says nothing about it by being left out.
+    """
+    squares = np.zeros(len(names))
+    for rest, again in moved:
+        for k, name in enumerate(names):
+            if name in rest:
+                place = rest.index(name)
+                if again.errors[place] <= SOLE * found.errors[k]:
+                    squares[k] += np.log(again.x[place] / found.x[k]) ** 2
+    return np.asarray(np.sqrt((len(moved) - 1) / len(moved) * squares), float)
 
 
 def judge(run: Observed, cost: StepCost, cold: Mapping[str, tuple[float, float]]) -> Judged:
