@@ -138,6 +138,8 @@ ratio = steady.seconds / steady.point.map(probed.points.seconds)
 figure, axes = plt.subplots(figsize=(8, 3))
 axes.scatter(range(len(ratio)), ratio, s=6, c=[COLOURS[kind] for kind in steady.kind], alpha=0.5)
 axes.set(xlabel="samples, in the order they were taken", ylabel="seconds / median of the point", yscale="log")
+axes.set_yticks([0.8, 1, 1.25, 2, 3], ["0.8", "1", "1.25", "2", "3"])
+axes.minorticks_off()
 plt.show()
 display(Markdown(
     f"Nine tenths of the samples are between {ratio.quantile(0.05):.2f} and {ratio.quantile(0.95):.2f} times the "
@@ -157,6 +159,8 @@ low, high = shared.low / shared.value, shared.high / shared.value
 axes.errorbar([1.0] * len(shared), shared.index, xerr=[1 - low, high - 1], fmt="o", capsize=3, color="#3b5bdb")
 axes.axvline(1, color="grey", linewidth=0.8)
 axes.set(xscale="log", xlabel="interval, times the fitted value")
+axes.set_xticks([0.5, 0.7, 1, 1.4, 2], ["0.5", "0.7", "1", "1.4", "2"])
+axes.minorticks_off()
 plt.show()
 width = (high / low).sort_values()
 best, worst = width.index[0], width.index[-1]

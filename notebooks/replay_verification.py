@@ -15,7 +15,7 @@
 # # Replay verification
 # Simulated against measured: figure by figure, request by request, step by step, and where the error comes from.
 #
-# The next cell is all there is to set. With a folder that `sim replay -o` wrote, it is looked at; without, a replay is
+# The next cell is all there is to set. With a folder that `sim replay -o` wrote, it is looked at; without, replays are
 # made on a fake device, which takes real time but the seconds that `DEVICE` says instead of those of `PROFILE`.
 
 # %% tags=["parameters"]
@@ -23,9 +23,10 @@ REPLAY = ""  # folder of `sim replay -o`
 SETTING = ""  # which of its settings, if there are several; empty: the first
 SCENARIO = {
     "workload": {"contest": {"X": 25, "T": 12}},
-    "policy": {"name": "vllm", "max_num_seqs": 8},
+    "policy": {"name": "vllm"},
     "engine": {"num_blocks": 120, "block_size": 16},
 }
+SLOTS = [8, 16]  # max_num_seqs, a replay each
 PROFILE = {"kind": "linear", "prefill": 0.004, "prefill_token": 4e-5, "decode_step": 0.004, "decode_live": 1e-4}
 DEVICE = {**PROFILE, "decode_step": 0.0043, "context": 2e-7}  # slower than the profile, the more the longer the context
 
@@ -38,8 +39,14 @@ from IPython.display import Markdown, display
 plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3})
 COLOURS = {"prefill": "#3b5bdb", "decode": "#0b6e4f", "mixed": "#e0a33e", "swap": "#7a5bb5"}
 SIDES = {"simulated": "#3b5bdb", "measured": "#b3541e"}
-replays = servesim.load(REPLAY) if REPLAY else servesim.replay(SCENARIO, backend="fake", profile=PROFILE, device=DEVICE)
-several = replays if isinstance(replays, dict) else {replays.name: replays}
+if REPLAY:
+    loaded = servesim.load(REPLAY)
+    several = loaded if isinstance(loaded, dict) else {loaded.name: loaded}
+else:
+    scenarios = {f"{n} slots": {**SCENARIO, "policy": {**SCENARIO["policy"], "max_num_seqs": n}} for n in SLOTS}
+    several = {
+        name: servesim.replay(one, backend="fake", profile=PROFILE, device=DEVICE) for name, one in scenarios.items()
+    }
 replay = several[SETTING or next(iter(several))]
 print(replay)
 
@@ -184,4 +191,4 @@ axes.legend(fontsize="small")
 plt.show()
 same = list(table.simulated.sort_values().index) == list(table.measured.sort_values().index)
 told = "one setting has no order" if len(table) == 1 else "the order holds" if same else "the order does not hold"
-display(Markdown(f"{len(table)} setting(s): {told}."))
+display(Markdown(f"{len(table)} setting{'s' * (len(table) > 1)}: {told}."))

@@ -40,17 +40,17 @@ class Steady(Section):
 class SweepFile(Section):
     """The keys of a sweep file."""
 
-    name: Optional[str] = None
+    name: Optional[str] = Field(None, description="of the experiment (default: of the file)")
     base: Union[str, Tree] = Field({}, description="a scenario: a file beside this one, a preset's name, or its keys")
     params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values, or a list of such grids")
     samples: Optional[int] = Field(None, gt=0, description="draw so many configurations instead of all")
     seed: int = Field(0, ge=0, description="of the draws; the runs' chance comes from the scenario's seed")
-    replications: int = Field(1, gt=0)
+    replications: int = Field(1, gt=0, description="runs of each configuration, each on requests of its own")
     baseline: Tree = Field({}, description="what the baseline sets over the base")
     objectives: list[Any] = Field([], description="the first decides, the others make the Pareto front")
-    confidence: float = Field(0.95, gt=0, lt=1)
+    confidence: float = Field(0.95, gt=0, lt=1, description="of the intervals")
     ci: Optional[float] = Field(None, gt=0, lt=1, description="replicate until half-widths are this part of the mean")
-    max_replications: int = Field(64, gt=1)
+    max_replications: int = Field(64, gt=1, description="where `ci` asks for more")
     confirm: int = Field(0, ge=0, description="fresh replications of the winner and the baseline, after the choice")
     steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: terminating, all counts")
 

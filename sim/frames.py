@@ -199,9 +199,10 @@ class Sweep:
         apart = abs(last - first) / abs(first) if first else float(last != first)
         if apart < ALIKE:
             return f"{metric} can be {shown_as(first, metric)} with any value of {knob}."
+        far = f"{apart:.1%} off" if apart < 1 else f"{1 + apart:.1f} times as much"
         return (
             f"{metric} is best with {knob} {order.index[0]} ({shown_as(first, metric)}) and worst with "
-            f"{order.index[-1]} ({shown_as(last, metric)}, {apart:.1%} off)."
+            f"{order.index[-1]} ({shown_as(last, metric)}, {far})."
         )
 
     def _point(self, name: str, row: Optional[Row], metric: str) -> dict[str, float]:

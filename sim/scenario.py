@@ -49,7 +49,7 @@ class EngineConfig(Section):
     prefill_gears: list[int] = Field([], description="a prompt is padded to the first of these longer than itself")
     decode_gears: list[int] = Field([], description="a decode batch is padded to the first of these that holds it")
     refuse: Literal["auto", "always", "never"] = Field("auto", description="requests that can never fit")
-    front_end: FrontEnd = FrontEnd()
+    front_end: FrontEnd = Field(FrontEnd(), description="how late requests and ends are seen, in model calls")
     lost_after: Optional[float] = Field(None, gt=0, description="seconds after which a client's stream breaks")
     cold_start: Optional[ColdStart] = Field(None, description="instead of the profile's")
 
@@ -76,8 +76,8 @@ class Slo(Section):
 class TraceFile(Section):
     """A trace on disk."""
 
-    path: str
-    format: Optional[str] = None
+    path: str = Field(description="the file")
+    format: Optional[str] = Field(None, description="if it is not to be recognised")
     limit: Optional[int] = Field(None, gt=0, description="only the first so many requests")
     columns: Optional[dict[str, str]] = Field(None, description="which column holds a field: {prompt: tokens_in}")
     unit: Optional[Literal["s", "ms", "us", "ns"]] = Field(None, description="of its times, if not the format's own")
@@ -89,14 +89,14 @@ class TraceFile(Section):
 class Scenario(Section):
     """All that a run depends on."""
 
-    name: Optional[str] = None
-    trace: Optional[TraceFile] = None
-    workload: Optional[Tree] = None
+    name: Optional[str] = Field(None, description="what to call it in results")
+    trace: Optional[TraceFile] = Field(None, description="a file of requests, or its path alone")
+    workload: Optional[Tree] = Field(None, description="requests that are made up, instead of a trace")
     policy: Tree = Field({"name": "llm-serving"}, description="name and fields; see `sim policies list`")
-    engine: EngineConfig = EngineConfig()
+    engine: EngineConfig = Field(EngineConfig(), description="memory, limits, padding, front end")
     profile: Union[str, dict[str, Any]] = Field("ascend910b4-llama2-7b", description="bundled name, folder or costs")
-    seed: int = Field(0, ge=0)
-    slo: Slo = Slo()
+    seed: int = Field(0, ge=0, description="of all that is drawn")
+    slo: Slo = Field(Slo(), description="bounds of a good answer, in milliseconds")
     noise: bool = Field(False, description="draw step times from the profile's residuals")
 
     @model_validator(mode="before")

@@ -45,19 +45,23 @@ class Halving(Section):
 class SearchFile(Section):
     """The keys of a search file: those of a sweep, with spaces for params."""
 
-    name: Optional[str] = None
+    name: Optional[str] = Field(None, description="of the experiment (default: of the file)")
     base: Union[str, Tree] = Field({}, description="a scenario: a file beside this one, a preset's name, or its keys")
     params: Tree = Field({}, description="scenario key -> list, range, uniform, loguniform or integers")
     objectives: list[Any] = Field([], description="one, or several for a Pareto front")
     baseline: Tree = Field({}, description="what the baseline sets over the base")
-    trials: int = Field(100, gt=0)
+    trials: int = Field(100, gt=0, description="configurations to try")
     batch: int = Field(8, gt=0, description="trials proposed at once")
-    sampler: Literal["auto", "tpe", "nsga2", "random"] = "auto"
-    halving: Union[bool, Halving] = False
-    replications: int = Field(1, gt=0)
-    confidence: float = Field(0.95, gt=0, lt=1)
-    seed: int = Field(0, ge=0)
-    steady: Union[bool, Steady] = False
+    sampler: Literal["auto", "tpe", "nsga2", "random"] = Field(
+        "auto", description="tpe for one objective, nsga2 for several; or random"
+    )
+    halving: Union[bool, Halving] = Field(
+        False, description="try on the beginning of the trace first; or start, factor"
+    )
+    replications: int = Field(1, gt=0, description="runs of each trial")
+    confidence: float = Field(0.95, gt=0, lt=1, description="of the intervals")
+    seed: int = Field(0, ge=0, description="of the sampler")
+    steady: Union[bool, Steady] = Field(False, description="as in a sweep")
 
 
 @dataclass

@@ -168,7 +168,7 @@ def test_a_curve_can_be_told_in_a_sentence(found: Any) -> None:
     best = found.curve("policy.decode_batch").best.round(2)
     assert found.sentence("policy.decode_batch") == (
         f"makespan is best with policy.decode_batch 8 ({best[8]:.2f} s) and worst with 2 ({best[2]:.2f} s, "
-        f"{best[2] / best[8] - 1:.1%} off)."
+        f"{best[2] / best[8]:.1f} times as much)."
     )
     flat = servesim.sweep(base=BASE, params={"policy.victim": ["shortest", "newest"]})
     assert flat.sentence("policy.victim").endswith(" with any value of policy.victim.")

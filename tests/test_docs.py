@@ -66,15 +66,12 @@ def test_the_commands_are_those_of_the_parser() -> None:
     assert written == reference.reference(), "python tools/reference.py writes it anew"
 
 
-def test_the_example_of_a_policy_is_the_file() -> None:
-    file = (ROOT / "examples" / "my_policy.py").read_text(encoding="utf-8")
-    shown = [
-        block.text
-        for page in PAGES
-        for block in pages.blocks(page.read_text(encoding="utf-8"))
-        if block.name == "my_policy.py"
-    ]
-    assert len(shown) == 2
+@pytest.mark.parametrize("name", ["my_policy.py", "my_sweep.yaml"])
+def test_an_example_that_is_shown_is_the_file(name: str) -> None:
+    file = (ROOT / "examples" / name).read_text(encoding="utf-8")
+    blocks = [block for page in PAGES for block in pages.blocks(page.read_text(encoding="utf-8"))]
+    shown = [block.text for block in blocks if block.name == name]
+    assert shown
     assert set(shown) == {file}
     assert sum(bool(line.strip()) for line in file.splitlines()) <= 20
 
@@ -118,6 +115,7 @@ def known(line: str, where: str) -> bool:
 
 
 OTHERS = (
+    ".",
     "pip",
     "python",
     "export",

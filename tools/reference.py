@@ -92,6 +92,8 @@ def keys(model: Any, prefix: str = "") -> Callable[[], str]:
 
 def plain(value: Any) -> str:
     """Return a default value as YAML would have it."""
+    if hasattr(value, "model_dump") and len(value.model_dump()) > 4:
+        return "see below"
     if hasattr(value, "model_dump"):
         return ", ".join(f"`{key}: {plain(inner).strip('`')}`" for key, inner in value.model_dump().items())
     text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
