@@ -9,23 +9,27 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
+from replay_settings import WORKLOADS
+
 MANY = 32  # rows of a usual step
 
 
 def compare_all(args: argparse.Namespace) -> int:
     """Fit the profile, simulate every run, and print and write the errors."""
     files = read(Path(args.compare))
-    profile = profile_of(files, Path(args.compare))
     about = json.loads(files["about.json"])
-    host = host_of_sitting(files)
+    recorded = [json.loads(gzip.decompress(data)) for name, data in files.items() if is_run(name)]
+    profile = profile_of(files, Path(args.compare)) if args.profile is None else named(args.profile)
+    host = host_of_sitting(files, recorded)
     found: dict[str, list[Any]] = {}
     notes = []
-    for name in sorted(files):
-        if name.endswith(".json.gz"):
-            recorded = json.loads(gzip.decompress(files[name]))
-            found.setdefault(recorded["workload"], []).append(compared(recorded, profile, host))
-            notes.append(steps_told(recorded, profile, host))
+    for run in sorted(recorded, key=lambda run: place(run["workload"])):
+        found.setdefault(run["workload"], []).append(compared(run, profile, host))
+        notes.append(steps_told(run, profile, host))
     lines = [*heading(about, profile), *table(found)]
+    again = [json.loads(gzip.decompress(data)) for name, data in files.items() if name.startswith("again/")]
+    if again:
+        lines += ["", *repeated(again, found, profile)]
     print("\n".join(lines))
     print(
         "\nseconds on the device, measured over the profile's, by kind of step; the host's part, measured and assumed"
@@ -34,6 +38,23 @@ def compare_all(args: argparse.Namespace) -> int:
     if args.write:
         Path(args.write).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
+
+
+def is_run(name: str) -> bool:
+    """Whether a file is a run to be judged."""
+    return name.endswith(".json.gz") and not name.startswith("again/")
+
+
+def place(workload: str) -> int:
+    """Return where a workload comes in the table."""
+    return list(WORKLOADS).index(workload) if workload in WORKLOADS else len(WORKLOADS)
+
+
+def named(profile: str) -> Any:
+    """Return a profile by its name or folder."""
+    from servesim.profile import load_profile
+
+    return load_profile(profile)
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -57,39 +78,48 @@ def profile_of(files: dict[str, bytes], folder: Path) -> Any:
     return fit.profile_from(samples, json.loads(files["about.json"]))
 
 
-def host_of_sitting(files: dict[str, bytes]) -> Any:
-    """Return what the host adds to a step: the median of what the warm-ups before the runs showed.
-
-    One warm-up is short and its terms unsure; the host is the same for all of them.
-    """
+def host_of_sitting(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any:
+    """Return what the host adds to a step, as the sitting's calibrations saw it."""
     from statistics import median
 
-    from servesim.calibrate.host import Host
+    from servesim.calibrate.host import Host, host_of
 
-    told = [json.loads(gzip.decompress(data))["told"] for name, data in files.items() if name.endswith(".json.gz")]
-    hosts = [Host(*run["host"]) for run in told]
-    if all(len(run["host"]) == 2 for run in told):  # recorded before there was a term for prompts, which blurred rows
+    told = [run["told"] for run in recorded]
+    parts = json.loads(files.get("hosts.json", b"[]"))
+    if not parts:  # calibrated without a server: warm-ups, in which nobody comes or goes, have to do
+        parts = [part for run in told for part in run.get("host_parts", ())]
+    if parts:
+        return host_of(parts)
+    hosts = [Host(*run["host"]) for run in told]  # recorded before every part was kept
+    if all(len(run["host"]) == 2 for run in told):  # and before there was a term for prompts, which blurred rows
         steps = sorted(host.seconds(MANY) for host in hosts)
         return Host(steps[len(steps) // 2])
     terms = ("step", "row", "prompt")
     return Host(*(median(getattr(host, term) for host in hosts) for term in terms))
 
 
+def live_of(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
+    """Return a recorded run, and its requests as they were sent."""
+    from servesim.calibrate.live import REQUEST
+    from servesim.calibrate.outcome import live_run
+    from servesim.calibrate.replay import as_run
+    from servesim.core import Request
+    from servesim.scenario import scenario_from
+
+    args = recorded["args"]
+    scenario = as_run(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
+    filled, fresh = ([Request(**dict(zip(REQUEST, row))) for row in args["requests"]] for _ in range(2))
+    return live_run(scenario, profile, filled, recorded["told"]), fresh
+
+
 def compared(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
     """Simulate one run from the profile and compare."""
     from dataclasses import replace
 
-    from servesim.calibrate.live import REQUEST
-    from servesim.calibrate.outcome import live_run
-    from servesim.calibrate.replay import Replayed, as_run, compare_with
+    from servesim.calibrate.replay import Replayed, compare_with
     from servesim.calibrate.side import side_of
-    from servesim.core import Request
-    from servesim.scenario import scenario_from
 
-    args, told = recorded["args"], recorded["told"]
-    scenario = as_run(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
-    requests = [Request(**dict(zip(REQUEST, row))) for row in args["requests"]]
-    live = live_run(scenario, profile, [Request(**dict(zip(REQUEST, row))) for row in args["requests"]], told)
+    live, requests = live_of(recorded, profile)
     name = recorded["setting"]
     replayed = Replayed(name, live, replace(side_of(live, live.decisions), name=name))
     compare_with(replayed, requests, profile, host)
@@ -109,7 +139,7 @@ def steps_told(recorded: dict[str, Any], profile: Any, host: Any) -> str:
         pair[0] += end - called
         pair[1] += profile.cost.seconds(shape)
         took += called - start
-        assumed += host.seconds(shape.prefill_rows + shape.decode_live, shape.prefill_rows)
+        assumed += host.seconds(shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_tokens)
     parts = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
     return f"{recorded['workload']:<8}{recorded['setting']:<15} {parts}; host {took:.3f} s, {assumed:.3f} s"
 
@@ -159,6 +189,18 @@ def table(found: dict[str, list[Any]]) -> list[str]:
         tau = ranks(comparisons, list(METRICS), APART)
         label = f"**tau of settings {APART:.0%} apart**"
         lines.append(f"| {workload} | {label} | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
+    return lines
+
+
+def repeated(again: list[dict[str, Any]], found: dict[str, list[Any]], profile: Any) -> list[str]:
+    """Return how far a setting was from itself, run once more at the end of the sitting."""
+    lines = ["The device against itself, the same run once more at the end of the sitting:", ""]
+    lines += ["| workload | setting | " + " | ".join(METRICS.values()) + " |", "|" + "---|" * (len(METRICS) + 2)]
+    for run in again:
+        first = next(one for one in found[run["workload"]] if one.name == run["setting"])
+        second = live_of(run, profile)[0].result()
+        off = [second[metric] / first.line(metric).measured - 1 for metric in METRICS]
+        lines.append(f"| {run['workload']} | {run['setting']} | {' | '.join(map(shown, off))} |")
     return lines
 
 

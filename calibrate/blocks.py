@@ -6,6 +6,7 @@ Standard library only, Python 3.9: it runs next to the device. Block 0 belongs t
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterable
 
@@ -26,7 +27,7 @@ class BlockTables:
         self.size = size  # tokens a block
         self.free: deque[int] = deque(range(1, blocks + 1))
         self.host_free: deque[int] = deque(range(host_blocks))
-        self.tables: dict[Request, list[int]] = {}
+        self.tables: dict[Request, array[int]] = {}  # arrays: a backend joins them without looking at each number
         self.hosted: dict[Request, list[int]] = {}
         self.leaving: Pairs = []  # (device, host) copies that the next call begins with
         self.returning: Pairs = []  # (host, device) copies after those
@@ -88,7 +89,7 @@ class BlockTables:
 
     def grow(self, request: Request, count: int) -> None:
         """Let a request hold so many blocks."""
-        table = self.tables.setdefault(request, [])
+        table = self.tables.setdefault(request, array("i"))
         if count - len(table) > len(self.free):
             self._short(count - len(table))
         while len(table) < count:
@@ -101,7 +102,7 @@ class BlockTables:
 
     def out(self, request: Request) -> Pairs:
         """Move a request's blocks to the host; return the copies to make."""
-        table = self.tables.pop(request, [])
+        table = self.tables.pop(request, array("i"))
         self.hosted[request] = [self.host_free.popleft() for _ in table]
         self.free.extend(table)
         return list(zip(table, self.hosted[request]))
@@ -109,7 +110,7 @@ class BlockTables:
     def back(self, request: Request) -> Pairs:
         """Move a request's blocks back to the device; return the copies to make."""
         hosted = self.hosted.pop(request)
-        self.tables[request] = [self.free.popleft() for _ in hosted]
+        self.tables[request] = array("i", [self.free.popleft() for _ in hosted])
         self.host_free.extend(hosted)
         return list(zip(hosted, self.tables[request]))
 

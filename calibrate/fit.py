@@ -82,9 +82,11 @@ def fit(samples: Samples, about: Mapping[str, Any]) -> TableCost:
     gears, token_gears = about.get("gears") or (), about.get("token_gears") or ()
     prompts = prompt_terms(samples.kind("prefill", "mixed"), token_gears)
     decodes = samples.kind("decode")
+    curves, live = decode_curves(decodes, gears) if gears else ([], 0.0)
     return TableCost(
         decode_gears=() if gears else decode_lines(decodes),
-        decode_curves=decode_curves(decodes, gears) if gears else (),
+        decode_curves=curves,
+        decode_live=live,
         token_gears=list(token_gears),
         **prompts,
         **swap_terms(samples.kind("swap")),
@@ -120,19 +122,26 @@ def decode_lines(samples: Samples) -> list[tuple[float, float, float, float]]:
     return [(x, float(y), 0.0, float(found[-1])) for x, y in zip(knots, found, strict=False)]
 
 
-def decode_curves(samples: Samples, gears: Sequence[int]) -> list[tuple[float, list[tuple[float, float]]]]:
-    """Fit a curve over the context for each gear: attention is split up differently for short and long ones."""
+def decode_curves(
+    samples: Samples, gears: Sequence[int]
+) -> tuple[list[tuple[float, list[tuple[float, float]]]], float]:
+    """Fit a curve over the context for each gear, and what a live row adds, which padding does not.
+
+    Attention is split up differently for short contexts and long ones, hence the curves.
+    """
     padded, context = rounded(samples.column("decode_rows"), gears), samples.column("context")
-    curves = []
-    for gear in sorted(set(padded)):
-        mine = padded == gear
-        knots = [gear * depth for depth in DEPTHS]
-        knots = [x for x in knots if context[mine].min() < x < context[mine].max()]
-        knots = [float(context[mine].min()), *knots, float(context[mine].max())]
-        knots = [x for x, further in zip(knots, [*knots[1:], np.inf], strict=True) if further > 1.2 * x]
-        values = least(hats(context[mine], knots), samples.seconds[mine])
-        curves.append((float(gear), [(x, float(y)) for x, y in zip(knots, values, strict=True)]))
-    return curves
+    bends = {gear: context_knots(gear, context[padded == gear]) for gear in sorted(set(padded))}
+    columns = [hats(context, knots) * (padded == gear)[:, None] for gear, knots in bends.items()]
+    found = least(np.column_stack([*columns, samples.column("decode_live")]), samples.seconds)
+    values = iter(found.tolist())
+    return [(float(gear), [(x, next(values)) for x in knots]) for gear, knots in bends.items()], float(found[-1])
+
+
+def context_knots(gear: float, context: Array) -> list[float]:
+    """Return where a gear's curve bends."""
+    low, high = float(context.min()), float(context.max())
+    knots = [low, *(gear * depth for depth in DEPTHS if low < gear * depth < high), high]
+    return [x for x, further in zip(knots, [*knots[1:], np.inf], strict=True) if further > 1.2 * x]
 
 
 def swap_terms(samples: Samples) -> dict[str, Any]:

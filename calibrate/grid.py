@@ -13,6 +13,7 @@ TOKENS = (1, 8, 16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 20
 GEARS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CONTEXTS = (16, 128, 512, 1024, 2048)
 BUSY = (1, 8, 32)
+SPREAD = 0.7  # of the rows that servers see
 
 
 class Point(NamedTuple):
@@ -25,6 +26,7 @@ class Point(NamedTuple):
     decoding: int = 0  # rows that decode
     context: int = 0  # cached tokens of each of them
     blocks: int = 0  # copied out, or in
+    spread: float = 0.0  # how unlike its rows are: the standard deviation of the logarithm of their lengths
 
 
 def grid(most_rows: int, most_tokens: int, longest: int, host_blocks: int = 0, gears: Sequence[int] = GEARS,
@@ -70,8 +72,8 @@ def mixtures(most_rows: int, most_tokens: int, longest: int) -> list[Point]:
     return [
         Point("mixed", rows, tokens, cached, decoding, context)
         for rows, tokens, cached in parts
-        for decoding, context in ((4, 128), (32, 128), (48, 600), (96, 128), (96, 512))
-        if rows + decoding <= most_rows and rows * tokens <= most_tokens and max(tokens + cached, context) < longest
+        for decoding, context in ((4, 128), (32, 128), (48, 600), (96, 128), (96, 512), (most_rows - 8, 96))
+        if 0 < decoding <= most_rows - rows and rows * tokens <= most_tokens and max(tokens + cached, context) < longest
     ]
 
 
@@ -83,11 +85,28 @@ def drawn(count: int, most_rows: int, most_tokens: int, longest: int, seed: int)
         return int(max(low, min(high, round(low * (high / low) ** chance.random()))))
 
     points = []
-    for _ in range(count):
+    for number in range(count):
         kind = chance.choice(("prefill", "decode", "decode", "mixed"))
         rows = about(1, min(8, most_rows)) if kind != "decode" else 0
         tokens = about(2, max(2, min(longest - 1, most_tokens // rows))) if rows else 0
         decoding = about(1, max(1, most_rows - rows)) if kind != "prefill" else 0
         context = about(16, min(longest - 1, 2048)) if decoding else 0
-        points.append(Point(kind, rows, tokens, 0, decoding, context))
+        spread = SPREAD if number % 3 and rows + decoding > 1 else 0.0
+        points.append(Point(kind, rows, tokens, 0, decoding, context, 0, spread))
     return points
+
+
+def lengths(point: Point, longest: int, chance: random.Random) -> list[tuple[int, int]]:
+    """Return (tokens, cached) of a point's rows, prompts first."""
+    prompts = [max(min(2, point.tokens), part) for part in unlike(point.rows, point.tokens, point.spread, chance)]
+    contexts = unlike(point.decoding, point.context, point.spread, chance)
+    found = [(min(tokens, longest - point.cached), point.cached) for tokens in prompts]
+    return found + [(1, min(context, longest - 1)) for context in contexts]
+
+
+def unlike(count: int, mean: int, spread: float, chance: random.Random) -> list[int]:
+    """Return lengths with about this mean, as unlike as asked."""
+    if not spread:
+        return [mean] * count
+    drawn = [chance.lognormvariate(0.0, spread) for _ in range(count)]
+    return [max(1, round(mean * count * part / sum(drawn))) for part in drawn]

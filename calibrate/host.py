@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core import Shape, StepCost
 
-TRIM = 0.05  # share of the slowest calls left out: what a host does there is not its routine
+SLOW = 10.0  # times the median beyond which a call is left out: what a host does there is not its routine
 FEWEST = 20  # calls a line is drawn through
 
 
@@ -22,10 +22,11 @@ class Host:
     step: float = 0.0
     row: float = 0.0  # a row of the step, prompts and decodes alike
     prompt: float = 0.0  # a prompt's part, beyond its being a row: it moves between queues and takes blocks
+    token: float = 0.0  # of a prompt's part: it is told, and its block is taken
 
-    def seconds(self, rows: int, prompts: int = 0) -> float:
-        """Return the host's part of a step of so many rows, so many of them prompts."""
-        return self.step + self.row * rows + self.prompt * prompts
+    def seconds(self, rows: int, prompts: int = 0, tokens: int = 0) -> float:
+        """Return the host's part of a step of so many rows, so many of them prompts of so many tokens together."""
+        return self.step + self.row * rows + self.prompt * prompts + self.token * tokens
 
 
 class Hosted(StepCost):
@@ -38,32 +39,34 @@ class Hosted(StepCost):
     def seconds(self, shape: Shape) -> float:
         """Return the duration of one step."""
         rows = shape.prefill_rows + shape.decode_live
-        return self.cost.seconds(shape) + self.host.seconds(rows, shape.prefill_rows)
+        return self.cost.seconds(shape) + self.host.seconds(rows, shape.prefill_rows, shape.prefill_tokens)
 
     def decode(self, rows: int, live: int, context: int) -> float:
         """Return the duration of a decode-only step."""
         return self.cost.decode(rows, live, context) + self.host.seconds(live)
 
 
-def host_of(calls: Sequence[Sequence[Any]]) -> Host:
-    """Fit the host's part to calls as `live.told` gives them: start, call, end, and the fields of a shape."""
+def parts_of(calls: Sequence[Sequence[Any]]) -> list[tuple[float, int, int, int]]:
+    """Return (seconds of the host, rows, prompts, their tokens) of calls as `live.told` gives them."""
+    # The first call waited for its arrival awake, which is not work.
+    return [(call[1] - call[0], call[3] + call[9], call[3], call[4]) for call in calls[1:]]
+
+
+def host_of(parts: Sequence[Sequence[float]]) -> Host:
+    """Fit the host's part of a step to those of many."""
     import numpy as np
 
-    # The first call waited for its arrival awake, which is not work.
-    host = np.array([called - start for start, called, *_ in calls[1:]], dtype=float)
-    if len(host) < FEWEST:
-        return Host(float(np.median(host)) if len(host) else 0.0)
-    prompts = np.array([call[3] for call in calls[1:]], dtype=float)
-    rows = prompts + np.array([call[9] for call in calls[1:]], dtype=float)
-    terms = np.column_stack([np.ones(len(host)), rows, prompts])
-    usual = host <= np.quantile(host, 1 - TRIM)
-    terms, host = terms[usual], host[usual]
-    kept = [0, 1, 2]
+    if len(parts) < FEWEST:
+        return Host(float(np.median([part[0] for part in parts])) if parts else 0.0)
+    told = np.array(parts, dtype=float)
+    told = told[told[:, 0] <= SLOW * np.median(told[:, 0])]
+    terms, host = np.column_stack([np.ones(len(told)), told[:, 1:]]), told[:, 0]
+    kept = list(range(terms.shape[1]))
     while True:  # none of them can be less than nothing
         found = np.linalg.lstsq(terms[:, kept], host, rcond=None)[0]
         worst = int(found.argmin())
         if found[worst] >= 0 or len(kept) == 1:
             break
         del kept[worst]
-    parts = dict(zip(kept, found.tolist()))
-    return Host(*(max(0.0, parts.get(term, 0.0)) for term in range(3)))
+    fitted = dict(zip(kept, found.tolist()))
+    return Host(*(max(0.0, fitted.get(term, 0.0)) for term in range(terms.shape[1])))

@@ -18,14 +18,14 @@ from ..core import BadInput, Request, Shape, Stuck
 from ..cost import cost_from
 from ..driver import Driver, Observer
 from ..inbox import Inbox
-from ..log import DecisionLog
+from ..log import DecisionLog, Glance, glance, ids, row
 from ..registry import make_policy
 from ..server import Server
 from ..step import Step
 from .backend import Backend
 from .blocks import BlockTables
 from .clock import PacedClock, WallClock
-from .host import Host, host_of
+from .host import host_of, parts_of
 from .stories import Stories, drawn, shape_of
 
 Emit = Callable[[Any], None]
@@ -40,20 +40,28 @@ REPORT = 0.5  # seconds between two progress reports, and looks whether to stop
 
 
 class Notes(DecisionLog):
-    """A decision log kept as rows: writing them out would take time from the run."""
+    """A decision log kept in memory, its rows made up when they are asked for: that would take time from the run."""
 
     def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-        self.steps = 0
-        self._row: dict[str, Any] = {}
+        self._seen: list[tuple[Glance, float, int, list[Request]]] = []
+        self._now: Optional[Glance] = None
+
+    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        """Note what was decided."""
+        self._now = glance(server, step, arrived)
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         """Note what came of it."""
-        self._row["t_end"] = now
-        self._row["free_after"] = server.pool.free
-        self._row["finished"] = [request.id for request in over]
-        self.rows.append(self._row)
-        self.steps += 1
+        assert self._now is not None
+        self._seen.append((self._now, now, server.pool.free, over))
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """Every turn, as a line of the log says it."""
+        return [
+            {**row(number, seen), "t_end": end, "free_after": free, "finished": ids(over)}
+            for number, (seen, end, free, over) in enumerate(self._seen)
+        ]
 
 
 class Live:
@@ -170,7 +178,8 @@ def replay(
     driver, tables = assemble(args["policy"], args["engine"], requests, (notes,) if args.get("decisions", True) else ())
     draw = drawn(args.get("seed", 0), args["vocab"])
     stories = Stories(tables, {request: draw(request) for request in requests}.pop)
-    host = warm_up(backend, args, requests[: args.get("warm_up", 0)])
+    parts = warm_up(backend, args, requests[: args.get("warm_up", 0)])
+    host = host_of(parts)
     if clock is None and args.get("pace"):
         clock = PacedClock(cost_from(args["pace"], "pace"))
     live = Live(driver, backend, tables, stories, clock, Watch(emit, args.get("stop")))
@@ -182,7 +191,8 @@ def replay(
     return {
         "backend": about,
         "stuck": stuck,
-        "host": [host.step, host.row, host.prompt],
+        "host": [host.step, host.row, host.prompt, host.token],
+        "host_parts": parts,
         **told(live, requests),
         "decisions": notes.rows,
     }
@@ -220,12 +230,14 @@ def check(requests: Sequence[Request], engine: Mapping[str, Any], about: Mapping
             raise BadInput(f"request {request.id}: {length} tokens, the model is built for {context}")
 
 
-def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]) -> Host:
+def warm_up(
+    backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]
+) -> list[tuple[float, int, int, int]]:
     """Serve some of the requests at once, some tokens each, and forget about it: first calls are slow.
 
-    Return what the host added to a step of the last such burst.
+    Return what the host added to the steps of the last such burst.
     """
-    host = Host()
+    parts: list[tuple[float, int, int, int]] = []
     engine = {**args["engine"], "refuse": "always", "front_end": None}
     for _ in range(2 if requests else 0):  # the second one runs warm, and shows what is the host's
         burst = [Request(f"warm-up {r.id}", 0.0, r.prompt, min(WARM, r.output), min(WARM, r.limit)) for r in requests]
@@ -234,8 +246,8 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
         live = Live(driver, backend, tables, Stories(tables, {request: draw(request) for request in burst}.pop))
         with contextlib.suppress(Stuck):  # an engine that livelocks does so again in the run, which says so
             live.run()
-        host = host_of([[start, called, end, *shape] for start, called, end, shape in live.calls])
-    return host
+        parts = parts_of([[start, called, end, *shape] for start, called, end, shape in live.calls])
+    return parts
 
 
 class Watch:

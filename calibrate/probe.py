@@ -1,7 +1,8 @@
 """Measure a device's steps over the grid: shapes shuffled, each repeated until its median is known well enough.
 
 Runs inside the worker, next to the device: Python 3.9, the standard library and whatever the backend needs. Repeating
-one shape under-measures it, so every round visits all open points in another order.
+one shape under-measures it, so every round visits all open points in another order. Their rows are made beforehand:
+a device that waits for its host cools down between two steps, and runs the next one faster than a busy server's would.
 """
 
 from __future__ import annotations
@@ -15,19 +16,21 @@ import math
 import random
 import threading
 import time
+from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from .backend import Backend, OutOfMemory, Row
-from .grid import GEARS, Point, grid
+from .grid import GEARS, Point, grid, lengths
 
 COLUMNS = (
     "kind", "prefill_rows", "prefill_tokens", "prefill_live", "squares", "cross", "decode_rows", "decode_live",
-    "context", "swapped", "seconds", "host_seconds", "point", "round", "order", "flagged", "failed",
+    "context", "swapped", "seconds", "point", "round", "order", "flagged", "failed",
 )  # fmt: skip
 FEWEST, MOST = 8, 60  # samples of a point
 OUTLIER = 1.5  # times the median
-SOME, LONG = 192, 1024  # tokens of a step that works the device hard, and very hard
+WEIGHTS = (0, 64, 128, 192, 256, 384, 512, 1024, 2048)  # tokens up to which steps work the device alike
 FAILURES = (RuntimeError, MemoryError, ValueError)  # of one point; OutOfMemory is the first of them
 TELL = 1.0  # seconds after which the parent is given what has been measured
 GIVE_UP = 12  # points that fail one after another: the device is gone
@@ -67,29 +70,38 @@ class Probe:
         self.size = int(self.about["block_size"])
         self.blocks = int(self.about["blocks"])
         self.vocab = int(self.about["model"]["vocab"])
-        longest = min(int(self.about["model"]["context"]), int(args.get("longest", 1 << 30)))
+        self.longest = longest = min(int(self.about["model"]["context"]), int(args.get("longest", 1 << 30)))
         gears = self.about.get("gears") or GEARS
         most_rows, most_tokens = int(args.get("most_rows", 64)), int(args.get("most_tokens", 2048))
         host = int(self.about.get("host_blocks") or 0)
         self.points = grid(most_rows, most_tokens, longest, host, gears, int(args.get("seed", 0)))
         self.gears = sorted(gears)
         self.precision = float(args.get("precision", 0.01))
-        self.chance = random.Random(f"probe order {args.get('seed', 0)}")
         self.rows: list[dict[str, Any]] = list(args.get("resume") or ())
+        self.seed = int(args.get("seed", 0))
+        self.chance = random.Random(f"probe order {self.seed} {len(self.rows)}")
+        self.built: dict[int, list[Row]] = {}
+        self.rounds: Optional[int] = args.get("rounds")  # of one call, at most
+        self.round = 0
         self.seconds: dict[int, list[float]] = {place: [] for place in range(len(self.points))}
         self.failed: set[int] = set()
         for row in self.rows:
             self._note(int(row["point"]), None if row["failed"] else float(row["seconds"]))
-        self.begun = self._told = time.perf_counter()
+        self.begun = self._told = time.perf_counter()  # again when the rows are made
         self.budget = float(args.get("budget", 120.0))
         self._sent = len(self.rows)  # of them, the parent has these
         self._failing = 0  # points that have failed since one went well
 
     def run(self) -> None:
-        """Go round until every median is known or the time is up; an interruption keeps what there is."""
-        self._warm_up()
-        round_number = 0
-        while not self._late():
+        """Go round until every median is known or the time is up; an interruption keeps what there is.
+
+        It can be called again: it then goes on.
+        """
+        if not self.built:
+            self._build()
+            self._warm_up()
+        last = None if self.rounds is None else self.round + self.rounds
+        while not self._late() and self.round != last:
             open_points = [place for place in self.seconds if not self._known(place)]
             if not open_points:
                 return
@@ -98,14 +110,20 @@ class Probe:
             for order, place in enumerate(open_points):
                 if self._late():
                     return
-                self._sample(place, round_number, order)
-            round_number += 1
-            self._tell(round_number)
+                self._sample(place, self.round, order)
+            self.round += 1
+            self._tell(self.round)
+
+    def _build(self) -> None:
+        """Make the rows of all points."""
+        for place, point in enumerate(self.points):
+            self.built[place] = self._rows(point, random.Random(f"probe rows {self.seed} {place}"))
+        self.begun = time.perf_counter()
 
     def _warm_up(self) -> None:
-        for point in self.points[:: max(1, len(self.points) // 12)]:
+        for place in range(0, len(self.points), max(1, len(self.points) // 12)):
             try:
-                self._take(point, self._rows(point))
+                self._take(self.points[place], self.built[place])
             except FAILURES:
                 continue
 
@@ -125,12 +143,9 @@ class Probe:
         return 0.93 * spread / math.sqrt(count) < self.precision * ordered[count // 2]
 
     def _sample(self, place: int, round_number: int, order: int) -> None:
-        point = self.points[place]
-        row: dict[str, Any] = {**self._shape(point), "point": place, "round": round_number, "order": order}
-        begun = time.perf_counter()
+        point, rows = self.points[place], self.built[place]
+        row: dict[str, Any] = {**shape(point, rows), "point": place, "round": round_number, "order": order}
         try:
-            rows = self._rows(point)
-            row["host_seconds"] = round(time.perf_counter() - begun, 9)
             row.update(seconds=self._take(point, rows), failed="")
             self._failing = 0
         except FAILURES as error:
@@ -166,31 +181,15 @@ class Probe:
             self.backend.synchronize()
             return time.perf_counter() - start
 
-    def _rows(self, point: Point) -> list[Row]:
+    def _rows(self, point: Point, chance: random.Random) -> list[Row]:
         """Return rows of random tokens over blocks of their own as far as there are enough."""
-        lengths = [(point.tokens, point.cached)] * point.rows + [(1, point.context)] * point.decoding
-        rows, next_block = [], self.chance.randrange(self.blocks)
-        for tokens, cached in lengths:
+        rows, next_block = [], chance.randrange(self.blocks)
+        for tokens, cached in lengths(point, self.longest, chance):
             held = -(-(tokens + cached) // self.size)
             table = [1 + (next_block + place) % (self.blocks - 1) for place in range(held)]
             next_block += held
-            rows.append(Row([self.chance.randrange(1, self.vocab) for _ in range(tokens)], cached, table))
+            rows.append(Row(array("i", chance.choices(range(1, self.vocab), k=tokens)), cached, array("i", table)))
         return rows
-
-    def _shape(self, point: Point) -> dict[str, Any]:
-        live = point.decoding
-        return {
-            "kind": point.kind,
-            "prefill_rows": point.rows,
-            "prefill_tokens": point.rows * point.tokens,
-            "prefill_live": point.rows * point.tokens,
-            "squares": point.rows * point.tokens**2,
-            "cross": point.rows * point.tokens * point.cached,
-            "decode_rows": live,
-            "decode_live": live,
-            "context": live * point.context,
-            "swapped": point.blocks,
-        }
 
     def _tell(self, round_number: int) -> None:
         """Report how it goes, with the samples taken since the last report: the parent keeps them at once."""
@@ -213,13 +212,30 @@ class Probe:
                 row["flagged"] = "outlier"
 
 
+def shape(point: Point, rows: Sequence[Row]) -> dict[str, Any]:
+    """Return what a point's time depends on."""
+    prompts = [(len(row.tokens), row.position) for row in rows[: point.rows]]
+    tokens = sum(part for part, _ in prompts)
+    return {
+        "kind": point.kind,
+        "prefill_rows": point.rows,
+        "prefill_tokens": tokens,
+        "prefill_live": tokens,
+        "squares": sum(part * part for part, _ in prompts),
+        "cross": sum(part * cached for part, cached in prompts),
+        "decode_rows": point.decoding,
+        "decode_live": point.decoding,
+        "context": sum(row.position for row in rows[point.rows :]),
+        "swapped": point.blocks,
+    }
+
+
 def weight(point: Point) -> int:
     """Return how hard a step works the device: heavy ones pull its clock down, and run one after another in real life.
 
     A round visits its points by weight, shuffled within each, so that a step meets the device as its like would.
     """
-    tokens = point.rows * point.tokens + point.decoding
-    return 3 if tokens > LONG else 2 if tokens > SOME else 1 if point.rows else 0
+    return bisect_left(WEIGHTS, point.rows * point.tokens + point.decoding) if point.rows else 0
 
 
 def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:
@@ -249,7 +265,7 @@ def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """Return samples as the text of a samples.csv."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return file.getvalue()

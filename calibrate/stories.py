@@ -6,6 +6,7 @@ Standard library and numpy, Python 3.9: it runs next to the device.
 from __future__ import annotations
 
 import zlib
+from array import array
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
@@ -26,7 +27,7 @@ class Stories:
     def __init__(self, tables: BlockTables, prompt: Prompt) -> None:
         self.tables = tables
         self.prompt = prompt
-        self.tokens: dict[Request, list[int]] = {}
+        self.tokens: dict[Request, array[int]] = {}
         self.writers: list[Optional[Request]] = []  # by row: who writes its token, None in mid-prompt
 
     def rows(self, server: Server, step: Step) -> list[Row]:
@@ -37,7 +38,7 @@ class Stories:
         for request, part, _ in step.chunks:
             story = stories.get(request)
             if story is None:
-                story = stories[request] = self.prompt(request)
+                story = stories[request] = array("i", self.prompt(request))
             start = request._cached
             rows.append(Row(story[start : start + part], start, tables[request]))
             writers.append(request if start + part == len(story) else None)

@@ -104,7 +104,7 @@ class TableCost(StepCost):
 
     def decode(self, rows: int, live: int, context: int) -> float:
         if self.decode_curves:
-            return interpolate(self._curve(rows), context)
+            return interpolate(self._curve(rows), context) + self.decode_live * live
         fixed, slope = self._line(rows, live)
         return fixed + slope * context
 

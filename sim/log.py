@@ -7,7 +7,8 @@ finished requests have given theirs back; `waiting`, `running` and `swapped` are
 from __future__ import annotations
 
 import json
-from typing import Any, TextIO
+from collections.abc import Iterable
+from typing import Any, NamedTuple, Optional, TextIO
 
 from .core import Request
 from .server import Server
@@ -24,34 +25,7 @@ class DecisionLog:
 
     def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
         """Note what was decided."""
-        plan = step.plan
-        self._row = {
-            "step": self.steps,
-            "t": step.start,
-            "kind": step.kind,
-            "chunks": [list(part) for part in batch(server.running, step)],
-            "prompts": [chunk.request.id for chunk in step.chunks],
-            "evicted": [[request.id, how] for request, how, _ in step.evicted],
-            "swapped_in": [request.id for request in plan.swap_in],
-            "rejected": [rejection.request.id for rejection in plan.reject],
-            "released": [request.id for request in plan.release],
-            "free": server.pool.free,
-            "host_free": server.pool.host_free,
-            "waiting": [request.id for request in server.waiting],
-            "running": [request.id for request in server.running],
-            "swapped": [request.id for request in server.swapped],
-            "arrived": [request.id for request in arrived],
-            "admitted": [request.id for request, _ in step.admitted],
-        }
-        refused = [request.id for request in arrived if request.place == "done"]
-        if refused:
-            self._row["refused"] = refused
-        if server.policy.running_order == "slot":
-            self._row["slots"] = [request.slot for request in server.running]
-            self._row["admitted_slots"] = [slot for _, slot in step.admitted]
-            self._row["evicted_slots"] = [slot for _, _, slot in step.evicted]
-        if plan.padding:
-            self._row["padding"] = plan.padding
+        self._row = row(self.steps, glance(server, step, arrived))
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         """Note what came of it, and write the line."""
@@ -60,3 +34,75 @@ class DecisionLog:
         self._row["finished"] = [request.id for request in over]
         self.file.write(json.dumps(self._row) + "\n")
         self.steps += 1
+
+
+class Glance(NamedTuple):
+    """What must be noted of a turn before it goes on; the rest can be read off its step at leisure."""
+
+    step: Step
+    kind: str
+    batch: list[tuple[Any, int]]
+    waiting: list[Request]
+    running: list[Request]
+    swapped: list[Request]
+    slots: Optional[list[Optional[int]]]  # of the running ones, where the engine has slots
+    arrived: list[Request]
+    refused: list[Request]
+    free: int
+    host_free: int
+
+
+def glance(server: Server, step: Step, arrived: list[Request]) -> Glance:
+    """Look at a turn between its begin and its end."""
+    running, pool = list(server.running), server.pool
+    return Glance(
+        step,
+        step.kind,
+        batch(running, step),
+        list(server.waiting),
+        running,
+        list(server.swapped),
+        [request.slot for request in running] if server.policy.running_order == "slot" else None,
+        arrived,
+        [request for request in arrived if request.place == "done"],
+        pool.free,
+        pool.host_free,
+    )
+
+
+def row(number: int, seen: Glance) -> dict[str, Any]:
+    """Return the line of a turn, but for its end."""
+    step = seen.step
+    plan = step.plan
+    told = {
+        "step": number,
+        "t": step.start,
+        "kind": seen.kind,
+        "chunks": [list(part) for part in seen.batch],
+        "prompts": ids(chunk.request for chunk in step.chunks),
+        "evicted": [[request.id, how] for request, how, _ in step.evicted],
+        "swapped_in": ids(plan.swap_in),
+        "rejected": ids(rejection.request for rejection in plan.reject),
+        "released": ids(plan.release),
+        "free": seen.free,
+        "host_free": seen.host_free,
+        "waiting": ids(seen.waiting),
+        "running": ids(seen.running),
+        "swapped": ids(seen.swapped),
+        "arrived": ids(seen.arrived),
+        "admitted": ids(request for request, _ in step.admitted),
+    }
+    if seen.refused:
+        told["refused"] = ids(seen.refused)
+    if seen.slots is not None:
+        told["slots"] = seen.slots
+        told["admitted_slots"] = [slot for _, slot in step.admitted]
+        told["evicted_slots"] = [slot for _, _, slot in step.evicted]
+    if plan.padding:
+        told["padding"] = plan.padding
+    return told
+
+
+def ids(requests: Iterable[Request]) -> list[Any]:
+    """Return who they are."""
+    return [request.id for request in requests]

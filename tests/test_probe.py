@@ -48,7 +48,7 @@ def test_every_kind_of_step_is_measured_and_told_by_its_shape() -> None:
     mixed = next(row for row in rows if row["kind"] == "mixed")
     assert int(mixed["prefill_tokens"]) > 0
     assert int(mixed["decode_rows"]) > 0
-    assert all(float(row["seconds"]) > 0 and float(row["host_seconds"]) >= 0 for row in rows)
+    assert all(float(row["seconds"]) > 0 for row in rows)
 
 
 def test_a_sample_takes_what_the_device_takes() -> None:

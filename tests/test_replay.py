@@ -14,7 +14,7 @@ import pytest
 import yaml
 from servesim.calibrate.backend import MODELS
 from servesim.calibrate.fake import Fake
-from servesim.calibrate.host import Host, host_of
+from servesim.calibrate.host import Host, host_of, parts_of
 from servesim.calibrate.live import replay
 from servesim.calibrate.outcome import read_calls, read_sent
 from servesim.calibrate.replay import as_run, requests_of
@@ -217,13 +217,15 @@ def test_requests_longer_than_the_model_are_refused() -> None:
 
 def test_the_hosts_part_is_read_off_its_calls() -> None:
     def call(k: int, prompts: int, decodes: int) -> list[float]:
-        host = 0.001 + 0.0002 * (prompts + decodes) + 0.0005 * prompts
-        return [k, k + host, k + 0.5, prompts, 0, 0, 0, 0, decodes, decodes, 0, 0]
+        tokens = prompts * (10 + k % 7)
+        host = 0.001 + 0.0002 * (prompts + decodes) + 0.0005 * prompts + 0.00001 * tokens
+        return [k, k + host, k + 0.5, prompts, tokens, 0, 0, 0, decodes, decodes, 0, 0]
 
-    host = host_of([call(k, k % 3, k % 8) for k in range(90)])
+    host = host_of(parts_of([call(k, k % 3, k % 8) for k in range(90)]))
     assert host.step == pytest.approx(0.001, rel=1e-6)
     assert host.row == pytest.approx(0.0002, rel=1e-6)
     assert host.prompt == pytest.approx(0.0005, rel=1e-6)
-    assert host.seconds(10, 2) == pytest.approx(0.004)
+    assert host.token == pytest.approx(0.00001, rel=1e-6)
+    assert host.seconds(10, 2, 100) == pytest.approx(0.005)
     assert host_of([]) == Host()
-    assert host_of([[0.0, 0.1, 0.2, 0, 0, 0, 0, 0, 4, 4, 9, 0]] * 5).row == 0.0
+    assert host_of([(0.1, 4, 0, 0)] * 5) == Host(0.1)
