@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 from ..core import Request, Shape, StepCost, Stuck
-from ..engine import NO_PADDING, Engine
+from ..engine import Engine
 from ..metrics import Measures, lose
 from ..profile import Profile
 from ..scenario import Scenario
+from ..shape import NO_PADDING
 from ..simulate import Run, build, fresh
 from .live import Notes
 from .side import Side, side_of

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, ClassVar, Optional
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Rejection, Request, Stuck, View, at_least, just_after, one_of
@@ -77,17 +77,20 @@ class LLMServing(Policy):
             return decide_unpaged(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
         pool, prompts = view.pool, view.prefilling
         budget = pool.free - view.cohort.need()
-        for request in prompts:
-            budget -= pool.blocks(request.length)
+        if prompts:
+            budget -= sum(pool.blocks(request.length) for request in prompts)
         if budget < 0:
             return self._evict(view, pool.free - budget)
-        if not prompts and not view.waiting and not view.swapped and not self.delay_factor and not self.open_above:
+        if view.memory is not None:
+            admit, gate, wake = self._admissions(view, budget)
+        elif view.waiting or prompts or view.swapped:
+            admit, gate, wake = self._fill(view, budget), None, None
+        else:
             return DECODE if view.cohort.size else REST
-        admit, gate, wake = self._admissions(view, budget)
         queue: Sequence[Request] = prompts
         if admit:
             queue = self._by_slot(view, admit) if prompts else admit
-        return self._call(view, queue, view.cohort.size, admit=admit, memory=gate, wake=wake)
+        return self._call(view, queue, view.cohort.size, admit, (), gate, wake)
 
     def _evict(self, view: View, need: int) -> Plan:
         """Make room; the survivors go on, and nobody is admitted in the same step."""
@@ -95,25 +98,29 @@ class LLMServing(Policy):
         gone = {eviction.request for eviction in evict}
         prompts = [request for request in view.prefilling if request not in gone]
         left = view.decoding - sum(request.decodes for request in gone)
-        return self._call(view, prompts, left, evict=evict, memory=view.memory)
+        return self._call(view, prompts, left, (), evict, view.memory, None)
 
-    def _call(self, view: View, prompts: Sequence[Request], decoding: int, **moves: Any) -> Plan:
+    def _call(
+        self, view: View, prompts: Sequence[Request], decoding: int, admit: Sequence[Request],
+        evict: Sequence[Eviction], memory: Optional[Gate], wake: Optional[float],
+    ) -> Plan:  # fmt: skip
         """Choose the model call: errors are answered first, then prompts run, and decodes only when none is left."""
-        longest = view.max_model_len
-        if prompts and longest is not None:
-            strangers = [request for request in prompts if request.prompt + request.limit >= longest]
-            if strangers:  # all of them leave, only the first is answered
-                reason = f"prompt + limit >= seq_length {longest}"
-                reject = [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(strangers)]
-                return Plan(reject=reject, **moves)
-        if prompts:
-            chunks = [Chunk(r, r.prompt + r.written) for r in islice(prompts, self.prefill_batch)]
-            if len(chunks) == len(prompts) and not view.prefilling:
-                moves["admit"] = ()  # a chunk admits by itself, in the same order
-            return Plan(chunks=chunks, **moves)
-        if decoding:
-            return Plan(decode=True, hold=0 if "evict" in moves else FOREVER, **moves)
-        return Plan(**moves)
+        longest = FOREVER if view.max_model_len is None else view.max_model_len
+        chunks: list[Chunk] = []
+        for request in prompts:
+            if request.prompt + request.limit >= longest:
+                reject = refused(prompts, longest)
+                return Plan(evict=evict, admit=admit, reject=reject, memory=memory, wake=wake)
+            if len(chunks) < self.prefill_batch:
+                chunks.append(Chunk(request, request.prompt + request.written))
+        if not chunks:
+            hold = 0 if evict or not decoding else FOREVER
+            return Plan(evict=evict, admit=admit, decode=decoding > 0, hold=hold, memory=memory, wake=wake)
+        if len(chunks) == len(prompts) and not view.prefilling:
+            admit = ()  # a chunk admits by itself, in the same order
+        if memory is None and not admit and not evict:
+            return Plan(chunks=chunks)
+        return Plan(evict=evict, admit=admit, chunks=chunks, memory=memory, wake=wake)
 
     def _victims(self, view: View, need: int) -> list[Eviction]:
         """Evict until all that is left fits its next step."""
@@ -132,8 +139,6 @@ class LLMServing(Policy):
     def _admissions(self, view: View, budget: int) -> tuple[list[Request], Optional[Gate], Optional[float]]:
         """Fill free slots from the queues, strictly from their heads."""
         slots = self.decode_batch - len(view.running)
-        if view.memory is None:
-            return self._fill(view, slots, budget), None, None
         gate: Gate = view.memory
         if self.open_above:
             gate = gate.hysteresis(slots, self.open_above)
@@ -159,14 +164,13 @@ class LLMServing(Policy):
             gate = gate.shut()
         return admit, gate, wake
 
-    def _fill(self, view: View, slots: int, budget: int) -> list[Request]:
+    def _fill(self, view: View, budget: int) -> list[Request]:
         """Fill free slots where no gate stands before the queues."""
         admit: list[Request] = []
-        for request in self._heads(view):
-            if len(admit) == slots:
-                break
-            budget -= view.pool.blocks(request.length)
-            if budget < 0:
+        size, slots = view.pool.size, self.decode_batch - len(view.running)
+        for request in self._heads(view) if view.swapped else view.waiting:
+            budget -= -(-(request.prompt + request.written) // size)
+            if budget < 0 or len(admit) == slots:
                 break
             admit.append(request)
         return admit
@@ -188,6 +192,13 @@ class LLMServing(Policy):
         slots = dict(zip(admit, free))
         slots.update((request, request.slot or 0) for request in view.prefilling)
         return sorted(slots, key=lambda request: slots[request])
+
+
+def refused(prompts: Sequence[Request], longest: int) -> list[Rejection]:
+    """Return the prompts too long for the engine: all of them leave, only the first is answered."""
+    strangers = [request for request in prompts if request.prompt + request.limit >= longest]
+    reason = f"prompt + limit >= seq_length {longest}"
+    return [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(strangers)]
 
 
 @dataclass(frozen=True)

@@ -123,6 +123,8 @@ class MLFQ(Preemptive):
 
     def decide(self, view: View) -> Plan:
         ladder: Ladder = view.memory
+        if any(pause.request.place == "done" for pause in ladder.paused):  # their clients went away
+            ladder = ladder._replace(paused=tuple(p for p in ladder.paused if p.request.place != "done"))
         turns = self._slices(ladder.batch, view)
         if view.waiting or ladder.paused or view.need > view.pool.free:
             chunks = self.all_fit(view)

@@ -16,54 +16,63 @@ from .core import FOREVER, Request
 class Cohort:
     """The decoding requests of one server."""
 
-    __slots__ = ("_ends", "phases", "_reserved", "block", "busy", "context", "fresh", "last", "size", "ticks")
+    __slots__ = ("_ends", "phases", "_reserved", "block", "busy", "context", "failing", "fresh", "last", "next_end",
+                 "size", "ticks")  # fmt: skip
 
     def __init__(self, block: int) -> None:
         self.block = block  # tokens a block
         self.ticks = 0  # decodes of all members so far
         self.size = 0
+        self.failing = False  # whether a call may fail because of some member, past or present
         self.context = 0  # sum of the members' cached tokens
         self.busy = 0.0  # seconds of steps in which they decoded
         self.last: Optional[float] = None  # when the last tick ended
         self.fresh: list[Request] = []  # joined since that tick
+        self.next_end = FOREVER  # the tick at which a member ends, none before; a member that left may still count
         self._ends: list[tuple[int, int, Request]] = []
         self.phases = [0] * block  # members by (cached - ticks) modulo block
         self._reserved: dict[Request, int] = {}  # members that own more blocks than their tokens need, and how many
 
     def join(self, request: Request) -> None:
         """Take in a request whose prompt is complete."""
-        cached = request._cached
+        cached, ticks, block = request._cached, self.ticks, self.block
+        left = request.end - request._written
+        if request.fails is not None:
+            left, self.failing = min(left, request.fails - request._written), True
         request._cohort = self
-        request._joined = self.ticks
+        request._joined = ticks
         request._busy = self.busy
-        last = request.end if request.fails is None else min(request.end, request.fails)
-        request._due = self.ticks + max(1, last - request._written)
+        request._due = due = ticks + (left if left > 1 else 1)
         self.size += 1
         self.context += cached
-        heappush(self._ends, (request._due, request.serial, request))
-        if request._held * self.block > cached and request._held > -(-cached // self.block):
-            self._reserved[request] = request._held
-            assert request._held * self.block >= cached + last - request._written, "a reservation lasts to the end"
+        heappush(self._ends, (due, request.serial, request))
+        if due < self.next_end:
+            self.next_end = due
+        if request._held * block - cached < block:
+            self.phases[(cached - ticks) % block] += 1
         else:
-            self.phases[(cached - self.ticks) % self.block] += 1
+            self._reserved[request] = request._held
+            assert request._held * block >= cached + left, "a reservation lasts to the end"
         self.fresh.append(request)
 
     def leave(self, request: Request) -> None:
         """Let go of a member; its counters are its own again."""
         ticks = self.ticks - request._joined
-        request._held = self.blocks(request)
         request._written += ticks
         request._cached = cached = request._cached + ticks
         request.decoding += self.busy - request._busy
+        request._cohort = None
+        self.size -= 1
+        self.context -= cached
         if ticks:
             request.last_token = self.last
         elif request in self.fresh:
             self.fresh.remove(request)
-        if not self._reserved or self._reserved.pop(request, None) is None:
+        if self._reserved and request in self._reserved:
+            request._held = self._reserved.pop(request)
+        else:
+            request._held = -(-cached // self.block)
             self.phases[(cached - self.ticks) % self.block] -= 1
-        self.size -= 1
-        self.context -= cached
-        request._cohort = None
 
     def blocks(self, request: Request) -> int:
         """Device blocks a member holds."""
@@ -75,29 +84,26 @@ class Cohort:
         """Blocks that the next tick takes, or the one so many ticks after it."""
         return self.phases[-(self.ticks + ahead) % self.block]
 
-    def first_end(self) -> int:
-        """Ticks until the first member ends."""
-        ends = self._ends
-        while ends and (ends[0][2]._cohort is not self or ends[0][2]._due != ends[0][0]):
-            heappop(ends)  # it left early, or came back with another end
-        return ends[0][0] - self.ticks if ends else FOREVER
+    def tick(self, count: int, end: float, busy: float) -> list[Request]:
+        """Every member has written `count` tokens, the last at `end`, in so many seconds of steps.
 
-    def tick(self, count: int, end: float, busy: float) -> None:
-        """Every member has written `count` tokens, the last at `end`, in so many seconds of steps."""
+        Return the members that end with that, let go already.
+        """
         self.ticks += count
         self.context += self.size * count
         self.busy += busy
         self.last = end
         if self.fresh:
             self.fresh.clear()
+        return self._ended() if self.ticks >= self.next_end else []
 
-    def ended(self) -> list[Request]:
-        """Return the members that end with this tick, and let them go."""
+    def _ended(self) -> list[Request]:
         over: list[Request] = []
         ends, ticks = self._ends, self.ticks
-        while ends and ends[0][0] <= ticks:
+        while self.next_end <= ticks:
             due, _, request = heappop(ends)
-            if request._cohort is self and request._due == due:
+            if request._cohort is self and request._due == due:  # it neither left early nor came back with another end
                 self.leave(request)
                 over.append(request)
+            self.next_end = ends[0][0] if ends else FOREVER
         return over

@@ -47,6 +47,9 @@ class Request:
         "queued", "prefilling", "decoding", "swapped", "since",
         "_written", "_cached", "_held", "_cohort", "_joined", "_due", "_busy", "_listed",
     )  # fmt: skip
+    _joined: int  # these three are its cohort's
+    _due: int
+    _busy: float
 
     def __init__(
         self,
@@ -76,7 +79,8 @@ class Request:
         self.serial = 0  # rank of submission, the last tie-break
         self.place = "outside"  # outside | waiting | running | swapped | done
         self.slot: Optional[int] = None  # its row in an engine of fixed slots
-        self.end = min(self.output, self.limit)  # tokens after which it is over; the server may cap it
+        # tokens after which it is over; the server may cap it
+        self.end = output if limit is None or output < limit else limit
         self.host = 0  # blocks it holds in host memory
         self.complete = False  # its prompt was complete when it was swapped out: it decodes when it comes back
         self.evictions = 0
@@ -97,9 +101,6 @@ class Request:
         self._cached = 0
         self._held = 0
         self._cohort: Optional[Cohort] = None
-        self._joined = 0
-        self._due = 0
-        self._busy = 0.0
         self._listed = False  # among its server's prefilling
 
     def __repr__(self) -> str:

@@ -13,7 +13,7 @@ from .inbox import Inbox
 from .server import Server
 from .step import Step
 
-IDLE_TURNS = 10_000  # turns without a model call at one instant that mean they would go on forever
+TURNS = range(10_000)  # turns without a model call at one instant that mean they would go on forever
 
 
 class Observer(Protocol):
@@ -52,20 +52,24 @@ class Driver:
         self._progress = 0  # the last call that wrote a token
         self._written = 0
         self._patience = 1000 + server.pool.total * server.pool.size
+        self._patient = policy.max_wait is None
+        # nobody watches, and a client sees the end of its stream at once and sends nothing after it
+        self.plain = not (observers or check or end_lag or inbox.chained)
 
     def begin(self, now: float) -> Optional[Step]:
         """Return the next model call, or None when there is nothing to run before `next_event`."""
-        server, inbox, view = self.server, self.inbox, self.server.view
-        for _ in range(IDLE_TURNS):
+        server, inbox = self.server, self.inbox
+        view = server.view
+        for _ in TURNS:
             arrived = self._deliver(now) if inbox.next_arrival <= now or inbox.lobby else []
-            if self.policy.max_wait is not None:
+            if not self._patient:
                 server.promote(now)
             view.now, memory = now, view.memory
             plan = self.policy.decide(view)
             step = server.begin(plan, now)
-            if plan.reject or self.observers:
+            if step.moved or self.observers:
                 self._tell(step, arrived, now)
-            if step.decoders or step.calls:
+            if step.decoders or step.chunks or step.calls:
                 self._idle = False
                 return step
             if step.moved or plan.memory != memory:
@@ -85,41 +89,40 @@ class Driver:
             observer.begun(self.server, step, arrived)
 
     def _deliver(self, now: float) -> list[Request]:
-        arrived = self.inbox.due(now, self.calls, self._idle)
+        inbox, submit = self.inbox, self.server.submit
+        arrived = inbox.due(now, self.calls, self._idle)
         for request in arrived:  # a front end that lags is what it waited for; otherwise it has queued all along
-            self.server.submit(request, now, request.arrival if self.inbox.lag == 1 else now)
+            submit(request, now, request.arrival if inbox.lag == 1 else now)
             if request.place == "done":
                 self._depart(request, now)
         return arrived
 
-    def end(self, step: Step, now: float, ticks: int = 1, first: Optional[float] = None) -> list[Request]:
-        """Book a call that ended now; for a leap, say how many and when the first ended. Return who is over."""
-        over = self.server.end(step, now, ticks, first)
-        self.calls += ticks
+    def end(self, step: Step, now: float) -> list[Request]:
+        """Book a call that ended now; return who is over. Calls that go on and on without a token are a livelock."""
+        over = self.server.end(step, now)
+        self.calls += 1
+        if not self.plain:
+            self.show(step, now, now, over)
+        if self.server.written != self._written:
+            self._written, self._progress = self.server.written, self.calls
+        elif self.calls - self._progress > self._patience:
+            why = f"no token in the last {self.calls - self._progress} model calls"
+            raise Stuck(why, self.server.present(), now)
+        return over
+
+    def show(self, step: Step, now: float, first: float, over: list[Request]) -> None:
+        """Let clients and watchers see what is over; the step, or the first of several, ended at `first`."""
         if self._leaving:
-            self._depart_all(now if first is None else first)
-        if over:
-            if self.end_lag:
-                self._leaving.extend(over)
-            elif self.inbox.chained:
-                for request in over:
-                    self._depart(request, now)
+            self._depart_all(first)
+        if self.end_lag:
+            self._leaving.extend(over)
+        else:
+            for request in over:
+                self._depart(request, now)
         if self.check is not None:
             self.check()
         for observer in self.observers:
             observer.ended(self.server, step, now, over)
-        if step.decoders:
-            self._progress = self.calls
-        else:
-            self._watch(now)
-        return over
-
-    def goes_on(self, plan: Plan, now: float) -> bool:
-        """Whether a plan that lasts is still the answer: nobody came, somebody runs, and there is memory."""
-        inbox, server = self.inbox, self.server
-        if inbox.next_arrival <= now or inbox.lobby or self._leaving or plan.wake is not None:
-            return False
-        return server.cohort.size > 0 and server.cohort.need() + plan.spare <= server.pool.free
 
     def abort(self, request: Request, now: float, reason: str) -> None:
         """Take out, between two calls, a request whose client is gone; its memory comes back."""
@@ -152,14 +155,6 @@ class Driver:
                 raise Stuck("they follow requests that do not exist or never ended", self.inbox.orphans(), now)
         elif self.wake is not None and self.wake <= now and self.inbox.next_arrival > now:
             raise Stuck(f"the policy asks to be woken at {self.wake:g} s, which has passed", self.server.present(), now)
-
-    def _watch(self, now: float) -> None:
-        """Raise Stuck when calls go on and on without a token written."""
-        if self.server.written != self._written:
-            self._written, self._progress = self.server.written, self.calls
-        elif self.calls - self._progress > self._patience:
-            why = f"no token in the last {self.calls - self._progress} model calls"
-            raise Stuck(why, self.server.present(), now)
 
     def _depart_all(self, now: float) -> None:
         leaving, self._leaving = self._leaving, []

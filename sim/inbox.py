@@ -7,6 +7,7 @@ while a call is in flight is seen `lag` calls later, that call counted; while th
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
@@ -18,7 +19,9 @@ from .core import Request
 class Inbox:
     """Requests on their way to a server."""
 
-    __slots__ = ("_arrivals", "_coming", "_next", "_released", "_serials", "chained", "lag", "lobby", "next_arrival")
+    __slots__ = (
+        "_arrivals", "_coming", "_direct", "_next", "_released", "_serials", "chained", "lag", "lobby", "next_arrival",
+    )  # fmt: skip
 
     def __init__(self, requests: Iterable[Request], lag: int = 1) -> None:
         self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen
@@ -33,6 +36,7 @@ class Inbox:
         self._coming.sort(key=lambda request: (request.arrival, request.serial))
         self._arrivals = [request.arrival for request in self._coming] + [math.inf]
         self._next = 0
+        self._direct = self.lag == 1
         self._serials = len(self._coming) + sum(map(len, self.chained.values()))  # the next one to give
         self._released: list[tuple[float, int, Request]] = []  # chained requests whose turn has come
         self.lobby: deque[tuple[int, Request]] = deque()  # sent, with the call after which they are seen
@@ -49,8 +53,10 @@ class Inbox:
 
     def due(self, now: float, calls: int, idle: bool) -> list[Request]:
         """Return what the scheduler sees now, in order of arrival."""
-        if self.lag == 1 and not self.lobby and not self._released:
-            return self._due_now(now)
+        if self._direct and not self._released:  # nothing stands between sending and seeing: the usual case
+            first, self._next = self._next, bisect_right(self._arrivals, now, self._next)
+            self.next_arrival = self._arrivals[self._next]
+            return self._coming[first : self._next]
         seen = []
         self.receive(now, calls)
         lobby = self.lobby
@@ -75,16 +81,6 @@ class Inbox:
     def orphans(self) -> list[Request]:
         """Return the requests whose predecessor never came."""
         return [request for chain in self.chained.values() for request in chain]
-
-    def _due_now(self, now: float) -> list[Request]:
-        """Return what has been sent by now, where nothing stands between sending and seeing: the usual case."""
-        first = place = self._next
-        arrivals = self._arrivals
-        while arrivals[place] <= now:
-            place += 1
-        self._next = place
-        self.next_arrival = arrivals[place]
-        return self._coming[first:place]
 
     def _pop(self) -> Request:
         if self._released and self._released[0][0] == self.next_arrival:

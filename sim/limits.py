@@ -4,30 +4,31 @@ from __future__ import annotations
 
 from typing import Optional
 
-from .core import BlockPool, Request
+from .core import FOREVER, BlockPool, Request
 
 
 class Limits:
     """The bounds of one server."""
 
-    __slots__ = ("max_generate_length", "max_model_len", "pool")
+    __slots__ = ("longest", "max_generate_length", "max_model_len", "pool")
 
     def __init__(self, pool: BlockPool, max_model_len: Optional[int], max_generate_length: Optional[int]) -> None:
         self.pool = pool
         self.max_model_len = max_model_len  # longest prompt + answer
         self.max_generate_length = max_generate_length  # llm-serving stops there without telling the client
+        given = [length for length in (max_model_len, max_generate_length) if length is not None]
+        self.longest = min(given, default=FOREVER)
 
     def __bool__(self) -> bool:
         return self.max_model_len is not None or self.max_generate_length is not None
 
     def last_token(self, request: Request) -> int:
         """Return how many tokens a request will have written when it is over."""
-        end = min(request.output, request.limit)
-        if self.max_model_len is not None:
-            end = min(end, self._room(request))
-        if self.max_generate_length is not None:
-            end = min(end, self.max_generate_length - request.prompt)
-        return max(1, end)
+        end = request.output if request.output < request.limit else request.limit
+        room = self.longest - request.prompt
+        if end > room:
+            end = room
+        return end if end > 1 else 1
 
     def cut_off(self, request: Request) -> bool:
         """Whether a request ended at max_generate_length rather than of itself."""

@@ -1,10 +1,10 @@
-"""Queues in a stated order: first come first served, or by rank. What policies ask most is answered in C."""
+"""Queues in a stated order: first come first served, by rank, or by numbered places. What is asked most runs in C."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Any, Callable, Optional, Union
 
@@ -39,15 +39,12 @@ class Ages:
 class Fifo(deque[Request]):
     """A queue in the order people came, or were pushed in front."""
 
+    push: Callable[[Request], None]  # adds at the end
+
     def __init__(self) -> None:
         super().__init__()
         self._ages = Ages()
-
-    def push(self, request: Request) -> None:
-        """Add at the end."""
-        self.append(request)
-        if self._ages._heap is not None:
-            self._ages.add(request)
+        self.push = self.append
 
     def push_front(self, request: Request) -> None:
         """Add at the very front."""
@@ -62,7 +59,12 @@ class Fifo(deque[Request]):
 
     def oldest(self) -> float:
         """Return the earliest arrival among those here."""
+        self.push = self._push_aged  # from now on somebody wants to know
         return self._ages.oldest(self, self[0].place)
+
+    def _push_aged(self, request: Request) -> None:
+        self.append(request)
+        self._ages.add(request)
 
 
 class Ranked(list[Request]):
@@ -119,7 +121,47 @@ class Ranked(list[Request]):
         self._fronts += 1
 
 
-Line = Union[Fifo, Ranked]
+class Slotted(dict[Request, None]):
+    """Numbered places: whoever comes takes the lowest free one, and they stand in the order of their numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._freed: list[int] = []  # numbers below the highest ever taken
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._in_order())
+
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._in_order())
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._in_order()[place]
+
+    def _in_order(self) -> list[Request]:
+        return sorted(self.keys(), key=lambda request: request.slot or 0)
+
+    def push(self, request: Request) -> None:
+        """Take the lowest free place."""
+        request.slot = heappop(self._freed) if self._freed else len(self)
+        self[request] = None
+
+    def remove(self, request: Request) -> None:
+        """Free a place."""
+        del self[request]
+        assert request.slot is not None
+        heappush(self._freed, request.slot)
+        request.slot = None
+
+    def reorder(self, requests: Sequence[Request]) -> None:
+        """Give the same places out in a new order."""
+        assert len(requests) == len(self) and set(requests) == set(self), "a new order holds the same requests"
+        for request, slot in zip(requests, [other.slot for other in self]):
+            request.slot = slot
+
+
+Line = Union[
+    Fifo, Ranked
+]  # as a policy sees a queue: to be counted, indexed and gone through, which Slotted allows too
 
 
 def line(rank: Optional[Rank] = None) -> Line:

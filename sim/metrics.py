@@ -27,13 +27,14 @@ WHERE = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 
 def row(request: Request) -> tuple[Any, ...]:
     """Return a request's line of requests.csv, in the order of COLUMNS."""
-    start = request.visible if request.visible is not None else request.arrival
-    end = request.finish if request.finish is not None else start
-    lag = (start - request.arrival) + ((request.seen or end) - end)
+    arrival, start, end, seen = request.arrival, request.visible, request.finish, request.seen
+    if start is None or end is None:
+        start = arrival if start is None else start
+        end = start if end is None else end
     return (
-        request.id, request.arrival, request.first_token, request.seen, request.prompt, request.written,
+        request.id, arrival, request.first_token, seen, request.prompt, request.written,
         request.evictions, request.queued, request.prefilling, request.stalled, request.decoding, request.swapped,
-        lag, request.outcome,
+        (start - arrival) + ((seen or end) - end), request.outcome,
     )  # fmt: skip
 
 
@@ -50,17 +51,18 @@ def summary(values: Array, percentiles: Sequence[int] = PERCENTILES) -> dict[str
     """Return mean, median, sd and percentiles."""
     if not len(values):
         return {}
-    found = {"mean": float(values.mean()), "median": float(np.median(values)), "std": float(values.std())}
-    return {**found, **{f"p{q}": float(np.percentile(values, q)) for q in percentiles}}
+    median, *further = np.percentile(values, (50, *percentiles)).tolist()
+    found = {"mean": float(values.mean()), "median": median, "std": float(values.std())}
+    return {**found, **{f"p{q}": value for q, value in zip(percentiles, further, strict=True)}}
 
 
 def pooled(gaps: Gaps, percentiles: Sequence[int] = PERCENTILES) -> dict[str, float]:
     """Return the same over gaps that count as often as they were seen."""
-    if not len(gaps.seconds):
+    seconds, seen = written_out(gaps)
+    if not len(seconds):
         return {}
-    seconds = np.frombuffer(gaps.seconds, dtype=np.float64)
-    order = np.argsort(seconds, kind="stable")
-    seconds, seen = seconds[order], np.asarray(gaps.seen, dtype=np.int64)[order]
+    order = np.argsort(seconds)
+    seconds, seen = seconds[order], seen[order]
     last = np.cumsum(seen)  # index past each value's copies, were they written out
     count = int(last[-1])
     mean = float((seconds * seen).sum() / count)
@@ -76,6 +78,19 @@ def pooled(gaps: Gaps, percentiles: Sequence[int] = PERCENTILES) -> dict[str, fl
     return {**found, **{f"p{q}": quantile(q) for q in percentiles}}
 
 
+def written_out(gaps: Gaps) -> tuple[Array, npt.NDArray[np.int64]]:
+    """Return every value and how many saw it, those on lines included."""
+    seconds, seen = np.array(gaps.seconds, dtype=np.float64), np.array(gaps.seen, dtype=np.int64)
+    if not len(gaps.lines):
+        return seconds, seen
+    fixed, slope, context, live, count = np.array(gaps.lines).reshape(-1, 5).T
+    each = count.astype(np.int64)
+    ahead = np.arange(1, each.sum() + 1) - np.repeat(np.cumsum(each) - each, each)  # 1, 2, 3... on every line
+    contexts = np.repeat(context, each) + np.repeat(live, each) * ahead
+    further = np.repeat(fixed, each) + np.repeat(slope, each) * contexts
+    return np.concatenate([seconds, further]), np.concatenate([seen, np.repeat(live, each).astype(np.int64)])
+
+
 class Measures:
     """The figures of one run."""
 
@@ -83,9 +98,8 @@ class Measures:
         self.requests = requests
         done = [request for request in requests if request.outcome == "finished"]
         self.done = done
-        arrival = np.array([request.arrival for request in done], dtype=np.float64)
-        first = np.array([request.first_token for request in done], dtype=np.float64)
-        seen = np.array([request.seen for request in done], dtype=np.float64)
+        times = np.array([(r.arrival, r.first_token, r.seen) for r in done], dtype=np.float64).reshape(-1, 3)
+        arrival, first, seen = times.T
         output = np.array([request.written for request in done], dtype=np.int64)
         self.ttft: Array = first - arrival
         self.e2el: Array = seen - arrival

@@ -13,13 +13,13 @@ from typing import Any, Optional
 from .cohort import Cohort
 from .core import FOREVER, BlockPool, Chunk, Eviction, Plan, Policy, Rejection, Request, View
 from .limits import Limits
-from .line import Fifo, Ranked, line
+from .line import Fifo, Line, Ranked, Slotted, line
 from .step import Gaps, Step
 
-RUNNING_RANKS: dict[str, Any] = {
-    "admission": None,
-    "arrival": lambda request: request.arrival,
-    "slot": lambda request: request.slot,
+LINES: dict[str, Any] = {  # of the running, by how the engine keeps its batch; and of those among them who prefill
+    "admission": (Fifo, Fifo),
+    "arrival": (lambda: Ranked(lambda request: request.arrival), lambda: Ranked(lambda request: request.arrival)),
+    "slot": (Slotted, lambda: Ranked(lambda request: request.slot)),
 }
 
 
@@ -41,12 +41,13 @@ class Server:
         self.cohort = Cohort(block_size)
         rank = (lambda request: (policy.rank(request), request.arrival, request.serial)) if policy.ranked else None
         self.waiting = line(rank)
-        self.running = line(RUNNING_RANKS[policy.running_order])
+        running, prefilling = LINES[policy.running_order]
+        self.running: Line = running()
         self.swapped = Fifo()
-        self.prefilling = line(RUNNING_RANKS[policy.running_order])
+        self.prefilling: Line = prefilling()
         self.finished = Fifo()  # done, blocks not yet released
         self.limits = Limits(self.pool, max_model_len, max_generate_length)
-        self._bounded = bool(self.limits)
+        self._longest = self.limits.longest
         self.refuses = policy.refuses if refuses is None else refuses
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
@@ -58,10 +59,8 @@ class Server:
         self.written = 0  # tokens of answers, over all requests: what counts as progress
         self.computed = 0  # prompt tokens run, those run again included
         self.recording = False  # whether somebody wants to know who took which place
-        self._slotted = policy.running_order == "slot"
         self._flushes = policy.flushes
-        self._slots: list[int] = []  # freed ones, lowest first
-        self._next_slot = 0
+        self._cuts = max_generate_length is not None
         # waiting requests by arrival, where max_wait can change the order of the queue
         patient = policy.max_wait is None or not policy.ranked
         self._overdue: Optional[list[tuple[float, int, Request]]] = None if patient else []
@@ -71,12 +70,15 @@ class Server:
     def submit(self, request: Request, now: float, visible: float) -> None:
         """Put an arrival into waiting, or refuse it if it could never run; it has queued since it was visible."""
         request.visible = request.since = visible
-        if self._bounded:
+        if request.prompt + request.end > self._longest:
             request.end = self.limits.last_token(request)
         if self.refuses and (reason := self.limits.misfit(request)):
-            self._leave(request, now, "refused", reason)
+            self._turn_away(request, now, "refused", reason)
             return
-        self._wait(request)
+        request.place = "waiting"
+        self.waiting.push(request)
+        if self._overdue is not None:
+            heappush(self._overdue, (request.arrival, request.serial, request))
 
     def _wait(self, request: Request) -> None:
         request.place = "waiting"
@@ -105,26 +107,23 @@ class Server:
 
     def begin(self, plan: Plan, now: float) -> Step:
         """Move what the plan moves, take its memory, and return the model call."""
+        release, evict, waiting, swap_in, fetch, admit, reject, chunks, decode, *_, memory = plan
         step = Step(plan, now)
-        moves = plan.admit or plan.reject or plan.evict or plan.swap_in or plan.fetch or plan.release
-        if moves or plan.waiting is not None:
+        if admit or evict or reject or swap_in or fetch or release or waiting is not None:
             self._move(plan, step, now)
-        if plan.chunks:
-            self._start_all(plan.chunks, step, now)
+        if chunks:
+            self._start_all(chunks, step, now)
         if plan.running is not None:
             self.running.reorder(plan.running)
             self.prefilling.reorder([request for request in plan.running if request._listed])
-        if plan.decode:
+        if decode:
             self._decode(step)
-        elif plan.chunks and self.cohort.size:
+            if not chunks:
+                step.hold = plan.hold
+        elif len(step.chunks) < len(chunks):
             self._decode_some(plan, step)
-        self.view.memory = plan.memory
+        self.view.memory = memory
         return step
-
-    def begin_again(self, step: Step, now: float) -> None:
-        """Begin another iteration of a plan that decodes all."""
-        step.start = now
-        self._decode(step)
 
     def _move(self, plan: Plan, step: Step, now: float) -> None:
         step.moved = True
@@ -148,42 +147,42 @@ class Server:
             self._reject(rejection, now)
 
     def _start_all(self, chunks: Sequence[Chunk], step: Step, now: float) -> None:
-        started = [chunk for chunk in chunks if chunk.request._cohort is None]
-        for chunk in started:
-            request = chunk.request
+        """Run parts of prompts; a chunk of somebody who decodes already is none."""
+        started = []
+        pool = self.pool
+        for chunk in chunks:
+            request, tokens, blocks = chunk
+            if request._cohort is not None:
+                continue
+            started.append(chunk)
+            cached = request._cached
+            pending = request.prompt + request._written - cached
+            assert 0 < tokens <= pending, f"a chunk of {tokens} of {request}"
             if request.place != "running":
-                self._admit(request, step, chunk.tokens < request.prompt + request._written - request._cached)
-            self._start(chunk, now)
+                self._admit(request, step, tokens < pending)
+            held = -(-(cached + tokens) // pool.size)
+            if held < blocks:
+                held = blocks
+            if held > request._held:
+                pool.free -= held - request._held
+                request._held = held
+            if not cached:
+                request.queued += now - request.since
+                if request.scheduled is None:
+                    request.scheduled = now
+        assert pool.free >= 0, "a plan may not take more blocks than are free"
         step.chunks = started
-
-    def _start(self, chunk: Chunk, now: float) -> None:
-        """Run a part of a prompt."""
-        request, tokens, blocks = chunk
-        cached = request._cached
-        assert 0 < tokens <= request.prompt + request._written - cached, f"a chunk of {tokens} of {request}"
-        held = -(-(cached + tokens) // self.pool.size)
-        if held < blocks:
-            held = blocks
-        if held > request._held:
-            self._take(held - request._held)
-            request._held = held
-        if cached == 0:
-            request.queued += now - request.since
-            if request.scheduled is None:
-                request.scheduled = now
 
     def _decode(self, step: Step) -> None:
         """Let the whole cohort run."""
         cohort, pool = self.cohort, self.pool
         step.decoders, step.context = cohort.size, cohort.context
-        pool.free -= cohort.need()
+        pool.free -= cohort.phases[-cohort.ticks % cohort.block]
         assert pool.free >= 0, "a decode may not take more blocks than are free"
 
     def _decode_some(self, plan: Plan, step: Step) -> None:
         """Let those of the cohort run that the plan names."""
         named = {chunk.request for chunk in plan.chunks if chunk.request._cohort is not None}
-        if not named:
-            return
         if len(named) < self.cohort.size:
             step.skipped = [r for r in self.running if r._cohort is not None and r not in named]
             for request in step.skipped:
@@ -197,7 +196,8 @@ class Server:
     def _admit(self, request: Request, step: Step, prefills_on: bool) -> None:
         """Give a place in running; who will still be prefilling after this step is listed among those."""
         (self.waiting if request.place == "waiting" else self.swapped).remove(request)
-        self._run(request)
+        request.place = "running"
+        self.running.push(request)
         if prefills_on:
             self._list(request)
         if self.recording:
@@ -210,16 +210,6 @@ class Server:
     def _unlist(self, request: Request) -> None:
         self.prefilling.remove(request)
         request._listed = False
-
-    def _run(self, request: Request) -> None:
-        request.place = "running"
-        if self._slotted:
-            if self._slots:
-                request.slot = heappop(self._slots)
-            else:
-                request.slot = self._next_slot
-                self._next_slot += 1
-        self.running.push(request)
 
     def _evict(self, eviction: Eviction, now: float) -> int:
         """Take a request out of running, or the blocks of one that was kept; return how many blocks were copied."""
@@ -251,7 +241,7 @@ class Server:
             self.cohort.leave(request)
         else:
             self._unlist(request)
-        self._unrun(request)
+        self.running.remove(request)
         request.evictions += 1
 
     def _requeue(self, request: Request, to: str) -> None:
@@ -271,7 +261,8 @@ class Server:
         """Let a request back into running, its blocks copied from the host if they are there; return how many."""
         copied = self._fetch(request, now)
         self.swapped.remove(request)
-        self._run(request)
+        request.place = "running"
+        self.running.push(request)
         if request.complete:
             self.cohort.join(request)
         else:
@@ -289,12 +280,6 @@ class Server:
             request.since = now
         return copied
 
-    def _unrun(self, request: Request) -> None:
-        self.running.remove(request)
-        if request.slot is not None:
-            heappush(self._slots, request.slot)
-            request.slot = None
-
     def _reject(self, rejection: Rejection, now: float) -> None:
         request = rejection.request
         if request.place == "running":
@@ -302,97 +287,100 @@ class Server:
                 self.cohort.leave(request)
             else:
                 self._unlist(request)
-            self._unrun(request)
+            self.running.remove(request)
         else:
             (self.waiting if request.place == "waiting" else self.swapped).remove(request)
         self.pool.free += request._held
         self.pool.host_free += request.host
         request._held = request.host = 0
-        self._leave(request, now, rejection.outcome, rejection.reason)
+        self._turn_away(request, now, rejection.outcome, rejection.reason)
 
     # -- booking what a call produced ----------------------------------------------------------------------------
 
-    def end(self, step: Step, now: float, ticks: int = 1, first: Optional[float] = None) -> list[Request]:
-        """Book a model call that ended now (for a leap: its last one, the first having ended earlier).
-
-        Return the requests that are over.
-        """
-        over: list[Request] = []
-        if step.decoders:
-            cohort = self.cohort
-            self._pool_gaps(now if first is None else first)
-            cohort.tick(ticks, now, now - step.start)
-            self.written += step.decoders * ticks
-            over = cohort.ended()
-            if over:
-                self._ended(over, now)
-        for request in step.skipped:
-            self.cohort.join(request)
+    def end(self, step: Step, now: float) -> list[Request]:
+        """Book a model call that ended now; return the requests that are over."""
+        over = self.decoded(step.start, now, 1, now) if step.decoders else []
+        if step.skipped:
+            for request in step.skipped:
+                self.cohort.join(request)
         if step.chunks:
-            for chunk in step.chunks:
-                self._computed(chunk, now - step.start, now, over)
-            self.view.last_prefill = (step.start, now)
+            self._computed(step, now, over)
         return over
 
-    def _pool_gaps(self, now: float) -> None:
-        cohort, seconds, seen = self.cohort, self.gaps.seconds.append, self.gaps.seen.append
-        stayed = cohort.size - len(cohort.fresh)
-        if stayed and cohort.last is not None:
-            seconds(now - cohort.last)
-            seen(stayed)
-        for request in cohort.fresh:
-            assert request.last_token is not None
-            seconds(now - request.last_token)
-            seen(1)
+    def decoded(self, start: float, now: float, ticks: int, first: float) -> list[Request]:
+        """Book so many tokens of all who decode, the first at one instant and the last now; return who is over."""
+        cohort, seconds, seen = self.cohort, self.gaps.seconds, self.gaps.seen
+        stayed = cohort.size
+        if cohort.fresh:
+            stayed -= len(cohort.fresh)
+            for request in cohort.fresh:
+                seconds.append(first - request.last_token)  # type: ignore[operator]
+                seen.append(1)
+        if stayed:
+            seconds.append(first - cohort.last)  # type: ignore[operator]
+            seen.append(stayed)
+        self.written += cohort.size * ticks
+        over = cohort.tick(ticks, now, now - start)
+        if over:
+            failed = cohort.failing and self._fail(over)
+            for request in over:
+                self._finish(request, now, failed)
+        return over
 
-    def _ended(self, over: list[Request], now: float) -> None:
-        failed = any(request.fails == request._written for request in over)
-        if failed:  # the call failed: every row of it is over
-            for request in [r for r in self.running if r._cohort is not None]:
-                self.cohort.leave(request)
-                over.append(request)
-        for request in over:
-            request.last_token = now
-            self._finish(request, now, failed)
-
-    def _computed(self, chunk: Chunk, seconds: float, now: float, over: list[Request]) -> None:
-        request, tokens, _ = chunk
-        request._cached += tokens
-        request.prefilling += seconds
-        self.computed += tokens
-        if request._cached < request.prompt + request._written:
-            return
-        if request.last_token is not None:
-            self.gaps.add(now - request.last_token, 1)
-        if request.first_token is None:
-            request.first_token = now
-        request.last_token = now
-        request._written += 1
-        self.written += 1
-        if request._listed:
-            self._unlist(request)
-        failed = request.fails == request._written
-        if failed or request._written >= request.end:
-            self._finish(request, now, failed)
+    def _fail(self, over: list[Request]) -> bool:
+        """Whether the call failed: then every row of it is over."""
+        if all(request.fails != request._written for request in over):
+            return False
+        for request in [r for r in self.running if r._cohort is not None]:
+            self.cohort.leave(request)
+            request.last_token = self.cohort.last
             over.append(request)
-        else:
-            self.cohort.join(request)
+        return True
+
+    def _computed(self, step: Step, now: float, over: list[Request]) -> None:
+        """Book parts of prompts, and the first token of whose is complete."""
+        seconds = now - step.start
+        self.view.last_prefill = (step.start, now)
+        for request, tokens, _ in step.chunks:
+            request._cached = cached = request._cached + tokens
+            request.prefilling += seconds
+            self.computed += tokens
+            written = request._written
+            if cached < request.prompt + written:
+                continue
+            if request.first_token is None:
+                request.first_token = now
+            else:
+                self.gaps.add(now - request.last_token, 1)  # type: ignore[operator]
+            request.last_token = now
+            request._written = written = written + 1
+            self.written += 1
+            if request._listed:
+                self._unlist(request)
+            if written < request.end and written != request.fails:
+                self.cohort.join(request)
+            else:
+                self._finish(request, now, written == request.fails)
+                over.append(request)
 
     def _finish(self, request: Request, now: float, failed: bool) -> None:
-        self._unrun(request)
+        self.running.remove(request)
         if self._flushes:
             self.finished.push(request)
         else:
             self.pool.free += request._held
             request._held = 0
+        request.outcome = "finished"
         if failed:
-            self._leave(request, now, "failed", "the model call failed")
-        elif self._bounded and self.limits.cut_off(request):
-            self._leave(request, now, "unanswered", "stopped by max_generate_length, which its client is not told")
-        else:
-            self._leave(request, now, "finished", None)
+            request.outcome, request.reason = "failed", "the model call failed"
+        elif self._cuts and self.limits.cut_off(request):
+            request.outcome = "unanswered"
+            request.reason = "stopped by max_generate_length, which its client is not told"
+        request.place = "done"
+        request.finish = request.seen = now
+        self.done.append(request)
 
-    def _leave(self, request: Request, now: float, outcome: str, reason: Optional[str]) -> None:
+    def _turn_away(self, request: Request, now: float, outcome: str, reason: str) -> None:
         request.place = "done"
         request.outcome, request.reason = outcome, reason
         request.finish = request.seen = now

@@ -12,18 +12,22 @@ from .core import Chunk, Plan, Request
 class Step:
     """One model call between its begin and its end, or a turn that moved requests and calls nothing."""
 
-    chunks: Sequence[Chunk] = ()  # the prompt parts
-    decoders = 0
-    context = 0  # tokens the decoders read
-    skipped: Sequence[Request] = ()  # decoding requests that sit this step out
-    swapped = 0  # blocks copied
-    moved = False
-    admitted: Sequence[tuple[Request, Optional[int]]] = ()  # and the slot each took
-    evicted: Sequence[tuple[Request, str, Optional[int]]] = ()  # how, and the slot each left
+    __slots__ = (
+        "admitted", "chunks", "context", "decoders", "evicted", "hold", "moved", "plan", "skipped", "start", "swapped"
+    )  # fmt: skip
 
     def __init__(self, plan: Plan, start: float) -> None:
         self.plan = plan
         self.start = start
+        self.chunks: Sequence[Chunk] = ()  # the prompt parts
+        self.decoders = 0
+        self.context = 0  # tokens the decoders read
+        self.skipped: Sequence[Request] = ()  # decoding requests that sit this step out
+        self.swapped = 0  # blocks copied
+        self.hold = 0  # further iterations for which it may be repeated: everybody decodes, and nothing else
+        self.moved = False
+        self.admitted: Sequence[tuple[Request, Optional[int]]] = ()  # and the slot each took
+        self.evicted: Sequence[tuple[Request, str, Optional[int]]] = ()  # how, and the slot each left
 
     @property
     def calls(self) -> bool:
@@ -45,13 +49,23 @@ class Step:
 
 
 class Gaps:
-    """Times between a request's tokens, pooled over all requests: a value and how many saw it."""
+    """Times between a request's tokens, pooled over all requests: a value and how many saw it.
 
-    __slots__ = ("seconds", "seen")
+    Those of a long leap lie on a line and are kept as that: so many of a + b * (context + k * live), k = 1, 2...,
+    each seen by `live` requests.
+    """
+
+    __slots__ = ("lines", "seconds", "seen")
 
     def __init__(self) -> None:
         self.seconds = array("d")
         self.seen = array("l")
+        self.lines = array("d")  # five numbers each: a, b, context, live, how many
+
+    @property
+    def total(self) -> int:
+        """Return how many gaps there were."""
+        return sum(self.seen) + int(sum(live * count for live, count in zip(self.lines[3::5], self.lines[4::5])))
 
     def add(self, seconds: float, seen: int) -> None:
         """Count a gap that so many requests saw."""
@@ -59,10 +73,9 @@ class Gaps:
             self.seconds.append(seconds)
             self.seen.append(seen)
 
-    def extend(self, seconds: Sequence[float], seen: int) -> None:
-        """Count several gaps that the same number of requests saw."""
-        self.seconds.extend(seconds)
-        self.seen.extend([seen] * len(seconds))
+    def add_line(self, fixed: float, slope: float, context: int, live: int, count: int) -> None:
+        """Count so many gaps of a leap that so many requests saw."""
+        self.lines.extend((fixed, slope, context, live, count))
 
 
 def batch(running: Sequence[Request], step: Step) -> list[tuple[Any, int]]:

@@ -15,9 +15,10 @@ from servesim.calibrate.endpoint_answers import Taken
 from servesim.calibrate.endpoint_plan import Design, Pace, Point
 from servesim.calibrate.load import Sending
 from servesim.core import Request, StepCost
-from servesim.engine import NO_PADDING, Engine
+from servesim.engine import Engine
 from servesim.scenario import scenario_from
 from servesim.server import Server
+from servesim.shape import NO_PADDING
 from servesim.simulate import build
 from servesim.step import Step
 

@@ -13,7 +13,7 @@ import pytest
 
 from .conftest import ROOT
 
-BASE = {"core", "line", "cohort", "inbox", "limits", "step", "server", "driver"}
+BASE = {"core", "line", "cohort", "inbox", "limits", "step", "server", "driver", "shape"}
 STANDARD = set(sys.stdlib_module_names)
 
 
