@@ -21,12 +21,13 @@ from ..inbox import Inbox
 from ..log import DecisionLog, Glance, glance, ids, row
 from ..registry import make_policy
 from ..server import Server
+from ..shape import NO_PADDING, shape_of
 from ..step import Step
 from .backend import Backend
 from .blocks import BlockTables
 from .clock import PacedClock, WallClock
 from .host import host_of, parts_of
-from .stories import Stories, drawn, shape_of
+from .stories import Stories, drawn
 
 Emit = Callable[[Any], None]
 
@@ -120,7 +121,7 @@ class Live:
         """Run one model call with its copies; return when it had ended."""
         backend, tables = self.backend, self.tables
         rows = self.stories.rows(self.driver.server, step)
-        shape = shape_of(step, self.driver.policy.last_token_decodes)
+        shape = shape_of(step, NO_PADDING, self.driver.policy.last_token_decodes)
         called = self.clock.now()
         if tables.leaving or tables.returning:
             out, back = tables.copies()

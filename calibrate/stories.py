@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from ..core import Request, Shape
+from ..core import Request
 from ..server import Server
 from ..step import Step
 from .backend import Row
@@ -81,24 +81,3 @@ def drawn(seed: int, vocab: int) -> Prompt:
         return tokens
 
     return prompt
-
-
-def shape_of(step: Step, last_token_decodes: bool = False) -> Shape:
-    """Return what a step's time depends on, as it was run: the engine's shape_of without padding, and without SimPy."""
-    chunks, decoders, context = step.chunks, step.decoders, step.context
-    if last_token_decodes:
-        alone = [request for request, part, _ in chunks if part == 1 and request.pending == 1 and request._cached]
-        chunks = [chunk for chunk in chunks if chunk.request not in alone]
-        decoders += len(alone)
-        context += sum(request._cached for request in alone)
-    tokens = squares = cross = 0
-    for request, part, _ in chunks:
-        tokens += part
-        squares += part * part
-        cross += part * request._cached
-    rows, live, extra = len(chunks), tokens, step.plan.padding
-    if not decoders and extra:
-        rows += extra
-        tokens += extra * max((part for _, part, _ in chunks), default=0)
-    decode_rows = decoders + extra if decoders else 0
-    return Shape(rows, tokens, live, squares, cross, decode_rows, decoders, context, step.swapped)
