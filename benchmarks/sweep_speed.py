@@ -49,12 +49,13 @@ def main() -> None:
     parser.add_argument("--configs", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--sample", type=int, default=60, help="runs that are timed on one and on several processes")
+    parser.add_argument("--times", type=int, default=7, help="how often: a machine's two cores are rarely both free")
     args = parser.parse_args()
     file = SweepFile.model_validate({"params": PARAMS, "samples": args.configs - 1, "objectives": ["makespan"]})
     experiment = experiment_of(file, BASE, "speed")
     with tempfile.TemporaryDirectory() as folder:
         whole(experiment, Path(folder), args.jobs)
-    scaling(experiment, args.sample, args.jobs)
+    scaling(experiment, args.sample, args.jobs, args.times)
 
 
 def whole(experiment: Experiment, folder: Path, jobs: int) -> None:
@@ -75,13 +76,22 @@ def whole(experiment: Experiment, folder: Path, jobs: int) -> None:
     print(f"  of it in the sweep's own process: {parent:.1f} s ({100 * parent / cpu:.1f} %)")
 
 
-def scaling(experiment: Experiment, count: int, jobs: int) -> None:
-    """Time the same runs on one worker and on several, warm; and what a worker does beside simulating."""
+def scaling(experiment: Experiment, count: int, jobs: int, times: int) -> None:
+    """Time the same runs on one worker and on several, warm and in turn; and what a worker does beside simulating."""
     step = max(1, len(experiment.configs) // count)
     tasks = [experiment.task(config, 0) for config in range(0, len(experiment.configs), step)][:count]
     alone, beside = overhead(experiment.setup, tasks)
-    one, several = (timed(processes(n), experiment.setup, tasks, n) for n in (1, jobs))
-    print(f"{len(tasks)} runs: {one:.2f} s on 1 process, {several:.2f} s on {jobs}: speed-up {one / several:.2f}")
+    pools = [(processes(n), n) for n in (1, jobs)]
+    for pool, workers in pools:
+        list(pool.run(experiment.setup, tasks[: 2 * workers]))
+    pairs = sorted((timed(pools[0][0], experiment.setup, tasks), timed(pools[1][0], experiment.setup, tasks))
+                   for _ in range(times))  # fmt: skip
+    for pool, _ in pools:
+        pool.close()
+    ups = sorted(one / several for one, several in pairs)
+    one, several = (sorted(side)[times // 2] for side in zip(*pairs))
+    print(f"{len(tasks)} runs, {times} times in turn: {one:.2f} s on 1 process, {several:.2f} s on {jobs} (medians): "
+          f"speed-up {ups[times // 2]:.2f}, from {ups[0]:.2f} to {ups[-1]:.2f}")  # fmt: skip
     print(f"  {alone:.2f} s of processor time in simulations, {beside:.2f} s beside: {100 * beside / alone:.1f} %")
 
 
@@ -100,14 +110,11 @@ def overhead(setup: str, tasks: Sequence[Task]) -> tuple[float, float]:
     return simulations, time.process_time() - begun - simulations
 
 
-def timed(pool: Executor, setup: str, tasks: Sequence[Task], workers: int) -> float:
-    """Return the seconds a pool takes."""
-    list(pool.run(setup, tasks[: 2 * workers]))
+def timed(pool: Executor, setup: str, tasks: Sequence[Task]) -> float:
+    """Return the seconds a warm pool takes."""
     start = time.perf_counter()
     list(pool.run(setup, tasks))
-    seconds = time.perf_counter() - start
-    pool.close()
-    return seconds
+    return time.perf_counter() - start
 
 
 if __name__ == "__main__":
