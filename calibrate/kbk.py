@@ -38,15 +38,19 @@ class Kbk(Backend):
         kernels: Optional[str] = None,  # fused or reference; what the device has
         mode: str = "graph",  # graph (kernel by kernel) or pynative
         dtype: Optional[str] = None,  # float16 with fused kernels, float32 with reference kernels
+        threads: Optional[int] = None,  # of a CPU, one a core; with 1, steps are slower and far more alike
     ) -> None:
         if mode not in MODES:
             raise BadInput(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
         if kernels not in (None, *KERNELS):
             raise BadInput(f"kernels: expected one of {', '.join(KERNELS)}, got {kernels!r}")
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise BadInput(f"threads: expected at least 1, got {threads!r}")
         self.ms, self.mindformers = frameworks()
         self.device = device or ("Ascend" if self.ms.device_context.ascend.is_available() else "CPU")
         self.kernels = kernels or ("fused" if self.device == "Ascend" else "reference")
         self.mode = mode
+        self.threads = threads
         self.dtype = dtype or ("float16" if self.kernels == "fused" else "float32")
         self.model: Optional[Model] = None
         self.net: Any = None
@@ -57,6 +61,9 @@ class Kbk(Backend):
     def _begin(self) -> None:
         ms = self.ms
         ms.set_device(self.device)
+        if self.threads is not None:
+            ms.device_context.cpu.op_tuning.threads_num(self.threads)
+            ms.runtime.dispatch_threads_num(self.threads)
         config = {"jit_level": "O0"}
         if self.device == "Ascend":
             config["infer_boost"] = "on"
@@ -282,6 +289,7 @@ class Kbk(Backend):
             "mode": self.mode,
             "jit_level": "O0" if self.mode == "graph" else None,
             "dtype": self.dtype,
+            "threads": self.threads,
             "versions": versions(),
         }
         if self.model is not None:

@@ -129,7 +129,7 @@ def until_interrupted(stop: Path) -> Iterator[None]:
 
 def same_device(profile: Profile, about: Mapping[str, Any]) -> None:
     """Refuse a profile that was measured on something else."""
-    for key in ("device", "kernels", "dtype", "model"):
+    for key in ("device", "kernels", "dtype", "model", "threads"):
         given, found = name_of(profile.about.get(key)), name_of(about.get(key))
         if given is not None and found is not None and given != found:
             raise BadInput(

@@ -43,8 +43,8 @@ def graph() -> Iterator[Timed]:
 
 @pytest.fixture(scope="module")
 def eager() -> Iterator[Worker]:
-    """A micro model without graphs: nothing to compile."""
-    with Worker("kbk", python=kbk_python(), mode="pynative") as worker:
+    """A micro model without graphs, nothing to compile, on one thread."""
+    with Worker("kbk", python=kbk_python(), mode="pynative", threads=1) as worker:
         worker.load("micro", **BLOCKS)
         yield worker
 
@@ -67,6 +67,14 @@ def found(folder: Path) -> dict[str, Any]:
 def workouts(graph: Timed) -> list[dict[str, Any]]:
     """What three batches went through."""
     return [graph.call("exercise", seed=seed) for seed in range(3)]
+
+
+def test_how_many_threads_it_may_use_is_told_and_checked(eager: Worker) -> None:
+    from servesim.calibrate.kbk import Kbk
+
+    assert eager.describe()["threads"] == 1
+    with pytest.raises(BadInput, match="threads: expected at least 1, got 0"):
+        Kbk(threads=0)
 
 
 def test_it_says_what_it_is(graph: Timed) -> None:
