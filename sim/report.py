@@ -74,13 +74,14 @@ def winner(summary: Summary) -> Part:
         return Part("winner", "No winner", "<p>No configuration served its requests; see the table for why.</p>")
     (metric, goal), *others = summary.experiment.objectives
     facts = "".join(
-        f"<div><dt>{escape(metric)}</dt><dd>{spread(row.found[metric], metric)}<br>"
+        f"<div><dt>{escape(metric.removesuffix('_ms'))}</dt><dd>{spread(row.found[metric], metric)}<br>"
         f'<span class="soft">{verdict(row, metric, goal)}</span></dd></div>'
         for metric, goal in others
     )
     chips = "".join(f"<li>{escape(key)} <b>{escape(shown(value))}</b></li>" for key, value in row.assignment.items())
     body = (
-        f'<p class="big">{escape(metric)} {spread(row.found[metric], metric)}</p><p>{verdict(row, metric, goal)}</p>'
+        f'<p class="big">{escape(metric.removesuffix("_ms"))} {spread(row.found[metric], metric)}</p>'
+        f"<p>{verdict(row, metric, goal)}</p>"
         f'<ul class="settings">{chips or "<li>the base scenario</li>"}</ul>{tags(row)}'
     )
     card = f'<div class="card winner">{body}<dl class="facts">{facts}</dl></div>'
@@ -102,9 +103,11 @@ def tie(summary: Summary) -> str:
     """Say how many are as good."""
     tied = [row for row in summary.rows if row.tied]
     metric = summary.experiment.objectives[0].metric
+    if len(summary.rows) == 1:
+        return ""
     if not tied:
-        sure = "" if not summary.experiment.varies or summary.experiment.replications < 2 else " beyond chance"
-        return f'<p class="note">Nothing else reaches its {escape(metric)}{sure}.</p>'
+        sure = "" if not summary.experiment.varies or summary.experiment.replications < 2 else ", beyond chance"
+        return f'<p class="note">Every other configuration is worse by {escape(metric)}{sure}.</p>'
     return (
         f'<p class="note">{len(tied)} other{"s" if len(tied) > 1 else ""} cannot be told from it by '
         f'{escape(metric)}; they have an = in the <a href="#configurations">table</a>.</p>'
