@@ -164,7 +164,7 @@ def assemble(policy: Mapping[str, Any], engine: Mapping[str, Any], requests: Seq
     blocks = pool.total if scheduler.paged else engine["num_blocks"] - 1
     tables = BlockTables(blocks, pool.size, pool.host_total)
     front = engine.get("front_end") or {}
-    inbox = Inbox(requests, front.get("lag", 1))
+    inbox = Inbox(requests, front.get("lag", 1), front.get("seconds") or 0.0)
     return Driver(scheduler, server, inbox, (tables, *observers), bool(front.get("end_lag"))), tables
 
 

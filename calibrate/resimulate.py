@@ -72,7 +72,7 @@ def simulated(
 ) -> tuple[Run, Sequence[Mapping[str, Any]]]:
     """Simulate fresh requests as a backend runs them, nothing padded; return the run and its decisions."""
     notes = Notes()
-    driver = build(scenario, requests, (notes,))
+    driver = build(scenario, requests, (notes,), profile.front_end)
     engine = Engine(driver, cost, NO_PADDING)
     if isinstance(cost, Measured):
         cost.engine = engine

@@ -92,7 +92,7 @@ class Driver:
         inbox, submit = self.inbox, self.server.submit
         arrived = inbox.due(now, self.calls, self._idle)
         for request in arrived:  # a front end that lags is what it waited for; otherwise it has queued all along
-            submit(request, now, request.arrival if inbox.lag == 1 else now)
+            submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
             if request.place == "done":
                 self._depart(request, now)
         return arrived

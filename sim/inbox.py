@@ -1,7 +1,8 @@
 """Where requests arrive: pulled by whoever drives the server, so that ties never depend on who was asked first.
 
-A front end may be slow to show them. llm-serving blocks its only event loop during a model call: a request sent
-while a call is in flight is seen `lag` calls later, that call counted; while the server idles it is seen at once.
+A front end may be slow to show them: it takes some seconds, and llm-serving blocks its only event loop during a model
+call: a request that comes while a call is in flight is seen `lag` calls later, that call counted; while the server
+idles it is seen at once.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ class Inbox:
 
     __slots__ = (
         "_arrivals", "_coming", "_direct", "_next", "_released", "_serials", "chained", "lag", "lobby", "next_arrival",
+        "seconds",
     )  # fmt: skip
 
-    def __init__(self, requests: Iterable[Request], lag: int = 1) -> None:
+    def __init__(self, requests: Iterable[Request], lag: int = 1, seconds: float = 0.0) -> None:
         self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen
+        self.seconds = seconds  # from sending to the scheduler, at the least
         self._coming: list[Request] = []
         self.chained: dict[Any, list[Request]] = defaultdict(list)  # by the id they wait for
         for serial, request in enumerate(requests):
@@ -34,7 +37,7 @@ class Inbox:
             else:
                 self.chained[request.after].append(request)
         self._coming.sort(key=lambda request: (request.arrival, request.serial))
-        self._arrivals = [request.arrival for request in self._coming] + [math.inf]
+        self._arrivals = [request.arrival + seconds for request in self._coming] + [math.inf]
         self._next = 0
         self._direct = self.lag == 1
         self._serials = len(self._coming) + sum(map(len, self.chained.values()))  # the next one to give
@@ -68,14 +71,14 @@ class Inbox:
         """Take in a request that nobody knew of before, to arrive when it says."""
         request.serial = self._serials
         self._serials += 1
-        heappush(self._released, (request.arrival, request.serial, request))
+        heappush(self._released, (request.arrival + self.seconds, request.serial, request))
         self._look()
 
     def release(self, id: Any, now: float) -> None:
         """Start the delay of the requests that waited for this one's end."""
         for request in self.chained.pop(id, ()):
             request.arrival = request.since = now + request.delay
-            heappush(self._released, (request.arrival, request.serial, request))
+            heappush(self._released, (request.arrival + self.seconds, request.serial, request))
         self._look()
 
     def orphans(self) -> list[Request]:

@@ -37,6 +37,11 @@ class Profile:
         return float(cold.get("prefill", 0.0)), float(cold.get("decode", 0.0))
 
     @property
+    def front_end(self) -> float:
+        """Seconds from sending a request to the scheduler, where the profile was measured from outside."""
+        return float((self.about.get("front_end") or {}).get("seconds") or 0.0)
+
+    @property
     def error(self) -> Mapping[str, Any]:
         """What the fit is off by on held-out points, by kind of step, as a part of the measured time."""
         return dict((self.about.get("error") or {}).items())

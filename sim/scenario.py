@@ -29,6 +29,9 @@ class FrontEnd(Section):
 
     lag: int = Field(1, ge=1, description="model calls that end before a request sent during the first one is seen")
     end_lag: bool = Field(False, description="clients see the end of a stream one model call late")
+    seconds: Optional[float] = Field(
+        None, ge=0, description="from sending to the scheduler, at the least; instead of the profile's"
+    )
 
 
 class ColdStart(Section):
@@ -49,7 +52,7 @@ class EngineConfig(Section):
     prefill_gears: list[int] = Field([], description="a prompt is padded to the first of these longer than itself")
     decode_gears: list[int] = Field([], description="a decode batch is padded to the first of these that holds it")
     refuse: Literal["auto", "always", "never"] = Field("auto", description="requests that can never fit")
-    front_end: FrontEnd = Field(FrontEnd(), description="how late requests and ends are seen, in model calls")
+    front_end: FrontEnd = Field(FrontEnd(), description="how late requests and ends are seen")
     lost_after: Optional[float] = Field(None, gt=0, description="seconds after which a client's stream breaks")
     cold_start: Optional[ColdStart] = Field(None, description="instead of the profile's")
 

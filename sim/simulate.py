@@ -86,8 +86,10 @@ def fresh(requests: Sequence[Request]) -> list[Request]:
     ]
 
 
-def build(scenario: Scenario, requests: Sequence[Request], observers: Sequence[Observer] = ()) -> Driver:
-    """Return the driver of a scenario: the same for simulated and live runs."""
+def build(
+    scenario: Scenario, requests: Sequence[Request], observers: Sequence[Observer] = (), front_end: float = 0.0
+) -> Driver:
+    """Return the driver of a scenario: the same for simulated and live runs; `front_end` is the profile's seconds."""
     policy, config = scenario.make_policy(), scenario.engine
     if config.num_blocks <= policy.null_blocks:
         raise BadInput(f"engine.num_blocks: expected more than {policy.null_blocks}, got {config.num_blocks}")
@@ -101,8 +103,9 @@ def build(scenario: Scenario, requests: Sequence[Request], observers: Sequence[O
         config.max_generate_length,
         refuses,
     )
-    inbox = Inbox(requests, config.front_end.lag)
-    return Driver(policy, server, inbox, tuple(observers), config.front_end.end_lag)
+    front = config.front_end
+    inbox = Inbox(requests, front.lag, front_end if front.seconds is None else front.seconds)
+    return Driver(policy, server, inbox, tuple(observers), front.end_lag)
 
 
 def simulate(
@@ -135,7 +138,7 @@ def serve(
     """Run a scenario."""
     profile = load_profile(scenario.profile) if profile is None else profile
     requests = fresh((load_trace(scenario) if trace is None else trace).requests)
-    driver = build(scenario, requests, observers)
+    driver = build(scenario, requests, observers, profile.front_end)
     config = scenario.engine
     cold = config.cold_start
     engine = Engine(

@@ -67,7 +67,7 @@ def test_leaps_change_no_byte_of_the_results(folder: Path) -> None:
 
 
 def test_where_a_request_spent_its_seconds_adds_up_to_its_latency(folder: Path) -> None:
-    settings = ["--set", "engine.front_end={lag: 7, end_lag: true}"]
+    settings = ["--set", "engine.front_end={lag: 7, end_lag: true, seconds: 0.03}"]
     assert main(["run", "scenario.yaml", "-o", "out", *settings]) == 0
     table = rows(folder / "out" / "requests.csv")
     assert len(table) == 60
@@ -76,6 +76,18 @@ def test_where_a_request_spent_its_seconds_adds_up_to_its_latency(folder: Path) 
         spent = sum(float(line[part]) for part in parts)
         assert spent == pytest.approx(float(line["finish"]) - float(line["arrival"]), abs=1e-9)
     assert sum(int(line["evictions"]) for line in table) > 0, "the pool is small enough for evictions"
+
+
+def test_a_front_end_takes_its_seconds_before_the_scheduler_sees_a_request(folder: Path) -> None:
+    """An idle server, 0.5 s a call: sent at 1 s, prefilled from 1.25 to 1.75 s, one decode to 2.25 s."""
+    (folder / "one.csv").write_text("arrival,prompt,output\n1.0,4,2\n")
+    (folder / "outside").mkdir()
+    (folder / "outside" / "profile.yaml").write_text("front_end: {seconds: 0.25}\ncost: {base: 0.5}\n")
+    for profile, settings in (("outside", []), ('{"base": 0.5}', ["--set", "engine.front_end.seconds=0.25"])):
+        given = ["--trace", "one.csv", "--set", f"profile={profile}", "--set", "policy.name=vllm", *settings]
+        assert main(["run", *given, "-o", f"out-{len(settings)}"]) == 0
+        (line,) = rows(folder / f"out-{len(settings)}" / "requests.csv")
+        assert [float(line[name]) for name in ("first_token", "finish", "queued", "front_end")] == [1.75, 2.25, 0, 0.25]
 
 
 def test_results_have_the_keys_and_units_of_vllm_bench(folder: Path) -> None:
@@ -155,7 +167,7 @@ def test_llm_servings_own_configuration_is_a_scenario(folder: Path) -> None:
     assert scenario["policy"] == {"name": "llm-serving", "decode_batch": 8}
     assert scenario["engine"]["num_blocks"] == 128
     assert scenario["engine"]["prefill_gears"] == [512]
-    assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True}
+    assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True, "seconds": None}
 
 
 MINE = '''

@@ -60,7 +60,8 @@ def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
     engine = {"num_blocks": draw(st.integers(8, 24)) * (4 if size == 1 else 1), "block_size": size, "host_blocks": 12}
     if draw(st.booleans()):
         engine["max_model_len"] = 40
-    engine["front_end"] = {"lag": draw(st.sampled_from([1, 1, 3])), "end_lag": draw(st.booleans())}
+    lag, seconds = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([None, None, 0.25]))
+    engine["front_end"] = {"lag": lag, "end_lag": draw(st.booleans()), "seconds": seconds}
     try:
         scenario = scenario_from({"policy": {"name": name, **policy}, "engine": engine})
     except BadInput:
