@@ -25,6 +25,7 @@ To begin with:
   sim policies list                           what schedulers there are
   sim config init my.yaml                     a scenario to change and `sim run my.yaml`
 """
+EXTRAS = {"aiohttp": "replay", "optuna": "search", "distributed": "cluster", "pyarrow": "parquet", "torch": "torch"}
 PLAIN = {"±": "+-", "×": "x", "–": "-", "…": "..."}  # for terminals that cannot show them
 
 
@@ -97,15 +98,6 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     try:
         code: int = args.run(args)
         sys.stdout.flush()
-    except BadInput as bad:
-        print(f"sim: {bad}", file=sys.stderr)
-        return 2
-    except Stuck as stuck:
-        print(f"sim: {stuck}", file=sys.stderr)
-        return 1
-    except MemoryError:
-        print("sim: not enough memory; fewer requests or fewer processes (--jobs) take less", file=sys.stderr)
-        return 1
     except BrokenPipeError:  # `sim ... | head` is no fault
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -113,16 +105,30 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         print("sim: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
-        from .registry import blamed, own_policies
-
-        place = blamed(error)
-        if place is None and isinstance(error, AssertionError) and str(error) and own_policies():
-            place = f"{', '.join(own_policies())} (`sim policies check` looks into it)"
-        if place is None:  # ours: the whole story, for a report
-            raise
-        print(f"sim: {place}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
+        code, told = complaint(error)
+        print(f"sim: {told}", file=sys.stderr)
     return code
+
+
+def complaint(error: Exception) -> tuple[int, str]:
+    """Return the exit code and the line for what went wrong; a fault of ours is raised again, for a report."""
+    from .registry import blamed, own_policies
+
+    if isinstance(error, BadInput):
+        return 2, str(error)
+    if isinstance(error, Stuck):
+        return 1, str(error)
+    if isinstance(error, MemoryError):
+        return 1, "not enough memory; fewer requests or fewer processes (--jobs) take less"
+    package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+    if package in EXTRAS:
+        return 2, f"needs {package}, the extra `{EXTRAS[package]}`: pip install 'servesim[{EXTRAS[package]}]'"
+    place = blamed(error)
+    if place is None and isinstance(error, AssertionError) and str(error) and own_policies():
+        place = f"{', '.join(own_policies())} (`sim policies check` looks into it)"
+    if place is None:
+        raise error
+    return 1, f"{place}: {type(error).__name__}: {error}"
 
 
 def speak_plainly() -> None:
