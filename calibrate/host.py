@@ -36,6 +36,11 @@ class Hosted(StepCost):
         self.cost = cost
         self.host = host
 
+    @property
+    def steady(self) -> bool:  # type: ignore[override]
+        """Whether steps of one shape always take the same."""
+        return self.cost.steady
+
     def seconds(self, shape: Shape) -> float:
         """Return the duration of one step."""
         rows = shape.prefill_rows + shape.decode_live

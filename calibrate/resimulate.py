@@ -7,7 +7,7 @@ its own way, its steps take the profile's time, corrected by how the profile was
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from ..core import Request, Shape, StepCost, Stuck
 from ..engine import Engine
@@ -22,6 +22,8 @@ from .side import Side, side_of
 
 class Measured(StepCost):
     """Step times as measured, call by call."""
+
+    steady: ClassVar[bool] = False
 
     def __init__(self, calls: Sequence[Sequence[float]], profile: StepCost) -> None:
         self.ends = [call[2] for call in calls]

@@ -269,6 +269,8 @@ class Shape(NamedTuple):
 class StepCost:
     """Seconds a step takes."""
 
+    steady: ClassVar[bool] = True  # whether steps of one shape always take the same
+
     def seconds(self, shape: Shape) -> float:
         """Return the duration of one step."""
         raise NotImplementedError

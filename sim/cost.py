@@ -7,7 +7,7 @@ import random
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Optional
+from typing import Any, ClassVar, Optional
 
 from .core import BadInput, Shape, StepCost
 
@@ -136,6 +136,8 @@ class TableCost(StepCost):
 
 class NoisyCost(StepCost):
     """Another model's times, each stretched by a factor drawn from how measured steps of its kind scattered."""
+
+    steady: ClassVar[bool] = False
 
     def __init__(self, cost: StepCost, noise: Mapping[str, Sequence[float]], seed: int) -> None:
         self.cost = cost

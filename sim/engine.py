@@ -34,8 +34,9 @@ class Engine:
         self.now = 0.0  # exact; SimPy's own clock adds delays up and may be off by a rounding
         self.idle = 0.0  # seconds without a model call
         self.padded = [0, 0]  # prompt tokens and decode rows run that nobody asked for, beside leaps
-        self._last_token_decodes = driver.policy.last_token_decodes
-        self._widest: tuple[int, ...] = Shape()
+        self._widest = Shape()
+        self._steady = cost.steady
+        self._alone: dict[int, tuple[float, int]] = {}  # seconds and padding of a whole prompt by itself
         self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
 
     @property
@@ -79,20 +80,36 @@ class Engine:
                 self.now = now = now + self._seconds(step)
                 driver.end(step, now)
 
+    def _seconds(self, step: Step) -> float:
+        """Return a step's time; that of one whole prompt, the usual prefill, is looked up by its length."""
+        chunks = step.chunks
+        if len(chunks) == 1 and not step.decoders and not step.swapped and self._steady and not self._cold:
+            request, tokens, _ = chunks[0]
+            if not request._cached:
+                seconds, padded = self._alone.get(tokens) or self._first_alone(tokens, step)
+                self.padded[0] += padded
+                return seconds
+        shape = self._shape(step)
+        if shape.prefill_rows or shape.swapped:
+            seconds = self.cost.seconds(shape)
+        else:
+            seconds = self.cost.decode(shape.decode_rows, shape.decode_live, shape.context)
+        self.padded[0] += shape.prefill_tokens - shape.prefill_live
+        self.padded[1] += shape.decode_rows - shape.decode_live
+        return seconds + self._late("prefill" if shape.prefill_rows else "decode") if self._cold else seconds
+
+    def _first_alone(self, tokens: int, step: Step) -> tuple[float, int]:
+        shape = self._shape(step)
+        found = self.cost.seconds(shape), shape.prefill_tokens - shape.prefill_live
+        if not step.plan.padding:
+            self._alone[tokens] = found
+        return found
+
+    def _shape(self, step: Step) -> Shape:
+        shape = shape_of(step, self.padding, self.driver.policy.last_token_decodes)
+        self._widest = Shape(*map(max, self._widest, shape))
+        return shape
+
     def _late(self, kind: str) -> float:
         """Return what the first call of a kind takes longer."""
         return self._cold.pop(kind, 0.0)
-
-    def _seconds(self, step: Step) -> float:
-        shape = shape_of(step, self.padding, self._last_token_decodes)
-        rows, tokens, live, _, _, decode_rows, decoders, context, swapped = shape
-        if tokens > live or decode_rows > decoders:
-            self.padded[0] += tokens - live
-            self.padded[1] += decode_rows - decoders
-        if rows > self._widest[0] or tokens > self._widest[1] or decode_rows or swapped:
-            self._widest = tuple(map(max, self._widest, shape))
-        if rows or swapped:
-            seconds = self.cost.seconds(shape)
-        else:
-            seconds = self.cost.decode(decode_rows, decoders, context)
-        return seconds + self._late("prefill" if rows else "decode") if self._cold else seconds

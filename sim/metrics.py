@@ -98,18 +98,19 @@ class Measures:
         self.requests = requests
         done = [request for request in requests if request.outcome == "finished"]
         self.done = done
-        times = np.array([(r.arrival, r.first_token, r.seen) for r in done], dtype=np.float64).reshape(-1, 3)
-        arrival, first, seen = times.T
-        output = np.array([request.written for request in done], dtype=np.int64)
+        arrival = np.array([request.arrival for request in done], dtype=np.float64)
+        first = np.array([request.first_token for request in done], dtype=np.float64)
+        seen = np.array([request.seen for request in done], dtype=np.float64)
+        output = np.array([request._written for request in done], dtype=np.int64)  # they are in no cohort any more
         self.ttft: Array = first - arrival
         self.e2el: Array = seen - arrival
         self.tpot_of: Array = (self.e2el - self.ttft) / np.maximum(output - 1, 1)  # 0 tokens after the first: 0 s
         self.tpot: Array = self.tpot_of[output > 1]
         self.itl = pooled(gaps)
         self.outputs = int(output.sum())
-        self.inputs = sum(request.prompt for request in done)
-        start = min((request.arrival for request in requests), default=0.0)
-        self.makespan = max((r.seen for r in requests if r.seen is not None), default=start) - start
+        self.inputs = sum([request.prompt for request in done])
+        start = min([request.arrival for request in requests], default=0.0)
+        self.makespan = max([r.seen for r in requests if r.seen is not None], default=start) - start
         self.good = self._good(slo or {})
 
     def _good(self, slo: Mapping[str, float]) -> int | None:

@@ -107,19 +107,20 @@ class Server:
 
     def begin(self, plan: Plan, now: float) -> Step:
         """Move what the plan moves, take its memory, and return the model call."""
-        release, evict, waiting, swap_in, fetch, admit, reject, chunks, decode, *_, memory = plan
+        (release, evict, waiting, swap_in, fetch, admit, reject, chunks, decode, _, running,
+         _, _, hold, _, _, memory) = plan  # fmt: skip
         step = Step(plan, now)
         if admit or evict or reject or swap_in or fetch or release or waiting is not None:
             self._move(plan, step, now)
         if chunks:
             self._start_all(chunks, step, now)
-        if plan.running is not None:
-            self.running.reorder(plan.running)
-            self.prefilling.reorder([request for request in plan.running if request._listed])
+        if running is not None:
+            self.running.reorder(running)
+            self.prefilling.reorder([request for request in running if request._listed])
         if decode:
             self._decode(step)
             if not chunks:
-                step.hold = plan.hold
+                step.hold = hold
         elif len(step.chunks) < len(chunks):
             self._decode_some(plan, step)
         self.view.memory = memory
