@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..core import BadInput, Shape
-from ..cost import TableCost
+from ..cost import NEAR, TableCost
 from ..profile import Profile
 
 Array = npt.NDArray[np.float64]
@@ -25,7 +25,7 @@ FOLDS = 5
 QUANTILES = 21
 KNOTS = (1, 16, 64, 256, 1024, 4096, 16384)  # tokens, where the device has no gears of its own
 ROWS = (1, 8, 32, 128, 512)
-DEPTHS = (128.0,)  # cached tokens a row, between which a gear's time is a straight line
+DEPTHS = (float(NEAR),)  # cached tokens a row, between which a gear's time is a straight line
 KINDS = ("prefill", "decode", "mixed", "swap")
 
 
@@ -106,6 +106,8 @@ def prompt_terms(samples: Samples, token_gears: Sequence[int]) -> dict[str, Any]
         "mixed": mixed,
         "mixed_row": samples.column("decode_rows"),
         "mixed_context": samples.column("context"),
+        "mixed_near": np.minimum(samples.column("context"), NEAR * samples.column("decode_rows")),
+        "mixed_token": mixed * np.minimum(tokens, max(token_gears, default=np.inf)),
     }
     found = least(np.column_stack([hats(tokens, knots), *terms.values()]), samples.seconds, len(knots))
     curve, rest = found[: len(knots)], dict(zip(terms, found[len(knots) :], strict=True))

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Optional
 from .core import BadInput, Shape, StepCost
 
 Points = Sequence[tuple[float, float]]
+NEAR = 128  # cached tokens of a row up to which attention is split up in another way than further on
 
 
 @dataclass(frozen=True)
@@ -78,6 +79,8 @@ class TableCost(StepCost):
     mixed: float = 0.0  # seconds that a step of both kinds takes beyond the two parts; negative where they share
     mixed_row: float = 0.0  # a decode in a step with prompts
     mixed_context: Optional[float] = None  # if given, decodes of such a step are tokens of its prompts, and this a read
+    mixed_near: float = 0.0  # a read beyond that, among the first NEAR of each decode
+    mixed_token: float = 0.0  # a token of such a step, padded and up to the last gear: what both kinds' kernels share
     swap: float = 0.0  # a step that copies blocks
     swap_block: float = 0.0
     _lines: dict[int, tuple[float, float, float]] = field(default_factory=dict, repr=False, compare=False)
@@ -94,8 +97,12 @@ class TableCost(StepCost):
             else:
                 tokens += shape.decode_rows
                 seconds += self.mixed_row * shape.decode_rows + self.mixed_context * shape.context
+                if self.mixed_near:
+                    seconds += self.mixed_near * min(shape.context, NEAR * shape.decode_rows)
         if self.token_gears and tokens <= self.token_gears[-1]:
             tokens = self.token_gears[bisect_left(self.token_gears, tokens)]
+        if shape.decode_rows and self.mixed_token:
+            seconds += self.mixed_token * min(tokens, self.token_gears[-1] if self.token_gears else tokens)
         seconds += interpolate(self.prefill, tokens) + self.prefill_row * shape.prefill_rows
         seconds += self.prefill_square * shape.squares + self.prefill_cross * shape.cross
         if self.prefill_depth and shape.prefill_live:
