@@ -199,7 +199,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "h200-in-short": lambda: in_short(measured("h200", "`benchmarks/h200_replay.py`")()),
     "h200-second": measured("h200_in_situ", "`benchmarks/h200_replay.py`"),
     "h200-second-in-short": lambda: in_short(measured("h200_in_situ", "`benchmarks/h200_replay.py`")()),
-    "kbk": measured("kbk", "`sim replay --backend kbk`"),
+    "kbk": measured("kbk", "`benchmarks/kbk_replay.py`"),
+    "kbk-in-short": lambda: in_short(measured("kbk", "`benchmarks/kbk_replay.py`")()),
     "speed": measured("speed", "`benchmarks/speed.py`"),
 }
 
