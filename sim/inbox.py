@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
+from operator import attrgetter
 from typing import Any
 
 from .core import Request
@@ -36,7 +37,7 @@ class Inbox:
                 self._coming.append(request)
             else:
                 self.chained[request.after].append(request)
-        self._coming.sort(key=lambda request: (request.arrival, request.serial))
+        self._coming.sort(key=attrgetter("arrival"))  # and as they were given, where they arrive at once
         self._arrivals = [request.arrival + seconds for request in self._coming] + [math.inf]
         self._next = 0
         self._direct = self.lag == 1
