@@ -26,10 +26,9 @@ def compare_all(args: argparse.Namespace) -> int:
     for run in sorted(recorded, key=lambda run: place(run["workload"])):
         found.setdefault(run["workload"], []).append(compared(run, profile, host))
         notes.append(steps_told(run, profile, host))
-    lines = [*heading(about, profile), *table(found)]
     again = [json.loads(gzip.decompress(data)) for name, data in files.items() if name.startswith("again/")]
-    if again:
-        lines += ["", *repeated(again, found, profile)]
+    second = {run["workload"]: live_of(run, profile)[0].result() for run in again}
+    lines = [*heading(about, profile), *table(found, second)]
     print("\n".join(lines))
     print(
         "\nseconds on the device, measured over the profile's, by kind of step; the host's part, measured and assumed"
@@ -162,8 +161,11 @@ APART = 0.01  # settings closer than this are not ranked by one run of each on t
 METRICS = {"makespan": "makespan", "mean_ttft_ms": "mean ttft", "mean_tpot_ms": "mean tpot", "p99_e2el_ms": "p99 e2el"}
 
 
-def table(found: dict[str, list[Any]]) -> list[str]:
-    """Return the errors, their medians, and whether ranks hold, as a Markdown table."""
+def table(found: dict[str, list[Any]], second: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the errors, their medians, and whether ranks hold, as a Markdown table.
+
+    A workload ends with the stock setting once more at the end of the sitting: how far a device is from itself.
+    """
     from statistics import median
 
     from servesim.calibrate.verify import ranks
@@ -189,18 +191,11 @@ def table(found: dict[str, list[Any]]) -> list[str]:
         tau = ranks(comparisons, list(METRICS), APART)
         label = f"**tau of settings {APART:.0%} apart**"
         lines.append(f"| {workload} | {label} | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
-    return lines
-
-
-def repeated(again: list[dict[str, Any]], found: dict[str, list[Any]], profile: Any) -> list[str]:
-    """Return how far a setting was from itself, run once more at the end of the sitting."""
-    lines = ["The device against itself, the same run once more at the end of the sitting:", ""]
-    lines += ["| workload | setting | " + " | ".join(METRICS.values()) + " |", "|" + "---|" * (len(METRICS) + 2)]
-    for run in again:
-        first = next(one for one in found[run["workload"]] if one.name == run["setting"])
-        second = live_of(run, profile)[0].result()
-        off = [second[metric] / first.line(metric).measured - 1 for metric in METRICS]
-        lines.append(f"| {run['workload']} | {run['setting']} | {' | '.join(map(shown, off))} |")
+        if workload in second:
+            first = next(one for one in comparisons if one.name == "stock")
+            off = [abs(second[workload][metric] / first.line(metric).measured - 1) for metric in METRICS]
+            label = "**the device against itself**"
+            lines.append(f"| {workload} | {label} | | {' | '.join(f'{100 * m:.2f} %' for m in off)} | | |")
     return lines
 
 

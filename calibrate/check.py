@@ -168,7 +168,8 @@ def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str,
     failed = [point for point in points if point.failed]
     if failed:
         advice.append(f"{len(failed)} points failed, e.g. {failed[0].name}: {failed[0].failed}")
-    unsure = [point for point in measured if point.unsure > UNSURE]
+    again = any(len(point.seconds) > 1 for point in measured)  # then the others are steps that were seen in passing
+    unsure = [point for point in measured if point.unsure > UNSURE and (len(point.seconds) > 1 or not again)]
     if unsure:
         widest = max(unsure, key=lambda point: point.unsure)
         advice.append(

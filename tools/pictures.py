@@ -99,7 +99,7 @@ def against_gpu(axes: Any) -> None:
             label = f"{name}, {len(mine)} settings" if height == 0 else None
             axes.scatter(
                 mine[figure],
-                [height + 0.14 - 0.28 * place] * len(mine),
+                [height + 0.28 * ((len(colours) - 1) / 2 - place)] * len(mine),
                 s=26,
                 alpha=0.7,
                 color=colour,
@@ -109,7 +109,7 @@ def against_gpu(axes: Any) -> None:
     bounds(axes, 5, errors.stack(), "simulated - measured (%)")
     axes.set_ylim(-1.2, len(GPU_FIGURES) - 0.5)
     axes.set_yticks(range(len(GPU_FIGURES)), list(reversed(GPU_FIGURES)))
-    axes.set_title(f"replay: {lines[0].partition(',')[0]}, second sitting", fontsize="medium", loc="left")
+    axes.set_title(f"replay: {lines[0].partition(',')[0]}", fontsize="medium", loc="left")
 
 
 def bounds(axes: Any, band: float, errors: Any, label: str) -> None:
