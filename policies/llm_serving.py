@@ -83,10 +83,14 @@ class LLMServing(Policy):
             return self._evict(view, pool.free - budget)
         if view.memory is not None:
             admit, gate, wake = self._admissions(view, budget)
-        elif view.waiting or prompts or view.swapped:
+        else:  # no gate stands before the queues
+            if not (prompts or view.swapped):
+                if not view.waiting:
+                    return DECODE if view.cohort.size else REST
+                chunks = self._whole(view, budget)
+                if chunks:
+                    return Plan(chunks=chunks)
             admit, gate, wake = self._fill(view, budget), None, None
-        else:
-            return DECODE if view.cohort.size else REST
         queue: Sequence[Request] = prompts
         if admit:
             queue = self._by_slot(view, admit) if prompts else admit
@@ -118,8 +122,6 @@ class LLMServing(Policy):
             return Plan(evict=evict, admit=admit, decode=decoding > 0, hold=hold, memory=memory, wake=wake)
         if len(chunks) == len(prompts) and not view.prefilling:
             admit = ()  # a chunk admits by itself, in the same order
-        if memory is None and not admit and not evict:
-            return Plan(chunks=chunks)
         return Plan(evict=evict, admit=admit, chunks=chunks, memory=memory, wake=wake)
 
     def _victims(self, view: View, need: int) -> list[Eviction]:
@@ -163,6 +165,21 @@ class LLMServing(Policy):
         if self.open_above and slots <= 0:
             gate = gate.shut()
         return admit, gate, wake
+
+    def _whole(self, view: View, budget: int) -> list[Chunk]:
+        """Return the prompts of all who get a slot, if one call takes them and nobody is refused: the usual turn."""
+        size, slots = view.pool.size, self.decode_batch - len(view.running)
+        longest = FOREVER if view.max_model_len is None else view.max_model_len
+        chunks: list[Chunk] = []
+        for request in view.waiting:
+            tokens = request.prompt + request.written
+            budget -= -(-tokens // size)
+            if budget < 0 or len(chunks) == slots:
+                break
+            if len(chunks) == self.prefill_batch or request.prompt + request.limit >= longest:
+                return []
+            chunks.append(Chunk(request, tokens))
+        return chunks
 
     def _fill(self, view: View, budget: int) -> list[Request]:
         """Fill free slots where no gate stands before the queues."""

@@ -139,13 +139,6 @@ class Request:
         """Whether its prompt is complete and it now writes a token a step."""
         return self._cohort is not None
 
-    @property
-    def stalled(self) -> float:
-        """Seconds it sat in memory while a step ran without it."""
-        end = self.finish if self.finish is not None else self.since
-        start = self.visible if self.visible is not None else self.arrival
-        return max(0.0, end - start - self.queued - self.prefilling - self.decoding - self.swapped)
-
 
 class Chunk(NamedTuple):
     """Tokens a request computes in one step."""

@@ -32,6 +32,11 @@ class Leaps:
         self.context = 0  # the most there was
         self._patient = driver.policy.max_wait is None
         self._lines: dict[int, dict[int, Line]] = {}  # by rows that the plan adds, and live ones
+        server = driver.server
+        self._parts = (  # looked up once
+            driver, driver.inbox, server, server.cohort, server.pool, server.gaps, cost.decode,
+            server.gaps.seconds.append,
+        )  # fmt: skip
 
     @property
     def rows(self) -> int:
@@ -43,10 +48,8 @@ class Leaps:
 
         The first iteration takes longer by `late`.
         """
-        driver, decode = self.driver, self.cost.decode
-        inbox, server, begun = driver.inbox, driver.server, driver.calls
-        cohort, pool, gaps, padded = server.cohort, server.pool, server.gaps, 0
-        phases, block, append = cohort.phases, cohort.block, gaps.seconds.append
+        driver, inbox, server, cohort, pool, gaps, decode, append = self._parts
+        phases, block, begun, padded = cohort.phases, cohort.block, driver.calls, 0
         *_, extra, wake, hold, spare, lasts, _ = step.plan
         hold += 1
         if wake is not None or inbox.chained:

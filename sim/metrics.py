@@ -28,12 +28,14 @@ WHERE = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 def row(request: Request) -> tuple[Any, ...]:
     """Return a request's line of requests.csv, in the order of COLUMNS."""
     arrival, start, end, seen = request.arrival, request.visible, request.finish, request.seen
-    if start is None or end is None:
-        start = arrival if start is None else start
-        end = start if end is None else end
+    queued, prefilling, decoding, swapped = request.queued, request.prefilling, request.decoding, request.swapped
+    start = arrival if start is None else start
+    last = request.since if end is None else end
+    stalled = last - start - queued - prefilling - decoding - swapped  # it sat in memory while a step ran without it
+    end = start if end is None else end
     return (
-        request.id, arrival, request.first_token, seen, request.prompt, request.written,
-        request.evictions, request.queued, request.prefilling, request.stalled, request.decoding, request.swapped,
+        request.id, arrival, request.first_token, seen, request.prompt, request.written, request.evictions,
+        queued, prefilling, stalled if stalled > 0 else 0.0, decoding, swapped,
         (start - arrival) + ((seen or end) - end), request.outcome,
     )  # fmt: skip
 

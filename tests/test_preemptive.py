@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from servesim.core import Request
 from servesim.cost import LinearCost
+from servesim.metrics import COLUMNS, row
 from servesim.policies import POLICIES
 from servesim.policies.sglang import State
 
@@ -34,7 +35,7 @@ def test_who_uses_up_its_slice_goes_down_a_level_and_keeps_its_cache() -> None:
         [("a", 2)], [("a", 1)], [("b", 2)], [("b", 1)], [("a", 1)], [("a", 1)], [("a", 1)]
     ]  # fmt: skip
     assert (story.evicted, story.swapped_in) == ([(2, "a", "keep")], [(4, "a")])
-    assert story.requests["a"].stalled == 2.0
+    assert row(story.requests["a"])[COLUMNS.index("stalled")] == 2.0
 
 
 def test_the_slice_of_a_lower_level_is_longer() -> None:
