@@ -95,12 +95,9 @@ class Cohort:
         self.last = end
         if self.fresh:
             self.fresh.clear()
-        return self._ended() if self.ticks >= self.next_end else []
-
-    def _ended(self) -> list[Request]:
         over: list[Request] = []
-        ends, ticks = self._ends, self.ticks
-        while self.next_end <= ticks:
+        ends = self._ends
+        while self.next_end <= self.ticks:
             due, _, request = heappop(ends)
             if request._cohort is self and request._due == due:  # it neither left early nor came back with another end
                 self.leave(request)

@@ -29,19 +29,18 @@ class Inbox:
     def __init__(self, requests: Iterable[Request], lag: int = 1, seconds: float = 0.0) -> None:
         self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen
         self.seconds = seconds  # from sending to the scheduler, at the least
-        self._coming: list[Request] = []
         self.chained: dict[Any, list[Request]] = defaultdict(list)  # by the id they wait for
-        for serial, request in enumerate(requests):
+        everybody = list(requests)
+        for serial, request in enumerate(everybody):
             request.serial = serial
-            if request.after is None:
-                self._coming.append(request)
-            else:
+            if request.after is not None:
                 self.chained[request.after].append(request)
+        self._coming = [request for request in everybody if request.after is None]
         self._coming.sort(key=attrgetter("arrival"))  # and as they were given, where they arrive at once
         self._arrivals = [request.arrival + seconds for request in self._coming] + [math.inf]
         self._next = 0
         self._direct = self.lag == 1
-        self._serials = len(self._coming) + sum(map(len, self.chained.values()))  # the next one to give
+        self._serials = len(everybody)  # the next one to give
         self._released: list[tuple[float, int, Request]] = []  # chained requests whose turn has come
         self.lobby: deque[tuple[int, Request]] = deque()  # sent, with the call after which they are seen
         self.next_arrival = self._arrivals[0]

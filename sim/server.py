@@ -110,6 +110,8 @@ class Server:
         (release, evict, waiting, swap_in, fetch, admit, reject, chunks, decode, _, running,
          _, _, hold, _, _, memory) = plan  # fmt: skip
         step = Step(plan, now)
+        if self.recording:
+            step.admitted = step.evicted = ()
         if admit or evict or reject or swap_in or fetch or release or waiting is not None:
             self._move(plan, step, now)
         if chunks:
@@ -149,13 +151,11 @@ class Server:
 
     def _start_all(self, chunks: Sequence[Chunk], step: Step, now: float) -> None:
         """Run parts of prompts; a chunk of somebody who decodes already is none."""
-        started = []
-        pool = self.pool
-        for chunk in chunks:
-            request, tokens, blocks = chunk
+        pool, mixed = self.pool, False
+        for request, tokens, blocks in chunks:
             if request._cohort is not None:
+                mixed = True
                 continue
-            started.append(chunk)
             cached = request._cached
             pending = request.prompt + request._written - cached
             assert 0 < tokens <= pending, f"a chunk of {tokens} of {request}"
@@ -172,7 +172,7 @@ class Server:
                 if request.scheduled is None:
                     request.scheduled = now
         assert pool.free >= 0, "a plan may not take more blocks than are free"
-        step.chunks = started
+        step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if mixed else chunks
 
     def _decode(self, step: Step) -> None:
         """Let the whole cohort run."""

@@ -16,6 +16,11 @@ class Step:
         "admitted", "chunks", "context", "decoders", "evicted", "hold", "moved", "plan", "skipped", "start", "swapped"
     )  # fmt: skip
 
+    admitted: Sequence[
+        tuple[Request, Optional[int]]
+    ]  # and the slot each took; like the next, only where it is recorded
+    evicted: Sequence[tuple[Request, str, Optional[int]]]  # how, and the slot each left
+
     def __init__(self, plan: Plan, start: float) -> None:
         self.plan = plan
         self.start = start
@@ -26,8 +31,6 @@ class Step:
         self.swapped = 0  # blocks copied
         self.hold = 0  # further iterations for which it may be repeated: everybody decodes, and nothing else
         self.moved = False
-        self.admitted: Sequence[tuple[Request, Optional[int]]] = ()  # and the slot each took
-        self.evicted: Sequence[tuple[Request, str, Optional[int]]] = ()  # how, and the slot each left
 
     @property
     def calls(self) -> bool:
