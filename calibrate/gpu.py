@@ -49,7 +49,12 @@ class TorchBackend(Backend):
         token_gears: Sequence[int] = TOKEN_GEARS,
         kernels: Optional[str] = None,  # fused or reference; None: fused on CUDA, reference on the CPU
         graphs: bool = True,  # False: without graphs, to see what they are worth
+        threads: Optional[
+            int
+        ] = None,  # of a CPU, one a core; with 1, steps do not wait for a thread that others hold up
     ) -> None:
+        if threads is not None and (type(threads) is not int or threads < 1):
+            raise BadInput(f"threads: expected at least 1, got {threads!r}")
         available = torch.cuda.is_available()
         self.device = torch.device(device or ("cuda" if available else "cpu"))
         if self.device.type not in ("cuda", "cpu") or (self.device.type == "cuda" and not available):
@@ -57,6 +62,9 @@ class TorchBackend(Backend):
         self.seed, self.dtype_name = seed, dtype
         self.gears, self.token_gears = tuple(gears), tuple(token_gears)
         self.cuda = self.device.type == "cuda"
+        self.threads = None if self.cuda else threads
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
         self.kernels = kernels or ("fused" if self.cuda else "reference")
         self.use_graphs = graphs and self.cuda and self.kernels == "fused"
         if self.kernels not in ("fused", "reference") or (self.kernels == "fused" and not self.cuda):
@@ -149,6 +157,7 @@ class TorchBackend(Backend):
             "backend": self.name,
             "device": torch.cuda.get_device_name(self.device) if self.cuda else f"cpu {platform.machine()}",
             "kernels": self.kernels,
+            "threads": self.threads,
             "versions": _versions(self.cuda),
         }
         if self.loaded is not None:

@@ -325,7 +325,7 @@ def test_describe_says_what_a_profile_is_stamped_with() -> None:
     assert (told["blocks"], told["block_size"], told["host_blocks"]) == (40, 16, 24)
     assert told["gears"] == [1, 2, 4, 8, 16, 24, 32]
     assert told["versions"]["torch"] == torch.__version__
-    assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "versions"}
+    assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "threads", "versions"}
 
 
 def stored(path: Path, tensors: dict[str, Any]) -> None:
@@ -382,3 +382,14 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
         TorchBackend("cpu").load(MICRO, 8, 16, weights=str(file))
     with pytest.raises(BadInput, match="expected a safetensors file or a folder"):
         TorchBackend("cpu").load(MICRO, 8, 16, weights=str(tmp_path / "nowhere"))
+
+
+def test_how_many_threads_it_may_use_is_told_and_checked() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert TorchBackend(device="cpu", threads=1).describe()["threads"] == 1
+        assert torch.get_num_threads() == 1
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(BadInput, match="threads: expected at least 1, got 0"):
+        TorchBackend(device="cpu", threads=0)
