@@ -54,7 +54,7 @@ def overview() -> Any:
 
 def swept(axes: Any) -> None:
     """Draw every configuration of the demo's sweep by two of its figures."""
-    found = servesim.sweep(ROOT / "examples" / "contest_knobs.yaml", replications=1, jobs=None)
+    found = servesim.sweep(ROOT / "examples" / "contest_knobs.yaml", jobs=None)
     table = found.table[found.table.eligible]
     whole, first = table.mean_e2el_ms / 1e3, table.mean_ttft_ms / 1e3
     axes.scatter(whole, first, s=14, color=GREY, label=f"{len(table)} configurations")
