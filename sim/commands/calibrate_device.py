@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..core import BadInput
+from .device_options import add_device_options
 from .tolerance import share
 
 
@@ -19,12 +20,7 @@ def register_probe(kinds: Any) -> None:
         description="Measure step times over a designed grid, shapes shuffled, each until its median is known; then "
         "fit them. Samples are kept as they come: the same command goes on where an interrupted one stopped.",
     )
-    device = probe.add_argument_group("device")
-    device.add_argument("--backend", choices=("kbk", "torch", "fake"), required=True, help="what runs the model calls")
-    device.add_argument("--model", default="tiny", metavar="NAME", help="llama2-7b, tiny or micro (tiny)")
-    device.add_argument("--weights", metavar="PATH", help="weights to load; random ones if left out")
-    device.add_argument("--worker-python", metavar="PATH", help="the interpreter that has the framework")
-    device.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the backend")
+    device = add_device_options(probe)
     device.add_argument("--blocks", type=int, default=1024, metavar="N", help="KV blocks on the device (1024)")
     device.add_argument("--block-size", type=int, default=16, metavar="N", help="tokens a block (16)")
     device.add_argument("--host-blocks", type=int, default=64, metavar="N", help="KV blocks on the host (64)")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, Optional
 
+from .device_options import add_device_options
 from .scenario_options import add_scenario_options, scenario_of
 from .tolerance import add_tolerance, judge
 
@@ -27,12 +28,7 @@ def register(commands: Any) -> None:
     given.add_argument("--from", dest="sweep", metavar="SWEEP", help="the folder of a sweep instead of a scenario")
     given.add_argument("--top", type=int, default=3, metavar="N", help="how many of its best (3)")
     given.add_argument("--with-baseline", action="store_true", help="and the sweep's baseline")
-    device = replay.add_argument_group("device")
-    device.add_argument("--backend", choices=("kbk", "torch", "fake"), help="what runs the model calls")
-    device.add_argument("--model", metavar="NAME", help="llama2-7b, tiny or micro (the profile's if left out)")
-    device.add_argument("--weights", metavar="PATH", help="weights to load; random ones if left out")
-    device.add_argument("--worker-python", metavar="PATH", help="the interpreter that has the framework")
-    device.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the backend")
+    add_device_options(replay, model=None, required=False)
     server = replay.add_argument_group("server")
     server.add_argument("--url", metavar="URL", help="send the requests to this server instead")
     server.add_argument("--api", choices=("llm-serving", "openai"), default="openai", help="what it speaks (openai)")

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from .device_options import add_device_options
 from .scenario_options import add_scenario_options, scenario_tree
 
 
@@ -17,12 +18,7 @@ def register(commands: Any) -> None:
         description="Answer llm-serving's endpoints and OpenAI completions with the scenario's policy and engine.",
     )
     add_scenario_options(serve)
-    device = serve.add_argument_group("device")
-    device.add_argument("--backend", choices=("kbk", "torch", "fake"), required=True, help="what runs the model calls")
-    device.add_argument("--model", default="tiny", metavar="NAME", help="llama2-7b, tiny or micro (tiny)")
-    device.add_argument("--weights", metavar="PATH", help="weights to load; random ones if left out")
-    device.add_argument("--worker-python", metavar="PATH", help="the interpreter that has the framework")
-    device.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the backend")
+    add_device_options(serve)
     where = serve.add_argument_group("server")
     where.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
     where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free one (8835)")
