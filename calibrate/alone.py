@@ -26,7 +26,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--backend", choices=("kbk", "torch", "fake"), required=True)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--weights")
-    parser.add_argument("--option", action="append", default=[], metavar="KEY=VALUE")
+    parser.add_argument("--option", action="append", default=[], type=option, metavar="KEY=VALUE")
     parser.add_argument("--blocks", type=int, default=1024)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--host-blocks", type=int, default=64)
@@ -35,6 +35,17 @@ def arguments() -> argparse.Namespace:
     for name, default in GRID.items():
         parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     return parser.parse_args()
+
+
+def option(text: str) -> tuple[str, Any]:
+    """Read an option of the backend: a number or true and false as that, all else as text."""
+    key, sign, value = text.partition("=")
+    if not sign or not key:
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, e.g. threads=1, got {text!r}")
+    try:
+        return key, json.loads(value)
+    except ValueError:
+        return key, value
 
 
 def found_beside() -> Any:
@@ -72,8 +83,7 @@ def main() -> int:
     args = arguments()
     worker = found_beside()
     probe = importlib.import_module("servesim.calibrate.probe")
-    options = dict(option.split("=", 1) for option in args.option)
-    backend = worker.opened({"backend": args.backend, "options": options})
+    backend = worker.opened({"backend": args.backend, "options": dict(args.option)})
     kept = {"blocks": args.blocks, "block_size": args.block_size, "host_blocks": args.host_blocks}
     about = worker.load(backend, {"model": args.model, "weights": args.weights, **kept}, lambda told: None)
     settings = settings_of(args)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import csv
 import io
@@ -227,3 +228,14 @@ def test_a_probe_that_makes_no_sense_is_refused_in_one_line(
     said = capsys.readouterr().err
     assert message in said
     assert said.count("\n") == 1
+
+
+def test_a_bare_host_reads_options_as_the_command_does() -> None:
+    from servesim.calibrate.alone import option
+
+    told = ["threads=1", "graphs=false", "kernels=reference", "path=a=b"]
+    assert [option(text) for text in told] == [
+        ("threads", 1), ("graphs", False), ("kernels", "reference"), ("path", "a=b"),
+    ]  # fmt: skip
+    with pytest.raises(argparse.ArgumentTypeError, match="expected KEY=VALUE"):
+        option("threads")
