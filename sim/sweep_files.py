@@ -99,12 +99,12 @@ def table(summary: Summary, top: int = 10) -> str:
     rows = summary.rows[:top]
     if summary.baseline not in rows:
         rows = [*rows, summary.baseline]
-    names = [one.metric for one in summary.experiment.objectives]
+    names, common = [one.metric for one in summary.experiment.objectives], everywhere(summary)
     lines = [["rank", *names, "against the baseline", "changed settings", "labels"]]
     for row in rows:
         difference = "" if row is summary.baseline else against(row, names[0])
         figures = [spread(row.found[name], name) for name in names]
-        labels = [name for name in row.labels if name not in everywhere(summary)]
+        labels = [name for name in row.labels if name not in common]
         lines.append([f"{'= ' * row.tied}{row.rank}", *figures, difference, changed(row, summary), ", ".join(labels)])
     return "\n".join([*columns(lines), *notes(summary)])
 
