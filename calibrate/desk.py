@@ -15,8 +15,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ..core import Request, Stuck
+from ..cost import cost_from
 from ..step import Gaps, Step
 from .backend import Backend, OutOfMemory
+from .clock import PacedClock
 from .live import Live, assemble
 from .stories import Stories
 
@@ -30,7 +32,8 @@ class Desk(Live):
     def __init__(self, backend: Backend, args: Mapping[str, Any], line: socket.socket) -> None:
         driver, tables = assemble(args["policy"], {**args["engine"], "refuse": "always"}, ())
         self.prompts: dict[Request, list[int]] = {}
-        super().__init__(driver, backend, tables, Stories(tables, self.prompts.pop))
+        clock = PacedClock(cost_from(args["pace"], "pace")) if args.get("pace") else None
+        super().__init__(driver, backend, tables, Stories(tables, self.prompts.pop), clock)
         self.here: dict[Any, Request] = {}  # by id, until told that it is over
         self.dropped: dict[Any, str] = {}  # ids to be taken out, and why
         self.messages: queue.SimpleQueue[Optional[dict[str, Any]]] = queue.SimpleQueue()
@@ -73,7 +76,7 @@ class Desk(Live):
             self.now = self.call(step)
             return self.written
         except OutOfMemory as error:
-            self.now = self.clock.now()
+            self.now = self.clock.wait(self.clock.now())
             rows = len(self.stories.writers)
             self.stories.write([0] * rows)
             self.dropped.update({r.id: f"out of memory: {error}" for r in self.stories.writers if r is not None})
@@ -84,7 +87,7 @@ class Desk(Live):
         left = IDLE if instant is None else min(IDLE, instant - self.clock.now())
         if left > 0:
             self._read(left)
-        self.now = max(self.now, self.clock.now())
+        self.now = self.clock.wait(max(self.now, self.clock.now()))
 
     def _read(self, patience: float) -> None:
         """Take in the messages there are, waiting for the first."""

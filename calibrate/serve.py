@@ -120,7 +120,7 @@ class Service:
         """Run the desk in the worker until it ends; return its last state."""
         engine = self.scenario.engine.model_dump(mode="json")
         state: dict[str, Any] = self.stage.worker.call(
-            "serve", None, None, policy=self.scenario.policy, engine=engine, socket=path
+            "serve", None, None, policy=self.scenario.policy, engine=engine, socket=path, pace=self.stage.pace
         )
         return state
 

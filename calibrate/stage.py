@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
 from ..core import BadInput, Request, StepCost
-from ..cost import mapping
+from ..cost import cost_from, mapping
 from ..profile import Profile
 from ..scenario import Scenario
 from .backend import MODELS, Model
@@ -35,8 +35,10 @@ class Stage:
         self.model = FAKE if backend == "fake" else known_model(model or "tiny")
         self.weights = weights
         given = dict(options or {})
+        self.pace: Optional[Mapping[str, Any]] = None  # what the steps of a fake device take
         if backend == "fake":
-            given.setdefault("cost", {})  # the clock keeps its time, not the device
+            self.pace = paced(given.pop("cost", None))
+            given["cost"] = {}  # the clock keeps its time, not the device
         self.worker = Worker(backend, python, **given)
         self.about: dict[str, Any] = {}
 
@@ -73,10 +75,20 @@ class Stage:
             args = arguments(scenario, requests, self.model, warm_up, str(stop))
             if self.backend == "fake":
                 assert cost is not None, "a fake device takes the time a cost model says"
-                args["pace"] = mapping(cost)
+                args["pace"] = self.pace or mapping(cost)
             with until_interrupted(stop):
                 told: dict[str, Any] = self.worker.call("replay", QUIET, progress, **args)
         return told
+
+
+def paced(cost: Any) -> Optional[Mapping[str, Any]]:
+    """Return what a fake device is told to take, checked."""
+    if cost is None:
+        return None
+    if not isinstance(cost, Mapping):
+        raise BadInput(f"--option cost: expected terms of a cost model, got {cost!r}")
+    cost_from(cost, "--option cost")
+    return cost
 
 
 def known_model(name: str) -> Model:

@@ -178,6 +178,7 @@ def test_answers_are_written_as_seen_and_read_back_but_for_a_torn_load(tmp_path:
 
 KNOWN = "{base: 0.015, prefill_token: 0.0002, decode_live: 0.0015, context: 0.00001}"
 LIVE = "--lengths 16,64,256 --batches 2,6 --bursts 2,4 --output-tokens 14 --rounds 3 -q"
+LAG = "a busy one sees a request after 1 model call(s)"
 SHAPES = {
     Shape(1, 64, 64, 4096): 0.0278,
     Shape(1, 256, 256, 65536): 0.0662,
@@ -194,20 +195,21 @@ SHAPES = {
 def test_known_costs_of_a_live_server_come_back_within_ten_percent(
     api: str, policy: str, options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A step takes what its cost says and what the server's own host adds, a millisecond or less.
+    """Steps take what their cost says; what comes over the network may be late.
 
-    On a machine where others run, steps take longer than that: it may be tried three times.
+    Where others keep both cores busy it is late by a step and more: it may be tried five times.
     """
-    for sitting in range(3):
+    for sitting in range(5):
         folder = tmp_path / str(sitting) / "known"
         with fake_server(policy, KNOWN, 0, *options) as (url, _):
             assert main(["calibrate", "endpoint", "--url", url, "--api", api, "-o", str(folder), *LIVE.split()]) == 0
         printed = capsys.readouterr().out
         assert "loads: 24 of 24 went well" in printed
-        assert "a busy one sees a request after 1 model call(s)" in printed
         profile = load_profile(folder)
-        if all(profile.cost.seconds(shape) == pytest.approx(seconds, rel=0.1) for shape, seconds in SHAPES.items()):
+        close = [profile.cost.seconds(shape) == pytest.approx(seconds, rel=0.1) for shape, seconds in SHAPES.items()]
+        if all(close) and LAG in printed:
             break
+    assert LAG in printed
     assert profile.name == "known"
     assert profile.about["how"].startswith("endpoint")
     assert profile.about["grid"]["prefill_tokens"][1] >= 256
@@ -295,6 +297,13 @@ def test_a_server_that_never_comes_back_ends_it_with_what_there_is(
     assert load_profile(tmp_path).about["loads"]["good"] >= 4
 
 
+def kill_later(process: subprocess.Popen[str], answers: Path) -> None:
+    """Kill a server once some of its answers have been written."""
+    while not answers.exists() or len(read(answers)) < 4:
+        time.sleep(0.01)
+    process.kill()
+
+
 def test_a_server_that_dies_in_the_middle_is_told_and_resuming_finishes_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,7 +312,7 @@ def test_a_server_that_dies_in_the_middle_is_told_and_resuming_finishes_the_work
         port = free.getsockname()[1]
     cost = "{base: 0.01, prefill_token: 0.0001, decode_live: 0.001}"
     with fake_server("vllm-v1", cost, port) as (url, process):
-        threading.Timer(2.0, process.kill).start()
+        threading.Thread(target=kill_later, args=(process, tmp_path / "answers.csv"), daemon=True).start()
         assert calibrate(url, tmp_path, "--timeout", "10") == 1
     assert "ended early: the server no longer answers since " in capsys.readouterr().out
     kept = {name for name, found in outcomes(tmp_path).items() if found == {"finished"}}

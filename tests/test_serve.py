@@ -28,6 +28,7 @@ from servesim.calibrate.client import send  # noqa: E402
 from servesim.calibrate.serve import Service  # noqa: E402
 from servesim.calibrate.stage import Stage  # noqa: E402
 from servesim.calibrate.wording import text_of, tokens_of  # noqa: E402
+from servesim.cli import main  # noqa: E402
 from servesim.core import Request  # noqa: E402
 from servesim.scenario import scenario_from  # noqa: E402
 
@@ -292,6 +293,28 @@ def test_a_step_that_does_not_fit_fails_its_requests_and_not_the_server() -> Non
         assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
         state = settled(served)
         assert state["free_blocks"] == state["total_blocks"]
+
+
+def test_tokens_of_a_fake_device_come_at_the_pace_of_its_costs_whatever_the_host_adds() -> None:
+    with service(cost={"base": 0.02, "prefill_token": 0.002}) as served:
+        [alone] = send(
+            f"http://127.0.0.1:{served.port}", LlmServing(), [Request(0, 0.0, 20, 40)], timeout=20.0
+        ).sendings
+    assert alone.times[-1] - alone.times[0] == pytest.approx(39 * 0.02, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        ("3", "--option cost: expected terms of a cost model, got 3"),
+        ("{bass: 1}", "--option cost.bass: unknown key; known: base,"),
+    ],
+)
+def test_costs_that_are_none_are_one_line(cost: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--backend", "fake", "--policy", "vllm", "--option", f"cost={cost}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_sim_serve_killed_in_the_middle_leaves_a_client_with_counts_and_no_hang() -> None:

@@ -87,11 +87,12 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
     from ..calibrate.replay import check_profile, replay_on, requests_of
     from ..calibrate.stage import Stage, name_of
     from ..profile import load_profile
+    from ..scenario import override
 
     profile = None if args.live_only and args.backend != "fake" else load_profile(scenarios[0][1].profile)
     model = args.model or (name_of(profile.about.get("model")) if profile else None)
     done: list[Replayed] = []
-    with Stage(args.backend, model, args.worker_python, args.weights, options_of(args.option)) as stage:
+    with Stage(args.backend, model, args.worker_python, args.weights, override({}, args.option)) as stage:
         stage.load([scenario for _, scenario in scenarios])
         if profile is not None:
             check_profile(profile, stage)
@@ -103,13 +104,6 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
             if done[-1].live.stopped:
                 break
     return report(args, done)
-
-
-def options_of(given: list[str]) -> dict[str, Any]:
-    """Read KEY=VALUE options of a backend, the values as YAML."""
-    from ..scenario import override
-
-    return override({}, given)
 
 
 def show_live(replayed: Replayed, stage: Optional[Stage]) -> None:

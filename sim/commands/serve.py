@@ -29,6 +29,7 @@ def register(commands: Any) -> None:
 def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; 1 when blocks were lost."""
     from ..calibrate.backend import OutOfMemory
+    from ..calibrate.fake import COST
     from ..calibrate.pipe import WorkerFailed
     from ..calibrate.serve import serve
     from ..calibrate.stage import Stage
@@ -42,10 +43,8 @@ def serve_clients(args: argparse.Namespace) -> int:
     tree = scenario_tree(args)
     scenario = scenario_from(tree, args.scenario or "scenario")
     options = override({}, args.option)
-    if args.backend == "fake" and "profile" in tree:
-        options.setdefault("cost", mapping(load_profile(scenario.profile).cost))
-    elif args.backend == "fake":
-        options.setdefault("cost", None)
+    if args.backend == "fake":
+        options.setdefault("cost", mapping(load_profile(scenario.profile).cost) if "profile" in tree else COST)
     try:
         with Stage(args.backend, args.model, args.worker_python, args.weights, options) as stage:
             stage.load([scenario])
