@@ -31,7 +31,8 @@ kbk:
 	tools/kbk_env.sh
 
 test: lint kbk
-	$(BIN)/python -Im pytest
+	$(BIN)/python -Im pytest -n auto --maxprocesses 8 --dist loadfile -m 'not live and not benchmark and not ascend'
+	$(BIN)/python -Im pytest -m live
 
 # Tables, printed output and pictures of README and docs, and the notebooks of their Python files, all made anew.
 docs: $(VENV)/.servesim $(VENV)/.packages

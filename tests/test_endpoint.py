@@ -31,6 +31,8 @@ from servesim.profile import load_profile  # noqa: E402
 
 from .endpoints import fake_server, moody_server, simulated  # noqa: E402
 
+pytestmark = pytest.mark.live
+
 COST = LinearCost(base=0.006, prefill=0.002, prefill_token=1e-4, decode_step=0.004, decode_live=8e-4, context=2e-6)
 SMALL = Design(lengths=(16, 32, 64, 128, 256, 512), batches=(2, 4, 8), bursts=(2, 4), output=24, rounds=1)
 SLOTS = {"name": "llm-serving", "decode_batch": 16}

@@ -13,6 +13,8 @@ import pytest
 
 from .conftest import ROOT
 
+pytestmark = pytest.mark.live
+
 BASE = {"core", "line", "cohort", "inbox", "limits", "step", "server", "driver", "shape"}
 STANDARD = set(sys.stdlib_module_names)
 

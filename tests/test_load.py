@@ -22,6 +22,8 @@ from servesim.cost import LinearCost  # noqa: E402
 from servesim.profile import Profile  # noqa: E402
 from servesim.scenario import scenario_from  # noqa: E402
 
+pytestmark = pytest.mark.live
+
 CAPTURE = Path(__file__).parents[1].parent / "shared" / "oracles" / "llm-serving" / "http_capture.txt"
 TOKEN = b'{"event": "message", "retry": 30000, "data": [{"generated_text": " a", "tokens": {"id": 7, "text": " a"}}]}\n'
 LAST = b'{"event": "message", "data": [{"generated_text": " a a", "finish_reason": "length", "generated_tokens": 2}]}\n'

@@ -26,6 +26,8 @@ from servesim.core import Shape
 
 from .conftest import ROOT
 
+pytestmark = pytest.mark.live
+
 SMALL = {"most_rows": 4, "most_tokens": 64, "longest": 160, "budget": 20.0, "precision": 0.05}
 COST = {"base": 1e-4, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8, "swap_block": 1e-5}
 

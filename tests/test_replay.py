@@ -25,6 +25,8 @@ from servesim.cost import LinearCost
 from servesim.profile import Profile
 from servesim.scenario import scenario_from
 
+pytestmark = pytest.mark.live
+
 SCENARIO: dict[str, Any] = {
     "workload": {
         "requests": 24,

@@ -34,6 +34,8 @@ from servesim.scenario import scenario_from  # noqa: E402
 
 from .test_load import CAPTURE, captured, outcomes  # noqa: E402
 
+pytestmark = pytest.mark.live
+
 ENGINE = {"num_blocks": 400, "block_size": 8, "max_model_len": 200}
 RESET = struct.pack("ii", 1, 0)  # linger for nothing: closing sends a reset, as a killed process does
 COST = {"base": 0.003, "prefill_token": 0.00001, "decode_live": 0.00002}

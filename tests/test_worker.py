@@ -20,6 +20,8 @@ from servesim.calibrate.fake import Fake
 from servesim.calibrate.pipe import Worker, WorkerFailed
 from servesim.core import BadInput
 
+pytestmark = pytest.mark.live
+
 ROOT = Path(__file__).resolve().parents[1]
 FREE: dict[str, float] = {}  # a cost of nothing
 ROWS = [Row([5, 6, 7], 0, [3]), Row([9], 0, [1])]
