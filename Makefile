@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,replay,search,cluster,notebooks
+EXTRAS := dev,replay,search,cluster,tokenizers,notebooks
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
 
 .PHONY: demo test lint docs bench kbk clean

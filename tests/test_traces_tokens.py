@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
+from io import BytesIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from servesim.core import BadInput
@@ -30,15 +30,23 @@ def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.
         path.unlink()
 
 
-def test_in_a_folder_the_sentencepiece_model_goes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def processor(model_file: str) -> SimpleNamespace:
-        assert model_file == str(tmp_path / "tokenizer.model")
-        return SimpleNamespace(encode=lambda text: text.split())
+def test_in_a_folder_the_sentencepiece_model_goes_first(tmp_path: Path) -> None:
+    sentencepiece = pytest.importorskip("sentencepiece")
+    pieces = BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["aa bb"] * 9), model_writer=pieces, vocab_size=10, model_type="bpe", minloglevel=2
+    )
+    (tmp_path / "tokenizer.model").write_bytes(pieces.getvalue())
+    (tmp_path / "tokenizer.json").touch()
+    assert counter(tmp_path)("aa bb aa") == 3
 
-    monkeypatch.setitem(sys.modules, "sentencepiece", SimpleNamespace(SentencePieceProcessor=processor))
-    for name in ("tokenizer.model", "tokenizer.json"):
-        (tmp_path / name).touch()
-    assert counter(tmp_path)("one two three") == 3
+
+def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("sentencepiece")
+    path = tmp_path / "tokenizer.model"
+    path.write_text("not a model")
+    with pytest.raises(BadInput, match=f"tokenizer: expected a SentencePiece model, got {path}"):
+        counter(path)
 
 
 def test_a_real_tokenizer_json_counts_without_special_tokens(tmp_path: Path) -> None:
