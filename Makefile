@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-EXTRAS := dev,replay,search,cluster,tokenizers,notebooks
+EXTRAS := dev,replay,search,cluster,parquet,tokenizers,notebooks
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
 
 .PHONY: demo test lint docs bench kbk clean
@@ -13,7 +13,7 @@ $(VENV)/.servesim: setup.cfg pyproject.toml tools/install.sh $(SOURCES)
 	@touch $@
 
 # What its tests, notebooks and documents need besides; TORCH=torch==VERSION adds the torch backend's tests.
-$(VENV)/.packages: setup.cfg pyproject.toml tools/install.sh | $(VENV)/.servesim
+$(VENV)/.packages: setup.cfg pyproject.toml Makefile tools/install.sh | $(VENV)/.servesim
 	@tools/install.sh $(PYTHON) $(VENV) '.[$(EXTRAS)]' $(TORCH)
 	@touch $@
 

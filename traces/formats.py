@@ -10,7 +10,7 @@ from ..core import BadInput
 from . import chats, performance_serving
 from .flat import Names, flat, ours
 from .servegen import FIRST, is_servegen, servegen
-from .source import Source
+from .source import OBJECTS, Source
 from .table import MOST_TOKENS, Table
 from .trace import Columns
 
@@ -41,14 +41,14 @@ def recognised(source: Source) -> str:
     )
 
 
-def csv_with(*columns: str) -> Callable[[Source], bool]:
-    """Return a test for a CSV that has these columns."""
-    return lambda source: source.kind == "csv" and source.header >= set(columns)
+def table_with(*columns: str) -> Callable[[Source], bool]:
+    """Return a test for a table, CSV or Parquet, that has these columns."""
+    return lambda source: source.kind in ("csv", "parquet") and source.header >= set(columns)
 
 
 def json_with(*keys: str) -> Callable[[Source], bool]:
-    """Return a test for JSON whose objects have these keys."""
-    return lambda source: source.kind == "json" and source.header >= set(keys)
+    """Return a test for JSON, or Parquet made of it, whose objects have these keys."""
+    return lambda source: source.kind in OBJECTS and source.header >= set(keys)
 
 
 def columns_of(unit: float = 1.0, block: int | None = None, **fields: Names) -> Callable[[Source], Columns]:
@@ -74,7 +74,7 @@ AIPERF = {"session_id", "delay", "delay_ms", "turns", "text_input", "messages", 
 
 def _aiperf(source: Source) -> bool:
     prompt = {"input_length", "turns", "text_input", "messages", "payload", "text", "texts"}
-    return source.kind == "json" and bool(source.header & prompt) and bool(source.header & AIPERF)
+    return source.kind in OBJECTS and bool(source.header & prompt) and bool(source.header & AIPERF)
 
 
 def _milliseconds(source: Source) -> bool:
@@ -156,8 +156,8 @@ def _blis(source: Source) -> Columns:
     else:
         columns.prefix = None
     for i, status in enumerate(table.columns.get("status", ())):
-        if status not in ("", "ok"):
-            columns.unusable[i] = f"status {status[:40]}"
+        if status not in ("", "ok", None):
+            columns.unusable[i] = f"status {str(status)[:40]}"
     return columns
 
 
@@ -180,22 +180,24 @@ FORMATS: dict[str, Format] = {
     "servesim": Format("our own CSV or JSONL", _ours, ours, order="refuse"),
     "vidur": Format(
         "Vidur trace_replay",
-        csv_with("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
+        table_with("arrived_at", "num_prefill_tokens", "num_decode_tokens"),
         columns_of(arrival="arrived_at", prompt="num_prefill_tokens", output="num_decode_tokens"),
     ),
     "vidur-lengths": Format(
         "Vidur length pairs",
-        csv_with("num_prefill_tokens", "num_decode_tokens"),
+        table_with("num_prefill_tokens", "num_decode_tokens"),
         columns_of(arrival="arrival_time", prompt="num_prefill_tokens", output="num_decode_tokens"),
     ),
     "azure": Format(
         "Azure LLM inference traces 2023 and 2024, LMM 2025",
-        csv_with("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
+        table_with("TIMESTAMP", "ContextTokens", "GeneratedTokens"),
         columns_of(arrival="TIMESTAMP", prompt="ContextTokens", output="GeneratedTokens"),
     ),
-    "burstgpt": Format("BurstGPT, v1 to v3", csv_with("Timestamp", "Request tokens", "Response tokens"), _burstgpt),
-    "splitwise": Format("splitwise-sim", csv_with("arrival_timestamp", "prompt_size", "token_size"), _splitwise),
-    "blis": Format("BLIS inference-sim trace v2", csv_with("arrival_time_us", "input_tokens", "output_tokens"), _blis),
+    "burstgpt": Format("BurstGPT, v1 to v3", table_with("Timestamp", "Request tokens", "Response tokens"), _burstgpt),
+    "splitwise": Format("splitwise-sim", table_with("arrival_timestamp", "prompt_size", "token_size"), _splitwise),
+    "blis": Format(
+        "BLIS inference-sim trace v2", table_with("arrival_time_us", "input_tokens", "output_tokens"), _blis
+    ),
     "blis-header": Format("header of a BLIS trace, its CSV beside it", _blis_header, _beside_header),
     "bailian": Format("Qwen-Bailian", json_with("chat_id", "parent_chat_id", "timestamp", "input_length"), _bailian),
     "llmservingsim": Format(
@@ -208,7 +210,9 @@ FORMATS: dict[str, Format] = {
     ),
     "dynamo": Format(
         "Dynamo request trace",
-        lambda source: source.kind == "json" and (source.header >= {"event"} or source.header >= {"schema", "request"}),
+        lambda source: (
+            source.kind in OBJECTS and (source.header >= {"event"} or source.header >= {"schema", "request"})
+        ),
         chats.dynamo,
         shift=True,
     ),

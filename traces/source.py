@@ -12,8 +12,10 @@ from typing import Any, Optional
 
 from ..core import BadInput
 from .files import PathLike, read_text
+from .parquet import is_parquet, parquet_rows
 from .table import Table, csv_table, json_rows, json_table
 
+OBJECTS = ("json", "parquet")  # kinds whose rows are objects with values of types of their own
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -46,7 +48,9 @@ class Source:
 
     @cached_property
     def kind(self) -> str:
-        """json (a list, or lines of objects), log, or csv."""
+        """parquet, json (a list, or lines of objects), log, or csv."""
+        if is_parquet(self.path):
+            return "parquet"
         start = self.text.lstrip()[:200]
         if start[0] in "[{":
             return "json"
@@ -54,8 +58,8 @@ class Source:
 
     @cached_property
     def header(self) -> frozenset[str]:
-        """Names of the columns of a CSV, keys that any object of JSON has."""
-        if self.kind == "json":
+        """Names of the columns of a CSV, keys that any object of JSON or Parquet has."""
+        if self.kind in OBJECTS:
             return frozenset().union(*self.records)
         if self.kind == "csv":
             line = self.text.lstrip("\n\r").split("\n", 1)[0][:4000].rstrip("\r")
@@ -67,11 +71,11 @@ class Source:
 
     @cached_property
     def _rows(self) -> tuple[list[dict[str, Any]], Sequence[int]]:
-        return json_rows(self.name, self.text)
+        return parquet_rows(self.path) if self.kind == "parquet" else json_rows(self.name, self.text)
 
     @property
     def records(self) -> list[dict[str, Any]]:
-        """The objects of a JSON file."""
+        """The objects of a JSON or Parquet file."""
         return self._rows[0]
 
     @property
@@ -82,7 +86,7 @@ class Source:
     @cached_property
     def table(self) -> Table:
         """The file as columns."""
-        if self.kind == "json":
+        if self.kind in OBJECTS:
             return json_table(self.name, self.records, self.numbers)
         return csv_table(self.name, self.text)
 
