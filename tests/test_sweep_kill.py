@@ -23,7 +23,7 @@ from servesim.sweeps import in_order, sweep
 
 from . import sweeps
 
-REPLICATIONS = 24  # of 7 configurations: enough to be hit in the middle
+REPLICATIONS = 72  # of 7 configurations: enough to be hit four times in the middle, by whatever machine
 
 
 @pytest.fixture(scope="module")
