@@ -36,6 +36,7 @@ class Engine:
         self.padded = [0, 0]  # prompt tokens and decode rows run that nobody asked for, beside leaps
         self._widest = Shape()
         self._steady = cost.steady
+        self._longest = 0  # whole prompt by itself
         self._alone: dict[int, tuple[float, int]] = {}  # seconds and padding of a whole prompt by itself
         self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
 
@@ -99,7 +100,10 @@ class Engine:
         return seconds + self._late("prefill" if shape.prefill_rows else "decode") if self._cold else seconds
 
     def _first_alone(self, tokens: int, step: Step) -> tuple[float, int]:
-        shape = self._shape(step)
+        shape = shape_of(step, self.padding, self.driver.policy.last_token_decodes)
+        if tokens > self._longest or step.plan.padding:  # a shorter prompt by itself is less in every way
+            self._longest = max(tokens, self._longest)
+            self._widen(shape)
         found = self.cost.seconds(shape), shape.prefill_tokens - shape.prefill_live
         if not step.plan.padding:
             self._alone[tokens] = found
@@ -107,8 +111,11 @@ class Engine:
 
     def _shape(self, step: Step) -> Shape:
         shape = shape_of(step, self.padding, self.driver.policy.last_token_decodes)
-        self._widest = Shape(*map(max, self._widest, shape))
+        self._widen(shape)
         return shape
+
+    def _widen(self, shape: Shape) -> None:
+        self._widest = Shape(*map(max, self._widest, shape))
 
     def _late(self, kind: str) -> float:
         """Return what the first call of a kind takes longer."""

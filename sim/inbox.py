@@ -8,7 +8,6 @@ idles it is seen at once.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
@@ -57,9 +56,12 @@ class Inbox:
     def due(self, now: float, calls: int, idle: bool) -> list[Request]:
         """Return what the scheduler sees now, in order of arrival."""
         if self._direct and not self._released:  # nothing stands between sending and seeing: the usual case
-            first, self._next = self._next, bisect_right(self._arrivals, now, self._next)
-            self.next_arrival = self._arrivals[self._next]
-            return self._coming[first : self._next]
+            first, arrivals = self._next, self._arrivals
+            last = first
+            while arrivals[last] <= now:
+                last += 1
+            self._next, self.next_arrival = last, arrivals[last]
+            return self._coming[first:last]
         seen = []
         self.receive(now, calls)
         lobby = self.lobby

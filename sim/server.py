@@ -110,8 +110,6 @@ class Server:
         (release, evict, waiting, swap_in, fetch, admit, reject, chunks, decode, _, running,
          _, _, hold, _, _, memory) = plan  # fmt: skip
         step = Step(plan, now)
-        if self.recording:
-            step.admitted = step.evicted = ()
         if admit or evict or reject or swap_in or fetch or release or waiting is not None:
             self._move(plan, step, now)
         if chunks:

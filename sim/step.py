@@ -12,25 +12,20 @@ from .core import Chunk, Plan, Request
 class Step:
     """One model call between its begin and its end, or a turn that moved requests and calls nothing."""
 
-    __slots__ = (
-        "admitted", "chunks", "context", "decoders", "evicted", "hold", "moved", "plan", "skipped", "start", "swapped"
-    )  # fmt: skip
-
-    admitted: Sequence[
-        tuple[Request, Optional[int]]
-    ]  # and the slot each took; like the next, only where it is recorded
-    evicted: Sequence[tuple[Request, str, Optional[int]]]  # how, and the slot each left
+    # What most calls leave as it is stands here, once: a call is made for every iteration.
+    chunks: Sequence[Chunk] = ()  # the prompt parts
+    decoders = 0
+    context = 0  # tokens the decoders read
+    skipped: Sequence[Request] = ()  # decoding requests that sit this step out
+    swapped = 0  # blocks copied
+    hold = 0  # further iterations for which it may be repeated: everybody decodes, and nothing else
+    moved = False
+    admitted: Sequence[tuple[Request, Optional[int]]] = ()  # and the slot each took; like the next, only if recorded
+    evicted: Sequence[tuple[Request, str, Optional[int]]] = ()  # how, and the slot each left
 
     def __init__(self, plan: Plan, start: float) -> None:
         self.plan = plan
         self.start = start
-        self.chunks: Sequence[Chunk] = ()  # the prompt parts
-        self.decoders = 0
-        self.context = 0  # tokens the decoders read
-        self.skipped: Sequence[Request] = ()  # decoding requests that sit this step out
-        self.swapped = 0  # blocks copied
-        self.hold = 0  # further iterations for which it may be repeated: everybody decodes, and nothing else
-        self.moved = False
 
     @property
     def calls(self) -> bool:
