@@ -16,14 +16,13 @@ from .core import FOREVER, Request
 class Cohort:
     """The decoding requests of one server."""
 
-    __slots__ = ("_ends", "phases", "_reserved", "block", "busy", "context", "failing", "fresh", "last", "next_end",
+    __slots__ = ("_ends", "phases", "_reserved", "block", "busy", "context", "fresh", "last", "next_end",
                  "size", "ticks")  # fmt: skip
 
     def __init__(self, block: int) -> None:
         self.block = block  # tokens a block
         self.ticks = 0  # decodes of all members so far
         self.size = 0
-        self.failing = False  # whether a call may fail because of some member, past or present
         self.context = 0  # sum of the members' cached tokens
         self.busy = 0.0  # seconds of steps in which they decoded
         self.last: Optional[float] = None  # when the last tick ended
@@ -38,7 +37,7 @@ class Cohort:
         cached, ticks, block = request._cached, self.ticks, self.block
         left = request.end - request._written
         if request.fails is not None:
-            left, self.failing = min(left, request.fails - request._written), True
+            left = min(left, request.fails - request._written)
         request._cohort = self
         request._joined = ticks
         request._busy = self.busy

@@ -48,7 +48,9 @@ class EngineConfig(Section):
     block_size: int = Field(16, gt=0, description="tokens a block")
     host_blocks: int = Field(0, ge=0, description="KV blocks on the host, for swapping")
     max_model_len: Optional[int] = Field(None, gt=0, description="longest prompt + output")
-    max_generate_length: Optional[int] = Field(None, gt=0, description="llm-serving: stop silently at this length")
+    max_generate_length: Optional[int] = Field(
+        None, gt=0, description="paged llm-serving: stop silently at this length"
+    )
     prefill_gears: list[int] = Field([], description="a prompt is padded to the first of these longer than itself")
     decode_gears: list[int] = Field([], description="a decode batch is padded to the first of these that holds it")
     refuse: Literal["auto", "always", "never"] = Field("auto", description="requests that can never fit")

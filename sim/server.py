@@ -46,6 +46,8 @@ class Server:
         self.swapped = Fifo()
         self.prefilling: Line = prefilling()
         self.finished = Fifo()  # done, blocks not yet released
+        if not policy.paged:
+            max_generate_length = None  # llm-serving looks at it only with PagedAttention
         self.limits = Limits(self.pool, max_model_len, max_generate_length)
         self._longest = self.limits.longest
         self.refuses = policy.refuses if refuses is None else refuses
@@ -60,6 +62,7 @@ class Server:
         self.computed = 0  # prompt tokens run, those run again included
         self.recording = False  # whether somebody wants to know who took which place
         self._flushes = policy.flushes
+        self._failing = False  # whether a call may fail because of some request, past or present
         self._cuts = max_generate_length is not None
         # waiting requests by arrival, where max_wait can change the order of the queue
         patient = policy.max_wait is None or not policy.ranked
@@ -75,6 +78,8 @@ class Server:
         if self.refuses and (reason := self.limits.misfit(request)):
             self._turn_away(request, now, "refused", reason)
             return
+        if request.fails is not None:
+            self._failing = True
         request.place = "waiting"
         self.waiting.push(request)
         if self._overdue is not None:
@@ -321,7 +326,7 @@ class Server:
         self.written += cohort.size * ticks
         over = cohort.tick(ticks, now, now - start)
         if over:
-            failed = cohort.failing and self._fail(over)
+            failed = self._failing and self._fail(over)
             for request in over:
                 self._finish(request, now, failed)
         return over
@@ -340,6 +345,7 @@ class Server:
         """Book parts of prompts, and the first token of whose is complete."""
         seconds = now - step.start
         self.view.last_prefill = (step.start, now)
+        failed = self._failing and self._fails(step, over)
         for request, tokens, _ in step.chunks:
             request._cached = cached = request._cached + tokens
             request.prefilling += seconds
@@ -356,11 +362,37 @@ class Server:
             self.written += 1
             if request._listed:
                 self._unlist(request)
-            if written < request.end and written != request.fails:
+            if failed:
+                continue
+            if written < request.end:
                 self.cohort.join(request)
             else:
-                self._finish(request, now, written == request.fails)
+                self._finish(request, now, False)
                 over.append(request)
+        if failed:
+            self._fail_rows(step, now, over)
+
+    def _fails(self, step: Step, over: list[Request]) -> bool:
+        """Whether a call with prompts fails: because of a row that decoded, or of one that gets its token."""
+        return any(request.outcome == "failed" for request in over) or any(
+            request.fails == request._written + 1 and tokens == request.pending for request, tokens, _ in step.chunks
+        )
+
+    def _fail_rows(self, step: Step, now: float, over: list[Request]) -> None:
+        """End all whose prompts or tokens were in a call that failed."""
+        for request in [chunk.request for chunk in step.chunks] + self._decoders(step):
+            if request._listed:
+                self._unlist(request)
+            if request._cohort is not None:
+                self.cohort.leave(request)
+                request.last_token = self.cohort.last
+            self._finish(request, now, True)
+            over.append(request)
+
+    def _decoders(self, step: Step) -> list[Request]:
+        if not step.decoders:
+            return []
+        return [r for r in self.running if r._cohort is not None and r not in step.skipped]
 
     def _finish(self, request: Request, now: float, failed: bool) -> None:
         self.running.remove(request)

@@ -62,7 +62,11 @@ def policy_of(config: dict[str, Any]) -> LLMServing:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 def test_a_named_case_is_reproduced_step_by_step(case: Path, shared: Path) -> None:
-    recorded = json.loads(case.read_text())
+    reproduces(json.loads(case.read_text()))
+
+
+def reproduces(recorded: dict[str, Any]) -> None:
+    """Decide all of a recording again, and find the same in every step."""
     config = recorded["config"]
     paged = config.get("page_attention", True)
     requests, turns, stuck = play(
@@ -217,3 +221,32 @@ def test_hysteresis_admits_only_once_enough_slots_are_free() -> None:
     assert [t for t in turns if t[1] == "prefill"] == [(0.0, "prefill", "abcd"), (4.0, "prefill", "ef")]
     eager = log_of(asked, decode_batch=4, prefill_batch=4)
     assert [t for t in eager if t[1] == "prefill"][1] == (2.0, "prefill", "e")
+
+
+@pytest.mark.parametrize("strategy", ["continuous", "static"])
+def test_without_paging_too_nobody_out_of_range_is_run_and_its_copies_leave_with_it(strategy: str) -> None:
+    """a and b may reach 20 tokens: both leave at once, only a is told; the third row is a copy of b."""
+    asked = [ask("a", 0, 18, 2), ask("b", 0, 10, 10), ask("c", 0.5, 10, 9)]
+    policy = LLMServing(decode_batch=3, prefill_batch=3, strategy=strategy)
+    requests, turns, _ = play(asked, policy, ONE_EACH, max_model_len=20, max_generate_length=12)
+    assert [(t["t"], t["kind"], t["prompts"], t.get("padding", 0)) for t in turns[:2]] == [
+        (0.0, "reject", [], 0), (0.5, "prefill", ["c"], 2),
+    ]  # fmt: skip
+    assert [(r.outcome, r.finish, r.written) for r in requests] == [
+        ("refused", 0.0, 0), ("unanswered", 0.0, 0), ("finished", 9.5, 9),  # max_generate_length is PagedAttention's
+    ]  # fmt: skip
+
+
+def test_copies_are_not_run_for_nobody() -> None:
+    """a ends with its prompt: its copy waits until b has come, and runs behind b's prompt."""
+    turns = play([ask("a", 0, 4, 1), ask("b", 4, 4, 2)], LLMServing(decode_batch=2, strategy="continuous"), ONE_EACH)[1]
+    assert [(t["t"], t["kind"], t["prompts"], t.get("padding", 0)) for t in turns] == [
+        (0.0, "prefill", ["a"], 0), (4.0, "prefill", ["b"], 0), (5.0, "prefill", [], 1), (6.0, "decode", [], 0),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("strategy", ["paged", "continuous", "static"])
+def test_a_prefill_that_fails_fails_all_its_prompts(strategy: str) -> None:
+    asked = [{**ask("a", 0), "fail_at": 1}, ask("b", 0), ask("c", 0, output=1)]
+    requests = play(asked, LLMServing(decode_batch=3, prefill_batch=3, strategy=strategy), ONE_EACH)[0]
+    assert [(r.outcome, r.finish) for r in requests] == [("failed", 1.0)] * 3
