@@ -29,7 +29,7 @@ class Adapter:
     """A policy and what it remembers between two looks at the server."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
-        if policy.running_order != "slot" or not policy.paged:
+        if policy.running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
             raise BadInput("adapter: llm-serving has slots and pages; expected a policy of the llm-serving family")
         self.policy = policy
         self.clock = clock

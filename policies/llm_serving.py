@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Optional
 
 from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least, just_after, one_of
 from .out_of_range import is_out_of_range, refused
-from .unpaged import decide_unpaged
+from .rows import affordable, decide_rows
 
 # Each names the entry to lose; ties go to the lowest slot, as in the real scan.
 VICTIMS: dict[str, Any] = {
@@ -42,7 +42,7 @@ class LLMServing(Policy):
     serve_first: str = "swapped"  # which queue fills a free slot: swapped, waiting, older (of the two heads)
     victim: str = "shortest"  # who is evicted: shortest, longest, newest, oldest, fewest-blocks
     open_above: int = 0  # hysteresis: admit only once more slots than this are free, until all are taken; 0 is off
-    strategy: str = "paged"  # paged, continuous or static (the last two without PagedAttention: no memory model)
+    strategy: str = "paged"  # paged; without PagedAttention and memory: continuous, static; with: static-paged
 
     mirrors: ClassVar[str] = "MindSpore llm-serving 7342f33 (2024-05-24), and its contest's entries"
     proof: ClassVar[str] = (
@@ -63,22 +63,24 @@ class LLMServing(Policy):
             evicted=("front", "ranked", "swapped"),
             serve_first=("swapped", "waiting", "older"),
             victim=tuple(VICTIMS),
-            strategy=("paged", "continuous", "static"),
+            strategy=("paged", "continuous", "static", "static-paged"),
         )
 
     @property
     def paged(self) -> bool:
         """Whether memory is counted."""
-        return self.strategy == "paged"
+        return self.strategy.endswith("paged")
 
     def begin(self) -> Any:
-        if not self.paged:
+        if self.strategy != "paged":
             return ()
         return Gate() if self.delay_factor or self.open_above else None
 
     def decide(self, view: View) -> Plan:
+        if self.strategy == "static-paged":  # prompts run one by one, as always with PagedAttention
+            return affordable(decide_rows(view, self.decode_batch, 1, True), view)
         if self.strategy != "paged":
-            return decide_unpaged(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
+            return decide_rows(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
         pool, prompts = view.pool, view.prefilling
         budget = pool.free - view.cohort.need()
         if prompts:

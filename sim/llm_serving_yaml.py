@@ -27,8 +27,11 @@ def from_llm_serving(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise BadInput(f"{where}: model_config.decode_batch_size: gears {batches} kill the real server; give one size")
     paged = bool(model.get("page_attention", False))
     policy: dict[str, Any] = {"name": "llm-serving", "decode_batch": batches[0]}
-    if not paged:
-        policy["strategy"] = model.get("batching_strategy", "continuous")
+    strategy = model.get("batching_strategy", "continuous")
+    if paged and strategy == "static":
+        policy["strategy"] = "static-paged"
+    elif not paged:
+        policy["strategy"] = strategy
         policy["prefill_batch"] = as_list(model.get("prefill_batch_size") or [1])[0]
     engine: dict[str, Any] = {
         "num_blocks": paging.get("num_blocks", 1024),
@@ -57,8 +60,8 @@ def to_llm_serving(policy: Mapping[str, Any], engine: Mapping[str, Any]) -> dict
             "seq_type": "static" if engine.get("prefill_gears") else "dyn",
             "prefill_batch_size": [policy.get("prefill_batch", 1)],
             "decode_batch_size": [policy.get("decode_batch", 1)],
-            "batching_strategy": "static" if strategy == "static" else "continuous",
-            "page_attention": strategy == "paged",
+            "batching_strategy": "static" if strategy.startswith("static") else "continuous",
+            "page_attention": strategy.endswith("paged"),
             "backend": "kbk",
         },
         "pa_config": {

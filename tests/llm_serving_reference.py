@@ -83,7 +83,8 @@ class Reference:
             q = self.coming.popleft()
             self.waiting.append(Entry(q["id"], q["prompt_len"], q["max_new_tokens"], q.get("eos_at"), q.get("fail_at")))
             step["admitted"].append(q["id"])
-        (self.schedule_paged if self.paged else self.schedule_rows)(step)
+        continuous = self.config["strategy"] == "continuous"
+        (self.schedule_paged if self.paged and continuous else self.schedule_rows)(step)
         step["kind"] = self.call(step)
         over = [slot for slot in self.slots if slot.status == OVER]
         for entry in over:
@@ -168,6 +169,8 @@ class Reference:
         rows_alive = [row for row in rows if row.status == RUNNING]
         for row in rows_alive if self.paged else ():
             need = self.needed(row)
+            if need > self.free:
+                raise MemoryError("block pool is out of memory")
             self.free -= need
             row.blocks += need
             row.cached += row.length if row.is_prompt else 1

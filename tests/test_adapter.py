@@ -199,8 +199,9 @@ def test_a_policy_that_cannot_run_there_is_refused() -> None:
     for name in ("vllm", "sarathi"):
         with pytest.raises(BadInput, match="expected a policy of the llm-serving family"):
             Adapter(POLICIES[name]())
-    with pytest.raises(BadInput, match="family"):
-        Adapter(LLMServing(strategy="static"))
+    for strategy in ("static", "static-paged"):
+        with pytest.raises(BadInput, match="family"):
+            Adapter(LLMServing(strategy=strategy))
     assert policy_from('{"delay_factor": 2}') == LLMServing(delay_factor=2)
     for text, complaint in (("[", "expected a JSON object"), ('{"name": "x"}', "no policy"), ('{"speed": 1}', "speed")):
         with pytest.raises(BadInput, match=complaint):

@@ -28,7 +28,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "serve_first": st.sampled_from(["swapped", "waiting", "older"]),
     "victim": st.sampled_from(["shortest", "longest", "newest", "oldest", "fewest-blocks"]),
     "open_above": st.integers(0, 2),
-    "strategy": st.sampled_from(["paged", "continuous", "static"]),
+    "strategy": st.sampled_from(["paged", "continuous", "static", "static-paged"]),
     "max_num_seqs": st.integers(1, 8),
     "max_num_batched_tokens": st.sampled_from([96, 128, 512]),
     "preemption_mode": st.sampled_from([None, "recompute", "swap"]),

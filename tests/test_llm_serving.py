@@ -54,7 +54,8 @@ def play(
 
 def policy_of(config: dict[str, Any]) -> LLMServing:
     if config.get("page_attention", True):
-        return LLMServing(decode_batch=config["decode_batch"][0])
+        static = config.get("strategy") == "static"
+        return LLMServing(decode_batch=config["decode_batch"][0], strategy="static-paged" if static else "paged")
     return LLMServing(
         decode_batch=config["decode_batch"][0], prefill_batch=config["prefill_batch"][0], strategy=config["strategy"]
     )

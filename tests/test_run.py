@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
+from servesim.llm_serving_yaml import from_llm_serving, to_llm_serving
 from servesim.policies import POLICIES
 from servesim.registry import field_help, presets
 
@@ -168,6 +169,25 @@ def test_llm_servings_own_configuration_is_a_scenario(folder: Path) -> None:
     assert scenario["engine"]["num_blocks"] == 128
     assert scenario["engine"]["prefill_gears"] == [512]
     assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True, "seconds": None}
+
+
+@pytest.mark.parametrize(
+    ("batching", "paging", "strategy"),
+    [
+        ("continuous", True, None),
+        ("continuous", False, "continuous"),
+        ("static", False, "static"),
+        ("static", True, "static-paged"),
+    ],
+)
+def test_the_strategies_of_llm_servings_configuration_are_all_known(
+    batching: str, paging: bool, strategy: str | None
+) -> None:
+    model = {"decode_batch_size": [8], "batching_strategy": batching, "page_attention": paging}
+    scenario = from_llm_serving({"model_config": model, "pa_config": {}}, "server.yaml")
+    assert scenario["policy"].get("strategy") == strategy
+    written = to_llm_serving(scenario["policy"], scenario["engine"])["model_config"]
+    assert (written["batching_strategy"], written["page_attention"]) == (batching, paging)
 
 
 MINE = '''

@@ -1,11 +1,11 @@
-"""llm-serving without PagedAttention: a list of rows, filled up with copies that are computed like prompts."""
+"""llm-serving's batches of rows, filled up with copies that are computed like prompts: all but its paged strategy."""
 
 from __future__ import annotations
 
 from itertools import islice
 from typing import Optional, Union
 
-from ..core import FOREVER, Chunk, Plan, Request, View
+from ..core import FOREVER, Chunk, Plan, Request, Stuck, View
 from .out_of_range import is_out_of_range, refused
 
 COPY = "copy"  # a padding row whose prompt has not been run yet
@@ -14,7 +14,7 @@ Row = Optional[Union[Request, str]]  # None is a padding row that has
 Rows = tuple[Row, ...]
 
 
-def decide_unpaged(view: View, batch: int, prefill: int, static: bool) -> Plan:
+def decide_rows(view: View, batch: int, prefill: int, static: bool) -> Plan:
     """Return the next call of the static or the continuous strategy; its memory is the list of rows."""
     rows, admit = fill(view, view.memory, batch, static)
     here = [request for request in map(live, rows) if request is not None]
@@ -36,6 +36,15 @@ def decide_unpaged(view: View, batch: int, prefill: int, static: bool) -> Plan:
     if chunks or copies:
         return Plan(admit=admit, chunks=chunks, padding=copies, memory=rows)
     return Plan(admit=admit, decode=True, hold=FOREVER, memory=rows)
+
+
+def affordable(plan: Plan, view: View) -> Plan:
+    """Return the plan of a static batch with pages; nobody asks whether there are enough: the real loop dies then."""
+    need = sum(view.pool.blocks(chunk.tokens) for chunk in plan.chunks) + (view.cohort.need() if plan.decode else 0)
+    if need > view.pool.free:
+        why = f"a static batch needs {need} blocks and {view.pool.free} are free; the serving loop is dead"
+        raise Stuck(why, list(view.running), view.now)
+    return plan
 
 
 def live(row: Row) -> Optional[Request]:
