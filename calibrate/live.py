@@ -18,7 +18,7 @@ from ..core import BadInput, Request, Shape, Stuck
 from ..cost import cost_from
 from ..driver import Driver, Observer
 from ..inbox import Inbox
-from ..log import DecisionLog, Glance, glance, ids, row
+from ..log import DecisionLog, Glance, free_blocks, glance, ids, row
 from ..registry import make_policy
 from ..server import Server
 from ..shape import NO_PADDING, shape_of
@@ -44,7 +44,7 @@ class Notes(DecisionLog):
     """A decision log kept in memory, its rows made up when they are asked for: that would take time from the run."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[Glance, float, int, list[Request]]] = []
+        self._seen: list[tuple[Glance, float, Optional[int], list[Request]]] = []
         self._now: Optional[Glance] = None
 
     def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
@@ -54,7 +54,7 @@ class Notes(DecisionLog):
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         """Note what came of it."""
         assert self._now is not None
-        self._seen.append((self._now, now, server.pool.free, over))
+        self._seen.append((self._now, now, free_blocks(server), over))
 
     @property
     def rows(self) -> list[dict[str, Any]]:

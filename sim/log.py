@@ -1,7 +1,8 @@
 """The decision log: one JSON line a turn, enough to replay and to compare with a real engine's recording.
 
 `free` is counted when the plan has been carried out and its memory taken, `free_after` when the call has ended and
-finished requests have given theirs back; `waiting`, `running` and `swapped` are the queues as the call begins.
+finished requests have given theirs back, both null where no memory is counted; `waiting`, `running` and `swapped` are
+the queues as the call begins.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class DecisionLog:
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         """Note what came of it, and write the line."""
         self._row["t_end"] = now
-        self._row["free_after"] = server.pool.free
+        self._row["free_after"] = free_blocks(server)
         self._row["finished"] = [request.id for request in over]
         self.file.write(json.dumps(self._row) + "\n")
         self.steps += 1
@@ -48,13 +49,13 @@ class Glance(NamedTuple):
     slots: Optional[list[Optional[int]]]  # of the running ones, where the engine has slots
     arrived: list[Request]
     refused: list[Request]
-    free: int
+    free: Optional[int]  # None where no memory is counted
     host_free: int
 
 
 def glance(server: Server, step: Step, arrived: list[Request]) -> Glance:
     """Look at a turn between its begin and its end."""
-    running, pool = list(server.running), server.pool
+    running = list(server.running)
     return Glance(
         step,
         step.kind,
@@ -65,9 +66,14 @@ def glance(server: Server, step: Step, arrived: list[Request]) -> Glance:
         [request.slot for request in running] if server.policy.running_order == "slot" else None,
         arrived,
         [request for request in arrived if request.place == "done"],
-        pool.free,
-        pool.host_free,
+        free_blocks(server),
+        server.pool.host_free,
     )
+
+
+def free_blocks(server: Server) -> Optional[int]:
+    """Return the free blocks, where there is a memory that is counted."""
+    return server.pool.free if server.policy.paged else None
 
 
 def row(number: int, seen: Glance) -> dict[str, Any]:

@@ -87,6 +87,8 @@ def reproduces(recorded: dict[str, Any]) -> None:
             assert ours["free_after"] == theirs["free_blocks"]
             admitted = list(zip(ours["admitted"], ours["admitted_slots"], strict=True))
             assert admitted == [(new["id"], new["slot"]) for new in theirs["inserted"]]
+        else:
+            assert ours["free"] is ours["free_after"] is None  # no memory is counted
         if theirs["kind"] == "prefill":
             rows = [row["id"] for row in theirs["prefill"]]
             assert ours["prompts"] == list(dict.fromkeys(rows))[: len(ours["prompts"])]
