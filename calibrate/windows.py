@@ -42,7 +42,7 @@ class Windows:
         self.parts = [order[:1], *stretches(order[1:], self.seen, most)]
         spans = np.diff([0.0, *(float(np.median(self.seen[part])) for part in self.parts)])
         # Step times scatter each by itself: over a span four times as long their sum scatters twice as much.
-        self.widths = np.sqrt(np.maximum(spans / max(float(spans.mean()), FINEST), SHORTEST))
+        self.widths: Array = np.sqrt(np.maximum(spans / max(float(spans.mean()), FINEST), SHORTEST))
 
     def differences(self, first: Array, end: Array) -> Array:
         """Return how much the residual of each stretch differs from the one before, as if spans were all alike."""

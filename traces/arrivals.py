@@ -155,7 +155,7 @@ def closed(count: int, seed: int, keys: Section) -> Arrivals:
     users, think, ramp = keys.whole("users"), keys.number("think", 0.0), keys.number("ramp", 0.0)
     user = np.arange(count) % users
     if keys.choice("pauses", ("constant", "exponential"), "constant") == "constant":
-        pauses = np.full(count, think)
+        pauses: Times = np.full(count, think)
     else:
         pauses = stream(seed, "pauses").exponential(think, count)
     pauses[:users] = 0.0
