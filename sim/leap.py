@@ -50,8 +50,8 @@ class Leaps:
         """
         driver, inbox, server, cohort, pool, gaps, decode, append = self._parts
         phases, block, begun, padded = cohort.phases, cohort.block, driver.calls, 0
-        *_, extra, wake, hold, spare, lasts, _ = step.plan
-        hold += 1
+        plan = step.plan
+        extra, wake, hold, spare, lasts = plan.padding, plan.wake, plan.hold + 1, plan.spare, plan.lasts
         if wake is not None or inbox.chained:
             lasts = False
         if inbox.lobby or inbox.chained:

@@ -362,11 +362,9 @@ class Server:
             self.written += 1
             if request._listed:
                 self._unlist(request)
-            if failed:
-                continue
-            if written < request.end:
+            if written < request.end and not failed:
                 self.cohort.join(request)
-            else:
+            elif not failed:
                 self._finish(request, now, False)
                 over.append(request)
         if failed:
