@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import time
 from collections import deque
@@ -36,6 +37,7 @@ class Adapter:
         self.memory: Any = policy.begin()
         self.swapped: deque[Any] = deque()  # entries evicted to a queue of their own
         self.prompts: list[int] = []  # slots whose prompts the next call runs
+        self._promoted: list[Request] = []  # waiting before all others since they were late, in that order
         self._requests: WeakKeyDictionary[Any, Request] = WeakKeyDictionary()
         self._serial = 0
         self._prefill: Optional[float] = None  # when the prompt in flight was begun
@@ -45,6 +47,8 @@ class Adapter:
 
     def fill(self, schedule: Any) -> None:
         """Fill a schedule's slots: what `_continuous_batch_pa` does in the stock server."""
+        if getattr(self.policy, "decode_batch", None) != schedule.batch_size:  # the server's setting, or its gear
+            self.policy = self.policy.but(decode_batch=schedule.batch_size)
         schedule.try_initialize_paddings_pa()
         now = self.clock()
         if self._prefill is not None:
@@ -98,11 +102,16 @@ class Adapter:
             queue.push(request)
 
     def _promote(self, waiting: Any, now: float) -> None:
+        """Put in front who has waited for more than max_wait; who was before stays before."""
         patience = self.policy.max_wait
-        if patience is not None and isinstance(waiting, Ranked):
-            late = [request for request in waiting if request.arrival + patience <= now]
-            for request in sorted(late, key=lambda request: (request.arrival, request.serial)):
-                waiting.promote(request)
+        if patience is None or not isinstance(waiting, Ranked):
+            return
+        here = set(waiting)
+        still = [request for request in self._promoted if request in here]
+        late = [request for request in here.difference(still) if request.arrival + patience <= now]
+        self._promoted = still + sorted(late, key=lambda request: (request.arrival, request.serial))
+        for request in self._promoted:
+            waiting.promote(request)
 
     def _request(self, entry: Any, now: float) -> Request:
         """Return the request an entry is known as; it arrived when it was first seen."""
@@ -131,12 +140,17 @@ class Adapter:
         """Take an entry out of its slot: its cache is dropped, what it wrote is kept."""
         data = entry.get_entry_data()
         slot = schedule.running_request_list.index(entry)
+        logging.warning("evicted %s from slot %s", entry.request_id, slot)
         data.set_status(type(data.get_status())["WAITING"])
         data.set_decode_index(0)
         entry.is_prompt = True
         entry.cache_engine.release_cache()
+        if eviction.request in self._promoted:
+            self._promoted.remove(eviction.request)
         if eviction.to == "swapped":
             self.swapped.append(entry)
+        elif eviction.to == "ranked" and not self.policy.ranked:
+            schedule.waiting_request_queue.append(entry)
         else:  # a sorted queue takes it anywhere
             schedule.waiting_request_queue.appendleft(entry)
         schedule.insert_padding_entry(slot)
@@ -195,6 +209,18 @@ def policy_from(text: str) -> Policy:
         raise BadInput(f"{SETTING}: {error}") from None
 
 
+def check(policy: Policy, schedule: Any) -> None:
+    """Refuse, before the first request, what would fail at it."""
+    Adapter(policy)
+    if not hasattr(schedule, "_continuous_batch_pa"):
+        raise BadInput("adapter: this llm-serving's Schedule has no _continuous_batch_pa; expected 7342f33 or near it")
+    if getattr(policy, "prefill_batch", 1) > 1 and os.environ.get(SEVERAL) != "1":
+        why = "the stock agent stores the tokens of several prompts in wrong places"
+        raise BadInput(f"prefill_batch: {why}; mend it, then set {SEVERAL}=1")
+    if getattr(policy, "delay_variant", "") == "contest-as-reported" and not getattr(policy, "mend_delay", True):
+        raise BadInput("delay_variant: contest-as-reported dies on an empty queue, as reported; set mend_delay")
+
+
 def install(policy: Optional[Policy] = None, schedule: Any = None, master: Any = None) -> None:
     """Replace the paged scheduling of a Schedule class; without arguments, of the server in this process."""
     if policy is None:
@@ -202,11 +228,7 @@ def install(policy: Optional[Policy] = None, schedule: Any = None, master: Any =
     if schedule is None:
         schedule = importlib.import_module("mindspore_serving.schedule.schedule").Schedule
         master = importlib.import_module("mindspore_serving.master.master").AsyncMaster
-    several = getattr(policy, "prefill_batch", 1) > 1
-    if several and os.environ.get(SEVERAL) != "1":
-        why = "the stock agent stores the tokens of several prompts in wrong places"
-        raise BadInput(f"prefill_batch: {why}; mend it, then set {SEVERAL}=1")
-    Adapter(policy)  # a policy that does not suit is refused here, not at the first request
+    check(policy, schedule)
     wanted = policy
     adapters: WeakKeyDictionary[Any, Adapter] = WeakKeyDictionary()  # one a schedule; a server has one
     last: list[Adapter] = []
@@ -214,15 +236,19 @@ def install(policy: Optional[Policy] = None, schedule: Any = None, master: Any =
     def fill(self: Any) -> None:
         adapter = adapters.get(self)
         if adapter is None:
-            batch = {"decode_batch": self.batch_size}  # the server's own setting says how many slots there are
-            adapter = adapters[self] = Adapter(wanted.but(**batch))
+            adapter = adapters[self] = Adapter(wanted)
+            logging.warning("servesim schedules %s slots from here on: %s", self.batch_size, wanted)
         last[:] = [adapter]
         adapter.fill(self)
+
+    def queue_len(self: Any) -> int:
+        return len(self.waiting_request_queue) + (len(adapters[self].swapped) if self in adapters else 0)
 
     def prompts(entries: Any) -> tuple[list[Any], list[int]]:
         slots = last[0].prompts if last else []
         return [entries[slot] for slot in slots], slots
 
     schedule._continuous_batch_pa = fill
-    if several:
+    schedule.get_queue_len = queue_len
+    if getattr(policy, "prefill_batch", 1) > 1:
         master._check_prompt_predict_data_pa = staticmethod(prompts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from servesim.policies.llm_serving import LLMServing
 
 from .conftest import ROOT, SHARED
 from .llm_serving_standin import EntryStatus, Master, Schedule
+from .test_llm_serving import play
 
 ORACLES = SHARED / "oracles" / "llm-serving"
 PAGED = [path for path in sorted(ORACLES.glob("*.json")) if path.stem[:2] < "20"]
@@ -164,6 +166,65 @@ def test_several_prompts_run_in_one_call_where_the_agent_can() -> None:
     assert [turn["ran"] for turn in turns if turn["kind"] == "prefill"] == [[0, 1, 2, 3], [0, 1]]
 
 
+SETTINGS: dict[str, dict[str, Any]] = {
+    "stock": {},
+    "late-first": {"order": "longest-output", "max_wait": 20.0, "evicted": "ranked"},
+    "late-first, evicted to the front": {"order": "shortest-prompt", "max_wait": 10.0},
+    "evicted behind": {"evicted": "ranked"},
+    "longest-first": {"order": "longest-output", "evicted": "ranked"},
+    "swapped, newest": {"evicted": "swapped", "victim": "newest"},
+    "swapped, older": {"evicted": "swapped", "serve_first": "older", "victim": "longest"},
+    "delay": {"delay_factor": 0.5, "delay_variant": "queue", "evicted": "swapped"},
+    "delay by request": {"delay_factor": 2.0, "delay_variant": "request"},
+    "hysteresis": {"open_above": 1, "evicted": "swapped", "serve_first": "waiting"},
+    "several": {"prefill_batch": 3},
+}
+
+
+def world(chance: random.Random) -> tuple[list[dict[str, Any]], int, int, int]:
+    """Return requests, slots, blocks and their size: memory is short, so that many are evicted."""
+    asked = [
+        {
+            "id": f"r{k:02d}",
+            "arrival": chance.choice([0.0, float(chance.randint(0, 60))]),
+            "prompt_len": chance.randint(1, 12),
+            "max_new_tokens": chance.randint(1, 16),
+        }
+        for k in range(chance.randint(4, 24))
+    ]
+    return sorted(asked, key=lambda one: one["arrival"]), chance.randint(1, 5), chance.randint(9, 20), 4
+
+
+@pytest.mark.parametrize("fields", SETTINGS.values(), ids=SETTINGS)
+def test_inside_the_server_a_policy_decides_as_in_the_simulation(fields: dict[str, Any]) -> None:
+    compared = evicted = 0
+    for seed in range(30):
+        asked, batch, blocks, size = world(random.Random(seed))
+        cost = {"prefill": 3.0, "decode": 1.0}
+        policy = LLMServing(decode_batch=batch, **fields)
+        turns = list(played(asked, cost, policy, batch, blocks, size, most=1500))
+        seen = {id: turn["t"] for turn in turns for id in turn["admitted"]}  # there they arrive when they are seen
+        _, simulated, stuck = play([{**one, "arrival": seen[one["id"]]} for one in asked], policy, cost, blocks, size)
+        if stuck:
+            continue
+        theirs = [(t["t"], t["kind"], t["swapped"], t["inserted"], t["free"]) for t in turns if t["kind"] != "idle"]
+        ours = [
+            (t["t"], t["kind"], paired(t, "evicted"), paired(t, "admitted"), t["free_after"])
+            for t in simulated if t["kind"] != "idle"
+        ]  # fmt: skip
+        assert theirs == ours
+        compared += len(ours)
+        evicted += sum(len(turn[2]) for turn in ours)
+    assert compared > 1000
+    assert evicted > 20
+
+
+def paired(turn: dict[str, Any], what: str) -> list[tuple[Any, Any]]:
+    """Return who moved in a turn of a log, and the slot of each."""
+    who = [one[0] for one in turn[what]] if what == "evicted" else turn[what]
+    return list(zip(who, turn[f"{what}_slots"]))
+
+
 def test_installing_replaces_the_scheduling_of_a_class_and_takes_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Schedule", (Schedule,), {})
     install(LLMServing(delay_factor=0.5, delay_variant="queue"), kind, Master)
@@ -193,6 +254,27 @@ def test_one_import_puts_a_policy_into_the_servers_process(tmp_path: Path) -> No
     command = [sys.executable, "-m", "servesim.calibrate.adapted", str(script), "--config", "x.yaml"]
     done = subprocess.run(command, env=setting, capture_output=True, text=True, timeout=60)
     assert done.stdout.split("\n")[0] == "servesim.calibrate.adapter ['--config', 'x.yaml'] __main__", done.stderr
+
+
+def test_a_server_without_paged_scheduling_and_a_policy_that_dies_are_refused() -> None:
+    with pytest.raises(BadInput, match="Schedule has no _continuous_batch_pa"):
+        install(LLMServing(), type("Schedule", (), {}), Master)
+    with pytest.raises(BadInput, match="set mend_delay"):
+        install(LLMServing(delay_factor=1, delay_variant="contest-as-reported"), type("Schedule", (Schedule,), {}))
+
+
+def test_the_evicted_in_a_queue_of_their_own_are_counted_as_waiting() -> None:
+    kind = type("Schedule", (Schedule,), {})
+    install(LLMServing(evicted="swapped"), kind, Master)
+    schedule = kind(2, 4, 4, 4096, None)  # three blocks for two prompts of one and their growth
+    master = Master(schedule)
+    for k in range(3):
+        schedule.waiting_request_queue.append(schedule.entry({"id": str(k), "prompt_len": 4, "max_new_tokens": 9}))
+    counts = []
+    for _ in range(4):  # two prompts, then a decode for which only one of them has room
+        master.step()
+        counts.append((schedule.get_queue_len(), len(schedule.waiting_request_queue)))
+    assert counts[-1] == (2, 1)
 
 
 def test_a_policy_that_cannot_run_there_is_refused() -> None:
