@@ -77,10 +77,8 @@ class LLMServing(Policy):
         return Gate() if self.delay_factor or self.open_above else None
 
     def decide(self, view: View) -> Plan:
-        if self.strategy == "static-paged":  # prompts run one by one, as always with PagedAttention
-            return affordable(decide_rows(view, self.decode_batch, 1, True), view)
         if self.strategy != "paged":
-            return decide_rows(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
+            return self._rows(view)
         pool, prompts = view.pool, view.prefilling
         budget = pool.free - view.cohort.need()
         if prompts:
@@ -101,6 +99,11 @@ class LLMServing(Policy):
         if admit:
             queue = self._by_slot(view, admit) if prompts else admit
         return self._call(view, queue, view.cohort.size, admit, (), gate, wake)
+
+    def _rows(self, view: View) -> Plan:
+        if self.strategy == "static-paged":  # prompts run one by one, as always with PagedAttention
+            return affordable(decide_rows(view, self.decode_batch, 1, True), view)
+        return decide_rows(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
 
     def _evict(self, view: View, need: int) -> Plan:
         """Make room; the survivors go on, and nobody is admitted in the same step."""
