@@ -6,9 +6,11 @@ Instants are seconds since the run began. Standard library only, Python 3.9.
 from __future__ import annotations
 
 import time
-from typing import Callable, Optional
+from collections.abc import Mapping
+from typing import Any, Callable, Optional
 
 from ..core import Shape, StepCost
+from ..cost import cost_from
 
 SPIN = 1e-3  # a sleep may end this late, so the rest of a wait is spent awake
 SLACK = 0.25  # what a pretended device's host may be behind before time slips
@@ -111,6 +113,11 @@ class VirtualClock(WallClock):
         """Be there at once."""
         self._now = instant
         return instant
+
+
+def clock_of(pace: Optional[Mapping[str, Any]]) -> WallClock:
+    """Return the clock of a device: of a pretended one, what its steps take is given as profiles write it."""
+    return PacedClock(cost_from(pace, "pace")) if pace else WallClock()
 
 
 def seconds(cost: StepCost, shape: Shape) -> float:

@@ -15,10 +15,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ..core import Request, Stuck
-from ..cost import cost_from
 from ..step import Gaps, Step
 from .backend import Backend, OutOfMemory
-from .clock import PacedClock
+from .clock import clock_of
 from .live import Live, assemble
 from .stories import Stories
 
@@ -32,8 +31,7 @@ class Desk(Live):
     def __init__(self, backend: Backend, args: Mapping[str, Any], line: socket.socket) -> None:
         driver, tables = assemble(args["policy"], {**args["engine"], "refuse": "always"}, ())
         self.prompts: dict[Request, list[int]] = {}
-        clock = PacedClock(cost_from(args["pace"], "pace")) if args.get("pace") else None
-        super().__init__(driver, backend, tables, Stories(tables, self.prompts.pop), clock)
+        super().__init__(driver, backend, tables, Stories(tables, self.prompts.pop), clock_of(args.get("pace")))
         self.here: dict[Any, Request] = {}  # by id, until told that it is over
         self.dropped: dict[Any, str] = {}  # ids to be taken out, and why
         self.messages: queue.SimpleQueue[Optional[dict[str, Any]]] = queue.SimpleQueue()

@@ -49,9 +49,7 @@ class TorchBackend(Backend):
         token_gears: Sequence[int] = TOKEN_GEARS,
         kernels: Optional[str] = None,  # fused or reference; None: fused on CUDA, reference on the CPU
         graphs: bool = True,  # False: without graphs, to see what they are worth
-        threads: Optional[
-            int
-        ] = None,  # of a CPU, one a core; with 1, steps do not wait for a thread that others hold up
+        threads: Optional[int] = None,  # of a CPU, one a core; 1 does not wait for a thread that others hold up
     ) -> None:
         if threads is not None and (type(threads) is not int or threads < 1):
             raise BadInput(f"threads: expected at least 1, got {threads!r}")

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from ..core import BadInput, Request, Shape, Stuck
-from ..cost import cost_from
 from ..driver import Driver, Observer
 from ..inbox import Inbox
 from ..log import DecisionLog, Glance, free_blocks, glance, ids, row
@@ -25,7 +24,7 @@ from ..shape import NO_PADDING, shape_of
 from ..step import Step
 from .backend import Backend
 from .blocks import BlockTables
-from .clock import PacedClock, WallClock
+from .clock import WallClock, clock_of
 from .host import host_of, parts_of
 from .stories import Stories, drawn
 
@@ -181,8 +180,7 @@ def replay(
     stories = Stories(tables, {request: draw(request) for request in requests}.pop)
     parts = warm_up(backend, args, requests[: args.get("warm_up", 0)])
     host = host_of(parts)
-    if clock is None and args.get("pace"):
-        clock = PacedClock(cost_from(args["pace"], "pace"))
+    clock = clock_of(args.get("pace")) if clock is None else clock
     live = Live(driver, backend, tables, stories, clock, Watch(emit, args.get("stop")))
     stuck = None
     try:

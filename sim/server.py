@@ -304,11 +304,11 @@ class Server:
     def end(self, step: Step, now: float) -> list[Request]:
         """Book a model call that ended now; return the requests that are over."""
         over = self.decoded(step.start, now, 1, now) if step.decoders else []
+        if step.chunks:
+            self._computed(step, now, over)
         if step.skipped:
             for request in step.skipped:
                 self.cohort.join(request)
-        if step.chunks:
-            self._computed(step, now, over)
         return over
 
     def decoded(self, start: float, now: float, ticks: int, first: float) -> list[Request]:
@@ -332,14 +332,19 @@ class Server:
         return over
 
     def _fail(self, over: list[Request]) -> bool:
-        """Whether the call failed: then every row of it is over."""
+        """Whether a decode failed: then every row of it is over."""
         if all(request.fails != request._written for request in over):
             return False
-        for request in [r for r in self.running if r._cohort is not None]:
+        over += self._let_go()
+        return True
+
+    def _let_go(self) -> list[Request]:
+        """Take everybody out of the cohort who decoded in a call that failed."""
+        rows = [request for request in self.running if request._cohort is not None]
+        for request in rows:
             self.cohort.leave(request)
             request.last_token = self.cohort.last
-            over.append(request)
-        return True
+        return rows
 
     def _computed(self, step: Step, now: float, over: list[Request]) -> None:
         """Book parts of prompts, and the first token of whose is complete."""
@@ -378,19 +383,12 @@ class Server:
 
     def _fail_rows(self, step: Step, now: float, over: list[Request]) -> None:
         """End all whose prompts or tokens were in a call that failed."""
-        for request in [chunk.request for chunk in step.chunks] + self._decoders(step):
+        prompts = [chunk.request for chunk in step.chunks]
+        for request in prompts + (self._let_go() if step.decoders else []):
             if request._listed:
                 self._unlist(request)
-            if request._cohort is not None:
-                self.cohort.leave(request)
-                request.last_token = self.cohort.last
             self._finish(request, now, True)
             over.append(request)
-
-    def _decoders(self, step: Step) -> list[Request]:
-        if not step.decoders:
-            return []
-        return [r for r in self.running if r._cohort is not None and r not in step.skipped]
 
     def _finish(self, request: Request, now: float, failed: bool) -> None:
         self.running.remove(request)
