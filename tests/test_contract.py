@@ -92,7 +92,9 @@ def worlds(draw: st.DrawFn) -> Setting:
         now += gap
         output = draw(st.integers(1, 12))
         limit = output + draw(st.sampled_from([0, 3]))
-        requests.append(Request(id, now, draw(st.integers(1, 20)), output, limit, priority=draw(st.integers(0, 2))))
+        fails = draw(st.sampled_from([None, None, None, None, None, 1, 3]))
+        prompt, priority = draw(st.integers(1, 20)), draw(st.integers(0, 2))
+        requests.append(Request(id, now, prompt, output, limit, priority=priority, fails=fails))
     return Setting(
         requests,
         blocks=draw(st.integers(10, 40)),

@@ -309,3 +309,17 @@ def test_nano_vllm_takes_a_block_only_where_one_is_needed() -> None:
 def test_a_bad_field_is_named(kind: type[Policy], fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         kind(**fields)
+
+
+@pytest.mark.parametrize("fails", [{"b": 1}, {"a": 3}])
+def test_a_call_that_fails_ends_prompts_and_decodes_alike_and_nobody_else(fails: dict[str, int]) -> None:
+    """From 2 to 3 run a's third token and b's prompt; c comes meanwhile and has the server to itself."""
+    asked = [("a", 0.0), ("b", 1.5), ("c", 2.5)]
+    requests = [Request(id, arrival, 4, 6, fails=fails.get(id)) for id, arrival in asked]
+    policy = VLLMV1()
+    server = Server(policy, 64, 4)
+    Engine(Driver(policy, server, Inbox(requests), check=server.check), LinearCost(base=1.0)).run()
+    assert server.pool.free == 64
+    assert [(r.outcome, r.finish, r.written) for r in requests] == [
+        ("failed", 3.0, 3), ("failed", 3.0, 1), ("finished", 9.0, 6),
+    ]  # fmt: skip
