@@ -11,10 +11,10 @@ import sys
 import time
 from pathlib import Path
 
-from servesim.calibrate.logs import Judged, judge
-from servesim.calibrate.logs_profile import percent
-from servesim.calibrate.observed import Observed, read_runs
-from servesim.profile import Profile, load_profile
+from servesim.calibrate.logs.fit import Judged, judge
+from servesim.calibrate.logs.observed_runs import Observed, read_runs
+from servesim.calibrate.logs.text import percent
+from servesim.costs.device_profile import Profile, load_profile
 
 NAME = "ascend910b4-llama2-7b"
 RUNS = Path(__file__).resolve().parents[1] / "calibrate" / "profiles" / NAME / "runs.yaml"  # logs beside the checkout

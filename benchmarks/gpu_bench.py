@@ -32,8 +32,8 @@ def find_package() -> None:
 find_package()
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
-from servesim.calibrate.backend import Row  # noqa: E402
-from servesim.calibrate.gpu import TorchBackend  # noqa: E402
+from servesim.calibrate.device.backend import Row  # noqa: E402
+from servesim.calibrate.device.torch.backend import TorchBackend  # noqa: E402
 
 
 class Bench:

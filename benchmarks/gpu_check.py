@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 from gpu_bench import Bench, TorchBackend, clocked, device_time, median, spread, torch
-from servesim.calibrate.backend import MODELS, Model, OutOfMemory
-from servesim.calibrate.gpu_story import Story
+from servesim.calibrate.device.backend import MODELS, Model, OutOfMemory
+from servesim.calibrate.device.torch.gpu_story import Story
 
 
 def check_story(model: Model, device: str, length: int, rows: int, **options: Any) -> dict[str, Any]:

@@ -10,10 +10,10 @@ import statistics
 import sys
 
 from gpu_bench import device_time, torch
-from servesim.calibrate.backend import MODELS, Row
-from servesim.calibrate.gpu_fused import Fused, Launch
-from servesim.calibrate.gpu_pack import Packer
-from servesim.calibrate.gpu_plain import Batch, Plain
+from servesim.calibrate.device.backend import MODELS, Row
+from servesim.calibrate.device.torch.fused_operators import Fused, Launch
+from servesim.calibrate.device.torch.operators import Batch, Plain
+from servesim.calibrate.device.torch.packing import Packer
 
 BLOCKS = 16384
 CHECKED = ("8x500", "256at2048")  # compared with the plain operators too

@@ -26,16 +26,16 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from servesim.calibrate.fit import profile_from
-from servesim.calibrate.pipe import WorkerFailed
-from servesim.calibrate.probe import COLUMNS
-from servesim.calibrate.replay import check_profile, replay_on
-from servesim.calibrate.sitting import Sitting, sit
-from servesim.calibrate.stage import Stage
-from servesim.calibrate.verify import Comparison, ranks
+from servesim.calibrate.device.worker_client import WorkerFailed
+from servesim.calibrate.live.setup import Stage
+from servesim.calibrate.probe.fit import profile_from
+from servesim.calibrate.probe.measure import COLUMNS
+from servesim.calibrate.probe.session import Sitting, sit
+from servesim.calibrate.replay.replay import check_profile, replay_on
+from servesim.calibrate.replay.verify import Comparison, ranks
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Shape
-from servesim.profile import Profile, load_profile
-from servesim.scenario import Scenario, scenario_from
+from servesim.costs.device_profile import Profile, load_profile
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

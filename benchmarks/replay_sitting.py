@@ -55,7 +55,7 @@ class Sitting:
     """A loaded backend, and what has been measured on it."""
 
     def __init__(self, backend: Any, model: Any, args: argparse.Namespace) -> None:
-        from servesim.calibrate.probe import Probe
+        from servesim.calibrate.probe.measure import Probe
 
         self.backend, self.model, self.args = backend, model, args
         asked = {**GRID, "rounds": 1, "precision": 0.0, "budget": 1e9}
@@ -75,7 +75,7 @@ class Sitting:
         self.slices += 1
 
     def _serve(self, setting: str, part: int) -> None:
-        from servesim.calibrate.host import parts_of
+        from servesim.calibrate.probe.host_overhead import parts_of
         from servesim.core import Shape
 
         calls = self.run(setting, "calibration", self.requests("calibration", part), 0)["told"]["calls"]
@@ -88,7 +88,7 @@ class Sitting:
 
     def samples(self) -> str:
         """Return all samples so far, as the probe writes them."""
-        from servesim.calibrate.probe import COLUMNS
+        from servesim.calibrate.probe.measure import COLUMNS
 
         self.probe.flag()
         file = io.StringIO()
@@ -99,7 +99,7 @@ class Sitting:
 
     def run(self, setting: str, workload: str, requests: list[list[Any]], warm_up: int = WARM_UP) -> dict[str, Any]:
         """Replay one setting; return what was asked for and what was told."""
-        from servesim.calibrate.live import replay
+        from servesim.calibrate.live.driver import replay
 
         asked = engine(setting, workload)
         args = {
@@ -128,7 +128,7 @@ class Sitting:
 
     def _timed(self, rows: int, tokens: int, context: int) -> float:
         """Return the median seconds of a step."""
-        from servesim.calibrate.backend import Row
+        from servesim.calibrate.device.backend import Row
 
         held, blocks = -(-(tokens + context) // BLOCK), self.args.blocks
         tables = [[1 + (row * held + place) % blocks for place in range(held)] for row in range(rows)]
@@ -144,8 +144,8 @@ class Sitting:
 
 def measure(args: argparse.Namespace) -> int:
     """Calibrate and replay every setting in turns, and record it all."""
-    from servesim.calibrate.backend import MODELS
-    from servesim.calibrate.gpu import TorchBackend
+    from servesim.calibrate.device.backend import MODELS
+    from servesim.calibrate.device.torch.backend import TorchBackend
 
     begun = time.perf_counter()
     model = MODELS[args.model]

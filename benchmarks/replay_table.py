@@ -51,7 +51,7 @@ def place(workload: str) -> int:
 
 def named(profile: str) -> Any:
     """Return a profile by its name or folder."""
-    from servesim.profile import load_profile
+    from servesim.costs.device_profile import load_profile
 
     return load_profile(profile)
 
@@ -70,7 +70,7 @@ def read(folder: Path) -> dict[str, bytes]:
 
 def profile_of(files: dict[str, bytes], folder: Path) -> Any:
     """Fit the probe's samples."""
-    from servesim.calibrate import fit
+    from servesim.calibrate.probe import fit
 
     samples = folder / "samples.csv"
     samples.write_bytes(files["samples.csv"])
@@ -81,7 +81,7 @@ def host_of_sitting(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> 
     """Return what the host adds to a step, as the sitting's calibrations saw it."""
     from statistics import median
 
-    from servesim.calibrate.host import Host, host_of
+    from servesim.calibrate.probe.host_overhead import Host, host_of
 
     told = [run["told"] for run in recorded]
     parts = json.loads(files.get("hosts.json", b"[]"))
@@ -99,15 +99,15 @@ def host_of_sitting(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> 
 
 def live_of(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
     """Return a recorded run, and its requests as they were sent."""
-    from servesim.calibrate.live import REQUEST
-    from servesim.calibrate.outcome import live_run
-    from servesim.calibrate.replay import as_run
+    from servesim.calibrate.replay.live_run import live_run
+    from servesim.calibrate.replay.replay import as_run
+    from servesim.config.scenario import scenario_from
     from servesim.core import Request
-    from servesim.scenario import scenario_from
+    from servesim.core.request import ASKED
 
     args = recorded["args"]
     scenario = as_run(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
-    filled, fresh = ([Request(**dict(zip(REQUEST, row))) for row in args["requests"]] for _ in range(2))
+    filled, fresh = ([Request(**dict(zip(ASKED, row))) for row in args["requests"]] for _ in range(2))
     return live_run(scenario, profile, filled, recorded["told"]), fresh
 
 
@@ -115,12 +115,12 @@ def compared(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
     """Simulate one run from the profile and compare."""
     from dataclasses import replace
 
-    from servesim.calibrate.replay import Replayed, compare_with
-    from servesim.calibrate.side import side_of
+    from servesim.calibrate.replay.replay import Replayed, compare_with
+    from servesim.runs.run_folder import run_data
 
     live, requests = live_of(recorded, profile)
     name = recorded["setting"]
-    replayed = Replayed(name, live, replace(side_of(live, live.decisions), name=name))
+    replayed = Replayed(name, live, replace(run_data(live, live.decisions), name=name))
     compare_with(replayed, requests, profile, host)
     return replayed.comparison
 
@@ -145,7 +145,7 @@ def steps_told(recorded: dict[str, Any], profile: Any, host: Any) -> str:
 
 def heading(about: dict[str, Any], profile: Any) -> list[str]:
     """Return what the figures were made with."""
-    from servesim.calibrate.stage import name_of
+    from servesim.calibrate.live.setup import name_of
 
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     held_out = ", ".join(f"{kind} {100 * error['mean']:.1f} %" for kind, error in profile.error.items())
@@ -168,7 +168,7 @@ def table(found: dict[str, list[Any]], second: dict[str, dict[str, Any]]) -> lis
     """
     from statistics import median
 
-    from servesim.calibrate.verify import ranks
+    from servesim.calibrate.replay.verify import ranks
 
     lines = [
         "| workload | setting | makespan (s) | "

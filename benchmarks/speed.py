@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import simpy
+from servesim.config.scenario import scenario_from
 from servesim.core import Request
-from servesim.cost import LinearCost
-from servesim.metrics import Measures, row
+from servesim.costs.cost import LinearCost
+from servesim.costs.device_profile import Profile
 from servesim.policies import POLICIES
-from servesim.profile import Profile
-from servesim.scenario import scenario_from
-from servesim.simulate import Run, no_collection, simulate
-from servesim.traces.load import load
+from servesim.runs.metrics import Measures, row
+from servesim.runs.simulate import Run, no_collection, simulate
+from servesim.traces.read.load import load
 from servesim.traces.trace import Trace
 
 TRACE = Path(__file__).resolve().parents[2] / "shared" / "data" / "bench" / "workload_10k.csv.gz"

@@ -14,14 +14,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from servesim.bench import Task, bench
-from servesim.executor import Executor, Serial, processes
-from servesim.experiment import Experiment, SweepFile, experiment_of
-from servesim.report import write_report
-from servesim.simulate import simulate
-from servesim.summary import Summary
-from servesim.sweep_files import write_summary
-from servesim.sweeps import sweep
+from servesim.report.page import write_report
+from servesim.runs.simulate import simulate
+from servesim.study.executor import Executor, Serial, processes
+from servesim.study.experiment import Experiment, SweepFile, experiment_of
+from servesim.study.files import write_summary
+from servesim.study.ranking import Summary
+from servesim.study.single_run import Task, bench
+from servesim.study.sweep import sweep
 
 BASE = {
     "workload": {"contest": {"X": 5, "T": 300}},

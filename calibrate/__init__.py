@@ -1,1 +1,5 @@
-"""Calibration: step latencies from devices, logs and endpoints, and the live replay."""
+"""Calibration and replay: step times from devices, logs and servers, and live runs to compare with.
+
+One sub-package per job (docs/structure.md). It imports core, files, engine, costs, config, runs, study and traces;
+of servesim only commands, api and frames import it. `adapted` is the 0.1 name of `adapter`.
+"""

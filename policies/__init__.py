@@ -1,8 +1,12 @@
-"""Scheduling policies, one file a family; POLICIES is the table of them all."""
+"""Scheduling policies, one module per engine family; POLICIES lists them all.
+
+Standard library and Python 3.9. They import core only; config imports the table.
+"""
 
 from __future__ import annotations
 
-from ..core import Policy
+from servesim.core import Policy
+
 from .lightllm import LightLLM
 from .llm_serving import LLMServing
 from .mlfq import MLFQ, SRPT
@@ -12,8 +16,8 @@ from .sarathi import Sarathi, SarathiAlternating
 from .sglang import SGLang
 from .splitfuse import SplitFuse
 from .static import Static
-from .vllm import VLLM
-from .vllm_chunked import VLLMChunked
+from .vllm_v0 import VLLM
+from .vllm_v0_chunked import VLLMChunked
 from .vllm_v1 import VLLMV1
 
 POLICIES: dict[str, type[Policy]] = {

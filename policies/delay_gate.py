@@ -10,7 +10,7 @@ from __future__ import annotations
 from itertools import accumulate
 from typing import NamedTuple, Optional
 
-from ..core import View, just_after
+from servesim.core import View, just_after
 
 SCOPES = ("queue", "request", "request-unless-idle")
 

@@ -9,7 +9,7 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least
 
 MAX_REQ_TOTAL_LEN = 2048 + 1024  # LightLLM's own longest request, where the scenario names none
 

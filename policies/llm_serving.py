@@ -11,9 +11,23 @@ from heapq import merge
 from itertools import chain
 from typing import Any, ClassVar, Optional
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least, just_after, one_of
-from .out_of_range import is_out_of_range, refused
-from .rows import affordable, decide_rows
+from servesim.core import (
+    FOREVER,
+    Chunk,
+    Eviction,
+    Plan,
+    Policy,
+    Queue,
+    Request,
+    Stuck,
+    View,
+    at_least,
+    just_after,
+    one_of,
+)
+
+from .llm_serving_limits import is_out_of_range, refused
+from .llm_serving_static import affordable, decide_rows
 
 # Each names the entry to lose; ties go to the lowest slot, as in the real scan.
 VICTIMS: dict[str, Any] = {
@@ -95,7 +109,7 @@ class LLMServing(Policy):
                 if chunks:
                     return Plan(chunks=chunks)
             admit, gate, wake = self._fill(view, budget), None, None
-        queue: Sequence[Request] = prompts
+        queue: Queue = prompts
         if admit:
             queue = self._by_slot(view, admit) if prompts else admit
         return self._call(view, queue, view.cohort.size, admit, (), gate, wake)
@@ -114,7 +128,7 @@ class LLMServing(Policy):
         return self._call(view, prompts, left, (), evict, view.memory, None)
 
     def _call(
-        self, view: View, prompts: Sequence[Request], decoding: int, admit: Sequence[Request],
+        self, view: View, prompts: Queue, decoding: int, admit: Sequence[Request],
         evict: Sequence[Eviction], memory: Optional[Gate], wake: Optional[float],
     ) -> Plan:  # fmt: skip
         """Choose the model call: errors are answered first, then prompts run, and decodes only when none is left."""

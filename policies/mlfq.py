@@ -10,7 +10,8 @@ from functools import cached_property
 from heapq import merge
 from typing import Any, ClassVar, NamedTuple
 
-from ..core import FOREVER, Chunk, Plan, Request, View, at_least, just_after
+from servesim.core import FOREVER, Chunk, Plan, Request, View, at_least, just_after
+
 from .preemptive import Change, Preemptive
 
 MIRRORS = "FastServe 187a274"

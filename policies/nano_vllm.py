@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least
 
 REST = Plan()
 HOLD = Plan(decode=True, hold=FOREVER)

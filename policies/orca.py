@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Optional
 
-from ..core import FOREVER, Chunk, Plan, Policy, Rejection, Request, View, at_least, one_of
+from servesim.core import FOREVER, Chunk, Plan, Policy, Rejection, Request, View, at_least, one_of
+
 from .static import slot_blocks, too_long
 
 NOTHING = Plan()

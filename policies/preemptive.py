@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from heapq import merge
 from typing import Any, Callable, ClassVar, NamedTuple, Optional
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least
 
 HOST_SHARE = 0.1  # new prompts wait while less than this share of the host's blocks is free
 

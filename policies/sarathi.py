@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Rejection, Request, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Queue, Rejection, Request, View, at_least
+
 from .static import too_long
 
 ROUNDING = 32  # tokens that chunk sizes of a schedule are rounded to
@@ -161,7 +162,7 @@ class Decodes(NamedTuple):
 
     decoding: int  # requests that decode
     free: int  # blocks left after their next token
-    prompts: Sequence[Request]  # running requests with a prompt to finish
+    prompts: Queue  # running requests with a prompt to finish
     victims: Sequence[Request]  # in the order they were taken
     tight: bool  # the last block is gone, so the next step has to look again
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least, one_of
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least, one_of
 
 
 class State(NamedTuple):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, ClassVar, Optional
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least
 
 
 @dataclass(frozen=True)

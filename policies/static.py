@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ..core import FOREVER, BadInput, Chunk, Plan, Policy, Rejection, Request, View, at_least
+from servesim.core import FOREVER, BadInput, Chunk, Plan, Policy, Rejection, Request, View, at_least
 
 
 @dataclass(frozen=True)

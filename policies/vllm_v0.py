@@ -1,7 +1,4 @@
-"""What both schedulers of vLLM v0 share: their memory tests, who is preempted, who comes back from the host.
-
-`length` is prompt and answer so far; a decode of it needs blocks for `length`, the newest token having no cache yet.
-"""
+"""vLLM v0: prompts first, a step of prompts only; decodes otherwise, the youngest preempted when memory runs short."""
 
 from __future__ import annotations
 
@@ -10,117 +7,189 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Optional
 
-from ..core import BlockPool, Eviction, Policy, Rejection, Request, Stuck, View, at_least, one_of
-from .delay_gate import SCOPES, DelayGate, Timers
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Queue, Rejection, Request, View, at_least, one_of
+
+from .vllm_v0_common import Room, VLLMv0
+
+REST = Plan()
+HOLD = Plan(decode=True, hold=FOREVER, spare=1)  # the block manager wants a block to be free for everybody who decodes
+DECODE = HOLD._replace(lasts=True)
 
 
-class Room:
-    """Memory while a step is put together, and who had to make room."""
+class Prompts(NamedTuple):
+    """What the pass over the waiting requests came to."""
 
-    def __init__(self, view: View, free: Optional[int] = None) -> None:
-        self.view = view
-        self.free = view.pool.free if free is None else free
-        self.host = view.pool.host_free
-        self.evict: list[Eviction] = []
+    chunks: Sequence[Chunk] = ()
+    ignored: Sequence[Rejection] = ()
+    memory: Any = None
+    wake: Optional[float] = None
 
 
-class SwapIns(NamedTuple):
-    """What the pass over the swapped requests came to."""
+class Ranks(NamedTuple):
+    """What the priority pass came to: the queues in order of priority, and who lost a place to the head."""
 
-    back: Sequence[Request] = ()
-    failed: Sequence[Rejection] = ()
+    running: list[Request]
+    waiting: list[Request]
+    victims: list[Request]
+    inverted: bool  # somebody runs who ranks behind the head of waiting
 
 
 @dataclass(frozen=True)
-class VLLMv0(Policy):
-    """The fields and rules that vLLM v0's two schedulers have in common; the defaults are 0.8.5's."""
+class VLLM(VLLMv0):
+    """vLLM v0's default scheduler; the defaults are 0.8.5's, other versions are presets."""
 
-    max_num_seqs: int = 256  # requests that run at once; swapped ones do not count
-    watermark: float = 0.01  # share of the blocks that an admission or a swap-in must leave free
-    delay_factor: float = 0.0  # prompts wait for so many times the last prefill's latency (scheduler_delay_factor)
-    delay_scope: str = "request-unless-idle"  # who waits: request (0.4.0), queue (-0.5.3), request-unless-idle (later)
-    preemption_mode: Optional[str] = None  # recompute or swap (to host blocks); None recomputes
-    sort_running: bool = False  # keep the batch sorted by arrival (<= 0.5.3) instead of as it came
-    swap_order: str = "swapped"  # who comes back first: arrival (<= 0.5.3: the oldest) or swapped (first out, first in)
-    append_rule: str = "touched"  # block manager: any_free (v1, < 0.6.3) or touched (selfattn: counts touched blocks)
-    fail_infeasible: bool = True  # a swapped request larger than the whole memory fails (>= 0.4.1), or waits forever
+    max_num_batched_tokens: Optional[int] = None  # prompt tokens of one step; None: max_model_len, at least 2048
+    padded_prefill: bool = False  # prompts of a step are padded to the longest, and counted so (0.3.3)
+    max_paddings: Optional[int] = 256  # padding tokens of a step at most (with padded_prefill)
+    ignored_step: bool = False  # a pass that only ignored prompts makes an empty step (<= 0.4.0)
+    policy: str = "fcfs"  # fcfs, or priority (>= 0.6.2): a head that ranks first takes the place of the last
 
-    refuses: ClassVar[bool] = False  # the scheduler itself drops ("ignores") what can never fit, when its turn comes
+    mirrors: ClassVar[str] = "vLLM v0, 0.3.3 to 0.9.2, without chunked prefill"
+    proof: ClassVar[str] = "recordings of the real schedulers of 0.3.3, 0.4.0, 0.4.2, 0.5.0 and 0.8.5"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "max_num_seqs")
-        at_least(self, 0, "delay_factor", "watermark")
-        if self.watermark >= 1:
-            raise ValueError(f"watermark: expected a share below 1, got {self.watermark!r}")
-        one_of(
-            self,
-            delay_scope=SCOPES,
-            preemption_mode=(None, "recompute", "swap"),
-            swap_order=("arrival", "swapped"),
-            append_rule=("any_free", "touched"),
+        at_least(self, 1, "max_num_batched_tokens")
+        at_least(self, 0, "max_paddings")
+        one_of(self, policy=("fcfs", "priority"))
+
+    @property
+    def running_order(self) -> str:  # type: ignore[override]
+        """How the batch is kept."""
+        return "arrival" if self.sort_running and self.policy == "fcfs" else "admission"
+
+    def decide(self, view: View) -> Plan:
+        pool, plain = view.pool, self.delay_factor == 0 and self.policy == "fcfs"
+        free = pool.free - view.need
+        if plain and free > 0 and not view.waiting and not view.swapped:
+            return DECODE if view.decoding else REST
+        if not (view.waiting or view.running or view.swapped):
+            return Plan(memory=view.memory)
+        prompts = Prompts(memory=view.memory)
+        if not view.swapped and (view.waiting or self.delay_factor > 0):
+            prompts = self._prompts(view)
+            if prompts.chunks or (prompts.ignored and self.ignored_step):
+                return Plan(chunks=prompts.chunks, reject=prompts.ignored, memory=prompts.memory)
+        if self.policy == "priority":
+            return self._decode_by_priority(view, prompts)
+        if view.decoding and free <= 0 and not (free == 0 and view.running[-1].cached % pool.size == 0):
+            evict = self._grow_all(view, view.running, pool.free).evict
+            return self._decode(prompts, evict=evict, decode=len(evict) < len(view.running))
+        if view.swapped:
+            return self._swap_in(view, prompts, free, view.running)
+        if plain and not prompts.ignored:
+            return HOLD if view.decoding else REST
+        return self._decode(prompts, decode=view.decoding > 0, hold=0 if prompts.ignored else FOREVER)
+
+    # -- prompts -------------------------------------------------------------------------------------------------
+
+    def budget(self, view: View) -> int:
+        """Prompt tokens of one step."""
+        return self.max_num_batched_tokens or max(view.max_model_len or 0, 2048)
+
+    def _prompts(self, view: View) -> Prompts:
+        """Admit from the head of waiting, until something is short."""
+        pool, free, budget, reserve = view.pool, view.pool.free, self.budget(view), self.reserve(view.pool)
+        limit = budget if view.max_model_len is None else min(budget, view.max_model_len)
+        seats = self.max_num_seqs - len(view.running)
+        gate = self.gate(view)
+        chunks: list[Chunk] = []
+        ignored: list[Rejection] = []
+        tokens = longest = 0
+        for request in view.waiting:
+            if gate is not None and not gate.passes(len(chunks) + len(ignored), len(chunks)):
+                break
+            length = request.length
+            blocks = pool.blocks(length)
+            if length > limit or pool.total - blocks < reserve:
+                ignored.append(Rejection(request, self._too_long(length, limit, blocks, pool.total - reserve)))
+                continue
+            tokens, longest = tokens + length, max(longest, length)
+            padded = (len(chunks) + 1) * longest
+            if free - blocks < reserve or (padded if self.padded_prefill else tokens) > budget or len(chunks) >= seats:
+                break
+            if self.padded_prefill and self.max_paddings is not None and padded - tokens > self.max_paddings:
+                break
+            free -= blocks
+            chunks.append(Chunk(request, length))
+        if gate is None:
+            return Prompts(chunks, ignored)
+        started = chunks or (ignored and self.ignored_step)
+        return Prompts(chunks, ignored, gate.scheduled() if started else gate.timers, gate.opens)
+
+    def _too_long(self, length: int, limit: int, blocks: int, most: int) -> str:
+        if length > limit:
+            return f"{length} tokens to run at once, at most {limit} may (max_num_batched_tokens, max_model_len)"
+        return f"{length} tokens need {blocks} blocks, at most {most} may be taken"
+
+    # -- decodes -------------------------------------------------------------------------------------------------
+
+    def _grow_all(self, view: View, running: Queue, free: int) -> Room:
+        """Let all grow in order, the last giving way."""
+        room = Room(view, free)
+        queue = deque(running)
+        while queue:
+            self.grow(room, queue.popleft(), queue)
+        return room
+
+    def _decode(self, prompts: Prompts, **moves: Any) -> Plan:
+        return HOLD._replace(hold=0, reject=prompts.ignored, wake=prompts.wake, memory=prompts.memory)._replace(**moves)
+
+    def _swap_in(self, view: View, prompts: Prompts, free: int, running: Queue) -> Plan:
+        """Decode with whoever can come back from the host, those last in the batch."""
+        back, failed = self.swap_ins(view, free, self.max_num_seqs - len(running), self.budget(view) - len(running))
+        plan = self._decode(prompts, swap_in=back, reject=[*prompts.ignored, *failed])
+        if back and self.sort_running:
+            return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *back)], decode=False)
+        return plan._replace(decode=bool(running or back), hold=0 if back or plan.reject else FOREVER)
+
+    # -- priorities ----------------------------------------------------------------------------------------------
+
+    def _decode_by_priority(self, view: View, prompts: Prompts) -> Plan:
+        """Sort both queues, let the head of waiting push out whom it outranks, then decode as ever."""
+        ranks = self._ranks(view, {rejection.request for rejection in prompts.ignored})
+        if ranks.victims or view.pool.free <= view.need:
+            free = view.pool.free + sum(request.blocks for request in ranks.victims)
+            room = self._grow_all(view, ranks.running, free)
+        else:
+            room = Room(view, view.pool.free - view.need)
+        evict = room.evict
+        gone = {eviction.request for eviction in evict}
+        running = [request for request in ranks.running if request not in gone]
+        plan = self._decode(prompts, decode=bool(running))
+        if not evict:
+            plan = self._swap_in(view, prompts, room.free, running)
+        waiting = [e.request for e in reversed(evict) if e.to == "front"] + ranks.waiting
+        natural = [request for request in view.running if request not in gone and request not in ranks.victims]
+        sort_running, sort_waiting = running != natural, bool(evict) or waiting != list(view.waiting)
+        return plan._replace(
+            evict=[*(Eviction(victim) for victim in ranks.victims), *evict],
+            running=[*running, *plan.swap_in] if sort_running else None,
+            waiting=waiting if sort_waiting else None,
+            hold=0 if ranks.inverted or sort_running or sort_waiting else plan.hold,
         )
 
-    def begin(self) -> Any:
-        return Timers() if self.delay_factor > 0 else None
-
-    def gate(self, view: View) -> Optional[DelayGate]:
-        """Return the delay gate, its clock read, or None where there is no delay."""
-        return DelayGate(self.delay_factor, self.delay_scope, view, view.memory) if self.delay_factor > 0 else None
-
-    def reserve(self, pool: BlockPool) -> int:
-        """Blocks that an admission must leave free."""
-        return int(self.watermark * pool.total)
-
-    def grow(self, room: Room, request: Request, behind: deque[Request]) -> bool:
-        """Make room for a running request, the last behind it giving way; say whether it could stay itself."""
-        pool = room.view.pool
-        spare = self.append_rule == "touched" and not request.decodes and request.length % pool.size == 0
-        while room.free < (0 if spare else 1):  # even if its last block has room
-            victim = behind.pop() if behind else request
-            self._preempt(room, victim)
-            if victim is request:
-                return False
-        room.free -= pool.blocks(request.length) - request.blocks
-        return True
-
-    def _preempt(self, room: Room, request: Request) -> None:
-        view, blocks = room.view, request.blocks
-        room.free += blocks
-        if self.preemption_mode != "swap":
-            room.evict.append(Eviction(request))
-            return
-        need = blocks if self.append_rule == "any_free" else view.pool.blocks(request.length)
-        if need > room.host:
-            why = f"the engine dies: {need} host blocks to swap out request {request.id}, {room.host} are free"
-            raise Stuck(why, [*view.running, *view.swapped, *view.waiting], view.now)
-        room.host -= blocks
-        room.evict.append(Eviction(request, "swap", "swapped"))
-
-    def swap_ins(self, view: View, free: int, seats: int, tokens: int) -> SwapIns:
-        """Return who comes back from the host, given free blocks, seats and tokens of the step."""
-        if not view.swapped:
-            return SwapIns()
+    def _ranks(self, view: View, ignored: set[Request]) -> Ranks:
         pool, reserve = view.pool, self.reserve(view.pool)
-        queue = view.swapped if self.swap_order == "swapped" else sorted(view.swapped, key=lambda r: r.arrival)
-        back: list[Request] = []
-        failed: list[Rejection] = []
-        for request in queue:
-            blocks = pool.blocks(request.length)
-            need = request.host + 1 if self.append_rule == "any_free" else blocks
-            if self.fail_infeasible and need > pool.total:
-                failed.append(Rejection(request, f"needs {need} blocks to come back, the pool has {pool.total}"))
-                continue
-            if free - need < reserve or seats < 1 or request.pending > tokens:  # a swap-in is never chunked
-                break
-            free -= max(request.host, blocks)
-            seats -= 1
-            tokens -= request.pending
-            back.append(request)
-        return SwapIns(back, failed)
+        running = sorted(view.running, key=by_priority)
+        waiting = [request for request in view.waiting if request not in ignored]
+        victims: list[Request] = []
+        inverted = False
+        if waiting:
+            head, free = waiting[0], pool.free
+            blocks = pool.blocks(head.length)
+            possible = pool.total - blocks >= reserve and head.length <= self.budget(view)
+            while running and by_priority(running[-1]) > by_priority(head):
+                inverted = True
+                if possible and free - blocks >= reserve and len(running) < self.max_num_seqs:
+                    break
+                victims.append(running.pop())
+                free += victims[-1].blocks
+            waiting = sorted([head, *reversed(victims), *waiting[1:]], key=by_priority)
+        gone = [request for request in view.waiting if request in ignored]
+        return Ranks(running, [*waiting, *gone], victims, inverted)
 
 
-def ends_with(running: Sequence[Request], prefilling: Sequence[Request]) -> bool:
-    """Say whether the half-done prompts stand at the end of the batch."""
-    first = len(running) - len(prefilling)
-    return all(running[first + place] is request for place, request in enumerate(prefilling))
+def by_priority(request: Request) -> tuple[int, float]:
+    """Return the key of the priority policy: the smaller number first, then the older."""
+    return (request.priority, request.arrival)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Optional
 
-from ..core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least, one_of
-from .vllm_v0 import ends_with
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least, one_of
+
+from .vllm_v0_common import ends_with
 
 REST = Plan()
 HOLD = Plan(decode=True, hold=FOREVER)

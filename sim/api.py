@@ -17,15 +17,14 @@ from typing import Any, Optional, Union
 
 import pandas as pd
 from pydantic import PrivateAttr, ValidationError
+from servesim.config.scenario import Scenario, Tree, merge, put, read_tree, scenario_from, with_preset
+from servesim.core import BadInput, Policy
+from servesim.core import settings as fields_of
+from servesim.costs.device_profile import bundled
+from servesim.traces.trace import Columns, Trace, assemble
 
-from .calibration import Calibration, calibration_of
-from .core import BadInput, Policy
-from .core import settings as fields_of
-from .frames import Replay, Result, Sweep, replay_of, result_of, result_of_side
-from .profile import bundled
-from .scenario import Scenario, Tree, merge, put, read_tree, scenario_from, with_preset
-from .simulate import simulate
-from .traces.trace import Columns, Trace, assemble
+from .frames import Replay, Result, Sweep, replay_of, result_of_data, run_scenario
+from .profile_frames import Calibration, calibration_of
 
 Source = Union[str, Path, Mapping[str, Any], None]
 Loaded = Union[Result, Sweep, Replay, "dict[str, Replay]", Calibration, pd.DataFrame]
@@ -94,15 +93,6 @@ def with_own(scenario: Scenario, policy: Policy) -> Scenario:
     return found
 
 
-def run_scenario(scenario: Scenario, requests: Optional[Trace], turns: bool) -> Result:
-    """Simulate a checked scenario."""
-    from .calibrate.live import Notes
-
-    notes = Notes() if turns else None
-    done = simulate(scenario, requests, [] if notes is None else [notes])
-    return result_of(done, None if notes is None else notes.rows)
-
-
 def requests_in(frame: pd.DataFrame) -> Trace:
     """Return the requests of a frame; any field of a request may be a column, the index is their ids."""
     known = ("arrival", "prompt", "output", "limit", "priority", "session", "after", "delay")
@@ -137,18 +127,17 @@ def sweep(
     """
     import tempfile
 
-    from . import executor as executors
-    from .commands.sweep import executing
-    from .commands.sweep import jobs as cores
-    from .progress import Progress
-    from .summary import Summary
-    from .sweep_files import write_summary
-    from .sweeps import sweep as run_all
+    from servesim.study import executor as executors
+    from servesim.study.files import write_summary
+    from servesim.study.progress import Progress
+    from servesim.study.ranking import Summary
+    from servesim.study.sweep import sweep as run_all
 
     planned = experiment_from(experiment, keys)
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch:
         folder = Path(scratch) / "sweep" if output is None else Path(output)
-        with executing(executors.executor(executor, cores(jobs))) as where, Progress("sweep", not progress) as bar:
+        workers = executors.executor(executor, executors.core_count(jobs))
+        with executors.executing(workers) as where, Progress("sweep", not progress) as bar:
             summary = Summary(planned, run_all(planned, folder, where, resume, progress=bar))
         if output is not None:
             write_summary(summary, folder)
@@ -157,7 +146,7 @@ def sweep(
 
 def experiment_from(source: Source, keys: Mapping[str, Any]) -> Any:
     """Return the experiment that a file or a mapping and further keys give."""
-    from .experiment import SweepFile, base_of, experiment_of, read_experiment, sweep_error
+    from servesim.study.experiment import SweepFile, base_of, experiment_of, read_experiment, sweep_error
 
     if isinstance(source, (str, Path)):
         return read_experiment(source, **keys)
@@ -186,10 +175,10 @@ def replay(
     `profile` is what the simulation takes steps to cost. A fake backend takes the time that `device` says, another
     profile; so one can see what a profile that is off does to the figures.
     """
-    from .calibrate.host import Host
-    from .calibrate.replay import check_profile, compare_with, replay_on, requests_of
-    from .calibrate.stage import Stage, name_of
-    from .profile import load_profile
+    from servesim.calibrate.live.setup import Stage, name_of
+    from servesim.calibrate.probe.host_overhead import Host
+    from servesim.calibrate.replay.replay import check_profile, compare_with, replay_on, requests_of
+    from servesim.costs.device_profile import load_profile
 
     over = {} if profile is None else {"profile": str(profile) if isinstance(profile, Path) else profile}
     checked = scenario_from(tree_of(scenario, preset, over, settings))
@@ -214,21 +203,21 @@ def load(path: Union[str, Path]) -> Loaded:
     if (path / "profile.yaml").is_file() or (not path.exists() and str(path) in bundled()):
         return calibration_of(str(path))
     if (path / "experiment.json").is_file():
-        from .sweeps import load as load_sweep
+        from servesim.study.sweep import load as load_sweep
 
         return Sweep(load_sweep(path))
     if (path / "live").is_dir() and (path / "sim").is_dir():
         return load_replay(path)
     if path.is_dir():
-        from .calibrate.side import read_side
+        from servesim.runs.run_folder import read_run
 
-        return result_of_side(read_side(path))
+        return result_of_data(read_run(path))
     return load_trace(path)
 
 
 def load_trace(path: Path) -> pd.DataFrame:
     """Return a trace of any known format as a frame, indexed by request id."""
-    from .traces.load import load as read
+    from servesim.traces.read.load import load as read
 
     names = ("id", "arrival", "prompt", "output", "limit", "priority", "session")
     rows = [[getattr(request, name) for name in names] for request in read(path).requests]
@@ -237,9 +226,10 @@ def load_trace(path: Path) -> pd.DataFrame:
 
 def load_replay(folder: Path) -> Union[Replay, dict[str, Replay]]:
     """Return the replay of a folder that `sim replay -o` wrote, or all of them by name."""
-    from .commands.verify import paired
+    from servesim.calibrate.replay.verify import pair_folders
 
-    found = {name: replay_in(name or folder.name, *both) for name, *both in paired(folder / "sim", folder / "live")}
+    pairs, _ = pair_folders(folder / "sim", folder / "live")
+    found = {name: replay_in(name or folder.name, *both) for name, *both in pairs}
     return found.pop("") if "" in found else found
 
 
@@ -247,17 +237,17 @@ def replay_in(name: str, simulated: Path, measured: Path) -> Replay:
     """Return one replay from its two folders."""
     from dataclasses import replace
 
-    from .calibrate.host import Host, Hosted
-    from .calibrate.side import read_side
-    from .commands.verify import compared
-    from .profile import load_profile
+    from servesim.calibrate.probe.host_overhead import Host, Hosted
+    from servesim.calibrate.replay.resimulate import compare_runs
+    from servesim.costs.device_profile import load_profile
+    from servesim.runs.run_folder import read_run
 
-    ours, theirs = read_side(simulated), read_side(measured)
+    ours, theirs = read_run(simulated), read_run(measured)
     assert ours.scenario is not None
     profile = load_profile(ours.scenario.profile)
     host = Host(*theirs.result.get("host", (0.0, 0.0)))
     if host != Host() and theirs.result.get("backend", {}).get("backend") != "fake":
         profile = replace(profile, cost=Hosted(profile.cost, host))
     calls: Sequence[Sequence[float]] = theirs.calls
-    both = compared(name, ours, theirs, None)
-    return Replay(name, result_of_side(ours), result_of_side(theirs), both, profile, calls)
+    both = compare_runs(name, ours, theirs)
+    return Replay(name, result_of_data(ours), result_of_data(theirs), both, profile, calls)

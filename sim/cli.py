@@ -12,8 +12,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn, Optional
 
+from servesim.core import BadInput, Stuck
+
 from . import __version__
-from .core import BadInput, Stuck
 
 GROUPS = (
     "run", "sweep", "search", "compare", "report", "plot", "calibrate", "replay", "verify", "serve", "trace",
@@ -46,7 +47,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Say in one line what is wrong; without a command, which there are."""
-        from .nearest import meant
+        from servesim.files.suggestions import meant
 
         if self.commands is not None and message.startswith("the following arguments are required"):
             self.exit(2, self.format_help())
@@ -112,7 +113,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 
 def complaint(error: Exception) -> tuple[int, str]:
     """Return the exit code and the line for what went wrong; a fault of ours is raised again, for a report."""
-    from .registry import blamed, own_policies
+    from servesim.config.registry import blamed, own_policies
 
     if isinstance(error, BadInput):
         return 2, str(error)

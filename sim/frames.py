@@ -13,22 +13,23 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import pandas as pd
-
-from .core import BadInput, Shape
-from .metrics import COLUMNS, WHERE, row
-from .numbers import spread
-from .objective import objective
-from .scenario import Tree
-from .statistics import Interval
-from .summary import Row, Summary
-from .sweep_files import FIGURES
+from servesim.config.scenario import Scenario, Tree
+from servesim.core import BadInput, Shape
+from servesim.runs.decision_log import Notes
+from servesim.runs.metrics import COLUMNS, WHERE, row, time_per_token
+from servesim.runs.simulate import Run, simulate
+from servesim.study.files import FIGURES
+from servesim.study.intervals import Interval
+from servesim.study.number_format import spread
+from servesim.study.objective import objective
+from servesim.study.ranking import Row, Summary
 
 if TYPE_CHECKING:
-    from .calibrate.replay import Replayed
-    from .calibrate.side import Side
-    from .calibrate.verify import Comparison
-    from .profile import Profile
-    from .simulate import Run
+    from servesim.calibrate.replay.replay import Replayed
+    from servesim.calibrate.replay.verify import Comparison
+    from servesim.costs.device_profile import Profile
+    from servesim.runs.run_folder import RunData
+    from servesim.traces.trace import Trace
 
 TURNS = ("t", "t_end", "kind", "free")  # of a decision log, kept as they are
 ALIKE = 0.0005  # a part of the best by which values of a knob may differ and still be called the same
@@ -66,6 +67,13 @@ class Result:
         return f"Result({name}: {done} of {len(self.requests)} requests in {self.figures['makespan']:.2f} s)"
 
 
+def run_scenario(scenario: Scenario, requests: Optional[Trace], turns: bool) -> Result:
+    """Simulate a checked scenario; `turns` keeps a row for every step of the scheduler."""
+    notes = Notes() if turns else None
+    done = simulate(scenario, requests, [] if notes is None else [notes])
+    return result_of(done, None if notes is None else notes.rows)
+
+
 def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
     """Return a run as frames."""
     rows = [dict(zip(COLUMNS, row(request))) for request in run.requests]
@@ -73,11 +81,11 @@ def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Re
     return Result(run.scenario.model_dump(mode="json"), run.result(), requests_of(rows), turns)
 
 
-def result_of_side(side: Side) -> Result:
+def result_of_data(data: RunData) -> Result:
     """Return a run that was read from its folder as frames."""
-    scenario = {} if side.scenario is None else side.scenario.model_dump(mode="json")
-    turns = None if side.decisions is None else turns_of(side.decisions)
-    return Result(scenario, side.result, requests_of(side.requests.values()), turns)
+    scenario = {} if data.scenario is None else data.scenario.model_dump(mode="json")
+    turns = None if data.decisions is None else turns_of(data.decisions)
+    return Result(scenario, data.result, requests_of(data.requests.values()), turns)
 
 
 def requests_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
@@ -86,7 +94,7 @@ def requests_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     times = frame[["first_token", "finish"]].astype(float).where(frame.outcome == "finished")
     frame["ttft"] = times.first_token - frame.arrival
     frame["e2el"] = times.finish - frame.arrival
-    frame["tpot"] = (frame.e2el - frame.ttft) / (frame.output - 1).where(frame.output > 1)
+    frame["tpot"] = time_per_token(frame.ttft, frame.e2el, frame.output).where(frame.output > 1)
     return frame
 
 
@@ -161,8 +169,7 @@ class Sweep:
 
         Runs of the same replication meet the same requests.
         """
-        from .api import run_scenario
-        from .bench import Bench
+        from servesim.study.single_run import Bench
 
         task = self.found.experiment.task(self.winner if config is None else config, replication)
         return run_scenario(Bench(self.found.experiment.base).scenario(task), None, turns)
@@ -214,7 +221,7 @@ class Sweep:
 
     def report(self, path: Union[str, Path]) -> None:
         """Write report.html: one page that works offline."""
-        from .report import write_report
+        from servesim.report.page import write_report
 
         write_report(self.found, Path(path))
 

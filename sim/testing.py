@@ -14,15 +14,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
-from .core import BadInput, Plan, Policy, Request, Shape, StepCost, Stuck, View
-from .cost import LinearCost
-from .driver import Driver
-from .engine import Engine
-from .inbox import Inbox
-from .server import Server
-from .shape import Padding, shape_of
-from .simulate import fresh
-from .step import Step, batch
+from servesim.core import BadInput, Plan, Policy, Request, Shape, StepCost, Stuck, View
+from servesim.costs.cost import LinearCost
+from servesim.engine.inbox import Inbox
+from servesim.engine.loop import Driver
+from servesim.engine.server import Server
+from servesim.engine.shape import Padding, shape_of
+from servesim.engine.simulated import Engine
+from servesim.engine.step import Step, batch
+from servesim.runs.simulate import fresh
 
 COST = LinearCost(base=0.01, prefill_token=0.001, decode_row=0.002, context=0.00001, swap_block=0.0005)
 

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from servesim.core import Policy, Request, Stuck
-from servesim.cost import LinearCost
-from servesim.driver import Driver
-from servesim.engine import Engine
-from servesim.inbox import Inbox
-from servesim.server import Server
-from servesim.step import Step, batch
+from servesim.costs.cost import LinearCost
+from servesim.engine.inbox import Inbox
+from servesim.engine.loop import Driver
+from servesim.engine.server import Server
+from servesim.engine.simulated import Engine
+from servesim.engine.step import Step, batch
 
 
 @dataclass

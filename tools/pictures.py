@@ -11,8 +11,8 @@ import pandas as pd
 import servesim
 import yaml
 from pages import ROOT
+from servesim.costs.device_profile import bundled
 from servesim.frames import Result
-from servesim.profile import bundled
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt

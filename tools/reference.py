@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import Any, Optional
 
 import yaml
+from servesim.config.registry import about_preset, field_help, presets
+from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.core import Policy
-from servesim.experiment import SweepFile
+from servesim.costs.device_profile import bundled
 from servesim.policies import POLICIES
-from servesim.profile import bundled
-from servesim.registry import about_preset, field_help, presets
-from servesim.scenario import EngineConfig, Scenario, TraceFile
-from servesim.search import SearchFile
-from servesim.traces.arrivals import ARRIVALS
+from servesim.study.experiment import SweepFile
+from servesim.study.search import SearchFile
 from servesim.traces.export import EXPORTS
-from servesim.traces.formats import FORMATS
-from servesim.traces.lengths import PAIRS, SIDES
+from servesim.traces.make.arrivals import ARRIVALS
+from servesim.traces.make.lengths import PAIRS, SIDES
+from servesim.traces.read.formats import FORMATS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import reference

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
-from ..core import BadInput, Request
-from .streams import stream
+from servesim.core import BadInput, Request
+
+from .random_streams import stream
 from .trace import Trace, copied
 
 

@@ -8,8 +8,9 @@ import json
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from ..core import BadInput
-from .files import PathLike, write_text
+from servesim.core import BadInput
+from servesim.files.read import PathLike, write_text
+
 from .trace import Trace
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from servesim.core import BadInput
+from servesim.files.read import PathLike
 
-from ..core import BadInput
-from .files import PathLike
-from .inspect import statistics
+from .describe import statistics
 from .trace import Trace
 
 INK, FAINT, PROMPT, OUTPUT, BARS = "#22303c", "#8a97a3", "#3a7ca5", "#d1603d", "#5b8e7d"

@@ -13,8 +13,8 @@ from typing import Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ..core import BadInput, Request
+from servesim.core import BadInput, Request
+from servesim.core.request import ASKED
 
 
 @dataclass
@@ -72,9 +72,6 @@ def copied(request: Request, **changes: Any) -> Request:
         )  # fmt: skip
     given = {name: getattr(request, name) for name in ASKED}
     return Request(**{**given, **changes})
-
-
-ASKED = ("id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix", "after", "delay", "fails")
 
 
 @dataclass

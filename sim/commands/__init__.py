@@ -1,1 +1,4 @@
-"""One module a command group: what `sim NAME` takes and whom it calls."""
+"""The commands of `sim`, one module each: their options and what they print.
+
+They import everything below, when they run. Only cli imports them: the library never does.
+"""

@@ -49,10 +49,10 @@ def fit_from_logs(args: argparse.Namespace) -> int:
     """Fit, tell, and write the profile."""
     import sys
 
-    from ..calibrate.logs import fit_logs
-    from ..calibrate.logs_profile import about, table
-    from ..calibrate.observed import read_runs
-    from ..profile import write_profile
+    from servesim.calibrate.logs.fit import fit_logs
+    from servesim.calibrate.logs.observed_runs import read_runs
+    from servesim.calibrate.logs.text import about, table
+    from servesim.costs.device_profile import write_profile
 
     runs = read_runs(Path(args.runs))
 
@@ -70,7 +70,7 @@ def fit_from_logs(args: argparse.Namespace) -> int:
 
 def import_profile(args: argparse.Namespace) -> int:
     """Write a profile from another tool's file."""
-    from ..calibrate.vidur import import_vidur
+    from servesim.calibrate.imports.vidur import import_vidur
 
     import_vidur(Path(args.file), Path(args.output))
     print(f"profile: {Path(args.output) / 'profile.yaml'}")

@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..core import BadInput
+from servesim.core import BadInput
+
 from .device_options import add_device_options
 from .tolerance import share
 
@@ -61,9 +62,9 @@ def register_check(kinds: Any) -> None:
 
 def probe_device(args: argparse.Namespace) -> int:
     """Measure and fit; 1 when the device failed, 130 when interrupted, with all samples kept."""
-    from ..calibrate.backend import OutOfMemory
-    from ..calibrate.pipe import WorkerFailed
-    from ..calibrate.sitting import Sitting, bar, sit
+    from servesim.calibrate.device.backend import OutOfMemory
+    from servesim.calibrate.device.worker_client import WorkerFailed
+    from servesim.calibrate.probe.session import Sitting, bar, sit
 
     sitting = Sitting(Path(args.output), settings_of(args))
     again = f"{args.output} keeps what was measured; the same command goes on"
@@ -101,9 +102,9 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def loaded(args: argparse.Namespace) -> Any:
     """Start a worker and load the model."""
-    from ..calibrate.pipe import Worker
-    from ..calibrate.stage import known_model
-    from ..scenario import override
+    from servesim.calibrate.device.worker_client import Worker
+    from servesim.calibrate.live.setup import known_model
+    from servesim.config.scenario import override
 
     model = known_model(args.model)
     worker = Worker(args.backend, args.worker_python, **override({}, args.option))
@@ -117,10 +118,10 @@ def loaded(args: argparse.Namespace) -> Any:
 
 def fit_samples(args: argparse.Namespace) -> int:
     """Fit a folder's samples, write its profile.yaml, and say what it is off by."""
-    from ..calibrate.check import report
-    from ..calibrate.fit import profile_from
-    from ..calibrate.sitting import read_probe
-    from ..profile import load_profile, write_profile
+    from servesim.calibrate.probe.check import report
+    from servesim.calibrate.probe.fit import profile_from
+    from servesim.calibrate.probe.session import read_probe
+    from servesim.costs.device_profile import load_profile, write_profile
 
     folder = Path(args.folder)
     path = next((folder / name for name in ("samples.csv", "samples.csv.gz") if (folder / name).is_file()), None)
@@ -144,8 +145,8 @@ def fit_samples(args: argparse.Namespace) -> int:
 
 def check_profile(args: argparse.Namespace) -> int:
     """Print the report; 3 when an error is above the tolerance."""
-    from ..calibrate.check import report
-    from ..profile import load_profile
+    from servesim.calibrate.probe.check import report
+    from servesim.costs.device_profile import load_profile
 
     profile = load_profile(args.profile)
     text, fine = report(profile, args.tolerance)
@@ -157,7 +158,7 @@ def check_profile(args: argparse.Namespace) -> int:
 def drawn(profile: Any, path: Any) -> None:
     """Draw the fit where asked for."""
     if path:
-        from ..calibrate.fit_plot import plot_fit
+        from servesim.calibrate.probe.plot import plot_fit
 
         plot_fit(profile, Path(path))
         print(f"plot: {path}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .sweep import add_executor_options, executing, jobs
+from .sweep import add_executor_options
 from .tolerance import share
 
 
@@ -34,16 +34,16 @@ def run_compare(args: argparse.Namespace) -> int:
     """Compare and judge; 3 when a figure is outside the tolerance."""
     import json
 
-    from ..compare import METRICS, compare, side, table, verdict
-    from ..core import BadInput
-    from ..executor import executor
-    from ..objective import objective
+    from servesim.core import BadInput
+    from servesim.study.compare import METRICS, compare, side, table, verdict
+    from servesim.study.executor import core_count, executing, executor
+    from servesim.study.objective import objective
 
     tolerance = args.tolerance
     if not 0 < args.confidence < 1 or args.replications < 1:
         raise BadInput("--confidence: expected a part between 0 and 1, --replications: at least 1")
     wanted = [objective(name, "--metric") for name in args.metric or METRICS]
-    with executing(executor(args.executor, min(jobs(args.jobs), args.replications))) as where:
+    with executing(executor(args.executor, min(core_count(args.jobs), args.replications))) as where:
         a, b = (side(given, args.set, args.replications, where) for given in (args.a, args.b))
     found = compare(a, b, wanted, args.confidence)
     if args.json:

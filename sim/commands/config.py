@@ -43,7 +43,7 @@ def print_schema(args: argparse.Namespace) -> int:
     """Print the schema."""
     import json
 
-    from ..scenario import Scenario
+    from servesim.config.scenario import Scenario
 
     print(json.dumps(Scenario.model_json_schema(), indent=1))
     return 0
@@ -51,8 +51,8 @@ def print_schema(args: argparse.Namespace) -> int:
 
 def validate_files(args: argparse.Namespace) -> int:
     """Check files one by one, the first fault ending it."""
-    from ..profile import load_profile
-    from ..scenario import read_tree, scenario_from
+    from servesim.config.scenario import read_tree, scenario_from
+    from servesim.costs.device_profile import load_profile
 
     for file in args.files:
         scenario = scenario_from(read_tree(file), file)
@@ -63,7 +63,7 @@ def validate_files(args: argparse.Namespace) -> int:
 
 def write_start(args: argparse.Namespace) -> int:
     """Write the scenario to start from, never over an existing file."""
-    from ..core import BadInput
+    from servesim.core import BadInput
 
     if args.file is None:
         print(START, end="")

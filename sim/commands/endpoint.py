@@ -45,11 +45,11 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
     import time
     from pathlib import Path
 
-    from ..calibrate.endpoint import calibrate, contact
-    from ..calibrate.endpoint_fit import TooLittle, fit_steps
-    from ..calibrate.endpoint_profile import about, table, troubles, write_samples
-    from ..calibrate.endpoint_steps import steps
-    from ..profile import write_profile
+    from servesim.calibrate.endpoint.fit import TooLittle, fit_steps
+    from servesim.calibrate.endpoint.measure import calibrate, contact
+    from servesim.calibrate.endpoint.steps import steps
+    from servesim.calibrate.endpoint.text import about, table, troubles, write_samples
+    from servesim.costs.device_profile import write_profile
 
     design, folder = design_of(args), Path(args.output)
     salt = args.salt or str(time.time_ns())
@@ -75,8 +75,8 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
 
 def design_of(args: argparse.Namespace) -> Any:
     """Return the loads that the options ask for."""
-    from ..calibrate.endpoint_plan import Design, numbers
-    from ..core import BadInput
+    from servesim.calibrate.endpoint.load_plan import Design, numbers
+    from servesim.core import BadInput
 
     for name in ("budget", "timeout"):
         if not 0 < getattr(args, name) < float("inf"):

@@ -21,8 +21,8 @@ def register(commands: Any) -> None:
 
 def run_plot(args: argparse.Namespace) -> int:
     """Draw and say what was written."""
-    from ..plot import plot
-    from ..sweeps import load
+    from servesim.report.png import plot
+    from servesim.study.sweep import load
 
     for path in plot(load(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format):
         print(path)

@@ -30,8 +30,8 @@ def register(commands: Any) -> None:
 
 def list_policies(args: argparse.Namespace) -> int:
     """Print one line each."""
-    from ..policies import POLICIES
-    from ..registry import about_preset, presets
+    from servesim.config.registry import about_preset, presets
+    from servesim.policies import POLICIES
 
     print("policies")
     for name, kind in POLICIES.items():
@@ -44,7 +44,7 @@ def list_policies(args: argparse.Namespace) -> int:
 
 def show_policy(args: argparse.Namespace) -> int:
     """Print a policy's fields, or a preset's."""
-    from ..registry import about_preset, make_policy, policy_class, preset, presets
+    from servesim.config.registry import about_preset, make_policy, policy_class, preset, presets
 
     given: dict[str, Any] = {"name": args.name}
     if args.name in presets():
@@ -68,9 +68,9 @@ def run_check(args: argparse.Namespace) -> int:
     """Try the contract on a few workloads; 1 where it is broken."""
     import sys
 
-    from ..registry import blamed, make_policy
-    from ..scenario import override
-    from ..testing import check_policy
+    from servesim.config.registry import blamed, make_policy
+    from servesim.config.scenario import override
+    from servesim.testing import check_policy
 
     policy = make_policy(override({"name": args.name}, args.set))
     for seed in range(SEEDS):
@@ -90,8 +90,8 @@ def rows(policy: Any) -> list[tuple[str, Any, Any, str]]:
     """Return name, value, default and help of every field, the policy's own before the common ones."""
     from dataclasses import fields
 
-    from ..core import Policy
-    from ..registry import field_help
+    from servesim.config.registry import field_help
+    from servesim.core import Policy
 
     comments = field_help(type(policy))
     common = {field.name for field in fields(Policy)}

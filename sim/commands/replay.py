@@ -11,9 +11,9 @@ from .scenario_options import add_scenario_options, scenario_of
 from .tolerance import add_tolerance, judge
 
 if TYPE_CHECKING:
-    from ..calibrate.replay import Replayed
-    from ..calibrate.stage import Stage
-    from ..scenario import Scenario
+    from servesim.calibrate.live.setup import Stage
+    from servesim.calibrate.replay.replay import Replayed
+    from servesim.config.scenario import Scenario
 
 
 def register(commands: Any) -> None:
@@ -47,7 +47,7 @@ def register(commands: Any) -> None:
 
 def replay_scenarios(args: argparse.Namespace) -> int:
     """Replay, print, judge; 1 when a run failed, 3 outside the tolerance, 130 when interrupted."""
-    from ..core import BadInput
+    from servesim.core import BadInput
 
     if bool(args.backend) == bool(args.url):
         raise BadInput("replay: expected one of --backend and --url")
@@ -56,8 +56,8 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     scenarios = scenarios_of(args)
     if args.url:
         return against_url(args, scenarios)
-    from ..calibrate.backend import OutOfMemory
-    from ..calibrate.pipe import WorkerFailed
+    from servesim.calibrate.device.backend import OutOfMemory
+    from servesim.calibrate.device.worker_client import WorkerFailed
 
     try:
         return on_backend(args, scenarios)
@@ -73,8 +73,8 @@ def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
     if args.sweep is None:
         scenario = scenario_of(args)
         return [(scenario.name or scenario.policy["name"], scenario)]
-    from ..calibrate.winners import winners
-    from ..core import BadInput
+    from servesim.calibrate.replay.winners import winners
+    from servesim.core import BadInput
 
     if args.top < 1:
         raise BadInput(f"--top: expected at least 1, got {args.top}")
@@ -84,10 +84,10 @@ def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
 
 def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
     """Replay all of them on one worker."""
-    from ..calibrate.replay import check_profile, replay_on, requests_of
-    from ..calibrate.stage import Stage, name_of
-    from ..profile import load_profile
-    from ..scenario import override
+    from servesim.calibrate.live.setup import Stage, name_of
+    from servesim.calibrate.replay.replay import check_profile, replay_on, requests_of
+    from servesim.config.scenario import override
+    from servesim.costs.device_profile import load_profile
 
     profile = None if args.live_only and args.backend != "fake" else load_profile(scenarios[0][1].profile)
     model = args.model or (name_of(profile.about.get("model")) if profile else None)
@@ -108,7 +108,7 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
 
 def show_live(replayed: Replayed, stage: Optional[Stage]) -> None:
     """Print what was measured."""
-    from ..show import benchmark, rule
+    from servesim.runs.text import benchmark, rule
 
     live = replayed.live
     what = stage.about["device"] if stage is not None else live.backend.get("url", "")
@@ -135,7 +135,7 @@ def report(args: argparse.Namespace, done: list[Replayed]) -> int:
     """Write the files, print the comparisons, and return the exit code."""
     from pathlib import Path
 
-    from ..calibrate.replay import write_replay
+    from servesim.calibrate.replay.replay import write_replay
 
     if args.output:
         for replayed in done:
@@ -152,15 +152,16 @@ def report(args: argparse.Namespace, done: list[Replayed]) -> int:
 
 def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
     """Send the requests of one scenario after the other to a server."""
-    from ..calibrate.client import replay_against
-    from ..calibrate.replay import requests_of
-    from ..profile import load_profile
+    from servesim.calibrate.replay.http_client import Target, replay_against
+    from servesim.calibrate.replay.replay import requests_of
+    from servesim.costs.device_profile import load_profile
 
     done = []
+    target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0)
     for name, scenario in scenarios:
         requests = requests_of(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)
-        done.append(replay_against(args, name, scenario, requests, profile))
+        done.append(replay_against(target, name, scenario, requests, profile, args.quiet))
         show_live(done[-1], None)
         if done[-1].live.stopped:
             break

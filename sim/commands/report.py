@@ -20,8 +20,8 @@ def register(commands: Any) -> None:
 
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and say where."""
-    from ..report import write_report
-    from ..sweeps import load
+    from servesim.report.page import write_report
+    from servesim.study.sweep import load
 
     path = Path(args.output) if args.output else Path(args.folder) / "report.html"
     write_report(load(args.folder), path)

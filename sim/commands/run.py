@@ -27,10 +27,11 @@ def run_scenario(args: argparse.Namespace) -> int:
     """Simulate and report; 1 when the engine got stuck."""
     import json
 
-    from ..log import DecisionLog
-    from ..results import open_text, write_run
-    from ..show import show_run
-    from ..simulate import load_trace, simulate
+    from servesim.files.write import open_text
+    from servesim.runs.decision_log import DecisionLog
+    from servesim.runs.run_folder import write_run
+    from servesim.runs.simulate import load_trace, simulate
+    from servesim.runs.text import show_run
 
     scenario = scenario_of(args)
     trace = load_trace(scenario)
@@ -41,7 +42,7 @@ def run_scenario(args: argparse.Namespace) -> int:
         if args.decisions:
             observers.append(DecisionLog(files.enter_context(open_text(args.decisions))))
         if args.timeline:
-            from ..timeline import Timeline
+            from servesim.runs.timeline import Timeline
 
             observers.append(files.enter_context(Timeline(args.timeline)))
         run = simulate(scenario, trace, observers, leaps=not args.no_leaps)

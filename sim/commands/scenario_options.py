@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..scenario import Scenario
+    from servesim.config.scenario import Scenario
 
 
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
@@ -31,8 +31,8 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 
 def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
     """Return the tree that file, preset, options and settings give together."""
-    from ..core import BadInput
-    from ..scenario import merge, override, read_tree, with_preset
+    from servesim.config.scenario import merge, override, read_tree, with_preset
+    from servesim.core import BadInput
 
     tree: dict[str, Any] = read_tree(args.scenario) if args.scenario else {}
     if args.preset:
@@ -61,7 +61,7 @@ def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
 
 def columns(given: list[str]) -> dict[str, str]:
     """Read FIELD=NAME, which column holds which field."""
-    from ..core import BadInput
+    from servesim.core import BadInput
 
     found = {}
     for item in given:
@@ -74,7 +74,7 @@ def columns(given: list[str]) -> dict[str, str]:
 
 def objectives(given: list[str]) -> dict[str, float]:
     """Read vLLM's KEY:MS objectives."""
-    from ..core import BadInput
+    from servesim.core import BadInput
 
     found: dict[str, float] = {}
     for item in given:
@@ -88,6 +88,6 @@ def objectives(given: list[str]) -> dict[str, float]:
 
 def scenario_of(args: argparse.Namespace) -> Scenario:
     """Return the scenario that the command line gives."""
-    from ..scenario import scenario_from
+    from servesim.config.scenario import scenario_from
 
     return scenario_from(scenario_tree(args), args.scenario or "scenario")

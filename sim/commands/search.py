@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .sweep import add_executor_options, executing, finish, jobs
+from .sweep import add_executor_options, finish
 from .tolerance import share
 
 
@@ -39,10 +39,10 @@ def register(commands: Any) -> None:
 
 def run_search(args: argparse.Namespace) -> int:
     """Search; 3 when no rate meets the objectives."""
-    from ..executor import WorkerLost, executor
+    from servesim.study.executor import WorkerLost, core_count, executing, executor
 
     try:
-        with executing(executor(args.executor, jobs(args.jobs))) as where:
+        with executing(executor(args.executor, core_count(args.jobs))) as where:
             return highest_rate(args, where) if args.meet else best_policy(args, where)
     except BrokenPipeError:
         raise
@@ -53,8 +53,8 @@ def run_search(args: argparse.Namespace) -> int:
 
 def best_policy(args: argparse.Namespace, where: Any) -> int:
     """Run the trials, print the table."""
-    from ..progress import Progress
-    from ..search import read_search, search
+    from servesim.study.progress import Progress
+    from servesim.study.search import read_search, search
 
     given = read_search(args.file, args.set, trials=args.trials, replications=args.replications)
     folder = Path(args.output) if args.output else Path("runs") / given.experiment.name
@@ -66,12 +66,12 @@ def best_policy(args: argparse.Namespace, where: Any) -> int:
 def highest_rate(args: argparse.Namespace, where: Any) -> int:
     """Climb to the highest rate, print it, and write the scenario at it where that can be said."""
     import yaml
+    from servesim.config.scenario import override, read_tree
+    from servesim.core import BadInput
+    from servesim.files.write import open_text
+    from servesim.runs.steady_state import STEADY
+    from servesim.study.capacity import Ladder, at_rate, bound, told
 
-    from ..bisection import Ladder, at_rate, bound, told
-    from ..core import BadInput
-    from ..results import open_text
-    from ..scenario import override, read_tree
-    from ..window import STEADY
     from .scenario_options import objectives
 
     if not 0 < args.precision < 1:

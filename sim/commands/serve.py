@@ -28,15 +28,15 @@ def register(commands: Any) -> None:
 
 def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; 1 when blocks were lost."""
-    from ..calibrate.backend import OutOfMemory
-    from ..calibrate.fake import COST
-    from ..calibrate.pipe import WorkerFailed
-    from ..calibrate.serve import serve
-    from ..calibrate.stage import Stage
-    from ..core import BadInput
-    from ..cost import mapping
-    from ..profile import load_profile
-    from ..scenario import override, scenario_from
+    from servesim.calibrate.device.backend import OutOfMemory
+    from servesim.calibrate.device.fake import COST
+    from servesim.calibrate.device.worker_client import WorkerFailed
+    from servesim.calibrate.live.setup import Stage
+    from servesim.calibrate.server.service import serve
+    from servesim.config.scenario import override, scenario_from
+    from servesim.core import BadInput
+    from servesim.costs.cost import mapping
+    from servesim.costs.device_profile import load_profile
 
     if args.queue < 1 or not 0 <= args.port < 65536:
         raise BadInput(f"--queue {args.queue} --port {args.port}: expected at least 1, and a port")

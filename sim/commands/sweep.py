@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .tolerance import share
 
 if TYPE_CHECKING:
-    from ..executor import Executor
-    from ..experiment import Experiment
-    from ..summary import Summary
-    from ..sweeps import Shard
+    from servesim.study.experiment import Experiment
+    from servesim.study.ranking import Summary
+    from servesim.study.sweep import Shard
 
 
 def register(commands: Any) -> None:
@@ -55,11 +52,11 @@ def add_executor_options(parser: argparse.ArgumentParser) -> None:
 
 def run_sweep(args: argparse.Namespace) -> int:
     """Run, sum up, print the table; 1 when a run failed or the disk was full."""
-    from ..executor import WorkerLost, executor
-    from ..experiment import read_experiment
-    from ..progress import Progress
-    from ..summary import Summary
-    from ..sweeps import merge, sweep
+    from servesim.study.executor import WorkerLost, core_count, executing, executor
+    from servesim.study.experiment import read_experiment
+    from servesim.study.progress import Progress
+    from servesim.study.ranking import Summary
+    from servesim.study.sweep import merge, sweep
 
     if args.file == "merge":
         experiment, found = merge(args.folder or "")
@@ -70,7 +67,8 @@ def run_sweep(args: argparse.Namespace) -> int:
     folder = vacant(folder) if args.fresh else folder
     shard = shard_of(args.shard, experiment)
     try:
-        with executing(executor(args.executor, jobs(args.jobs))) as where, Progress("sweep", args.quiet) as progress:
+        workers = executor(args.executor, core_count(args.jobs))
+        with executing(workers) as where, Progress("sweep", args.quiet) as progress:
             found = sweep(experiment, folder, where, args.resume or given.is_dir(), shard, progress)
         if shard.parts > 1:
             print(f"{folder / shard.journal}: {len(found)} runs; `sim sweep merge {folder}` when all parts are done")
@@ -95,39 +93,10 @@ def vacant(folder: Path) -> Path:
     return found
 
 
-@contextmanager
-def executing(where: Executor) -> Iterator[Executor]:
-    """End an executor's workers when the block ends, also by a termination signal."""
-    import signal
-    import threading
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt) if threading.current_thread() is threading.main_thread() else None
-    try:
-        yield where
-    finally:
-        where.close()
-        if before is not None:
-            signal.signal(signal.SIGTERM, before)
-
-
-def jobs(given: int | None) -> int:
-    """Return how many processes to run: one for every core this process may use."""
-    import os
-
-    from ..core import BadInput
-
-    if given is not None and given < 1:
-        raise BadInput(f"--jobs: expected at least 1, got {given}")
-    return given or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-
-
 def shard_of(given: str | None, experiment: Experiment) -> Shard:
     """Read I/N."""
-    from ..core import BadInput
-    from ..sweeps import WHOLE, Shard
+    from servesim.core import BadInput
+    from servesim.study.sweep import WHOLE, Shard
 
     if given is None:
         return WHOLE
@@ -141,7 +110,7 @@ def shard_of(given: str | None, experiment: Experiment) -> Shard:
 
 def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
     """Write the result's files, print the table."""
-    from ..sweep_files import table, write_summary
+    from servesim.study.files import table, write_summary
 
     if len(summary.failures) == sum(len(row.runs) for row in summary.rows):
         print(f"sim: every run failed, the first of them so: {summary.failures[0]['error']}", file=sys.stderr)
@@ -151,7 +120,7 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
     if summary.winner is not None:
         print(f"winner: {folder / 'best.yaml'}")
     if not args.no_report:
-        from ..report import write_report
+        from servesim.report.page import write_report
 
         write_report(summary, folder / "report.html")
         print(f"report: {folder / 'report.html'}")
@@ -163,10 +132,9 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
 def emit(summary: Summary, folder: Path) -> Path:
     """Write the winner as llm-serving's own YAML."""
     import yaml
-
-    from ..llm_serving_yaml import to_llm_serving
-    from ..results import open_text
-    from ..scenario import scenario_from
+    from servesim.config.llm_serving_yaml import to_llm_serving
+    from servesim.config.scenario import scenario_from
+    from servesim.files.write import open_text
 
     assert summary.winner is not None
     scenario = scenario_from(summary.experiment.tree(summary.winner.config))

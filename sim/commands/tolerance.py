@@ -32,8 +32,8 @@ def judge(args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[s
     import json
     from pathlib import Path
 
-    from ..calibrate.verify import JUDGED, as_json, ranks
-    from ..calibrate.verify_report import plot, rank_text, text, write_report
+    from servesim.calibrate.replay.verify import JUDGED, as_json, ranks
+    from servesim.calibrate.replay.verify_report import plot, rank_text, text, write_report
 
     judged = args.metrics or JUDGED
     for comparison in comparisons:

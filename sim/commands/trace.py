@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from .scenario_options import columns
 
 if TYPE_CHECKING:
-    from ..traces.trace import Trace
+    from servesim.traces.trace import Trace
 
 
 def register(commands: Any) -> None:
@@ -88,8 +88,8 @@ def _writing(parser: argparse.ArgumentParser) -> None:
 
 def convert_trace(args: argparse.Namespace) -> int:
     """Read, change, write."""
-    from ..core import BadInput
-    from ..traces.edit import merge
+    from servesim.core import BadInput
+    from servesim.traces.edit import merge
 
     if args.list:
         return _list_formats()
@@ -103,8 +103,8 @@ def convert_trace(args: argparse.Namespace) -> int:
 
 
 def _list_formats() -> int:
-    from ..traces.export import EXPORTS
-    from ..traces.formats import FORMATS
+    from servesim.traces.export import EXPORTS
+    from servesim.traces.read.formats import FORMATS
 
     for title, table in (("read", FORMATS), ("written", EXPORTS)):
         print(title)
@@ -115,9 +115,9 @@ def _list_formats() -> int:
 
 def synth_trace(args: argparse.Namespace) -> int:
     """Make a trace and write it."""
-    from ..core import BadInput
-    from ..scenario import override, read_tree
-    from ..traces.synth import synthesise
+    from servesim.config.scenario import override, read_tree
+    from servesim.core import BadInput
+    from servesim.traces.make.synth import synthesise
 
     tree: dict[str, Any] = read_tree(args.file) if args.file else {}
     workload = tree.get("workload", tree)
@@ -141,7 +141,7 @@ def inspect_trace(args: argparse.Namespace) -> int:
     """Print what a trace is like."""
     import json
 
-    from ..traces.inspect import described, statistics
+    from servesim.traces.describe import described, statistics
 
     trace = _load(args, args.file)
     _remark(trace)
@@ -149,14 +149,14 @@ def inspect_trace(args: argparse.Namespace) -> int:
     figures = statistics(trace)
     print(json.dumps(figures, indent=1) if args.json else described(figures))
     if args.picture:
-        from ..traces.picture import picture
+        from servesim.traces.picture import picture
 
         picture(trace, args.picture)
     return 0
 
 
 def _load(args: argparse.Namespace, file: str) -> Trace:
-    from ..traces.load import load
+    from servesim.traces.read.load import load
 
     window = _window(args.slice)
     return load(
@@ -167,7 +167,7 @@ def _load(args: argparse.Namespace, file: str) -> Trace:
 
 def _window(text: Optional[str]) -> Optional[tuple[float, float]]:
     """Read START:END; either may be left out."""
-    from ..core import BadInput
+    from servesim.core import BadInput
 
     if text is None:
         return None
@@ -183,7 +183,7 @@ def _window(text: Optional[str]) -> Optional[tuple[float, float]]:
 
 def _changed(args: argparse.Namespace, trace: Trace) -> Trace:
     """Return the trace as the flags want it."""
-    from ..traces import edit
+    from servesim.traces import edit
 
     window = _window(args.slice)
     if window is not None and args.run is synth_trace:  # a trace that was read is cut while reading
@@ -198,7 +198,7 @@ def _changed(args: argparse.Namespace, trace: Trace) -> Trace:
 
 
 def _write(args: argparse.Namespace, trace: Trace) -> None:
-    from ..traces.export import export, exported
+    from servesim.traces.export import export, exported
 
     if args.output is None:
         text, notes = exported(trace, args.to)

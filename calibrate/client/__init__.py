@@ -1,0 +1,4 @@
+"""The load generator and the HTTP protocols it speaks.
+
+It imports core only. endpoint, replay and server import it.
+"""

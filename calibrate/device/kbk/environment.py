@@ -1,0 +1,69 @@
+"""What the kbk backend's interpreter and machine have: the frameworks, their versions, the device, the environment."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Optional
+
+from servesim.calibrate.device.worker import first_line
+from servesim.core import BadInput
+
+INSTALL = "pip install mindspore==2.9.0 mindformers==1.9.0 'numpy<2'"
+
+
+def frameworks() -> tuple[Any, Any]:
+    """Import mindspore and mindformers, quietly, or say what is missing where."""
+    os.environ.setdefault("GLOG_v", "3")
+    try:
+        import mindformers
+        import mindspore
+    except ImportError as error:
+        raise BadInput(
+            f"kbk: {sys.executable} cannot import mindspore and mindformers ({first_line(error)}): there, "
+            f"{INSTALL}, or name another interpreter with --worker-python"
+        ) from error
+    return mindspore, mindformers
+
+
+@contextmanager
+def environment(**variables: Optional[str]) -> Iterator[None]:
+    """Set or remove environment variables for a while: MindFormers reads its mode from there as it builds a model."""
+    before = {name: os.environ.get(name) for name in variables}
+    put(variables)
+    try:
+        yield
+    finally:
+        put(before)
+
+
+def put(variables: dict[str, Optional[str]]) -> None:
+    """Set environment variables, or remove those that are None."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def device_name(ms: Any, device: str) -> str:
+    """Return the device as a person would name it."""
+    if device == "Ascend":
+        return str(ms.hal.get_device_name(0))
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        names = []
+    return f"CPU {names[0] if names else platform.machine()} x {os.cpu_count()}"
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a step's time depends on."""
+    from importlib.metadata import version
+
+    found = {name: version(name) for name in ("mindspore", "mindformers", "numpy")}
+    return {"python": platform.python_version(), **found}

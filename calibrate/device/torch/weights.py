@@ -1,0 +1,121 @@
+"""A Llama's weights on a device: drawn from a seed, or read from safetensors files in Hugging Face's layout."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from servesim.calibrate.device.backend import Model
+from servesim.core import BadInput
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+SPREAD = 0.02  # standard deviation of random weights, as Llama is initialised
+
+Source = Callable[[str, int, int], torch.Tensor]  # name in the Hugging Face layout, rows, columns (0: a vector)
+
+
+@dataclass
+class Layer:
+    """One decoder layer, projections that share their input fused."""
+
+    before_attention: torch.Tensor  # norm, [hidden]
+    qkv: torch.Tensor  # [(heads + 2 kv_heads) head_dim, hidden]
+    output: torch.Tensor  # [hidden, hidden]
+    before_mlp: torch.Tensor  # norm, [hidden]
+    gate_up: torch.Tensor  # [2 intermediate, hidden]
+    down: torch.Tensor  # [hidden, intermediate]
+
+
+@dataclass
+class Weights:
+    """All of a Llama's weights."""
+
+    embedding: torch.Tensor  # [vocab, hidden]
+    layers: list[Layer]
+    norm: torch.Tensor  # [hidden]
+    head: torch.Tensor  # [vocab, hidden]
+
+
+def random_weights(model: Model, device: torch.device, dtype: torch.dtype, seed: int) -> Weights:
+    """Return the same weights for the same seed, device kind and type."""
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def draw(name: str, rows: int, columns: int) -> torch.Tensor:
+        if not columns:
+            return torch.ones(rows, device=device, dtype=dtype)
+        return torch.empty(rows, columns, device=device, dtype=dtype).normal_(0.0, SPREAD, generator=generator)
+
+    return _assemble(model, draw)
+
+
+def stored_weights(model: Model, device: torch.device, dtype: torch.dtype, path: str) -> Weights:
+    """Read the weights from a safetensors file, or from all of those in a folder."""
+    place = Path(path)
+    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        tensors.update(_read(file))
+    if not tensors:
+        raise BadInput(f"{path}: expected a safetensors file or a folder of them")
+    if "lm_head.weight" not in tensors and "model.embed_tokens.weight" in tensors:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
+
+    def fetch(name: str, rows: int, columns: int) -> torch.Tensor:
+        expected = [rows, columns] if columns else [rows]
+        if name not in tensors:
+            raise BadInput(f"{path}: {name}: not there, expected shape {expected}")
+        if list(tensors[name].shape) != expected:
+            raise BadInput(f"{path}: {name}: shape {list(tensors[name].shape)}, model {model.name} expects {expected}")
+        return tensors[name].to(device=device, dtype=dtype)
+
+    return _assemble(model, fetch)
+
+
+def _assemble(model: Model, source: Source) -> Weights:
+    kv = model.kv_heads * (model.hidden // model.heads)
+    wide = model.intermediate
+    embedding = source("model.embed_tokens.weight", model.vocab, model.hidden)
+    layers = []
+    for index in range(model.layers):
+
+        def part(name: str, rows: int, columns: int = 0, prefix: str = f"model.layers.{index}.") -> torch.Tensor:
+            return source(prefix + name + ".weight", rows, columns)
+
+        attention = [("q", model.hidden), ("k", kv), ("v", kv)]
+        layers.append(
+            Layer(
+                part("input_layernorm", model.hidden),
+                torch.cat([part(f"self_attn.{name}_proj", rows, model.hidden) for name, rows in attention]),
+                part("self_attn.o_proj", model.hidden, model.hidden),
+                part("post_attention_layernorm", model.hidden),
+                torch.cat([part(f"mlp.{name}_proj", wide, model.hidden) for name in ("gate", "up")]),
+                part("mlp.down_proj", model.hidden, wide),
+            )
+        )
+    norm = source("model.norm.weight", model.hidden, 0)
+    return Weights(embedding, layers, norm, source("lm_head.weight", model.vocab, model.hidden))
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    """Return a safetensors file's tensors, mapped, not yet read: 8 bytes of header length, JSON, then the data."""
+    try:
+        data: Any = np.memmap(path, np.uint8, mode="c")
+        size = int.from_bytes(data[:8].tobytes(), "little")
+        header = json.loads(data[8 : 8 + size].tobytes())
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: not a safetensors file: {error}") from None
+    tensors = {}
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        if entry["dtype"] not in DTYPES:
+            raise BadInput(f"{path}: {name}: type {entry['dtype']}, expected one of {', '.join(DTYPES)}")
+        begin, end = entry["data_offsets"]
+        piece = torch.from_numpy(data[8 + size + begin : 8 + size + end])
+        tensors[name] = piece.view(DTYPES[entry["dtype"]]).view(entry["shape"])
+    return tensors

@@ -1,0 +1,4 @@
+"""Calibrate a server that is reached only over HTTP, from the times of its tokens.
+
+It imports client and costs. Only commands imports it.
+"""

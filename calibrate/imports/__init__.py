@@ -1,0 +1,4 @@
+"""Profiles made of step costs that others measured.
+
+It imports costs and files. Only commands imports it.
+"""

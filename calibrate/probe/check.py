@@ -1,0 +1,197 @@
+"""What a profile covers, what it is off by, and what to measure next."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.device_profile import Profile
+
+TOLERANCE = 0.03  # held-out error of a kind of step above which more of it should be measured
+UNSURE = 0.02  # standard error of a median, as a part, above which a point should be repeated
+WIDE = 0.3  # half of a parameter's interval, as a part of it
+WORST = 3  # points named
+KINDS = ("prefill", "decode", "mixed", "swap", "busy")
+
+
+@dataclass
+class Point:
+    """All samples of one shape."""
+
+    kind: str
+    shape: Shape
+    seconds: list[float] = field(default_factory=list)
+    flagged: int = 0
+    failed: str = ""
+
+    @property
+    def median(self) -> float:
+        """Median of its samples."""
+        return float(np.median(self.seconds))
+
+    @property
+    def unsure(self) -> float:
+        """Standard error of the median, as a part of it."""
+        if len(self.seconds) < 2:
+            return 1.0
+        low, high = np.quantile(self.seconds, [0.25, 0.75])
+        return float(0.93 * (high - low) / np.sqrt(len(self.seconds)) / self.median)
+
+    @property
+    def name(self) -> str:
+        """What it is, in the words of the grid."""
+        shape, parts = self.shape, []
+        if shape.prefill_rows:
+            parts.append(f"{shape.prefill_rows}x{shape.prefill_tokens // shape.prefill_rows} tokens")
+            if shape.cross:
+                parts.append(f"behind {shape.cross // shape.prefill_tokens}")
+        if shape.decode_rows:
+            parts.append(f"{shape.decode_rows} rows over {shape.context // shape.decode_rows}")
+        if shape.swapped:
+            parts.append(f"{shape.swapped} blocks")
+        return " ".join(parts)
+
+
+def samples_of(profile: Profile) -> list[Point]:
+    """Return the measured points of a profile, none where it has no samples."""
+    names = ("samples.csv", "samples.csv.gz")
+    path = next((profile.path / name for name in names if profile.path and (profile.path / name).is_file()), None)
+    return [] if path is None else read_points(path)
+
+
+def read_points(path: Path) -> list[Point]:
+    """Read a file of samples, point by point."""
+    raw = path.read_bytes()
+    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    points: dict[tuple[str, str], Point] = {}
+    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
+        try:
+            shape = Shape(*(int(row.get(name) or 0) for name in Shape._fields))
+            point = points.setdefault((row["kind"], row["point"]), Point(row["kind"], shape))
+            if row.get("failed"):
+                point.failed = row["failed"]
+            elif row.get("flagged"):
+                point.flagged += 1
+            else:
+                point.seconds.append(float(row["seconds"]))
+        except (KeyError, TypeError, ValueError):
+            raise BadInput(
+                f"{path}:{number}: expected a sample: kind, point, seconds and the fields of a shape"
+            ) from None
+    return list(points.values())
+
+
+def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bool]:
+    """Return what there is to say about a profile, and whether every error is within the tolerance."""
+    points = samples_of(profile)
+    lines = [f"profile {profile.name} ({profile.digest})"]
+    lines += [
+        f"  {key}: {profile.about[key]}" for key in ("device", "model", "kernels", "how") if profile.about.get(key)
+    ]
+    lines += ["", *coverage(profile, points)]
+    held_out = errors(profile)
+    lines += ["", *(error_lines(held_out) or ["held-out error: none is kept in this profile"])]
+    if isinstance(profile.about.get("busy"), (int, float)):
+        lines.append(
+            f"while the host's front end is at work in the same process, decodes take {profile.about['busy']:.2f} x"
+        )
+    lines += logs_lines(profile.about.get("fit"))
+    advice = next_steps(profile, points, held_out, TOLERANCE if tolerance is None else tolerance)
+    lines += ["", "what to measure next:", *(f"  {line}" for line in advice or ["nothing stands out"])]
+    fine = tolerance is None or all(error <= tolerance for error in held_out.values())
+    return "\n".join(lines), fine
+
+
+def coverage(profile: Profile, points: Sequence[Point]) -> list[str]:
+    """Say what was measured."""
+    lines = []
+    if points:
+        lines.append(f"{'measured':<10}{'points':>8}{'samples':>9}{'flagged':>9}{'failed':>8}{'median known to':>17}")
+    for kind in KINDS:
+        mine = [point for point in points if point.kind == kind]
+        if mine:
+            known = [point.unsure for point in mine if len(point.seconds) > 1]
+            lines.append(
+                f"{kind:<10}{len(mine):>8}{sum(len(p.seconds) for p in mine):>9}{sum(p.flagged for p in mine):>9}"
+                f"{sum(bool(p.failed) for p in mine):>8}{(f'{np.median(known):.1%}' if known else '-'):>17}"
+            )
+    grid = profile.about.get("grid") or {}
+    lines += [f"{name:<16}{low:g} to {high:g}" for name, (low, high) in grid.items()]
+    return lines or ["no samples and no grid: nothing is known about where these costs hold"]
+
+
+def errors(profile: Profile) -> dict[str, float]:
+    """Return the mean held-out error by kind of step, as a part of the measured time."""
+    found = {}
+    for kind, error in profile.error.items():
+        value = error.get("mean") if isinstance(error, Mapping) else error
+        if isinstance(value, (int, float)):
+            found[str(kind)] = float(value)
+    return found
+
+
+def error_lines(held_out: Mapping[str, float]) -> list[str]:
+    """Say what the fit is off by where it was not led."""
+    return [f"held-out error  {kind:<10}{error:>7.2%}" for kind, error in held_out.items()]
+
+
+def logs_lines(fit: Any) -> list[str]:
+    """Say how certain parameters fitted from logs are, and how runs are predicted."""
+    if not isinstance(fit, Mapping) or not isinstance(fit.get("parameters"), Mapping):
+        return []
+    lines = ["", f"{'parameter':<26}{'value':>12}   interval"]
+    for name, one in fit["parameters"].items():
+        lines.append(f"{name:<26}{one['value']:>12.4g}   {one['low']:.4g} to {one['high']:.4g}")
+    for title in ("left_out", "predicted"):
+        for row in fit.get(title) or ():
+            lines.append(f"{title.replace('_', ' ')}: {row['run']:<24}makespan {row['error']:+.2%}")
+    return lines
+
+
+def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str, float], tolerance: float) -> list[str]:
+    """Say what would make the profile better, the most pressing first."""
+    measured = [point for point in points if point.seconds]
+    advice = []
+    for kind, error in held_out.items():
+        if error > tolerance:
+            worst = sorted((p for p in measured if p.kind == kind), key=lambda p: -off(profile.cost, p))[:WORST]
+            names = "; ".join(f"{p.name} ({off(profile.cost, p):.0%} off)" for p in worst)
+            advice.append(f"more {kind} steps: held-out error {error:.1%}" + (f", worst near {names}" if names else ""))
+    failed = [point for point in points if point.failed]
+    if failed:
+        advice.append(f"{len(failed)} points failed, e.g. {failed[0].name}: {failed[0].failed}")
+    again = any(len(point.seconds) > 1 for point in measured)  # then the others are steps that were seen in passing
+    unsure = [point for point in measured if point.unsure > UNSURE and (len(point.seconds) > 1 or not again)]
+    if unsure:
+        widest = max(unsure, key=lambda point: point.unsure)
+        advice.append(
+            f"repeat {len(unsure)} of {len(measured)} points whose median is known worse than {UNSURE:.0%}: "
+            f"run the same probe again (worst: {widest.kind} {widest.name}, {widest.unsure:.0%})"
+        )
+    if points:
+        missing = [kind for kind in KINDS[:4] if not any(point.kind == kind for point in measured)]
+        advice += [f"{kind} steps: none was measured" for kind in missing]
+    return advice + unsure_parameters(profile.about.get("fit"))
+
+
+def off(cost: StepCost, point: Point) -> float:
+    """Return what the cost model is off by at a point, as a part."""
+    return abs(cost.seconds(point.shape) / point.median - 1)
+
+
+def unsure_parameters(fit: Any) -> list[str]:
+    """Name the parameters that logs leave open."""
+    parameters = fit.get("parameters") if isinstance(fit, Mapping) else None
+    wide = [
+        str(name)
+        for name, one in (parameters.items() if isinstance(parameters, Mapping) else ())
+        if one["value"] > 0 and (one["high"] - one["low"]) / 2 > WIDE * one["value"]
+    ]
+    return [f"runs that tell apart {', '.join(wide)}: intervals are wide"] if wide else []

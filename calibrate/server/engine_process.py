@@ -1,0 +1,193 @@
+"""The live driver behind a server: requests come over a socket while it runs, tokens go back over it.
+
+It runs next to the device: Python 3.9, standard library. Lines of JSON. In: {"post": [id, tokens, limit]},
+{"drop": id}, {"stop": true}. Out: {"t", "tokens": [[id, token]...], "over": [[id, outcome, reason]...], "state"}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Optional
+
+from servesim.calibrate.device.backend import Backend, OutOfMemory
+from servesim.calibrate.live.clocks import clock_of
+from servesim.calibrate.live.driver import Live, assemble
+from servesim.calibrate.live.prompts import Stories
+from servesim.core import Request, Stuck
+from servesim.engine.step import Gaps, Step
+
+IDLE = 1.0  # longest sleep of a desk with nothing to do
+TIDY = 1000  # calls between two clearings of what a run would keep and a server must not
+
+
+class Desk(Live):
+    """A live run without an end: its inbox is a socket."""
+
+    def __init__(self, backend: Backend, args: Mapping[str, Any], line: socket.socket) -> None:
+        driver, tables = assemble(args["policy"], {**args["engine"], "refuse": "always"}, ())
+        self.prompts: dict[Request, list[int]] = {}
+        super().__init__(driver, backend, tables, Stories(tables, self.prompts.pop), clock_of(args.get("pace")))
+        self.here: dict[Any, Request] = {}  # by id, until told that it is over
+        self.dropped: dict[Any, str] = {}  # ids to be taken out, and why
+        self.messages: queue.SimpleQueue[Optional[dict[str, Any]]] = queue.SimpleQueue()
+        self._line = line
+        self._done = 0  # of server.done, how many were told
+
+    def run(self) -> float:
+        """Serve until told to stop, or until the other side is gone."""
+        threading.Thread(target=listen, args=(self._line, self.messages.put), daemon=True).start()
+        self.now = self.clock.start()
+        self._say({"t": self.now, "tokens": [], "over": [], "state": self.state()})
+        while not self.stopped:
+            self._read(0.0)
+            self._drop()
+            try:
+                self._turn()
+            except Stuck as stuck:  # a livelock of the policy may not end the server
+                self._clear(str(stuck))
+        return self.now
+
+    def _turn(self) -> None:
+        step = self.driver.begin(self.now)
+        if step is None:
+            self._tell([])
+            self._idle(self.driver.next_event())
+            return
+        tokens = self._guarded(step)
+        over = self.driver.end(step, self.now)
+        self.stories.forget(over)
+        for request in over:
+            if request.id in self.dropped:  # its last token was never computed
+                request.outcome, request.reason = "failed", self.dropped[request.id]
+        self._tell([[r.id, token] for r, token in zip(self.stories.writers, tokens) if r is not None])
+        if len(self.calls) >= TIDY:
+            self._tidy()
+
+    def _guarded(self, step: Step) -> Sequence[int]:
+        """Run a call; what does not fit on the device costs its requests their answer, not the server its life."""
+        try:
+            self.now = self.call(step)
+            return self.written
+        except OutOfMemory as error:
+            self.now = self.clock.wait(self.clock.now())
+            rows = len(self.stories.writers)
+            self.stories.write([0] * rows)
+            self.dropped.update({r.id: f"out of memory: {error}" for r in self.stories.writers if r is not None})
+            return []
+
+    def _idle(self, instant: Optional[float]) -> None:
+        """Sleep until a message comes or something is due."""
+        left = IDLE if instant is None else min(IDLE, instant - self.clock.now())
+        if left > 0:
+            self._read(left)
+        self.now = self.clock.wait(max(self.now, self.clock.now()))
+
+    def _read(self, patience: float) -> None:
+        """Take in the messages there are, waiting for the first."""
+        while True:
+            try:
+                message = self.messages.get(timeout=patience) if patience > 0 else self.messages.get_nowait()
+            except queue.Empty:
+                return
+            patience = 0.0
+            if message is None or message.get("stop"):
+                self.stopped = True
+                return
+            self._take(message)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if "post" in message:
+            id, tokens, limit = message["post"]
+            request = Request(id, self.now, len(tokens), limit)
+            self.here[id] = request
+            self.prompts[request] = tokens
+            self.driver.inbox.post(request)
+        elif "drop" in message and message["drop"] in self.here:
+            self.dropped[message["drop"]] = "its client is gone"
+
+    def _drop(self) -> None:
+        """Take out requests whose clients are gone; one that nobody has seen yet comes in first."""
+        for id, why in list(self.dropped.items()):
+            request = self.here.get(id)
+            if request is not None and request.place in ("waiting", "running", "swapped"):
+                self.driver.abort(request, self.now, why)
+                self.stories.forget([request])
+            if request is None or request.place == "done":
+                del self.dropped[id]
+
+    def close(self) -> None:
+        """Take out everybody who is still here."""
+        self.dropped.update(dict.fromkeys(self.here, "the server ends"))
+        self._drop()
+
+    def _clear(self, why: str) -> None:
+        for request in self.driver.server.present():
+            self.driver.abort(request, self.now, why)
+            self.stories.forget([request])
+        self._tell([])
+
+    def _tell(self, tokens: list[list[Any]]) -> None:
+        """Send what was written and who is over."""
+        server = self.driver.server
+        over = []
+        for request in server.done[self._done :]:
+            self.here.pop(request.id, None)
+            self.prompts.pop(request, None)
+            over.append([request.id, request.outcome, request.reason])
+        self._done = len(server.done)
+        if tokens or over:
+            self._say({"t": self.now, "tokens": tokens, "over": over, "state": self.state()})
+
+    def state(self) -> dict[str, int]:
+        """Return the queues and the memory."""
+        server = self.driver.server
+        flushed = sum(len(self.tables.tables.get(request, ())) for request in server.finished)
+        return {
+            "waiting": len(server.waiting),
+            "running": len(server.running),
+            "swapped": len(server.swapped),
+            "free_blocks": len(self.tables.free) + flushed,  # what the next plan gives back counts
+            "total_blocks": self.tables.total,
+            "calls": self.driver.calls,
+        }
+
+    def _say(self, message: dict[str, Any]) -> None:
+        try:
+            self._line.sendall((json.dumps(message) + "\n").encode())
+        except OSError:
+            self.stopped = True
+
+    def _tidy(self) -> None:
+        server = self.driver.server
+        self.calls.clear()
+        server.done.clear()
+        self._done = 0
+        server.gaps = Gaps()
+
+
+def listen(line: socket.socket, put: Callable[[Optional[dict[str, Any]]], None]) -> None:
+    """Pass messages on as they come, None at their end."""
+    try:
+        with line.makefile("r", encoding="utf-8") as lines:
+            for text in lines:
+                put(json.loads(text))
+    except (OSError, ValueError):
+        pass
+    put(None)
+
+
+def serve(backend: Backend, args: Mapping[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:
+    """Serve on a loaded backend what comes over the socket that `args` names; return the state at the end."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.connect(args["socket"])
+        desk = Desk(backend, args, line)
+        desk.run()
+        desk.close()
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)  # the listener holds it open otherwise
+        return desk.state()

@@ -1,0 +1,74 @@
+"""Text files, plain or gzipped: read whole, with rows counted as an editor counts them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from pathlib import Path
+from typing import Any, Union
+
+from servesim.core import BadInput
+
+PathLike = Union[str, Path]
+
+
+def read_text(path: PathLike) -> str:
+    """Return the text of a file, unpacked if it is gzipped; a BadInput says what is wrong with it."""
+    try:
+        data = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise BadInput(f"{path}: no such file") from None
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    if data[:2] == b"\x1f\x8b":
+        try:
+            data = gzip.decompress(data)
+        except (EOFError, OSError, zlib.error) as error:
+            raise BadInput(f"{path}: row 1: damaged gzip file: {error}") from None
+    if b"\0" in data:
+        raise BadInput(f"{path}: row {_row(data, data.index(0))}: expected text, got binary data")
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise BadInput(f"{path}: row {_row(data, error.start)}: expected UTF-8 text, got binary data") from None
+    if not text.strip():
+        raise BadInput(f"{path}: row 1: the file is empty")
+    return text
+
+
+def write_text(path: PathLike, text: str) -> None:
+    """Write a file, gzipped where its name ends in .gz; the same text gives the same bytes."""
+    data = text.encode()
+    try:
+        Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    except OSError as error:
+        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def parse_json(path: PathLike, text: str, row: int = 1) -> Any:
+    """Return what a JSON text says; a BadInput names the row."""
+    try:
+        return json.loads(text, parse_constant=_refuse)
+    except json.JSONDecodeError as error:
+        place = f"row {row + error.lineno - 1}, column {error.colno}"
+        raise BadInput(f"{path}: {place}: expected JSON, got {shown(text[error.pos : error.pos + 60])}") from None
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{path}: row {row}: expected JSON: {str(error)[:80]}") from None
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message may show it: one line, not too long."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of more digits than Python will print
+        return f"a huge {type(value).__name__}"
+    return text if len(text) <= 48 else text[:45] + "..."
+
+
+def _refuse(name: str) -> Any:
+    raise ValueError(f"{name} is not a number")
+
+
+def _row(data: bytes, position: int) -> int:
+    return data.count(b"\n", 0, position) + 1

@@ -1,0 +1,179 @@
+"""The folder of a run: the one writer and the one reader of its files.
+
+Every run has manifest.json, result.json and requests.csv. A replay adds decisions.jsonl.gz; its live side also has
+sent.jsonl (the requests as they were sent) and steps.csv (the measured model calls).
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import platform
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from servesim import __version__
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import BadInput, Request, Shape
+from servesim.core.request import ASKED
+from servesim.files.write import open_text, write_json
+
+from .metrics import COLUMNS, row
+from .simulate import Run
+
+MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
+DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
+STEP_COLUMNS = ("start", "called", "end", *Shape._fields)
+
+
+@dataclass
+class RunData:
+    """A run, simulated or measured, as its folder holds it."""
+
+    result: Mapping[str, Any]
+    requests: Mapping[str, Mapping[str, Any]]  # by id: a row of requests.csv
+    decisions: Optional[Sequence[Mapping[str, Any]]] = None
+    scenario: Optional[Scenario] = None
+    sent: Optional[Sequence[Request]] = None  # what it takes to simulate it again
+    calls: Sequence[Sequence[float]] = field(default_factory=list)  # measured, as STEP_COLUMNS
+    name: str = ""
+
+
+def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
+    """Return a run of this process as its folder would give it."""
+    rows = {str(r.id): dict(zip(COLUMNS, row(r))) for r in run.requests}
+    return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
+
+
+def write_run(run: Run, folder: Union[str, Path]) -> None:
+    """Write a run's three files."""
+    folder = Path(folder)
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder}: expected a folder to write to, found a file")
+    with open_text(folder / REQUESTS) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(row(request) for request in run.requests)
+    write_json(folder / RESULT, run.result())
+    write_json(folder / MANIFEST, manifest(run))
+
+
+def manifest(run: Run) -> dict[str, Any]:
+    """Return what it takes to run it again."""
+    import numpy
+    import simpy
+
+    return {
+        "scenario": run.scenario.model_dump(mode="json"),
+        "seed": run.scenario.seed,
+        "profile": {"name": run.profile.name, "digest": run.profile.digest},
+        "versions": {
+            "servesim": __version__,
+            "python": platform.python_version(),
+            "simpy": getattr(simpy, "__version__", "?"),
+            "numpy": numpy.__version__,
+        },
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
+    }
+
+
+def write_decisions(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
+    """Write a decision log."""
+    with open_text(path) as file:
+        for one in rows:
+            file.write(json.dumps(one) + "\n")
+
+
+def write_sent(requests: Sequence[Request], path: Path) -> None:
+    """Write the requests as they were sent, enough to send or simulate them again."""
+    with open_text(path) as file:
+        for request in requests:
+            asked = {name: getattr(request, name) for name in ASKED}
+            file.write(json.dumps({**asked, "prefix": list(request.prefix)}) + "\n")
+
+
+def write_steps(calls: Sequence[Sequence[Any]], path: Path) -> None:
+    """Write the measured model calls."""
+    with open_text(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("step", *STEP_COLUMNS))
+        writer.writerows((number, *call) for number, call in enumerate(calls))
+
+
+def read_run(folder: Path) -> RunData:
+    """Read the folder that `sim run -o` or `sim replay -o` wrote."""
+    for name in (RESULT, REQUESTS, MANIFEST):
+        if not (folder / name).is_file():
+            raise BadInput(f"{folder}: expected a folder of `sim run -o` or `sim replay -o`; it has no {name}")
+    about = read_json(folder / MANIFEST)
+    sent, steps, log = folder / SENT, folder / STEPS, folder / DECISIONS
+    return RunData(
+        read_json(folder / RESULT),
+        read_requests(folder / REQUESTS),
+        read_decisions(log) if log.is_file() else None,
+        scenario_from(about["scenario"], str(folder / MANIFEST)),
+        read_sent(sent) if sent.is_file() else None,
+        read_steps(steps) if steps.is_file() else [],
+        folder.name,
+    )
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file that holds a mapping."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{path}: cannot be read: {error}") from None
+    if not isinstance(value, dict):
+        raise BadInput(f"{path}: expected a mapping")
+    return value
+
+
+def read_requests(path: Path) -> dict[str, dict[str, Any]]:
+    """Read requests.csv; empty times are None."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.DictReader(lines)
+        if tuple(reader.fieldnames or ()) != COLUMNS:
+            raise BadInput(f"{path}:1: expected the columns {', '.join(COLUMNS)}")
+        rows = {}
+        for number, line in enumerate(reader, 2):
+            try:
+                rows[line["id"]] = {key: read_value(key, text) for key, text in line.items()}
+            except ValueError as error:
+                raise BadInput(f"{path}:{number}: {error}") from None
+        return rows
+
+
+def read_value(key: str, text: str) -> Any:
+    """Return a cell of requests.csv as what it is."""
+    if key in ("id", "outcome"):
+        return text or None
+    if not text:
+        return None
+    return int(text) if key in ("prompt", "output", "evictions") else float(text)
+
+
+def read_decisions(path: Path) -> list[dict[str, Any]]:
+    """Read a decision log."""
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def read_sent(path: Path) -> list[Request]:
+    """Return the requests of sent.jsonl, none of them served yet."""
+    with path.open(encoding="utf-8") as lines:
+        return [Request(**json.loads(line)) for line in lines]
+
+
+def read_steps(path: Path) -> list[list[float]]:
+    """Return the measured calls of steps.csv."""
+    with path.open(encoding="utf-8", newline="") as lines:
+        reader = csv.reader(lines)
+        header = next(reader, [])
+        if header != ["step", *STEP_COLUMNS]:
+            raise BadInput(f"{path}:1: expected the columns step, {', '.join(STEP_COLUMNS)}")
+        return [[*map(float, row[1:4]), *map(int, row[4:])] for row in reader]

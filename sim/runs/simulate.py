@@ -1,0 +1,158 @@
+"""One simulated run: a scenario in, requests with their times and the figures out."""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Optional
+
+from servesim.core import BadInput, Request, Stuck
+from servesim.engine.build import build_driver, build_server
+from servesim.engine.loop import Driver, Observer
+from servesim.engine.simulated import Engine
+from .metrics import Measures, lose
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.config.scenario import Scenario
+from servesim.engine.server import Server
+from servesim.engine.shape import Padding
+
+if TYPE_CHECKING:
+    from servesim.traces.trace import Trace
+
+
+@dataclass
+class Run:
+    """What came of a scenario."""
+
+    scenario: Scenario
+    profile: Profile
+    requests: Sequence[Request]
+    measures: Measures
+    server: Server
+    calls: int  # model calls
+    busy: float  # seconds of them
+    end: float  # when the last one ended
+    padded_tokens: int  # prompt tokens run beside the live ones
+    padded_rows: int  # decode rows run beside the live ones
+    outside: list[str] = field(default_factory=list)  # what lay beyond the profile's measured grid
+    stuck: Optional[Stuck] = None
+
+    def result(self) -> dict[str, Any]:
+        """Return the figures under vLLM's keys, then what only a simulator knows."""
+        found = self.measures.as_result()
+        return {
+            **found,
+            "makespan": self.measures.makespan,
+            "evictions": sum(request.evictions for request in self.requests),
+            "outcomes": self.measures.outcomes(),
+            "model_calls": self.calls,
+            "busy_s": self.busy,
+            "prompt_tokens_computed": self.server.computed,
+            "padded_prompt_tokens": self.padded_tokens,
+            "padded_decode_rows": self.padded_rows,
+            "mean_seconds": self.measures.where(),
+            "outside_profile": self.outside,
+            "stuck": None if self.stuck is None else str(self.stuck),
+        }
+
+
+def load_trace(scenario: Scenario) -> Trace:
+    """Return the requests that a scenario's trace or workload gives."""
+    if scenario.trace is not None:
+        from servesim.traces.read.load import load
+
+        file = scenario.trace
+        return load(
+            file.path, file.format, file.columns, file.limit, file.tokenizer,
+            unit=file.unit, sort=file.sort, seed=scenario.seed, window=file.window or (0.0, math.inf),
+        )  # fmt: skip
+    if scenario.workload is not None:
+        from servesim.traces.make.synth import synthesise
+
+        return synthesise(scenario.workload, scenario.seed)
+    raise BadInput("scenario: expected a trace or a workload, got neither (try -X 0.5 -T 3000, or --trace FILE)")
+
+
+def fresh(requests: Sequence[Request]) -> list[Request]:
+    """Return copies that have not run yet."""
+    return [
+        Request(
+            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix, r.after, r.delay, r.fails
+        )
+        for r in requests
+    ]
+
+
+def build(
+    scenario: Scenario, requests: Sequence[Request], observers: Sequence[Observer] = (), front_end: float = 0.0
+) -> Driver:
+    """Return the driver of a scenario; `front_end` is the profile's seconds."""
+    engine = scenario.engine.model_dump()
+    return build_driver(build_server(scenario.make_policy(), engine), engine, requests, observers, front_end)
+
+
+def simulate(
+    scenario: Scenario,
+    trace: Optional[Trace] = None,
+    observers: Sequence[Observer] = (),
+    leaps: bool = True,
+    profile: Optional[Profile] = None,
+) -> Run:
+    """Run a scenario; a livelock of the engine ends the run and is told in `Run.stuck`."""
+    with no_collection():
+        return serve(scenario, trace, observers, leaps, profile)
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """Keep the garbage collector off: a run makes no cycles worth it, and scanning all requests is a tenth of one."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def serve(
+    scenario: Scenario, trace: Optional[Trace], observers: Sequence[Observer], leaps: bool, profile: Optional[Profile]
+) -> Run:
+    """Run a scenario."""
+    profile = load_profile(scenario.profile) if profile is None else profile
+    requests = fresh((load_trace(scenario) if trace is None else trace).requests)
+    driver = build(scenario, requests, observers, profile.front_end)
+    config = scenario.engine
+    cold = config.cold_start
+    engine = Engine(
+        driver,
+        profile.noisy(scenario.seed) if scenario.noise else profile.cost,
+        Padding(config.prefill_gears, scenario.gears(driver.policy)),
+        leaps,
+        profile.cold_start if cold is None else (cold.prefill, cold.decode),
+    )
+    return run_engine(engine, scenario, profile, requests)
+
+
+def run_engine(engine: Engine, scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> Run:
+    """Run an engine to its end and collect what came of it."""
+    stuck = None
+    try:
+        engine.run()
+    except Stuck as error:
+        stuck = error
+    driver = engine.driver
+    return Run(
+        scenario, profile, requests, measure(scenario, requests, driver.server), driver.server, driver.calls,
+        engine.busy, engine.now, *engine.waste, profile.outside(engine.widest._asdict()), stuck,
+    )  # fmt: skip
+
+
+def measure(scenario: Scenario, requests: Sequence[Request], server: Server) -> Measures:
+    """Return the figures of requests that were served, those marked whose client gave up."""
+    if scenario.engine.lost_after is not None:
+        lose(requests, scenario.engine.lost_after)
+    return Measures(requests, server.gaps, scenario.slo.seconds())

@@ -1,0 +1,129 @@
+"""The timeline of a run for Perfetto (ui.perfetto.dev) or chrome://tracing, in the JSON form of trace events.
+
+Steps are slices on one track; every request is an async slice from its arrival to its end, with its states inside
+it; the queues and the blocks are counters. Times are microseconds.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Optional, TextIO, Union
+
+from servesim.core import FOREVER, Request
+from .queue_log import queue_lengths
+from servesim.files.write import open_text
+from servesim.engine.server import Server
+from servesim.engine.step import Step
+
+ENGINE, REQUESTS = 1, 2  # process ids: the groups that viewers show
+
+
+class Timeline:
+    """Writes a run's events as they happen; a context manager and an observer of the driver."""
+
+    def __init__(self, path: Union[str, Path]) -> None:
+        self.path = path
+        self.events = 0
+        self._stack = ExitStack()
+        self._file: Optional[TextIO] = None
+        self._states: dict[Request, str] = {}  # of those who are here: the inner slice that is open
+        self._counters: dict[str, dict[str, int]] = {}  # last values shown
+        self._now = 0.0
+
+    def __enter__(self) -> Timeline:
+        self._file = self._stack.enter_context(open_text(self.path))
+        self._file.write('{"displayTimeUnit":"ms","traceEvents":[')
+        for group, name in ((ENGINE, "engine"), (REQUESTS, "requests")):
+            self._event("M", 0.0, group, "process_name", args={"name": name})
+            self._event("M", 0.0, group, "process_sort_index", args={"sort_index": group})
+        self._event("M", 0.0, ENGINE, "thread_name", tid=1, args={"name": "steps"})
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is None and self._file is not None:
+            for request in list(self._states):
+                self._close(request, self._now)
+            self._file.write("\n]}\n")
+        self._stack.__exit__(kind, error, trace)
+
+    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        """Show who came, who moved, and how long the queues are."""
+        now = self._now = step.start
+        for request in arrived:
+            self._open(request, now)
+        for request, how, _ in step.evicted:
+            self._enter(request, {"swap": "swapped out", "keep": "paused"}.get(how, "queued again"), now)
+        for request, _ in step.admitted:
+            self._enter(request, "prefill", now)
+        for request in step.plan.swap_in:
+            self._enter(request, "decode", now)
+        for rejection in step.plan.reject:
+            self._close(rejection.request, now)
+        self._count(server, now)
+
+    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+        """Show the step, and who begins to decode or is over."""
+        self._now = now
+        if step.calls:
+            tokens = sum(chunk.tokens for chunk in step.chunks)
+            facts = {"prompts": len(step.chunks), "prompt_tokens": tokens, "decodes": step.decoders,
+                     "context": step.context, "evicted": len(step.evicted)}  # fmt: skip
+            self._event("X", step.start, ENGINE, step.kind, tid=1, dur=micro(now) - micro(step.start), args=facts)
+        for chunk in step.chunks:
+            if chunk.request.decodes:
+                self._enter(chunk.request, "decode", now)
+        for request in over:
+            self._close(request, now)
+        self._count(server, now)
+
+    def _open(self, request: Request, now: float) -> None:
+        facts = {"prompt": request.prompt, "limit": request.limit}
+        self._slice("b", request, f"request {request.id}", request.arrival, facts)
+        if request.place == "done":  # refused
+            self._slice("e", request, f"request {request.id}", now, {"outcome": request.outcome})
+            return
+        self._states[request] = "queued"
+        self._slice("b", request, "queued", request.arrival)
+
+    def _enter(self, request: Request, state: str, now: float) -> None:
+        old = self._states.get(request)
+        if old is not None and old != state:
+            self._slice("e", request, old, now)
+            self._slice("b", request, state, now)
+            self._states[request] = state
+
+    def _close(self, request: Request, now: float) -> None:
+        state = self._states.pop(request, None)
+        if state is not None:
+            facts = {"outcome": request.outcome or "unfinished", "written": request.written}
+            self._slice("e", request, state, now)
+            self._slice("e", request, f"request {request.id}", now, facts)
+
+    def _slice(self, phase: str, request: Request, name: str, at: float, facts: Any = None) -> None:
+        self._event(phase, at, REQUESTS, name, cat="request", id=str(request.id), args=facts or {})
+
+    def _count(self, server: Server, now: float) -> None:
+        self._counter("queues", now, queue_lengths(server))
+        pool = server.pool
+        if pool.total < FOREVER:
+            self._counter("blocks", now, {"held": pool.total - pool.free, "free": pool.free})
+        if pool.host_total:
+            self._counter("host blocks", now, {"held": pool.host_total - pool.host_free})
+
+    def _counter(self, name: str, now: float, values: dict[str, int]) -> None:
+        if self._counters.get(name) != values:
+            self._counters[name] = values
+            self._event("C", now, ENGINE, name, args=values)
+
+    def _event(self, phase: str, at: float, group: int, name: str, tid: int = 0, **extra: Any) -> None:
+        assert self._file is not None, "a timeline is written inside its with-block"
+        event = {"ph": phase, "ts": micro(at), "pid": group, "tid": tid, "name": name, **extra}
+        self._file.write(("," if self.events else "") + "\n" + json.dumps(event, separators=(",", ":")))
+        self.events += 1
+
+
+def micro(seconds: float) -> float:
+    """Return microseconds, to the nanosecond."""
+    return round(seconds * 1e6, 3)

@@ -1,0 +1,37 @@
+"""Where the tests find an interpreter with mindspore and mindformers: SERVESIM_KBK_PYTHON, else .venv-kbk here."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ...conftest import ROOT
+
+SCRIPT = Path(__file__).with_name("kbk_contract.py")
+
+
+def kbk_python() -> str:
+    """Return that interpreter, or skip and say why there is none."""
+    python = os.environ.get("SERVESIM_KBK_PYTHON") or str(ROOT / ".venv-kbk" / "bin" / "python")
+    if not Path(python).exists():
+        pytest.skip(f"no interpreter with mindspore: {python} is absent (make kbk, or set SERVESIM_KBK_PYTHON)")
+    probe = "import importlib.util as u, sys; sys.exit(not (u.find_spec('mindspore') and u.find_spec('mindformers')))"
+    if subprocess.run([python, "-c", probe], capture_output=True).returncode:
+        pytest.skip(f"{python} lacks mindspore or mindformers (make kbk)")
+    return python
+
+
+def contract(folder: Path, *parts: str) -> dict[str, Any]:
+    """Run parts of kbk_contract.py under that interpreter, in a folder, and return what they found."""
+    out = folder / "found.json"
+    done = subprocess.run(
+        [kbk_python(), str(SCRIPT), str(out), *parts], cwd=folder, capture_output=True, text=True, timeout=280
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    found: dict[str, Any] = json.loads(out.read_text())
+    return found

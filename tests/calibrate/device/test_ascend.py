@@ -1,0 +1,81 @@
+"""The kbk backend with its fused kernels on an Ascend: pytest -m ascend, on such a machine. Not run by its authors yet.
+
+Its interpreter is that of SERVESIM_KBK_PYTHON, else .venv-kbk's. Scores are compared to the precision of float16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from servesim.calibrate.device.backend import Row
+from servesim.calibrate.device.worker_client import Worker
+
+from .kbk_host import contract, kbk_python
+
+pytestmark = [pytest.mark.ascend, pytest.mark.timeout(1800)]
+
+BLOCKS = {"blocks": 128, "block_size": 16, "host_blocks": 64}
+HALF = 2e-2  # of a score in float16, relative to the largest one
+
+
+@pytest.fixture(scope="module")
+def ascend() -> Iterator[Worker]:
+    with Worker("kbk", python=kbk_python()) as worker:
+        if worker.describe()["kernels"] != "fused":
+            pytest.skip("no Ascend here: MindSpore runs on the CPU")
+        worker.load("tiny", **BLOCKS)
+        yield worker
+
+
+def test_it_runs_the_fused_kernels_in_float16(ascend: Worker) -> None:
+    about = ascend.describe()
+    assert (about["kernels"], about["dtype"], about["jit_level"]) == ("fused", "float16", "O0")
+    assert not about["device"].startswith("CPU")
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_batches_that_grow_shrink_and_swap_give_the_scores_of_a_plain_pass(ascend: Worker, seed: int) -> None:
+    seen = ascend.call("exercise", timeout=600, seed=seed)
+    assert seen["error"] < HALF
+
+
+def test_one_wrong_block_table_is_seen(ascend: Worker) -> None:
+    assert ascend.call("exercise", timeout=600, spoil=True)["error"] > 5 * HALF
+
+
+def test_the_fused_kernels_give_the_scores_of_the_reference_kernels(ascend: Worker) -> None:
+    rows = [
+        [Row(list(range(1, 50)), 0, [9, 4, 30, 2]), Row([7, 8, 9], 0, [5])],
+        [Row([11], 49, [9, 4, 30, 2]), Row([12, 13, 14], 3, [5])],
+    ]
+    with Worker("kbk", python=kbk_python(), device="CPU") as reference:
+        reference.load("tiny", **BLOCKS)
+        for step in rows:
+            ascend.step(step)
+            reference.step(step)
+            fused, plain = np.array(ascend.call("logits")), np.array(reference.call("logits"))
+            assert np.abs(fused - plain).max() < HALF * np.abs(plain).max()
+
+
+def test_no_new_shape_compiles_a_graph_again(ascend: Worker) -> None:
+    for rows in range(1, 9):
+        table = list(range(1, 2 + rows))
+        ascend.step([Row([7] * 16 * rows, 0, table)] * rows)
+        ascend.step([Row([7], 16 * rows, table)] * rows)
+    assert ascend.describe()["graphs"] == 2
+
+
+def test_a_step_takes_no_less_by_the_wall_than_by_the_devices_events(ascend: Worker, tmp_path: Path) -> None:
+    seen = contract(tmp_path, "events")["events"]
+    assert all(0 < device <= wall for device, wall in zip(seen["device"], seen["wall"]))
+
+
+def test_llama_7b_runs_as_it_is(ascend: Worker) -> None:
+    ascend.load("llama2-7b", blocks=512, block_size=16, host_blocks=8)
+    first = ascend.step([Row(list(range(1, 200)), 0, list(range(1, 14)))])
+    assert ascend.seconds > 0
+    second = ascend.step([Row(first, 199, list(range(1, 14)))])
+    assert all(0 <= token < 32000 for token in first + second)

@@ -1,0 +1,298 @@
+"""The worker process and the fake device in it: the protocol, what may go wrong, and what is then said."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servesim.calibrate.device import worker_client
+from servesim.calibrate.device.backend import MODELS, OutOfMemory, Row
+from servesim.calibrate.device.fake import Fake
+from servesim.calibrate.device.worker_client import Worker, WorkerFailed
+from servesim.core import BadInput
+
+from ...conftest import ROOT
+
+pytestmark = pytest.mark.live
+
+FREE: dict[str, float] = {}  # a cost of nothing
+ROWS = [Row([5, 6, 7], 0, [3]), Row([9], 0, [1])]
+
+JOB = """
+import os, subprocess, sys, time
+
+def run(backend, args, emit):
+    if args["what"] == "chatter":
+        print("a framework says hello")
+        os.write(1, b"and so does its C++\\n")
+        subprocess.run(["echo", "and its children"], check=True)
+        sys.stdin.read()
+    for k in range(args.get("reports", 0)):
+        emit({"done": k})
+    if args["what"] == "sleep":
+        time.sleep(60)
+    if args["what"] == "die":
+        sys.stderr.write("first words\\nlast words\\n")
+        sys.stderr.flush()
+        os.kill(os.getpid(), 9)
+    if args["what"] == "raise":
+        raise ValueError("one thing\\nand another")
+    open("dropped.txt", "w").close()
+    return {"cwd": os.getcwd(), "what": args["what"]}
+"""
+
+
+@pytest.fixture
+def fake() -> Iterator[Worker]:
+    with Worker("fake", cost=FREE) as worker:
+        worker.load("micro", blocks=8, block_size=4, host_blocks=2)
+        yield worker
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A bare copy of the folders a device's host needs, with a job of ours where the probe would be."""
+    home = tmp_path / "copy"
+    for folder in ("sim", "policies", "calibrate"):
+        shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__", "profiles"))
+    (home / "calibrate" / "probe" / "measure.py").write_text(JOB)
+    monkeypatch.setattr(worker_client, "WORKER", home / "calibrate" / "device" / "worker.py")
+    return home
+
+
+def test_a_worker_gives_the_tokens_of_the_same_backend_in_this_process(fake: Worker) -> None:
+    here = Fake(FREE)
+    here.load(MODELS["micro"], blocks=8, block_size=4, host_blocks=2)
+    assert fake.step(ROWS) == here.step(ROWS)
+    assert fake.describe() == here.describe()
+    assert fake.describe()["model"]["name"] == "micro"
+
+
+def test_it_runs_from_a_bare_copy_of_the_folders_without_an_installed_package(copied: Path) -> None:
+    with Worker("fake") as worker:
+        assert worker.about["package"] == str(copied / "sim")
+        worker.load("micro", 4, 4)
+        assert len(worker.step(ROWS)) == 2
+
+
+def test_it_runs_from_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "servesim"
+    shutil.copytree(ROOT / "sim", package)
+    shutil.copytree(ROOT / "calibrate", package / "calibrate", ignore=shutil.ignore_patterns("profiles"))
+    monkeypatch.setattr(worker_client, "WORKER", package / "calibrate" / "device" / "worker.py")
+    with Worker("fake") as worker:
+        assert worker.about["package"] == str(package)
+
+
+def test_it_runs_on_the_python_of_an_npu_host(copied: Path) -> None:
+    known = [shutil.which("python3.9"), *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python"))]
+    python = next(
+        (path for path in known if path and subprocess.run([path, "-V"], capture_output=True).returncode == 0), None
+    )
+    if python is None:
+        pytest.skip("no Python 3.9 on this machine")
+    with Worker("fake", python=python) as worker:
+        assert worker.about["python"].startswith("3.9.")
+        assert worker.describe()["device"] == "fake"
+
+
+def test_the_folder_of_the_worker_hides_no_module_of_the_standard_library(copied: Path) -> None:
+    (copied / "calibrate" / "profile.py").write_text("raise ImportError('hidden')")
+    (copied / "calibrate" / "probe.py").write_text("import profile\ndef run(*_): return profile.__name__")
+    with Worker("fake") as worker:
+        assert worker.call("probe") == "profile"
+
+
+def test_what_a_framework_prints_or_reads_does_not_disturb_the_protocol(copied: Path) -> None:
+    with Worker("fake") as worker:
+        assert worker.call("probe", what="chatter")["what"] == "chatter"
+        assert worker.describe()["device"] == "fake"
+
+
+def test_a_long_job_reports_as_it_goes(copied: Path) -> None:
+    heard: list[Any] = []
+    with Worker("fake") as worker:
+        worker.call("probe", progress=heard.append, what="count", reports=3)
+    assert heard == [{"done": 0}, {"done": 1}, {"done": 2}]
+
+
+def test_what_a_job_drops_in_its_folder_is_gone_with_the_worker(copied: Path) -> None:
+    with Worker("fake") as worker:
+        home = Path(worker.call("probe", what="drop")["cwd"])
+        assert (home / "dropped.txt").exists()
+        assert home != Path.cwd()
+    assert not home.exists()
+
+
+def test_an_exception_comes_back_as_one_line_and_the_worker_stays(copied: Path) -> None:
+    with Worker("fake") as worker:
+        with pytest.raises(WorkerFailed) as caught:
+            worker.call("probe", what="raise")
+        assert str(caught.value) == "fake worker: probe failed, ValueError: one thing"
+        assert "and another" in caught.value.traceback
+        assert worker.describe()["device"] == "fake"
+
+
+def test_a_worker_that_is_killed_says_how_and_its_last_words(copied: Path) -> None:
+    with Worker("fake") as worker:
+        with pytest.raises(WorkerFailed, match=r"died in probe, killed by SIGKILL: last words$"):
+            worker.call("probe", what="die")
+        with pytest.raises(WorkerFailed, match="died in describe"):
+            worker.describe()
+
+
+def test_a_worker_that_hangs_is_ended_and_says_so(copied: Path) -> None:
+    with Worker("fake") as worker:
+        with pytest.raises(WorkerFailed, match=r"no answer to probe in 0\.3 s; it was ended"):
+            worker.call("probe", timeout=0.3, what="sleep")
+        assert gone(worker.about["pid"])
+
+
+def test_a_worker_is_ended_when_its_listener_gives_up(copied: Path) -> None:
+    def give_up(_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with Worker("fake") as worker:
+        with pytest.raises(KeyboardInterrupt):
+            worker.call("probe", progress=give_up, what="sleep", reports=1)
+        assert gone(worker.about["pid"])
+
+
+def test_a_worker_follows_a_parent_that_was_killed(copied: Path) -> None:
+    parent = f"""
+    from pathlib import Path
+    from servesim.calibrate.device import worker_client
+    worker_client.WORKER = Path({str(worker_client.WORKER)!r})
+    worker = worker_client.Worker("fake")
+    print(worker.about["pid"], flush=True)
+    worker.call("probe", what="sleep")
+    """
+    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(parent)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pid = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    deadline = time.monotonic() + 20
+    while not gone(pid) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert gone(pid)
+
+
+def test_an_interpreter_without_the_framework_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        Worker("kbk", python=sys.executable)
+    message = str(caught.value)
+    assert "\n" not in message
+    assert message.startswith(f"kbk: {sys.executable} cannot import mindspore and mindformers")
+    assert "--worker-python" in message
+
+
+def test_an_interpreter_that_is_not_there_says_so() -> None:
+    with pytest.raises(BadInput, match=r"^worker python: cannot run /nowhere/python: No such file or directory$"):
+        Worker("fake", python="/nowhere/python")
+
+
+def test_an_interpreter_that_is_none_says_how_it_ended() -> None:
+    with pytest.raises(WorkerFailed, match=r"died in open, exit code 1$"):
+        Worker("fake", python="/bin/false")
+
+
+def test_an_interpreter_can_be_named_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SERVESIM_FAKE_PYTHON", "/nowhere/else")
+    with pytest.raises(BadInput, match="cannot run /nowhere/else"):
+        Worker("fake")
+
+
+@pytest.mark.parametrize(
+    ("call", "args", "expected"),
+    [
+        ("sing", {}, "call: unknown 'sing', expected one of open, close, load, step"),
+        ("load", {"model": "huge", "blocks": 1, "block_size": 1}, "model: unknown 'huge', expected one of llama2-7b"),
+    ],
+)
+def test_an_unknown_name_lists_the_known_ones(fake: Worker, call: str, args: dict[str, Any], expected: str) -> None:
+    with pytest.raises(BadInput, match=f"^{expected}"):
+        fake.call(call, **args)
+
+
+def test_an_unknown_backend_lists_the_known_ones() -> None:
+    with pytest.raises(BadInput, match=r"^backend: unknown 'abacus', expected one of fake, kbk, torch$"):
+        Worker("abacus")
+
+
+def test_out_of_memory_is_told_apart_and_the_backend_stays_usable() -> None:
+    with Worker("fake", cost=FREE, limit=3) as worker:
+        worker.load("micro", 8, 4)
+        with pytest.raises(OutOfMemory, match=r"^fake device: 4 tokens in a step, it holds 3$"):
+            worker.step(ROWS)
+        assert len(worker.step(ROWS[:1])) == 1
+
+
+def test_a_timed_step_includes_the_work_it_left_behind() -> None:
+    """The synchronisation contract: a device that answers at once and works on must not look faster."""
+    with Worker("fake", cost={"base": 0.01}) as prompt, Worker("fake", cost={"base": 0.01}, lag=0.2) as delayed:
+        for worker in (prompt, delayed):
+            worker.load("micro", 8, 4)
+            worker.step(ROWS)
+        assert 0.01 <= prompt.seconds < 0.2
+        assert delayed.seconds >= 0.21
+
+
+def test_an_unsynchronised_step_of_a_delayed_device_would_look_short() -> None:
+    device = Fake({"base": 0.01}, lag=0.2)
+    device.load(MODELS["micro"], 8, 4)
+    start = time.perf_counter()
+    device.step(ROWS)
+    returned = time.perf_counter() - start
+    device.synchronize()
+    assert returned < 0.2 < 0.21 <= time.perf_counter() - start
+
+
+def test_a_fake_step_takes_what_the_cost_model_says() -> None:
+    device = Fake({"base": 0.02, "prefill_token": 0.01, "decode_row": 0.005, "context": 0.001, "swap_block": 0.015})
+    device.load(MODELS["micro"], 8, 4, 2)
+    steps = [
+        (0.05, lambda: device.step([Row([1, 2, 3], 0, [0])])),
+        (0.028, lambda: device.step([Row([4], 3, [0])])),
+        (0.053, lambda: device.step([Row([7, 7], 4, [0, 1]), Row([4], 8, [2, 3, 4])])),
+        (0.035, lambda: device.swap_out([(0, 1)])),
+    ]
+    for expected, work in steps:
+        start = time.perf_counter()
+        work()
+        assert expected <= time.perf_counter() - start < expected + 0.02
+
+
+def test_a_fake_step_reads_every_cached_token_through_its_table() -> None:
+    device = Fake(FREE)
+    device.load(MODELS["tiny"], 8, 4, 2)
+    prompt = [11, 22, 33, 44, 55, 66]
+    first = device.step([Row(prompt, 0, [5, 2])])
+    assert device.step([Row(prompt, 0, [1, 7])]) == first
+    right = device.step([Row([9], 6, [5, 2])])
+    assert device.step([Row([9], 6, [1, 7])]) == right
+    device.swap_out([(5, 1), (2, 0)])
+    device.step([Row([0] * 8, 0, [5, 2])])
+    device.swap_in([(1, 3), (0, 6)])
+    assert device.step([Row([9], 6, [3, 6])]) == right
+    assert device.step([Row([9], 6, [6, 3])]) != right
+
+
+def gone(pid: int) -> bool:
+    """Say whether there is no such process any more."""
+    try:
+        os.kill(pid, signal.SIG_DFL)
+    except ProcessLookupError:
+        return True
+    status = Path(f"/proc/{pid}/status")  # the child of a killed parent may be left as a zombie
+    return status.exists() and "State:\tZ" in status.read_text()

@@ -1,0 +1,219 @@
+"""Step costs from logs: the simulator writes logs with known costs, and the fit gets them back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from servesim.calibrate.logs.fit import LogFit, fit_logs, jackknife
+from servesim.calibrate.logs.least_squares import Solution
+from servesim.calibrate.logs.observed_runs import read_runs
+from servesim.calibrate.logs.timestamps import read_times
+from servesim.cli import main
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput, StepCost
+from servesim.costs.cost import LinearCost, NoisyCost
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.runs.run_folder import write_requests
+from servesim.runs.simulate import simulate
+
+COMMON = {"engine": {"prefill_gears": [512], "front_end": {"lag": 7, "end_lag": True}}}
+START = LinearCost(prefill=0.05, decode_step=0.02, decode_row=0.0005, decode_live=0.0005)
+FREE = ["prefill", "decode_step", "decode_row", "decode_live"]
+NOISE = {"prefill": [0.95, 1.0, 1.05], "decode": [0.9, 1.0, 1.1]}
+
+
+LENGTHS = {
+    "kind": "lognormal",
+    "prompt": {"mean": 20, "sd": 10, "max": 200},
+    "output": {"mean": 30, "sd": 25, "max": 200},
+}
+
+
+def workload(batch: int) -> dict[str, Any]:
+    asked = {
+        "requests": 120,
+        "arrivals": {"kind": "poisson", "rate": 100},
+        "lengths": LENGTHS,
+    }  # more than it can serve
+    return {"policy": {"decode_batch": batch}, "workload": asked}
+
+
+def written(folder: Path, cost: StepCost, batch: int, cold: Optional[Mapping[str, float]] = None) -> dict[str, Any]:
+    """Simulate a run, write its log as `sim run -o` would, and return its entry in a file of runs."""
+    tree: dict[str, Any] = {**COMMON, **workload(batch)}
+    if cold:
+        tree["engine"] = {**tree["engine"], "cold_start": cold}
+    run = simulate(scenario_from(tree), profile=Profile("known", cost))
+    write_requests(folder / f"batch{batch}.csv", run.requests)
+    return {"name": f"batch{batch}", "scenario": {"policy": {"decode_batch": batch}}, "log": f"batch{batch}.csv",
+            "cold": bool(cold)}  # fmt: skip
+
+
+def file_of(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START) -> Path:
+    """Write a file of runs into the folder."""
+    cost = {"kind": "linear", **{name: getattr(start, name) for name in FREE}}
+    tree = {"scenario": COMMON, "cost": cost, "free": FREE, "runs": runs}
+    (folder / "runs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return folder / "runs.yaml"
+
+
+def fitted(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START, leave_out: bool = False) -> LogFit:
+    """Fit a file of runs in the folder."""
+    return fit_logs(read_runs(file_of(folder, runs, start)), leave_out=leave_out)
+
+
+# Every example is a fit: the same ones every time, and none tried again to make it smaller.
+SLOW = settings(
+    deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
+)
+costs = st.builds(
+    LinearCost,
+    prefill=st.floats(0.02, 0.1),
+    decode_step=st.floats(0.01, 0.04),
+    decode_row=st.floats(0.0003, 0.001),
+    decode_live=st.floats(0.0003, 0.001),
+)
+
+
+@settings(SLOW, max_examples=4)
+@given(known=costs)
+def test_costs_that_wrote_the_logs_come_back_within_their_intervals(
+    known: LinearCost, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    fit = fitted(folder, [written(folder, known, batch) for batch in (24, 4)])
+    for k, name in enumerate(FREE):
+        low, high = fit.interval(k)
+        assert low <= getattr(known, name) <= high, name
+        assert fit.values[k] == pytest.approx(getattr(known, name), rel=0.02)
+    assert all(abs(judged.error) < 1e-3 for judged in fit.fitted)
+
+
+@settings(SLOW, max_examples=4)
+@given(known=costs, seed=st.integers(0, 99))
+def test_costs_come_back_from_noisy_logs_too(
+    known: LinearCost, seed: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    runs = [written(folder, NoisyCost(known, NOISE, seed + batch), batch) for batch in (24, 4)]
+    fit = fitted(folder, runs)
+    for k, name in enumerate(FREE):
+        low, high = fit.interval(k)
+        assert low <= getattr(known, name) <= high, name
+        assert (high - low) < 2 * getattr(known, name), "an interval that says something"
+
+
+def test_a_cold_start_is_told_from_the_costs(tmp_path: Path) -> None:
+    runs = [written(tmp_path, START, 4), written(tmp_path, START, 24, {"prefill": 18.0, "decode": 13.0})]
+    fit = fitted(tmp_path, runs)
+    assert fit.names[4:] == ["cold.batch24.prefill", "cold.batch24.decode"]
+    assert fit.cold["batch24"] == pytest.approx((18.0, 13.0), abs=0.02)
+    assert fit.values[0] == pytest.approx(START.prefill, rel=0.01)
+
+
+def test_totals_alone_move_the_costs(tmp_path: Path) -> None:
+    known = replace(START, decode_step=0.03)
+    runs = []
+    for batch in (2, 8, 24):
+        run = simulate(scenario_from({**COMMON, **workload(batch)}), profile=Profile("known", known))
+        runs.append({"name": f"b{batch}", "scenario": workload(batch), "total": run.measures.makespan})
+    fit = fitted(tmp_path, runs)
+    assert [judged.name for judged in fit.fitted] == ["b2", "b8", "b24"]
+    assert all(abs(judged.error) < 0.005 for judged in fit.fitted)
+    low, high = fit.interval(1)
+    assert low <= 0.03 <= high
+
+
+def test_each_run_is_predicted_from_the_others(tmp_path: Path) -> None:
+    runs = [written(tmp_path, START, batch) for batch in (2, 8, 24)]
+    fit = fitted(tmp_path, runs, replace(START, decode_live=0.0008), leave_out=True)
+    assert [judged.name for judged in fit.left_out] == ["batch2", "batch8", "batch24"]
+    assert all(abs(judged.error) < 0.01 for judged in fit.left_out)
+
+
+def test_a_parameter_is_as_unsure_as_leaving_out_one_run_moves_it() -> None:
+    def solution(*values: float, errors: tuple[float, ...]) -> Solution:
+        return Solution(np.array(values), np.diag(np.square(errors)), np.empty(0), 1)
+
+    names = ["a", "b", "cold.x.prefill"]
+    whole = solution(1.0, 2.0, 5.0, errors=(0.01, 0.01, 0.1))
+    without_x = solution(1.1, 8.0, errors=(0.01, 0.5))  # it alone told of b: what moves b now is its prior
+    without_y = solution(1 / 1.1, 2.0, 5.0, errors=(0.01, 0.01, 0.1))
+    found = jackknife([(names[:2], without_x), (names, without_y)], names, whole)
+    assert found == pytest.approx([np.log(1.1), 0.0, 0.0])
+
+
+def test_runs_that_are_not_fitted_are_predicted(tmp_path: Path) -> None:
+    runs = [written(tmp_path, START, 4), written(tmp_path, START, 24), written(tmp_path, START, 12) | {"fit": False}]
+    fit = fitted(tmp_path, runs)
+    (predicted,) = fit.predicted
+    assert predicted.name == "batch12"
+    assert abs(predicted.error) < 2e-3
+
+
+def test_the_command_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = file_of(tmp_path, [written(tmp_path, START, 4), written(tmp_path, START, 24)])
+    assert main(["calibrate", "logs", str(file), "-o", str(tmp_path / "out"), "-q"]) == 0
+    assert "fitted: batch24" in capsys.readouterr().out
+    profile = load_profile(tmp_path / "out")
+    assert isinstance(profile.cost, LinearCost)
+    assert profile.cost.prefill == pytest.approx(START.prefill, rel=0.01)
+    assert set(profile.about["fit"]["parameters"]) == set(FREE)
+
+
+def test_a_log_of_the_test_client_is_read(shared: Path) -> None:
+    times = read_times(shared / "data" / "formats" / "performance_serving_log.txt")
+    assert times.which.tolist() == [0]
+    assert times.arrival is not None
+    assert times.arrival.tolist() == [0.0]
+    assert (times.ttft[0], times.e2e[0]) == (0.742, 1.651)
+
+
+def test_a_result_file_is_matched_by_its_prompts(tmp_path: Path) -> None:
+    data = [{"instruction": "a", "input": "", "output": "x"}, {"instruction": "b", "input": "c", "output": "y"}]
+    (tmp_path / "alpaca.json").write_text(json.dumps(data), encoding="utf-8")
+    answers = [{"input": "b:c", "resp_text": "y", "res_time": 2.0, "first_token_time": 0.5}]
+    (tmp_path / "result.json").write_text(json.dumps(answers), encoding="utf-8")
+    times = read_times(tmp_path / "result.json", tmp_path / "alpaca.json")
+    assert (times.which.tolist(), times.ttft.tolist(), times.e2e.tolist()) == ([1], [0.5], [2.0])
+    with pytest.raises(BadInput, match="name the data set"):
+        read_times(tmp_path / "result.json")
+
+
+def test_requests_without_an_answer_are_left_out(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("idx,arrival_s,ttft_s,e2e_s\n0,0.0,1.0,2.0\n1,0.5,,\n2,1.0,3.0,4.0\n", encoding="utf-8")
+    times = read_times(log)
+    assert times.which.tolist() == [0, 2]
+    assert np.array_equal(times.e2e, [2.0, 4.0])
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"runs": [{"name": "a"}]}, "cost"),
+        ({"cost": {"prefil": 1}, "runs": []}, "unknown key"),
+        ({"cost": {}, "free": ["decode_liv"], "runs": []}, "unknown parameter 'decode_liv'"),
+        ({"cost": {}, "free": ["context"], "runs": [{"name": "a"}]}, "expected a log or a total"),
+        ({"cost": {}, "free": ["context"], "runs": [{"name": "a", "log": "none.csv"}]}, "no such log"),
+        ({"cost": {}, "free": ["context"], "runs": [{"name": "a", "tottal": 3}]}, "unknown key 'tottal'"),
+        ({"cost": {}, "free": [], "runs": []}, "free: expected a list"),
+    ],
+)
+def test_a_file_of_runs_that_makes_no_sense_is_refused_in_one_line(
+    tmp_path: Path, tree: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "runs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    assert main(["calibrate", "logs", str(tmp_path / "runs.yaml")]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert told.count("\n") == 1

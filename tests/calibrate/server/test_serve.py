@@ -1,0 +1,339 @@
+"""`sim serve`: what clients know from llm-serving and OpenAI, and nobody disturbed by those who misbehave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request as Ask
+from urllib.request import urlopen
+
+import numpy as np
+import pytest
+
+aiohttp = pytest.importorskip("aiohttp")
+
+from servesim.calibrate.client.protocols import LlmServing, OpenAI  # noqa: E402
+from servesim.calibrate.endpoint.steps import slope  # noqa: E402
+from servesim.calibrate.live.setup import Stage  # noqa: E402
+from servesim.calibrate.replay.http_client import send  # noqa: E402
+from servesim.calibrate.server.service import Service  # noqa: E402
+from servesim.calibrate.server.word_tokenizer import text_of, tokens_of  # noqa: E402
+from servesim.cli import main  # noqa: E402
+from servesim.config.scenario import scenario_from  # noqa: E402
+from servesim.core import Request  # noqa: E402
+
+from ..client.test_load_generator import CAPTURE, captured, outcomes  # noqa: E402
+
+pytestmark = pytest.mark.live
+
+ENGINE = {"num_blocks": 400, "block_size": 8, "max_model_len": 200}
+RESET = struct.pack("ii", 1, 0)  # linger for nothing: closing sends a reset, as a killed process does
+COST = {"base": 0.003, "prefill_token": 0.00001, "decode_live": 0.00002}
+
+
+@contextmanager
+def service(queue: int = 1000, policy: Any = None, cost: Any = None, options: Any = None) -> Iterator[Service]:
+    """Serve from a thread of this process, a fake device behind it."""
+    scenario = scenario_from({"policy": policy or {"name": "llm-serving", "decode_batch": 64}, "engine": ENGINE})
+    with Stage("fake", options={"cost": cost or COST, **(options or {})}) as stage:
+        stage.load([scenario])
+        served = Service(stage, scenario, "127.0.0.1", 0, queue)
+        ready = threading.Event()
+        thread = threading.Thread(target=lambda: asyncio.run(served.run(lambda port: ready.set())))
+        thread.start()
+        assert ready.wait(30)
+        try:
+            yield served
+        finally:
+            served.end()
+            thread.join(20)
+        assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def shared_service() -> Iterator[Service]:
+    with service() as served:
+        yield served
+
+
+def ask(served: Service, path: str, body: Any = None, timeout: float = 20) -> tuple[int, bytes]:
+    data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+    try:
+        with urlopen(Ask(f"http://127.0.0.1:{served.port}{path}", data), timeout=timeout) as answer:
+            return answer.status, answer.read()
+    except HTTPError as error:
+        with error:
+            return error.code, error.read()
+
+
+def settled(served: Service, seconds: float = 15.0) -> dict[str, Any]:
+    """Return the engine's state once nobody is there any more."""
+    until = time.monotonic() + seconds
+    while True:
+        state: dict[str, Any] = json.loads(ask(served, "/serving/state")[1])
+        if not (state["open"] or state["waiting"] or state["running"]) or time.monotonic() > until:
+            return state
+        time.sleep(0.05)
+
+
+def raw(served: Service, data: bytes) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", served.port), timeout=10)
+    client.sendall(data)
+    return client
+
+
+def post(body: dict[str, Any], path: str = "/models/llama2/generate_stream") -> bytes:
+    data = json.dumps(body).encode()
+    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode() + data
+
+
+def shape(value: Any) -> Any:
+    """Return the form of a JSON value: keys in order and kinds, not contents."""
+    if isinstance(value, dict):
+        return [(key, shape(item)) for key, item in value.items()]
+    if isinstance(value, list):
+        return ["list", *({json.dumps(shape(item)): shape(item) for item in value}.values())]
+    return type(value).__name__
+
+
+RECORDED = {
+    "generate_stream sse default full_text": ("/models/llama2/generate_stream", {"max_new_tokens": 3}),
+    "generate_stream sse no full text": (
+        "/models/llama2/generate_stream", {"max_new_tokens": 2, "return_full_text": False},
+    ),
+    "generate_stream raw": ("/models/llama2/generate_stream", {"max_new_tokens": 2, "return_protocol": "raw"}),
+    "llama2 stream=false": ("/models/llama2", {"max_new_tokens": 2}),
+    "internlm/generate": ("/models/internlm/generate", {"max_new_tokens": 1}),
+    "unknown param ignored (topk_k)": ("/models/llama2/generate", {"max_new_tokens": 1, "topk_k": 3}),
+    "out of range": ("/models/llama2/generate", {"max_new_tokens": 5000}),
+    "out of range stream": ("/models/llama2/generate_stream", {"max_new_tokens": 5000}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RECORDED)
+def test_answers_have_the_form_of_the_recorded_ones(shared_service: Service, case: str) -> None:
+    if not CAPTURE.exists():
+        pytest.skip("no recording under ../shared/oracles/llm-serving")
+    path, parameters = RECORDED[case]
+    status, body = ask(shared_service, path, {"inputs": "hello there", "parameters": parameters})
+    recorded = captured()[case]
+    ours = [line for line in body.split(b"\n") if line.strip()]
+    assert status == 200
+    assert len(ours) == len(recorded)
+    for mine, theirs in zip(ours, recorded):
+        assert mine.startswith(b"data:") == theirs.startswith(b"data:")
+        assert shape(json.loads(mine.removeprefix(b"data:"))) == shape(json.loads(theirs.removeprefix(b"data:")))
+
+
+@pytest.mark.parametrize(
+    ("case", "path", "body"),
+    [
+        ("missing inputs", "/models/llama2/generate", {"parameters": {}}),
+        ("bad json", "/models/llama2/generate", b'{"inputs":'),
+        ("wrong type", "/models/llama2/generate", {"inputs": "x", "parameters": {"max_new_tokens": "abc"}}),
+        ("404", "/nowhere", None),
+        ("405", "/models/llama2/generate", None),
+        ("get_bs", "/serving/get_bs", None),
+        ("get_request_numbers", "/serving/get_request_numbers", None),
+        ("get_serverd_model_info", "/serving/get_serverd_model_info", None),
+    ],
+)
+def test_errors_and_facts_have_the_form_of_the_recorded_ones(
+    shared_service: Service, case: str, path: str, body: Any
+) -> None:
+    if not CAPTURE.exists():
+        pytest.skip("no recording under ../shared/oracles/llm-serving")
+    _, ours = ask(shared_service, path, body)
+    theirs = captured()[case][0].removeprefix(b"data: ")
+    assert shape(json.loads(ours.removeprefix(b"data: "))) == shape(json.loads(theirs))
+
+
+def test_an_answer_has_as_many_tokens_as_asked_for_and_ends_with_length(shared_service: Service) -> None:
+    _, body = ask(shared_service, "/models/llama2/generate", {"inputs": "a b c", "parameters": {"max_new_tokens": "7"}})
+    answer = json.loads(body)
+    assert answer["generated_tokens"] == len(answer["tokens"]) == 7
+    assert answer["finish_reason"] == "length"
+    assert [token["special"] for token in answer["tokens"]] == [False] * 6 + [True]
+    _, body = ask(shared_service, "/models/llama2/generate", {"inputs": "   "})
+    assert json.loads(body)["finish_reason"] == "prompt_token_ids_empty"
+
+
+def test_openai_completions_stream_and_count(shared_service: Service) -> None:
+    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4}
+    status, body = ask(shared_service, "/v1/completions", asked)
+    answer = json.loads(body)
+    assert status == 200
+    assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
+    asked |= {"stream": True, "stream_options": {"include_usage": True}}
+    _, body = ask(shared_service, "/v1/completions", asked)
+    lines = [line for line in body.split(b"\n") if line]
+    assert lines[-1] == b"data: [DONE]"
+    events = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
+    assert "".join(c["text"] for e in events for c in e["choices"]) == answer["choices"][0]["text"]
+    assert events[-1]["usage"]["completion_tokens"] == 4
+    assert json.loads(ask(shared_service, "/v1/models")[1])["data"][0]["id"] == "fake"
+    assert ask(shared_service, "/health")[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ({"prompt": "", "max_tokens": 4}, 400),
+        ({"prompt": [1, 10**9], "max_tokens": 4}, 400),
+        ({"prompt": "x", "max_tokens": -1}, 400),
+        ({"prompt": "x", "n": 3}, 400),
+        ({"prompt": "x " * 500, "max_tokens": 4}, 400),
+        (b"[1, 2", 400),
+        (b"[" * 100_000, 400),
+        (b"\xff\xfe", 400),
+        (b"x" * (2 << 20), 413),
+    ],
+    ids=["empty", "strange tokens", "no tokens", "several", "too long", "no json", "deep json", "no text", "too large"],
+)
+def test_nonsense_is_refused_with_a_status(shared_service: Service, body: Any, status: int) -> None:
+    got, answer = ask(shared_service, "/v1/completions", body)
+    assert got == status
+    assert json.loads(answer)
+
+
+@pytest.mark.parametrize("api", [LlmServing(), OpenAI("fake")], ids=["llm-serving", "openai"])
+def test_500_streams_at_once_lose_nothing(shared_service: Service, api: Any) -> None:
+    requests = [Request(id, 0.0, 5 + id % 20, 12 + id % 9) for id in range(500)]
+    load = send(f"http://127.0.0.1:{shared_service.port}", api, requests, timeout=60.0)
+    assert outcomes(load) == {"finished": 500}
+    assert load.most_open == 500
+    assert [sending.written for sending in load.sendings] == [12 + id % 9 for id in range(500)]
+    state = settled(shared_service)
+    assert state["free_blocks"] == state["total_blocks"] == 399
+
+
+def test_killed_clients_give_their_blocks_back_and_disturb_nobody(shared_service: Service) -> None:
+    long = post({"inputs": "w " * 20, "parameters": {"max_new_tokens": 150}})
+    clients = [raw(shared_service, long) for _ in range(40)]
+    other = post({"prompt": "w " * 20, "max_tokens": 150}, "/v1/completions")
+    clients += [raw(shared_service, other) for _ in range(20)]
+    for client in clients[::2]:
+        client.recv(100)
+    requests = [Request(id, 0.0, 9, 10) for id in range(30)]
+    others: dict[str, Any] = {}
+    url = f"http://127.0.0.1:{shared_service.port}"
+    thread = threading.Thread(target=lambda: others.update(load=send(url, LlmServing(), requests, timeout=60.0)))
+    thread.start()
+    for client in clients:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        client.close()
+    thread.join(60)
+    assert outcomes(others["load"]) == {"finished": 30}
+    state = settled(shared_service)
+    assert state["open"] == state["running"] == state["waiting"] == 0
+    assert state["free_blocks"] == state["total_blocks"]
+
+
+def test_half_sent_requests_hold_nothing_but_their_own_connection(
+    shared_service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = post({"inputs": "hello", "parameters": {"max_new_tokens": 3}})
+    halves = [raw(shared_service, whole[: len(whole) * part // 10]) for part in range(1, 10) for _ in range(5)]
+    load = send(f"http://127.0.0.1:{shared_service.port}", LlmServing(), [Request(1, 0.0, 5, 5)], timeout=20.0)
+    assert outcomes(load) == {"finished": 1}
+    state = settled(shared_service)
+    assert state["free_blocks"] == state["total_blocks"]
+    monkeypatch.setattr("servesim.calibrate.server.http.HEAD_SECONDS", 0.1)
+    monkeypatch.setattr("servesim.calibrate.server.http.BODY_SECONDS", 0.1)
+    silent = raw(shared_service, b"POST /models/llama2 HTTP/1.1\r\nHost: x\r\n")
+    silent.settimeout(15)
+    assert silent.recv(100) == b""  # closed by the doorman
+    late = raw(shared_service, whole[:-5])
+    late.settimeout(15)
+    assert b" 408 " in late.recv(100)
+    for client in [*halves, silent, late]:
+        client.close()
+
+
+def test_a_full_queue_is_a_503_and_opens_again() -> None:
+    with service(queue=4, cost={"base": 0.05}) as served:
+        long = post({"inputs": "w " * 5, "parameters": {"max_new_tokens": 150}})
+        clients = [raw(served, long) for _ in range(4)]
+        for client in clients:
+            client.recv(50)
+        status, answer = ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 1})
+        assert status == 503
+        assert "4 requests are open already" in json.loads(answer)["detail"]
+        for client in clients:
+            client.close()
+        settled(served)
+        assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
+    assert served.last["free_blocks"] == served.last["total_blocks"]
+
+
+def test_a_dead_engine_is_told_to_every_client() -> None:
+    with service(cost={"base": 0.05}) as served:
+        requests = [Request(id, 0.0, 5, 100) for id in range(10)]
+        threading.Timer(1.0, lambda: os.killpg(served.stage.worker._process.pid, signal.SIGKILL)).start()
+        load = send(f"http://127.0.0.1:{served.port}", LlmServing(), requests, timeout=20.0)
+        assert set(outcomes(load)) <= {"failed", "broken"}
+        assert sum(outcomes(load).values()) == 10
+    assert "killed by SIGKILL" in str(served.failure)
+
+
+def test_a_step_that_does_not_fit_fails_its_requests_and_not_the_server() -> None:
+    with service(options={"limit": 40}) as served:
+        for limit in (1, 5):
+            body = {"inputs": "w " * 60, "parameters": {"max_new_tokens": limit}}
+            answer = json.loads(ask(served, "/models/llama2/generate", body)[1])
+            assert answer["finish_reason"] == "predict_failed"
+        assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
+        state = settled(served)
+        assert state["free_blocks"] == state["total_blocks"]
+
+
+def test_tokens_of_a_fake_device_come_at_the_pace_of_its_costs_whatever_the_host_adds() -> None:
+    with service(cost={"base": 0.02, "prefill_token": 0.002}) as served:
+        load = send(f"http://127.0.0.1:{served.port}", LlmServing(), [Request(0, 0.0, 20, 60)], timeout=20.0)
+    assert slope(np.array(load.sendings[0].times)) == pytest.approx(0.02, rel=0.03)  # some may come late
+
+
+@pytest.mark.parametrize(
+    ("cost", "message"),
+    [
+        ("3", "--option cost: expected terms of a cost model, got 3"),
+        ("{bass: 1}", "--option cost.bass: unknown key; known: base,"),
+    ],
+)
+def test_costs_that_are_none_are_one_line(cost: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--backend", "fake", "--policy", "vllm", "--option", f"cost={cost}"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_sim_serve_killed_in_the_middle_leaves_a_client_with_counts_and_no_hang() -> None:
+    command = [sys.executable, "-m", "servesim", "serve", "--backend", "fake", "--port", "0", "--policy", "vllm"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert server.stdout is not None
+    with server.stdout:
+        port = int(server.stdout.readline().rsplit(":", 1)[1])
+        threading.Timer(1.0, server.kill).start()
+        requests = [Request(id, id * 0.01, 20, 300) for id in range(150)]
+        load = send(f"http://127.0.0.1:{port}", OpenAI("fake"), requests, timeout=30.0)
+        server.wait(10)
+    assert sum(outcomes(load).values()) == 150
+    assert outcomes(load).get("broken", 0) > 0
+
+
+def test_words_and_tokens_go_back_and_forth() -> None:
+    assert tokens_of("w17 w0 hello", 1000) == [17, 1, tokens_of("hello", 1000)[0]]
+    assert all(1 <= token < 1000 for token in tokens_of("a b c w999999 W3", 1000))
+    assert tokens_of(text_of(321), 1000) == [321]

@@ -1,0 +1,77 @@
+"""Recordings of real engines, reproduced from outside: a trace, a scenario, `sim run --decisions`, and its log."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.cli import main
+from servesim.core import settings
+from servesim.policies import POLICIES
+
+from ..policies import test_engines_other, test_engines_vllm  # noqa: F401  they say which policy plays which engine
+from ..policies.recordings import ENGINES, FOLDER, Recording, load
+
+NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
+
+
+def scenario_of(recording: Recording) -> dict[str, Any]:
+    """Return the scenario whose run must repeat a recording; its ticks are our seconds."""
+    policy = ENGINES[recording.meta["engine"]](recording.meta)
+    name = next(name for name, kind in POLICIES.items() if type(policy) is kind)
+    knobs, cost = recording.knobs, recording.meta["cost"]
+    engine = {
+        "num_blocks": knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.null_blocks,
+        "block_size": knobs.get("block_size", 1),
+        "host_blocks": knobs.get("num_cpu_blocks", 0),
+        "max_model_len": knobs.get("max_model_len"),
+    }
+    profile = {
+        "base": cost["c0"], "prefill_token": cost["per_prefill_token"], "decode_live": cost["per_decode_seq"],
+        "swap_block": cost["per_swap_block"],
+    }  # fmt: skip
+    return {"trace": "trace.csv", "policy": {"name": name, **settings(policy)}, "engine": engine, "profile": profile}
+
+
+def write(recording: Recording, folder: Path) -> None:
+    with (folder / "trace.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["id", "arrival_s", "prompt_tokens", "output_tokens", "priority"])
+        table.writerows(sorted(recording.requests, key=lambda request: request[1]))
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario_of(recording)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_recording_is_repeated_by_the_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recording = load(name)
+    monkeypatch.chdir(tmp_path)
+    write(recording, tmp_path)
+    assert main(["run", "scenario.yaml", "-o", "out", "--decisions", "log.jsonl"]) == 0
+    turns = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    steps, engine = recording.steps, recording.meta["engine"]
+    if engine.startswith("deepspeed"):  # its loop has rounds in which it only looks: compared are the passes it runs
+        steps = [step for step in steps if step["sched"]]
+        turns = [turn for turn in turns if turn["chunks"]]
+    assert len(turns) == len(steps)
+    for ours, theirs in zip(turns, steps, strict=True):
+        assert ours["t"] == theirs["t"]
+        prompts = set(ours["prompts"])
+        if engine.startswith("lightllm"):  # it calls the last token of a prompt, left by itself, a decode
+            prompts = {id for id, n in ours["chunks"] if n > 1}
+        assert [[id, n, "P" if id in prompts else "D"] for id, n in ours["chunks"]] == theirs["sched"]
+        assert ours["swapped_in"] == theirs.get("swap_in", [])
+        if "free_gpu" in theirs or "free_after" in theirs:
+            assert ours["free"] == theirs.get("free_gpu", theirs.get("free_after"))
+        if "preempted" in theirs and recording.knobs.get("policy") != "priority":
+            with_mode = bool(theirs["preempted"]) and isinstance(theirs["preempted"][0], list)
+            assert [gone if with_mode else gone[0] for gone in ours["evicted"]] == theirs["preempted"]
+    with (tmp_path / "out" / "requests.csv").open() as file:
+        table = {row["id"]: row for row in csv.DictReader(file)}
+    for id, first, end, evictions in recording.per_request:
+        row = table[id]
+        assert (float(row["first_token"]), float(row["finish"])) == (first, end)
+        assert int(row["evictions"]) == evictions or engine.startswith("deepspeed")  # whose recordings count none

@@ -1,0 +1,134 @@
+"""`sim trace` on the command line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from servesim.cli import main
+from servesim.traces.export import EXPORTS
+from servesim.traces.read.formats import FORMATS
+
+VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,120,30\n0.5,64,12\n1.25,400,80\n"
+Output = pytest.CaptureFixture[str]
+
+
+def written(folder: Path, text: str, name: str = "trace.csv") -> str:
+    path = folder / name
+    path.write_text(text)
+    return str(path)
+
+
+def test_convert_writes_our_csv_to_standard_output(tmp_path: Path, capsys: Output) -> None:
+    assert main(["trace", "convert", written(tmp_path, VIDUR)]) == 0
+    rows = "arrival_s,prompt_tokens,output_tokens\n0.0,120,30\n0.5,64,12\n1.25,400,80\n"
+    assert capsys.readouterr() == (rows, "")
+
+
+def test_what_is_left_out_or_assumed_is_said_on_standard_error(tmp_path: Path, capsys: Output) -> None:
+    path = written(tmp_path, VIDUR + "2.0,5,0\n")
+    assert main(["trace", "convert", path, "--to", "timed-trace", "-o", str(tmp_path / "out.jsonl")]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        f"{path}: 1 of 4 rows left out: no output tokens",
+        f"{tmp_path}/out.jsonl: 3 requests",
+        f"{tmp_path}/out.jsonl: hash ids made up for 3 requests: without them vLLM would send empty prompts",
+        f"{tmp_path}/out.jsonl: replay with --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size 16",
+    ]
+
+
+def test_convert_reads_what_it_wrote(tmp_path: Path, capsys: Output) -> None:
+    first, second = str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.csv.gz")
+    assert main(["trace", "convert", written(tmp_path, VIDUR), "--to", "mooncake", "-o", first]) == 0
+    assert main(["trace", "convert", first, "-o", second]) == 0
+    assert main(["trace", "convert", second]) == 0
+    assert capsys.readouterr().out.splitlines()[1:] == ["0.0,120,30", "0.5,64,12", "1.25,400,80"]
+
+
+def test_convert_sorts_renames_cuts_and_scales(tmp_path: Path, capsys: Output) -> None:
+    path = written(tmp_path, "t,in,out\n4000,7,8\n1000,5,6\n2000,6,7\n9000,8,9\n")
+    columns = ["--column", "arrival=t", "--column", "prompt=in", "--column", "output=out"]
+    flags = ["--time-unit", "ms", "--sort", "--slice", "1:5", "--scale", "2", "--scale-output", "10"]
+    assert main(["trace", "convert", path, *columns, *flags]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "arrival_s,prompt_tokens,output_tokens,id",
+        "0.0,5,60,1",
+        "0.5,6,70,2",
+        "1.5,7,80,0",
+    ]
+
+
+def test_several_files_are_merged_and_repeated(tmp_path: Path, capsys: Output) -> None:
+    one, other = (written(tmp_path, VIDUR, name) for name in ("a", "b"))
+    assert main(["trace", "convert", one, other, "--repeat", "2"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1 + 12
+
+
+def test_every_format_is_listed(capsys: Output) -> None:
+    assert main(["trace", "convert", "--list"]) == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines() if line.startswith("  ")}
+    assert listed == set(FORMATS) | set(EXPORTS)
+
+
+def test_synth_makes_the_contests_workload(tmp_path: Path, capsys: Output) -> None:
+    path = str(tmp_path / "contest.csv")
+    assert main(["trace", "synth", "-X", "150", "-T", "10", "--seed", "0", "-o", path]) == 0
+    assert Path(path).read_text().splitlines()[:4][0] == "arrival_s,prompt_tokens,output_tokens"
+    assert [row.split(",")[0] for row in Path(path).read_text().splitlines()[1:4]] == ["0.0", "0.01", "0.021"]
+
+
+def test_synth_takes_a_workload_from_a_file_and_from_settings(tmp_path: Path, capsys: Output) -> None:
+    section = "requests: 3\narrivals: {kind: constant, rate: 2}\nlengths: {prompt: 5, output: 6}\n"
+    scenario = "workload:\n" + "".join(f"  {line}\n" for line in section.splitlines()) + "seed: 4\n"
+    expected = "arrival_s,prompt_tokens,output_tokens\n0.0,5,6\n0.5,5,6\n1.0,5,6\n"
+    settings = ["requests=3", "arrivals.kind=constant", "arrivals.rate=2", "lengths.prompt=5", "lengths.output=6"]
+    for given in (
+        [written(tmp_path, section, "w.yaml")],
+        [written(tmp_path, scenario, "s.yaml")],
+        [part for setting in settings for part in ("--set", setting)],
+    ):
+        assert main(["trace", "synth", *given]) == 0
+        assert capsys.readouterr().out == expected
+
+
+def test_inspect_prints_a_table_or_json_and_draws(tmp_path: Path, capsys: Output) -> None:
+    path = written(tmp_path, VIDUR)
+    assert main(["trace", "inspect", path, "--picture", str(tmp_path / "p.svg")]) == 0
+    assert "rate                       1.6 requests/s" in capsys.readouterr().out
+    assert "<svg" in (tmp_path / "p.svg").read_text()
+    assert main(["trace", "inspect", path, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["requests"], figures["rate"], figures["output"]["max"]) == (3, 1.6, 80.0)
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["convert"], "sim trace convert: expected a FILE (or --list)"),
+        (["convert", "TRACE", "--to", "parquet"], "to: expected one of servesim, mooncake, timed-trace, got 'parquet'"),
+        (["convert", "TRACE", "--column", "prompt"], "--column prompt: expected FIELD=NAME, e.g. prompt=tokens_in"),
+        (["convert", "TRACE", "--slice", "5"], "--slice 5: expected START:END in seconds, e.g. 600:1200"),
+        (["convert", "TRACE", "--slice", "9:5"], "--slice 9:5: expected START:END in seconds, e.g. 600:1200"),
+        (["convert", "TRACE", "--limit", "0"], "limit: expected at least 1 request, got 0"),
+        (["convert", "TRACE", "--repeat", "0"], "repeat: expected at least 1, got 0"),
+        (["convert", "TRACE", "-o", "/nowhere/out"], "/nowhere/out: cannot be written: No such file or directory"),
+        (
+            ["convert", "TRACE", "--tokenizer", "/nowhere"],
+            "tokenizer: expected a tokenizer.model or",
+        ),
+        (["synth"], "workload: expected one of requests and duration, got none"),
+        (["synth", "-T", "5"], "-T: expected with -X"),
+        (["synth", "-X", "0", "-T", "5"], "workload.contest.X: expected a number above 0, got 0.0"),
+        (["synth", "-X", "2"], "workload.contest.T: expected a number above 0, got nothing"),
+        (["inspect", "TRACE", "--picture", "/nowhere/p.png"], "/nowhere/p.png: cannot be drawn:"),
+        (["inspect", "TRACE", "--picture", "p.xyz"], "p.xyz: cannot be drawn:"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(
+    tmp_path: Path, capsys: Output, command: list[str], message: str
+) -> None:
+    path = written(tmp_path, VIDUR)
+    assert main(["trace", *(path if word == "TRACE" else word for word in command)]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"sim: {message}")
+    assert errors.count("\n") == 1

@@ -1,0 +1,82 @@
+"""Vidur's step costs and rule: the rows it computes come out of ours, restarts included."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from pathlib import Path
+
+import pytest
+from servesim.calibrate.imports.vidur import import_vidur
+from servesim.config.registry import make_policy, preset
+from servesim.core import BadInput, Request, Shape
+from servesim.costs.device_profile import load_profile
+from servesim.costs.vidur import VidurCost, load_tables
+from servesim.engine.inbox import Inbox
+from servesim.engine.loop import Driver
+from servesim.engine.server import Server
+from servesim.engine.simulated import Engine
+
+from ..conftest import SHARED
+
+FOLDER = SHARED / "data" / "bench" / "vidur-a800"
+needs_tables = pytest.mark.skipif(not FOLDER.is_dir(), reason="no ../shared/data/bench/vidur-a800")
+SMALL = VidurCost([0, 1, 1, 1, 1, 1, 1, 1, 2], [0] * 9, [[0, 0], [0, 8], [0, 16]], [[0, *range(1, 9)], [9] * 9], 1000)
+
+
+@needs_tables
+@pytest.mark.parametrize(
+    ("name", "blocks", "restarts", "makespan"),
+    [("rows_vllm", 7424, 0, 1212.99815), ("rows_vllm_tight1500", 1500, 3555, 1306.7637199085345)],
+)
+def test_every_row_that_vidur_computes_is_reproduced(name: str, blocks: int, restarts: int, makespan: float) -> None:
+    with gzip.open(FOLDER / f"{name}.csv.gz", "rt") as file:
+        rows = list(csv.DictReader(file))
+    requests = [Request(row["id"], float(row["arrival"]), int(row["prompt"]), int(row["output"])) for row in rows]
+    policy = make_policy(preset("vidur")["policy"])
+    driver = Driver(policy, Server(policy, blocks, 16), Inbox(requests))
+    assert Engine(driver, load_tables(FOLDER / "tables.npz")).run() == pytest.approx(makespan, abs=1e-5)
+    assert sum(request.evictions for request in requests) == restarts
+    for request, row in zip(requests, rows):
+        assert request.evictions == int(row["restarts"])
+        assert request.scheduled == pytest.approx(float(row["first_scheduled"]), rel=0, abs=1e-5)
+        assert request.first_token == pytest.approx(float(row["first_token"]), rel=0, abs=1e-5)
+        assert request.finish == pytest.approx(float(row["completed"]), rel=0, abs=1e-5)
+
+
+@needs_tables
+def test_imported_tables_are_a_profile_with_the_same_costs(tmp_path: Path) -> None:
+    cost = import_vidur(FOLDER / "tables.npz", tmp_path / "a800")
+    profile = load_profile(tmp_path / "a800")
+    assert profile.name == "a800"
+    shape = Shape(2, 300, 300, 100**2 + 200**2, 0)
+    assert profile.cost.seconds(shape) == cost.seconds(shape) > 0
+    assert profile.cost.decode(8, 8, 4000) == cost.decode(8, 8, 4000) > 0
+    assert profile.outside({"decode_rows": 128, "prefill_tokens": 4096}) == []
+    assert profile.outside({"decode_rows": 129}) == ["decode_rows 129 (measured 1 to 128)"]
+    with pytest.raises(BadInput, match="holds a profile already"):
+        import_vidur(FOLDER / "tables.npz", tmp_path / "a800")
+
+
+def test_tokens_and_context_are_rounded_up() -> None:
+    assert SMALL.decode(1, 1, 0) == 2 + 8  # 1 token as 8, a context of 1 as 64
+    assert SMALL.decode(2, 2, 2 * 63) == 2 + 16  # a mean of 64 with the token being computed
+    assert SMALL.decode(2, 2, 2 * 64) == 2 + 32  # 65 as 128, past the table: along its line
+
+
+def test_prompts_of_a_step_attend_as_one_with_the_same_sum_of_squares() -> None:
+    assert SMALL.seconds(Shape(2, 7, 7, 3**2 + 4**2, 0)) == 2 + 5
+    assert SMALL.seconds(Shape(1, 3, 3, 3**2, 3 * 10, 2, 2, 20)) == 2 + 9 + 16  # after 10 cached, beside two decodes
+
+
+def test_what_is_not_a_file_of_tables_is_refused_in_one_line(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such file"):
+        load_tables(tmp_path / "none.npz")
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(BadInput, match="not an"):
+        load_tables(tmp_path / "text.npz")
+    import numpy
+
+    numpy.savez(tmp_path / "some.npz", comp_ms_per_layer=numpy.zeros(3))
+    with pytest.raises(BadInput, match="no table kvsave_ms_per_layer"):
+        load_tables(tmp_path / "some.npz")

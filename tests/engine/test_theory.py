@@ -1,0 +1,48 @@
+"""Queueing theory: with batch 1 the simulator is a single server, and its mean wait is the textbook's."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from servesim.core import Request
+from servesim.costs.cost import LinearCost
+from servesim.engine.inbox import Inbox
+from servesim.engine.loop import Driver
+from servesim.engine.server import Server
+from servesim.engine.simulated import Engine
+from servesim.policies.llm_serving import LLMServing
+
+LOAD = 0.7
+CUSTOMERS = 40_000
+BATCHES = 40
+
+
+def mean_wait(services: np.ndarray, seed: int) -> tuple[float, float]:
+    """Serve Poisson arrivals one by one; return the mean wait and the half-width of its 99 % interval."""
+    chance = np.random.default_rng(seed)
+    arrivals = np.cumsum(chance.exponential(1 / LOAD, len(services)))
+    tokens = np.maximum(1, np.rint(services * 1e6)).astype(int)  # a prompt of n tokens takes n microseconds
+    requests = [Request(i, float(a), int(n), 1) for i, (a, n) in enumerate(zip(arrivals, tokens, strict=True))]
+    policy = LLMServing(decode_batch=1)
+    server = Server(policy, 10**9, 16)
+    Engine(Driver(policy, server, Inbox(requests)), LinearCost(prefill_token=1e-6)).run()
+    waits = np.array([request.queued for request in requests]).reshape(BATCHES, -1).mean(axis=1)
+    half = 2.708 * waits.std(ddof=1) / math.sqrt(BATCHES)  # t of 39 degrees of freedom
+    return float(waits.mean()), float(half)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_constant_steps_wait_as_long_as_m_d_1(seed: int) -> None:
+    wait, half = mean_wait(np.ones(CUSTOMERS), seed)
+    assert half < 0.25
+    assert abs(wait - LOAD / (2 * (1 - LOAD))) < half
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_exponential_service_waits_as_long_as_m_m_1(seed: int) -> None:
+    services = np.random.default_rng(seed + 100).exponential(1.0, CUSTOMERS)
+    wait, half = mean_wait(services, seed)
+    assert half < 0.6
+    assert abs(wait - LOAD / (1 - LOAD)) < half

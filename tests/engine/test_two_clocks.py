@@ -1,0 +1,168 @@
+"""The same policy object under both clocks: simulated and live runs decide the same, at the same instants."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from dataclasses import fields
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from servesim.calibrate.device.backend import MODELS
+from servesim.calibrate.device.fake import Fake
+from servesim.calibrate.live.clocks import VirtualClock
+from servesim.calibrate.live.driver import assemble, replay
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import ORDERS, BadInput, Request, Stuck
+from servesim.core.request import ASKED
+from servesim.costs.cost import LinearCost
+from servesim.engine.loop import Driver
+from servesim.engine.shape import NO_PADDING
+from servesim.engine.simulated import Engine
+from servesim.policies import POLICIES
+from servesim.runs.decision_log import DecisionLog
+from servesim.runs.simulate import build
+
+COST = LinearCost(base=0.5, prefill_token=0.125, decode_live=0.25, swap_block=0.25)  # ties with quarter arrivals
+KNOBS: dict[str, Any] = {  # values of fields, whichever policies have them, that make small runs eventful
+    "order": st.sampled_from(sorted(ORDERS)),
+    "max_wait": st.sampled_from([None, 3.0, 10.0]),
+    "decode_batch": st.integers(1, 5),
+    "prefill_batch": st.integers(1, 3),
+    "delay_factor": st.sampled_from([0.0, 0.5, 2.0]),
+    "delay_variant": st.sampled_from(["none", "queue", "request", "contest"]),
+    "evicted": st.sampled_from(["front", "ranked", "swapped"]),
+    "serve_first": st.sampled_from(["swapped", "waiting", "older"]),
+    "victim": st.sampled_from(["shortest", "longest", "newest", "oldest", "fewest-blocks"]),
+    "open_above": st.integers(0, 2),
+    "strategy": st.sampled_from(["paged", "paged", "continuous", "static"]),
+    "max_num_seqs": st.integers(1, 6),
+    "max_num_batched_tokens": st.sampled_from([16, 24, 64]),
+    "preemption_mode": st.sampled_from([None, "recompute", "swap"]),
+    "chunk_size": st.integers(3, 12),
+    "watermark": st.sampled_from([0.0, 0.01, 0.1]),
+    "max_ragged_batch_size": st.sampled_from([6, 16]),
+    "max_ragged_sequence_count": st.integers(2, 6),
+    "batch_max_tokens": st.sampled_from([16, 40]),
+    "running_max_req_size": st.integers(1, 6),
+    "reserve": st.sampled_from(["request", "model"]),
+}
+
+
+@st.composite
+def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
+    """Draw a policy's knobs, a small engine and some requests, arrivals often at one instant."""
+    known = {field.name for field in fields(POLICIES[name])}
+    policy = {key: draw(value) for key, value in KNOBS.items() if key in known and draw(st.booleans())}
+    size = 1 if name == "lightllm" else 4
+    engine = {"num_blocks": draw(st.integers(8, 24)) * (4 if size == 1 else 1), "block_size": size, "host_blocks": 12}
+    if draw(st.booleans()):
+        engine["max_model_len"] = 40
+    lag, seconds = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([None, None, 0.25]))
+    engine["front_end"] = {"lag": lag, "end_lag": draw(st.booleans()), "seconds": seconds}
+    try:
+        scenario = scenario_from({"policy": {"name": name, **policy}, "engine": engine})
+    except BadInput:
+        assume(False)
+    requests = []
+    for id in range(draw(st.integers(1, 9))):
+        prompt, output = draw(st.integers(1, 18)), draw(st.integers(1, 12))
+        after = draw(st.integers(0, id - 1)) if id and draw(st.integers(0, 5)) == 0 else None
+        arrival = draw(st.integers(0, 40)) / 4
+        requests.append([id, arrival, prompt, output, output + draw(st.integers(0, 2)), 0, None, [], after, 0.25, None])
+    return scenario, requests
+
+
+def simulated(scenario: Scenario, rows: list[list[Any]]) -> tuple[list[Any], list[Request], Any]:
+    requests = [Request(**dict(zip(ASKED, row))) for row in rows]
+    file = io.StringIO()
+    driver = build(scenario, requests, (DecisionLog(file),))
+    stuck = None
+    try:
+        Engine(driver, COST, NO_PADDING).run()
+    except Stuck as error:
+        stuck = str(error)
+    return [json.loads(line) for line in file.getvalue().splitlines()], requests, stuck
+
+
+def lived(scenario: Scenario, rows: list[list[Any]]) -> dict[str, Any]:
+    backend = Fake({})
+    model, engine = MODELS["micro"], scenario.engine
+    backend.load(model, 512, engine.block_size, engine.host_blocks)
+    args = {"policy": scenario.policy, "engine": engine.model_dump(), "requests": rows, "vocab": model.vocab}
+    told: dict[str, Any] = json.loads(json.dumps(replay(backend, {**args, "context": 512}, clock=VirtualClock(COST))))
+    return told
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_both_clocks_decide_the_same_at_the_same_instants(name: str) -> None:
+    @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(scenarios(name))
+    def compared(drawn: tuple[Scenario, list[list[Any]]]) -> None:
+        scenario, rows = drawn
+        try:
+            told = lived(scenario, rows)
+        except BadInput as bad:  # a policy that counts no memory, on too small a device
+            if "counts no memory" not in str(bad):
+                with pytest.raises(BadInput, match=re.escape(str(bad))):
+                    simulated(scenario, rows)
+            return
+        decisions, requests, stuck = simulated(scenario, rows)
+        assert told["decisions"] == decisions
+        assert told["stuck"] == stuck
+        times = [[r.written, r.first_token, r.seen, r.evictions, r.outcome] for r in requests]
+        assert [[row[0], row[4], row[7], row[12], row[13]] for row in told["requests"]] == times
+
+    compared()
+
+
+def test_a_finished_run_has_all_its_blocks_back() -> None:
+    rows = [[id, id / 4, 9, 8, 8, 0, None, [], None, 0.0, None] for id in range(12)]
+    for name in sorted(POLICIES):
+        scenario = scenario_from({"policy": {"name": name}, "engine": {"num_blocks": 100, "block_size": 4}})
+        told = lived(scenario, rows)
+        if not POLICIES[name].flushes:  # those keep the last ones' blocks until the next plan
+            assert told["blocks_left"] == told["blocks"], name
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_aborted_requests_leave_no_blocks_behind(name: str) -> None:
+    @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(scenarios(name), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6))
+    def aborted(drawn: tuple[Scenario, list[list[Any]]], aborts: list[tuple[int, int]]) -> None:
+        scenario, rows = drawn
+        requests = [Request(**dict(zip(ASKED, row))) for row in rows]
+        try:
+            driver, tables = assemble(scenario.policy, {**scenario.engine.model_dump(), "refuse": "always"}, requests)
+            left = serve_with_aborts(driver, requests, aborts)
+        except (BadInput, Stuck):
+            return
+        assert left == []
+        held = sum(len(tables.tables.get(request, ())) for request in driver.server.finished)
+        assert len(tables.free) + held == tables.total
+
+    aborted()
+
+
+def serve_with_aborts(driver: Driver, requests: list[Request], aborts: list[tuple[int, int]]) -> list[Request]:
+    """Run to the end, taking requests out before given calls; return who is still there."""
+    now = 0.0
+    for _ in range(3000):
+        for call, id in aborts:
+            if call == driver.calls and id < len(requests) and requests[id].place in ("waiting", "running", "swapped"):
+                driver.abort(requests[id], now, "gone")
+                driver.server.check()
+        step = driver.begin(now)
+        if step is None:
+            instant = driver.next_event()
+            if instant is None:
+                break
+            now = instant
+            continue
+        now += 1.0
+        driver.end(step, now)
+        driver.server.check()
+    return driver.server.present()

@@ -1,0 +1,107 @@
+"""YAML as people mean it, in scenario files, settings and sweep axes alike."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.cli import main
+from servesim.config.registry import make_policy, presets
+from servesim.config.scenario import override, read_tree, scenario_from
+from servesim.core import BadInput
+from servesim.files.yaml_reader import parse, read_yaml
+from servesim.study.experiment import read_experiment
+
+from ..conftest import ROOT
+
+MEANT: dict[str, Any] = {
+    "1e-5": 1e-5, "2E3": 2000.0, "-1e3": -1000.0, "1.e+2": 100.0, ".5": 0.5, "1.5": 1.5, "12e03": 12000.0,
+    "64": 64, "-3": -3, "+4": 4, "1_000": 1000, "010": 10, "0x1F": 31, "0o17": 15,
+    "true": True, "False": False, "null": None, "~": None, "": None,
+    "no": "no", "off": "off", "yes": "yes", "on": "on", "y": "y", "1:30": "1:30", "2026-11-15": "2026-11-15",
+    "1e": "1e", "e5": "e5", "=": "=", "1.2.3": "1.2.3", "my_policy.py:Gather": "my_policy.py:Gather", "'1e-5'": "1e-5",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", MEANT)
+def test_a_value_is_what_people_mean(text: str) -> None:
+    found = parse(text, "here")
+    assert found == MEANT[text]
+    assert type(found) is type(MEANT[text])
+
+
+def test_the_endless_are_read() -> None:
+    assert parse("[.inf, -.Inf]", "here") == [math.inf, -math.inf]
+    assert math.isnan(parse(".nan", "here"))
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("policy: vllm\npolicy: orca\n", "line 2, column 1: 'policy' is given twice"),
+        ("{decode_batch:64}", "line 1, column 2: expected `decode_batch: 64`, a space after the colon"),
+        ("a:\n\tb: 1", "line 2, column 1: "),
+        ("[1, 2", "line 1, column 6: "),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_line(text: str, told: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        parse(text, "mine.yaml")
+    assert str(caught.value).startswith(f"mine.yaml: not valid YAML: {told}")
+
+
+def test_a_key_merged_from_an_anchor_may_be_given_again() -> None:
+    text = "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\nd: {<<: *b}\n"
+    assert parse(text, "here")["c"] == {"x": 2, "y": 3}
+
+
+@pytest.mark.parametrize(
+    "path", [*presets().values(), *sorted((ROOT / "examples").glob("*.yaml"))], ids=lambda p: p.stem
+)
+def test_our_own_files_mean_the_same_to_any_reader(path: Path) -> None:
+    assert read_yaml(path) == yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_a_setting_and_a_file_read_alike(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfpolicy: {delay_factor: 1e-5}\r\nengine: {num_blocks: 2E3}\r\n")
+    for tree in (read_tree(tmp_path / "a.yaml"), override({}, ["policy.delay_factor=1e-5", "engine.num_blocks=2E3"])):
+        scenario = scenario_from(tree)
+        assert scenario.policy["delay_factor"] == 1e-5
+        assert scenario.engine.num_blocks == 2000
+
+
+def test_a_sweep_axis_reads_alike(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(
+        "base: {workload: {contest: {X: 5, T: 2}}}\n"
+        "params: {policy.delay_factor: [1e-5, 2E0], engine.num_blocks: {range: [1e2, 2e2], count: 2}}\n"
+    )
+    found = read_experiment(tmp_path / "s.yaml")
+    assert [found.tree(place)["policy"].get("delay_factor") for place in range(1, 5)] == [1e-5, 1e-5, 2.0, 2.0]
+
+
+def test_a_whole_number_may_be_written_with_an_exponent() -> None:
+    assert make_policy({"name": "llm-serving", "decode_batch": 2e1}).decode_batch == 20  # type: ignore[attr-defined]
+    with pytest.raises(BadInput, match=r"expected int, got 1\.5"):
+        make_policy({"name": "llm-serving", "decode_batch": 1.5})
+
+
+@pytest.mark.parametrize(("word", "meant"), [("on", True), ("yes", True), ("off", False), ("no", False)])
+def test_a_switch_takes_the_words_for_switches(word: str, meant: bool) -> None:
+    tree = override({}, [f"policy.mend_delay={word}", f"engine.front_end.end_lag={word}"])
+    scenario = scenario_from(tree)
+    assert scenario.engine.front_end.end_lag is meant
+    assert scenario.make_policy().mend_delay is meant  # type: ignore[attr-defined]
+
+
+def test_a_choice_that_is_no_is_named_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "-X", "5", "-T", "2", "--set", "policy.victim=no"]) == 2
+    assert capsys.readouterr().err.endswith("got 'no'\n")
+
+
+def test_text_of_another_encoding_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes("name: Müller\n".encode("latin-1"))
+    with pytest.raises(BadInput, match=r"expected text in UTF-8, got byte 0xfc at 7$"):
+        read_yaml(tmp_path / "a.yaml")

@@ -1,0 +1,147 @@
+"""vLLM's schedulers: every recording reproduced decision by decision, and the cross-checks between versions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from servesim.config.registry import make_policy, preset
+from servesim.core import Policy
+
+from .recordings import ENGINES, compare, load, names, play
+
+RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl"}
+ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
+
+
+def vllm(name: str, knobs: dict[str, Any], **more: Any) -> Policy:
+    """Return a preset with a recording's knobs."""
+    fields = {RENAMED.get(key, key): value for key, value in knobs.items() if key not in ENGINE_KNOBS}
+    return make_policy({**preset(name)["policy"], **fields, **more})
+
+
+def v0(version: str, knobs: dict[str, Any], **more: Any) -> Policy:
+    return vllm(f"vllm-{version.removeprefix('v')}{'-chunked' if knobs.get('chunked') else ''}", knobs, **more)
+
+
+def v1(knobs: dict[str, Any], **more: Any) -> Policy:
+    return vllm("vllm-v1-0.32", knobs, enable_chunked_prefill=knobs.get("chunked", False), **more)
+
+
+ENGINES["vllm-v0-scheduler-only"] = lambda meta: v0(meta["version"], meta["knobs"])
+ENGINES["vllm-v1-scheduler-only"] = lambda meta: v1(meta["knobs"])
+
+
+@pytest.mark.parametrize("name", names("vllm-v0"))
+def test_every_decision_of_v0_is_reproduced(name: str) -> None:
+    recording = load(name)
+    played = play(recording)
+    compare(recording, played, unlisted_victims=recording.knobs.get("policy") == "priority")
+
+
+@pytest.mark.parametrize("name", names("vllm-v1"))
+def test_every_decision_of_v1_is_reproduced(name: str) -> None:
+    recording = load(name)
+    compare(recording, play(recording))
+
+
+# -- schedulers.md §13: versions and knobs against each other, on the tables of the recordings ----------------------
+
+
+def run(name: str, policy: Policy, **memory: Any) -> tuple[int, int, float]:
+    """Return busy steps, preemptions and end of a recording's requests under another policy."""
+    played = play(load(name), policy, **memory)
+    return len(played.busy), played.evictions, played.end
+
+
+V0 = ("0.3.3", "0.4.0", "0.4.2", "0.5.0", "0.8.5")
+NO_PRESSURE, KV_PRESSURE, CHUNKED, SWAP = (
+    "no_pressure__v0.4.2",
+    "kv_pressure__v0.4.2",
+    "chunked__v0.4.2",
+    "swap__v0.5.0",
+)
+
+
+@pytest.mark.parametrize("version", V0)
+def test_all_versions_of_v0_agree_without_a_delay_or_a_swap(version: str) -> None:
+    assert run(NO_PRESSURE, v0(version, load(NO_PRESSURE).knobs)) == (163, 0, 1_459_086)
+    assert run(KV_PRESSURE, v0(version, load(KV_PRESSURE).knobs)) == (688, 107, 5_326_047)
+
+
+def test_v1_needs_fewer_steps_and_a_watermark_spares_it_preemptions() -> None:
+    assert run(NO_PRESSURE, v1(load(NO_PRESSURE).knobs)) == (144, 0, 1_364_086)
+    assert run(KV_PRESSURE, v1(load(KV_PRESSURE).knobs)) == (582, 33, 4_212_247)
+    assert run(KV_PRESSURE, v1(load(KV_PRESSURE).knobs, watermark=0.05))[1:] == (15, 4_098_947)
+
+
+@pytest.mark.parametrize("version", ["0.4.2", "0.5.0", "0.8.5"])
+def test_chunked_prefill_without_pressure_is_the_same_in_all_versions_and_in_v1(version: str) -> None:
+    knobs = load(CHUNKED).knobs
+    assert run(CHUNKED, v0(version, knobs)) == run(CHUNKED, v1(knobs)) == (234, 0, 2_615_977)
+
+
+@pytest.mark.parametrize(
+    ("version", "knobs", "preemptions", "end"),
+    [
+        ("0.5.0", {}, 46, 4_282_861),
+        ("0.8.5", {}, 69, 4_300_461),
+        ("0.5.0", {"sort_running": False, "swap_order": "swapped"}, 40, 4_208_261),
+        ("0.8.5", {"sort_running": True, "swap_order": "arrival"}, 73, 4_349_261),
+        ("0.5.0", {"preemption_mode": "recompute"}, 120, 5_493_561),
+        ("0.8.5", {"preemption_mode": "recompute"}, 120, 5_493_561),
+    ],
+)
+def test_more_swaps_come_from_the_later_block_manager_and_not_from_the_order(
+    version: str, knobs: dict[str, Any], preemptions: int, end: float
+) -> None:
+    assert run(SWAP, v0(version, {**load(SWAP).knobs, **knobs}))[1:] == (preemptions, end)
+
+
+@pytest.mark.parametrize(
+    ("version", "factor", "batches", "mean"),
+    [
+        *((version, 0.0, 49, 479_018) for version in ("0.4.0", "0.4.2", "0.8.5")),
+        ("0.4.0", 0.5, 54, 503_519),
+        ("0.8.5", 0.5, 54, 503_519),
+        ("0.4.2", 0.5, 46, 467_948),
+        ("0.4.0", 2.0, 49, 503_487),
+        ("0.8.5", 2.0, 49, 503_487),
+        ("0.4.2", 2.0, 18, 407_751),
+    ],
+)
+def test_the_delay_factor_helps_only_where_the_whole_queue_waits(
+    version: str, factor: float, batches: int, mean: int
+) -> None:
+    recording = load("delay_half__v0.4.0")
+    played = play(recording, v0(version, {**recording.knobs, "delay_factor": factor}))
+    assert sum(row["sched"][0][2] == "P" for row in played.busy) == batches
+    spent = [request.finish - request.arrival for request in played.requests.values() if request.finish is not None]
+    assert round(sum(spent) / 80) == mean
+
+
+@pytest.mark.parametrize(
+    ("version", "factor", "steps"),
+    [("0.4.2", 0.0, 234), ("0.4.2", 2.0, 236), ("0.4.2", 50.0, 320), ("0.8.5", 2.0, 234), ("0.8.5", 50.0, 234)],
+)
+def test_the_delay_factor_does_nothing_in_later_chunked_prefill(version: str, factor: float, steps: int) -> None:
+    assert run(CHUNKED, v0(version, {**load(CHUNKED).knobs, "delay_factor": factor}))[0] == steps
+
+
+def test_reserving_whole_prompts_spares_v1_preemptions() -> None:
+    name = "chunked_kv_pressure__v1-0.32.0"
+    knobs = load(name).knobs
+    assert run(name, v1(knobs))[1] == 19
+    assert run(name, v1(knobs, scheduler_reserve_full_isl=False))[1] == 112
+
+
+@pytest.mark.parametrize("name", names("vllm"))
+def test_leaps_change_nothing(name: str) -> None:
+    recording = load(name)
+    single, leapt = play(recording), play(recording, leaps=True)
+    assert leapt.end == single.end
+    for id, request in single.requests.items():
+        other = leapt.requests[id]
+        assert (other.first_token, other.finish, other.evictions) == (
+            request.first_token, request.finish, request.evictions,
+        )  # fmt: skip

@@ -1,0 +1,109 @@
+"""Timelines for Perfetto: a literal one, and what every one must keep to."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servesim.config.scenario import scenario_from
+from servesim.core import Request
+from servesim.runs.queue_log import QueueLog
+from servesim.runs.simulate import Run, simulate
+from servesim.runs.timeline import Timeline
+from servesim.traces.trace import Trace
+
+from ..study import sweeps
+
+Events = list[dict[str, Any]]
+
+
+def drawn(path: Path, tree: dict[str, Any], requests: list[Request] | None = None) -> tuple[Events, Run]:
+    trace = None if requests is None else Trace(requests, "test", "synth")
+    with Timeline(path) as timeline:
+        run = simulate(scenario_from(tree), trace, [timeline])
+    raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    found: Events = json.loads(raw)["traceEvents"]
+    return found, run
+
+
+COSTS = {"kind": "linear", "prefill": 0.5, "decode_step": 0.25}
+
+
+def test_two_requests_one_after_the_other(tmp_path: Path) -> None:
+    tree = {"policy": {"name": "llm-serving", "decode_batch": 1}, "profile": COSTS, "engine": {"num_blocks": 9}}
+    events, _ = drawn(tmp_path / "t.json", tree, [Request("a", 0.0, 4, 2), Request("b", 0.25, 4, 1)])
+    steps = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
+    assert steps == [("prefill", 0.0, 5e5), ("decode", 5e5, 2.5e5), ("prefill", 7.5e5, 5e5)]
+    slices = [(e["id"], e["ph"], e["name"], e["ts"]) for e in events if e["ph"] in "be"]
+    assert slices == [
+        ("a", "b", "request a", 0.0), ("a", "b", "queued", 0.0), ("a", "e", "queued", 0.0), ("a", "b", "prefill", 0.0),
+        ("a", "e", "prefill", 5e5), ("a", "b", "decode", 5e5),
+        ("b", "b", "request b", 2.5e5), ("b", "b", "queued", 2.5e5),
+        ("a", "e", "decode", 7.5e5), ("a", "e", "request a", 7.5e5),
+        ("b", "e", "queued", 7.5e5), ("b", "b", "prefill", 7.5e5),
+        ("b", "e", "prefill", 1.25e6), ("b", "e", "request b", 1.25e6),
+    ]  # fmt: skip
+    queues = [(e["ts"], e["args"]["waiting"], e["args"]["running"]) for e in events if e["name"] == "queues"]
+    assert queues == [(0.0, 0, 1), (5e5, 1, 1), (7.5e5, 1, 0), (7.5e5, 0, 1), (1.25e6, 0, 0)]
+
+
+@pytest.mark.parametrize("evicted", ["front", "swapped"])
+def test_every_slice_that_opens_closes_and_states_lie_inside_their_request(tmp_path: Path, evicted: str) -> None:
+    policy = {"name": "llm-serving", "decode_batch": 6, "evicted": evicted}
+    tree = sweeps.base(policy=policy, engine={"num_blocks": 16}, workload=sweeps.workload(60, 20.0))
+    events, run = drawn(tmp_path / "t.json.gz", tree)
+    assert sum(request.evictions for request in run.requests) > 0
+    opened: Counter[tuple[str, str]] = Counter()
+    spans: dict[str, list[float]] = {}
+    for event in sorted((e for e in events if e["ph"] in "be"), key=lambda e: e["ts"]):
+        opened[event["id"], event["name"]] += 1 if event["ph"] == "b" else -1
+        spans.setdefault(event["id"], []).append(event["ts"])
+    assert set(opened.values()) == {0} and len(spans) == 60
+    for request in run.requests:
+        assert spans[str(request.id)][0] == pytest.approx(1e6 * request.arrival, abs=0.01)
+        assert spans[str(request.id)][-1] == pytest.approx(1e6 * (request.finish or 0), abs=0.01)
+    assert sum(e["name"] == "queued again" and e["ph"] == "b" for e in events) == sum(r.evictions for r in run.requests)
+
+
+def test_steps_never_overlap_and_counters_stay_in_the_pool(tmp_path: Path) -> None:
+    tree = sweeps.base(policy={"name": "llm-serving", "decode_batch": 6}, engine={"num_blocks": 16})
+    events, run = drawn(tmp_path / "t.json.gz", tree)
+    steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
+    assert len(steps) == run.calls
+    assert all(end <= start + 0.002 for (_, end), (start, _) in zip(steps, steps[1:]))
+    blocks = [e["args"] for e in events if e["ph"] == "C" and e["name"] == "blocks"]
+    assert all(held["held"] + held["free"] == 15 and held["free"] >= 0 for held in blocks)
+    assert blocks[-1] == {"held": 0, "free": 15}
+
+
+def test_a_timeline_of_the_command_changes_no_figure_and_is_the_same_every_time(tmp_path: Path) -> None:
+    words = ("run", "-X", 5, "-T", 10, "--set", "policy.decode_batch=4")
+    assert sweeps.sim(*words, "-o", tmp_path / "plain") == 0
+    for name in ("one", "two"):
+        assert sweeps.sim(*words, "-o", tmp_path / name, "--timeline", tmp_path / f"{name}.json.gz") == 0
+    assert (tmp_path / "one.json.gz").read_bytes() == (tmp_path / "two.json.gz").read_bytes()
+    instants = []
+    for name in ("plain", "one"):
+        with open(tmp_path / name / "requests.csv", newline="") as file:
+            instants.append([(row["arrival"], row["first_token"], row["finish"]) for row in csv.DictReader(file)])
+    assert instants[0] == instants[1]
+
+
+def test_a_run_that_fails_leaves_no_half_timeline(tmp_path: Path) -> None:
+    path = tmp_path / "t.json.gz"
+    with pytest.raises(RuntimeError), Timeline(path):
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_queue_log_keeps_a_bounded_number_of_points_over_the_whole_run() -> None:
+    log = QueueLog(50)
+    run = simulate(scenario_from(sweeps.base(workload=sweeps.workload(200))), None, [log])
+    assert 50 <= len(log.times) <= 100 and len(log.times) == len(log.queues)
+    assert log.times == sorted(log.times) and log.times[-1] >= 0.95 * run.end
+    assert max(queue.running for queue in log.queues) == 1

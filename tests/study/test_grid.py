@@ -1,0 +1,96 @@
+"""The parameter grid: what a sweep file's params unroll to."""
+
+from __future__ import annotations
+
+import pytest
+from servesim.core import BadInput
+from servesim.study.grid import assigned, axis, unroll
+
+
+def test_a_grid_is_every_combination_with_the_last_key_fastest() -> None:
+    assert unroll({"policy.decode_batch": [1, 2], "policy.order": ["arrival", "priority"]}, None, 0) == [
+        {"policy.decode_batch": 1, "policy.order": "arrival"},
+        {"policy.decode_batch": 1, "policy.order": "priority"},
+        {"policy.decode_batch": 2, "policy.order": "arrival"},
+        {"policy.decode_batch": 2, "policy.order": "priority"},
+    ]
+
+
+def test_a_list_of_grids_is_their_union_so_that_families_have_their_own_axes() -> None:
+    found = unroll([{"policy.name": "a", "policy.x": [1, 2]}, {"policy.name": "b", "policy.y": 3}], None, 0)
+    assert found == [
+        {"policy.name": "a", "policy.x": 1},
+        {"policy.name": "a", "policy.x": 2},
+        {"policy.name": "b", "policy.y": 3},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("given", "values"),
+    [
+        ({"range": [0, 2], "step": 0.5}, [0.0, 0.5, 1.0, 1.5, 2.0]),
+        ({"range": [1, 9], "step": 4}, [1, 5, 9]),
+        ({"range": [0, 1], "step": 0.1}, [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]),
+        ({"range": [0, 1], "step": 0.3}, [0.0, 0.3, 0.6, 0.9]),
+        ({"range": [64, 1024], "count": 5, "scale": "log"}, [64, 128, 256, 512, 1024]),
+        ({"range": [0.0, 1.0], "count": 3}, [0.0, 0.5, 1.0]),
+        ({"range": [1, 3], "count": 9}, [1, 2, 3]),
+        (7, [7]),
+    ],
+)
+def test_ranges_include_both_ends_and_are_free_of_floating_dust(given: object, values: list[object]) -> None:
+    found = list(axis("k", given).values)
+    assert found == values
+    assert [type(value) for value in found] == [type(value) for value in values]
+
+
+def test_samples_of_a_grid_never_repeat_and_are_the_same_for_the_same_seed() -> None:
+    params = {"a": list(range(10)), "b": list(range(10))}
+    first, again, other = unroll(params, 30, 1), unroll(params, 30, 1), unroll(params, 30, 2)
+    assert first == again != other
+    assert len({tuple(one.items()) for one in first}) == 30
+    assert len(unroll(params, 1000, 1)) == 100
+
+
+def test_random_axes_stay_within_their_bounds() -> None:
+    params = {"u": {"uniform": [0.5, 2]}, "l": {"loguniform": [1, 1000]}, "i": {"integers": [1, 3]}}
+    found = unroll({**params, "c": {"choice": ["x", "y"]}}, 200, 0)
+    assert all(0.5 <= one["u"] <= 2 and 1 <= one["l"] <= 1000 for one in found)
+    assert {one["i"] for one in found} == {1, 2, 3} and {one["c"] for one in found} == {"x", "y"}
+    assert sorted(one["l"] for one in found)[100] == pytest.approx(31.6, rel=0.5)  # half below the geometric middle
+
+
+@pytest.mark.parametrize(
+    ("params", "complaint"),
+    [
+        ({"a": []}, "params.a: expected at least one value, got none"),
+        ({"a": {"rnage": [0, 1]}}, "params.a: expected a list or one of range, uniform, loguniform, integers, choice"),
+        ({"a": {"range": [2, 1], "step": 1}}, r"params.a.range: expected \[low, high\], got 2 above 1"),
+        ({"a": {"range": [0, 1]}}, "params.a: expected one of step and count beside range"),
+        ({"a": {"range": [0, 1], "step": 0}}, "params.a.step: expected more than 0, got 0"),
+        ({"a": {"range": [0, 4], "count": 3, "scale": "log"}}, "params.a.scale: expected linear, or log"),
+        ({"a": {"uniform": [0, 1]}}, "params.a: drawn at random; say how many with `samples: N`"),
+        ({"a": {"uniform": [0, "x"]}}, "params.a.uniform: expected a number, got 'x'"),
+        ({"a": {"uniform": [0, 1], "step": 1}}, "params.a.step: unknown key; known: uniform"),
+        ({"seed": [1, 2]}, "params.seed: no parameter, since configurations share their chance"),
+        ([{"a": 1}, 3], r"params\[1\]: expected keys and their values, got 3"),
+    ],
+)
+def test_bad_params_are_one_clear_line(params: object, complaint: str) -> None:
+    with pytest.raises(BadInput, match=complaint) as caught:
+        unroll(params, None, 0)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_another_policy_family_brings_only_its_own_fields() -> None:
+    base = {"policy": {"name": "llm-serving", "decode_batch": 8}, "seed": 3}
+    assert assigned(base, {"policy.x": 1, "policy.name": "other"}) == {"policy": {"name": "other", "x": 1}, "seed": 3}
+    assert assigned(base, {"policy.name": "llm-serving"}) == base
+    assert assigned(base, {"policy": {"name": "other", "y": 2}})["policy"] == {"name": "other", "y": 2}
+    assert assigned({"policy": "vllm"}, {"policy.x": 1}) == {"policy": {"name": "vllm", "x": 1}}
+
+
+def test_a_workload_or_a_trace_takes_the_place_of_either() -> None:
+    base = {"workload": {"contest": {"X": 1, "T": 2}}}
+    assert assigned(base, {"trace": "f.csv"}) == {"policy": {"name": "llm-serving"}, "trace": "f.csv"}
+    assert assigned(base, {"workload.contest.X": 5})["workload"] == {"contest": {"X": 5, "T": 2}}

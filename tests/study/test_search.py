@@ -1,0 +1,188 @@
+"""Search: Optuna's proposals tried on the simulator, halving over the trace, and the highest rate by bisection."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.core import BadInput
+from servesim.study.capacity import Bound, Ladder, Trial, at_rate, bound
+from servesim.study.executor import Serial
+from servesim.study.experiment import read_experiment
+from servesim.study.ranking import Summary
+from servesim.study.sweep import load, sweep
+
+from . import sweeps
+
+
+def search_file(folder: Path, **keys: Any) -> Path:
+    params = {"policy.decode_batch": {"integers": [1, 32]}, "policy.order": ["arrival", "longest-output"]}
+    path = folder / "search.yaml"
+    given = {"base": sweeps.base(), "params": params, "objectives": ["makespan"], "trials": 24, **keys}
+    path.write_text(yaml.safe_dump(given, sort_keys=False))
+    return path
+
+
+def trials(folder: Path) -> list[tuple[int, str, Any]]:
+    import optuna
+    from optuna.storages import JournalStorage
+    from optuna.storages.journal import JournalFileBackend
+
+    storage = JournalStorage(JournalFileBackend(str(folder / "study.journal")))
+    study = optuna.load_study(study_name="search", storage=storage)
+    done = [t for t in study.get_trials() if t.state.name != "FAIL"]
+    return [(k, t.state.name, (tuple(t.params.items()), t.values)) for k, t in enumerate(done)]
+
+
+@pytest.fixture(autouse=True)
+def _library() -> None:
+    pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
+
+
+def test_a_search_finds_what_is_better_and_leaves_a_sweep_s_files(tmp_path: Path) -> None:
+    assert sweeps.sim("search", search_file(tmp_path), "-o", tmp_path / "out", "-j", 1, "-q") == 0
+    grid = {"policy.decode_batch": {"range": [1, 32], "step": 1}, "policy.order": ["arrival", "longest-output"]}
+    experiment = read_experiment(sweeps.sweep_file(tmp_path, params=grid, replications=1))
+    exhaustive = Summary(experiment, sweep(experiment, tmp_path / "all", Serial())).rows[0].mean("makespan")
+    assert load(tmp_path / "out").rows[0].mean("makespan") <= 1.01 * exhaustive
+    assert sweeps.sim("run", tmp_path / "out/best.yaml") == 0
+    assert sweeps.sim("report", tmp_path / "out") == 0
+    journal = [json.loads(line) for line in (tmp_path / "out/runs.jsonl").read_text().splitlines()]
+    keys = [(json.dumps(run["assignment"], sort_keys=True), run["replication"]) for run in journal]
+    assert len(keys) == len(set(keys)), "a configuration was run twice"
+
+
+def test_a_search_continued_proposes_what_it_would_have_proposed(tmp_path: Path) -> None:
+    file = search_file(tmp_path, trials=24, batch=4)
+    assert sweeps.sim("search", file, "-o", tmp_path / "whole", "-j", 1, "-q", "--no-report") == 0
+    from servesim.study import search as module
+
+    original = module.round_of
+    calls = 0
+
+    def dying(*given: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            study, space = given[1], given[0].space
+            study.ask(space)  # left in the middle, as a kill would
+            raise KeyboardInterrupt
+        original(*given)
+
+    module.round_of = dying
+    try:
+        assert sweeps.sim("search", file, "-o", tmp_path / "parts", "-j", 1, "-q", "--no-report") == 130
+    finally:
+        module.round_of = original
+    assert sweeps.sim("search", file, "-o", tmp_path / "parts", "-j", 1, "-q", "--no-report", "--resume") == 0
+    assert trials(tmp_path / "parts") == trials(tmp_path / "whole")
+    for name in ("runs.jsonl", "summary.csv", "best.yaml"):
+        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
+def test_successive_halving_gives_only_the_better_ones_the_whole_trace(tmp_path: Path) -> None:
+    file = search_file(tmp_path, halving={"start": 0.1, "factor": 3}, trials=30)
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
+    states = [state for _, state, _ in trials(tmp_path / "out")]
+    assert states.count("PRUNED") >= 10 and states.count("COMPLETE") >= 3
+    whole = len((tmp_path / "out/runs.jsonl").read_text().splitlines())
+    assert whole <= states.count("COMPLETE") + 1
+
+
+def test_several_objectives_give_a_front(tmp_path: Path) -> None:
+    file = search_file(tmp_path, objectives=["makespan", "mean_tpot_ms"])
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
+    assert len((tmp_path / "out/pareto.csv").read_text().splitlines()) >= 3
+
+
+@pytest.mark.parametrize(
+    ("keys", "complaint"),
+    [
+        ({"params": {}}, "params: expected at least one key to search over"),
+        ({"params": {"policy.decode_batch": {"integers": [1]}}}, "expected [low, high], got [1]"),
+        ({"params": {"policy.decode_batch": {"normal": [1, 2]}}}, "expected one of range, uniform, loguniform"),
+        ({"sampler": "guess"}, "sampler: expected 'auto', 'tpe', 'nsga2' or 'random', got 'guess'"),
+        ({"halving": True, "objectives": ["makespan", "busy_s"]}, "halving: expected one objective to judge by, got 2"),
+        ({"tirals": 3}, "tirals: unknown key; known: name, base, params"),
+    ],
+)
+def test_a_bad_search_file_is_one_clear_line(
+    tmp_path: Path, keys: dict[str, Any], complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweeps.sim("search", search_file(tmp_path, **keys), "-o", tmp_path / "out", "-j", 1) == 2
+    error = capsys.readouterr().err
+    assert complaint in error and error.count("\n") == 1
+
+
+def test_a_search_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = search_file(tmp_path, trials=2)
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q") == 2
+    assert "never overwritten" in capsys.readouterr().err
+    more = ("-j", 1, "-q", "--no-report", "--resume", "--trials", 5)
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", *more) == 0
+    assert len(trials(tmp_path / "out")) == 5
+
+
+def constant(rate: float, requests: int = 200) -> dict[str, Any]:
+    """One request at a time, 0.1 s each (a prefill of 0.04 s and two decodes of 0.03 s), at even gaps: D/D/1."""
+    lengths = {"kind": "fixed", "prompt": 10, "output": 3}
+    workload = {"requests": requests, "arrivals": {"kind": "constant", "rate": rate}, "lengths": lengths}
+    costs = {"kind": "linear", "prefill": 0.04, "decode_step": 0.03}
+    return {"workload": workload, "policy": {"name": "llm-serving"}, "profile": costs}
+
+
+def test_bisection_finds_the_capacity_that_theory_gives() -> None:
+    ladder = Ladder(constant(1.0), [bound("p99_ttft_ms<=45")], 1, Serial())
+    best = ladder.climb(0.01)
+    assert best is not None and best.rate == pytest.approx(10.0, rel=0.011)
+    miss = ladder.first_miss(best)
+    assert miss is not None and miss.rate >= 10.0 and best.rate <= 10.0
+    from_above = Ladder(constant(80.0), [bound("p99_ttft_ms<=45")], 1, Serial()).climb(0.01)
+    assert from_above is not None and from_above.rate == pytest.approx(10.0, rel=0.011)
+
+
+def test_a_bound_that_no_rate_meets_is_exit_3_and_one_that_all_meet_has_no_limit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(yaml.safe_dump(constant(1.0, 20)))
+    assert sweeps.sim("search", path, "--meet", "p99_ttft_ms<=30", "-j", 1) == 3
+    assert "no rate meets p99_ttft_ms<=30: at 0.0002441 req/s p99_ttft_ms is 40.0" in capsys.readouterr().out
+    assert sweeps.sim("search", path, "--meet", "failed<=0", "-j", 1) == 0
+    assert "no rate tried was too high" in capsys.readouterr().out
+
+
+def test_goodput_under_an_slo_is_searched_for_by_attainment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(yaml.safe_dump(constant(1.0)))
+    words = ("--meet", "attainment>=0.99", "--goodput", "e2el:150", "-o", tmp_path / "out", "-j", 1, "--steady")
+    assert sweeps.sim("search", path, *words) == 0
+    assert "highest rate that meets attainment>=0.99: " in capsys.readouterr().out
+    found = yaml.safe_load((tmp_path / "out/best.yaml").read_text())
+    assert found["workload"]["arrivals"]["rate"] == pytest.approx(10.0, rel=0.02)
+    assert sweeps.sim("search", path, "--meet", "attainment>=0.99", "-j", 1) == 2
+    assert "the run has no attainment" in capsys.readouterr().err
+
+
+def test_the_scenario_at_the_rate_found_is_written_where_its_workload_names_one() -> None:
+    trial = Trial(2.0, 1.0, {}, ())
+    contest = at_rate({"workload": {"contest": {"X": 0.5, "T": 3000}}}, trial)
+    assert contest == {"workload": {"contest": {"X": 1.0, "T": 1500.0}}}
+    assert at_rate({"trace": {"path": "x"}}, trial) is None
+
+
+@pytest.mark.parametrize("given", ["p99_ttft_ms", "p99_ttft_ms<500", "p99_ttft_ms<=fast", "speed<=3"])
+def test_a_bad_bound_is_refused(given: str) -> None:
+    with pytest.raises(BadInput, match="--meet"):
+        bound(given)
+    assert bound(" p99_ttft_ms <= 5e2 ") == Bound("p99_ttft_ms", "<=", 500.0)
+
+
+def test_requests_without_a_rate_cannot_be_searched() -> None:
+    burst = {"requests": 5, "arrivals": {"kind": "burst"}, "lengths": {"kind": "fixed", "prompt": 1, "output": 1}}
+    with pytest.raises(BadInput, match="have no rate"):
+        Ladder({"workload": burst}, [], 1, Serial())

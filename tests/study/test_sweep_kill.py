@@ -1,0 +1,202 @@
+"""Sweeps that are killed, interrupted, starved of disk or robbed of a worker lose nothing and double nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servesim.core import BadInput
+from servesim.study.executor import Pool, Serial, WorkerLost
+from servesim.study.experiment import read_experiment
+from servesim.study.journal import Journal, read_journal
+from servesim.study.sweep import in_order, sweep
+
+from . import sweeps
+
+REPLICATIONS = 72  # of 7 configurations: enough to be hit four times in the middle, by whatever machine
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a sweep file and what an undisturbed sweep of it leaves in `out`."""
+    folder = tmp_path_factory.mktemp("whole")
+    assert sweeps.sim("sweep", sweeps.sweep_file(folder, replications=REPLICATIONS), "-o", folder / "out", "-j", 1) == 0
+    return folder
+
+
+def lines(folder: Path) -> int:
+    path = folder / "runs.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(what: Any, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.005)
+
+
+def test_a_sweep_killed_at_random_moments_ends_byte_identical_without_orphans(whole: Path, tmp_path: Path) -> None:
+    chance, out = random.Random(6), tmp_path / "out"
+    for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
+        before = lines(out)
+        process = sweeps.started("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
+        wanted = before + chance.randint(1, 30)
+        wait_for(lambda: lines(out) >= wanted or process.poll() is not None)  # noqa: B023
+        workers = children(process.pid)
+        time.sleep(chance.random() * 0.05)
+        process.send_signal(number)
+        _, error = process.communicate(timeout=60)
+        wait_for(lambda: not any(alive(pid) for pid in workers), 20)  # noqa: B023
+        assert process.returncode == (130 if number in (signal.SIGINT, signal.SIGTERM) else -number), error
+        assert number == signal.SIGKILL or "--resume" in error
+        assert lines(out) < 7 * REPLICATIONS, "it was over before it was killed"
+    process = sweeps.started("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    assert sweeps.contents(out) == sweeps.contents(whole / "out")
+
+
+def test_a_journal_torn_at_any_byte_is_continued_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+    text = (whole / "out/runs.jsonl").read_bytes()
+    experiment = read_experiment(whole / "sweep.yaml")
+    chance = random.Random(2)
+    last = text.rfind(b"\n", 0, len(text) - 1) + 1
+    for cut in [0, 1, last - 1, last, last + 1, len(text) - 1, chance.randrange(len(text) * 9 // 10, len(text))]:
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "experiment.json").write_bytes((whole / "out/experiment.json").read_bytes())
+        (folder / "runs.jsonl").write_bytes(text[:cut])
+        if cut > 1:
+            sweep(experiment, folder, Serial(), resume=True)
+            assert (folder / "runs.jsonl").read_bytes() == text
+        else:
+            with Journal(folder / "runs.jsonl") as journal:
+                assert journal.records == []
+
+
+def test_a_full_disk_ends_the_sweep_with_one_line_and_it_is_continued(whole: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    size = (whole / "out/runs.jsonl").stat().st_size
+    limit = size // 3 // 1024
+    words = f"'{sys.executable}' -m servesim sweep '{whole}/sweep.yaml' -o '{out}' -j 2 -q"
+    done = subprocess.run(["bash", "-c", f"ulimit -f {limit}; exec {words}"], capture_output=True, text=True)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == f"sim: {out}/runs.jsonl: File too large; make room, then continue with --resume\n"
+    kept = (out / "runs.jsonl").read_bytes()
+    assert kept.endswith(b"\n") and (whole / "out/runs.jsonl").read_bytes().startswith(kept)
+    assert sweeps.sim("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 1) == 0
+    assert sweeps.contents(out) == sweeps.contents(whole / "out")
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 96 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", disk], capture_output=True)
+    if made.returncode:
+        pytest.skip("needs the right to mount a tmpfs")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_no_space_left_is_survived_and_nothing_is_torn(whole: Path, tiny_disk: Path, tmp_path: Path) -> None:
+    process = sweeps.started("sweep", whole / "sweep.yaml", "-o", tiny_disk / "out", "-j", 2, "-q")
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 1
+    complaint = "No space left on device; make room, then continue with --resume"
+    assert error == f"sim: {tiny_disk}/out/runs.jsonl: {complaint}\n"
+    kept = read_journal(tiny_disk / "out/runs.jsonl")
+    assert 0 < len(kept) < 7 * REPLICATIONS
+    subprocess.run(["cp", "-r", tiny_disk / "out", tmp_path / "out"], check=True)
+    assert sweeps.sim("sweep", whole / "sweep.yaml", "-o", tmp_path / "out", "--resume", "-j", 1) == 0
+    assert sweeps.contents(tmp_path / "out") == sweeps.contents(whole / "out")
+
+
+def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import os\nfrom pathlib import Path\nfrom servesim.policies.llm_serving import LLMServing\n\n"
+        f"MARK = Path({str(tmp_path / 'mark')!r})\n\n"
+        "class Deadly(LLMServing):\n    def decide(self, view):\n"
+        "        if view.now > 3 and not MARK.exists():\n"
+        "            MARK.touch()\n            os.kill(os.getpid(), 9)\n"
+        "        return super().decide(view)\n"
+    )
+    file = sweeps.sweep_file(tmp_path, base=sweeps.base(policy={"name": f"{own}:Deadly"}), replications=2)
+    process = sweeps.started("sweep", file, "-o", tmp_path / "out", "-j", 2, "-q")
+    _, error = process.communicate(timeout=120)
+    assert process.returncode == 0, error
+    assert (tmp_path / "mark").exists()
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "again", "-j", 1) == 0
+    assert sweeps.contents(tmp_path / "out") == sweeps.contents(tmp_path / "again")
+
+
+class KilledWorker(Exception):
+    """As distributed's, by name."""
+
+
+class Mortal:
+    """An executor of futures whose workers die on some chunks."""
+
+    def __init__(self, deaths: dict[int, int]) -> None:
+        self.deaths = deaths
+
+    def submit(self, what: Any, setup: str, tasks: list[Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        first = tasks[0].config
+        if self.deaths.get(first, 0) > 0:
+            self.deaths[first] -= 1
+            future.set_exception(KilledWorker(first))
+        else:
+            future.set_result([{"config": task.config, "replication": 0} for task in tasks])
+        return future
+
+
+def test_chunks_of_dead_workers_are_run_again_until_they_have_died_too_often(tmp_path: Path) -> None:
+    experiment = read_experiment(sweeps.sweep_file(tmp_path))
+    tasks = [experiment.task(0, 0)._replace(config=k) for k in range(40)]
+    pool = Pool(lambda: Mortal({3: 3, 8: 1}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
+    found = [record["config"] for records in in_order(pool.run("", tasks)) for record in records]
+    assert found == list(range(40))
+    fatal = Pool(lambda: Mortal({3: 4}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(WorkerLost, match="workers died 4 times on configuration/replication 3/0"):
+        list(fatal.run("", tasks))
+
+
+def test_two_sweeps_cannot_write_to_one_journal(whole: Path, tmp_path: Path) -> None:
+    with Journal(tmp_path / "runs.jsonl"):
+        with pytest.raises(BadInput, match="another sweep is writing to it"), Journal(tmp_path / "runs.jsonl"):
+            pass
+        assert os.path.getsize(tmp_path / "runs.jsonl") == 0
+
+
+def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+    (tmp_path / "runs.jsonl").write_text(json.dumps({"config": 0, "replication": 0}) + "\nnonsense\n")
+    with pytest.raises(BadInput, match=r"runs.jsonl:2: not a line of a journal"):
+        read_journal(tmp_path / "runs.jsonl")

@@ -1,0 +1,139 @@
+"""The contest's workload: arrivals as its client makes them, lengths as its data has them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from servesim.core import BadInput
+from servesim.traces.describe import gap_variation
+from servesim.traces.make.contest import contest, contest_arrivals
+from servesim.traces.read.load import load
+
+from ...conftest import SHARED
+
+DATA = SHARED / "data" / "contest"
+LENGTHS = DATA / "contest_alpaca5010_lengths.csv.gz"
+
+needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
+
+
+ROUNDED = {0.5: 2.0, 2: 0.5, 3: 0.33, 6: 0.17, 1.5: 0.67, 15: 0.07, 16: 0.06, 30: 0.03, 60: 0.02, 100: 0.01, 150: 0.01}
+
+
+@pytest.mark.parametrize(("X", "interval"), ROUNDED.items())
+def test_gaps_are_whole_milliseconds_about_one_over_x_rounded_to_hundredths(X: float, interval: float) -> None:
+    gaps = np.diff(contest_arrivals(20_000, X, seed=1))
+    milliseconds = gaps * 1000
+    assert np.abs(milliseconds - np.rint(milliseconds)).max() < 1e-6
+    # The count of milliseconds is Poisson: its variance is its mean.
+    assert gaps.mean() == pytest.approx(interval, rel=4 * (interval * 1000) ** -0.5 / 20_000**0.5)
+    assert milliseconds.var() == pytest.approx(interval * 1000, rel=0.06)
+
+
+@pytest.mark.parametrize(("X", "cv"), [(0.5, 0.022), (2, 0.045), (10, 0.10), (67, 0.316)])
+def test_the_variation_of_gaps_is_the_published_one(X: float, cv: float) -> None:
+    assert gap_variation(contest_arrivals(50_000, X, seed=2)) == pytest.approx(cv, rel=0.03)
+
+
+def test_above_200_a_second_everything_comes_at_once() -> None:
+    assert contest(201, 7.5).arrivals.max() == 0.0
+
+
+def test_x_times_t_requests_are_sent_rounded_down() -> None:
+    assert len(contest(0.5, 3000)) == 1500
+    assert len(contest(1.5, 3)) == 4
+    with pytest.raises(BadInput, match=r"contest: X\*T: expected at least one request"):
+        contest(0.1, 5)
+
+
+def test_dispatch_makes_every_gap_longer() -> None:
+    plain, real = contest(5, 300, seed=4), contest(5, 300, seed=4, dispatch=0.0032)
+    assert np.diff(real.arrivals) - np.diff(plain.arrivals) == pytest.approx(0.0032)
+    assert np.diff(real.arrivals).mean() == pytest.approx(0.2032, abs=0.001)  # 203.2 ms were measured
+
+
+def test_the_seed_of_arrivals_and_lengths_is_one_but_their_chance_is_not() -> None:
+    one, other = contest(0.5, 3000, seed=5), contest(2, 750, seed=5)
+    assert (one.prompts == other.prompts).all()
+    assert (one.outputs == other.outputs).all()
+    assert (contest(0.5, 3000, seed=6).prompts != one.prompts).any()
+
+
+@needs_data
+@pytest.mark.parametrize(("X", "T"), [(0.5, 3000), (2, 750), (150, 10)])
+def test_seed_0_sends_at_the_moments_of_the_recorded_tables(X: float, T: float) -> None:
+    recorded = load(DATA / f"contest_X{X}_T{T}.csv.gz")
+    made = contest(X, T, seed=0, lengths=LENGTHS)
+    assert (made.arrivals == recorded.arrivals).all()
+    assert (made.prompts == recorded.prompts).all()
+    assert [request.limit for request in made.requests] == [request.limit for request in recorded.requests]
+
+
+@needs_data
+def test_exact_lengths_have_the_published_statistics() -> None:
+    trace = contest(0.5, 3000, lengths=LENGTHS)
+    # With the begin-of-sequence token: one more than the published 19.95 / 16 / 34 / 78 / 192.
+    assert trace.prompts.mean() == pytest.approx(20.95, abs=0.001)
+    assert trace.prompts.var(ddof=1) == pytest.approx(214.2315, rel=1e-3)
+    assert trace.prompts.sum() == 31_425
+    assert [int(np.quantile(trace.prompts, q)) for q in (0.5, 0.9, 0.99, 1.0)] == [17, 35, 79, 193]
+    assert trace.outputs.mean() == pytest.approx(65.390667, abs=1e-6)
+    assert trace.outputs.var(ddof=1) == pytest.approx(4070.314046, rel=1e-3)
+    assert trace.outputs.sum() == 98_086
+    assert [int(np.quantile(trace.outputs, q)) for q in (0.0, 0.5, 0.9, 0.99, 1.0)] == [1, 46, 144, 294, 504]
+    assert (trace.prompts + trace.outputs).max() == 512
+
+
+@needs_data
+def test_the_set_starts_again_after_5010_and_an_empty_answer_means_the_servers_default() -> None:
+    trace = contest(2, 5010, lengths=LENGTHS)
+    assert len(trace) == 10_020
+    assert (trace.prompts[5010:] == trace.prompts[:5010]).all()
+    columns = np.genfromtxt(LENGTHS, delimiter=",", skip_header=1, dtype=int)
+    empty = np.flatnonzero(columns[:, 2] == 0)
+    assert len(empty) == 2
+    assert [(trace.requests[i].output, trace.requests[i].limit) for i in empty] == [(300, 300)] * 2
+
+
+def test_drawn_lengths_are_like_the_real_ones() -> None:
+    for seed in range(5):
+        trace = contest(0.5, 3000, seed=seed)
+        assert trace.prompts.sum() == pytest.approx(31_425, rel=0.01)
+        assert trace.outputs.sum() == pytest.approx(98_086, rel=0.02)
+        assert np.quantile(trace.outputs, [0.25, 0.5, 0.75, 0.9, 0.99]) == pytest.approx(
+            [15, 46, 100, 144, 294], rel=0.1
+        )
+        assert np.quantile(trace.prompts, [0.5, 0.95, 0.99]) == pytest.approx([17, 45, 79], rel=0.1)
+        # Short prompts have the long answers: rank correlation -0.24 in the real set.
+        ranks = [values.argsort(kind="stable").argsort() for values in (trace.prompts, trace.outputs)]
+        assert np.corrcoef(*ranks)[0, 1] == pytest.approx(-0.24, abs=0.06)
+        assert (trace.prompts + trace.outputs).max() <= 512
+        assert trace.outputs.min() >= 1
+
+
+def test_lengths_come_from_the_data_set_itself_with_a_tokenizer(tmp_path: Path) -> None:
+    records = [
+        {"instruction": "Name three colours", "input": "", "output": "red green blue"},
+        {"instruction": "Translate", "input": "guten Tag", "output": ""},
+    ]
+    path = tmp_path / "alpaca.json"
+    path.write_text(json.dumps(records))
+    trace = contest(1, 3, lengths=path, tokenizer=lambda text: len(text.replace(":", " ").split()))
+    # One token more before every prompt; without an answer to measure the client names no limit: 300.
+    assert [(r.prompt, r.output) for r in trace.requests] == [(4, 3), (4, 300), (4, 3)]
+    with pytest.raises(BadInput, match="need a tokenizer"):
+        contest(1, 3, lengths=path)
+
+
+def test_pairs_given_are_used_in_order() -> None:
+    trace = contest(1, 3, lengths=[(5, 6), (7, 8)])
+    assert [(r.prompt, r.output) for r in trace.requests] == [(5, 6), (7, 8), (5, 6)]
+
+
+@pytest.mark.parametrize("X", [0, -1, float("nan"), float("inf"), "fast"])
+def test_a_rate_that_is_none_is_refused(X: float) -> None:
+    with pytest.raises(BadInput, match="contest: X: expected a number above 0"):
+        contest(X, 100)

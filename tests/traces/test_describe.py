@@ -1,0 +1,146 @@
+"""Figures of traces: against hand-worked cases, theory, and what is published about the real ones."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from servesim.core import Request
+from servesim.traces.describe import correlation, described, dispersion, gap_variation, prefixes, ranks, statistics
+from servesim.traces.make.synth import synthesise
+from servesim.traces.picture import picture
+from servesim.traces.read.load import load
+from servesim.traces.trace import Trace
+
+from ..conftest import SHARED
+
+DATA = SHARED / "data"
+needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
+
+
+def test_variation_and_dispersion_of_a_hand_worked_case() -> None:
+    arrivals = np.array([0.0, 1.0, 2.0, 5.0])  # gaps 1, 1, 3: mean 5/3, variance 8/9
+    assert gap_variation(arrivals) == pytest.approx((8 / 9) ** 0.5 / (5 / 3))
+    # Whole windows of 2 s: [0, 2) holds two, [2, 4) one: mean 1.5, variance 0.25.
+    assert dispersion(arrivals, 2) == pytest.approx(0.25 / 1.5)
+    assert dispersion(arrivals, 3) is None
+
+
+def test_ranks_share_their_mean_and_correlate_what_only_rises() -> None:
+    assert ranks(np.array([30, 10, 20, 20])).tolist() == [4.0, 1.0, 2.5, 2.5]
+    rising = np.arange(1, 50)
+    assert correlation(ranks(rising), ranks(rising**5)) == pytest.approx(1.0)
+    assert correlation(rising, np.ones(49)) is None
+
+
+def test_a_prefix_is_shared_as_far_as_it_was_seen_before() -> None:
+    requests = [
+        Request(0, 0.0, 1100, 1, prefix=(0, 1, 2)),
+        Request(1, 1.0, 1500, 1, prefix=(0, 1, 3)),
+        Request(2, 2.0, 1500, 1, prefix=(9, 1, 3)),  # nothing: the first block is new
+    ]
+    found = prefixes(requests, 512)
+    assert found == {
+        "block": 512,
+        "ids": 9,
+        "distinct": 5,
+        "shared_blocks": pytest.approx(2 / 9),
+        "shared_tokens": pytest.approx(1024 / 4100),
+    }
+    assert prefixes([Request(0, 0.0, 5, 1)], None) is None
+
+
+def test_statistics_of_a_small_trace_are_the_literal_ones() -> None:
+    requests = [
+        Request(0, 0.0, 10, 1, session="a"),
+        Request(1, 2.0, 20, 2, session="a", after=0, delay=2.0),
+        Request(2, 4.0, 30, 3, limit=9, priority=1),
+    ]
+    figures = statistics(Trace(requests, "t", "synth", dropped={"no output tokens": 2}))
+    assert (figures["requests"], figures["chained"], figures["dropped"]) == (3, 1, {"no output tokens": 2})
+    assert (figures["span_s"], figures["rate"], figures["own_limits"]) == (4.0, 0.25, 1)
+    assert (figures["prompt"]["mean"], figures["prompt"]["p50"], figures["prompt"]["total"]) == (20.0, 20.0, 60)
+    assert figures["correlation"] == pytest.approx(1.0)
+    assert figures["sessions"] == {"count": 1, "mean_turns": 2.0, "most_turns": 2}
+    assert figures["priorities"] == {0: 2, 1: 1}
+    text = described(figures)
+    assert "left out                   2: no output tokens" in text
+    assert "sessions                   1, 2 turns on average, at most 2" in text
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {
+            "requests": 200,
+            "arrivals": {"kind": "poisson", "rate": 5},
+            "lengths": {"prompt": [5, 4000], "output": [1, 9]},
+        },
+        {"requests": 1, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 5, "output": 9}},
+        {"requests": 9, "arrivals": {"kind": "closed", "users": 3}, "lengths": {"prompt": [5, 50], "output": 9}},
+        {"requests": 2, "arrivals": {"kind": "constant", "rate": 1e-5}, "lengths": {"prompt": 1, "output": [1, 99]}},
+    ],
+)
+def test_any_trace_can_be_described_and_drawn(tmp_path: Path, workload: dict[str, Any]) -> None:
+    trace = synthesise(workload, 0)
+    assert f"requests                   {len(trace)}" in described(statistics(trace))
+    picture(trace, tmp_path / "trace.png")
+    assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@needs_data
+def test_mooncakes_rounding_misleads_the_variation_of_gaps_but_not_the_dispersion() -> None:
+    figures = statistics(load(DATA / "traces" / "mooncake_conversation.csv.gz"))
+    assert figures["gap_cv"] == pytest.approx(3.03, abs=0.01)
+    assert figures["dispersion"]["60"] == pytest.approx(2.9, abs=0.05)
+    assert figures["prefix"]["block"] == 512
+    assert 0.3 < figures["prefix"]["shared_blocks"] < 0.5
+
+
+@needs_data
+def test_the_contests_tables_have_the_published_rates() -> None:
+    for name, cv, rate in (("X0.5_T3000", 0.022, 0.5), ("X2_T750", 0.045, 2.0), ("X150_T10", 0.316, 100.0)):
+        figures = statistics(load(DATA / "contest" / f"contest_{name}.csv.gz"))
+        assert figures["gap_cv"] == pytest.approx(cv, rel=0.05)
+        assert figures["rate"] == pytest.approx(rate, rel=0.01)
+        assert (figures["output"]["total"], figures["own_limits"]) == (97_570, 8)  # 8 answers end before their limit
+
+
+@needs_data
+def test_the_bench_file_is_poisson_with_the_published_means() -> None:
+    figures = statistics(load(DATA / "bench" / "workload_10k.csv.gz"))
+    assert figures["requests"] == 10_000
+    assert figures["rate"] == pytest.approx(8.2, rel=0.02)
+    assert figures["gap_cv"] == pytest.approx(1.0, rel=0.03)
+    assert figures["prompt"]["mean"] == pytest.approx(265, rel=0.02)
+    assert figures["output"]["mean"] == pytest.approx(255, rel=0.02)
+
+
+@needs_data
+def test_servegen_samples_have_the_rate_in_their_names() -> None:
+    for name, rate in (("deepseek-r1_20min_5rps", 5), ("m-large_20min_10rps", 10)):
+        figures = statistics(load(DATA / "traces" / f"servegen_{name}.csv.gz"))
+        assert figures["rate"] == pytest.approx(rate, rel=0.03)
+        assert figures["span_s"] == pytest.approx(1200, rel=0.01)
+
+
+@needs_data
+@pytest.mark.parametrize("path", sorted((DATA / "traces").glob("*.gz")), ids=lambda path: path.name)
+def test_a_real_trace_loads_in_less_than_a_second_for_100_000_rows(path: Path) -> None:
+    rows = len(load(path))
+    seconds = min(spent(lambda: load(path)) for _ in range(5))
+    # Where others keep the machine busy, bare requests take longer as well: 0.16 s for 100,000 where nothing else runs.
+    bare = min(spent(lambda: [Request(k, 0.0, 1, 1) for k in range(20_000)]) for _ in range(5)) * 5
+    busy = max(1.0, bare / 0.16)
+    assert seconds < busy * rows / 100_000
+
+
+def spent(work: Callable[[], object]) -> float:
+    """Return the processor seconds that something takes."""
+    start = time.process_time()
+    work()
+    return time.process_time() - start

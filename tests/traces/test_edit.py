@@ -1,0 +1,138 @@
+"""Scaling, slicing, repeating, merging and jittering a trace, without touching the old one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from servesim.core import BadInput, Request
+from servesim.core.request import ASKED
+from servesim.traces.edit import at_rate, cut, jitter, merge, repeat, scale
+from servesim.traces.trace import Trace
+
+
+def trace(*requests: Request, block: int | None = None) -> Trace:
+    return Trace(list(requests), "drawn", "synth", block=block)
+
+
+def session() -> Trace:
+    """Two requests of one session, and one of nobody's between them."""
+    return trace(
+        Request(0, 1.0, 10, 4, limit=8, session="s", prefix=(3, 4)),
+        Request(1, 2.0, 20, 5, prefix=(3,)),
+        Request(2, 4.0, 30, 6, session="s", after=0, delay=3.0, priority=2),
+    )
+
+
+def asked(requests: list[Request]) -> list[dict[str, Any]]:
+    return [{name: getattr(request, name) for name in ASKED} for request in requests]
+
+
+def test_scaling_the_rate_squeezes_gaps_and_pauses() -> None:
+    faster = scale(session(), rate=2)
+    assert [(r.arrival, r.delay) for r in faster.requests] == [(0.5, 0.0), (1.0, 0.0), (2.0, 1.5)]
+    assert [(r.prompt, r.output, r.limit) for r in faster.requests] == [(10, 4, 8), (20, 5, 5), (30, 6, 6)]
+
+
+def test_scaling_lengths_keeps_at_least_one_token_and_drops_hash_ids_that_no_longer_fit() -> None:
+    shorter = scale(session(), prompt=0.5, output=0.01)
+    assert [(r.prompt, r.output, r.limit, r.prefix) for r in shorter.requests] == [
+        (5, 1, 1, ()),
+        (10, 1, 1, ()),
+        (15, 1, 1, ()),
+    ]
+    assert scale(session(), output=3).requests[0].prefix == (3, 4)
+
+
+def test_a_trace_can_be_brought_to_a_rate() -> None:
+    steady = trace(*(Request(k, 10.0 * k, 1, 1) for k in range(11)))
+    assert at_rate(steady, 5).span == pytest.approx(2.0)
+    with pytest.raises(BadInput, match="all of them arrive at once"):
+        at_rate(trace(Request(0, 0.0, 1, 1)), 5)
+
+
+def test_a_slice_counts_from_its_start_and_frees_who_waits_for_one_outside() -> None:
+    part = cut(session(), 2.0, 5.0)
+    assert [(r.id, r.arrival, r.after, r.delay) for r in part.requests] == [(1, 0.0, None, 0.0), (2, 2.0, None, 0.0)]
+    whole = cut(session(), 0.5)
+    assert [(r.id, r.arrival, r.after, r.delay) for r in whole.requests] == [
+        (0, 0.5, None, 0.0),
+        (1, 1.5, None, 0.0),
+        (2, 3.5, 0, 3.0),
+    ]
+    with pytest.raises(BadInput, match="no request arrives from 7 to 9 s"):
+        cut(session(), 7.0, 9.0)
+
+
+def test_repeating_puts_copies_one_mean_gap_apart_with_sessions_of_their_own() -> None:
+    twice = repeat(session(), 2)
+    assert [(r.id, r.arrival, r.session, r.after) for r in twice.requests] == [
+        (0, 1.0, "s", None),
+        (1, 2.0, None, None),
+        (2, 4.0, "s", 0),
+        (3, 5.5, "s#1", None),
+        (4, 6.5, None, None),
+        (5, 8.5, "s#1", 3),
+    ]
+    assert [r.prefix for r in twice.requests] == [(3, 4), (3,), ()] * 2
+
+
+def test_merged_traces_keep_apart_what_only_looks_alike() -> None:
+    both = merge([session(), session()])
+    assert [(r.id, r.arrival, r.session, r.after, tuple(r.prefix)) for r in both.requests] == [
+        (0, 1.0, "s", None, (3, 4)),
+        (1, 1.0, "s#1", None, (8, 9)),
+        (2, 2.0, None, None, (3,)),
+        (3, 2.0, None, None, (8,)),
+        (4, 4.0, "s", 0, ()),
+        (5, 4.0, "s#1", 1, ()),
+    ]
+
+
+def test_hash_ids_of_different_sizes_cannot_be_merged() -> None:
+    one, other = (trace(Request(0, 0.0, 20, 1, prefix=(1, 2)), block=block) for block in (16, 512))
+    with pytest.raises(BadInput, match="merge: expected hash ids of one block size, got 16 and 512"):
+        merge([one, other])
+
+
+def test_jitter_delays_by_less_than_asked_and_leaves_rounded_stamps_spread() -> None:
+    rounded = trace(*(Request(k, 3.0 * (k // 10), 1, 1) for k in range(100)))
+    spread = jitter(rounded, 3.0, seed=1)
+    by_id = {r.id: r.arrival for r in spread.requests}
+    assert all(0 <= by_id[r.id] - r.arrival < 3.0 for r in rounded.requests)
+    assert len(set(by_id.values())) == 100
+    assert [r.arrival for r in spread.requests] == sorted(by_id.values())
+    assert asked(spread.requests) == asked(jitter(rounded, 3.0, seed=1).requests)
+
+
+def test_the_old_trace_stays_as_it_was() -> None:
+    old = session()
+    before = asked(old.requests)
+    for changed in (scale(old, 2, 2, 2), cut(old, 1.5), repeat(old, 3), merge([old, old]), jitter(old, 5.0)):
+        assert changed is not old
+    assert asked(old.requests) == before
+
+
+@given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=20), st.integers(1, 3))
+def test_every_change_leaves_a_sound_trace(drawn: list[tuple[float, bool]], times: int) -> None:
+    requests: list[Request] = []
+    for k, (arrival, chained) in enumerate(sorted(drawn)):
+        after = requests[-1].id if requests and chained else None
+        requests.append(Request(k, arrival, 5, 5, session="s", after=after, delay=1.0 if chained else 0.0))
+    for changed in (repeat(trace(*requests), times), jitter(trace(*requests), 9.0), merge([trace(*requests)] * times)):
+        seen: set[Any] = set()
+        arrivals = [r.arrival for r in changed.requests]
+        assert arrivals == sorted(arrivals)
+        for request in changed.requests:
+            assert request.after is None or request.after in seen
+            assert request.id not in seen
+            seen.add(request.id)
+
+
+@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_factor_must_be_a_number_above_0(factor: float) -> None:
+    for change in (lambda: scale(session(), rate=factor), lambda: jitter(session(), factor)):
+        with pytest.raises(BadInput, match="expected a number above 0"):
+            change()

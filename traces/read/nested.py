@@ -1,0 +1,198 @@
+"""Rows of a trace gathered one by one, for formats whose requests are nested or hold text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
+
+from servesim.core import BadInput
+from servesim.files.read import shown
+from servesim.traces.trace import Columns
+
+from .source import Source
+from .table import MOST_SECONDS, MOST_TOKENS, real, whole
+from .tokens import ESTIMATED, estimate
+
+NO_LENGTH = "no output length"
+
+
+class Row:
+    """One JSON object, its place in the file, and checked access to what is in it."""
+
+    def __init__(self, source: Source, number: int, values: Any, where: str = "") -> None:
+        if type(values) is not dict:
+            raise BadInput(f"{source.name}: row {number}: {where or 'row'}: expected an object, got {shown(values)}")
+        self.source = source
+        self.number = number
+        self.values: Mapping[str, Any] = values
+        self.where = where
+
+    def bad(self, key: str, expected: str) -> BadInput:
+        """Return the complaint about one value."""
+        got = shown(self.values[key]) if key in self.values else "nothing"
+        path = f"{self.where}.{key}" if self.where else key
+        return BadInput(f"{self.source.name}: row {self.number}: {path}: expected {expected}, got {got}")
+
+    def has(self, key: str) -> bool:
+        """Return whether there is a value, null not counted."""
+        return self.values.get(key) is not None
+
+    def row(self, key: str) -> Row:
+        """Return an object inside this one."""
+        return Row(self.source, self.number, self.values.get(key), f"{self.where}.{key}" if self.where else key)
+
+    def rows(self, key: str) -> list[Row]:
+        """Return the objects of a list inside this one."""
+        values = self.values.get(key)
+        if type(values) is not list or not values:
+            raise self.bad(key, "a list of objects")
+        return [Row(self.source, self.number, value, f"{key}[{i}]") for i, value in enumerate(values)]
+
+    def tokens(self, key: str) -> int:
+        """Return a length."""
+        try:
+            tokens = whole(self.values.get(key), typed=True)
+        except ValueError:
+            tokens = -1
+        if not 0 <= tokens <= MOST_TOKENS:
+            raise self.bad(key, f"a whole number of tokens, 0 to {MOST_TOKENS}")
+        return tokens
+
+    def seconds(self, key: str, unit: float) -> float:
+        """Return a time, counted in `unit` seconds in the file."""
+        try:
+            value = real(self.values.get(key), typed=True)
+        except (ValueError, OverflowError):
+            value = -1.0
+        if not 0 <= value * unit <= MOST_SECONDS:
+            raise self.bad(key, "a time of 0 or more")
+        per = round(1 / unit)
+        return value / per if per * unit == 1.0 else value * unit
+
+    def text(self, key: str) -> str:
+        """Return a text."""
+        value = self.values.get(key)
+        if type(value) is not str:
+            raise self.bad(key, "a text")
+        return value
+
+    def name(self, key: str) -> Optional[str]:
+        """Return a name, or None if there is none; a whole number will do."""
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if type(value) not in (str, int):
+            raise self.bad(key, "a name")
+        return str(value)
+
+    def ids(self, key: str) -> Sequence[int]:
+        """Return hash ids, none if there are none."""
+        value = self.values.get(key)
+        if value is None:
+            return ()
+        if type(value) is not list or not set(map(type, value)) <= {int}:
+            raise self.bad(key, "a list of hash ids, whole numbers")
+        return tuple(value)
+
+    def text_tokens(self, key: str) -> int:
+        """Return the tokens of a text, or of all texts in a list."""
+        value = self.values.get(key)
+        if type(value) is list:
+            value = "\n".join(_text(part) for part in value)
+        if type(value) is not str:
+            raise self.bad(key, "a text or a list of them")
+        return self.source.count(value)
+
+    def message_tokens(self, key: str = "messages") -> int:
+        """Return the tokens of chat messages, the chat template not counted."""
+        return sum(message.text_tokens("content") for message in self.rows(key) if message.has("content"))
+
+    def body(self) -> tuple[int, Optional[int]]:
+        """Return the prompt of an OpenAI-style request body, and the tokens it may write."""
+        prompt = self.message_tokens() if self.has("messages") else self.text_tokens("prompt")
+        for key in ("max_completion_tokens", "max_tokens"):
+            if self.has(key):
+                return prompt, self.tokens(key)
+        return prompt, None
+
+
+def _text(part: Any) -> str:
+    """Return the text of one part of a message; pictures have none."""
+    if type(part) is dict:
+        part = part.get("text", "")
+    return part if type(part) is str else ""
+
+
+class Rows:
+    """Requests found so far."""
+
+    def __init__(self, source: Source) -> None:
+        source.fixed()
+        self.source = source
+        self.prompt: list[int] = []
+        self.output: list[int] = []
+        self.arrival: list[Optional[float]] = []
+        self.limit: list[Optional[int]] = []
+        self.priority: list[int] = []
+        self.session: list[Optional[str]] = []
+        self.prefix: list[Sequence[int]] = []
+        self.after: list[Optional[int]] = []
+        self.delay: list[float] = []
+        self.numbers: list[int] = []
+        self.unusable: dict[int, str] = {}
+
+    def add(
+        self,
+        row: Row,
+        prompt: int,
+        output: Optional[int],
+        arrival: Optional[float] = None,
+        limit: Optional[int] = None,
+        priority: int = 0,
+        session: Optional[str] = None,
+        prefix: Sequence[int] = (),
+        after: Optional[int] = None,
+        delay: float = 0.0,
+        unusable: Optional[str] = None,
+    ) -> int:
+        """Take one request down and return its id."""
+        index = len(self.prompt)
+        if output is None and unusable is None:
+            unusable = NO_LENGTH
+        if unusable is not None:
+            self.unusable[index] = unusable
+        self.prompt.append(prompt)
+        self.output.append(output if output is not None else 0)
+        self.arrival.append(arrival)
+        self.limit.append(limit or None)
+        self.priority.append(priority)
+        self.session.append(session)
+        self.prefix.append(prefix)
+        self.after.append(after)
+        self.delay.append(delay)
+        self.numbers.append(row.number)
+        return index
+
+    def columns(self, block: Optional[int] = None, notes: Sequence[str] = (), text: bool = False) -> Columns:
+        """Return everything found; `text` says that lengths were counted in it."""
+        estimated = [ESTIMATED] if text and self.source.count is estimate else []
+        return Columns(
+            self.prompt,
+            self.output,
+            arrival=self.arrival if any(arrival is not None for arrival in self.arrival) else None,
+            limit=self.limit if any(self.limit) else None,
+            priority=self.priority if any(self.priority) else None,
+            session=self.session if any(self.session) else None,
+            prefix=self.prefix if any(self.prefix) else None,
+            after=self.after if any(after is not None for after in self.after) else None,
+            delay=self.delay,
+            unusable=self.unusable,
+            numbers=self.numbers,
+            block=block,
+            notes=[*notes, *estimated],
+        )
+
+
+def rows_of(source: Source) -> list[Row]:
+    """Return every object of a JSON file."""
+    return [Row(source, number, record) for number, record in zip(source.numbers, source.records)]

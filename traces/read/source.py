@@ -1,0 +1,101 @@
+"""A trace file being read: its text, what kind of text that is, its rows, and what the user said about it."""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional
+
+from servesim.core import BadInput
+from servesim.files.read import PathLike, read_text
+
+from .parquet import is_parquet, parquet_rows
+from .table import Table, csv_table, json_rows, json_table
+
+OBJECTS = ("json", "parquet")  # kinds whose rows are objects with values of types of their own
+UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
+
+
+class Source:
+    """One file, and how to read it."""
+
+    def __init__(
+        self,
+        path: PathLike,
+        columns: Optional[Mapping[str, str]] = None,
+        unit: Optional[str] = None,
+        count: Callable[[str], int] = len,
+        seed: int = 0,
+        window: tuple[float, float] = (0.0, math.inf),
+    ) -> None:
+        self.path = Path(path)
+        self.name = str(path)
+        self.columns = dict(columns or {})  # field -> the column that holds it in this file
+        self.count = count  # tokens of a text
+        self.seed = seed
+        self.window = window  # seconds wanted of a format that is sampled
+        if unit is not None and unit not in UNITS:
+            raise BadInput(f"time unit: expected one of {', '.join(UNITS)}, got {unit!r}")
+        self.unit = unit
+
+    @cached_property
+    def text(self) -> str:
+        """The whole file."""
+        return read_text(self.path)
+
+    @cached_property
+    def kind(self) -> str:
+        """parquet, json (a list, or lines of objects), log, or csv."""
+        if is_parquet(self.path):
+            return "parquet"
+        start = self.text.lstrip()[:200]
+        if start[0] in "[{":
+            return "json"
+        return "log" if re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - ", start) else "csv"
+
+    @cached_property
+    def header(self) -> frozenset[str]:
+        """Names of the columns of a CSV, keys that any object of JSON or Parquet has."""
+        if self.kind in OBJECTS:
+            return frozenset().union(*self.records)
+        if self.kind == "csv":
+            line = self.text.lstrip("\n\r").split("\n", 1)[0][:4000].rstrip("\r")
+            try:
+                return frozenset(name.strip() for name in next(csv.reader([line]), []))
+            except csv.Error as error:
+                raise BadInput(f"{self.name}: row 1: expected comma-separated values: {error}") from None
+        return frozenset()
+
+    @cached_property
+    def _rows(self) -> tuple[list[dict[str, Any]], Sequence[int]]:
+        return parquet_rows(self.path) if self.kind == "parquet" else json_rows(self.name, self.text)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """The objects of a JSON or Parquet file."""
+        return self._rows[0]
+
+    @property
+    def numbers(self) -> Sequence[int]:
+        """The row of each object."""
+        return self._rows[1]
+
+    @cached_property
+    def table(self) -> Table:
+        """The file as columns."""
+        if self.kind in OBJECTS:
+            return json_table(self.name, self.records, self.numbers)
+        return csv_table(self.name, self.text)
+
+    def seconds(self, usual: float) -> float:
+        """Return the seconds of one time unit: the user's word, or what the format says."""
+        return usual if self.unit is None else UNITS[self.unit]
+
+    def fixed(self) -> None:
+        """Refuse to rename columns, for formats that have none."""
+        if self.columns:
+            raise BadInput(f"{self.name}: this format has no columns to rename")
