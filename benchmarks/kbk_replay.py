@@ -40,7 +40,7 @@ from servesim.costs.device_profile import Profile, load_profile
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from replay_table import APART, METRICS, heading, shown  # noqa: E402
+from replay_table import APART, METRICS, heading, shown, tau_apart  # noqa: E402
 
 BEGUN = time.perf_counter()
 BLOCKS, FEW, BLOCK = 1024, 26, 16  # blocks of the device, of a device short of memory, tokens of one
@@ -222,8 +222,8 @@ def table(found: list[list[Took]]) -> list[str]:
     alike = sum(one.decisions is not None and one.decisions.identical for one in usual)
     lines.append(in_bold("median", [f"{100 * median(size):.2f} %" for size in sizes], f"{alike} of {len(usual)} alike"))
     lines.append(in_bold("worst", [f"{100 * max(size):.2f} %" for size in sizes]))
-    for label, apart in (("Kendall's tau", 0.0), (f"tau of settings {APART:.0%} apart", APART)):
-        tau = ranks(usual, list(METRICS), apart)
+    taus = {metric: tau_apart(usual, metric) for metric in METRICS}
+    for label, tau in (("Kendall's tau", ranks(usual, list(METRICS))), (f"tau of settings {APART:.0%} apart", taus)):
         lines.append(in_bold(label, ["-" if tau[m] is None else f"{tau[m]:.2f}" for m in METRICS]))
     return lines
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import itertools
 import json
+import math
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +191,7 @@ def table(found: dict[str, list[Any]], second: dict[str, dict[str, Any]]) -> lis
         lines.append(f"| {workload} | **median** | | {' | '.join(f'{100 * m:.2f} %' for m in medians)} | | |")
         lines.append(f"| {workload} | **worst** | | {' | '.join(f'{100 * m:.2f} %' for m in worst)} | | |")
         lines.append(f"| {workload} | **Kendall's tau** | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
-        tau = ranks(comparisons, list(METRICS), APART)
+        tau = {metric: tau_apart(comparisons, metric) for metric in METRICS}
         label = f"**tau of settings {APART:.0%} apart**"
         lines.append(f"| {workload} | {label} | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
         if workload in second:
@@ -197,6 +200,18 @@ def table(found: dict[str, list[Any]], second: dict[str, dict[str, Any]]) -> lis
             label = "**the device against itself**"
             lines.append(f"| {workload} | {label} | | {' | '.join(f'{100 * m:.2f} %' for m in off)} | | |")
     return lines
+
+
+def tau_apart(comparisons: Sequence[Any], metric: str) -> float | None:
+    """Return Kendall's tau-b over the pairs of settings that were measured APART or more from each other."""
+    values = [(one.line(metric).simulated, one.line(metric).measured) for one in comparisons]
+    signs = [
+        ((a > c) - (a < c), (b > d) - (b < d))
+        for (a, b), (c, d) in itertools.combinations(values, 2)
+        if abs(b - d) >= APART * max(abs(b), abs(d))
+    ]
+    scale = math.sqrt(sum(ours != 0 for ours, _ in signs) * sum(theirs != 0 for _, theirs in signs))
+    return sum(ours * theirs for ours, theirs in signs) / scale if scale else None
 
 
 def shown(error: float | None) -> str:

@@ -18,8 +18,8 @@ import numpy as np
 import simpy
 from servesim.config.scenario import scenario_from
 from servesim.core import Request
-from servesim.costs.cost import LinearCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.linear import LinearCost
 from servesim.policies import POLICIES
 from servesim.runs.metrics import Measures, row
 from servesim.runs.simulate import Run, no_collection, simulate

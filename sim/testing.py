@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from servesim.core import BadInput, Plan, Policy, Request, Shape, StepCost, Stuck, View
-from servesim.costs.cost import LinearCost
+from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Driver
 from servesim.engine.server import Server

@@ -1,9 +1,10 @@
-"""The shape of the project: who may import whom, what is packaged, how fast the command answers."""
+"""The shape of the project: import directions, cycles, packaging, Python 3.9 where it is needed, start-up time."""
 
 from __future__ import annotations
 
 import ast
 import configparser
+import re
 import subprocess
 import sys
 import time
@@ -12,60 +13,164 @@ from pathlib import Path
 import pytest
 
 from .conftest import ROOT
+from .layers import PACKAGES, cycles, graph, imported, modules, violations
 
 pytestmark = pytest.mark.live
 
-BASE = {"core", "line", "cohort", "inbox", "limits", "step", "server", "driver", "shape"}
+# Every unit (a folder, or a module at the top of a folder) and the units it may import. docs/structure.md explains it.
+BASE = {"core", "files"}
+TRACES = {"traces", "traces.read", "traces.make"}
+CONFIG = BASE | TRACES | {"costs", "policies", "config"}
+RUNS = CONFIG | {"engine", "runs"}
+STUDY = RUNS | {"study"}
+LIVE = STUDY | {"calibrate.device", "calibrate.probe", "calibrate.live"}
+REPLAY = LIVE | {"calibrate.client", "calibrate.replay"}
+CALIBRATE = REPLAY | {f"calibrate.{name}" for name in ("endpoint", "imports", "logs", "server")}
+ALLOWED: dict[str, set[str]] = {
+    "core": set(),
+    "files": {"core"},
+    "engine": {"core"},
+    "policies": {"core"},
+    "costs": BASE,
+    "traces": BASE,
+    "traces.read": BASE | {"traces"},
+    "traces.make": BASE | {"traces", "traces.read"},
+    "config": CONFIG,
+    "runs": RUNS,
+    "study": STUDY,
+    "report": STUDY,
+    "testing": RUNS,
+    "calibrate.adapter": {"core", "engine", "policies"},
+    "calibrate": {"calibrate.adapter"},
+    "calibrate.client": {"core"},
+    "calibrate.device": BASE | {"costs"},
+    "calibrate.device.kbk": BASE | {"calibrate.device"},
+    "calibrate.device.torch": BASE | {"calibrate.device"},
+    "calibrate.probe": STUDY | {"calibrate.device"},
+    "calibrate.live": LIVE,
+    "calibrate.replay": REPLAY,
+    "calibrate.server": REPLAY,
+    "calibrate.endpoint": REPLAY,
+    "calibrate.logs": STUDY,
+    "calibrate.imports": STUDY,
+    "profile_frames": STUDY | {"calibrate.probe"},
+    "frames": REPLAY | {"report"},
+    "api": REPLAY | {"report", "frames", "profile_frames"},
+    "commands": CALIBRATE | {"report", "testing", "frames", "profile_frames", "api"},
+    "cli": {"core", "files", "config", "commands"},
+    "": {"api"},
+    "__main__": {"cli"},
+}
+# What runs inside a server or next to a device, on Python 3.9, from a plain copy of the folders.
+ON_HOSTS = (
+    "calibrate.adapter.llm_serving", "calibrate.device.standalone", "calibrate.device.worker", "calibrate.device.fake",
+    "calibrate.device.self_test", "calibrate.probe.measure", "calibrate.live.driver", "calibrate.server.engine_process",
+    "policies",
+)  # fmt: skip
 STANDARD = set(sys.stdlib_module_names)
 
 
-def imports(path: Path) -> list[tuple[int, str]]:
-    """Return (relative level, module) of every import in a file, TYPE_CHECKING blocks left out."""
-    found = []
-    skipped: set[ast.AST] = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
-            skipped |= {inner for statement in node.body for inner in ast.walk(statement)}
-        if node in skipped:
-            continue
-        if isinstance(node, ast.ImportFrom):
-            found.append((node.level, node.module or ""))
-        elif isinstance(node, ast.Import):
-            found += [(0, alias.name) for alias in node.names]
-    return found
+def library(root: Path) -> dict[str, set[str]]:
+    """Return the import graph; `servesim` itself, imported for its version, is below everything."""
+    return {name: others - {"servesim"} for name, others in graph(root).items()}
 
 
-def sources(*folders: str) -> list[Path]:
-    return [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+def test_imports_point_in_the_documented_directions() -> None:
+    assert violations(library(ROOT), ALLOWED) == []
 
 
-@pytest.mark.parametrize("name", sorted(BASE))
-def test_the_base_imports_only_itself_and_the_standard_library(name: str) -> None:
-    for level, module in imports(ROOT / "sim" / f"{name}.py"):
-        root = module.split(".")[0]
-        assert (level == 1 and root in BASE) or (level == 0 and root in STANDARD), f"{name} imports {module}"
-
-
-@pytest.mark.parametrize("path", sources("policies"), ids=lambda path: path.stem)
-def test_policies_import_only_the_vocabulary_and_each_other(path: Path) -> None:
-    for level, module in imports(path):
-        root = module.split(".")[0]
-        fine = level == 1 or (level == 2 and root in BASE) or (level == 0 and root in STANDARD)
-        assert fine, f"{path.name} imports {module}"
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    assert cycles(library(ROOT)) == []
 
 
 @pytest.mark.parametrize(
-    ("module", "homes"), [("simpy", {"engine"}), ("mindspore", {"kbk"}), ("mindformers", {"kbk"}), ("torch", {"gpu"})]
+    ("file", "text", "found"),
+    [
+        ("sim/engine/x.py", "from servesim.runs.metrics import row", "servesim.engine.x imports servesim.runs.metrics"),
+        ("sim/core/x.py", "def f():\n    import servesim.engine.step", "servesim.core.x imports servesim.engine.step"),
+        ("sim/api.py", "from servesim.commands import sweep", "servesim.api imports servesim.commands.sweep"),
+        (
+            "policies/x.py",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from servesim.engine.server import Server",
+            "servesim.policies.x imports servesim.engine.server",
+        ),
+        (
+            "calibrate/probe/x.py",
+            "from ..live import driver",
+            "servesim.calibrate.probe.x imports servesim.calibrate.live",
+        ),
+    ],
+)  # fmt: skip
+def test_a_violation_is_found_wherever_it_stands(tmp_path: Path, file: str, text: str, found: str) -> None:
+    for path in modules(ROOT).values():  # empty files: only the import under test counts
+        copy = tmp_path / path.relative_to(ROOT)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.touch()
+    (tmp_path / file).write_text(text, encoding="utf-8")
+    assert found in violations(library(tmp_path), ALLOWED)
+
+
+def test_a_cycle_through_a_function_and_a_type_is_found() -> None:
+    assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_the_library_never_imports_commands_and_takes_no_parsed_arguments() -> None:
+    for name, path in modules(ROOT).items():
+        if name.startswith("servesim.commands") or name in ("servesim.cli", "servesim.calibrate.device.standalone"):
+            continue
+        foreign = {module.split(".")[0] for module in imported(name, path)}
+        assert "argparse" not in foreign or name == "servesim.calibrate.device.worker", name
+
+
+@pytest.mark.parametrize(
+    ("module", "home"),
+    [
+        ("simpy", "servesim.engine.simulated"),
+        ("mindspore", "servesim.calibrate.device.kbk"),
+        ("mindformers", "servesim.calibrate.device.kbk"),
+        ("torch", "servesim.calibrate.device.torch"),
+        ("triton", "servesim.calibrate.device.torch"),
+    ],
 )
-def test_a_heavy_library_is_imported_in_one_place(module: str, homes: set[str]) -> None:
-    for path in sources("sim", "policies", "calibrate", "traces"):
-        uses = any(level == 0 and name.split(".")[0] == module for level, name in imports(path))
-        at_home = any(path.stem.startswith(home) for home in homes) or path.stem == "results"  # its version only
-        assert not uses or at_home, f"{path.name} imports {module}"
+def test_a_heavy_library_is_imported_in_one_place(module: str, home: str) -> None:
+    for name, path in modules(ROOT).items():
+        if module == "simpy" and name == "servesim.runs.run_folder":  # its version only
+            continue
+        uses = any(other.split(".")[0] == module for other in imported(name, path))
+        assert not uses or name.startswith(home), f"{name} imports {module}"
+
+
+def on_hosts() -> set[str]:
+    """Return the modules that hosts load, with all that these load in turn, packages included."""
+    known = graph(ROOT, eager=True)
+    found: set[str] = set()
+    ahead = [f"servesim.{name}" for name in ON_HOSTS]
+    while ahead:
+        name = ahead.pop()
+        if name not in found:
+            found.add(name)
+            ahead += [*known[name], *([name.rpartition(".")[0]] if "." in name else [])]
+    return found
+
+
+def test_what_runs_on_hosts_needs_the_standard_library_only() -> None:
+    """numpy may be imported inside functions: probing and playing prompts need it, deciding does not."""
+    known = modules(ROOT)
+    for name in sorted(on_hosts()):
+        foreign = {other.split(".")[0] for other in imported(name, known[name], eager=True)}
+        assert foreign <= STANDARD | {"servesim", "__future__"}, f"{name} imports {foreign - STANDARD}"
+
+
+def test_what_runs_on_hosts_is_python_3_9() -> None:
+    known = modules(ROOT)
+    for name in on_hosts():
+        ast.parse(known[name].read_text(encoding="utf-8"), feature_version=(3, 9))
 
 
 def test_no_policy_reads_what_a_request_will_write() -> None:
-    for path in sources("policies"):
+    for name, path in modules(ROOT).items():
+        if not name.startswith("servesim.policies"):
+            continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Attribute):
                 assert node.attr not in ("output", "end", "fails"), f"{path.name}:{node.lineno} reads .{node.attr}"
@@ -74,17 +179,26 @@ def test_no_policy_reads_what_a_request_will_write() -> None:
 def test_setup_cfg_lists_every_package() -> None:
     config = configparser.ConfigParser()
     config.read(ROOT / "setup.cfg")
-    listed = set(config["options"]["packages"].split())
-    names = {"sim": "servesim", "policies": "servesim.policies", "calibrate": "servesim.calibrate",
-             "traces": "servesim.traces"}  # fmt: skip
-    for folder, package in names.items():
-        for init in (ROOT / folder).rglob("__init__.py"):
-            inner = init.parent.relative_to(ROOT / folder).parts
-            assert ".".join([package, *inner]) in listed
+    packages = {name for name, path in modules(ROOT).items() if path.name == "__init__.py"}
+    assert set(config["options"]["packages"].split()) == packages
+
+
+def test_no_folder_has_more_than_twenty_modules() -> None:
+    for folder in PACKAGES:
+        for package in [ROOT / folder, *(path for path in (ROOT / folder).rglob("*") if path.is_dir())]:
+            assert len([path for path in package.glob("*.py") if path.name != "__init__.py"]) <= 20, package
+
+
+def test_the_page_about_the_structure_lists_every_module_and_no_other() -> None:
+    text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^\| `((?:sim|policies|calibrate|traces)/[\w/]+\.py)` \|", text, re.MULTILINE))
+    files = {str(path.relative_to(ROOT)) for path in modules(ROOT).values() if path.name != "__init__.py"}
+    assert listed == files
 
 
 def test_every_module_says_in_its_first_line_what_it_is_for() -> None:
-    for path in sources("sim", "policies", "calibrate", "traces", "tests", "benchmarks"):
+    sources = [path for folder in (*PACKAGES, "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
+    for path in sources:
         first = path.read_text(encoding="utf-8").splitlines()[:1]
         assert first and first[0].startswith('"""'), f"{path} has no first line"
 
@@ -102,10 +216,3 @@ def test_help_answers_in_under_three_tenths_of_a_second() -> None:
         subprocess.run([sys.executable, "-m", "servesim", "--help"], check=True, capture_output=True)
         times.append(time.perf_counter() - start)
     assert min(times) < 0.3
-
-
-def test_the_base_and_the_policies_load_on_an_old_python() -> None:
-    """llm-serving's hosts have Python 3.9: no newer syntax in what they load."""
-    names = [ROOT / "sim" / f"{name}.py" for name in BASE] + sources("policies")
-    for path in names:
-        ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 9))

@@ -52,10 +52,6 @@ class Trace:
         """Output lengths as an array."""
         return np.fromiter((request.output for request in self.requests), np.int64, len(self.requests))
 
-    def fresh(self) -> list[Request]:
-        """Return untouched copies of the requests: an engine uses up the ones it is given."""
-        return [copied(request) for request in self.requests]
-
     def remarks(self) -> list[str]:
         """Return one line for everything the user should be told aloud."""
         total = len(self.requests) + sum(self.dropped.values())

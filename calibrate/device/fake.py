@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import Any, Optional, Union
 
 from servesim.core import BadInput, Shape, StepCost
-from servesim.costs.cost import cost_from
+from servesim.costs.mapping import cost_from
 
 from .backend import Backend, Model, OutOfMemory, Row
 

@@ -13,7 +13,8 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import Shape, StepCost
-from servesim.costs.cost import LinearCost, TableCost, interpolate
+from servesim.costs.linear import LinearCost
+from servesim.costs.table import TableCost, interpolate
 
 from .steps import Late, Seen
 

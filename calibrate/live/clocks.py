@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 from servesim.core import Shape, StepCost
-from servesim.costs.cost import cost_from
+from servesim.costs.mapping import cost_from
 
 SPIN = 1e-3  # a sleep may end this late, so the rest of a wait is spent awake
 SLACK = 0.25  # what a pretended device's host may be behind before time slips

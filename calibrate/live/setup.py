@@ -17,8 +17,8 @@ from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request, StepCost
 from servesim.core.request import ASKED
-from servesim.costs.cost import cost_from, mapping
 from servesim.costs.device_profile import Profile
+from servesim.costs.mapping import cost_from, mapping
 
 QUIET = 900.0  # seconds without a word from a running replay after which it is given up
 FAKE = Model("fake", 1, 1, 1, 1, 1, 32000, 1 << 20)  # a fake device serves any length

@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from servesim.config.scenario import Scenario, merge, scenario_from
 from servesim.core import BadInput, StepCost
-from servesim.costs.cost import cost_from
+from servesim.costs.mapping import cost_from
 from servesim.files.yaml_reader import read_yaml
 from servesim.runs.simulate import load_trace
 from servesim.traces.make.section import Section

@@ -11,7 +11,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from servesim.core import BadInput, StepCost
-from servesim.costs.cost import COSTS
+from servesim.costs.mapping import COSTS
 
 
 def value_of(cost: StepCost, name: str, where: str = "free") -> float:

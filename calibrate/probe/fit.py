@@ -16,8 +16,8 @@ from typing import Any, Optional
 import numpy as np
 import numpy.typing as npt
 from servesim.core import BadInput, Shape
-from servesim.costs.cost import NEAR, TableCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.table import NEAR, TableCost
 
 Array = npt.NDArray[np.float64]
 FOLDS = 5

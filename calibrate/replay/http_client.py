@@ -12,8 +12,8 @@ from servesim.calibrate.client.load_generator import Load, first_model, room_for
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
-from servesim.costs.cost import LinearCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.linear import LinearCost
 from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import fresh, simulate
 from servesim.traces.trace import Trace

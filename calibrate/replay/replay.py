@@ -17,8 +17,8 @@ from servesim.calibrate.live.setup import Stage, same_device
 from servesim.calibrate.probe.host_overhead import Host, Hosted
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
-from servesim.costs.cost import LinearCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.linear import LinearCost
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
 from servesim.runs.simulate import Run, fresh, load_trace
 

@@ -180,34 +180,22 @@ def latency(name: str, row: Mapping[str, Any]) -> float:
     return float(end) - float(row["arrival"])
 
 
-def kendall(ours: Sequence[float], theirs: Sequence[float], apart: float = 0.0) -> Optional[float]:
-    """Return Kendall's tau-b of two rankings, None where one of them ranks nothing.
+def kendall(ours: Sequence[float], theirs: Sequence[float]) -> Optional[float]:
+    """Return Kendall's tau-b of two rankings, None where one of them ranks nothing."""
+    from scipy.stats import kendalltau
 
-    Pairs that the second one holds less than `apart` of their value from each other are not asked for.
-    """
-    agree = tied_ours = tied_theirs = pairs = 0
-    for i in range(len(ours)):
-        for j in range(i):
-            if abs(theirs[i] - theirs[j]) < apart * max(abs(theirs[i]), abs(theirs[j])):
-                continue
-            pairs += 1
-            a, b = np.sign(ours[i] - ours[j]), np.sign(theirs[i] - theirs[j])
-            agree += int(a * b)
-            tied_ours += a == 0
-            tied_theirs += b == 0
-    scale = math.sqrt((pairs - tied_ours) * (pairs - tied_theirs))
-    return agree / scale if scale else None
+    if len(set(ours)) < 2 or len(set(theirs)) < 2:
+        return None
+    return float(kendalltau(ours, theirs).statistic)
 
 
-def ranks(
-    comparisons: Sequence[Comparison], metrics: Sequence[str] = RANKED, apart: float = 0.0
-) -> dict[str, Optional[float]]:
-    """Return how well the order of settings holds, by metric; of those measured so far apart, as a part of 1."""
+def ranks(comparisons: Sequence[Comparison], metrics: Sequence[str] = RANKED) -> dict[str, Optional[float]]:
+    """Return how well the order of settings holds, by metric."""
     found: dict[str, Optional[float]] = {}
     for metric in metrics:
         lines = [c.line(metric) for c in comparisons]
         pairs = [(a.simulated, a.measured) for a in lines if a.simulated is not None and a.measured is not None]
-        found[metric] = kendall([a for a, _ in pairs], [b for _, b in pairs], apart)
+        found[metric] = kendall([a for a, _ in pairs], [b for _, b in pairs])
     return found
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .device_options import add_device_options
-from .tolerance import share
+from .options import add_device_options, share
 
 
 def register_probe(kinds: Any) -> None:

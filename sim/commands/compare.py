@@ -5,8 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from .sweep import add_executor_options
-from .tolerance import share
+from .options import add_executor_options, share
 
 
 def register(commands: Any) -> None:

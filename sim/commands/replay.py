@@ -6,9 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, Optional
 
-from .device_options import add_device_options
-from .scenario_options import add_scenario_options, scenario_of
-from .tolerance import add_tolerance, judge
+from .options import add_device_options, add_scenario_options, add_tolerance, scenario_of
+from .verify import judge
 
 if TYPE_CHECKING:
     from servesim.calibrate.live.setup import Stage

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from .scenario_options import add_scenario_options, scenario_of
+from .options import add_scenario_options, scenario_of
 
 
 def register(commands: Any) -> None:

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .sweep import add_executor_options, finish
-from .tolerance import share
+from .options import add_executor_options, share
+from .sweep import finish
 
 
 def register(commands: Any) -> None:
@@ -72,7 +72,7 @@ def highest_rate(args: argparse.Namespace, where: Any) -> int:
     from servesim.runs.steady_state import STEADY
     from servesim.study.capacity import Ladder, at_rate, bound, told
 
-    from .scenario_options import objectives
+    from .options import objectives
 
     if not 0 < args.precision < 1:
         raise BadInput(f"--precision: expected a part between 0 and 1, got {args.precision:g}")

@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import Any
 
-from .device_options import add_device_options
-from .scenario_options import add_scenario_options, scenario_tree
+from .options import add_device_options, add_scenario_options, scenario_tree
 
 
 def register(commands: Any) -> None:
@@ -35,8 +34,8 @@ def serve_clients(args: argparse.Namespace) -> int:
     from servesim.calibrate.server.service import serve
     from servesim.config.scenario import override, scenario_from
     from servesim.core import BadInput
-    from servesim.costs.cost import mapping
     from servesim.costs.device_profile import load_profile
+    from servesim.costs.mapping import mapping
 
     if args.queue < 1 or not 0 <= args.port < 65536:
         raise BadInput(f"--queue {args.queue} --port {args.port}: expected at least 1, and a port")

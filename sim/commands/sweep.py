@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .tolerance import share
+from .options import add_executor_options, share
 
 if TYPE_CHECKING:
     from servesim.study.experiment import Experiment
@@ -40,14 +40,6 @@ def register(commands: Any) -> None:
     out.add_argument("--emit-config", choices=["llm-serving"], help="write the winner as the server's own YAML too")
     out.add_argument("--no-report", action="store_true", help="leave report.html out")
     sweep.set_defaults(run=run_sweep)
-
-
-def add_executor_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where runs are made."""
-    where = parser.add_argument_group("where to run")
-    where.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one a core)")
-    where.add_argument("--executor", default="local", metavar="WHERE", help="local, or dask:ADDRESS of a scheduler")
-    where.add_argument("-q", "--quiet", action="store_true", help="no progress")
 
 
 def run_sweep(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, Optional
 
-from .scenario_options import columns
+from .options import columns
 
 if TYPE_CHECKING:
     from servesim.traces.trace import Trace

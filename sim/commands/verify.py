@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
-from .tolerance import add_tolerance, judge
+from .options import add_tolerance
 
 
 def register(commands: Any) -> None:
@@ -37,3 +38,31 @@ def verify_folders(args: argparse.Namespace) -> int:
     sides = {name: (read_run(ours), read_run(theirs)) for name, ours, theirs in pairs}
     comparisons = [compare_runs(name, *both, args.profile) for name, both in sides.items()]
     return judge(args, comparisons, sides, args.output)
+
+
+def judge(args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[str, Any], output: Optional[str]) -> int:
+    """Print and write comparisons; return 3 when one is outside the tolerance."""
+    import json
+    from pathlib import Path
+
+    from servesim.calibrate.replay.verify import JUDGED, as_json, ranks
+    from servesim.calibrate.replay.verify_report import plot, rank_text, text, write_report
+
+    judged = args.metrics or JUDGED
+    for comparison in comparisons:
+        for metric in judged:
+            comparison.line(metric)  # an unknown name is bad input before anything is printed
+    if args.json:
+        report = {"settings": [as_json(c) for c in comparisons], "kendall_tau": ranks(comparisons)}
+        print(json.dumps(report, indent=1, default=str))
+    else:
+        for comparison in comparisons:
+            print(text(comparison, judged, args.tolerance))
+        if len(comparisons) > 1:
+            print(rank_text(comparisons))
+    if output:
+        write_report(comparisons, Path(output), args.tolerance)
+        plot(sides, comparisons, Path(output) / "verify.png")
+    if args.tolerance is None:
+        return 0
+    return 3 if any(c.outside(args.tolerance, judged) for c in comparisons) else 0

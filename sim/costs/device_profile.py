@@ -18,7 +18,8 @@ import yaml
 from servesim.core import BadInput, StepCost
 from servesim.files.yaml_reader import read_yaml
 
-from .cost import NoisyCost, cost_from, mapping
+from .mapping import cost_from, mapping
+from .noise import NoisyCost
 
 
 @dataclass(frozen=True)

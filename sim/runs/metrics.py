@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
 from servesim.core import Request
 from servesim.engine.step import Gaps
 

@@ -7,20 +7,19 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Optional
+from typing import Any, Optional
 
+from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request, Stuck
+from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.build import build_driver, build_server
 from servesim.engine.loop import Driver, Observer
-from servesim.engine.simulated import Engine
-from .metrics import Measures, lose
-from servesim.costs.device_profile import Profile, load_profile
-from servesim.config.scenario import Scenario
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding
+from servesim.engine.simulated import Engine
+from servesim.traces.trace import Trace, copied
 
-if TYPE_CHECKING:
-    from servesim.traces.trace import Trace
+from .metrics import Measures, lose
 
 
 @dataclass
@@ -78,12 +77,7 @@ def load_trace(scenario: Scenario) -> Trace:
 
 def fresh(requests: Sequence[Request]) -> list[Request]:
     """Return copies that have not run yet."""
-    return [
-        Request(
-            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix, r.after, r.delay, r.fails
-        )
-        for r in requests
-    ]
+    return [copied(request) for request in requests]
 
 
 def build(

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any, Optional, TextIO, Union
 
 from servesim.core import FOREVER, Request
-from .queue_log import queue_lengths
-from servesim.files.write import open_text
 from servesim.engine.server import Server
 from servesim.engine.step import Step
+from servesim.files.write import open_text
+
+from .queue_log import queue_lengths
 
 ENGINE, REQUESTS = 1, 2  # process ids: the groups that viewers show
 

@@ -16,7 +16,7 @@ import numpy as np
 from servesim.config.scenario import Tree, override, read_tree, scenario_from
 from servesim.core import BadInput
 from servesim.runs.metrics import time_per_token
-from servesim.runs.run_folder import read_run
+from servesim.runs.run_folder import RESULT, read_run
 
 from .executor import Executor
 from .intervals import Interval, interval, paired
@@ -172,6 +172,8 @@ def from_sweep(folder: Path, config: Optional[int]) -> Side:
 
 def from_run(folder: Path) -> Side:
     """Return a run that `sim run -o` or `sim replay -o` wrote."""
+    if not (folder / RESULT).is_file():
+        raise BadInput(f"{folder}: expected the folder of a run or of a sweep")
     data = read_run(folder)
     numbers = {key: float(value) for key, value in data.result.items() if type(value) in (int, float)}
     seed = None if data.scenario is None else data.scenario.seed

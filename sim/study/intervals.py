@@ -8,10 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from statistics import NormalDist
 from typing import NamedTuple, Optional
-
-MANY = 1000  # degrees of freedom from which Fisher's expansion about the normal quantile is exact to six digits
 
 
 class Interval(NamedTuple):
@@ -70,29 +67,6 @@ def replications_for(half: float, found: Interval) -> int:
 @lru_cache(maxsize=4096)
 def t_quantile(confidence: float, freedom: int) -> float:
     """Return the t with P(|T| < t) = confidence."""
-    if freedom > MANY:
-        z = NormalDist().inv_cdf((1 + confidence) / 2)
-        return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    low, high = 0.0, 1.0
-    while t_inside(high, freedom) < confidence:
-        low, high = high, high * 2
-    while high - low > 1e-13 * high:
-        middle = (low + high) / 2
-        if middle in (low, high):
-            break
-        low, high = (middle, high) if t_inside(middle, freedom) < confidence else (low, middle)
-    return high
+    from scipy.special import stdtrit
 
-
-def t_inside(t: float, freedom: int) -> float:
-    """Return P(|T| < t): the finite sums that whole degrees of freedom have (Abramowitz & Stegun 26.7.3, 26.7.4)."""
-    angle = math.atan(t / math.sqrt(freedom))
-    cosine = math.cos(angle)
-    odd = freedom % 2
-    term = cosine if odd else 1.0
-    total = term if freedom > 1 else 0.0
-    for k in range(2 if odd else 1, freedom - 2, 2):
-        term *= cosine * cosine * k / (k + 1)
-        total += term
-    total *= math.sin(angle)
-    return 2 / math.pi * (angle + total) if odd else total
+    return float(stdtrit(freedom, (1 + confidence) / 2))

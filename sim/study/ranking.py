@@ -13,7 +13,6 @@ from typing import Any
 from .experiment import Experiment
 from .grid import Assignment
 from .intervals import Interval, interval, paired
-from .pareto import front
 from .single_run import Record
 
 Done = Mapping[tuple[int, int], Record]  # (configuration, replication) -> what came of it
@@ -153,7 +152,7 @@ class Summary:
         rows = [row for row in self.rows if row.eligible]
         signs = [(one.metric, one.sign) for one in self.experiment.objectives]
         points = [[sign * row.found[metric].mean for metric, sign in signs] for row in rows]
-        for place in front(points):
+        for place in pareto_front(points):
             rows[place].front = True
 
     def _mark_ties(self) -> None:
@@ -162,3 +161,18 @@ class Summary:
             if winner is not None and row.eligible and row is not winner:
                 apart = self.difference(row, winner, metric)
                 row.tied = apart.mean == 0 if apart.half is None else not apart.certain
+
+
+def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
+    """Return the indices of the points that no other dominates; all objectives are minimised, equal points stay."""
+    order = sorted(range(len(points)), key=lambda place: tuple(points[place]))
+    kept: list[int] = []
+    for place in order:  # whoever dominates a point comes before it in this order
+        if not any(dominates(points[other], points[place]) for other in kept):
+            kept.append(place)
+    return sorted(kept)
+
+
+def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether one is nowhere worse and somewhere better."""
+    return all(a <= b for a, b in zip(one, other)) and any(a < b for a, b in zip(one, other))

@@ -17,9 +17,8 @@ from servesim.config.registry import blamed
 from servesim.config.scenario import Scenario, Tree, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.runs.backlog import saturated
 from servesim.runs.simulate import Run, load_trace, simulate
-from servesim.runs.steady_state import steady
+from servesim.runs.steady_state import saturated, steady
 from servesim.traces.trace import Trace
 
 from .grid import assigned

@@ -11,7 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import NamedTuple, Optional, Union
 
 from servesim.core import BadInput
 
@@ -215,9 +215,3 @@ def load(folder: Union[str, Path]) -> Summary:
     if not found:
         raise BadInput(f"{folder}: no run is complete yet")
     return Summary(experiment, found)
-
-
-def scenarios(folder: Union[str, Path], top: int) -> list[tuple[str, dict[str, Any]]]:
-    """Return the best configurations of an experiment as (label, scenario tree), the winner first."""
-    summary = load(folder)
-    return [(row.label, summary.experiment.tree(row.config)) for row in summary.rows[:top] if row.eligible]

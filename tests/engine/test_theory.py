@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from servesim.core import Request
-from servesim.costs.cost import LinearCost
+from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Driver
 from servesim.engine.server import Server

@@ -18,7 +18,7 @@ from servesim.calibrate.live.driver import assemble, replay
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import ORDERS, BadInput, Request, Stuck
 from servesim.core.request import ASKED
-from servesim.costs.cost import LinearCost
+from servesim.costs.linear import LinearCost
 from servesim.engine.loop import Driver
 from servesim.engine.shape import NO_PADDING
 from servesim.engine.simulated import Engine

@@ -13,7 +13,7 @@ from typing import Any, Callable, Optional
 
 import pytest
 from servesim.core import Policy, Request, Stuck
-from servesim.costs.cost import LinearCost
+from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Driver
 from servesim.engine.server import Server

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from servesim.core import Request, Stuck
-from servesim.costs.cost import LinearCost
+from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Driver
 from servesim.engine.server import Server

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from servesim.core import Request
-from servesim.costs.cost import LinearCost
+from servesim.costs.linear import LinearCost
 from servesim.policies import POLICIES
 from servesim.policies.sglang import State
 from servesim.runs.metrics import COLUMNS, row

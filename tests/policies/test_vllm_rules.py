@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from servesim.core import BlockPool, Policy, Request
-from servesim.costs.cost import LinearCost
+from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Driver
 from servesim.engine.server import Server

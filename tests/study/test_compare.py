@@ -91,8 +91,8 @@ def test_pairs_are_made_only_where_chance_was_the_same() -> None:
 
 
 def test_batch_means_average_over_consecutive_arrivals() -> None:
-    fixed = {"output": "3", "outcome": "finished"}
-    times = [{"id": str(k), "arrival": str(k), "first_token": str(k + 1), "finish": str(k + 3)} for k in range(80)]
+    fixed = {"output": 3, "outcome": "finished"}
+    times = [{"id": str(k), "arrival": float(k), "first_token": k + 1.0, "finish": k + 3.0} for k in range(80)]
     found = batch_means([{**fixed, **row} for row in times])
     assert len(found) == 20
     assert set(map(tuple, (v.items() for v in found.values()))) == {

@@ -19,7 +19,7 @@ from servesim.study.experiment import read_experiment
 from servesim.study.files import table
 from servesim.study.ranking import FRESH, Summary
 from servesim.study.single_run import Bench, Task, seed_of
-from servesim.study.sweep import load, rounds, scenarios, sweep
+from servesim.study.sweep import load, rounds, sweep
 
 from . import sweeps
 
@@ -152,7 +152,7 @@ def test_saturated_points_are_those_whose_backlog_grows(tmp_path: Path) -> None:
 
 
 def test_saturation_follows_the_load_and_not_the_swings_of_a_stable_queue() -> None:
-    from servesim.runs.backlog import growth, saturated
+    from servesim.runs.steady_state import growth, saturated
 
     def served(gap: float, service: float, count: int = 400) -> list[Request]:
         requests, free = [], 0.0
@@ -220,13 +220,6 @@ def test_several_objectives_make_a_front_and_goals_can_be_turned(tmp_path: Path)
     assert summary.winner in front and len(front) >= 2
     means = [row.mean("output_throughput") for row in summary.rows]
     assert means == sorted(means, reverse=True)
-
-
-def test_the_winners_of_a_folder_are_scenarios(tmp_path: Path) -> None:
-    summary = run(tmp_path)
-    found = scenarios(tmp_path / "out", 3)
-    assert [label for label, _ in found] == [row.label for row in summary.rows[:3]]
-    assert scenario_from(found[0][1]).policy["decode_batch"] == summary.rows[0].assignment["policy.decode_batch"]
 
 
 def test_the_server_s_own_configuration_is_written_on_demand(tmp_path: Path) -> None:

@@ -244,7 +244,8 @@ class TorchBackend(Backend):
 
 
 def _ran_out(error: RuntimeError) -> bool:
-    signs = ("out of memory", "ALLOC_FAILED", "can't allocate memory")  # of CUDA, of its libraries, of the CPU
+    # of CUDA, of its libraries, of the CPU (x86 and Arm)
+    signs = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
     return any(sign in str(error) for sign in signs)
 
 

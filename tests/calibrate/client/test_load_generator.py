@@ -18,8 +18,8 @@ from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI, ids, 
 from servesim.calibrate.replay.http_client import about, as_live, send  # noqa: E402
 from servesim.config.scenario import scenario_from  # noqa: E402
 from servesim.core import Request  # noqa: E402
-from servesim.costs.cost import LinearCost  # noqa: E402
 from servesim.costs.device_profile import Profile  # noqa: E402
+from servesim.costs.linear import LinearCost  # noqa: E402
 
 from ...conftest import SHARED  # noqa: E402
 

@@ -16,7 +16,8 @@ from servesim.calibrate.endpoint.load_plan import Design, Pace, Point, plain_wor
 from servesim.calibrate.endpoint.steps import slope, steps  # noqa: E402
 from servesim.calibrate.server.word_tokenizer import tokens_of  # noqa: E402
 from servesim.core import BadInput, Request, Shape  # noqa: E402
-from servesim.costs.cost import LinearCost, TableCost  # noqa: E402
+from servesim.costs.linear import LinearCost  # noqa: E402
+from servesim.costs.table import TableCost  # noqa: E402
 
 from .endpoints import simulated  # noqa: E402
 

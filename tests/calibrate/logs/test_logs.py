@@ -20,8 +20,9 @@ from servesim.calibrate.logs.timestamps import read_times
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, StepCost
-from servesim.costs.cost import LinearCost, NoisyCost
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.linear import LinearCost
+from servesim.costs.noise import NoisyCost
 from servesim.runs.run_folder import write_requests
 from servesim.runs.simulate import simulate
 

@@ -19,8 +19,11 @@ from servesim.calibrate.probe.measure import COLUMNS
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
-from servesim.costs.cost import LinearCost, NoisyCost, TableCost, cost_from, mapping
 from servesim.costs.device_profile import Profile, load_profile, write_profile
+from servesim.costs.linear import LinearCost
+from servesim.costs.mapping import cost_from, mapping
+from servesim.costs.noise import NoisyCost
+from servesim.costs.table import TableCost
 from servesim.runs.simulate import simulate
 
 KNOWN = LinearCost(

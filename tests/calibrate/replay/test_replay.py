@@ -21,8 +21,8 @@ from servesim.calibrate.replay.replay import as_run, requests_of
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
-from servesim.costs.cost import LinearCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.linear import LinearCost
 from servesim.runs.run_folder import read_sent, read_steps
 
 pytestmark = pytest.mark.live

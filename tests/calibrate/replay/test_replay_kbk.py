@@ -12,8 +12,8 @@ from servesim.calibrate.live.setup import Stage
 from servesim.calibrate.replay.replay import replay_on
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import Request
-from servesim.costs.cost import LinearCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.linear import LinearCost
 
 from ..device.kbk_host import kbk_python
 

@@ -21,8 +21,8 @@ from servesim.calibrate.replay.winners import winners
 from servesim.cli import main
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
-from servesim.costs.cost import LinearCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.linear import LinearCost
 from servesim.runs.run_folder import RunData, read_run, run_data
 
 TREE: dict[str, Any] = {
@@ -196,7 +196,7 @@ def test_what_is_no_run_is_said_to_be_none(
 
 
 def test_a_share_is_given_as_a_part_or_in_percent() -> None:
-    from servesim.commands.tolerance import share
+    from servesim.commands.options import share
 
     assert share("5%") == share("0.05") == share(" 5 % ") == 0.05
     assert (share("0"), share("100%"), share("250%")) == (0.0, 1.0, 2.5)

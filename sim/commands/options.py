@@ -1,9 +1,9 @@
-"""The options by which a scenario is given on the command line, shared by the commands that take one."""
+"""Options that several commands share: the scenario, the device, where to run, and tolerances."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
@@ -91,3 +91,45 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
     from servesim.config.scenario import scenario_from
 
     return scenario_from(scenario_tree(args), args.scenario or "scenario")
+
+
+def add_device_options(parser: argparse.ArgumentParser, model: Optional[str] = "tiny", required: bool = True) -> Any:
+    """Add them in a group of their own, which is returned; `model` is the one that is taken if none is named."""
+    group = parser.add_argument_group("device")
+    taken = model or "the profile's if left out"
+    group.add_argument(
+        "--backend", choices=("kbk", "torch", "fake"), required=required, help="what runs the model calls"
+    )
+    group.add_argument("--model", default=model, metavar="NAME", help=f"llama2-7b, tiny or micro ({taken})")
+    group.add_argument("--weights", metavar="PATH", help="weights to load; random ones if left out")
+    group.add_argument("--worker-python", metavar="PATH", help="the interpreter that has the framework")
+    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the backend")
+    return group
+
+
+def add_executor_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where runs are made."""
+    where = parser.add_argument_group("where to run")
+    where.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one a core)")
+    where.add_argument("--executor", default="local", metavar="WHERE", help="local, or dask:ADDRESS of a scheduler")
+    where.add_argument("-q", "--quiet", action="store_true", help="no progress")
+
+
+def add_tolerance(group: Any) -> None:
+    """Add the options that `judge` reads."""
+    group.add_argument("--tolerance", type=share, metavar="SHARE", help="exit 3 when an error is larger: 0.05 or 5%%")
+    group.add_argument("--metrics", nargs="+", metavar="NAME", help="the figures that are judged")
+    group.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+
+def share(text: str) -> float:
+    """Read 5% or 0.05. More than the whole must be in percent: a 5 alone could be meant as either."""
+    text = text.strip()
+    percent = text.endswith("%")
+    try:
+        value = float(text[:-1]) / 100 if percent else float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < float("inf") or (value > 1 and not percent):
+        raise argparse.ArgumentTypeError(f"expected a share such as 0.05 or 5%, got {text!r}")
+    return value

@@ -1,0 +1,50 @@
+"""A cost model that is a sum of terms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from servesim.core import Shape, StepCost
+
+
+@dataclass(frozen=True)
+class LinearCost(StepCost):
+    """Seconds as a sum of what a step does; small, readable, and what most fits come out as."""
+
+    base: float = 0.0  # every step
+    prefill: float = 0.0  # a step with prompts
+    prefill_row: float = 0.0
+    prefill_token: float = 0.0  # padded
+    prefill_square: float = 0.0  # a squared token of a chunk
+    prefill_cross: float = 0.0  # a token of a chunk x a token cached before it
+    decode_step: float = 0.0  # a step with decodes
+    decode_row: float = 0.0  # padded
+    decode_live: float = 0.0
+    context: float = 0.0  # a cached token that is read
+    swap_block: float = 0.0
+
+    def seconds(self, shape: Shape) -> float:
+        seconds = self.base
+        if shape.prefill_rows:
+            seconds += (
+                self.prefill
+                + self.prefill_row * shape.prefill_rows
+                + self.prefill_token * shape.prefill_tokens
+                + self.prefill_square * shape.squares
+                + self.prefill_cross * shape.cross
+            )
+        if shape.decode_rows:
+            seconds += (
+                self.decode_step
+                + self.decode_row * shape.decode_rows
+                + self.decode_live * shape.decode_live
+                + self.context * shape.context
+            )
+        return seconds + self.swap_block * shape.swapped
+
+    def decode(self, rows: int, live: int, context: int) -> float:
+        fixed, slope = self.line(rows, live)
+        return fixed + slope * context
+
+    def line(self, rows: int, live: int) -> tuple[float, float]:
+        return self.base + (self.decode_step + self.decode_row * rows + self.decode_live * live), self.context
