@@ -15,8 +15,6 @@ import pytest
 from .conftest import ROOT
 from .layers import PACKAGES, cycles, graph, imported, modules, violations
 
-pytestmark = pytest.mark.live
-
 # Every unit (a folder, or a module at the top of a folder) and the units it may import. docs/structure.md explains it.
 BASE = {"core", "files"}
 TRACES = {"traces", "traces.read", "traces.make"}
@@ -209,6 +207,7 @@ def test_the_checkout_cannot_be_imported_by_its_folder_names() -> None:
     assert "import servesim, not sim" in found.stderr
 
 
+@pytest.mark.live
 def test_help_answers_in_under_three_tenths_of_a_second() -> None:
     times = []
     for _ in range(5):
