@@ -20,46 +20,45 @@ from typing import Any
 import numpy as np
 from gpu_bench import Bench, TorchBackend, clocked, device_time, median, spread, torch
 from servesim.calibrate.device.backend import MODELS, Model, OutOfMemory
-from servesim.calibrate.device.torch.gpu_story import Story
+from servesim.calibrate.device.self_test import PagedRun, ScriptedRequest
 
 
-def check_story(model: Model, device: str, length: int, rows: int, **options: Any) -> dict[str, Any]:
-    """Let random requests live on a fresh backend and compare every row with float32."""
+def check_scores(model: Model, device: str, length: int, rows: int, **options: Any) -> dict[str, Any]:
+    """Run random requests on a fresh backend and compare every row with float32."""
     backend = TorchBackend(device, **options)
     began = time.perf_counter()
     backend.load(model, 512, 16, 128)
     seconds = time.perf_counter() - began
-    story, rng = Story(backend, random.Random(3)), random.Random(5)
-    here: list[int] = []
-    away: list[int] = []
-    while len(story.errors) < rows:
+    run, rng = PagedRun(backend, 3, poison=True), random.Random(5)
+    here: list[ScriptedRequest] = []
+    away: list[ScriptedRequest] = []
+    while run.rows < rows:
         if len(here) < 6 and (not away or rng.random() < 0.6):
-            number = story.begin(rng.randrange(1, length))
-            whole = len(story.tales[number].tokens)
-            if whole > 40:
-                story.step({number: whole // 3})
-                whole -= whole // 3
-            story.step({number: whole, **dict.fromkeys(here[:2], 1)})
-            here.append(number)
+            request = run.begin(rng.randrange(1, length))
+            if request.pending > 40:
+                run.step({request: request.pending // 3})
+            run.step({request: request.pending, **dict.fromkeys(here[:2], 1)})
+            here.append(request)
         elif away:
             here.append(away.pop(0))
-            story.swap_in(here[-1])
-        story.decode(*here)
+            run.swap_in(here[-1])
+        run.decode(*here)
         if len(here) > 3:
             away.append(here.pop(rng.randrange(len(here))))
-            story.swap_out(away[-1])
+            run.swap_out(away[-1])
         if len(away) > 2:
-            story.swap_in(away[0])
-            story.finish(away.pop(0))
+            run.swap_in(away[0])
+            run.finish(away.pop(0))
+    seen = run.compare()
     return {
         "load_s": seconds,
         "graphs": len(backend.graphs),
-        "rows": len(story.errors),
-        "mean": float(np.mean(story.errors)),
-        "worst": float(np.max(story.errors)),
-        "distance": story.distance,
-        "missed": story.missed,
-        "lost": story.lost,
+        "rows": len(seen.errors),
+        "mean": float(np.mean(seen.errors)),
+        "worst": float(np.max(seen.errors)),
+        "distance": seen.distance,
+        "missed": seen.missed,
+        "lost": seen.lost,
     }
 
 
@@ -68,10 +67,10 @@ def check(args: argparse.Namespace) -> dict[str, Any]:
     grouped = Model("grouped", 2, 256, 8, 2, 512, 1000, 2048)
     few = {"gears": (1, 2, 4, 8), "token_gears": (16, 64, 256)}
     found = {
-        "tiny": check_story(MODELS["tiny"], args.device, 400, 150, **few),
-        "grouped": check_story(grouped, args.device, 400, 100, **few),
-        args.model: check_story(MODELS[args.model], args.device, 400, 60, **few),
-        "  its reference": check_story(MODELS[args.model], args.device, 400, 60, kernels="reference", **few),
+        "tiny": check_scores(MODELS["tiny"], args.device, 400, 150, **few),
+        "grouped": check_scores(grouped, args.device, 400, 100, **few),
+        args.model: check_scores(MODELS[args.model], args.device, 400, 60, **few),
+        "  its reference": check_scores(MODELS[args.model], args.device, 400, 60, kernels="reference", **few),
     }
     print("against float32   rows  mean error     worst  distance  missed      by  load s  graphs")
     for name, seen in found.items():

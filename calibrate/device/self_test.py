@@ -1,142 +1,214 @@
-"""A workout for a backend: requests that come, grow, are cut in chunks, swapped out and back, and leave, in any order.
+"""Check a backend: run scripted requests in scattered KV blocks and compare their scores with a pass without a cache.
 
-Every score it gives is compared with that of one plain pass over the same tokens without a cache, so it shows whether
-the cache, the tables and the swaps are right on this device. Lengths are tokens.
+The comparison shows whether the cache, the block tables and the swaps are right on this device. Lengths are tokens.
 Runs next to the device: standard library and numpy, Python 3.9.
 """
 
 from __future__ import annotations
 
+import math
 import random
-from collections.abc import Sequence
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
+
+import numpy as np
 
 from .backend import Row
 
-FIRST_TOKENS = (1, 7, 16, 17, 40, 64, 70, 130)  # prompts: around a block, around a tile, and several of both
-ANSWER = 8  # tokens each of them writes
+PROMPTS = (1, 7, 16, 17, 40, 64, 70, 130)  # around a block, around a tile, and several of both
+ANSWER = 8  # tokens that each request generates
 
 
-class Guest:
-    """One request of the workout."""
+@dataclass(eq=False)
+class ScriptedRequest:
+    """One request: its tokens, how many of them are cached and where, and what the steps found."""
 
-    def __init__(self, tokens: list[int], answer: int) -> None:
-        self.tokens = tokens
-        self.left = answer
-        self.cached = 0
-        self.table: list[int] = []  # blocks on the device, or on the host while it is out
-        self.scores: dict[int, Any] = {}  # by the place of the token they came after
+    tokens: list[int]
+    prompt: int
+    cached: int = 0
+    table: array[int] = field(default_factory=lambda: array("i"))  # device blocks
+    host_table: list[int] = field(default_factory=list)  # host blocks, while swapped out
+    found: dict[int, tuple[int, Any]] = field(default_factory=dict)  # next token and scores after each position
+
+    @property
+    def pending(self) -> int:
+        """Tokens to compute."""
+        return len(self.tokens) - self.cached
 
 
-class Workout:
-    """A block pool, the guests in it, and what happened."""
+@dataclass
+class Comparison:
+    """Differences between scores and those of the pass without a cache. A NaN stays."""
 
-    def __init__(self, backend: Any, about: dict[str, Any], seed: int, spoil: bool = False) -> None:
-        self.backend = backend
-        self.chance = random.Random(seed)
-        self.size = about["block_size"]
+    errors: list[float] = field(default_factory=list)  # of each row: |scores - reference| / |reference|
+    distance: float = 0.0  # largest difference of a score
+    relative: float = 0.0  # the same, relative to the largest reference score of the request
+    missed: int = 0  # rows whose most likely token is not that of the reference
+    lost: float = 0.0  # largest score lost by that, relative to the standard deviation of the reference
+
+    def add(self, token: int, scores: Any, reference: Any, scale: float) -> None:
+        """Compare one row."""
+        difference, best = float(np.abs(scores - reference).max()), int(reference.argmax())
+        self.errors.append(float(np.linalg.norm(scores - reference) / np.linalg.norm(reference)))
+        self.distance = float(np.maximum(self.distance, difference))
+        self.relative = float(np.maximum(self.relative, difference / scale))
+        self.missed += token != best
+        self.lost = max(self.lost, float((reference[best] - reference[token]) / reference.std()))
+
+
+class PagedRun:
+    """Requests on a loaded backend, with block tables as an engine keeps them.
+
+    `poison` writes NaN into freed blocks, so that a later read of them shows. It needs a torch backend.
+    """
+
+    def __init__(self, backend: Any, seed: int, poison: bool = False) -> None:
+        about = backend.describe()
+        self.backend, self.poison = backend, poison
+        self.block_size, self.vocab = about["block_size"], about["model"]["vocab"]
+        self.rng, self.prompt_rng = random.Random(seed), random.Random(seed)
         self.free = list(range(about["blocks"]))
-        self.host = list(range(about["host_blocks"]))
-        self.chance.shuffle(self.free)
-        self.chance.shuffle(self.host)
-        self.spoil = spoil
-        self.inside: list[Guest] = []
-        self.outside: list[Guest] = []
+        self.free_host = list(range(about["host_blocks"]))
+        self.rng.shuffle(self.free)
+        self.rng.shuffle(self.free_host)
+        self.requests: list[ScriptedRequest] = []
+        self.rows = 0  # computed so far
+
+    def begin(self, length: int) -> ScriptedRequest:
+        """Add a request with a random prompt."""
+        request = ScriptedRequest([self.prompt_rng.randrange(self.vocab) for _ in range(length)], length)
+        self.requests.append(request)
+        return request
+
+    def step(self, chunks: Mapping[ScriptedRequest, int], wrong: Optional[ScriptedRequest] = None) -> list[int]:
+        """Compute that number of pending tokens of each request, and append the next token where none is left.
+
+        The first two blocks of `wrong` are exchanged in this step.
+        """
+        rows = [self._row(request, tokens, request is wrong) for request, tokens in chunks.items()]
+        found: list[int] = self.backend.step(rows)
+        for request, row, token, scores in zip(chunks, rows, found, self.backend.logits()):
+            request.cached += len(row.tokens)
+            request.found[request.cached - 1] = token, scores
+            if not request.pending:
+                request.tokens.append(token)
+        self.rows += len(rows)
+        return found
+
+    def decode(self, *requests: ScriptedRequest) -> list[int]:
+        """Generate one more token of each."""
+        return self.step(dict.fromkeys(requests, 1))
+
+    def swap_out(self, request: ScriptedRequest) -> None:
+        """Move the blocks of a request to the host."""
+        request.host_table = [self.free_host.pop() for _ in request.table]
+        self.backend.swap_out(list(zip(request.table, request.host_table)))
+        self.finish(request)
+
+    def swap_in(self, request: ScriptedRequest) -> None:
+        """Move the blocks of a request back, into other device blocks."""
+        request.table = array("i", [self.free.pop() for _ in request.host_table])
+        self.backend.swap_in(list(zip(request.host_table, request.table)))
+        self.free_host += request.host_table
+        request.host_table = []
+
+    def finish(self, request: ScriptedRequest) -> None:
+        """Free the device blocks of a request."""
+        if self.poison:
+            self.backend.loaded.cache[list(request.table)] = math.nan
+        self.free += request.table
+        self.rng.shuffle(self.free)
+        request.table = array("i")
+
+    def compare(self, chunks: bool = True) -> Comparison:
+        """Compare all scores with those of a pass without a cache; without `chunks`, only those of generated tokens."""
+        seen = Comparison()
+        for request in (one for one in self.requests if one.found):
+            reference = self.backend.plain(request.tokens[: request.cached])
+            scale = float(np.abs(reference).max())
+            for position, (token, scores) in request.found.items():
+                if chunks or position >= request.prompt - 1:
+                    seen.add(token, scores, reference[position], scale)
+        return seen
+
+    def _row(self, request: ScriptedRequest, tokens: int, wrong: bool) -> Row:
+        end = request.cached + tokens
+        while len(request.table) * self.block_size < end:
+            request.table.append(self.free.pop())
+        table = array("i", request.table)
+        if wrong:
+            table[0], table[1] = table[1], table[0]
+        return Row(request.tokens[request.cached : end], request.cached, table)
+
+
+class SelfTest:
+    """Drives a run at random: requests come, are computed in chunks, swapped out and in, and finish, in any order."""
+
+    def __init__(self, run: PagedRun, answer: int, spoil: bool = False) -> None:
+        self.paged, self.rng, self.answer, self.spoil = run, run.rng, answer, spoil
+        self.running: list[ScriptedRequest] = []
+        self.swapped: list[ScriptedRequest] = []
         self.counts = {"steps": 0, "chunks": 0, "swaps": 0, "spoiled": 0, "largest": 0, "smallest": 1 << 30}
 
-    def run(self, guests: Sequence[Guest]) -> None:
-        """Serve all of them, a few more or fewer at each step."""
-        queue = list(guests)
-        while queue or self.inside or self.outside:
-            if self.outside and (not self.inside or self.chance.random() < 0.5):
-                self._bring_back(self.outside.pop(0))
-            elif len(self.inside) > 1 and self.chance.random() < 0.3:
-                self._send_out(self.chance.choice(self.inside))
-            for _ in range(self.chance.choice((0, 1, 1, 2))):
-                if queue:
-                    self.inside.append(queue.pop(0))
-            if self.inside:
+    def run(self, lengths: Sequence[int]) -> None:
+        """Serve prompts of these lengths, a few more or fewer at each step."""
+        waiting = [self.paged.begin(length) for length in lengths]
+        while waiting or self.running or self.swapped:
+            if self.swapped and (not self.running or self.rng.random() < 0.5):
+                self.running.append(self.swapped.pop(0))
+                self.paged.swap_in(self.running[-1])
+            elif len(self.running) > 1 and self.rng.random() < 0.3:
+                self._swap_out(self.rng.choice(self.running))
+            for _ in range(self.rng.choice((0, 1, 1, 2))):
+                self.running += waiting[:1]
+                del waiting[:1]
+            if self.running:
                 self._step()
 
     def _step(self) -> None:
-        rows = [self._row(guest) for guest in self.inside]
+        chunks = {request: self._tokens(request) for request in self.running}
         self.counts["steps"] += 1
-        self.counts["largest"] = max(self.counts["largest"], len(rows))
-        self.counts["smallest"] = min(self.counts["smallest"], len(rows))
-        for guest, row, scores in zip(list(self.inside), rows, self._scores(rows)):
-            guest.cached = row.position + len(row.tokens)
-            if guest.cached == len(guest.tokens):
-                self._write(guest, scores)
+        self.counts["largest"] = max(self.counts["largest"], len(chunks))
+        self.counts["smallest"] = min(self.counts["smallest"], len(chunks))
+        self.paged.step(chunks, self._wrong(chunks))
+        for request in chunks:
+            if len(request.tokens) == request.prompt + self.answer:
+                self.running.remove(request)
+                self.paged.finish(request)
 
-    def _scores(self, rows: Sequence[Row]) -> Any:
-        self.backend.step(rows)
-        return self.backend.logits()
+    def _tokens(self, request: ScriptedRequest) -> int:
+        """Choose some or all of the pending tokens."""
+        tokens = self.rng.randint(1, request.pending) if self.rng.random() < 0.5 else request.pending
+        self.counts["chunks"] += tokens > 1 and request.cached > 0
+        return tokens
 
-    def _row(self, guest: Guest) -> Row:
-        """Take some of what it has pending, and the blocks for it."""
-        pending = len(guest.tokens) - guest.cached
-        tokens = self.chance.randint(1, pending) if self.chance.random() < 0.5 else pending
-        self.counts["chunks"] += tokens > 1 and guest.cached > 0
-        end = guest.cached + tokens
-        while len(guest.table) * self.size < end:
-            guest.table.append(self.free.pop())
-        table = list(guest.table)
-        if self.spoil and tokens == 1 and guest.cached > self.size and not self.counts["spoiled"]:
-            table[0], table[1] = table[1], table[0]
-            self.counts["spoiled"] += 1
-        return Row(guest.tokens[guest.cached : end], guest.cached, table)
+    def _wrong(self, chunks: Mapping[ScriptedRequest, int]) -> Optional[ScriptedRequest]:
+        """Return the request whose table is spoiled in this step: the first decode that reads two blocks, once."""
+        if not self.spoil or self.counts["spoiled"]:
+            return None
+        size = self.paged.block_size
+        wrong = next((one for one, tokens in chunks.items() if tokens == 1 and one.cached > size), None)
+        self.counts["spoiled"] += wrong is not None
+        return wrong
 
-    def _write(self, guest: Guest, scores: Any) -> None:
-        guest.scores[len(guest.tokens) - 1] = scores
-        guest.left -= 1
-        if guest.left:
-            guest.tokens.append(int(scores.argmax()))
-        else:
-            self.inside.remove(guest)
-            self.free.extend(guest.table)
-            self.chance.shuffle(self.free)
-
-    def _send_out(self, guest: Guest) -> None:
-        if not guest.table or len(guest.table) > len(self.host):
-            return
-        places = [self.host.pop() for _ in guest.table]
-        self.backend.swap_out(list(zip(guest.table, places)))
-        self.free = guest.table + self.free
-        self.chance.shuffle(self.free)
-        guest.table = places
-        self.inside.remove(guest)
-        self.outside.append(guest)
-        self.counts["swaps"] += 1
-
-    def _bring_back(self, guest: Guest) -> None:
-        blocks = [self.free.pop() for _ in guest.table]
-        self.backend.swap_in(list(zip(guest.table, blocks)))
-        self.host.extend(guest.table)
-        guest.table = blocks
-        self.inside.append(guest)
+    def _swap_out(self, request: ScriptedRequest) -> None:
+        if request.table and len(request.table) <= len(self.paged.free_host):
+            self.paged.swap_out(request)
+            self.running.remove(request)
+            self.swapped.append(request)
+            self.counts["swaps"] += 1
 
 
 def run(backend: Any, args: dict[str, Any], emit: Optional[Callable[[Any], None]] = None) -> dict[str, Any]:
-    """Exercise a loaded backend and return counts, tokens that differ from the plain pass, and the largest error.
+    """Test a loaded backend; return counts, tokens that differ from the pass without a cache, and the largest error.
 
-    The error is that of a score relative to the largest score. With `spoil`, one block table is wrong once: the error
-    must show it.
+    The error of a score is relative to the largest score. With `spoil`, one block table is wrong once: the error must
+    show it.
     """
-    about = backend.describe()
-    chance = random.Random(args.get("seed", 0))
-    lengths = args.get("prompts", FIRST_TOKENS)
-    guests = [
-        Guest([chance.randrange(about["model"]["vocab"]) for _ in range(length)], args.get("answer", ANSWER))
-        for length in lengths
-    ]
-    workout = Workout(backend, about, args.get("seed", 0), args.get("spoil", False))
-    workout.run(guests)
-    compared: dict[str, Any] = {**workout.counts, "scores": 0, "differ": 0, "error": 0.0}
-    for guest in guests:
-        plain = backend.plain(guest.tokens)
-        scale = float(abs(plain).max())
-        for place, scores in guest.scores.items():
-            compared["scores"] += 1
-            compared["differ"] += int(scores.argmax() != plain[place].argmax())
-            compared["error"] = max(compared["error"], float(abs(scores - plain[place]).max()) / scale)
-    return compared
+    paged = PagedRun(backend, args.get("seed", 0))
+    test = SelfTest(paged, args.get("answer", ANSWER), args.get("spoil", False))
+    test.run(args.get("prompts", PROMPTS))
+    seen = paged.compare(chunks=False)
+    return {**test.counts, "scores": len(seen.errors), "differ": seen.missed, "error": seen.relative}

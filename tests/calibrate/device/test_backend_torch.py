@@ -14,10 +14,10 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install servesim[torch]")
 
-from servesim.calibrate.device import self_test as exercise  # noqa: E402
+from servesim.calibrate.device import self_test  # noqa: E402
 from servesim.calibrate.device.backend import MODELS, Backend, Model, OutOfMemory, Row  # noqa: E402
+from servesim.calibrate.device.self_test import PagedRun, ScriptedRequest  # noqa: E402
 from servesim.calibrate.device.torch.backend import TorchBackend  # noqa: E402
-from servesim.calibrate.device.torch.gpu_story import Story  # noqa: E402
 from servesim.calibrate.device.torch.packing import Packer  # noqa: E402
 from servesim.core import BadInput  # noqa: E402
 
@@ -50,12 +50,13 @@ def loaded(
     return backend
 
 
-def story(backend: TorchBackend, seed: int = 1) -> Story:
-    return Story(backend, random.Random(seed))
+def story(backend: TorchBackend, seed: int = 1) -> PagedRun:
+    return PagedRun(backend, seed, poison=True)
 
 
-def faithful(tale: Story) -> bool:
-    return tale.missed == 0 and tale.distance < TOLERANCE
+def faithful(run: PagedRun) -> bool:
+    seen = run.compare()
+    return len(seen.errors) == run.rows and seen.missed == 0 and seen.distance < TOLERANCE
 
 
 @pytest.mark.parametrize("model", [MICRO, GROUPED, MODELS["tiny"]], ids=lambda model: model.name)
@@ -65,7 +66,7 @@ def test_paged_decode_gives_the_tokens_of_a_plain_full_pass(device: str, model: 
     told.step({one: 37})
     for _ in range(30):
         told.decode(one)
-    assert len(told.tales[one].tokens) == 37 + 31
+    assert len(one.tokens) == 37 + 31
     assert faithful(told)
 
 
@@ -92,7 +93,7 @@ def test_batches_that_grow_shrink_swap_out_and_come_back_stay_exact(device: str)
     told.swap_in(c)
     for _ in range(20):
         told.decode(c, b, d)
-    assert len(told.errors) == 80
+    assert told.rows == 80
     assert faithful(told)
 
 
@@ -106,31 +107,31 @@ def test_a_prompt_in_chunks_gives_what_the_whole_prompt_gives(device: str) -> No
     same = whole.begin(100)
     whole.step({same: 100})
     whole.decode(same)
-    assert told.tales[prompt].tokens == whole.tales[same].tokens
+    assert prompt.tokens == same.tokens
     assert faithful(told)
 
 
 def test_prompts_chunks_and_decodes_in_one_step_answer_in_the_order_of_the_rows(device: str) -> None:
     told = story(loaded(device))
-    numbers = [told.begin(length) for length in (40, 3, 1, 70)]
-    told.step({numbers[0]: 40, numbers[3]: 20})
+    requests = [told.begin(length) for length in (40, 3, 1, 70)]
+    told.step({requests[0]: 40, requests[3]: 20})
     late = told.begin(21)
-    found = told.step({late: 21, numbers[0]: 1, numbers[1]: 3, numbers[3]: 50, numbers[2]: 1})
-    assert [told.tales[number].tokens[-1] for number in (late, *numbers[:2], numbers[3], numbers[2])] == found
+    found = told.step({late: 21, requests[0]: 1, requests[1]: 3, requests[3]: 50, requests[2]: 1})
+    assert [request.tokens[-1] for request in (late, *requests[:2], requests[3], requests[2])] == found
     assert faithful(told)
 
 
 def test_a_long_random_life_stays_exact(device: str) -> None:
     told = story(loaded(device, host_blocks=48), seed=7)
     rng = random.Random(11)
-    here: list[int] = []
-    away: list[int] = []
+    here: list[ScriptedRequest] = []
+    away: list[ScriptedRequest] = []
     for _ in range(60):
         act = rng.choice(["begin", "begin", "swap out", "swap in", "finish"])
         if act == "begin" and len(here) < 9:
-            number = told.begin(rng.randrange(1, 60))
-            told.step({number: len(told.tales[number].tokens)} | dict.fromkeys(rng.sample(here, len(here) // 2), 1))
-            here.append(number)
+            request = told.begin(rng.randrange(1, 60))
+            told.step({request: len(request.tokens)} | dict.fromkeys(rng.sample(here, len(here) // 2), 1))
+            here.append(request)
         elif act == "swap out" and here and len(away) < 4:
             away.append(here.pop(rng.randrange(len(here))))
             told.swap_out(away[-1])
@@ -141,18 +142,18 @@ def test_a_long_random_life_stays_exact(device: str) -> None:
             told.finish(here.pop(rng.randrange(len(here))))
         if here:
             told.decode(*here)
-    assert len(told.errors) > 200
+    assert told.rows > 200
     assert faithful(told)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_workout_that_every_backend_takes_finds_no_error(device: str, seed: int) -> None:
-    seen = exercise.run(loaded(device), {"seed": seed})
+    seen = self_test.run(loaded(device), {"seed": seed})
     assert seen["swaps"] > 0
     assert seen["chunks"] > 0
     assert seen["differ"] == 0
     assert seen["error"] < TOLERANCE
-    assert exercise.run(loaded(device), {"seed": seed, "spoil": True})["error"] > 1e-3
+    assert self_test.run(loaded(device), {"seed": seed, "spoil": True})["error"] > 1e-3
 
 
 def test_a_mutated_table_changes_the_result(device: str) -> None:
@@ -160,13 +161,12 @@ def test_a_mutated_table_changes_the_result(device: str) -> None:
     told = story(backend)
     one, other = told.begin(40), told.begin(40)
     told.step({one: 40, other: 40})
-    tale = told.tales[one]
-    right = Row(tale.tokens[-1:], 40, array("i", tale.table))
+    right = Row(one.tokens[-1:], 40, array("i", one.table))
     backend.step([right])
     expected = backend.logits()
-    for block in range(len(tale.table)):
-        wrong = list(tale.table)
-        wrong[block] = told.tales[other].table[block]
+    for block in range(len(one.table)):
+        wrong = list(one.table)
+        wrong[block] = other.table[block]
         backend.step([Row(right.tokens, 40, wrong)])
         assert abs(backend.logits() - expected).max() > 0.01
     backend.step([right])
@@ -193,9 +193,9 @@ def test_the_padding_of_a_gear_touches_no_block_of_the_pool(device: str) -> None
 def test_steps_beyond_the_gears_run_unpadded(device: str) -> None:
     backend = loaded(device, gears=(1, 2), token_gears=(16,))
     told = story(backend)
-    numbers = [told.begin(9) for _ in range(5)]
-    told.step(dict.fromkeys(numbers, 9))
-    told.decode(*numbers)
+    requests = [told.begin(9) for _ in range(5)]
+    told.step(dict.fromkeys(requests, 9))
+    told.decode(*requests)
     assert backend.packer.form(45, 5, 0)[:2] == (45, 5)
     assert backend.packer.form(5, 5, 5)[:2] == (5, 5)
     assert faithful(told)

@@ -159,7 +159,16 @@ def test_the_grid_stays_within_its_bounds() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["device/standalone", "device/backend", "device/fake", "device/worker", "probe/grid", "probe/measure"]
+    "name",
+    [
+        "device/standalone",
+        "device/backend",
+        "device/fake",
+        "device/self_test",
+        "device/worker",
+        "probe/grid",
+        "probe/measure",
+    ],
 )
 def test_what_runs_next_to_the_device_needs_only_an_old_python(name: str) -> None:
     tree = ast.parse((ROOT / "calibrate" / f"{name}.py").read_text(encoding="utf-8"), feature_version=(3, 9))
