@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pandas as pd
+from servesim.calibrate.probe.samples import NEEDED, holds_steps, read_samples, samples_file
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile, load_profile
 
-SAMPLES = ("samples.csv", "samples.csv.gz")
 JUDGED = ("fitted", "left_out", "predicted")  # runs of a fit from logs
 
 
@@ -36,9 +36,8 @@ class Calibration:
 
     @property
     def _file(self) -> Optional[Path]:
-        folder = self.profile.path
-        files = [] if folder is None else [folder / name for name in SAMPLES]
-        return next((file for file in files if file.is_file() and is_of_steps(file)), None)
+        file = samples_file(self.profile.path)
+        return file if file is not None and holds_steps(file) else None
 
     @cached_property
     def samples(self) -> pd.DataFrame:
@@ -48,12 +47,13 @@ class Calibration:
         """
         if self._file is None:
             raise BadInput(f"profile {self.profile.name}: no samples of steps; it was not measured but fitted to runs")
-        frame = pd.read_csv(self._file, keep_default_na=False, na_values={"seconds": [""]})
-        shapes = [Shape(*map(int, row)) for row in frame[list(Shape._fields)].itertuples(index=False)]
-        frame["expected"] = [self.profile.cost.seconds(shape) for shape in shapes]
+        rows = read_samples(self._file)
+        frame = pd.DataFrame([row.fields for row in rows], columns=None if rows else [*NEEDED]).apply(as_numbers)
+        frame["seconds"] = pd.Series([row.seconds for row in rows], dtype=float)
+        frame["expected"] = [self.profile.cost.seconds(row.shape) for row in rows]
         frame["error"] = frame.expected / frame.seconds - 1
         for name in ("flagged", "failed"):
-            frame[name] = frame[name].astype(str) if name in frame else ""
+            frame[name] = [getattr(row, name) for row in rows]
         return frame
 
     @cached_property
@@ -91,10 +91,12 @@ class Calibration:
         return f"Calibration({self.profile.name}: {model} on {device})"
 
 
-def is_of_steps(file: Path) -> bool:
-    """Whether a file of samples holds single steps, as against figures that were reported."""
-    columns = pd.read_csv(file, nrows=0).columns
-    return {"kind", "seconds", "point", *Shape._fields} <= set(columns)
+def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
+    """Return a column as numbers where all of it are."""
+    try:
+        return column if (column == "").any() else pd.to_numeric(column)
+    except ValueError:
+        return column
 
 
 def calibration_of(given: str) -> Calibration:

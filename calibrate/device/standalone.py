@@ -1,6 +1,6 @@
 """Probe a device on a host that has nothing of ours installed: copy these folders there and run this file.
 
-    python calibrate/alone.py --backend kbk --model llama2-7b --blocks 1024 -o DIR
+    python calibrate/device/standalone.py --backend kbk --model llama2-7b --blocks 1024 -o DIR
 
 It needs Python 3.9, numpy and the backend's framework. DIR, brought back, is what `sim calibrate fit DIR` takes.
 Samples are written as they come; the same command goes on where an interrupted one stopped.
@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 GRID = {"budget": 300.0, "precision": 0.01, "most_rows": 64, "most_tokens": 2048, "seed": 0}
@@ -68,14 +69,22 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
     return settings if args.longest is None else {**settings, "longest": args.longest}
 
 
-def before(path: str, columns: Any) -> list[dict[str, str]]:
-    """Return the samples that are there, or begin the file."""
-    if os.path.exists(path):
-        with open(path, encoding="utf-8", newline="") as file:
-            return [row for row in csv.DictReader(file) if row.get("failed") or row.get("seconds")]
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerow(columns)
-    return []
+def before(path: str) -> list[dict[str, str]]:
+    """Return the samples that are there; a file with other rows ends the program."""
+    if not os.path.exists(path):
+        return []
+    samples = importlib.import_module("servesim.calibrate.probe.samples")
+    try:
+        return [row.fields for row in samples.read_samples(Path(path), resume=True)]
+    except samples.BadInput as error:
+        sys.exit(str(error))
+
+
+def write(path: str, text: str) -> None:
+    """Write a file that appears only once it is complete."""
+    with open(path + ".part", "w", encoding="utf-8", newline="") as file:
+        file.write(text)
+    os.replace(path + ".part", path)
 
 
 def main() -> int:
@@ -97,9 +106,10 @@ def main() -> int:
             csv.writer(file, lineterminator="\n").writerows(report.pop("rows"))
         print("{known}/{points} points known, at most {left:.0f} s left".format(**report), flush=True)
 
-    result = probe.run(backend, {**settings, "resume": before(path, probe.COLUMNS)}, keep)
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        file.write(result["csv"])
+    rows = before(path)
+    write(path, probe.as_csv(rows))  # without a last line that was cut off
+    result = probe.run(backend, {**settings, "resume": rows}, keep)
+    write(path, result["csv"])
     print(f"{path}: {result['known']} of {result['points']} points known, {len(result['failed'])} failed")
     return 130 if result["interrupted"] else 0
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.core import BadInput, Shape, StepCost
+from servesim.core import StepCost
 from servesim.costs.device_profile import Profile
+
+from .samples import Point, measured_points
 
 TOLERANCE = 0.03  # held-out error of a kind of step above which more of it should be measured
 UNSURE = 0.02  # standard error of a median, as a part, above which a point should be repeated
@@ -21,76 +18,9 @@ WORST = 3  # points named
 KINDS = ("prefill", "decode", "mixed", "swap", "busy")
 
 
-@dataclass
-class Point:
-    """All samples of one shape."""
-
-    kind: str
-    shape: Shape
-    seconds: list[float] = field(default_factory=list)
-    flagged: int = 0
-    failed: str = ""
-
-    @property
-    def median(self) -> float:
-        """Median of its samples."""
-        return float(np.median(self.seconds))
-
-    @property
-    def unsure(self) -> float:
-        """Standard error of the median, as a part of it."""
-        if len(self.seconds) < 2:
-            return 1.0
-        low, high = np.quantile(self.seconds, [0.25, 0.75])
-        return float(0.93 * (high - low) / np.sqrt(len(self.seconds)) / self.median)
-
-    @property
-    def name(self) -> str:
-        """What it is, in the words of the grid."""
-        shape, parts = self.shape, []
-        if shape.prefill_rows:
-            parts.append(f"{shape.prefill_rows}x{shape.prefill_tokens // shape.prefill_rows} tokens")
-            if shape.cross:
-                parts.append(f"behind {shape.cross // shape.prefill_tokens}")
-        if shape.decode_rows:
-            parts.append(f"{shape.decode_rows} rows over {shape.context // shape.decode_rows}")
-        if shape.swapped:
-            parts.append(f"{shape.swapped} blocks")
-        return " ".join(parts)
-
-
-def samples_of(profile: Profile) -> list[Point]:
-    """Return the measured points of a profile, none where it has no samples."""
-    names = ("samples.csv", "samples.csv.gz")
-    path = next((profile.path / name for name in names if profile.path and (profile.path / name).is_file()), None)
-    return [] if path is None else read_points(path)
-
-
-def read_points(path: Path) -> list[Point]:
-    """Read a file of samples, point by point."""
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    points: dict[tuple[str, str], Point] = {}
-    for number, row in enumerate(csv.DictReader(io.StringIO(text)), start=2):
-        try:
-            shape = Shape(*(int(row.get(name) or 0) for name in Shape._fields))
-            point = points.setdefault((row["kind"], row["point"]), Point(row["kind"], shape))
-            if row.get("failed"):
-                point.failed = row["failed"]
-            elif row.get("flagged"):
-                point.flagged += 1
-            else:
-                point.seconds.append(float(row["seconds"]))
-        except (KeyError, TypeError, ValueError):
-            raise BadInput(
-                f"{path}:{number}: expected a sample: kind, point, seconds and the fields of a shape"
-            ) from None
-    return list(points.values())
-
-
 def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bool]:
     """Return what there is to say about a profile, and whether every error is within the tolerance."""
-    points = samples_of(profile)
+    points = measured_points(profile.path)
     lines = [f"profile {profile.name} ({profile.digest})"]
     lines += [
         f"  {key}: {profile.about[key]}" for key in ("device", "model", "kernels", "how") if profile.about.get(key)

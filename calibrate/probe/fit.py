@@ -6,8 +6,6 @@ in the context for each gear. Everything is least squares on relative error, so 
 
 from __future__ import annotations
 
-import csv
-import gzip
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,8 @@ import numpy.typing as npt
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.table import NEAR, TableCost
+
+from .samples import Sample, read_samples
 
 Array = npt.NDArray[np.float64]
 FOLDS = 5
@@ -38,6 +38,14 @@ class Samples:
     points: npt.NDArray[np.int64]  # samples of one point share its shape
     left_out: int = 0  # flagged as outliers, or failed
 
+    @classmethod
+    def from_rows(cls, rows: Sequence[Sample]) -> Samples:
+        """Return the good ones of the rows, the others counted."""
+        good = [row for row in rows if row.good]
+        seconds = np.array([row.seconds for row in good], dtype=float)
+        points = np.array([row.point for row in good], dtype=np.int64)
+        return cls([row.kind for row in good], [row.shape for row in good], seconds, points, len(rows) - len(good))
+
     def of(self, chosen: npt.NDArray[np.bool_]) -> Samples:
         """Return some of them."""
         places = np.flatnonzero(chosen)
@@ -54,26 +62,6 @@ class Samples:
 
     def __len__(self) -> int:
         return len(self.kinds)
-
-
-def read_samples(path: Path) -> Samples:
-    """Read a samples.csv, flagged and failed rows left out but counted."""
-    kinds, shapes, seconds, points, left_out = [], [], [], [], 0
-    with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-        for number, row in enumerate(csv.DictReader(file), start=2):
-            if row.get("failed") or row.get("flagged"):
-                left_out += 1
-                continue
-            try:
-                shapes.append(Shape(*(int(row[name]) for name in Shape._fields)))
-                seconds.append(float(row["seconds"]))
-                points.append(int(row["point"]))
-            except (KeyError, TypeError, ValueError):
-                raise BadInput(f"{path}:{number}: expected a sample with {', '.join(Shape._fields)}, seconds") from None
-            kinds.append(row["kind"])
-    if not kinds:
-        raise BadInput(f"{path}: no samples")
-    return Samples(kinds, shapes, np.array(seconds), np.array(points), left_out)
 
 
 def fit(samples: Samples, about: Mapping[str, Any]) -> TableCost:
@@ -281,7 +269,9 @@ def measured_grid(samples: Samples) -> dict[str, list[float]]:
 
 def profile_from(path: Path, about: Mapping[str, Any], name: Optional[str] = None) -> Profile:
     """Fit the samples of a probe and return the profile, its error and noise told."""
-    everything = read_samples(path)
+    everything = Samples.from_rows(read_samples(path))
+    if not len(everything):
+        raise BadInput(f"{path}: no samples")
     samples = everything.kind(*KINDS)
     for kind in ("prefill", "decode"):
         if kind not in samples.kinds:

@@ -9,7 +9,7 @@ import numpy as np
 from servesim.core import Shape
 from servesim.costs.device_profile import Profile
 
-from .check import Point, samples_of
+from .samples import Point, measured_points
 
 
 def plot_fit(profile: Profile, path: Path) -> None:
@@ -19,7 +19,7 @@ def plot_fit(profile: Profile, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    points = [point for point in samples_of(profile) if point.seconds and point.kind != "busy"]
+    points = [point for point in measured_points(profile.path) if point.seconds and point.kind != "busy"]
     figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
     prompts(left, profile, [p for p in points if p.kind == "prefill" and not p.shape.cross])
     decodes(middle, profile, [p for p in points if p.kind == "decode"])

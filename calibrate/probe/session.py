@@ -6,7 +6,6 @@ The folder holds samples.csv (every sample) and probe.yaml (what was probed and 
 from __future__ import annotations
 
 import csv
-import io
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,7 +19,8 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import rounded
 from servesim.files.write import open_text
 
-from .measure import COLUMNS
+from .measure import as_csv
+from .samples import read_samples
 
 QUIET = 1800.0  # seconds without a word after which a probe is given up: one compilation may take long
 SAME = ("backend", "model", "blocks", "block_size", "host_blocks", "most_rows", "most_tokens", "longest", "seed")
@@ -50,9 +50,9 @@ class Sitting:
             raise BadInput(f"{self.folder}: has samples of something else (no probe.yaml); name another folder")
         with open_text(self.folder / "probe.yaml") as file:
             yaml.safe_dump(rounded({"settings": self.settings, "about": self.about}), file, sort_keys=False)
-        rows = read_rows(self.samples) if self.samples.exists() else []
+        rows = [row.fields for row in read_samples(self.samples, resume=True)] if self.samples.exists() else []
         self.resumed = len(rows)
-        self._write(rows)
+        self.write(as_csv(rows))
         return rows
 
     def _same(self, before: Mapping[str, Any]) -> None:
@@ -72,15 +72,10 @@ class Sitting:
         with self.samples.open("a", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)
 
-    def end(self, text: str) -> None:
-        """Write all samples once more, outliers flagged."""
-        self._write(list(csv.DictReader(io.StringIO(text))))
-
-    def _write(self, rows: Sequence[Mapping[str, Any]]) -> None:
+    def write(self, text: str) -> None:
+        """Write all samples: those of an earlier sitting, and at the end all once more, outliers flagged."""
         with open_text(self.samples) as file:
-            writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
+            file.write(text)
 
 
 def read_probe(folder: Path) -> Optional[Mapping[str, Any]]:
@@ -97,16 +92,6 @@ def read_probe(folder: Path) -> Optional[Mapping[str, Any]]:
     return found
 
 
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Return the samples of a file; a last line that was cut off is left out."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    whole = [row for row in rows if row.get("failed") is not None and (row["failed"] or row.get("seconds"))]
-    if len(whole) < len(rows) - 1:
-        raise BadInput(f"{path}: {len(rows) - len(whole)} rows are no samples")
-    return whole
-
-
 def sit(worker: Worker, sitting: Sitting, told: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
     """Probe on a loaded worker; return what came of it. What was measured is on disk however it ends."""
     rows = sitting.begin(worker.describe())
@@ -116,7 +101,7 @@ def sit(worker: Worker, sitting: Sitting, told: Callable[[Mapping[str, Any]], No
         told(report)
 
     result: dict[str, Any] = worker.call("probe", QUIET, progress, resume=rows, **sitting.settings)
-    sitting.end(result.pop("csv"))
+    sitting.write(result.pop("csv"))
     return result
 
 

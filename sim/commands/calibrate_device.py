@@ -119,11 +119,12 @@ def fit_samples(args: argparse.Namespace) -> int:
     """Fit a folder's samples, write its profile.yaml, and say what it is off by."""
     from servesim.calibrate.probe.check import report
     from servesim.calibrate.probe.fit import profile_from
+    from servesim.calibrate.probe.samples import samples_file
     from servesim.calibrate.probe.session import read_probe
     from servesim.costs.device_profile import load_profile, write_profile
 
     folder = Path(args.folder)
-    path = next((folder / name for name in ("samples.csv", "samples.csv.gz") if (folder / name).is_file()), None)
+    path = samples_file(folder)
     if path is None:
         raise BadInput(f"{folder}: expected a samples.csv; `sim calibrate probe` makes one")
     probed = read_probe(folder)

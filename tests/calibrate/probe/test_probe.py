@@ -168,6 +168,7 @@ def test_the_grid_stays_within_its_bounds() -> None:
         "device/worker",
         "probe/grid",
         "probe/measure",
+        "probe/samples",
     ],
 )
 def test_what_runs_next_to_the_device_needs_only_an_old_python(name: str) -> None:

@@ -1,0 +1,143 @@
+"""Read samples.csv: one row for each measured step, with its kind, its shape, its seconds and its point of the grid.
+
+Other columns are kept as they are. A flagged row is an outlier; a failed one has the reason instead of seconds.
+Also runs next to the device: at import it needs only the standard library and Python 3.9.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, Optional
+
+from servesim.core import BadInput, Shape
+
+FILES = ("samples.csv", "samples.csv.gz")
+NEEDED = ("kind", "point", "seconds", *Shape._fields)
+
+
+class Sample(NamedTuple):
+    """One row of the file."""
+
+    kind: str
+    point: int
+    shape: Shape
+    seconds: Optional[float]  # None where it failed
+    flagged: str
+    failed: str
+    fields: dict[str, str]  # all columns as they are in the file
+
+    @property
+    def good(self) -> bool:
+        """Whether it was measured and is no outlier."""
+        return not (self.failed or self.flagged)
+
+
+@dataclass
+class Point:
+    """All samples of one point of the grid: they have one shape."""
+
+    kind: str
+    shape: Shape
+    seconds: list[float] = field(default_factory=list)
+    flagged: int = 0
+    failed: str = ""
+
+    @property
+    def median(self) -> float:
+        """Median of its samples."""
+        import numpy as np
+
+        return float(np.median(self.seconds))
+
+    @property
+    def unsure(self) -> float:
+        """Standard error of the median, as a part of it."""
+        import numpy as np
+
+        if len(self.seconds) < 2:
+            return 1.0
+        low, high = np.quantile(self.seconds, [0.25, 0.75])
+        return float(0.93 * (high - low) / np.sqrt(len(self.seconds)) / self.median)
+
+    @property
+    def name(self) -> str:
+        """What it is, in the words of the grid."""
+        shape, parts = self.shape, []
+        if shape.prefill_rows:
+            parts.append(f"{shape.prefill_rows}x{shape.prefill_tokens // shape.prefill_rows} tokens")
+            if shape.cross:
+                parts.append(f"behind {shape.cross // shape.prefill_tokens}")
+        if shape.decode_rows:
+            parts.append(f"{shape.decode_rows} rows over {shape.context // shape.decode_rows}")
+        if shape.swapped:
+            parts.append(f"{shape.swapped} blocks")
+        return " ".join(parts)
+
+
+def samples_file(folder: Optional[Path]) -> Optional[Path]:
+    """Return the file of samples of a folder, if it has one."""
+    paths = [] if folder is None else [folder / name for name in FILES]
+    return next((path for path in paths if path.is_file()), None)
+
+
+def read_samples(path: Path, resume: bool = False) -> list[Sample]:
+    """Read all rows. With `resume`, a last row that was cut off is left out."""
+    reader = _reader(path)
+    rows = [(reader.line_num, row) for row in reader]
+    if resume and rows and None in rows[-1][1].values():
+        del rows[-1]
+    found = []
+    for line, row in rows:
+        try:
+            found.append(_sample(row))
+        except (KeyError, TypeError, ValueError):
+            raise BadInput(f"{path}:{line}: expected a sample with {', '.join(NEEDED)}") from None
+    return found
+
+
+def holds_steps(path: Path) -> bool:
+    """Whether a file has the columns of measured steps. A file of reported figures has others."""
+    return set(NEEDED) <= set(_reader(path).fieldnames or ())
+
+
+def points_of(samples: Iterable[Sample]) -> list[Point]:
+    """Group samples by their points."""
+    points: dict[tuple[str, int], Point] = {}
+    for sample in samples:
+        point = points.setdefault((sample.kind, sample.point), Point(sample.kind, sample.shape))
+        if sample.seconds is None:
+            point.failed = sample.failed
+        elif sample.flagged:
+            point.flagged += 1
+        else:
+            point.seconds.append(sample.seconds)
+    return list(points.values())
+
+
+def measured_points(folder: Optional[Path]) -> list[Point]:
+    """Return the points of a profile folder, none where it has no samples."""
+    path = samples_file(folder)
+    return [] if path is None else points_of(read_samples(path))
+
+
+def _reader(path: Path) -> csv.DictReader[str]:
+    raw = path.read_bytes()
+    try:
+        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
+    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile) as error:
+        raise BadInput(f"{path}: expected CSV in UTF-8: {error}") from None
+    return csv.DictReader(io.StringIO(text, newline=""))
+
+
+def _sample(row: dict[str, str]) -> Sample:
+    if None in row:
+        raise ValueError("more fields than columns")
+    failed, flagged = row.get("failed") or "", row.get("flagged") or ""
+    shape = Shape(*(int(row[name]) for name in Shape._fields))
+    seconds = None if failed else float(row["seconds"])
+    return Sample(row["kind"], int(row["point"]), shape, seconds, flagged, failed, row)
