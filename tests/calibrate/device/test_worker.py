@@ -106,8 +106,8 @@ def test_it_runs_on_the_python_of_an_npu_host(copied: Path) -> None:
 
 
 def test_the_folder_of_the_worker_hides_no_module_of_the_standard_library(copied: Path) -> None:
-    (copied / "calibrate" / "profile.py").write_text("raise ImportError('hidden')")
-    (copied / "calibrate" / "probe.py").write_text("import profile\ndef run(*_): return profile.__name__")
+    (copied / "calibrate" / "device" / "profile.py").write_text("raise ImportError('hidden')")
+    (copied / "calibrate" / "probe" / "measure.py").write_text("import profile\ndef run(*_): return profile.__name__")
     with Worker("fake") as worker:
         assert worker.call("probe") == "profile"
 
