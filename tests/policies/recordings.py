@@ -11,7 +11,6 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
-import pytest
 from servesim.core import Policy, Request, Stuck
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
@@ -20,9 +19,9 @@ from servesim.engine.server import Server
 from servesim.engine.simulated import Engine
 from servesim.engine.step import Step, batch
 
-from ..conftest import SHARED
+from ..conftest import RECORDINGS
 
-FOLDER = SHARED / "oracles" / "engines"
+FOLDER = RECORDINGS / "engines"
 
 # meta of a recording -> the policy that must decide as it did
 ENGINES: dict[str, Callable[[dict[str, Any]], Policy]] = {}
@@ -69,11 +68,8 @@ def names(*engines: str) -> list[str]:
 
 
 def load(name: str) -> Recording:
-    """Return a recording, or skip where the folder is absent."""
-    path = FOLDER / (name if name.endswith(".json.gz") else f"{name}.json.gz")
-    if not path.exists():
-        pytest.skip(f"no recording {path.name} under ../shared/oracles/engines")
-    with gzip.open(path, "rt") as file:
+    """Return a recording by its file name, with or without the ending."""
+    with gzip.open(FOLDER / (name if name.endswith(".json.gz") else f"{name}.json.gz"), "rt") as file:
         return Recording(**json.load(file))
 
 

@@ -18,10 +18,10 @@ from servesim.engine.simulated import Engine
 from servesim.policies.llm_serving import LLMServing
 from servesim.runs.decision_log import DecisionLog
 
-from ..conftest import SHARED
+from ..conftest import RECORDINGS
 
-CASES = sorted((SHARED / "oracles" / "llm-serving").glob("*.json"))
-VECTORS = SHARED / "oracles" / "llm-serving" / "vectors.jsonl.gz"
+CASES = sorted((RECORDINGS / "llm-serving").glob("*.json"))
+VECTORS = RECORDINGS / "llm-serving" / "vectors.jsonl.gz"
 
 
 def play(
@@ -62,7 +62,7 @@ def policy_of(config: dict[str, Any]) -> LLMServing:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
-def test_a_named_case_is_reproduced_step_by_step(case: Path, shared: Path) -> None:
+def test_a_named_case_is_reproduced_step_by_step(case: Path) -> None:
     reproduces(json.loads(case.read_text()))
 
 
@@ -103,14 +103,12 @@ def reproduces(recorded: dict[str, Any]) -> None:
 
 
 def vectors() -> list[dict[str, Any]]:
-    if not VECTORS.is_file():
-        return []
     with gzip.open(VECTORS, "rt") as file:
         return [json.loads(line) for line in file]
 
 
 @pytest.mark.parametrize("recorded", vectors(), ids=lambda recorded: str(recorded["seed"]))
-def test_a_random_recording_is_reproduced_step_by_step(recorded: dict[str, Any], shared: Path) -> None:
+def test_a_random_recording_is_reproduced_step_by_step(recorded: dict[str, Any]) -> None:
     policy = LLMServing(decode_batch=recorded["decode_batch_size"])
     requests, turns, stuck = play(
         recorded["requests"], policy, recorded["cost"], recorded["num_blocks"], recorded["block_size"],

@@ -70,7 +70,7 @@ def seen(step: dict[str, Any], paged: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
-def test_the_second_telling_is_that_of_the_recordings(case: Path, shared: Path) -> None:
+def test_the_second_telling_is_that_of_the_recordings(case: Path) -> None:
     recorded = json.loads(case.read_text())
     told = Reference({**STOCK, **recorded["config"]}, recorded["cost"], recorded["requests"]).run()
     paged = told["config"]["page_attention"]

@@ -19,12 +19,12 @@ from servesim.core import BadInput, Policy
 from servesim.policies import POLICIES
 from servesim.policies.llm_serving import LLMServing
 
-from ...conftest import ROOT, SHARED
+from ...conftest import RECORDINGS, ROOT
 from ...policies.test_llm_serving import play
 from .llm_serving_standin import EntryStatus, Master, Schedule
 
-ORACLES = SHARED / "oracles" / "llm-serving"
-PAGED = [path for path in sorted(ORACLES.glob("*.json")) if path.stem[:2] < "20"]
+RECORDED = RECORDINGS / "llm-serving"
+PAGED = [path for path in sorted(RECORDED.glob("*.json")) if path.stem[:2] < "20"]
 
 
 def played(
@@ -85,7 +85,7 @@ def turn(now: float, kind: str, slots: list[int], due: list[dict[str, Any]], sch
 
 
 @pytest.mark.parametrize("case", PAGED, ids=lambda path: path.stem)
-def test_a_named_case_comes_out_as_recorded_down_to_the_block_ids(case: Path, shared: Path) -> None:
+def test_a_named_case_comes_out_as_recorded_down_to_the_block_ids(case: Path) -> None:
     recorded = json.loads(case.read_text())
     config = recorded["config"]
     turns = played(
@@ -109,8 +109,8 @@ def test_a_named_case_comes_out_as_recorded_down_to_the_block_ids(case: Path, sh
     assert not rest or recorded["error"]["type"] == "LIVELOCK"
 
 
-def test_the_60_random_cases_come_out_as_recorded(shared: Path) -> None:
-    with gzip.open(ORACLES / "vectors.jsonl.gz", "rt") as lines:
+def test_the_60_random_cases_come_out_as_recorded() -> None:
+    with gzip.open(RECORDED / "vectors.jsonl.gz", "rt") as lines:
         vectors = [json.loads(line) for line in lines]
     assert len(vectors) == 60
     compared = 0

@@ -21,11 +21,11 @@ from servesim.core import Request  # noqa: E402
 from servesim.costs.device_profile import Profile  # noqa: E402
 from servesim.costs.linear import LinearCost  # noqa: E402
 
-from ...conftest import SHARED  # noqa: E402
+from ...conftest import RECORDINGS  # noqa: E402
 
 pytestmark = pytest.mark.live
 
-CAPTURE = SHARED / "oracles" / "llm-serving" / "http_capture.txt"
+CAPTURE = RECORDINGS / "llm-serving" / "http_capture.txt"
 TOKEN = b'{"event": "message", "retry": 30000, "data": [{"generated_text": " a", "tokens": {"id": 7, "text": " a"}}]}\n'
 LAST = b'{"event": "message", "data": [{"generated_text": " a a", "finish_reason": "length", "generated_tokens": 2}]}\n'
 OUT_OF_RANGE = b'{"data": [{"generated_text": "Error202: prompt out of range", "tokens": {"id": 0}}]}\n'
@@ -188,8 +188,6 @@ def test_what_clients_saw_becomes_the_figures_of_a_run() -> None:
 
 
 def test_the_recorded_streams_of_llm_serving_are_read() -> None:
-    if not CAPTURE.exists():
-        pytest.skip("no recording under ../shared/oracles/llm-serving")
     read = {name: [LlmServing().event(line) for line in body] for name, body in captured().items() if "stream" in name}
     assert read["generate_stream sse default full_text"] == [Event(tokens=1)] * 3 + [Event(total=3, over=True)]
     assert read["generate_stream sse no full text"] == [Event(tokens=1)] * 2
