@@ -6,6 +6,7 @@ import csv
 import gzip
 from pathlib import Path
 
+import numpy as np
 import pytest
 from servesim.calibrate.imports.vidur import import_vidur
 from servesim.config.registry import make_policy, preset
@@ -17,26 +18,32 @@ from servesim.engine.loop import Driver
 from servesim.engine.server import Server
 from servesim.engine.simulated import Engine
 
-from ..conftest import SHARED
-
-FOLDER = SHARED / "data" / "bench" / "vidur-a800"
-needs_tables = pytest.mark.skipif(not FOLDER.is_dir(), reason="no ../shared/data/bench/vidur-a800")
 SMALL = VidurCost([0, 1, 1, 1, 1, 1, 1, 1, 2], [0] * 9, [[0, 0], [0, 8], [0, 16]], [[0, *range(1, 9)], [9] * 9], 1000)
 
 
-@needs_tables
-@pytest.mark.parametrize(
-    ("name", "blocks", "restarts", "makespan"),
-    [("rows_vllm", 7424, 0, 1212.99815), ("rows_vllm_tight1500", 1500, 3555, 1306.7637199085345)],
-)
-def test_every_row_that_vidur_computes_is_reproduced(name: str, blocks: int, restarts: int, makespan: float) -> None:
-    with gzip.open(FOLDER / f"{name}.csv.gz", "rt") as file:
-        rows = list(csv.DictReader(file))
-    requests = [Request(row["id"], float(row["arrival"]), int(row["prompt"]), int(row["output"])) for row in rows]
+def run(requests: list[Request], cost: VidurCost, blocks: int) -> float:
+    """Run requests under Vidur's rule and return when the last one ends."""
     policy = make_policy(preset("vidur")["policy"])
-    driver = Driver(policy, Server(policy, blocks, 16), Inbox(requests))
-    assert Engine(driver, load_tables(FOLDER / "tables.npz")).run() == pytest.approx(makespan, abs=1e-5)
-    assert sum(request.evictions for request in requests) == restarts
+    return Engine(Driver(policy, Server(policy, blocks, 16), Inbox(requests)), cost).run()
+
+
+ROWS = [("rows_vllm", 7424, 0, 1212.99815), ("rows_vllm_tight1500", 1500, 3555, 1306.7637199085345)]
+
+
+def test_every_row_that_vidur_computes_is_reproduced(shared: Path) -> None:
+    folder = shared / "data" / "bench" / "vidur-a800"
+    cost = load_tables(folder / "tables.npz")
+    for name, blocks, restarts, makespan in ROWS:
+        with gzip.open(folder / f"{name}.csv.gz", "rt") as file:
+            rows = list(csv.DictReader(file))
+        requests = [Request(row["id"], float(row["arrival"]), int(row["prompt"]), int(row["output"])) for row in rows]
+        assert run(requests, cost, blocks) == pytest.approx(makespan, abs=1e-5)
+        assert sum(request.evictions for request in requests) == restarts
+        reproduced(requests, rows)
+
+
+def reproduced(requests: list[Request], rows: list[dict[str, str]]) -> None:
+    """Assert that every request went as Vidur computed it."""
     for request, row in zip(requests, rows):
         assert request.evictions == int(row["restarts"])
         assert request.scheduled == pytest.approx(float(row["first_scheduled"]), rel=0, abs=1e-5)
@@ -44,18 +51,32 @@ def test_every_row_that_vidur_computes_is_reproduced(name: str, blocks: int, res
         assert request.finish == pytest.approx(float(row["completed"]), rel=0, abs=1e-5)
 
 
-@needs_tables
+def test_a_step_takes_what_the_tables_say() -> None:
+    """Two prompts of 3 attend as one of 4.24 tokens: 2 + 4 s. A decode of both takes 2 + 16 s, of one 2 + 8 s."""
+    requests = [Request("a", 0.0, 3, 3), Request("b", 0.0, 3, 2)]
+    assert run(requests, SMALL, 100) == 6 + 18 + 10
+    assert [(r.scheduled, r.first_token, r.finish) for r in requests] == [(0.0, 6.0, 34.0), (0.0, 6.0, 24.0)]
+
+
 def test_imported_tables_are_a_profile_with_the_same_costs(tmp_path: Path) -> None:
-    cost = import_vidur(FOLDER / "tables.npz", tmp_path / "a800")
-    profile = load_profile(tmp_path / "a800")
-    assert profile.name == "a800"
+    tokens, rows = np.arange(4097.0), np.arange(129.0)
+    tables = {
+        "comp_ms_per_layer": 0.1 + tokens / 1000,
+        "kvsave_ms_per_layer": tokens / 10_000,
+        "attn_decode_ms_per_layer": np.outer(rows, np.arange(65)) / 1000,
+        "attn_prefill_ms_per_layer": np.tile(tokens / 500, (65, 1)),
+    }
+    np.savez(tmp_path / "tables.npz", layers=32, **tables)
+    cost = import_vidur(tmp_path / "tables.npz", tmp_path / "made-up")
+    profile = load_profile(tmp_path / "made-up")
+    assert profile.name == "made-up"
     shape = Shape(2, 300, 300, 100**2 + 200**2, 0)
     assert profile.cost.seconds(shape) == cost.seconds(shape) > 0
     assert profile.cost.decode(8, 8, 4000) == cost.decode(8, 8, 4000) > 0
     assert profile.outside({"decode_rows": 128, "prefill_tokens": 4096}) == []
     assert profile.outside({"decode_rows": 129}) == ["decode_rows 129 (measured 1 to 128)"]
     with pytest.raises(BadInput, match="holds a profile already"):
-        import_vidur(FOLDER / "tables.npz", tmp_path / "a800")
+        import_vidur(tmp_path / "tables.npz", tmp_path / "made-up")
 
 
 def test_tokens_and_context_are_rounded_up() -> None:
@@ -75,8 +96,6 @@ def test_what_is_not_a_file_of_tables_is_refused_in_one_line(tmp_path: Path) -> 
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(BadInput, match="not an"):
         load_tables(tmp_path / "text.npz")
-    import numpy
-
-    numpy.savez(tmp_path / "some.npz", comp_ms_per_layer=numpy.zeros(3))
+    np.savez(tmp_path / "some.npz", comp_ms_per_layer=np.zeros(3))
     with pytest.raises(BadInput, match="no table kvsave_ms_per_layer"):
         load_tables(tmp_path / "some.npz")

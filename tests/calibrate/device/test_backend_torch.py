@@ -35,11 +35,15 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(params=["cpu", "cuda"])
+@pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> str:
-    if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
     return str(request.param)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_device_takes_the_tests_of_the_cpu_too() -> None:
+    """On a machine without one, this is the one skip that says that they ran on the CPU only."""
+    assert TorchBackend("cuda").describe()["device"] == torch.cuda.get_device_name()
 
 
 def loaded(

@@ -23,7 +23,7 @@ from servesim.core import BadInput, StepCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.noise import NoisyCost
-from servesim.runs.run_folder import write_requests
+from servesim.runs.run_folder import write_run
 from servesim.runs.simulate import simulate
 
 COMMON = {"engine": {"prefill_gears": [512], "front_end": {"lag": 7, "end_lag": True}}}
@@ -54,9 +54,13 @@ def written(folder: Path, cost: StepCost, batch: int, cold: Optional[Mapping[str
     if cold:
         tree["engine"] = {**tree["engine"], "cold_start": cold}
     run = simulate(scenario_from(tree), profile=Profile("known", cost))
-    write_requests(folder / f"batch{batch}.csv", run.requests)
-    return {"name": f"batch{batch}", "scenario": {"policy": {"decode_batch": batch}}, "log": f"batch{batch}.csv",
-            "cold": bool(cold)}  # fmt: skip
+    write_run(run, folder / f"batch{batch}")
+    return {
+        "name": f"batch{batch}",
+        "scenario": {"policy": {"decode_batch": batch}},
+        "log": f"batch{batch}/requests.csv",
+        "cold": bool(cold),
+    }
 
 
 def file_of(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START) -> Path:
@@ -171,12 +175,26 @@ def test_the_command_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.
     assert set(profile.about["fit"]["parameters"]) == set(FREE)
 
 
-def test_a_log_of_the_test_client_is_read(shared: Path) -> None:
-    times = read_times(shared / "data" / "formats" / "performance_serving_log.txt")
-    assert times.which.tolist() == [0]
+CLIENT_LOG = """\
+2025-02-03 04:05:06,000 - a.log - INFO - Start send request, avg interval is 1.0
+2025-02-03 04:05:06,100 - a.log - INFO - poisson random interval time is 1.5s
+2025-02-03 04:05:07,600 - a.log - INFO - poisson random interval time is 1.0s
+2025-02-03 04:05:08,000 - a.log - INFO - first_token_time is 0.4
+2025-02-03 04:05:08,100 - a.log - INFO - {'input': 'b', 'resp_text': ' y', 'res_time': 0.5, 'first_token_time': 0.4}
+Test Progress --> 1/2
+2025-02-03 04:05:08,350 - a.log - INFO - {'input': 'a', 'resp_text': ' x', 'res_time': 2.25, 'first_token_time': 0.75}
+Test Progress --> 2/2
+2025-02-03 04:05:08,352 - a.log - INFO - All Tasks Done; Exec Time is 2.252
+"""
+
+
+def test_a_log_of_the_test_client_is_read(tmp_path: Path) -> None:
+    (tmp_path / "log.txt").write_text(CLIENT_LOG, encoding="utf-8")
+    times = read_times(tmp_path / "log.txt")
+    assert times.which.tolist() == [0, 1]
     assert times.arrival is not None
-    assert times.arrival.tolist() == [0.0]
-    assert (times.ttft[0], times.e2e[0]) == (0.742, 1.651)
+    assert times.arrival.tolist() == pytest.approx([0.0, 1.5])
+    assert (times.ttft.tolist(), times.e2e.tolist()) == ([0.75, 0.4], [2.25, 0.5])
 
 
 def test_a_result_file_is_matched_by_its_prompts(tmp_path: Path) -> None:

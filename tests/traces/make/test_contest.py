@@ -12,13 +12,7 @@ from servesim.traces.describe import gap_variation
 from servesim.traces.make.contest import contest, contest_arrivals
 from servesim.traces.read.load import load
 
-from ...conftest import SHARED
-
-DATA = SHARED / "data" / "contest"
-LENGTHS = DATA / "contest_alpaca5010_lengths.csv.gz"
-
-needs_data = pytest.mark.skipif(not DATA.exists(), reason=f"{DATA} is not here")
-
+LENGTHS = Path("data") / "contest" / "contest_alpaca5010_lengths.csv.gz"
 
 ROUNDED = {0.5: 2.0, 2: 0.5, 3: 0.33, 6: 0.17, 1.5: 0.67, 15: 0.07, 16: 0.06, 30: 0.03, 60: 0.02, 100: 0.01, 150: 0.01}
 
@@ -62,19 +56,22 @@ def test_the_seed_of_arrivals_and_lengths_is_one_but_their_chance_is_not() -> No
     assert (contest(0.5, 3000, seed=6).prompts != one.prompts).any()
 
 
-@needs_data
-@pytest.mark.parametrize(("X", "T"), [(0.5, 3000), (2, 750), (150, 10)])
-def test_seed_0_sends_at_the_moments_of_the_recorded_tables(X: float, T: float) -> None:
-    recorded = load(DATA / f"contest_X{X}_T{T}.csv.gz")
-    made = contest(X, T, seed=0, lengths=LENGTHS)
-    assert (made.arrivals == recorded.arrivals).all()
-    assert (made.prompts == recorded.prompts).all()
-    assert [request.limit for request in made.requests] == [request.limit for request in recorded.requests]
+def test_seed_0_sends_at_the_moments_of_the_recorded_tables(shared: Path) -> None:
+    for X, T in ((0.5, 3000), (2, 750), (150, 10)):
+        recorded = load(shared / "data" / "contest" / f"contest_X{X}_T{T}.csv.gz")
+        made = contest(X, T, seed=0, lengths=shared / LENGTHS)
+        assert (made.arrivals == recorded.arrivals).all()
+        assert (made.prompts == recorded.prompts).all()
+        assert [request.limit for request in made.requests] == [request.limit for request in recorded.requests]
 
 
-@needs_data
-def test_exact_lengths_have_the_published_statistics() -> None:
-    trace = contest(0.5, 3000, lengths=LENGTHS)
+def test_seed_0_sends_at_these_moments() -> None:
+    """numpy's RandomState(0).poisson(500) gives 503, 507, 495 and 496 ms, in every version of numpy."""
+    assert contest(2, 2.5, seed=0).arrivals.tolist() == pytest.approx([0.0, 0.503, 1.010, 1.505, 2.001])
+
+
+def test_exact_lengths_have_the_published_statistics(shared: Path) -> None:
+    trace = contest(0.5, 3000, lengths=shared / LENGTHS)
     # With the begin-of-sequence token: one more than the published 19.95 / 16 / 34 / 78 / 192.
     assert trace.prompts.mean() == pytest.approx(20.95, abs=0.001)
     assert trace.prompts.var(ddof=1) == pytest.approx(214.2315, rel=1e-3)
@@ -85,17 +82,20 @@ def test_exact_lengths_have_the_published_statistics() -> None:
     assert trace.outputs.sum() == 98_086
     assert [int(np.quantile(trace.outputs, q)) for q in (0.0, 0.5, 0.9, 0.99, 1.0)] == [1, 46, 144, 294, 504]
     assert (trace.prompts + trace.outputs).max() == 512
-
-
-@needs_data
-def test_the_set_starts_again_after_5010_and_an_empty_answer_means_the_servers_default() -> None:
-    trace = contest(2, 5010, lengths=LENGTHS)
-    assert len(trace) == 10_020
-    assert (trace.prompts[5010:] == trace.prompts[:5010]).all()
-    columns = np.genfromtxt(LENGTHS, delimiter=",", skip_header=1, dtype=int)
+    twice = contest(2, 5010, lengths=shared / LENGTHS)
+    assert len(twice) == 10_020
+    assert (twice.prompts[5010:] == twice.prompts[:5010]).all()
+    columns = np.genfromtxt(shared / LENGTHS, delimiter=",", skip_header=1, dtype=int)
     empty = np.flatnonzero(columns[:, 2] == 0)
     assert len(empty) == 2
-    assert [(trace.requests[i].output, trace.requests[i].limit) for i in empty] == [(300, 300)] * 2
+    assert [(twice.requests[i].output, twice.requests[i].limit) for i in empty] == [(300, 300)] * 2
+
+
+def test_the_set_starts_again_after_its_end_and_an_empty_answer_means_the_servers_default(tmp_path: Path) -> None:
+    (tmp_path / "lengths.csv").write_text("idx,prompt_tokens,output_tokens\n0,12,40\n1,9,0\n2,30,5\n")
+    trace = contest(2, 2.5, lengths=tmp_path / "lengths.csv")
+    assert trace.prompts.tolist() == [12, 9, 30, 12, 9]
+    assert [(r.output, r.limit) for r in trace.requests] == [(40, 40), (300, 300), (5, 5), (40, 40), (300, 300)]
 
 
 def test_drawn_lengths_are_like_the_real_ones() -> None:

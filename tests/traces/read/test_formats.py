@@ -1,4 +1,4 @@
-"""Every trace format that is read: from inline examples, and from the hand-made files where they are at hand."""
+"""Every trace format that is read: from small samples here, and from the hand-made files where they are present."""
 
 from __future__ import annotations
 
@@ -12,10 +12,6 @@ from servesim.core import BadInput, Request
 from servesim.traces.read.formats import FORMATS
 from servesim.traces.read.load import load
 from servesim.traces.trace import Trace
-
-from ...conftest import SHARED
-
-EXAMPLES = SHARED / "data" / "formats"
 
 
 def written(folder: Path, text: str, name: str = "trace") -> Path:
@@ -37,7 +33,145 @@ def one(trace: Trace) -> Request:
     return trace.requests[0]
 
 
-# file, format, (arrival, prompt, output) of each request: the values that stand in the files
+def words(text: str) -> int:
+    return len(text.split())
+
+
+DYNAMO = {"schema": "dynamo.request.trace.v1", "event_type": "request_end"}
+BLIS = "request_id,session_id,input_tokens,output_tokens,arrival_time_us,send_time_us,status\n"
+TURN = {"from": "human", "value": "one two three"}
+SAID = {"from": "gpt", "value": "four five"}
+
+# format -> name of a file, its text, (arrival, prompt, output) of each request in it
+SAMPLES = {
+    "servesim": (
+        "a.csv",
+        "arrival_s,prompt_tokens,output_tokens\n0.25,31,7\n0.75,8,2\n",
+        [(0.25, 31, 7), (0.75, 8, 2)],
+    ),
+    "vidur": ("a.csv", "arrived_at,num_prefill_tokens,num_decode_tokens\n0.25,31,7\n", [(0.25, 31, 7)]),
+    "vidur-lengths": ("a.csv", "num_prefill_tokens,num_decode_tokens\n31,7\n8,2\n", [(0.0, 31, 7), (0.0, 8, 2)]),
+    "azure": (
+        "a.csv",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-03-01 07:00:00.5,31,7\n2024-03-01 07:00:02.75,8,2\n",
+        [(0.0, 31, 7), (2.25, 8, 2)],
+    ),
+    "burstgpt": (
+        "a.csv",
+        "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n3,GPT-4,31,7,38,API log\n"
+        "9,GPT-4,8,0,8,API log\n",
+        [(3.0, 31, 7)],
+    ),
+    "splitwise": (
+        "a.csv",
+        "request_id,arrival_timestamp,batch_size,prompt_size,token_size\n0,2.5,1,31,7\n",
+        [(2.5, 31, 7)],
+    ),
+    "blis": ("a.csv", f"{BLIS}0,,31,7,2000000,0,ok\n1,,8,2,3000000,3250000,ok\n", [(2.0, 31, 7), (3.25, 8, 2)]),
+    "blis-header": ("a_header.yaml", "trace_version: 2\ntime_unit: us\n", [(2.0, 31, 7)]),
+    "bailian": (
+        "a.jsonl",
+        lines(
+            {
+                "chat_id": 6,
+                "parent_chat_id": -1,
+                "timestamp": 1.5,
+                "input_length": 31,
+                "output_length": 7,
+                "hash_ids": [4, 9],
+            }
+        ),
+        [(1.5, 31, 7)],
+    ),
+    "llmservingsim": (
+        "a.jsonl",
+        lines({"input_toks": 31, "output_toks": 7, "arrival_time_ns": 250_000_000}),
+        [(0.25, 31, 7)],
+    ),
+    "apex": (
+        "a.jsonl",
+        lines({"RequestID": 3, "StartTimeOffset": 750_000_000, "ContextTokens": 31, "GeneratedTokens": 7}),
+        [(0.75, 31, 7)],
+    ),
+    "dynamo": (
+        "a.jsonl",
+        lines(
+            {**DYNAMO, "request": {"request_received_ms": 1_600_000_000_000, "input_tokens": 31, "output_tokens": 7}}
+        ),
+        [(0.0, 31, 7)],
+    ),
+    "evalscope": (
+        "a.jsonl",
+        lines({"timestamp": 20.5, "body": {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 7}}),
+        [(0.0, 3, 7)],
+    ),
+    "aiperf": (
+        "a.jsonl",
+        lines(
+            {"session_id": "q", "timestamp": 400, "input_length": 31, "output_length": 7},
+            {"session_id": "q", "delay": 200, "input_length": 40, "output_length": 2},
+        ),
+        [(0.4, 31, 7), (pytest.approx(0.6), 40, 2)],
+    ),
+    "mooncake": (
+        "a.jsonl",
+        lines({"timestamp": 1250, "input_length": 600, "output_length": 7, "hash_ids": [5, 6]}),
+        [(1.25, 600, 7)],
+    ),
+    "timed-trace": (
+        "a.jsonl",
+        lines({"timestamp": 1.25, "input_length": 31, "output_length": 7, "hash_ids": [5, 6]}),
+        [(1.25, 31, 7)],
+    ),
+    "guidellm": ("a.jsonl", lines({"timestamp": 1.25, "input_length": 31, "output_length": 7}), [(1.25, 31, 7)]),
+    "sharegpt": ("a.json", json.dumps([{"id": "x", "conversations": [TURN, SAID]}]), [(0.0, 3, 2)]),
+    "custom": ("a.jsonl", lines({"prompt": "one two three", "output_tokens": 7}), [(0.0, 3, 7)]),
+    # The server puts one token before a prompt: 3 words are 4 tokens.
+    "performance-serving-result": (
+        "a.json",
+        json.dumps([{"input": "one two three", "resp_text": " four five", "res_time": 0.5, "first_token_time": 0.2}]),
+        [(0.0, 4, 2)],
+    ),
+    "performance-serving-log": (
+        "a.txt",
+        "2025-02-03 04:05:06,000 - a.log - INFO - Start send request, avg interval is 1.0\n"
+        "2025-02-03 04:05:06,010 - a.log - INFO - poisson random interval time is 1.0s\n"
+        "2025-02-03 04:05:07,010 - a.log - INFO - {'input': 'one two three', 'resp_text': ' four five', "
+        "'res_time': 1.0, 'first_token_time': 0.3}\n",
+        [(0.0, 4, 2)],
+    ),
+}
+
+
+@pytest.mark.parametrize("format", SAMPLES)
+def test_a_small_sample_is_recognised_and_read(tmp_path: Path, format: str) -> None:
+    name, text, expected = SAMPLES[format]
+    if format == "blis-header":
+        written(tmp_path, f"{BLIS}0,,31,7,2000000,0,ok\n", "a.csv")
+    trace = load(written(tmp_path, text, name), tokenizer=words)
+    assert (trace.format, triples(trace)) == (format, expected)
+
+
+def test_every_format_has_a_sample() -> None:
+    assert {*SAMPLES, "servegen"} == set(FORMATS)  # servegen draws its requests: it has a test of its own
+
+
+def test_a_servegen_client_sends_at_its_rate_from_its_own_lengths(tmp_path: Path) -> None:
+    trace_file = written(tmp_path, "0,0.0,0.0,,0,0\n600,2.0,1.1,Gamma,0.8,0.9\n", "chunk-3-trace.csv")
+    lengths = {"600": {"input_tokens": "{30: 0.25, 50: 0.75}", "output_tokens": "{6: 1.0}"}}
+    lengths_file = written(tmp_path, json.dumps(lengths), "chunk-3-dataset.json")
+    trace = load(trace_file, seed=3)
+    assert trace.format == "servegen"
+    assert len(trace) == 1200  # 2 a second for the 600 s of the window from 600 on
+    assert trace.requests[0].arrival >= 600
+    assert trace.requests[-1].arrival < 1200
+    assert {request.prompt for request in trace.requests} == {30, 50}
+    assert {request.output for request in trace.requests} == {6}
+    assert triples(trace) == triples(load(lengths_file, seed=3))
+    assert triples(trace) != triples(load(trace_file, seed=4))
+
+
+# file, format, (arrival, prompt, output) of each request: the values that are in the files
 HAND_MADE = [
     ("aiperf_mooncake_session.jsonl", "aiperf", [(0.0, 120, 30), (1.5, 700, 12)]),
     ("apex.jsonl", "apex", [(0.0, 120, 30), (0.5, 64, 12)]),
@@ -53,52 +187,36 @@ HAND_MADE = [
     ("mooncake.jsonl", "mooncake", [(0.0, 1100, 30), (3.052, 1500, 12)]),
     ("splitwise_sim.csv", "splitwise", [(1.0, 120, 30), (3.0, 64, 12)]),
     ("vidur.csv", "vidur", [(0.0, 120, 30), (0.5, 64, 12), (1.25, 400, 80)]),
+    ("sharegpt.json", "sharegpt", [(0.0, 2, 1)]),
+    ("vllm_custom.jsonl", "custom", [(0.0, 2, 12)]),
+    # The server puts one token before a prompt: 4 words are 5 tokens.
+    ("performance_serving_result.json", "performance-serving-result", [(0.0, 5, 3)]),
+    ("performance_serving_log.txt", "performance-serving-log", [(0.0, 5, 3)]),
 ]
 
 
-@pytest.mark.parametrize(("name", "format", "expected"), HAND_MADE)
-def test_a_hand_made_example_is_recognised_and_read(
-    name: str, format: str, expected: list[tuple[float, int, int]]
-) -> None:
-    if not EXAMPLES.exists():
-        pytest.skip(f"{EXAMPLES} is not here")
-    trace = load(EXAMPLES / name)
-    assert (trace.format, triples(trace)) == (format, expected)
-
-
-def test_every_hand_made_example_loads() -> None:
-    if not EXAMPLES.exists():
-        pytest.skip(f"{EXAMPLES} is not here")
-    formats = {load(path).format for path in sorted(EXAMPLES.iterdir())}
+def test_every_hand_made_example_is_recognised_and_read(shared: Path) -> None:
+    folder = shared / "data" / "formats"
+    for name, format, expected in HAND_MADE:
+        trace = load(folder / name, tokenizer=words)
+        assert (name, trace.format, triples(trace)) == (name, format, expected)
+    check_servegen(folder)
+    left = {path.name for path in folder.iterdir()} - {name for name, _, _ in HAND_MADE}
+    assert left == {"servegen_chunk-0-trace.csv", "servegen_chunk-0-dataset.json"}
     without_example = {"servesim", "vidur-lengths", "dynamo", "timed-trace"}
-    assert formats == set(FORMATS) - without_example
+    assert {load(path).format for path in folder.iterdir()} == set(FORMATS) - without_example
 
 
-def test_examples_with_text_count_words_with_the_tokenizer_given() -> None:
-    if not EXAMPLES.exists():
-        pytest.skip(f"{EXAMPLES} is not here")
-
-    def words(text: str) -> int:
-        return len(text.split())
-
-    assert triples(load(EXAMPLES / "sharegpt.json", tokenizer=words)) == [(0.0, 2, 1)]
-    assert triples(load(EXAMPLES / "vllm_custom.jsonl", tokenizer=words)) == [(0.0, 2, 12)]
-    # The server puts one token before a prompt: 4 words are 5 tokens.
-    assert triples(load(EXAMPLES / "performance_serving_result.json", tokenizer=words)) == [(0.0, 5, 3)]
-    assert triples(load(EXAMPLES / "performance_serving_log.txt", tokenizer=words)) == [(0.0, 5, 3)]
-
-
-def test_the_servegen_example_sends_at_its_rate_from_its_own_lengths() -> None:
-    if not EXAMPLES.exists():
-        pytest.skip(f"{EXAMPLES} is not here")
-    trace = load(EXAMPLES / "servegen_chunk-0-trace.csv", seed=3)
+def check_servegen(folder: Path) -> None:
+    """Assert that the example of ServeGen sends at its rate from its own lengths."""
+    trace = load(folder / "servegen_chunk-0-trace.csv", seed=3)
     assert len(trace) == 900  # 1.5/s for the 600 s of the window from 600 on
     assert trace.requests[0].arrival >= 600
     assert trace.requests[-1].arrival < 1200
     assert {request.prompt for request in trace.requests} == {100, 200}
     assert {request.output for request in trace.requests} == {10}
-    assert triples(trace) == triples(load(EXAMPLES / "servegen_chunk-0-dataset.json", seed=3))
-    assert triples(trace) != triples(load(EXAMPLES / "servegen_chunk-0-trace.csv", seed=4))
+    assert triples(trace) == triples(load(folder / "servegen_chunk-0-dataset.json", seed=3))
+    assert triples(trace) != triples(load(folder / "servegen_chunk-0-trace.csv", seed=4))
 
 
 def test_our_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
