@@ -17,7 +17,8 @@ from typing import Any, Optional, Union
 
 import pandas as pd
 from pydantic import PrivateAttr, ValidationError
-from servesim.config.scenario import Scenario, Tree, merge, put, read_tree, scenario_from, with_preset
+from servesim.config.overrides import Tree, merge, put, read_tree, with_preset
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Policy
 from servesim.core import settings as fields_of
 from servesim.costs.device_profile import bundled

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import pandas as pd
-from servesim.config.scenario import Scenario, Tree
+from servesim.config.overrides import Tree
+from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Shape
 from servesim.runs.decision_log import Notes
 from servesim.runs.metrics import COLUMNS, WHERE, row, time_per_token

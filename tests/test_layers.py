@@ -152,11 +152,12 @@ def on_hosts() -> set[str]:
 
 
 def test_what_runs_on_hosts_needs_the_standard_library_only() -> None:
-    """numpy may be imported inside functions: probing and playing prompts need it, deciding does not."""
+    """The self test of a device also needs numpy, which every framework brings."""
     known = modules(ROOT)
     for name in sorted(on_hosts()):
         foreign = {other.split(".")[0] for other in imported(name, known[name], eager=True)}
-        assert foreign <= STANDARD | {"servesim", "__future__"}, f"{name} imports {foreign - STANDARD}"
+        more = {"numpy"} if name == "servesim.calibrate.device.self_test" else set()
+        assert foreign <= STANDARD | {"servesim"} | more, f"{name} imports {foreign - STANDARD}"
 
 
 def test_what_runs_on_hosts_is_python_3_9() -> None:

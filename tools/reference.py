@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
@@ -23,8 +23,7 @@ from servesim.policies import POLICIES
 from servesim.study.experiment import SweepFile
 from servesim.study.search import SearchFile
 from servesim.traces.export import EXPORTS
-from servesim.traces.make.arrivals import ARRIVALS
-from servesim.traces.make.lengths import PAIRS, SIDES
+from servesim.traces.make.workload import ARRIVAL_KINDS, PAIR_KINDS, SIDE_KINDS
 from servesim.traces.read.formats import FORMATS
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -108,21 +107,20 @@ def formats() -> str:
 
 def arrivals() -> str:
     """The arrival processes that a workload can name."""
-    return kinds((name, kind.keys, kind.draw) for name, kind in ARRIVALS.items())
+    return kinds(ARRIVAL_KINDS)
 
 
 def lengths() -> str:
     """The distributions of lengths that a workload can name."""
-    sides = [(name, side.keys, side.draw) for name, side in SIDES.items()]
-    return kinds([*sides, *((name, keys, draw) for name, (draw, keys) in PAIRS.items())])
+    return kinds({**SIDE_KINDS, **PAIR_KINDS})
 
 
-def kinds(entries: Iterable[tuple[str, Sequence[str], Any]]) -> str:
-    """Return kinds with their keys and the first paragraph of what draws them."""
-    rows = [
-        [f"`{name}`", ", ".join(f"`{key}`" for key in keys), (draw.__doc__ or "").split("\n\n")[0]]
-        for name, keys, draw in entries
-    ]
+def kinds(models: Mapping[str, Any]) -> str:
+    """Return kinds with their own keys and the first paragraph of what they are."""
+    rows = []
+    for name, model in models.items():
+        own = [f"`{key}`" for key in model.model_fields if key not in ("kind", "min", "max")]
+        rows.append([f"`{name}`", ", ".join(own), model.__doc__.split("\n\n")[0]])
     return table(("kind", "keys", "what it is"), rows)
 
 

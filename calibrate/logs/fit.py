@@ -22,8 +22,7 @@ from servesim.costs.device_profile import Profile
 from servesim.runs.simulate import simulate
 
 from .least_squares import Solution, beyond, scaled, solve
-from .observed_runs import Observed, Runs
-from .parameters import value_of, with_values
+from .observed_runs import Observed, Runs, value_of, with_values
 from .segments import COARSE, FINEST, WINDOWS, Windows
 
 Array = NDArray[np.float64]

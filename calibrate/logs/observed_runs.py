@@ -11,34 +11,106 @@ request (a CSV, performance_serving's log or result file, our own requests.csv),
     - {name: a, scenario: {...}, log: a.csv.gz, cold: true}
     - {name: b, scenario: {...}, total: 788.1, fit: false}
 
-Instants are seconds since the first request was sent.
+Instants are seconds since the first request was sent. A parameter to fit is named by a term of the cost model
+(`decode_live`), or by a point of one of its tables, its place on the axis (`decode_gears.64` is the base of the gear of
+64 rows, `prefill.4096` the curve at 4096 tokens).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
-from servesim.config.scenario import Scenario, merge, scenario_from
+from pydantic import (
+    BeforeValidator,
+    Field,
+    PlainValidator,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from servesim.config.overrides import Tree, merge
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, StepCost
-from servesim.costs.mapping import cost_from
+from servesim.costs.mapping import COSTS, cost_from
+from servesim.files.checked import Flag, Keys, Maybe, Positive, Text, expected, first_fault, says, wrong
 from servesim.files.yaml_reader import read_yaml
 from servesim.runs.simulate import load_trace
-from servesim.traces.make.section import Section
 from servesim.traces.trace import Trace
 
-from .parameters import value_of
 from .timestamps import Times, read_times
 
 Array = NDArray[np.float64]
 
-KEYS = ("name", "scenario", "log", "interval", "dataset", "total", "cold", "fit", "note")
-FILE = ("name", "about", "data", "scenario", "cost", "free", "spread", "runs")
 SPREAD = 0.005  # by how much reported totals of one setting differ, as a part: two people timing the same server
+Printed = Annotated[str, BeforeValidator(str)]  # a name may look like a number
+
+
+def freed(given: Any) -> Any:
+    """Return the parameters to fit with the width of each one's prior; in a list they have the widest."""
+    listed = isinstance(given, list) and all(isinstance(name, str) for name in given)
+    return dict.fromkeys(given, 1.0) if listed else given
+
+
+def costs(given: Any) -> StepCost:
+    """Return the cost model to start from."""
+    if not isinstance(given, Mapping):
+        raise expected("keys and values")
+    return cost_from(given, "cost")
+
+
+class RunEntry(Keys):
+    """One run, as the file has it."""
+
+    name: Text
+    scenario: Optional[Tree] = None  # over that of the file
+    log: Maybe[Text] = None  # file of times
+    interval: Maybe[Positive] = None  # seconds from one sending to the next, where the log has no times of sending
+    dataset: Maybe[Text] = None  # whose prompts the log names its requests by
+    total: Maybe[Positive] = None  # seconds
+    cold: Flag = False
+    fit: Flag = True
+    note: Printed = ""
+
+    @model_validator(mode="after")
+    def _told(self) -> RunEntry:
+        if self.log is None and self.total is None:
+            raise wrong("expected a log or a total, got neither")
+        return self
+
+
+class RunsFile(Keys):
+    """A file of runs, as it is written."""
+
+    name: Optional[Printed] = None
+    about: Optional[Tree] = None
+    data: Printed = "."
+    scenario: Optional[Tree] = None
+    cost: Annotated[StepCost, PlainValidator(costs)]
+    free: Annotated[
+        dict[str, Positive], Field(min_length=1), BeforeValidator(freed), says("a list of parameters to fit")
+    ]
+    spread: Positive = SPREAD
+    runs: Annotated[list[RunEntry], Field(min_length=1), says("a list of runs")]
+
+    @field_validator("free")
+    @classmethod
+    def _parameters(cls, free: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        for name in free if "cost" in info.data else ():
+            value_of(info.data["cost"], name)
+        return free
+
+    @field_validator("runs")
+    @classmethod
+    def _any_fit(cls, runs: list[RunEntry]) -> list[RunEntry]:
+        if not any(run.fit for run in runs):
+            raise wrong("expected at least one with fit: true")
+        return runs
 
 
 @dataclass(frozen=True)
@@ -76,77 +148,43 @@ class Runs:
 
 def read_runs(path: Path) -> Runs:
     """Read a file of runs."""
-    tree = read_yaml(path)
-    section = Section(tree, str(path))
-    section.only(FILE)
-    cost = cost_from(section.section("cost").values, f"{path}: cost")
-    free = freed(tree.get("free"), f"{path}: free")
-    for name in free:
-        value_of(cost, name, f"{path}: free")
-    listed = tree.get("runs")
-    if not isinstance(listed, list) or not listed:
-        raise BadInput(f"{path}: runs: expected a list of runs, got {listed!r}")
-    folder = path.parent / str(tree.get("data", "."))
-    common = tree.get("scenario") or {}
-    runs = [observed(Section(run, f"{path}: runs[{k}]"), common, folder) for k, run in enumerate(listed)]
-    if not any(run.fit for run in runs):
-        raise BadInput(f"{path}: runs: expected at least one with fit: true")
-    spread = section.positive("spread", SPREAD)
-    return Runs(str(tree.get("name", path.stem)), runs, cost, free, spread, tree.get("about") or {})
+    try:
+        file = RunsFile.model_validate(read_yaml(path))
+    except ValidationError as error:
+        raise BadInput(f"{path}: {first_fault(error)}") from None
+    folder = path.parent / file.data
+    common = file.scenario or {}
+    runs = [observed(run, common, folder, f"{path}: runs[{k}]") for k, run in enumerate(file.runs)]
+    return Runs(file.name or path.stem, runs, file.cost, file.free, file.spread, file.about or {})
 
 
-def freed(given: Any, where: str) -> dict[str, float]:
-    """Return the parameters to fit and the width of each one's prior."""
-    if isinstance(given, list) and given and all(isinstance(name, str) for name in given):
-        return dict.fromkeys(given, 1.0)
-    if isinstance(given, Mapping) and given:
-        section = Section(given, where)
-        return {str(name): section.positive(name) for name in given}
-    raise BadInput(f"{where}: expected a list of parameters to fit, got {given!r}")
-
-
-def observed(run: Section, common: Mapping[str, Any], folder: Path) -> Observed:
+def observed(run: RunEntry, common: Tree, folder: Path, where: str) -> Observed:
     """Return one run of the file."""
-    run.only(KEYS)
-    name = run.text("name")
-    if "log" not in run and "total" not in run:
-        raise BadInput(f"{run.where}: expected a log or a total, got neither")
-    tree = merge(dict(common), run.values.get("scenario") or {})
+    tree = merge(common, run.scenario or {})
     times = None
-    if "log" in run:
-        times = read_times(folder / run.text("log"), folder / run.text("dataset") if "dataset" in run else None)
+    if run.log is not None:
+        times = read_times(folder / run.log, folder / run.dataset if run.dataset is not None else None)
         if "trace" not in tree and "workload" not in tree:
-            tree["trace"] = {"path": run.text("log")}
-    scenario = scenario_from(placed(tree, folder), run.where)
+            tree["trace"] = {"path": run.log}
+    scenario = scenario_from(placed(tree, folder), where)
     trace = load_trace(scenario)
     if times is not None and len(times.which) and times.which.max() >= len(trace.requests):
-        raise BadInput(
-            f"{run.where}.log: it tells of request {times.which.max()}, the scenario has {len(trace.requests)}"
-        )
-    interval = run.positive("interval") if "interval" in run else None
-    send(trace, times, interval)
-    flags = {key: run.values.get(key, default) for key, default in (("cold", False), ("fit", True))}
-    for key, flag in flags.items():
-        if not isinstance(flag, bool):
-            raise run.bad(key, "true or false")
-    total = run.positive("total") if "total" in run else None
-    return seen(name, scenario, trace, times, total, str(run.values.get("note", "")), **flags)
+        raise BadInput(f"{where}.log: it tells of request {times.which.max()}, the scenario has {len(trace.requests)}")
+    send(trace, times, run.interval)
+    return seen(run, scenario, trace, times)
 
 
-def seen(
-    name: str, scenario: Scenario, trace: Trace, times: Optional[Times], total: Optional[float], note: str,
-    cold: bool, fit: bool,
-) -> Observed:  # fmt: skip
+def seen(run: RunEntry, scenario: Scenario, trace: Trace, times: Optional[Times]) -> Observed:
     """Put a run together: times since its first sending."""
     start = min(request.arrival for request in trace.requests)
-    if times is None:
-        assert total is not None
-        nothing = np.empty(0)
-        return Observed(name, scenario, trace, total, np.empty(0, np.int64), nothing, nothing, cold, fit, note)
-    sent = np.array([trace.requests[k].arrival for k in times.which]) - start
-    first, end = sent + times.ttft, sent + times.e2e
-    makespan = float(end.max()) if total is None else total
-    return Observed(name, scenario, trace, makespan, times.which, first, end, cold, fit, note)
+    index, first, end, makespan = np.empty(0, np.int64), np.empty(0), np.empty(0), run.total
+    if times is not None:
+        index = times.which
+        sent = np.array([trace.requests[k].arrival for k in index]) - start
+        first, end = sent + times.ttft, sent + times.e2e
+        makespan = float(end.max()) if makespan is None else makespan
+    assert makespan is not None
+    return Observed(run.name, scenario, trace, makespan, index, first, end, run.cold, run.fit, run.note)
 
 
 def send(trace: Trace, times: Optional[Times], interval: Optional[float]) -> None:
@@ -173,3 +211,38 @@ def placed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             contest["lengths"] = str(folder / str(contest["lengths"]))
         tree["workload"] = {"contest": contest}
     return tree
+
+
+def value_of(cost: StepCost, name: str, where: str = "free") -> float:
+    """Return a parameter's value."""
+    term, _, place = name.partition(".")
+    known = [f.name for kind in COSTS.values() if type(cost) is kind for f in fields(kind) if f.name[0] != "_"]
+    if term not in known:
+        raise BadInput(f"{where}: unknown parameter {name!r}; known: {', '.join(known)}")
+    found: Any = getattr(cost, term)
+    if not isinstance(found, (list, tuple)):
+        if place or isinstance(found, bool) or found is None:
+            raise BadInput(f"{where}: {name!r}: expected a term that is a number")
+        return float(found)
+    for point in found:
+        if f"{point[0]:g}" == place:
+            return float(point[1])
+    places = ", ".join(f"{term}.{point[0]:g}" for point in found)
+    raise BadInput(f"{where}: {name!r}: expected a point of the table: {places}")
+
+
+def with_values(cost: StepCost, names: Sequence[str], values: Sequence[float]) -> StepCost:
+    """Return the cost model with some parameters changed."""
+    changes: dict[str, Any] = {}
+    for name, value in zip(names, values):
+        term, _, place = name.partition(".")
+        if not place:
+            changes[term] = float(value)
+            continue
+        points = changes.get(term, getattr(cost, term))
+        changes[term] = [
+            (point[0], float(value), *point[2:]) if f"{point[0]:g}" == place else tuple(point) for point in points
+        ]
+    if hasattr(cost, "_lines"):
+        changes["_lines"] = {}  # what it remembers is of the old values
+    return replace(cost, **changes)  # type: ignore[type-var]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from servesim.config.scenario import Scenario, override, read_tree, scenario_from
+from servesim.config.overrides import override, read_tree
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.study.experiment import read_experiment
 

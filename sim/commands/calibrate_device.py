@@ -103,7 +103,7 @@ def loaded(args: argparse.Namespace) -> Any:
     """Start a worker and load the model."""
     from servesim.calibrate.device.worker_client import Worker
     from servesim.calibrate.live.setup import known_model
-    from servesim.config.scenario import override
+    from servesim.config.overrides import override
 
     model = known_model(args.model)
     worker = Worker(args.backend, args.worker_python, **override({}, args.option))

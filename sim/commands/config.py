@@ -51,7 +51,8 @@ def print_schema(args: argparse.Namespace) -> int:
 
 def validate_files(args: argparse.Namespace) -> int:
     """Check files one by one, the first fault ending it."""
-    from servesim.config.scenario import read_tree, scenario_from
+    from servesim.config.overrides import read_tree
+    from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
 
     for file in args.files:

@@ -31,7 +31,7 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 
 def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
     """Return the tree that file, preset, options and settings give together."""
-    from servesim.config.scenario import merge, override, read_tree, with_preset
+    from servesim.config.overrides import merge, override, read_tree, with_preset
     from servesim.core import BadInput
 
     tree: dict[str, Any] = read_tree(args.scenario) if args.scenario else {}

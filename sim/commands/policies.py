@@ -68,8 +68,8 @@ def run_check(args: argparse.Namespace) -> int:
     """Try the contract on a few workloads; 1 where it is broken."""
     import sys
 
+    from servesim.config.overrides import override
     from servesim.config.registry import blamed, make_policy
-    from servesim.config.scenario import override
     from servesim.testing import check_policy
 
     policy = make_policy(override({"name": args.name}, args.set))

@@ -85,7 +85,7 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
     """Replay all of them on one worker."""
     from servesim.calibrate.live.setup import Stage, name_of
     from servesim.calibrate.replay.replay import check_profile, replay_on, requests_of
-    from servesim.config.scenario import override
+    from servesim.config.overrides import override
     from servesim.costs.device_profile import load_profile
 
     profile = None if args.live_only and args.backend != "fake" else load_profile(scenarios[0][1].profile)

@@ -66,7 +66,7 @@ def best_policy(args: argparse.Namespace, where: Any) -> int:
 def highest_rate(args: argparse.Namespace, where: Any) -> int:
     """Climb to the highest rate, print it, and write the scenario at it where that can be said."""
     import yaml
-    from servesim.config.scenario import override, read_tree
+    from servesim.config.overrides import override, read_tree
     from servesim.core import BadInput
     from servesim.files.write import open_text
     from servesim.runs.steady_state import STEADY

@@ -32,7 +32,8 @@ def serve_clients(args: argparse.Namespace) -> int:
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import Stage
     from servesim.calibrate.server.service import serve
-    from servesim.config.scenario import override, scenario_from
+    from servesim.config.overrides import override
+    from servesim.config.scenario import scenario_from
     from servesim.core import BadInput
     from servesim.costs.device_profile import load_profile
     from servesim.costs.mapping import mapping

@@ -115,7 +115,7 @@ def _list_formats() -> int:
 
 def synth_trace(args: argparse.Namespace) -> int:
     """Make a trace and write it."""
-    from servesim.config.scenario import override, read_tree
+    from servesim.config.overrides import override, read_tree
     from servesim.core import BadInput
     from servesim.traces.make.synth import synthesise
 

@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, Optional, Union
+from typing import Annotated, Any, Literal, Optional, Union
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from servesim.core import BadInput, Policy
+from servesim.files.checked import complaint, path
 from servesim.files.suggestions import meant
-from servesim.files.yaml_reader import parse, read_yaml
 from servesim.policies import POLICIES
+from servesim.traces.make.workload import Workload, workload_from
 
-from .llm_serving_yaml import from_llm_serving, is_llm_serving
-from .registry import hints_of, make_policy, preset
-
-Tree = dict[str, Any]
+from .overrides import Tree
+from .registry import hints_of, make_policy
 
 
 class Section(BaseModel):
@@ -37,8 +45,8 @@ class FrontEnd(Section):
 class ColdStart(Section):
     """Seconds the first calls take longer."""
 
-    prefill: float = Field(0.0, ge=0)
-    decode: float = Field(0.0, ge=0)
+    prefill: float = Field(0.0, ge=0, description="of the first prefill, seconds")
+    decode: float = Field(0.0, ge=0, description="of the first decode, seconds")
 
 
 class EngineConfig(Section):
@@ -69,9 +77,9 @@ class EngineConfig(Section):
 class Slo(Section):
     """What a good answer is, in milliseconds."""
 
-    ttft: Optional[float] = Field(None, gt=0)
-    tpot: Optional[float] = Field(None, gt=0)
-    e2el: Optional[float] = Field(None, gt=0)
+    ttft: Optional[float] = Field(None, gt=0, description="to the first token, at most; milliseconds")
+    tpot: Optional[float] = Field(None, gt=0, description="for each further token, at most; milliseconds")
+    e2el: Optional[float] = Field(None, gt=0, description="to the last token, at most; milliseconds")
 
     def seconds(self) -> dict[str, float]:
         """Return the bounds that are set, in seconds."""
@@ -91,12 +99,27 @@ class TraceFile(Section):
     tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
 
 
+def checked(workload: Any) -> Any:
+    """Check a workload and return it as it was written: results keep it so."""
+    workload_from(workload)
+    return workload
+
+
+class WorkloadSchema:
+    """Describes a workload in the JSON schema; to build this takes long, so no run does it."""
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return handler(TypeAdapter(Workload).core_schema)
+
+
 class Scenario(Section):
     """All that a run depends on."""
 
     name: Optional[str] = Field(None, description="what to call it in results")
     trace: Optional[TraceFile] = Field(None, description="a file of requests, or its path alone")
-    workload: Optional[Tree] = Field(None, description="requests that are made up, instead of a trace")
+    workload: Optional[Annotated[Tree, BeforeValidator(checked), WorkloadSchema()]] = Field(
+        None, description="requests that are made up, instead of a trace"
+    )
     policy: Tree = Field({"name": "llm-serving"}, description="name and fields; see `sim policies list`")
     engine: EngineConfig = Field(EngineConfig(), description="memory, limits, padding, front end")
     profile: Union[str, dict[str, Any]] = Field("ascend910b4-llama2-7b", description="bundled name, folder or costs")
@@ -129,66 +152,6 @@ class Scenario(Section):
         return [slots] if slots and policy.running_order == "slot" else []
 
 
-def read_tree(path: Union[str, Path]) -> Tree:
-    """Read a scenario file, ours or llm-serving's own, with the preset it names merged under it."""
-    tree = read_yaml(path)
-    if not isinstance(tree, dict):
-        raise BadInput(f"{path}: expected a mapping of scenario keys, got {type(tree).__name__}")
-    if is_llm_serving(tree):
-        tree = from_llm_serving(tree, str(path))
-    return with_preset(tree)
-
-
-def with_preset(tree: Tree) -> Tree:
-    """Merge a scenario over the preset it names, by `preset:` or as its policy's name."""
-    tree = dict(tree)
-    base: Tree = {}
-    if "preset" in tree:
-        base = preset(str(tree.pop("preset")))
-    return merge(base, tree)
-
-
-def merge(base: Tree, over: Mapping[str, Any]) -> Tree:
-    """Return the base with a tree laid over it, key by key; another policy brings its own fields only."""
-    result = dict(base)
-    for key, value in over.items():
-        old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, Mapping):
-            other = key == "policy" and "name" in value and value["name"] != old.get("name")
-            result[key] = dict(value) if other else merge(old, value)
-        else:
-            result[key] = value
-    if "trace" in over and over["trace"] is not None:
-        result.pop("workload", None) if "workload" not in over else None
-    if "workload" in over and over["workload"] is not None:
-        result.pop("trace", None) if "trace" not in over else None
-    return result
-
-
-def override(tree: Tree, settings: Sequence[str]) -> Tree:
-    """Apply `key.key=value` settings, the values read as YAML."""
-    for setting in settings:
-        key, sign, text = setting.partition("=")
-        if not sign or not key:
-            raise BadInput(f"--set {setting}: expected KEY=VALUE, e.g. policy.delay_factor=0.5")
-        value = parse(text, f"--set {setting}")
-        try:
-            tree = put(tree, key.split("."), value)
-        except BadInput as bad:
-            raise BadInput(f"--set {setting}: {bad}") from None
-    return tree
-
-
-def put(tree: Any, keys: Sequence[str], value: Any) -> Tree:
-    """Return the tree with one value set; `policy: name` grows into a mapping when a field of it is set."""
-    tree = {"name": tree} if isinstance(tree, str) else tree
-    if not isinstance(tree, Mapping):
-        raise BadInput(f"expected a section to set {'.'.join(keys)} in, got {tree!r}")
-    if len(keys) == 1:
-        return {**tree, keys[0]: value}
-    return {**tree, keys[0]: put(tree.get(keys[0]) or {}, keys[1:], value)}
-
-
 def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
     """Check a tree and return the scenario; errors are one line that names the key and what was expected."""
     try:
@@ -207,14 +170,13 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
 def first_error(error: ValidationError) -> str:
     """Return pydantic's first complaint as one line."""
     fault = error.errors()[0]
-    place = [str(part) for part in fault["loc"] if not str(part).startswith(("dict[", "str"))]
-    key = ".".join(place) or "scenario"
-    if fault["type"] == "extra_forbidden":
-        known = known_keys(place[:-1])
-        return f"{key}: unknown key; known: {', '.join(known)}{meant(place[-1], known) or misplaced(place)}"
-    message = fault["msg"].removeprefix("Value error, ").removeprefix("Input should be ").partition(", unable to")[0]
-    message = "keys and values" if "dictionary" in message else message
-    return f"{key}: expected {message}, got {fault['input']!r}"[:400]
+    loc = [part for part in fault["loc"] if not str(part).startswith(("dict[", "str"))]
+    key = path(loc) or "scenario"
+    if fault["type"] != "extra_forbidden":
+        return complaint(fault, key)
+    place = [str(part) for part in loc]
+    known = known_keys(place[:-1])
+    return f"{key}: unknown key; known: {', '.join(known)}{meant(place[-1], known) or misplaced(place)}"
 
 
 def misplaced(place: Sequence[str]) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.config.scenario import Tree, put, scenario_from
+from servesim.config.overrides import Tree, put
+from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 
 from .executor import Executor

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.config.scenario import Tree, override, read_tree, scenario_from
+from servesim.config.overrides import Tree, override, read_tree
+from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.runs.metrics import time_per_token
 from servesim.runs.run_folder import RESULT, read_run

@@ -15,17 +15,9 @@ from typing import Any, Optional, Union
 
 from pydantic import Field, ValidationError, field_validator
 from servesim import __version__
+from servesim.config.overrides import Tree, override, read_tree, with_preset
 from servesim.config.registry import presets
-from servesim.config.scenario import (
-    Scenario,
-    Section,
-    Tree,
-    first_error,
-    override,
-    read_tree,
-    scenario_from,
-    with_preset,
-)
+from servesim.config.scenario import Scenario, Section, first_error, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.files.suggestions import meant

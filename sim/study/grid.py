@@ -17,7 +17,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from servesim.config.scenario import Tree, merge, put
+from servesim.config.overrides import Tree, merge, put
 from servesim.core import BadInput
 
 Assignment = dict[str, Any]  # scenario key -> value

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from pydantic import Field, ValidationError
-from servesim.config.scenario import Section, Tree, override
+from servesim.config.overrides import Tree, override
+from servesim.config.scenario import Section
 from servesim.core import BadInput
 from servesim.files.write import write_json
 from servesim.files.yaml_reader import read_yaml

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
+from servesim.config.overrides import Tree
 from servesim.config.registry import blamed
-from servesim.config.scenario import Scenario, Tree, scenario_from
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.runs.simulate import Run, load_trace, simulate

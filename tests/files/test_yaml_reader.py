@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
+from servesim.config.overrides import override, read_tree
 from servesim.config.registry import make_policy, presets
-from servesim.config.scenario import override, read_tree, scenario_from
+from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.files.yaml_reader import parse, read_yaml
 from servesim.study.experiment import read_experiment

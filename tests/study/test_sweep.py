@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 import yaml
-from servesim.config.scenario import read_tree, scenario_from
+from servesim.config.overrides import read_tree
+from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Request
 from servesim.runs.simulate import simulate
 from servesim.study.executor import Serial

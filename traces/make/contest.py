@@ -21,7 +21,7 @@ from servesim.traces.read.source import Source
 from servesim.traces.read.tokens import BOS, Tokenizer, counter
 from servesim.traces.trace import Columns, Trace, assemble
 
-from .quantiles import contest_lengths
+from .lengths import contest_lengths
 
 SERVER_DEFAULT = 300  # max_new_tokens where the client names none, as it does for an empty reference answer
 MOST = 10**8  # requests

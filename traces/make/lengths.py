@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import csv
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
-from servesim.core import BadInput
 from servesim.traces.random_streams import stream
 from servesim.traces.read.load import load
 
-from .quantiles import contest_lengths
-from .section import Section
+from .workload import AnyLengths, AnySide, BothSides, ContestLengths, Fixed, Lognormal, Quantiles, TraceLengths, Uniform
 
 Floats = NDArray[np.float64]
+CONTEST = Path(__file__).parents[1] / "data" / "contest_lengths.csv"  # quantiles of the contest's lengths
+CONTEST_TOTAL = 512  # the longest prompt and output of the contest's 1500 requests together
 
 
 class Lengths(NamedTuple):
@@ -26,100 +28,54 @@ class Lengths(NamedTuple):
     limits: Optional[list[Optional[int]]] = None
 
 
-class Side(NamedTuple):
-    """A distribution of prompts or of outputs, and the keys of its section."""
-
-    draw: Callable[[Floats, Section], Floats]  # standard normal numbers -> lengths
-    keys: tuple[str, ...]
-
-
-def lengths(section: Section, count: int, seed: int) -> Lengths:
-    """Return so many prompts and outputs.
-
-    `kind` trace or contest gives both; any other kind is the default of the sections `prompt` and `output`.
-    """
-    kind = section.values.get("kind")
-    if kind is not None:
-        section.choice("kind", (*SIDES, *PAIRS))
-    if kind in PAIRS:
-        draw, keys = PAIRS[kind]
-        section.only(("kind", *keys))
-        return draw(count, seed, section)
-    section.only(("kind", "prompt", "output", "correlation"))
-    prompt, output = normals(count, seed, section.number("correlation", 0.0, least=-1.0))
-    return Lengths(_side(section, "prompt", kind, prompt), _side(section, "output", kind, output))
+def lengths(keys: AnyLengths, count: int, seed: int) -> Lengths:
+    """Return so many prompts and outputs."""
+    if isinstance(keys, BothSides):
+        prompt, output = normals(count, seed, keys.correlation)
+        return Lengths(_side(keys.prompt, prompt), _side(keys.output, output))
+    return PAIRS[keys.kind](count, seed, keys)
 
 
 def normals(count: int, seed: int, correlation: float) -> tuple[Floats, Floats]:
     """Return two columns of standard normal numbers, each from a stream of its own, so correlated."""
-    if correlation > 1:
-        raise BadInput(f"workload.lengths.correlation: expected a number from -1 to 1, got {correlation:g}")
     prompt = stream(seed, "prompt").standard_normal(count)
     other = stream(seed, "output").standard_normal(count)
     return prompt, correlation * prompt + math.sqrt(1 - correlation**2) * other
 
 
-def _side(section: Section, name: str, default: Optional[str], normal: Floats) -> list[int]:
-    """Return the lengths of one side; a bare number is fixed, two in a list are uniform."""
-    value = section.values.get(name)
-    where = f"{section.where}.{name}"
-    if type(value) is int:
-        keys = Section({"kind": "fixed", "tokens": value}, where)
-    elif isinstance(value, (list, tuple)) and len(value) == 2:
-        keys = Section({"kind": "uniform", "low": value[0], "high": value[1]}, where)
-    else:
-        keys = section.section(name)
-    side = SIDES[keys.choice("kind", SIDES, default)]
-    keys.only(("kind", "min", "max", *side.keys))
-    least, most = keys.whole("min", 1), keys.whole("max", 2**31 - 1)
-    if least > most:
-        raise keys.bad("max", f"at least min, {least}")
-    drawn = np.clip(np.rint(side.draw(normal, keys)), least, most)
+def _side(keys: AnySide, normal: Floats) -> list[int]:
+    drawn = np.clip(np.rint(SIDES[keys.kind](normal, keys)), keys.min, keys.max)
     return [int(tokens) for tokens in drawn]
 
 
-def fixed(normal: Floats, keys: Section) -> Floats:
-    """The same for all."""
-    return np.full(len(normal), float(keys.whole("tokens")))
+def _fixed(normal: Floats, keys: Fixed) -> Floats:
+    return np.full(len(normal), float(keys.tokens))
 
 
-def uniform(normal: Floats, keys: Section) -> Floats:
-    """Any whole number from `low` to `high`, both included."""
-    low, high = keys.whole("low"), keys.whole("high")
-    if high < low:
-        raise keys.bad("high", f"at least low, {low}")
-    return np.floor(low + _uniform(normal) * (high - low + 1)).clip(low, high)
+def _uniform(normal: Floats, keys: Uniform) -> Floats:
+    return np.floor(keys.low + _even(normal) * (keys.high - keys.low + 1)).clip(keys.low, keys.high)
 
 
-def lognormal(normal: Floats, keys: Section) -> Floats:
-    """Lognormal, by `mean` and `sd` of the lengths themselves, or by `median` and `sigma` of their logarithm."""
-    if "median" in keys or "sigma" in keys:
-        keys.only(("kind", "min", "max", "median", "sigma"))
-        return np.asarray(keys.positive("median") * np.exp(keys.number("sigma") * normal), np.float64)
-    mean, sd = keys.positive("mean"), keys.number("sd")
-    variance = math.log1p((sd / mean) ** 2)
-    return np.asarray(np.exp(math.log(mean) - variance / 2 + math.sqrt(variance) * normal), np.float64)
+def _lognormal(normal: Floats, keys: Lognormal) -> Floats:
+    if keys.median is not None and keys.sigma is not None:
+        return np.asarray(keys.median * np.exp(keys.sigma * normal), np.float64)
+    assert keys.mean is not None and keys.sd is not None
+    variance = math.log1p((keys.sd / keys.mean) ** 2)
+    return np.asarray(np.exp(math.log(keys.mean) - variance / 2 + math.sqrt(variance) * normal), np.float64)
 
 
-def quantiles(normal: Floats, keys: Section) -> Floats:
-    """Straight lines between known quantiles: `at` (0 to 1, rising) and the `tokens` there."""
-    at, tokens = keys.numbers("at"), keys.numbers("tokens")
-    if len(at) < 2 or at[0] != 0 or at[-1] != 1 or sorted(set(at)) != at:
-        raise keys.bad("at", "rising numbers that begin with 0 and end with 1")
-    if len(tokens) != len(at) or sorted(tokens) != tokens:
-        raise keys.bad("tokens", f"{len(at)} lengths, none below the one before")
-    return np.asarray(np.interp(_uniform(normal), at, tokens), np.float64)
+def _quantiles(normal: Floats, keys: Quantiles) -> Floats:
+    return np.asarray(np.interp(_even(normal), keys.at, keys.tokens), np.float64)
 
 
-def _uniform(normal: Floats) -> Floats:
+def _even(normal: Floats) -> Floats:
     """Return the same numbers spread evenly over 0 to 1."""
     return np.fromiter((0.5 * math.erfc(-z * math.sqrt(0.5)) for z in normal), np.float64, len(normal))
 
 
-def from_trace(count: int, seed: int, keys: Section) -> Lengths:
-    """Pairs of a trace: drawn with replacement, or in file order, from the start again where it ends."""
-    requests = load(keys.text("path"), keys.values.get("format"), keys.values.get("columns")).requests
-    if keys.choice("draw", ("resample", "in-order"), "resample") == "resample":
+def _from_trace(count: int, seed: int, keys: TraceLengths) -> Lengths:
+    requests = load(keys.path, keys.format, keys.columns).requests
+    if keys.draw == "resample":
         rows: Any = stream(seed, "lengths").integers(len(requests), size=count).tolist()
     else:
         rows = [k % len(requests) for k in range(count)]
@@ -128,18 +84,40 @@ def from_trace(count: int, seed: int, keys: Section) -> Lengths:
     return Lengths([request.prompt for request in chosen], [request.output for request in chosen], limits)
 
 
-def from_contest(count: int, seed: int, keys: Section) -> Lengths:
-    """Lengths like the contest's."""
+def _from_contest(count: int, seed: int, keys: ContestLengths) -> Lengths:
     return Lengths(*contest_lengths(count, stream(seed, "lengths")))
 
 
-SIDES: dict[str, Side] = {
-    "fixed": Side(fixed, ("tokens",)),
-    "uniform": Side(uniform, ("low", "high")),
-    "lognormal": Side(lognormal, ("mean", "sd", "median", "sigma")),
-    "quantiles": Side(quantiles, ("at", "tokens")),
+def strata(count: int, chance: np.random.Generator) -> Floats:
+    """Return uniform numbers, one from each of `count` equal parts of 0 to 1, in random order."""
+    return np.asarray((chance.permutation(count) + chance.random(count)) / max(count, 1), np.float64)
+
+
+def contest_lengths(count: int, chance: np.random.Generator) -> tuple[list[int], list[int]]:
+    """Return prompts and outputs like those of the contest: long outputs go with short prompts, as there.
+
+    The contest's set is fixed, so its totals hardly vary from run to run: the draws are stratified.
+    """
+    with CONTEST.open() as file:
+        rows = list(csv.reader(line for line in file if not line.startswith("#")))
+    table = np.array([[float(cell) for cell in row] for row in rows[1:]])
+    at, prompt_at, outputs_at = table[:, 0], table[:, 1], table[:, 2:]
+    place = strata(count, chance)
+    prompts = np.rint(np.interp(place, at, prompt_at)).astype(np.int64)
+    outputs = np.empty(count, np.int64)
+    groups = outputs_at.shape[1]
+    for group in range(groups):
+        members = np.flatnonzero((place * groups).astype(np.int64) == group)
+        drawn = np.interp(strata(len(members), chance), at, outputs_at[:, group])
+        outputs[members] = np.rint(drawn).astype(np.int64)
+    outputs = np.minimum(outputs, CONTEST_TOTAL - prompts)
+    return prompts.tolist(), outputs.tolist()
+
+
+SIDES: dict[str, Callable[[Floats, Any], Floats]] = {  # standard normal numbers -> lengths
+    "fixed": _fixed,
+    "uniform": _uniform,
+    "lognormal": _lognormal,
+    "quantiles": _quantiles,
 }
-PAIRS: dict[str, tuple[Callable[[int, int, Section], Lengths], tuple[str, ...]]] = {
-    "trace": (from_trace, ("path", "format", "columns", "draw")),
-    "contest": (from_contest, ()),
-}
+PAIRS: dict[str, Callable[[int, int, Any], Lengths]] = {"trace": _from_trace, "contest": _from_contest}

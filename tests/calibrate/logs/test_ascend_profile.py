@@ -7,7 +7,8 @@ from pathlib import Path
 import yaml
 from servesim.calibrate.logs.fit import Judged, judge
 from servesim.calibrate.logs.observed_runs import Observed, read_runs
-from servesim.config.scenario import merge, scenario_from
+from servesim.config.overrides import merge
+from servesim.config.scenario import scenario_from
 from servesim.costs.device_profile import load_profile
 from servesim.runs.simulate import simulate
 
