@@ -23,7 +23,8 @@ from servesim.policies import POLICIES
 from servesim.study.experiment import SweepFile
 from servesim.study.search import SearchFile
 from servesim.traces.export import EXPORTS
-from servesim.traces.make.workload import ARRIVAL_KINDS, PAIR_KINDS, SIDE_KINDS
+from servesim.traces.make.arrivals import ARRIVAL_KINDS
+from servesim.traces.make.lengths import PAIR_KINDS, SIDE_KINDS
 from servesim.traces.read.formats import FORMATS
 
 sys.path.insert(0, str(Path(__file__).parent))

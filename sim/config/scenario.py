@@ -20,7 +20,6 @@ from servesim.core import BadInput, Policy
 from servesim.files.checked import complaint, path
 from servesim.files.suggestions import meant
 from servesim.policies import POLICIES
-from servesim.traces.make.workload import Workload, workload_from
 
 from .overrides import Tree
 from .registry import hints_of, make_policy
@@ -101,6 +100,8 @@ class TraceFile(Section):
 
 def checked(workload: Any) -> Any:
     """Check a workload and return it as it was written: results keep it so."""
+    from servesim.traces.make.workload import workload_from
+
     workload_from(workload)
     return workload
 
@@ -109,6 +110,8 @@ class WorkloadSchema:
     """Describes a workload in the JSON schema; to build this takes long, so no run does it."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        from servesim.traces.make.workload import Workload
+
         return handler(TypeAdapter(Workload).core_schema)
 
 

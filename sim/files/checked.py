@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Optional, TypeVar, Union
+from typing import Annotated, Any, ClassVar, Optional, TypeVar, Union, get_args
 
 from pydantic import (
     BaseModel,
@@ -113,10 +113,15 @@ class Keys(BaseModel):
         return described
 
 
-Kind = TypeVar("Kind", bound=Keys)
+KIND = Field(description="which of the kinds this is")
 
 
-def of_kind(given: Any, kinds: Mapping[str, type[Kind]]) -> Kind:
+def kinds_of(*models: type[Keys]) -> dict[str, type[Keys]]:
+    """Return models by the kind that each of them names."""
+    return {get_args(model.model_fields["kind"].annotation)[0]: model for model in models}
+
+
+def of_kind(given: Any, kinds: Mapping[str, type[Keys]]) -> Keys:
     """Return a section as the model that its `kind` names."""
     if not isinstance(given, Mapping):
         raise expected("keys and values")

@@ -11,8 +11,9 @@ import pytest
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
+from servesim.traces.make.arrivals import ARRIVAL_KINDS
+from servesim.traces.make.lengths import PAIR_KINDS, SIDE_KINDS
 from servesim.traces.make.synth import synthesise
-from servesim.traces.make.workload import ARRIVAL_KINDS, PAIR_KINDS, SIDE_KINDS
 
 LENGTHS = {"prompt": 5, "output": [1, 9]}
 

@@ -11,16 +11,14 @@ import math
 from collections.abc import Sequence
 from typing import Optional, Union
 
-import numpy as np
-from numpy.typing import NDArray
 from servesim.core import BadInput
 from servesim.files.read import PathLike, shown
-from servesim.traces.random_streams import stream
 from servesim.traces.read.columns import ours
 from servesim.traces.read.source import Source
 from servesim.traces.read.tokens import BOS, Tokenizer, counter
 from servesim.traces.trace import Columns, Trace, assemble
 
+from .arrivals import contest_arrivals
 from .lengths import contest_lengths
 
 SERVER_DEFAULT = 300  # max_new_tokens where the client names none, as it does for an empty reference answer
@@ -54,15 +52,6 @@ def contest(
     return assemble(columns, f"contest X={X:g} T={T:g} seed={seed}", "contest")
 
 
-def contest_arrivals(count: int, X: float, seed: int, dispatch: float = 0.0) -> NDArray[np.float64]:
-    """Return the moments at which the client starts its threads, the first at 0."""
-    interval = round(1 / X, 2)
-    # numpy's old global generator is what the client draws from; it never seeds it.
-    gaps = np.random.RandomState(seed % 2**32).poisson(interval * 1000, count)[: count - 1]
-    sent = np.concatenate([[0], np.cumsum(gaps)])
-    return np.asarray(sent / 1000 + dispatch * np.arange(count), np.float64)
-
-
 def _number(name: str, value: float, zero: bool = False) -> float:
     if type(value) not in (int, float) or not (0 < value < math.inf or (zero and value == 0)):
         raise BadInput(
@@ -73,7 +62,7 @@ def _number(name: str, value: float, zero: bool = False) -> float:
 
 def _columns(lengths: Optional[Lengths], count: int, seed: int, tokenizer: Optional[Tokenizer]) -> Columns:
     if lengths is None:
-        return Columns(*contest_lengths(count, stream(seed, "lengths")))
+        return contest_lengths(count, seed)
     if isinstance(lengths, Sequence) and not isinstance(lengths, str):
         found = Columns([prompt for prompt, _ in lengths], [output for _, output in lengths])
     else:

@@ -9,11 +9,10 @@ import numpy as np
 from servesim.core import BadInput
 from servesim.traces.edit import merge
 from servesim.traces.random_streams import stream
-from servesim.traces.trace import Columns, Trace, assemble
+from servesim.traces.trace import Trace, assemble
 
-from .arrivals import Arrivals, arrivals
+from .arrivals import Closed
 from .contest import contest
-from .lengths import Lengths, lengths
 from .workload import AnyWorkload, ContestWorkload, Mix, Requests, workload_from
 
 
@@ -35,29 +34,29 @@ def _made(workload: AnyWorkload, seed: int) -> Trace:
 
 
 def _drawn(workload: Requests, seed: int) -> Trace:
-    when = arrivals(workload.arrivals, workload.requests, workload.duration, seed)
-    if not len(when.times):
+    process = workload.arrivals
+    if workload.requests is not None:
+        times = process.times(workload.requests, seed)
+    else:
+        assert workload.duration is not None
+        times = process.within(workload.duration, seed)
+    count = len(times)
+    if not count:
         raise BadInput(f"workload.duration: expected time for at least one request, got {workload.duration:g}")
-    columns = _columns(when, lengths(workload.lengths, len(when.times), seed))
+    columns = workload.lengths.pairs(count, seed)
+    columns.arrival = list(times.tolist())
+    if isinstance(process, Closed):
+        users = min(process.users, count)
+        columns.session = [f"user-{k % users}" for k in range(count)]
+        columns.after = [None if k < users else k - users for k in range(count)]
+        columns.delay = list(process.delays(count, seed).tolist())
+        columns.arrival[users:] = [None] * (count - users)
     if workload.limit is not None:
         columns.output = [min(output, workload.limit) for output in columns.output]
-        columns.limit = [workload.limit] * len(columns.output)
+        columns.limit = [workload.limit] * count
     if workload.priorities is not None:
-        columns.priority = _priorities(workload.priorities, len(when.times), seed)
+        columns.priority = _priorities(workload.priorities, count, seed)
     return assemble(columns, f"workload seed={seed}", "synth")
-
-
-def _columns(when: Arrivals, long: Lengths) -> Columns:
-    columns = Columns(long.prompts, long.outputs, limit=long.limits)
-    columns.arrival = list(when.times.tolist())
-    if when.users is not None and when.pauses is not None:
-        users = int(when.users.max()) + 1
-        count = len(when.times)
-        columns.session = [f"user-{user}" for user in when.users]
-        columns.after = [None if k < users else k - users for k in range(count)]
-        columns.delay = list(when.pauses.tolist())
-        columns.arrival[users:] = [None] * (count - users)
-    return columns
 
 
 def _priorities(parts: Mapping[int, float], count: int, seed: int) -> list[int]:

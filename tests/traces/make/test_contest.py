@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from servesim.core import BadInput
 from servesim.traces.describe import gap_variation
-from servesim.traces.make.contest import contest, contest_arrivals
+from servesim.traces.make.arrivals import contest_arrivals
+from servesim.traces.make.contest import contest
 from servesim.traces.read.load import load
 
 LENGTHS = Path("data") / "contest" / "contest_alpaca5010_lengths.csv.gz"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from servesim.core import BadInput
 from servesim.traces.describe import dispersion, gap_variation
-from servesim.traces.make.arrivals import ARRIVALS
-from servesim.traces.make.lengths import PAIRS, SIDES
+from servesim.traces.make.arrivals import ARRIVAL_KINDS
+from servesim.traces.make.lengths import PAIR_KINDS, SIDE_KINDS
 from servesim.traces.make.synth import synthesise
 from servesim.traces.trace import Trace
 
@@ -40,7 +40,7 @@ def of_kind(kind: str, **changes: Any) -> dict[str, Any]:
 
 
 def test_there_is_an_example_of_every_kind_of_arrival() -> None:
-    assert set(EXAMPLES) == set(ARRIVALS)
+    assert set(EXAMPLES) == set(ARRIVAL_KINDS)
 
 
 @pytest.mark.parametrize("kind", EXAMPLES)
@@ -150,8 +150,8 @@ def test_a_duration_holds_what_arrives_in_it(kind: str) -> None:
 
 
 def test_there_is_an_example_of_every_kind_of_length() -> None:
-    assert set(SIDES) == {"fixed", "uniform", "lognormal", "quantiles"}
-    assert set(PAIRS) == {"trace", "contest"}
+    assert set(SIDE_KINDS) == {"fixed", "uniform", "lognormal", "quantiles"}
+    assert set(PAIR_KINDS) == {"trace", "contest"}
 
 
 def test_uniform_lengths_reach_both_ends_equally_often() -> None:
