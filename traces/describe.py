@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import Any, Optional
 
 import numpy as np
@@ -12,17 +13,8 @@ from servesim.core import Request
 
 from .trace import Trace
 
-QUANTILES = {
-    "min": 0.0,
-    "p10": 0.1,
-    "p25": 0.25,
-    "p50": 0.5,
-    "p75": 0.75,
-    "p90": 0.9,
-    "p95": 0.95,
-    "p99": 0.99,
-    "max": 1.0,
-}
+PERCENTS = (10, 25, 50, 75, 90, 95, 99)
+QUANTILES = {"min": 0.0, **{f"p{percent}": percent / 100 for percent in PERCENTS}, "max": 1.0}
 WINDOWS = (1, 10, 60)  # seconds over which arrivals are counted
 Numbers = NDArray[Any]
 
@@ -106,11 +98,7 @@ def prefixes(requests: Iterable[Request], block: Optional[int]) -> Optional[dict
     for request in requests:
         total += request.prompt
         ids += len(request.prefix)
-        leading = 0
-        for id in request.prefix:
-            if id not in seen:
-                break
-            leading += 1
+        leading = sum(1 for _ in takewhile(seen.__contains__, request.prefix))
         shared += leading
         tokens += min(leading * (block or 0), request.prompt)
         seen.update(request.prefix)
@@ -141,10 +129,8 @@ def described(figures: dict[str, Any]) -> str:
 
 
 def _pairs(figures: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    yield (
-        "requests",
-        f"{figures['requests']}" + (f" ({figures['chained']} wait for another's end)" if figures["chained"] else ""),
-    )
+    chained = f" ({figures['chained']} wait for another's end)" if figures["chained"] else ""
+    yield "requests", f"{figures['requests']}{chained}"
     for why, count in figures["dropped"].items():
         yield "left out", f"{count}: {why}"
     if figures["span_s"] is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Optional
@@ -37,7 +38,7 @@ def scale(trace: Trace, rate: float = 1.0, prompt: float = 1.0, output: float = 
 
 
 def at_rate(trace: Trace, rate: float) -> Trace:
-    """Return the trace stretched or squeezed to so many requests a second on average."""
+    """Return the trace stretched or squeezed to `rate` requests a second on average."""
     _positive("rate", rate)
     if trace.span <= 0:
         raise BadInput(f"{trace.source}: cannot be brought to {rate:g} requests/s: all of them arrive at once")
@@ -59,11 +60,11 @@ def cut(trace: Trace, start: float = 0.0, end: float = math.inf) -> Trace:
     return replace(trace, requests=requests)
 
 
-LOOSE: dict[str, Any] = {"after": None, "delay": 0.0}  # waits for nobody
+LOOSE: dict[str, Any] = {"after": None, "delay": 0.0}  # waits for no other request
 
 
 def repeat(trace: Trace, times: int) -> Trace:
-    """Return the trace so many times in a row, one mean gap between copies; sessions are new, hash ids the same."""
+    """Return the trace `times` times in a row, one mean gap between copies; sessions are new, hash ids the same."""
     if times < 1:
         raise BadInput(f"repeat: expected at least 1, got {times}")
     gap = trace.span / (len(trace) - 1) if len(trace) > 1 else 0.0
@@ -86,18 +87,18 @@ def merge(traces: Sequence[Trace], source: Optional[str] = None) -> Trace:
             requests.append(moved)
         offset += top + 1
     requests.sort(key=lambda request: request.arrival)
-    dropped: dict[str, int] = {}
+    dropped: Counter[str] = Counter()
     for trace in traces:
-        for why, count in trace.dropped.items():
-            dropped[why] = dropped.get(why, 0) + count
+        dropped.update(trace.dropped)
     notes = list(dict.fromkeys(note for trace in traces for note in trace.notes))
     name = source or " + ".join(trace.source for trace in traces)
     timed = all(trace.timed for trace in traces)
-    return Trace(_renumbered(requests), name, traces[0].format, dropped, notes, timed, blocks.pop() if blocks else None)
+    block = blocks.pop() if blocks else None
+    return Trace(_renumbered(requests), name, traces[0].format, dict(dropped), notes, timed, block)
 
 
 def jitter(trace: Trace, seconds: float, seed: int = 0) -> Trace:
-    """Return the trace with each arrival up to so many seconds later: stamps that were rounded down are spread."""
+    """Return the trace with each arrival up to `seconds` later: stamps that were rounded down are spread."""
     _positive("jitter", seconds)
     later = (stream(seed, "jitter").random(len(trace)) * seconds).tolist()
     moved: dict[Any, float] = {}

@@ -1,4 +1,4 @@
-"""Write a trace down: our CSV or JSONL, Mooncake JSONL, vLLM timed_trace. What a format cannot hold is said aloud."""
+"""Write a trace down: our CSV or JSONL, Mooncake JSONL, vLLM timed_trace. A note says what a format cannot hold."""
 
 from __future__ import annotations
 
@@ -19,6 +19,14 @@ class Export(NamedTuple):
 
     about: str
     write: Callable[[Trace, list[str]], str]  # trace, notes to add to -> text
+
+
+OURS = {  # column of our own format -> field of a request
+    "arrival_s": "arrival", "prompt_tokens": "prompt", "output_tokens": "output", "id": "id", "limit_tokens": "limit",
+    "priority": "priority", "session_id": "session", "hash_ids": "prefix", "after": "after", "delay_s": "delay",
+    "fail_at": "fails",
+}  # fmt: skip
+UNUSUAL = ("priority", "session_id", "hash_ids", "delay_s", "fail_at")  # left out where nothing is in them
 
 
 def export(trace: Trace, path: PathLike, format: str = "servesim") -> list[str]:
@@ -63,29 +71,17 @@ def _ours_lines(trace: Trace, notes: list[str]) -> str:
 def _columns(trace: Trace) -> dict[str, list[Any]]:
     """Return the columns of our own format; those in which no request says anything are left out."""
     requests = trace.requests
-    columns: dict[str, list[Any]] = {
-        "arrival_s": [request.arrival for request in requests] if trace.timed else [],
-        "prompt_tokens": [request.prompt for request in requests],
-        "output_tokens": [request.output for request in requests],
-        "id": [request.id for request in requests],
-        "limit_tokens": [request.limit for request in requests],
-        "priority": [request.priority for request in requests],
-        "session_id": [request.session for request in requests],
-        "hash_ids": [request.prefix for request in requests],
-        "after": [request.after for request in requests],
-        "delay_s": [request.delay for request in requests],
-        "fail_at": [request.fails for request in requests],
-    }
-    silent = {
-        "arrival_s": not trace.timed,
-        "id": columns["id"] == list(range(len(requests))),
-        "limit_tokens": columns["limit_tokens"] == columns["output_tokens"],
-        "after": all(after is None for after in columns["after"]),
-    }
-    silent.update(
-        (name, not any(columns[name])) for name in ("priority", "session_id", "hash_ids", "delay_s", "fail_at")
-    )
-    return {name: values for name, values in columns.items() if not silent.get(name, False)}
+    columns = {column: [getattr(request, name) for request in requests] for column, name in OURS.items()}
+    silent = {column for column in UNUSUAL if not any(columns[column])}
+    if not trace.timed:
+        silent.add("arrival_s")
+    if columns["id"] == list(range(len(requests))):
+        silent.add("id")
+    if columns["limit_tokens"] == columns["output_tokens"]:
+        silent.add("limit_tokens")
+    if all(after is None for after in columns["after"]):
+        silent.add("after")
+    return {column: values for column, values in columns.items() if column not in silent}
 
 
 def _mooncake(trace: Trace, notes: list[str]) -> str:
@@ -94,10 +90,7 @@ def _mooncake(trace: Trace, notes: list[str]) -> str:
     last: dict[str, Any] = {}  # session -> id of its latest request
     for request in trace.requests:
         row: dict[str, Any] = {}
-        follows = (
-            request.after is not None and request.session is not None and last.get(request.session) == request.after
-        )
-        if follows:
+        if request.after is not None and request.session is not None and last.get(request.session) == request.after:
             row["delay"] = _short(request.delay * 1000)
         else:
             row["timestamp"] = round(request.arrival * 1000)
@@ -136,14 +129,8 @@ def _timed_trace(trace: Trace, notes: list[str]) -> str:
         ids = [*request.prefix, *range(unused, unused + missing)]
         unused += max(missing, 0)
         made += missing > 0
-        rows.append(
-            {
-                "timestamp": float(request.arrival),
-                "input_length": request.prompt,
-                "output_length": request.output,
-                "hash_ids": ids,
-            }
-        )
+        lengths = {"input_length": request.prompt, "output_length": request.output}
+        rows.append({"timestamp": float(request.arrival), **lengths, "hash_ids": ids})
     if made:
         notes.append(f"hash ids made up for {made} requests: without them vLLM would send empty prompts")
     notes.append(f"replay with --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size {block}")

@@ -40,7 +40,6 @@ def picture(trace: Trace, path: PathLike) -> None:
 def _arrivals(axes: Any, trace: Trace, figures: dict[str, Any]) -> None:
     """Draw requests a second over time."""
     free = np.array([request.arrival for request in trace.requests if request.after is None])
-    _plain(axes)
     unit, name = next((u, n) for u, n, least in TIMES if figures["span_s"] >= least)
     edges = np.linspace(free[0], free[-1], min(BINS, max(2, len(free) // 5)) + 1)
     width = edges[1] - edges[0]
@@ -49,11 +48,10 @@ def _arrivals(axes: Any, trace: Trace, figures: dict[str, Any]) -> None:
     axes.axhline(figures["rate"], color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
     axes.set_xlim(edges[0] / unit, edges[-1] / unit)
     axes.set_ylim(0, max(rates.max() * 1.12, 1e-9))
-    axes.set_xlabel(f"time ({name})", color=INK)
-    axes.set_ylabel("requests/s", color=INK)
     spread = ", ".join(f"{v:.3g} at {w} s" for w, v in figures["dispersion"].items() if v is not None)
     title = f"arrivals: {figures['rate']:.4g}/s on average, CV of gaps {figures['gap_cv'] or 0:.3g}"
-    axes.set_title(title + (f", dispersion {spread}" if spread else ""), loc="left", color=INK, fontsize=10)
+    title += f", dispersion {spread}" if spread else ""
+    _plain(axes, f"time ({name})", "requests/s", title)
 
 
 TIMES = ((86400.0, "days", 4 * 86400.0), (3600.0, "hours", 4 * 3600.0), (60.0, "minutes", 600.0), (1.0, "s", 0.0))
@@ -61,7 +59,6 @@ TIMES = ((86400.0, "days", 4 * 86400.0), (3600.0, "hours", 4 * 3600.0), (60.0, "
 
 def _lengths(axes: Any, lengths: Any, name: str, colour: str, figures: dict[str, float]) -> None:
     """Draw a histogram, on a logarithmic scale where lengths differ by more than a factor of thirty."""
-    _plain(axes)
     low, high = int(lengths.min()), int(lengths.max())
     if high > 30 * low:
         edges = np.unique(np.rint(np.geomspace(low, high + 1, 31))) - 0.5
@@ -76,15 +73,15 @@ def _lengths(axes: Any, lengths: Any, name: str, colour: str, figures: dict[str,
     for key, style in (("p50", "-"), ("p99", ":")):
         axes.axvline(figures[key], color=INK, linewidth=1.0, linestyle=style)
         axes.text(figures[key], top * 0.985, f" {key}", color=INK, fontsize=8, va="top", ha="left")
-    axes.set_xlabel(f"{name} tokens", color=INK)
-    axes.set_ylabel("% of requests", color=INK)
     title = f"{name}: mean {_count(figures['mean'])}, p50 {_count(figures['p50'])}, p99 {_count(figures['p99'])}"
-    axes.set_title(title, loc="left", color=INK, fontsize=10)
+    _plain(axes, f"{name} tokens", "% of requests", title)
 
 
 def _together(axes: Any, trace: Trace, figures: dict[str, Any]) -> None:
     """Draw outputs over prompts, darker where many are."""
-    _plain(axes)
+    related = figures["correlation"]
+    title = "no correlation" if related is None else f"correlation {related:.2f}"
+    _plain(axes, "prompt tokens", "output tokens", title)
     prompts, outputs = trace.prompts, trace.outputs
     kinds: dict[str, str] = {}
     for side, lengths in (("x", prompts), ("y", outputs)):
@@ -97,12 +94,6 @@ def _together(axes: Any, trace: Trace, figures: dict[str, Any]) -> None:
     for side, axis in (("x", axes.xaxis), ("y", axes.yaxis)):
         if kinds[f"{side}scale"] == "log":
             axis.set_major_formatter(_thousands)
-    axes.set_xlabel("prompt tokens", color=INK)
-    axes.set_ylabel("output tokens", color=INK)
-    related = figures["correlation"]
-    axes.set_title(
-        "no correlation" if related is None else f"correlation {related:.2f}", loc="left", color=INK, fontsize=10
-    )
 
 
 def _shades() -> Any:
@@ -122,8 +113,11 @@ def _thousands(value: float, place: Any) -> str:
     return f"{value:,.0f}" if value >= 1 else f"{value:g}"
 
 
-def _plain(axes: Any) -> None:
-    """Take away what a picture does not need."""
+def _plain(axes: Any, x: str, y: str, title: str) -> None:
+    """Name the axes and take away what a picture does not need."""
+    axes.set_xlabel(x, color=INK)
+    axes.set_ylabel(y, color=INK)
+    axes.set_title(title, loc="left", color=INK, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(FAINT)
     axes.tick_params(colors=INK, labelsize=8.5)

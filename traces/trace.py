@@ -53,7 +53,7 @@ class Trace:
         return np.fromiter((request.output for request in self.requests), np.int64, len(self.requests))
 
     def remarks(self) -> list[str]:
-        """Return one line for everything the user should be told aloud."""
+        """Return one line for all that the user should know."""
         total = len(self.requests) + sum(self.dropped.values())
         counts = [f"{self.source}: {n} of {total} rows left out: {why}" for why, n in sorted(self.dropped.items())]
         return counts + [f"{self.source}: {note}" for note in self.notes]
@@ -94,13 +94,7 @@ class Columns:
         self.numbers = self.numbers or range(1, len(self.prompt) + 1)
 
 
-def assemble(
-    columns: Columns,
-    source: str,
-    format: str,
-    order: str = "sort",
-    shift: bool = False,
-) -> Trace:
+def assemble(columns: Columns, source: str, format: str, order: str = "sort", shift: bool = False) -> Trace:
     """Return the trace of what a reader found: unusable rows dropped, arrivals in order, ids unique.
 
     `order` is what to do with rows out of order: sort or refuse. `shift` makes the first arrival 0,
@@ -165,22 +159,12 @@ def _requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> lis
     if shift or first > CALENDAR:
         arrivals = [arrival - first for arrival in arrivals]
     nothing = [None] * rows
-    return list(
-        map(
-            Request,
-            ids,
-            arrivals,
-            columns.prompt,
-            columns.output,
-            columns.limit or nothing,
-            columns.priority or [0] * rows,
-            columns.session or nothing,
-            columns.prefix or [()] * rows,
-            columns.after or nothing,
-            columns.delay or [0.0] * rows,
-            columns.fails or nothing,
-        )
-    )
+    fields = (
+        ids, arrivals, columns.prompt, columns.output, columns.limit or nothing, columns.priority or [0] * rows,
+        columns.session or nothing, columns.prefix or [()] * rows, columns.after or nothing,
+        columns.delay or [0.0] * rows, columns.fails or nothing,
+    )  # fmt: skip
+    return list(map(Request, *fields))
 
 
 def _arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
@@ -202,7 +186,7 @@ def _arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
 
 
 def _without(requests: list[Request], unusable: dict[int, str]) -> list[Request]:
-    """Return the others; who waited for a dropped one waits for whom that one waited for, delays added."""
+    """Return the others; one that waited for a dropped request waits for what that one waited for, delays added."""
     gone = {requests[i].id: requests[i] for i in unusable}
     kept = [request for i, request in enumerate(requests) if i not in unusable]
     for request in kept:

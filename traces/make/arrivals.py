@@ -14,7 +14,7 @@ from servesim.files.checked import KIND, AtLeast0, Finite, Keys, Maybe, Numbers,
 from servesim.traces.random_streams import stream
 
 Times = NDArray[np.float64]
-MOST = 20_000_000  # requests that a duration may come to: more is a slip of the pen
+MOST = 20_000_000  # requests that a duration may come to: more is a mistake
 Rate = Annotated[Positive, Field(description="requests a second, on average")]
 Asked = Annotated[Positive, Field(description="requests a second that the contest's client is asked for")]
 Dispatch = Annotated[AtLeast0, Field(description="seconds by which each gap is longer than drawn")]

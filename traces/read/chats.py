@@ -8,7 +8,7 @@ from servesim.files.read import shown
 from servesim.traces.trace import Columns
 
 from .columns import date
-from .nested import Row, Rows, rows_of
+from .nested import Found, Row, gathered, rows_of
 from .source import Source
 
 VLLM_OUTPUT = 256  # what `vllm bench serve` asks for where a custom data set names no length
@@ -17,38 +17,39 @@ MOONCAKE_BLOCK = 512
 
 def sharegpt(source: Source) -> Columns:
     """The first two turns of each conversation: what was asked and what was answered."""
-    rows = Rows(source)
+    found = []
     for row in rows_of(source):
         turns = row.values.get("conversations")
         if type(turns) is not list:
             raise row.bad("conversations", "a list of turns")
         if len(turns) < 2:
-            rows.add(row, 0, 0, unusable="fewer than two turns")
+            found.append(Found(row, 0, 0, unusable="fewer than two turns"))
             continue
         asked, answered = row.rows("conversations")[:2]
-        rows.add(row, asked.text_tokens("value"), answered.text_tokens("value"))
-    return rows.columns(text=True)
+        found.append(Found(row, asked.text_tokens("value"), answered.text_tokens("value")))
+    return gathered(source, found, text=True)
 
 
 def custom(source: Source) -> Columns:
     """A prompt a line, with the output tokens to ask for."""
-    rows, unknown = Rows(source), 0
+    found, unknown = [], 0
     for row in rows_of(source):
         known = row.has("output_tokens")
         unknown += not known
-        rows.add(row, row.text_tokens("prompt"), row.tokens("output_tokens") if known else VLLM_OUTPUT)
+        found.append(Found(row, row.text_tokens("prompt"), row.tokens("output_tokens") if known else VLLM_OUTPUT))
     notes = [f"{unknown} rows name no output_tokens: {VLLM_OUTPUT} taken, as vLLM does"] if unknown else []
-    return rows.columns(notes=notes, text=True)
+    return gathered(source, found, notes=notes, text=True)
 
 
 def evalscope(source: Source) -> Columns:
     """A request body a line with the moment it was sent, in seconds or as a date."""
-    rows, unit = Rows(source), source.seconds(1.0)
+    found: list[Found] = []
+    unit = source.seconds(1.0)
     for row in rows_of(source):
         prompt, limit = row.row("body").body()
         output = row.tokens("completion_tokens") if row.has("completion_tokens") else limit
-        rows.add(row, prompt, output, _moment(row, unit), limit)
-    return rows.columns(text=True)
+        found.append(Found(row, prompt, output, _moment(row, unit), limit or None))
+    return gathered(source, found, text=True)
 
 
 def _moment(row: Row, unit: float) -> float:
@@ -64,7 +65,8 @@ def _moment(row: Row, unit: float) -> float:
 
 def aiperf(source: Source) -> Columns:
     """Mooncake rows in their extended form, and aiperf's own: sessions whose next turn follows the last by a delay."""
-    rows, unit = Rows(source), source.seconds(1e-3)
+    found: list[Found] = []
+    unit = source.seconds(1e-3)
     last: dict[Optional[str], int] = {}  # session -> its latest request
     context: dict[Optional[str], int] = {}  # session -> tokens of what was said so far
     for row in rows_of(source):
@@ -73,15 +75,16 @@ def aiperf(source: Source) -> Columns:
             # A conversation in one row: each turn is sent with all that was said before.
             session = session if session is not None else f"row-{row.number}"
             for turn in row.rows("turns"):
-                _turn(rows, turn, session, last, context, unit, grows=True)
+                _turn(found, turn, session, last, context, unit, grows=True)
         else:
-            _turn(rows, row, session, last, context, unit, grows=row.values.get("message_mode") == "delta")
+            _turn(found, row, session, last, context, unit, grows=row.values.get("message_mode") == "delta")
     text = not all("input_length" in record for record in source.records)
-    return rows.columns(block=MOONCAKE_BLOCK if any(rows.prefix) else None, text=text)
+    block = MOONCAKE_BLOCK if any(request.prefix for request in found) else None
+    return gathered(source, found, block, text=text)
 
 
 def _turn(
-    rows: Rows,
+    found: list[Found],
     row: Row,
     session: Optional[str],
     last: dict[Optional[str], int],
@@ -97,19 +100,11 @@ def _turn(
     delay = next((row.seconds(key, unit) for key in ("delay", "delay_ms") if row.has(key)), 0.0)
     after = last.get(session) if session is not None and arrival is None else None
     priority = row.row("extra").values.get("priority", 0) if row.has("extra") else row.values.get("priority", 0)
-    id = rows.add(
-        row,
-        prompt,
-        output,
-        arrival,
-        priority=priority if type(priority) is int else 0,
-        session=session,
-        prefix=row.ids("hash_ids"),
-        after=after,
-        delay=delay if after is not None else 0.0,
-    )
+    priority = priority if type(priority) is int else 0
+    delay = delay if after is not None else 0.0
+    found.append(Found(row, prompt, output, arrival, None, priority, session, row.ids("hash_ids"), after, delay))
     if session is not None:
-        last[session] = id
+        last[session] = len(found) - 1
 
 
 def _aiperf_lengths(row: Row) -> tuple[int, Optional[int]]:
@@ -130,30 +125,27 @@ def _aiperf_lengths(row: Row) -> tuple[int, Optional[int]]:
 
 def llmservingsim(source: Source) -> Columns:
     """Single requests, and sessions whose next call follows the last by the time its tool takes."""
-    rows, unit = Rows(source), source.seconds(1e-9)
+    found: list[Found] = []
+    unit = source.seconds(1e-9)
     for row in rows_of(source):
         arrival, session = row.seconds("arrival_time_ns", unit), row.name("session_id")
         if not row.has("sub_requests"):
-            rows.add(row, row.tokens("input_toks"), row.tokens("output_toks"), arrival, session=session)
+            found.append(Found(row, row.tokens("input_toks"), row.tokens("output_toks"), arrival, session=session))
             continue
         after, tool = None, 0.0
         for call in row.rows("sub_requests"):
-            after = rows.add(
-                call,
-                call.tokens("input_toks"),
-                call.tokens("output_toks"),
-                arrival if after is None else None,
-                session=session,
-                after=after,
-                delay=tool,
-            )
+            prompt, output = call.tokens("input_toks"), call.tokens("output_toks")
+            start = arrival if after is None else None
+            found.append(Found(call, prompt, output, start, session=session, after=after, delay=tool))
+            after = len(found) - 1
             tool = call.seconds("tool_duration_ns", unit) if call.has("tool_duration_ns") else 0.0
-    return rows.columns()
+    return gathered(source, found)
 
 
 def dynamo(source: Source) -> Columns:
     """Dynamo's request trace: what a front end wrote down when a request ended; its tool events are passed over."""
-    rows, unit = Rows(source), source.seconds(1e-3)
+    found: list[Found] = []
+    unit = source.seconds(1e-3)
     blocks: set[Any] = set()
     others = 0
     for record in rows_of(source):
@@ -170,8 +162,9 @@ def dynamo(source: Source) -> Columns:
         output = request.tokens("output_tokens") if request.has("output_tokens") else None
         context = event.row("agent_context") if event.has("agent_context") else None
         session = None if context is None else context.name("session_id")
-        rows.add(record, prompt, output, request.seconds("request_received_ms", unit), session=session, prefix=prefix)
+        arrival = request.seconds("request_received_ms", unit)
+        found.append(Found(record, prompt, output, arrival, session=session, prefix=prefix))
     if len(blocks) > 1:
         raise record.bad("trace_block_size", f"one size in the whole file, not {shown(sorted(blocks))}")
     notes = [f"{others} events are not the end of a request"] if others else []
-    return rows.columns(block=blocks.pop() if blocks else None, notes=notes)
+    return gathered(source, found, block=blocks.pop() if blocks else None, notes=notes)

@@ -64,12 +64,12 @@ def flat(source: Source, fields: Mapping[str, Names], unit: float = 1.0, block: 
     columns = Columns(table.tokens(at["prompt"]), table.tokens(at["output"]), numbers=table.numbers, block=block)
     if "arrival" in at:
         columns.arrival = arrivals(table, at["arrival"], unit, "after" in at)
+    integral = True
     if "id" in at:
         columns.id, integral = identities(table, at["id"])
-    else:
-        integral = True
     if "after" in at:
-        columns.after = table.optional(at["after"], lambda part, column: _references(part, column, integral))
+        after = Table.integers if integral else lambda part, column: list(part.columns[column])
+        columns.after = table.optional(at["after"], after)
         columns.delay = [0.0] * len(table)
     if "delay" in at:
         columns.delay = [v or 0.0 for v in table.optional(at["delay"], lambda part, name: part.seconds(name, unit))]
@@ -134,12 +134,6 @@ def _numeric(values: Sequence[str]) -> bool:
         return all(str(int(value)) == value for value in values)
     except ValueError:
         return False
-
-
-def _references(table: Table, column: str, integral: bool) -> list[Any]:
-    if integral:
-        return table.integers(column)
-    return list(table.columns[column])
 
 
 STAMP = re.compile(r"(?:19|20)\d\d-\d\d-\d\d(?:[ T]\d\d:\d\d(?::\d\d(?:\.\d{1,9})?)?)?(Z|[+-]\d\d:?\d\d)?")

@@ -93,15 +93,8 @@ MOONCAKE: Mapping[str, Names] = {
 
 
 def _burstgpt(source: Source) -> Columns:
-    columns = flat(
-        source,
-        {
-            "arrival": "Timestamp",
-            "prompt": "Request tokens",
-            "output": "Response tokens",
-            "session": "Session ID",
-        },
-    )
+    fields = {"arrival": "Timestamp", "prompt": "Request tokens", "output": "Response tokens", "session": "Session ID"}
+    columns = flat(source, fields)
     columns.unusable.update((i, "failed: no response tokens") for i, n in enumerate(columns.output) if n == 0)
     return columns
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
 from servesim.files.read import shown
@@ -69,13 +69,6 @@ class Row:
         per = round(1 / unit)
         return value / per if per * unit == 1.0 else value * unit
 
-    def text(self, key: str) -> str:
-        """Return a text."""
-        value = self.values.get(key)
-        if type(value) is not str:
-            raise self.bad(key, "a text")
-        return value
-
     def name(self, key: str) -> Optional[str]:
         """Return a name, or None if there is none; a whole number will do."""
         value = self.values.get(key)
@@ -123,76 +116,47 @@ def _text(part: Any) -> str:
     return part if type(part) is str else ""
 
 
-class Rows:
-    """Requests found so far."""
+class Found(NamedTuple):
+    """One request as a reader found it; its id is its place among all."""
 
-    def __init__(self, source: Source) -> None:
-        source.fixed()
-        self.source = source
-        self.prompt: list[int] = []
-        self.output: list[int] = []
-        self.arrival: list[Optional[float]] = []
-        self.limit: list[Optional[int]] = []
-        self.priority: list[int] = []
-        self.session: list[Optional[str]] = []
-        self.prefix: list[Sequence[int]] = []
-        self.after: list[Optional[int]] = []
-        self.delay: list[float] = []
-        self.numbers: list[int] = []
-        self.unusable: dict[int, str] = {}
+    row: Row
+    prompt: int
+    output: Optional[int]
+    arrival: Optional[float] = None
+    limit: Optional[int] = None
+    priority: int = 0
+    session: Optional[str] = None
+    prefix: Sequence[int] = ()
+    after: Optional[int] = None
+    delay: float = 0.0
+    unusable: Optional[str] = None
 
-    def add(
-        self,
-        row: Row,
-        prompt: int,
-        output: Optional[int],
-        arrival: Optional[float] = None,
-        limit: Optional[int] = None,
-        priority: int = 0,
-        session: Optional[str] = None,
-        prefix: Sequence[int] = (),
-        after: Optional[int] = None,
-        delay: float = 0.0,
-        unusable: Optional[str] = None,
-    ) -> int:
-        """Take one request down and return its id."""
-        index = len(self.prompt)
-        if output is None and unusable is None:
-            unusable = NO_LENGTH
-        if unusable is not None:
-            self.unusable[index] = unusable
-        self.prompt.append(prompt)
-        self.output.append(output if output is not None else 0)
-        self.arrival.append(arrival)
-        self.limit.append(limit or None)
-        self.priority.append(priority)
-        self.session.append(session)
-        self.prefix.append(prefix)
-        self.after.append(after)
-        self.delay.append(delay)
-        self.numbers.append(row.number)
-        return index
 
-    def columns(self, block: Optional[int] = None, notes: Sequence[str] = (), text: bool = False) -> Columns:
-        """Return everything found; `text` says that lengths were counted in it."""
-        estimated = [ESTIMATED] if text and self.source.count is estimate else []
-        return Columns(
-            self.prompt,
-            self.output,
-            arrival=self.arrival if any(arrival is not None for arrival in self.arrival) else None,
-            limit=self.limit if any(self.limit) else None,
-            priority=self.priority if any(self.priority) else None,
-            session=self.session if any(self.session) else None,
-            prefix=self.prefix if any(self.prefix) else None,
-            after=self.after if any(after is not None for after in self.after) else None,
-            delay=self.delay,
-            unusable=self.unusable,
-            numbers=self.numbers,
-            block=block,
-            notes=[*notes, *estimated],
-        )
+def gathered(
+    source: Source, found: list[Found], block: Optional[int] = None, notes: Sequence[str] = (), text: bool = False
+) -> Columns:
+    """Return the requests found as columns; `text` says that lengths were counted in it."""
+    estimated = [ESTIMATED] if text and source.count is estimate else []
+    columns = Columns(
+        [request.prompt for request in found],
+        [request.output or 0 for request in found],
+        delay=[request.delay for request in found],
+        numbers=[request.row.number for request in found],
+        block=block,
+        notes=[*notes, *estimated],
+    )
+    for name in ("arrival", "limit", "priority", "session", "prefix", "after"):
+        values = [getattr(request, name) for request in found]
+        zero_counts = name in ("arrival", "after")
+        if any(value is not None if zero_counts else value for value in values):
+            setattr(columns, name, values)
+    for i, request in enumerate(found):
+        if request.unusable is not None or request.output is None:
+            columns.unusable[i] = request.unusable or NO_LENGTH
+    return columns
 
 
 def rows_of(source: Source) -> list[Row]:
     """Return every object of a JSON file."""
+    source.fixed()
     return [Row(source, number, record) for number, record in zip(source.numbers, source.records)]

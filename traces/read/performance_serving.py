@@ -16,7 +16,7 @@ from servesim.core import BadInput
 from servesim.files.read import shown
 from servesim.traces.trace import Columns
 
-from .nested import Row, Rows, rows_of
+from .nested import Found, Row, gathered, rows_of
 from .source import Source
 from .tokens import BOS
 
@@ -39,10 +39,12 @@ class Answer(NamedTuple):
 
 def result(source: Source) -> Columns:
     """A result file: prompts and answers in order of completion, no times of sending."""
-    rows = Rows(source)
-    for row in rows_of(source):
-        rows.add(row, BOS + row.text_tokens("input"), row.text_tokens("resp_text"))
-    return rows.columns(text=True)
+    found = [Found(row, *_lengths(row)) for row in rows_of(source)]
+    return gathered(source, found, text=True)
+
+
+def _lengths(row: Row) -> tuple[int, int]:
+    return BOS + row.text_tokens("input"), row.text_tokens("resp_text")
 
 
 def log(source: Source) -> Columns:
@@ -50,15 +52,13 @@ def log(source: Source) -> Columns:
     sent, answers = read(source)
     if not sent:
         raise BadInput(f"{source.name}: row 1: no line says when a request was sent")
-    rows = Rows(source)
+    source.fixed()
     answers.sort(key=lambda answer: answer.sent)
     arrivals = matched([answer.sent for answer in answers], sent)
-    for answer, arrival in zip(answers, arrivals):
-        row = answer.row
-        rows.add(row, BOS + row.text_tokens("input"), row.text_tokens("resp_text"), arrival - sent[0])
+    found = [Found(answer.row, *_lengths(answer.row), arrival - sent[0]) for answer, arrival in zip(answers, arrivals)]
     lost = len(sent) - len(answers)
     notes = [f"{lost} of {len(sent)} requests sent have no answer in the log: left out"] if lost > 0 else []
-    return rows.columns(notes=notes, text=True)
+    return gathered(source, found, notes=notes, text=True)
 
 
 def read(source: Source) -> tuple[list[float], list[Answer]]:

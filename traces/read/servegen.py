@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -21,10 +20,11 @@ from servesim.files.read import PathLike, parse_json, read_text, shown
 from servesim.traces.random_streams import stream
 from servesim.traces.trace import Columns
 
-from .table import MOST_TOKENS, Table, csv_table
+from .table import MOST_TOKENS, csv_table
 
 CHUNK = re.compile(r"(.*chunk-\d+-)(trace\.csv|dataset\.json)(\.gz)?")
 HEADER = ("start", "rate", "cv", "pattern", "shape", "scale")
+GAPS = ("Gamma", "Weibull")
 FIRST = re.compile(r"\d+,[-+.\deE]+,[-+.\deE]+,(Gamma|Weibull)?,[-+.\deE]+,[-+.\deE]+\s*$", re.MULTILINE)
 USUAL = 600.0  # seconds of a window, for the last one of a file
 MOST = 5_000_000  # requests to sample at most
@@ -99,10 +99,8 @@ def _client(stem: Path, suffix: str) -> Client:
 
 
 def _windows(path: Path) -> list[Window]:
-    text = read_text(path)
-    table = csv_table(str(path), text, HEADER)
-    starts, rates = table.seconds("start"), table.seconds("rate")
-    shapes = table.seconds("shape")
+    table = csv_table(str(path), read_text(path), HEADER)
+    starts, rates, shapes = table.seconds("start"), table.seconds("rate"), table.seconds("shape")
     patterns = table.columns["pattern"]
     windows = []
     for i, start in enumerate(starts):
@@ -111,16 +109,12 @@ def _windows(path: Path) -> list[Window]:
             raise table.bad(i + 1, "start", f"more than {start:g}")
         if patterns[i] == "" or rates[i] == 0:
             continue
-        _check(table, i, patterns[i], shapes[i])
+        if patterns[i] not in GAPS:
+            raise table.bad(i, "pattern", f"one of {', '.join(GAPS)}")
+        if not 1e-3 <= shapes[i] <= 1e6:
+            raise table.bad(i, "shape", "a number from 0.001 to 1e6")
         windows.append(Window(start, end, rates[i], patterns[i], shapes[i]))
     return windows
-
-
-def _check(table: Table, index: int, pattern: str, shape: float) -> None:
-    if pattern not in GAPS:
-        raise table.bad(index, "pattern", f"one of {', '.join(GAPS)}")
-    if not 1e-3 <= shape <= 1e6:
-        raise table.bad(index, "shape", "a number from 0.001 to 1e6")
 
 
 def _lengths(path: Path) -> list[tuple[float, Any, Any]]:
@@ -161,17 +155,6 @@ def _distribution(path: Path, time: str, key: str, fields: dict[str, Any]) -> Op
     return np.array(list(parts), np.float64), total / total[-1]
 
 
-def _gamma(chance: np.random.Generator, shape: float, count: int) -> Floats:
-    return chance.gamma(shape, 1.0, count)
-
-
-def _weibull(chance: np.random.Generator, shape: float, count: int) -> Floats:
-    return chance.weibull(shape, count)
-
-
-GAPS: dict[str, Callable[[np.random.Generator, float, int], Floats]] = {"Gamma": _gamma, "Weibull": _weibull}
-
-
 def _sample(client: Client, seed: int, start: float, end: float, columns: Columns) -> None:
     """Add the requests of one client."""
     assert columns.arrival is not None
@@ -201,7 +184,10 @@ def _times(window: Window, chance: np.random.Generator) -> Floats:
     count = int(window.rate * span + chance.random())
     if not count:
         return np.empty(0)
-    gaps = GAPS[window.pattern](chance, window.shape, count + 1)
+    if window.pattern == "Gamma":
+        gaps = chance.gamma(window.shape, 1.0, count + 1)
+    else:
+        gaps = chance.weibull(window.shape, count + 1)
     total = float(gaps.sum())
     if not 0 < total < math.inf:
         gaps, total = np.ones(count + 1), count + 1.0

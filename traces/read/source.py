@@ -6,6 +6,8 @@ import csv
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from decimal import Decimal
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
@@ -13,7 +15,6 @@ from typing import Any, Optional
 from servesim.core import BadInput
 from servesim.files.read import PathLike, read_text
 
-from .parquet import is_parquet, parquet_rows
 from .table import Table, csv_table, json_rows, json_table
 
 OBJECTS = ("json", "parquet")  # kinds whose rows are objects with values of types of their own
@@ -99,3 +100,34 @@ class Source:
         """Refuse to rename columns, for formats that have none."""
         if self.columns:
             raise BadInput(f"{self.name}: this format has no columns to rename")
+
+
+def is_parquet(path: Path) -> bool:
+    """Return whether a file begins as Parquet does."""
+    try:
+        with path.open("rb") as file:
+            return file.read(4) == b"PAR1"
+    except (OSError, ValueError):
+        return False  # reading it as text says what is wrong
+
+
+def parquet_rows(path: Path) -> tuple[list[dict[str, Any]], Sequence[int]]:
+    """Return the rows of a Parquet file as objects, and their numbers."""
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        records = ParquetFile(path).read().to_pylist()
+    except (ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:80]
+        raise BadInput(f"{path}: row 1: damaged Parquet file: {reason}") from None
+    if not records:
+        raise BadInput(f"{path}: row 1: no rows")
+    return [{key: plain(value) for key, value in record.items()} for record in records], range(1, len(records) + 1)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON would have it: a date as text, a decimal as a number."""
+    if isinstance(value, datetime):
+        return str(value)
+    return float(value) if isinstance(value, Decimal) else value

@@ -72,7 +72,11 @@ class Table:
 
     def text(self, column: str) -> list[str]:
         """Return a column of names; JSON may have numbers for them."""
-        return [value if type(value) is str else self._name(i, column) for i, value in enumerate(self.columns[column])]
+        values = self.columns[column]
+        for i, value in enumerate(values):
+            if type(value) not in (str, int):
+                raise self.bad(i, column, "a name or a number")
+        return list(map(str, values))
 
     def id_lists(self, column: str) -> list[Sequence[int]]:
         """Return a column of hash ids: JSON lists, or whole numbers with spaces between."""
@@ -91,12 +95,6 @@ class Table:
         except ValueError:
             pass
         raise self.bad(index, column, "hash ids, whole numbers")
-
-    def _name(self, index: int, column: str) -> str:
-        value = self.columns[column][index]
-        if type(value) is not int:
-            raise self.bad(index, column, "a name or a number")
-        return str(value)
 
     def _all(
         self, column: str, one: Callable[[Any, bool], Any], kind: type, expected: str, least: float, most: float
