@@ -1,6 +1,6 @@
 """One of our policies inside the real llm-serving: its paged scheduling decides by our rule, on its blocks and slots.
 
-The server stays as it is; only the function that fills its slots is replaced. Its state is read anew on every call:
+The server stays as it is; only the function that fills its slots is replaced. Its state is read again on every call:
 what waits, what sits in which slot, which blocks are held. What the server does not have, a queue of its own for
 evicted requests and a policy's memory, is kept here. Python 3.9, standard library, servesim's core and policies.
 """
@@ -43,8 +43,6 @@ class Adapter:
         self._prefill: Optional[float] = None  # when the prompt in flight was begun
         self._last_prefill: Optional[tuple[float, float]] = None
 
-    # -- deciding ------------------------------------------------------------------------------------------------
-
     def fill(self, schedule: Any) -> None:
         """Fill a schedule's slots: what `_continuous_batch_pa` does in the stock server."""
         if getattr(self.policy, "decode_batch", None) != schedule.batch_size:  # the server's setting, or its gear
@@ -62,7 +60,7 @@ class Adapter:
             self._prefill = now
 
     def read(self, schedule: Any, now: float) -> tuple[View, dict[Request, Any]]:
-        """Return what a policy may know of the server, and whose entry each request is."""
+        """Return what a policy may know of the server, and the entry of each request."""
         slots = schedule.running_request_list
         cache = slots[0].cache_engine
         pool = BlockPool(cache.pool.num_blocks + len(cache.pool.used_blocks) - 1, cache.block_size)
@@ -75,7 +73,7 @@ class Adapter:
             if live(entry):
                 request = self._request(entry, now)
                 entries[request] = entry
-                sit(request, entry, slot)
+                update(request, entry, "running", slot)
                 running.push(request)
                 if entry.is_prompt:
                     prefilling.push(request)
@@ -98,11 +96,11 @@ class Adapter:
         for entry in source:
             request = self._request(entry, now)
             entries[request] = entry
-            stand(request, entry, place)
+            update(request, entry, place)
             queue.push(request)
 
     def _promote(self, waiting: Any, now: float) -> None:
-        """Put in front who has waited for more than max_wait; who was before stays before."""
+        """Put requests in front that have waited for more than max_wait, behind those put there before."""
         patience = self.policy.max_wait
         if patience is None or not isinstance(waiting, Ranked):
             return
@@ -123,8 +121,6 @@ class Adapter:
             request.serial, self._serial = self._serial, self._serial + 1
             self._requests[entry] = request
         return request
-
-    # -- doing ---------------------------------------------------------------------------------------------------
 
     def carry_out(self, plan: Plan, schedule: Any, entries: dict[Request, Any]) -> None:
         """Do to the server what a plan says; the model call itself stays the server's."""
@@ -175,23 +171,13 @@ def live(entry: Any) -> bool:
     return entry.get_entry_data().get_status().name in LIVE
 
 
-def sit(request: Request, entry: Any, slot: int) -> None:
-    """Bring a request up to its entry in a slot."""
-    cache = entry.cache_engine
-    request.place, request.slot, request._cohort = "running", slot, None
+def update(request: Request, entry: Any, place: str, slot: Optional[int] = None) -> None:
+    """Bring a request up to its entry, which sits in a slot or waits in a queue."""
+    cached = slot is not None and not entry.is_prompt
+    request.place, request.slot, request._cohort = place, slot, None
     request._written = entry.get_entry_data().get_output_len()
-    request._cached = 0 if entry.is_prompt else cache.num_token
-    request._held = 0 if entry.is_prompt else len(cache.block_table)
-
-
-def stand(request: Request, entry: Any, place: str) -> None:
-    """Bring a request up to its entry in a queue."""
-    request.place, request.slot, request._cohort = place, None, None
-    request._written = entry.get_entry_data().get_output_len()
-    request._cached = request._held = 0
-
-
-# -- installing ----------------------------------------------------------------------------------------------------
+    request._cached = entry.cache_engine.num_token if cached else 0
+    request._held = len(entry.cache_engine.block_table) if cached else 0
 
 
 def policy_from(text: str) -> Policy:

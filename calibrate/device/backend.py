@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
+from servesim.core import Shape
+
 
 @dataclass(frozen=True)
 class Model:
@@ -40,6 +42,22 @@ class Row(NamedTuple):
     table: Sequence[int]  # its device blocks, in order; block i holds tokens [i * block_size, (i + 1) * block_size)
 
 
+def shape(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int = 0) -> Shape:
+    """Return what the time of a step depends on."""
+    tokens = sum(len(row.tokens) for row in prompts)
+    return Shape(
+        prefill_rows=len(prompts),
+        prefill_tokens=tokens,
+        prefill_live=tokens,
+        squares=sum(len(row.tokens) ** 2 for row in prompts),
+        cross=sum(len(row.tokens) * row.position for row in prompts),
+        decode_rows=len(decodes),
+        decode_live=len(decodes),
+        context=sum(row.position for row in decodes),
+        swapped=swapped,
+    )
+
+
 class OutOfMemory(RuntimeError):
     """The device could not hold a step; the backend stays usable."""
 
@@ -52,7 +70,7 @@ class Backend:
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
-        """Build the model and its cache of so many blocks; random weights unless a path is given."""
+        """Build the model and its cache; random weights unless a path is given. The model loaded before goes first."""
         raise NotImplementedError
 
     def step(self, rows: Sequence[Row]) -> list[int]:
@@ -61,10 +79,13 @@ class Backend:
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy device blocks to host blocks: (device, host) each."""
-        raise NotImplementedError
+        self._swap(pairs, True)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy host blocks back to device blocks: (host, device) each."""
+        self._swap(pairs, False)
+
+    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
         raise NotImplementedError
 
     def synchronize(self) -> None:

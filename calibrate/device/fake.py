@@ -13,7 +13,7 @@ from typing import Any, Optional, Union
 from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.mapping import cost_from
 
-from .backend import Backend, Model, OutOfMemory, Row
+from .backend import Backend, Model, OutOfMemory, Row, shape
 
 COST = {"base": 2e-3, "prefill_token": 2e-5, "decode_row": 1e-4, "context": 5e-7, "swap_block": 1e-4}
 SPIN = 2e-4  # a sleep oversleeps by about this, so the end of it is waited out awake
@@ -39,23 +39,23 @@ class Fake(Backend):
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
-        """Make a cache of one integer a token."""
         import numpy as np
 
         if weights is not None:
             raise BadInput(f"weights: the fake backend has none, got {weights!r}")
         self.model = model
-        self.cache = np.zeros((blocks, block_size), np.int64)
+        self.cache = np.zeros((blocks, block_size), np.int64)  # one integer a token
         self.host = np.zeros((host_blocks, block_size), np.int64)
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        """Write the rows into the cache, read all of it, and take the time of the shape."""
         start = time.perf_counter()
         tokens = sum(len(row.tokens) for row in rows)
         if self.limit is not None and tokens > self.limit:
             raise OutOfMemory(f"fake device: {tokens} tokens in a step, it holds {self.limit}")
         answer = [self._next(row) for row in rows]
-        self._work(start, self.cost.seconds(shape(rows)))
+        decodes = [row for row in rows if row.position and len(row.tokens) == 1]
+        prompts = [row for row in rows if not (row.position and len(row.tokens) == 1)]
+        self._work(start, self.cost.seconds(shape(prompts, decodes)))
         return answer
 
     def _next(self, row: Row) -> int:
@@ -75,26 +75,17 @@ class Fake(Backend):
         wait_until(start + seconds)
         self.busy_until = start + seconds + self.lag
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks to the host and take the time of it."""
+    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
         start = time.perf_counter()
-        for device, host in pairs:
-            self.host[host] = self.cache[device]
-        self._work(start, self.cost.seconds(Shape(swapped=len(pairs))))
-
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy blocks back and take the time of it."""
-        start = time.perf_counter()
-        for host, device in pairs:
-            self.cache[device] = self.host[host]
+        source, target = (self.cache, self.host) if out else (self.host, self.cache)
+        for one, other in pairs:
+            target[other] = source[one]
         self._work(start, self.cost.seconds(Shape(swapped=len(pairs))))
 
     def synchronize(self) -> None:
-        """Wait for the work that steps left behind."""
         wait_until(self.busy_until)
 
     def describe(self) -> dict[str, Any]:
-        """Return what a profile of it is stamped with."""
         described: dict[str, Any] = {"backend": self.name, "device": "fake", "kernels": "fake", "versions": {}}
         if self.model is not None:
             described.update(
@@ -105,23 +96,6 @@ class Fake(Backend):
                 host_blocks=self.host.shape[0],
             )
         return described
-
-
-def shape(rows: Sequence[Row]) -> Shape:
-    """Return what a step of these rows costs by: one token behind a cache is a decode, all else a prompt."""
-    decodes = [row for row in rows if row.position and len(row.tokens) == 1]
-    prompts = [row for row in rows if not (row.position and len(row.tokens) == 1)]
-    tokens = sum(len(row.tokens) for row in prompts)
-    return Shape(
-        prefill_rows=len(prompts),
-        prefill_tokens=tokens,
-        prefill_live=tokens,
-        squares=sum(len(row.tokens) ** 2 for row in prompts),
-        cross=sum(len(row.tokens) * row.position for row in prompts),
-        decode_rows=len(decodes),
-        decode_live=len(decodes),
-        context=sum(row.position for row in decodes),
-    )
 
 
 def wait_until(instant: float) -> None:

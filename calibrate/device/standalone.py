@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -51,19 +50,13 @@ def option(text: str) -> tuple[str, Any]:
 
 def found_beside() -> Any:
     """Make the package found by the place of this file; return the worker's module."""
-    here = os.path.dirname(os.path.abspath(__file__))
-    sys.path[:] = [path for path in map(os.path.abspath, sys.path) if path != here]
-    spec = importlib.util.spec_from_file_location("beside", os.path.join(here, "worker.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    finder = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(finder)
-    sys.meta_path.insert(0, finder.Beside(here))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+    importlib.import_module("worker").find_packages()
     return importlib.import_module("servesim.calibrate.device.worker")
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the probe is told, and what a later sitting must agree with."""
+    """Return the settings of the probe, which a later sitting must agree with."""
     names = ("backend", "model", "blocks", "block_size", "host_blocks", *GRID)
     settings = {name: getattr(args, name) for name in names}
     return settings if args.longest is None else {**settings, "longest": args.longest}
@@ -80,13 +73,6 @@ def before(path: str) -> list[dict[str, str]]:
         sys.exit(str(error))
 
 
-def write(path: str, text: str) -> None:
-    """Write a file that appears only once it is complete."""
-    with open(path + ".part", "w", encoding="utf-8", newline="") as file:
-        file.write(text)
-    os.replace(path + ".part", path)
-
-
 def main() -> int:
     """Probe, keeping every sample at once."""
     args = arguments()
@@ -94,7 +80,7 @@ def main() -> int:
     probe = importlib.import_module("servesim.calibrate.probe.measure")
     backend = worker.opened({"backend": args.backend, "options": dict(args.option)})
     kept = {"blocks": args.blocks, "block_size": args.block_size, "host_blocks": args.host_blocks}
-    about = worker.load(backend, {"model": args.model, "weights": args.weights, **kept}, lambda told: None)
+    about = worker.load(backend, {"model": args.model, "weights": args.weights, **kept}, lambda report: None)
     settings = settings_of(args)
     os.makedirs(args.output, exist_ok=True)
     path = os.path.join(args.output, "samples.csv")
@@ -107,9 +93,12 @@ def main() -> int:
         print("{known}/{points} points known, at most {left:.0f} s left".format(**report), flush=True)
 
     rows = before(path)
-    write(path, probe.as_csv(rows))  # without a last line that was cut off
+    open_text = importlib.import_module("servesim.files.write").open_text
+    with open_text(path) as file:
+        file.write(probe.as_csv(rows))  # without a last line that was cut off
     result = probe.run(backend, {**settings, "resume": rows}, keep)
-    write(path, result["csv"])
+    with open_text(path) as file:
+        file.write(result["csv"])
     print(f"{path}: {result['known']} of {result['points']} points known, {len(result['failed'])} failed")
     return 130 if result["interrupted"] else 0
 

@@ -86,45 +86,15 @@ def step(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
     return {"tokens": tokens, "seconds": time.perf_counter() - start}
 
 
-def swap_out(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
-    """Copy device blocks to host blocks."""
-    backend.swap_out([(device, host) for device, host in args["pairs"]])
-
-
-def swap_in(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
-    """Copy host blocks to device blocks."""
-    backend.swap_in([(host, device) for host, device in args["pairs"]])
-
-
-def synchronize(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
-    """Wait for the device."""
-    backend.synchronize()
-
-
-def describe(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
-    """Say what the backend is."""
-    return backend.describe()
-
-
-def logits(backend: Any, args: dict[str, Any], emit: Emit) -> Any:
-    """Return the scores of the next token of each row of the last step."""
-    return backend.logits().tolist()
-
-
-def plain(backend: Any, args: dict[str, Any], emit: Emit) -> Any:
-    """Return the scores after each token of a sequence, computed at once and without a cache."""
-    return backend.plain(args["tokens"]).tolist()
-
-
 CALLS: dict[str, Job] = {
     "load": load,
     "step": step,
-    "swap_out": swap_out,
-    "swap_in": swap_in,
-    "synchronize": synchronize,
-    "describe": describe,
-    "logits": logits,
-    "plain": plain,
+    "swap_out": lambda backend, args, emit: backend.swap_out(args["pairs"]),
+    "swap_in": lambda backend, args, emit: backend.swap_in(args["pairs"]),
+    "synchronize": lambda backend, args, emit: backend.synchronize(),
+    "describe": lambda backend, args, emit: backend.describe(),
+    "logits": lambda backend, args, emit: backend.logits().tolist(),
+    "plain": lambda backend, args, emit: backend.plain(args["tokens"]).tolist(),
 }
 
 
@@ -155,7 +125,7 @@ def job(name: str) -> Job:
 
 
 def serve(lines: Iterable[str], out: IO[str]) -> None:
-    """Answer calls until told to close, or until the pipe ends."""
+    """Answer calls until one says close, or until the pipe ends."""
     backend: Optional[Backend] = None
 
     def say(kind: str, value: Any) -> None:
@@ -164,7 +134,8 @@ def serve(lines: Iterable[str], out: IO[str]) -> None:
 
     for line in lines:
         try:
-            call, args = parsed(line)
+            message = json.loads(line)
+            call, args = message["call"], message.get("args", {})
             if call == "close":
                 say("result", None)
                 return
@@ -185,12 +156,6 @@ def about() -> dict[str, Any]:
     """Say which interpreter this is, and where it found us."""
     package = os.path.dirname(str(importlib.import_module("servesim").__file__))
     return {"python": sys.version.split()[0], "executable": sys.executable, "pid": os.getpid(), "package": package}
-
-
-def parsed(line: str) -> tuple[str, dict[str, Any]]:
-    """Take a line apart into the call's name and its arguments."""
-    message = json.loads(line)
-    return message["call"], message.get("args", {})
 
 
 def described(error: Exception) -> dict[str, str]:
@@ -227,15 +192,20 @@ def follow_parent(parent: int) -> None:
     os._exit(1)
 
 
+def find_packages() -> None:
+    """Make the package found by the place of this file."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    # Our folder holds a package called torch: left on the path, it would hide the framework.
+    sys.path[:] = [path for path in map(os.path.abspath, sys.path) if path != here]
+    sys.meta_path.insert(0, Beside(here))
+
+
 def main() -> int:
     """Serve one parent, in a folder where a framework may drop its files."""
     parser = argparse.ArgumentParser(description="Serve a backend over stdin and stdout, one JSON line a call.")
     parser.add_argument("--home", help="folder to work in; a temporary one if not given")
     home = parser.parse_args().home
-    here = os.path.dirname(os.path.abspath(__file__))
-    # Our folder holds a package called torch: left on the path, it would hide the framework.
-    sys.path[:] = [path for path in map(os.path.abspath, sys.path) if path != here]
-    sys.meta_path.insert(0, Beside(here))
+    find_packages()
     lines, out = private_pipes()
     threading.Thread(target=follow_parent, args=(os.getppid(),), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="servesim-") as temporary:

@@ -44,7 +44,7 @@ class Worker(Backend):
 
     def __init__(self, backend: str = "kbk", python: Optional[str] = None, **options: Any) -> None:
         self.name = backend
-        self.python = interpreter(backend, python)
+        self.python = python or os.environ.get(f"SERVESIM_{backend.upper()}_PYTHON") or sys.executable
         self.seconds = 0.0  # how long the last step took, measured next to the device
         self._home = tempfile.TemporaryDirectory(prefix="servesim-", ignore_cleanup_errors=True)
         self._errors = Path(self._home.name) / "stderr.log"
@@ -84,7 +84,7 @@ class Worker(Backend):
         progress: Optional[Callable[[Any], None]] = None,
         **args: Any,
     ) -> Any:
-        """Have the worker do something and return its result; `progress` is told what it reports on the way."""
+        """Have the worker do something and return its result; `progress` is called with each report on the way."""
         self._send(name, args)
         try:
             while True:
@@ -155,12 +155,11 @@ class Worker(Backend):
         block_size: int,
         host_blocks: int = 0,
         weights: Optional[str] = None,
-        timeout: Optional[float] = LOAD,
     ) -> None:
         """Build the model there; a name is one of backend.MODELS."""
         self.call(
             "load",
-            timeout,
+            LOAD,
             model=model if isinstance(model, str) else asdict(model),
             blocks=blocks,
             block_size=block_size,
@@ -169,26 +168,20 @@ class Worker(Backend):
         )
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        """Run one step; `seconds` then says how long it took, the pipe left out."""
-        answer = self.call("step", rows=plain_rows(rows))
+        # Rows may hold arrays, which JSON does not take.
+        plain = [([int(token) for token in row.tokens], int(row.position), [int(b) for b in row.table]) for row in rows]
+        answer = self.call("step", rows=plain)
         self.seconds = answer["seconds"]
         tokens: list[int] = answer["tokens"]
         return tokens
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy device blocks to host blocks: (device, host) each."""
-        self.call("swap_out", pairs=list(pairs))
-
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy host blocks back to device blocks: (host, device) each."""
-        self.call("swap_in", pairs=list(pairs))
+    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
+        self.call("swap_out" if out else "swap_in", pairs=list(pairs))
 
     def synchronize(self) -> None:
-        """Return when the device is done."""
         self.call("synchronize")
 
     def describe(self) -> dict[str, Any]:
-        """Return what the backend there is."""
         described: dict[str, Any] = self.call("describe")
         return described
 
@@ -220,19 +213,9 @@ class Worker(Backend):
         self.close()
 
 
-def interpreter(backend: str, python: Optional[str]) -> str:
-    """Return the interpreter for a worker: the one named, that of SERVESIM_KBK_PYTHON and its like, or ours."""
-    return python or os.environ.get(f"SERVESIM_{backend.upper()}_PYTHON") or sys.executable
-
-
 def listen(stream: IO[str], answers: queue.Queue[Optional[str]]) -> None:
     """Pass lines on as they come, and None at their end."""
     with contextlib.suppress(ValueError, OSError):
         for line in stream:
             answers.put(line)
     answers.put(None)
-
-
-def plain_rows(rows: Sequence[Row]) -> list[list[Any]]:
-    """Return rows as JSON takes them."""
-    return [[[int(token) for token in row.tokens], int(row.position), [int(b) for b in row.table]] for row in rows]

@@ -27,7 +27,8 @@ def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bo
     ]
     lines += ["", *coverage(profile, points)]
     held_out = errors(profile)
-    lines += ["", *(error_lines(held_out) or ["held-out error: none is kept in this profile"])]
+    off_by = [f"held-out error  {kind:<10}{error:>7.2%}" for kind, error in held_out.items()]
+    lines += ["", *(off_by or ["held-out error: none is kept in this profile"])]
     if isinstance(profile.about.get("busy"), (int, float)):
         lines.append(
             f"while the host's front end is at work in the same process, decodes take {profile.about['busy']:.2f} x"
@@ -65,11 +66,6 @@ def errors(profile: Profile) -> dict[str, float]:
         if isinstance(value, (int, float)):
             found[str(kind)] = float(value)
     return found
-
-
-def error_lines(held_out: Mapping[str, float]) -> list[str]:
-    """Say what the fit is off by where it was not led."""
-    return [f"held-out error  {kind:<10}{error:>7.2%}" for kind, error in held_out.items()]
 
 
 def logs_lines(fit: Any) -> list[str]:

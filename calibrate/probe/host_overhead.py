@@ -25,7 +25,7 @@ class Host:
     token: float = 0.0  # of a prompt's part: it is told, and its block is taken
 
     def seconds(self, rows: int, prompts: int = 0, tokens: int = 0) -> float:
-        """Return the host's part of a step of so many rows, so many of them prompts of so many tokens together."""
+        """Return the host's part of a step; `tokens` are those of its prompts together."""
         return self.step + self.row * rows + self.prompt * prompts + self.token * tokens
 
 
@@ -38,16 +38,13 @@ class Hosted(StepCost):
 
     @property
     def steady(self) -> bool:  # type: ignore[override]
-        """Whether steps of one shape always take the same."""
         return self.cost.steady
 
     def seconds(self, shape: Shape) -> float:
-        """Return the duration of one step."""
         rows = shape.prefill_rows + shape.decode_live
         return self.cost.seconds(shape) + self.host.seconds(rows, shape.prefill_rows, shape.prefill_tokens)
 
     def decode(self, rows: int, live: int, context: int) -> float:
-        """Return the duration of a decode-only step."""
         return self.cost.decode(rows, live, context) + self.host.seconds(live)
 
 

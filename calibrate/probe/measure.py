@@ -21,7 +21,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from servesim.calibrate.device.backend import Backend, OutOfMemory, Row
+from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape
 
 from .grid import GEARS, Point, grid, lengths
 
@@ -99,7 +99,9 @@ class Probe:
         It can be called again: it then goes on.
         """
         if not self.built:
-            self._build()
+            for place, point in enumerate(self.points):
+                self.built[place] = self._rows(point, random.Random(f"probe rows {self.seed} {place}"))
+            self.begun = time.perf_counter()
             self._warm_up()
         last = None if self.rounds is None else self.round + self.rounds
         while not self._late() and self.round != last:
@@ -115,18 +117,10 @@ class Probe:
             self.round += 1
             self._tell(self.round)
 
-    def _build(self) -> None:
-        """Make the rows of all points."""
-        for place, point in enumerate(self.points):
-            self.built[place] = self._rows(point, random.Random(f"probe rows {self.seed} {place}"))
-        self.begun = time.perf_counter()
-
     def _warm_up(self) -> None:
         for place in range(0, len(self.points), max(1, len(self.points) // 12)):
-            try:
+            with contextlib.suppress(*FAILURES):
                 self._take(self.points[place], self.built[place])
-            except FAILURES:
-                continue
 
     def _late(self) -> bool:
         return time.perf_counter() - self.begun > self.budget
@@ -145,14 +139,15 @@ class Probe:
 
     def _sample(self, place: int, round_number: int, order: int) -> None:
         point, rows = self.points[place], self.built[place]
-        row: dict[str, Any] = {**shape(point, rows), "point": place, "round": round_number, "order": order}
+        step = shape(rows[: point.rows], rows[point.rows :], point.blocks)
+        row: dict[str, Any] = {"kind": point.kind, **step._asdict(), "point": place, "round": round_number}
+        row.update(order=order, flagged="")
         try:
             row.update(seconds=self._take(point, rows), failed="")
             self._failing = 0
         except FAILURES as error:
             row.update(seconds="", failed=reason(error))
             self._failing += 1
-        row["flagged"] = ""
         self.rows.append(row)
         self._note(place, None if row["failed"] else row["seconds"])
         if time.perf_counter() - self._told > TELL:
@@ -211,24 +206,6 @@ class Probe:
             median = medians.get(int(row["point"]))
             if median and row["seconds"] != "" and float(row["seconds"]) > OUTLIER * median:
                 row["flagged"] = "outlier"
-
-
-def shape(point: Point, rows: Sequence[Row]) -> dict[str, Any]:
-    """Return what a point's time depends on."""
-    prompts = [(len(row.tokens), row.position) for row in rows[: point.rows]]
-    tokens = sum(part for part, _ in prompts)
-    return {
-        "kind": point.kind,
-        "prefill_rows": point.rows,
-        "prefill_tokens": tokens,
-        "prefill_live": tokens,
-        "squares": sum(part * part for part, _ in prompts),
-        "cross": sum(part * cached for part, cached in prompts),
-        "decode_rows": point.decoding,
-        "decode_live": point.decoding,
-        "context": sum(row.position for row in rows[point.rows :]),
-        "swapped": point.blocks,
-    }
 
 
 def weight(point: Point) -> int:

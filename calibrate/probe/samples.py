@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple, Optional
@@ -105,10 +104,11 @@ def holds_steps(path: Path) -> bool:
     return set(NEEDED) <= set(_reader(path).fieldnames or ())
 
 
-def points_of(samples: Iterable[Sample]) -> list[Point]:
-    """Group samples by their points."""
+def measured_points(folder: Optional[Path]) -> list[Point]:
+    """Return the points of a profile folder, none where it has no samples."""
+    path = samples_file(folder)
     points: dict[tuple[str, int], Point] = {}
-    for sample in samples:
+    for sample in [] if path is None else read_samples(path):
         point = points.setdefault((sample.kind, sample.point), Point(sample.kind, sample.shape))
         if sample.seconds is None:
             point.failed = sample.failed
@@ -117,12 +117,6 @@ def points_of(samples: Iterable[Sample]) -> list[Point]:
         else:
             point.seconds.append(sample.seconds)
     return list(points.values())
-
-
-def measured_points(folder: Optional[Path]) -> list[Point]:
-    """Return the points of a profile folder, none where it has no samples."""
-    path = samples_file(folder)
-    return [] if path is None else points_of(read_samples(path))
 
 
 def _reader(path: Path) -> csv.DictReader[str]:

@@ -6,7 +6,7 @@ The folder holds samples.csv (every sample) and probe.yaml (what was probed and 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -67,11 +67,6 @@ class Sitting:
             if about.get(key) != rounded(self.about.get(key)):
                 raise BadInput(f"{self.folder}: was probed on {key} {about.get(key)}, this is {self.about.get(key)}")
 
-    def keep(self, rows: Sequence[Sequence[Any]]) -> None:
-        """Write samples behind those that are there."""
-        with self.samples.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(rows)
-
     def write(self, text: str) -> None:
         """Write all samples: those of an earlier sitting, and at the end all once more, outliers flagged."""
         with open_text(self.samples) as file:
@@ -97,7 +92,8 @@ def sit(worker: Worker, sitting: Sitting, told: Callable[[Mapping[str, Any]], No
     rows = sitting.begin(worker.describe())
 
     def progress(report: Mapping[str, Any]) -> None:
-        sitting.keep(report["rows"])
+        with sitting.samples.open("a", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(report["rows"])
         told(report)
 
     result: dict[str, Any] = worker.call("probe", QUIET, progress, resume=rows, **sitting.settings)

@@ -16,10 +16,12 @@ from typing import Any, Optional
 
 import yaml
 from servesim.core import BadInput, StepCost
+from servesim.files.write import open_text
 from servesim.files.yaml_reader import read_yaml
 
 from .mapping import cost_from, mapping
 from .noise import NoisyCost
+from .vidur import load_tables
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class Profile:
     @property
     def error(self) -> Mapping[str, Any]:
         """What the fit is off by on held-out points, by kind of step, as a part of the measured time."""
-        return dict((self.about.get("error") or {}).items())
+        return dict(self.about.get("error") or {})
 
     def noisy(self, seed: int) -> StepCost:
         """Return costs that scatter as the measured steps did; the same seed gives the same scatter."""
@@ -84,17 +86,12 @@ def load_profile(given: Any) -> Profile:
     about = read_yaml(file)
     if not isinstance(about, dict) or not isinstance(about.get("cost"), dict):
         raise BadInput(f"{file}: expected a mapping with a `cost` section")
-    cost = cost_in(file, about.pop("cost"))
-    return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, digest_of(file.parent))
-
-
-def cost_in(file: Path, terms: Mapping[str, Any]) -> StepCost:
-    """Return the costs that a profile.yaml writes out, or that lie beside it in Vidur's tables."""
+    terms = about.pop("cost")
     if terms.get("kind") == "vidur":
-        from .vidur import load_tables
-
-        return load_tables(file.parent / str(terms.get("tables", "tables.npz")))
-    return cost_from(terms, f"{file}: cost")
+        cost: StepCost = load_tables(file.parent / str(terms.get("tables", "tables.npz")))
+    else:
+        cost = cost_from(terms, f"{file}: cost")
+    return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, digest_of(file.parent))
 
 
 def digest_of(folder: Path) -> str:
@@ -108,21 +105,19 @@ def digest_of(folder: Path) -> str:
 
 def write_profile(folder: Path, about: Mapping[str, Any], cost: StepCost) -> None:
     """Write profile.yaml, whole or not at all; what stands in the folder already stays."""
-    from servesim.files.write import open_text
-
     tree = {**{key: value for key, value in about.items() if value is not None}, "cost": mapping(cost)}
     with open_text(folder / "profile.yaml") as file:
         yaml.safe_dump(rounded(tree), file, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
 
 
-def rounded(value: Any, digits: int = 6) -> Any:
-    """Return plain YAML data with its numbers cut to so many digits that mean something."""
+def rounded(value: Any) -> Any:
+    """Return plain YAML data with its numbers cut to six significant digits."""
     if isinstance(value, Mapping):
-        return {str(key): rounded(inner, digits) for key, inner in value.items()}
+        return {str(key): rounded(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(inner, digits) for inner in value]
+        return [rounded(inner) for inner in value]
     if hasattr(value, "item"):  # a numpy scalar
         value = value.item()
     if isinstance(value, float):
-        return float(f"{value:.{digits}g}") if math.isfinite(value) else None
+        return float(f"{value:.6g}") if math.isfinite(value) else None
     return value

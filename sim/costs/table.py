@@ -18,9 +18,7 @@ class TableCost(StepCost):
     """Prompts by a curve over padded tokens, decodes by a line for each batch gear, both interpolated between."""
 
     prefill: Points = ()  # (padded tokens of the step, seconds), rising
-    decode_gears: Sequence[
-        Sequence[float]
-    ] = ()  # (rows, base, a live row, a cached token); the last two may be left out
+    decode_gears: Sequence[Sequence[float]] = ()  # (rows, base, a live row, a cached token), the last two optional
     decode_curves: Sequence[Sequence[Any]] = ()  # instead of lines: (rows, curve over the context), rows to the next
     prefill_row: float = 0.0
     prefill_square: float = 0.0

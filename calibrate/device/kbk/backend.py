@@ -4,9 +4,9 @@ On an Ascend the model runs as it is, with its fused kernels. On a CPU the kerne
 by kernels.py. Which of the two it is goes into `describe` as kernels: fused or reference.
 
 A step makes at most two calls of the model: one with the prompts that start at 0, flattened; one over the paged cache
-with everything else, one row a token. Prompts of one token run as decodes at position 0. A later chunk of a prompt goes
-through the second call too, since MindFormers' prompt attention cannot see the cache: each of its tokens is a row that
-sees what the rows before it wrote in the same call. That is exact, and costs as much attention as so many decodes.
+with everything else, one row a token. Prompts of one token run as decodes at position 0. Later chunks of a prompt go
+through the second call, since MindFormers' prompt attention cannot see the cache: each token is a row that sees what
+the rows before it wrote in the same call. That is exact, and costs as much attention as decodes of these rows.
 """
 
 from __future__ import annotations
@@ -76,7 +76,6 @@ class Kbk(Backend):
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
-        """Build the model and its cache, fill in the weights, and compile both graphs."""
         self.model, self.blocks, self.block_size, self.host_blocks = model, blocks, block_size, host_blocks
         self.net = self._plain = None  # what was loaded before makes room first
         with memory_errors():
@@ -88,8 +87,8 @@ class Kbk(Backend):
             else:
                 read(self.ms, self.mindformers, self.net, weights)
             self._host = [self._host_copy(cache) for cache in self._caches()]
-        self.prime()
-        self.step([Row([0, 0], 0, [0])])
+        self.synchronize()  # on a CPU the first one of a process returns at once
+        self.step([Row([0, 0], 0, [0])])  # compiles the graph of prompts, the next one that of decodes
         self.step([Row([0], 2, [0])])
         self.synchronize()
 
@@ -144,7 +143,6 @@ class Kbk(Backend):
             llama_transformer.InferAttention, infer_attention.PagedAttentionMgr = fused
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        """Run one step and return each row's most likely next token, chosen on the host."""
         self._check(rows)
         prompts = [index for index, row in enumerate(rows) if row.position == 0 and len(row.tokens) > 1]
         others = [index for index, row in enumerate(rows) if row.position > 0 or len(row.tokens) == 1]
@@ -243,20 +241,12 @@ class Kbk(Backend):
         return [cache for layer in range(self.model.layers) for cache in self.net.kvcache(layer)]
 
     def _host_copy(self, cache: Any) -> Any:
-        """Return host memory of the same form as a cache, of so many host blocks."""
+        """Return host memory of the same form as a cache."""
         from mindspore.common.initializer import Zero
 
         rows = cache.shape[0] // self.blocks * max(self.host_blocks, 1)
         host = self.ms.Tensor(shape=(rows, *cache.shape[1:]), dtype=cache.dtype, init=Zero())
         return self.ms.Parameter(host, name="host_of_" + cache.name, requires_grad=False).init_data()
-
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy device blocks to host blocks, every layer's."""
-        self._swap(pairs, True)
-
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy host blocks to device blocks, every layer's."""
-        self._swap(pairs, False)
 
     def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
         import numpy as np
@@ -273,16 +263,10 @@ class Kbk(Backend):
         for host, cache in zip(self._host, caches):
             swap_cache(host, cache, self.ms.Tensor(moves), out)
 
-    def prime(self) -> None:
-        """Spend the first synchronize of this process: on a CPU that one only takes note, and returns at once."""
-        self.ms.runtime.synchronize()
-
     def synchronize(self) -> None:
-        """Return when all work given to the device is done."""
         self.ms.runtime.synchronize()
 
     def describe(self) -> dict[str, Any]:
-        """Return what a profile is stamped with."""
         described: dict[str, Any] = {
             "backend": self.name,
             "device": device_name(self.ms, self.device),

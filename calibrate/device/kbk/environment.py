@@ -7,6 +7,7 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from typing import Any, Optional
 
 from servesim.calibrate.device.worker import first_line
@@ -63,7 +64,5 @@ def device_name(ms: Any, device: str) -> str:
 
 def versions() -> dict[str, str]:
     """Return the versions that a step's time depends on."""
-    from importlib.metadata import version
-
     found = {name: version(name) for name in ("mindspore", "mindformers", "numpy")}
     return {"python": platform.python_version(), **found}

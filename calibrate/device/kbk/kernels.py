@@ -4,7 +4,7 @@ Rotary embedding, cache write, prompt attention, paged attention and the running
 interfaces of the cells they stand in for. Attention works on tiles, and only on those that are alive, so that its time
 follows the tokens attended to, as that of the fused kernels does, and not the longest row times the rows.
 A cache here is one row a slot and head: reshaping a parameter copies all of it, on every call.
-This file imports mindspore at its top, because the graph compiler reads its source; only kbk.py loads it.
+This file imports mindspore at its top, because the graph compiler reads its source; only backend.py loads it.
 """
 
 from __future__ import annotations

@@ -31,6 +31,8 @@ from .weights import random_weights, stored_weights
 GEARS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # rows of a decode
 TOKEN_GEARS = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512)  # of prompts and mixed steps
 INPUT = 1 << 21  # integers a step's description may have
+# signs of CUDA, of its libraries, of the CPU (x86 and Arm)
+OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
 
 Result = TypeVar("Result")
 
@@ -74,14 +76,12 @@ class TorchBackend(Backend):
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
-        """Build the model, its cache and its graphs; what was loaded before is given up first."""
         self.graphs, self.loaded, self.host = {}, None, []
         self.model, self.blocks, self.block_size = model, blocks, block_size
         self.dtype = getattr(torch, self.dtype_name or (model.dtype if self.cuda else "float32"))
         self._guarded(lambda: self._build(host_blocks, weights))
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        """Run one step; its tokens come back in the order of the rows."""
         llama = self._llama()
         form, used, order = self.packer.pack(rows)
 
@@ -132,25 +132,22 @@ class TorchBackend(Backend):
         found: np.ndarray[Any, Any] = reference_logits(self._llama().weights, self.model, tokens).cpu().numpy()
         return found
 
-    def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Begin to copy device blocks to pinned host blocks; later steps and copies come after it."""
-        cache = self._llama().cache
-        for device, host in self._checked(pairs, self.blocks, len(self.host)):
-            self.host[host].copy_(cache[device], non_blocking=True)
-
-    def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Begin to copy host blocks to device blocks; later steps and copies come after it."""
-        cache = self._llama().cache
-        for host, device in self._checked(pairs, len(self.host), self.blocks):
-            cache[device].copy_(self.host[host], non_blocking=True)
+    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
+        """Begin the copies; later steps and copies come after them."""
+        device: tuple[Any, int] = self._llama().cache, self.blocks
+        host: tuple[Any, int] = self.host, len(self.host)
+        (source, sources), (target, targets) = (device, host) if out else (host, device)
+        for one, other in pairs:
+            if not (0 <= one < sources and 0 <= other < targets):
+                raise ValueError(f"swap: block {one} of {sources} to block {other} of {targets}")
+        for one, other in pairs:
+            target[other].copy_(source[one], non_blocking=True)
 
     def synchronize(self) -> None:
-        """Return when all work given to the device is done."""
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
     def describe(self) -> dict[str, Any]:
-        """Return device, kernels and versions; once loaded also dtype, model, blocks and gears."""
         described: dict[str, Any] = {
             "backend": self.name,
             "device": torch.cuda.get_device_name(self.device) if self.cuda else f"cpu {platform.machine()}",
@@ -229,24 +226,11 @@ class TorchBackend(Backend):
         try:
             return work()
         except RuntimeError as error:
-            if not _ran_out(error):
+            if not any(sign in str(error) for sign in OUT_OF_MEMORY):
                 raise
             why = str(error).splitlines()[0]
         self.synchronize()  # the input may still be on its way
         raise OutOfMemory(why)
-
-    @staticmethod
-    def _checked(pairs: Sequence[tuple[int, int]], sources: int, targets: int) -> Sequence[tuple[int, int]]:
-        for source, target in pairs:
-            if not (0 <= source < sources and 0 <= target < targets):
-                raise ValueError(f"swap: block {source} of {sources} to block {target} of {targets}")
-        return pairs
-
-
-def _ran_out(error: RuntimeError) -> bool:
-    # of CUDA, of its libraries, of the CPU (x86 and Arm)
-    signs = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    return any(sign in str(error) for sign in signs)
 
 
 def _versions(cuda: bool) -> dict[str, Optional[str]]:

@@ -30,7 +30,6 @@ class Launch(NamedTuple):
 class Fused(Plain):
     """The same operators, one or two launches each, and no decision on the host."""
 
-    name = "fused"
     tiles = Launch(lanes=64, keys=64, warps=4, stages=3, resident=2)
     splits = Launch(lanes=16, keys=64, warps=2, stages=3, resident=4)  # 16: a matrix product has no fewer rows
 

@@ -32,7 +32,6 @@ class Batch:
 class Plain:
     """Operators one by one; the cache of a layer is [blocks, 2 for keys and values, block_size, kv_heads, head_dim]."""
 
-    name = "reference"
     tile = 4096  # queries of a row attended to in one piece
 
     def __init__(self, model: Model, block_size: int, device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Pack the rows of a step into one array of 32-bit integers: everything the device must be told, in one copy.
+"""Pack the rows of a step into one array of 32-bit integers: everything the device must know, in one copy.
 
 Packed order is rows of one token first, then longer ones, whose queries are cut into tiles. The buffer holds
     header | token ids | positions | slots | last token of each row | where each row's table begins | tiles | tables
@@ -18,9 +18,7 @@ import numpy as np
 from servesim.calibrate.device.backend import OutOfMemory, Row
 
 HEADER = 4  # tiles, rows of one token, two to spare
-PIECE = (
-    7  # where its table begins, first query, queries, position of the first, first key, one past the last, its place
-)
+PIECE = 7  # table, first query, queries, position of the first, first key, one past the last, place
 
 
 class Form(NamedTuple):

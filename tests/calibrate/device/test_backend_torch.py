@@ -54,7 +54,7 @@ def loaded(
     return backend
 
 
-def story(backend: TorchBackend, seed: int = 1) -> PagedRun:
+def paged_run(backend: TorchBackend, seed: int = 1) -> PagedRun:
     return PagedRun(backend, seed, poison=True)
 
 
@@ -65,89 +65,89 @@ def faithful(run: PagedRun) -> bool:
 
 @pytest.mark.parametrize("model", [MICRO, GROUPED, MODELS["tiny"]], ids=lambda model: model.name)
 def test_paged_decode_gives_the_tokens_of_a_plain_full_pass(device: str, model: Model) -> None:
-    told = story(loaded(device, model))
-    one = told.begin(37)
-    told.step({one: 37})
+    paged = paged_run(loaded(device, model))
+    one = paged.begin(37)
+    paged.step({one: 37})
     for _ in range(30):
-        told.decode(one)
+        paged.decode(one)
     assert len(one.tokens) == 37 + 31
-    assert faithful(told)
+    assert faithful(paged)
 
 
 def test_batches_that_grow_shrink_swap_out_and_come_back_stay_exact(device: str) -> None:
-    told = story(loaded(device))
-    a, b, c = told.begin(5), told.begin(33), told.begin(16)
-    told.step({a: 5})
-    told.decode(a)
-    told.step({b: 33, c: 16})
-    told.decode(a, b, c)
-    told.swap_out(b)
-    told.decode(c, a)
-    d = told.begin(90)
-    told.step({d: 90})
-    told.decode(a, c, d)
-    told.swap_in(b)
-    told.decode(d, b, a, c)
-    told.finish(a)
-    told.swap_out(d)
-    told.swap_out(c)
-    told.decode(b)
-    told.swap_in(d)
-    told.decode(b, d)
-    told.swap_in(c)
+    paged = paged_run(loaded(device))
+    a, b, c = paged.begin(5), paged.begin(33), paged.begin(16)
+    paged.step({a: 5})
+    paged.decode(a)
+    paged.step({b: 33, c: 16})
+    paged.decode(a, b, c)
+    paged.swap_out(b)
+    paged.decode(c, a)
+    d = paged.begin(90)
+    paged.step({d: 90})
+    paged.decode(a, c, d)
+    paged.swap_in(b)
+    paged.decode(d, b, a, c)
+    paged.finish(a)
+    paged.swap_out(d)
+    paged.swap_out(c)
+    paged.decode(b)
+    paged.swap_in(d)
+    paged.decode(b, d)
+    paged.swap_in(c)
     for _ in range(20):
-        told.decode(c, b, d)
-    assert told.rows == 80
-    assert faithful(told)
+        paged.decode(c, b, d)
+    assert paged.rows == 80
+    assert faithful(paged)
 
 
 def test_a_prompt_in_chunks_gives_what_the_whole_prompt_gives(device: str) -> None:
-    told = story(loaded(device))
-    prompt = told.begin(100)
+    paged = paged_run(loaded(device))
+    prompt = paged.begin(100)
     for tokens in (16, 1, 30, 17, 36):
-        told.step({prompt: tokens})
-    told.decode(prompt)
-    whole = story(loaded(device))
+        paged.step({prompt: tokens})
+    paged.decode(prompt)
+    whole = paged_run(loaded(device))
     same = whole.begin(100)
     whole.step({same: 100})
     whole.decode(same)
     assert prompt.tokens == same.tokens
-    assert faithful(told)
+    assert faithful(paged)
 
 
 def test_prompts_chunks_and_decodes_in_one_step_answer_in_the_order_of_the_rows(device: str) -> None:
-    told = story(loaded(device))
-    requests = [told.begin(length) for length in (40, 3, 1, 70)]
-    told.step({requests[0]: 40, requests[3]: 20})
-    late = told.begin(21)
-    found = told.step({late: 21, requests[0]: 1, requests[1]: 3, requests[3]: 50, requests[2]: 1})
+    paged = paged_run(loaded(device))
+    requests = [paged.begin(length) for length in (40, 3, 1, 70)]
+    paged.step({requests[0]: 40, requests[3]: 20})
+    late = paged.begin(21)
+    found = paged.step({late: 21, requests[0]: 1, requests[1]: 3, requests[3]: 50, requests[2]: 1})
     assert [request.tokens[-1] for request in (late, *requests[:2], requests[3], requests[2])] == found
-    assert faithful(told)
+    assert faithful(paged)
 
 
 def test_a_long_random_life_stays_exact(device: str) -> None:
-    told = story(loaded(device, host_blocks=48), seed=7)
+    paged = paged_run(loaded(device, host_blocks=48), seed=7)
     rng = random.Random(11)
     here: list[ScriptedRequest] = []
     away: list[ScriptedRequest] = []
     for _ in range(60):
         act = rng.choice(["begin", "begin", "swap out", "swap in", "finish"])
         if act == "begin" and len(here) < 9:
-            request = told.begin(rng.randrange(1, 60))
-            told.step({request: len(request.tokens)} | dict.fromkeys(rng.sample(here, len(here) // 2), 1))
+            request = paged.begin(rng.randrange(1, 60))
+            paged.step({request: len(request.tokens)} | dict.fromkeys(rng.sample(here, len(here) // 2), 1))
             here.append(request)
         elif act == "swap out" and here and len(away) < 4:
             away.append(here.pop(rng.randrange(len(here))))
-            told.swap_out(away[-1])
+            paged.swap_out(away[-1])
         elif act == "swap in" and away:
             here.append(away.pop(rng.randrange(len(away))))
-            told.swap_in(here[-1])
+            paged.swap_in(here[-1])
         elif act == "finish" and len(here) > 5:
-            told.finish(here.pop(rng.randrange(len(here))))
+            paged.finish(here.pop(rng.randrange(len(here))))
         if here:
-            told.decode(*here)
-    assert told.rows > 200
-    assert faithful(told)
+            paged.decode(*here)
+    assert paged.rows > 200
+    assert faithful(paged)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -162,9 +162,9 @@ def test_the_workout_that_every_backend_takes_finds_no_error(device: str, seed: 
 
 def test_a_mutated_table_changes_the_result(device: str) -> None:
     backend = loaded(device)
-    told = story(backend)
-    one, other = told.begin(40), told.begin(40)
-    told.step({one: 40, other: 40})
+    paged = paged_run(backend)
+    one, other = paged.begin(40), paged.begin(40)
+    paged.step({one: 40, other: 40})
     right = Row(one.tokens[-1:], 40, array("i", one.table))
     backend.step([right])
     expected = backend.logits()
@@ -196,13 +196,13 @@ def test_the_padding_of_a_gear_touches_no_block_of_the_pool(device: str) -> None
 
 def test_steps_beyond_the_gears_run_unpadded(device: str) -> None:
     backend = loaded(device, gears=(1, 2), token_gears=(16,))
-    told = story(backend)
-    requests = [told.begin(9) for _ in range(5)]
-    told.step(dict.fromkeys(requests, 9))
-    told.decode(*requests)
+    paged = paged_run(backend)
+    requests = [paged.begin(9) for _ in range(5)]
+    paged.step(dict.fromkeys(requests, 9))
+    paged.decode(*requests)
     assert backend.packer.form(45, 5, 0)[:2] == (45, 5)
     assert backend.packer.form(5, 5, 5)[:2] == (5, 5)
-    assert faithful(told)
+    assert faithful(paged)
 
 
 def test_a_step_takes_the_smallest_gear_that_holds_it() -> None:
@@ -322,13 +322,13 @@ def test_a_swap_outside_the_pools_is_refused() -> None:
 
 def test_describe_says_what_a_profile_is_stamped_with() -> None:
     backend: Backend = loaded(blocks=40)
-    told = backend.describe()
-    assert told["kernels"] == "reference"
-    assert told["dtype"] == "float32"
-    assert told["model"]["name"] == "micro"
-    assert (told["blocks"], told["block_size"], told["host_blocks"]) == (40, 16, 24)
-    assert told["gears"] == [1, 2, 4, 8, 16, 24, 32]
-    assert told["versions"]["torch"] == torch.__version__
+    about = backend.describe()
+    assert about["kernels"] == "reference"
+    assert about["dtype"] == "float32"
+    assert about["model"]["name"] == "micro"
+    assert (about["blocks"], about["block_size"], about["host_blocks"]) == (40, 16, 24)
+    assert about["gears"] == [1, 2, 4, 8, 16, 24, 32]
+    assert about["versions"]["torch"] == torch.__version__
     assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "threads", "versions"}
 
 
@@ -388,7 +388,7 @@ def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
         TorchBackend("cpu").load(MICRO, 8, 16, weights=str(tmp_path / "nowhere"))
 
 
-def test_how_many_threads_it_may_use_is_told_and_checked() -> None:
+def test_how_many_threads_it_may_use_is_described_and_checked() -> None:
     before = torch.get_num_threads()
     try:
         assert TorchBackend(device="cpu", threads=1).describe()["threads"] == 1
