@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 LONGEST_LINE = 1 << 26  # bytes; a stream without an end of line is given up
 PROGRESS = 0.5
+Progress = Callable[[dict[str, Any]], None]
 
 
 @dataclass
@@ -51,9 +52,8 @@ class Load:
     """A run of the generator."""
 
     def __init__(
-        self, url: str, api: Api, requests: Sequence[Request], timeout: float = 3600.0,
-        progress: Optional[Callable[[Any], None]] = None,
-    ) -> None:  # fmt: skip
+        self, url: str, api: Api, requests: Sequence[Request], timeout: float, progress: Optional[Progress]
+    ) -> None:
         self.url = url.rstrip("/") + api.path
         self.api = api
         self.timeout = timeout
@@ -89,16 +89,13 @@ class Load:
                 reporter.cancel()
 
     async def _with_followers(self, session: aiohttp.ClientSession, sending: Sending) -> None:
-        """Send a request, then those that wait for its end."""
+        """Send a request when it is due, then those that wait for its end."""
+        await self._until(sending.due)
         await self._send(session, sending)
         followers = self._followers.pop(sending.request.id, [])
         for follower in followers:
             follower.due = self._now() + follower.request.delay
-        await asyncio.gather(*(self._later(session, follower) for follower in followers))
-
-    async def _later(self, session: aiohttp.ClientSession, sending: Sending) -> None:
-        await self._until(sending.due)
-        await self._with_followers(session, sending)
+        await asyncio.gather(*(self._with_followers(session, follower) for follower in followers))
 
     async def _send(self, session: aiohttp.ClientSession, sending: Sending) -> None:
         self.open += 1
@@ -161,8 +158,6 @@ class Load:
             sending.prompt = event.prompt
         return event.over
 
-    # -- the clock -----------------------------------------------------------------------------------------------
-
     def _now(self) -> float:
         return time.perf_counter() - self._start
 
@@ -198,6 +193,14 @@ class Load:
             yield
         finally:
             loop.remove_signal_handler(signal.SIGINT)
+
+
+def send(url: str, api: Api, requests: Sequence[Request], timeout: float, progress: Optional[Progress] = None) -> Load:
+    """Give a load to a server and wait for its end."""
+    room_for(len(requests))
+    load = Load(url, api, requests, timeout, progress)
+    asyncio.run(load.run())
+    return load
 
 
 def room_for(streams: int) -> None:

@@ -28,9 +28,6 @@ class Event(NamedTuple):
     prompt: Optional[int] = None  # tokens of the prompt, where the server counts
 
 
-NOTHING = Event()
-
-
 class Api(Protocol):
     """One interface."""
 
@@ -100,7 +97,7 @@ class OpenAI:
         if line.startswith(b":"):
             return Event(ping=True)
         if not line.startswith(b"data:"):
-            return NOTHING
+            return Event()
         data = line[5:].strip()
         if data == b"[DONE]":
             return Event(over=True)

@@ -1,7 +1,7 @@
 """answers.csv of a calibrated endpoint: every request of every load, as its client saw it.
 
-Times are seconds since the load began; a load that did not come to its end as it should is kept and marked by the
-outcomes of its requests. Rows of a load are written together, so that a kill costs the load that was on its way.
+Times are seconds since the load began. A load that fails is kept; the outcomes of its requests say so. Rows of a load
+are written together: a kill costs only the load that was running.
 """
 
 from __future__ import annotations
@@ -37,7 +37,6 @@ class Taken:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Return what it is known by."""
         return self.point.name, self.round
 
     @property
@@ -69,7 +68,7 @@ def append(path: Path, taken: Taken) -> None:
 
 
 def write(path: Path, loads: Iterable[Taken]) -> None:
-    """Write a file anew."""
+    """Write a new file."""
     with open_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -83,17 +82,12 @@ def rows(taken: Taken) -> list[list[object]]:
     load = [point.kind, point.rows, point.prompt, taken.round, f"{taken.began:.3f}", len(taken.sendings)]
     return [
         [
-            *load, s.request.id, s.request.prompt, blank(s.prompt), s.request.output, blank(s.request.after),
+            *load, s.request.id, s.request.prompt, s.prompt, s.request.output, s.request.after,
             seconds(s.due), seconds(s.sent), seconds(s.end), s.written, s.outcome or "unfinished",
             " ".join((s.reason or "").split()), " ".join(map(seconds, s.times)),
         ]
         for s in taken.sendings
     ]  # fmt: skip
-
-
-def blank(value: object) -> object:
-    """Return an empty cell for None."""
-    return "" if value is None else value
 
 
 def seconds(value: Optional[float]) -> str:
@@ -127,8 +121,7 @@ def sending(row: dict[str, str]) -> Sending:
     request = Request(row["id"], float(row["due"]), int(row["prompt"]), int(row["output"]), after=row["after"] or None)
     outcome = row["outcome"] if row["outcome"] != "unfinished" else None
     times = [float(time) for time in row["tokens"].split()]
-    told = int(row["prompt_told"]) if row["prompt_told"] else None
+    prompt = int(row["prompt_told"]) if row["prompt_told"] else None
     sent, end = (float(row[name]) if row[name] else None for name in ("sent", "end"))
-    return Sending(
-        request, request.arrival, sent, times, int(row["written"]), told, end, outcome, row["reason"] or None
-    )
+    written, reason = int(row["written"]), row["reason"] or None
+    return Sending(request, request.arrival, sent, times, written, prompt, end, outcome, reason)

@@ -7,7 +7,7 @@ predicts loads that it has not seen clearly better. What the loads cannot tell a
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Callable, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ FORMS = ("linear", "squares", "table")
 BETTER, GAIN = (
     0.8,
     0.002,
-)  # a larger form's held-out error must be below this part of a smaller one's, and so much below
+)  # a larger form's held-out error must be below this part of a smaller one's, and less by this
 TRUST = 0.02  # of a step's time, that the model itself is taken to be off by: a sharper look at a step counts no more
 ALIKE = 1e-3  # a column that differs from the others by less than this part of itself cannot be told apart
 QUANTILES = 11  # of the noise that is kept
@@ -50,8 +50,8 @@ class Solved:
     form: str
     values: Mapping[str, float]
     errors: Mapping[str, float]  # standard errors
-    blended: tuple[str, ...] = ()  # what could not be told apart from the rest
-    cost: StepCost = field(default_factory=LinearCost)
+    blended: tuple[str, ...]  # what could not be told apart from the rest
+    cost: StepCost
 
     def seconds(self, seen: Seen) -> float:
         """Return what such a step should take, as a client sees it."""
@@ -87,7 +87,8 @@ class EndpointFit:
             single = np.array([time for seen, _ in some for time in seen.single])
             told = np.array([seconds for seen, seconds in some for _ in seen.single])
             if len(single) >= QUANTILES:
-                kept = steadier(float(np.mean((single - told) ** 2)), self.packets)
+                variance = float(np.mean((single - told) ** 2))
+                kept = np.sqrt(max(0.0, variance - self.packets) / variance) if variance > 0 else 1.0
                 found[kind] = (1 + kept * (np.quantile(single / told, places) - 1)).tolist()
         return found
 
@@ -136,11 +137,6 @@ def fit_steps(seen: Sequence[Seen], late: Sequence[Late] = ()) -> EndpointFit:
         if not best or compared[form] < min(BETTER * compared[best], compared[best] - GAIN):
             best = form
     return EndpointFit(solve(best, seen), seen, judged[best], compared, late)
-
-
-def steadier(variance: float, packets: float) -> float:
-    """Return the part of a scatter that is left without a part of its variance."""
-    return float(np.sqrt(max(0.0, variance - packets) / variance)) if variance > 0 else 1.0
 
 
 def held_out(form: str, seen: Sequence[Seen]) -> dict[str, Array]:
@@ -260,18 +256,14 @@ def curve(name: str, knots: Sequence[int], of: Callable[[Shape], int]) -> list[T
 
 def cost_of(form: str, values: Mapping[str, float]) -> StepCost:
     """Return the cost model of a form's numbers."""
-    shared: dict[str, Any] = {
-        name: values[name] for name in ("prefill_row", "context", "prefill_square") if name in values
-    }
+    names = ("prefill_row", "context", "prefill_square", "prefill_token", "decode_live")
+    shared: dict[str, Any] = {name: values[name] for name in names if name in values}
     if form == "table":
         points, gears = heights("prefill", values), heights("decode_gears", values)
         return TableCost(points, gears, mixed=values.get("mixed", 0.0), **shared)
     prefill, decode = values.get("prefill", 0.0), values.get("decode_step", 0.0)
     base = min(max(0.0, -values.get("mixed", 0.0)), prefill, decode)  # what a step of both kinds pays only once
-    return LinearCost(
-        base=base, prefill=prefill - base, decode_step=decode - base,
-        prefill_token=values.get("prefill_token", 0.0), decode_live=values.get("decode_live", 0.0), **shared,
-    )  # fmt: skip
+    return LinearCost(base=base, prefill=prefill - base, decode_step=decode - base, **shared)
 
 
 def heights(name: str, values: Mapping[str, float]) -> list[tuple[float, float]]:

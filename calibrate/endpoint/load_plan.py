@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.calibrate.client.protocols import LlmServing, OpenAI, length
+from servesim.calibrate.client.protocols import LlmServing, OpenAI
 from servesim.core import BadInput, Request
 
 STAGGER = 0.001  # by which a burst comes after its first prompt: it is to find the server at work, not idle
@@ -97,12 +97,10 @@ class Design:
 
     def points(self) -> list[Point]:
         """Return the loads, small ones of every kind first: what a large one breaks, it does not take from them."""
-        series = (self._singles(), self._batches(), self._bursts(), self._busy())
+        singles = [Point("single", 1, prompt) for prompt in self.lengths]
+        series = (singles, self._batches(), self._bursts(), self._busy())
         longest = max(map(len, series))
         return [points[rank] for rank in range(longest) for points in series if rank < len(points)]
-
-    def _singles(self) -> list[Point]:
-        return [Point("single", 1, prompt) for prompt in self.lengths]
 
     def _batches(self) -> list[Point]:
         found = []
@@ -112,17 +110,16 @@ class Design:
         return found
 
     def _bursts(self) -> list[Point]:
-        pairs = [(rows, prompt) for rows in self.bursts for prompt in self._some()]
+        pairs = [(rows, prompt) for rows in self.bursts for prompt in self._every_other()]
         return [Point("burst", rows, prompt) for rows, prompt in pairs if rows * prompt <= self.burst]
 
     def _busy(self) -> list[Point]:
-        prompts = [prompt for prompt in self._some() if prompt <= self.burst]
+        prompts = [prompt for prompt in self._every_other() if prompt <= self.burst]
         few = [Point("busy", 1, prompt) for prompt in prompts]
         rows = [rows for rows in self.batches if 1 < rows <= 8][-1:]
         return few + [Point("busy", rows[0], prompt) for prompt in prompts[1:2] if rows]
 
-    def _some(self) -> Sequence[int]:
-        """Return every other length."""
+    def _every_other(self) -> Sequence[int]:
         return self.lengths[1::2] or self.lengths
 
 
@@ -130,7 +127,6 @@ class Words(LlmServing):
     """llm-serving, asked with common words instead of numbered ones: a word is a token in most vocabularies."""
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return what performance_serving posts, its prompt of plain words."""
         return {**super().body(request), "inputs": plain_words(request)}
 
 
@@ -138,8 +134,7 @@ class TextCompletions(OpenAI):
     """OpenAI's completions of servers that take no token ids."""
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return a streamed completion of a prompt of plain words."""
-        return {**super().body(request), "prompt": plain_words(request), "max_tokens": length(request)}
+        return {**super().body(request), "prompt": plain_words(request)}
 
 
 def plain_words(request: Request) -> str:

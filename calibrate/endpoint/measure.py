@@ -6,7 +6,6 @@ there is by then is kept and fitted. Times are seconds.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import time
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.client.load_generator import Load, Sending, first_model, room_for
+from servesim.calibrate.client.load_generator import Load, Sending, first_model, send
 from servesim.calibrate.client.protocols import Api, OpenAI
 from servesim.core import BadInput, Request
 from servesim.files.write import write_json
@@ -41,10 +40,7 @@ class Caller:
 
     def send(self, requests: Sequence[Request]) -> Load:
         """Give a load and wait for its end."""
-        room_for(len(requests))
-        load = Load(self.url, self.api, requests, self.timeout)
-        asyncio.run(load.run())
-        return load
+        return send(self.url, self.api, requests, self.timeout)
 
     def small(self, salt: str) -> tuple[Sending, bool]:
         """Send one small request; return it, and whether the user stopped it."""
@@ -70,12 +66,11 @@ class Caller:
 
 
 def duration(sending: Sending) -> float:
-    """Return the seconds a request took."""
     return (sending.end or 0.0) - (sending.sent or 0.0)
 
 
 def contact(url: str, api: str, model: Optional[str], timeout: float, salt: str) -> Caller:
-    """Find out how to speak to a server; a request that it does not answer is an error of whoever named it."""
+    """Find out how to speak to a server; a request that it does not answer is bad input."""
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://HOST:PORT, got {url!r}")
     if api == "llm-serving":

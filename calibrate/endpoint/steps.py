@@ -116,16 +116,11 @@ def prompts(lengths: Sequence[int], **decoding: int) -> Shape:
     return Shape(len(lengths), tokens, tokens, squares, **decoding)
 
 
-def first_token(taken: Taken) -> Seen:
-    """Return the prompt of a single request."""
-    sending = taken.sendings[0]
-    assert sending.sent is not None
-    took = sending.times[0] - sending.sent
-    return Seen(taken.point.name, "prefill", prompts([prompt_of(sending)]), took, True, 0, (took,))
+def burst(taken: Taken, fastest: float = 0.0) -> list[Seen]:
+    """Return the prompt steps of a burst, or of a single request.
 
-
-def burst(taken: Taken, fastest: float) -> list[Seen]:
-    """Return the prompt steps of a burst; the first has the front end's time in it and counts only if it is alone."""
+    The first has the front end's time in it and counts only if it is alone.
+    """
     inside = sorted(taken.sendings, key=lambda sending: sending.times[0])
     groups: list[list[Sending]] = [[inside[0]]]
     for before, sending in zip(inside, inside[1:]):
@@ -187,7 +182,7 @@ def steps(loads: Sequence[Taken]) -> tuple[list[Seen], list[Late]]:
         if taken.point.kind in ("single", "batch"):
             seen += decodes(taken)
         if taken.point.kind == "single":
-            seen.append(first_token(taken))
+            seen += burst(taken)
     alone = [step for step in seen if step.kind == "decode" and step.shape.decode_rows == 1]
     fastest = float(np.median([step.seconds for step in alone or seen])) if seen else 0.005
     jitter = float(np.median([abs(time - step.seconds) for step in alone for time in step.single])) if alone else 0.0

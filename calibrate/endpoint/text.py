@@ -14,16 +14,13 @@ from servesim.core import Shape
 from servesim.files.write import open_text
 
 from .fit import EndpointFit
-from .load_plan import Design
 from .measure import Caller, Measured
 
 HOW = "endpoint: designed loads over HTTP, steps read off the clients' token times; host, network and padding included"
 USE = "costs are by live rows and tokens: simulate with engine.prefill_gears [] and engine.decode_gears [1]"
 
 
-def about(
-    fit: EndpointFit, measured: Measured, caller: Caller, design: Design, given: Mapping[str, Optional[str]]
-) -> dict[str, Any]:
+def about(fit: EndpointFit, measured: Measured, caller: Caller, given: Mapping[str, Optional[str]]) -> dict[str, Any]:
     """Return what profile.yaml says beside the costs; `given` are the name, device and model as the user has them."""
     told = any(sending.prompt is not None for taken in measured.good for sending in taken.sendings)
     return {
@@ -85,7 +82,8 @@ def table(fit: EndpointFit, measured: Measured) -> str:
         lines.append(f"{name:<22}{one['value']:>12.4g}{one['error']:>11.1g}   {one['low']:.4g} to {one['high']:.4g}")
     if fit.solved.blended:
         lines.append(f"not told apart from the rest: {', '.join(fit.solved.blended)}")
-    lines += ["", f"form: {fit.solved.form} (held out: {shares(fit.compared)})"]
+    shares = ", ".join(f"{form} {error:.1%}" for form, error in fit.compared.items())
+    lines += ["", f"form: {fit.solved.form} (held out: {shares})"]
     for kind, errors in fit.held_out.items():
         off = np.abs(errors)
         lines.append(f"{kind:<10}held out {off.mean():.1%} on average, {off.max():.1%} at worst, {len(off)} steps")
@@ -96,11 +94,6 @@ def table(fit: EndpointFit, measured: Measured) -> str:
         late = ", and ends of streams come one call late" if front["end_lag"] else ""
         lines.append(f"           a busy one sees a request after {front['lag']} model call(s){late}")
     return "\n".join([*lines, *troubles(measured)])
-
-
-def shares(compared: Mapping[str, float]) -> str:
-    """Return the held-out errors of all forms."""
-    return ", ".join(f"{form} {error:.1%}" for form, error in compared.items())
 
 
 def troubles(measured: Measured) -> list[str]:

@@ -6,17 +6,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import yaml
 from servesim.core import BadInput
 from servesim.costs.device_profile import rounded
 from servesim.costs.vidur import CONTEXT, VidurCost, load_tables
+from servesim.files.write import open_text
 
 
 def import_vidur(path: Path, out: Path) -> VidurCost:
     """Turn a file of Vidur's tables into a profile folder; return the costs as the profile will give them."""
-    import yaml
-    from servesim.files.write import open_text
-
-    path, out = Path(path), Path(out)
     cost = load_tables(path)
     if (out / "profile.yaml").exists():
         raise BadInput(f"{out}: holds a profile already; `sim calibrate import` does not overwrite")

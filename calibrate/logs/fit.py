@@ -1,17 +1,16 @@
 """Step costs from logs of real runs, with no device at hand: the simulator runs inside the fit.
 
-Instants in a log are sums of step times, so what is off adds up along a run: a residual is compared with the one
-before it, window by window, and those differences are what the fit makes small. A run's own scatter says how much its
-differences weigh, and those over a longer time weigh less; a reported total weighs as `Runs.spread` says. Every
-parameter comes with an interval: the wider of what the residuals say and what leaving out one run after another says.
-The intervals hold for servers that had a queue; where one idles between requests, every scheduling decision hangs on a
-hair, and the fit may end beside the best one.
+Instants in a log are sums of step times, so errors add up along a run: the fit makes small how much a window's residual
+differs from the one before it. A run's own scatter says how much its differences weigh, those over a longer time weigh
+less, and a reported total weighs as `Runs.spread` says. A parameter's interval is the wider of what the residuals say
+and what leaving out one run after another says. It holds for servers that had a queue; if the server idles between
+requests, small differences change the scheduling, and the fit may miss the best one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Callable, Optional
 
 import numpy as np
@@ -23,7 +22,6 @@ from servesim.runs.simulate import simulate
 
 from .least_squares import Solution, beyond, scaled, solve
 from .observed_runs import Observed, Runs, value_of, with_values
-from .segments import COARSE, FINEST, WINDOWS, Windows
 
 Array = NDArray[np.float64]
 Told = Callable[[str], None]
@@ -36,6 +34,10 @@ LEAST = 1e-9  # seconds: a parameter that starts at 0 could never move
 UNDERSTATED = 1.6  # residuals lean on each other: errors from logs that the simulator wrote were too small by this
 SOLE = 3.0  # times as uncertain without a run: that run alone tells of the parameter
 INTERVAL = 2.6  # standard errors either way: 99 of 100
+WINDOWS, EVENTS = 60, 10  # windows of a run at most, and events of one at least
+COARSE = 6  # windows to begin with: long ones show where to go from far away
+SHORTEST = 0.25  # of the mean span between windows: shorter ones are no more certain
+FINEST = 1e-3  # seconds: no log is more exact
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,6 @@ class Judged:
 
     @property
     def error(self) -> float:
-        """The makespan's error."""
         return self.predicted / self.measured - 1
 
 
@@ -72,11 +73,9 @@ class LogFit:
     errors: Array  # standard errors, as parts of the values
     cost: StepCost
     cold: dict[str, tuple[float, float]]  # by run: seconds that its first prefill and decode took longer
-    scatter: dict[str, float]  # by run: seconds, of the differences between windows
     fitted: list[Judged]
     left_out: list[Judged]  # each run predicted from the others
     predicted: list[Judged]  # runs that the fit never saw
-    notes: list[str] = field(default_factory=list)
 
     def interval(self, k: int) -> tuple[float, float]:
         """Return the bounds of a parameter."""
@@ -95,6 +94,39 @@ def predict(run: Observed, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0
     return Predicted(first - start, end - start, done.measures.makespan)
 
 
+def stretches(order: NDArray[np.int64], seen: Array, most: int) -> list[NDArray[np.int64]]:
+    """Cut events into at most so many stretches of the same time, each with enough events for a median.
+
+    From the end on: what a batch costs that is no longer full is seen in the last few events alone.
+    """
+    whole = (seen[order[-1]] - seen[order[0]]) / most
+    cuts, end = [], len(order)
+    for place in range(len(order) - 1, EVENTS - 1, -1):
+        if end - place >= EVENTS and seen[order[end - 1]] - seen[order[place]] >= whole:
+            cuts.append(place)
+            end = place
+    return np.split(order, cuts[::-1])
+
+
+class Windows:
+    """The events of a run in the order they were seen, cut into stretches that are compared as one."""
+
+    def __init__(self, run: Observed, most: int = WINDOWS) -> None:
+        self.seen = np.concatenate([run.first, run.end])
+        order = np.argsort(self.seen, kind="stable")
+        # The first token alone tells the first prefill from the first decode where both compiled.
+        self.parts = [order[:1], *stretches(order[1:], self.seen, most)]
+        spans = np.diff([0.0, *(float(np.median(self.seen[part])) for part in self.parts)])
+        # Step times scatter each by itself: over a span four times as long their sum scatters twice as much.
+        self.widths: Array = np.sqrt(np.maximum(spans / max(float(spans.mean()), FINEST), SHORTEST))
+
+    def differences(self, first: Array, end: Array) -> Array:
+        """Return how much the residual of each stretch differs from the one before, as if spans were all alike."""
+        off = np.concatenate([first, end]) - self.seen
+        off = np.where(np.isfinite(off), off, np.nanmax(np.abs(off), initial=1.0))  # never answered in the simulation
+        return np.diff([0.0, *(float(np.median(off[part])) for part in self.parts)]) / self.widths
+
+
 class Problem:
     """Residuals of the runs to fit, as a function of the parameters."""
 
@@ -102,17 +134,14 @@ class Problem:
         self.runs = list(runs)
         self.start_cost = cost
         self.free = list(free)
-        self.priors = dict(free)
+        self.priors = free
         self.spread = spread
         self.windows = {run.name: Windows(run, COARSE) for run in runs if run.detailed}
-        self.scatter = {name: 0.003 * self._run(name).makespan / WINDOWS**0.5 for name in self.windows}
+        self.scatter = {run.name: 0.003 * run.makespan / WINDOWS**0.5 for run in runs if run.detailed}
         self.names = self.free + [
             f"cold.{run.name}.{kind}" for run in runs if run.cold for kind in ("prefill", "decode")
         ]
         self._known: dict[tuple[object, ...], Array] = {}
-
-    def _run(self, name: str) -> Observed:
-        return next(run for run in self.runs if run.name == name)
 
     def start(self) -> Array:
         """Return the parameters to begin with."""
@@ -132,12 +161,8 @@ class Problem:
 
     def cold(self, values: Array) -> dict[str, tuple[float, float]]:
         """Return the cold start of every run that had one."""
-        found = dict(zip(self.names, (float(value) for value in values)))
-        return {
-            run.name: (found[f"cold.{run.name}.prefill"], found[f"cold.{run.name}.decode"])
-            for run in self.runs
-            if run.cold
-        }
+        left = iter([float(value) for value in values[len(self.free) :]])
+        return {run.name: (next(left), next(left)) for run in self.runs if run.cold}
 
     def residuals(self, values: Array) -> Array:
         """Return what is off, in standard deviations."""
@@ -198,7 +223,7 @@ def fit_logs(given: Runs, told: Told = lambda line: None, leave_out: bool = True
         errors = np.maximum(errors, jackknife(moved, problem.names, solution))
     others = [run for run in given.runs if not run.fit]
     judged = [[judge(run, cost, cold) for run in group] for group in (training, others)]
-    return LogFit(problem.names, solution.x, errors, cost, cold, dict(problem.scatter), judged[0], left_out, judged[1])
+    return LogFit(problem.names, solution.x, errors, cost, cold, judged[0], left_out, judged[1])
 
 
 def settled(problem: Problem, told: Told) -> Solution:

@@ -58,7 +58,6 @@ def freed(given: Any) -> Any:
 
 
 def costs(given: Any) -> StepCost:
-    """Return the cost model to start from."""
     if not isinstance(given, Mapping):
         raise expected("keys and values")
     return cost_from(given, "cost")
@@ -126,7 +125,6 @@ class Observed:
     end: Array  # when their streams ended
     cold: bool = False  # its first calls compiled: how long that took is a parameter
     fit: bool = True  # False: predicted only
-    note: str = ""
 
     @property
     def detailed(self) -> bool:
@@ -184,7 +182,7 @@ def seen(run: RunEntry, scenario: Scenario, trace: Trace, times: Optional[Times]
         first, end = sent + times.ttft, sent + times.e2e
         makespan = float(end.max()) if makespan is None else makespan
     assert makespan is not None
-    return Observed(run.name, scenario, trace, makespan, index, first, end, run.cold, run.fit, run.note)
+    return Observed(run.name, scenario, trace, makespan, index, first, end, run.cold, run.fit)
 
 
 def send(trace: Trace, times: Optional[Times], interval: Optional[float]) -> None:
@@ -213,22 +211,22 @@ def placed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return tree
 
 
-def value_of(cost: StepCost, name: str, where: str = "free") -> float:
+def value_of(cost: StepCost, name: str) -> float:
     """Return a parameter's value."""
     term, _, place = name.partition(".")
     known = [f.name for kind in COSTS.values() if type(cost) is kind for f in fields(kind) if f.name[0] != "_"]
     if term not in known:
-        raise BadInput(f"{where}: unknown parameter {name!r}; known: {', '.join(known)}")
+        raise BadInput(f"free: unknown parameter {name!r}; known: {', '.join(known)}")
     found: Any = getattr(cost, term)
     if not isinstance(found, (list, tuple)):
         if place or isinstance(found, bool) or found is None:
-            raise BadInput(f"{where}: {name!r}: expected a term that is a number")
+            raise BadInput(f"free: {name!r}: expected a term that is a number")
         return float(found)
     for point in found:
         if f"{point[0]:g}" == place:
             return float(point[1])
     places = ", ".join(f"{term}.{point[0]:g}" for point in found)
-    raise BadInput(f"{where}: {name!r}: expected a point of the table: {places}")
+    raise BadInput(f"free: {name!r}: expected a point of the table: {places}")
 
 
 def with_values(cost: StepCost, names: Sequence[str], values: Sequence[float]) -> StepCost:

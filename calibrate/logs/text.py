@@ -11,23 +11,28 @@ from .observed_runs import Runs
 
 def about(fit: LogFit, runs: Runs) -> dict[str, Any]:
     """Return what profile.yaml says beside the costs."""
-    parameters = {}
-    for k, name in enumerate(fit.names):
-        (low, high), value = fit.interval(k), float(fit.values[k])
-        parameters[name] = {"value": value, "error": value * float(fit.errors[k]), "low": low, "high": high}
     worst = [abs(judged.error) for judged in (*fit.left_out, *fit.predicted)]
     return {
         "name": runs.name,
         **runs.about,
         "error": {"makespan": max(worst)} if worst else None,
         "fit": {
-            "parameters": parameters,
+            "parameters": parameters(fit),
             "cold_start": {name: {"prefill": cold[0], "decode": cold[1]} for name, cold in fit.cold.items()},
             "fitted": rows(fit.fitted),
             "left_out": rows(fit.left_out),
             "predicted": rows(fit.predicted),
         },
     }
+
+
+def parameters(fit: LogFit) -> dict[str, dict[str, float]]:
+    """Return the fitted numbers with their intervals."""
+    found = {}
+    for k, name in enumerate(fit.names):
+        (low, high), value = fit.interval(k), float(fit.values[k])
+        found[name] = {"value": value, "error": value * float(fit.errors[k]), "low": low, "high": high}
+    return found
 
 
 def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
@@ -44,9 +49,8 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 def table(fit: LogFit) -> str:
     """Return the parameters with their intervals, and every run with its error."""
     lines = [f"{'parameter':<26}{'value':>12}{'error':>11}   interval"]
-    for k, name in enumerate(fit.names):
-        (low, high), value = fit.interval(k), fit.values[k]
-        lines.append(f"{name:<26}{value:>12.4g}{value * fit.errors[k]:>11.1g}   {low:.4g} to {high:.4g}")
+    for name, one in parameters(fit).items():
+        lines.append(f"{name:<26}{one['value']:>12.4g}{one['error']:>11.1g}   {one['low']:.4g} to {one['high']:.4g}")
     lines += ["", f"{'run':<36}{'measured':>10}{'predicted':>11}{'makespan':>10}{'ttft':>8}{'e2e':>8}"]
     groups = (("fitted", fit.fitted), ("left out", fit.left_out), ("predicted", fit.predicted))
     for title, judged in groups:

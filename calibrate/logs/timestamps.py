@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
-from servesim.traces.read.performance_serving import Answer, matched, read
+from servesim.traces.read.performance_serving import matched, read
 from servesim.traces.read.source import Source
 
 Array = NDArray[np.float64]
@@ -110,21 +110,17 @@ def from_log(path: Path) -> Times:
     answers.sort(key=lambda answer: answer.sent)
     place = {moment: k for k, moment in enumerate(sent)}
     chosen = matched([answer.sent for answer in answers], sent)
-    firsts = [first_token(answer) for answer in answers]
+    timed = [(answer, moment) for answer, moment in zip(answers, chosen) if answer.row.has("first_token_time")]
+    firsts = [answer.row.seconds("first_token_time", 1.0) for answer, _ in timed]
     table = [
         (place[moment], moment - sent[0], first, answer.took)
-        for moment, first, answer in zip(chosen, firsts, answers)
-        if first is not None and moment in place
+        for first, (answer, moment) in zip(firsts, timed)
+        if moment in place
     ]
     if not table:
         raise BadInput(f"{path}: expected answers with a first_token_time, got none")
     index, arrival, ttft, e2e = zip(*table)
     return Times(np.array(index, np.int64), np.array(arrival), np.array(ttft), np.array(e2e))
-
-
-def first_token(answer: Answer) -> Optional[float]:
-    """Return the seconds to an answer's first token, if the client measured them."""
-    return answer.row.seconds("first_token_time", 1.0) if answer.row.has("first_token_time") else None
 
 
 def from_result(text: str, path: Path, dataset: Optional[Path]) -> Times:

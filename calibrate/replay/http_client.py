@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.client.load_generator import Load, first_model, room_for
+from servesim.calibrate.client.load_generator import Load, first_model, send
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
@@ -33,10 +33,6 @@ class Target:
     timeout: float = 3600.0  # seconds after which a request is given up
     warm_up: int = 0  # requests sent before and not measured
 
-    def protocol(self) -> Api:
-        """Return how to speak to it."""
-        return LlmServing() if self.api == "llm-serving" else OpenAI(self.model or first_model(self.url))
-
 
 def replay_against(
     target: Target,
@@ -44,15 +40,17 @@ def replay_against(
     scenario: Scenario,
     requests: Sequence[Request],
     profile: Optional[Profile],
-    quiet: bool = True,
+    quiet: bool,
 ) -> Replayed:
     """Send requests to a server; with a profile, simulate and compare too."""
     if not target.url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://HOST:PORT, got {target.url!r}")
-    api = target.protocol()
+    api: Api = LlmServing() if target.api == "llm-serving" else OpenAI(target.model or first_model(target.url))
     if target.warm_up:
         send(target.url, api, at_once(requests[: target.warm_up]), target.timeout)
-    load = send(target.url, api, requests, target.timeout, ProgressLine(name, len(requests), quiet))
+    line = ProgressLine(name, len(requests), quiet)
+    load = send(target.url, api, requests, target.timeout, lambda state: line(shown(state, len(requests))))
+    line.end()
     live = as_live(load, scenario, profile or Profile("none", LinearCost()), requests)
     replayed = Replayed(name, live, replace(run_data(live), name=name))
     if profile is not None and not live.stopped:
@@ -61,17 +59,6 @@ def replay_against(
         replayed.simulated = replace(run_data(replayed.run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)
     return replayed
-
-
-def send(url: str, api: Api, requests: Sequence[Request], timeout: float, line: Optional[ProgressLine] = None) -> Load:
-    """Run the generator."""
-    room_for(len(requests))
-    progress = None if line is None else (lambda state: line(shown(state, len(requests))))
-    load = Load(url, api, requests, timeout, progress)
-    asyncio.run(load.run())
-    if line is not None:
-        line.end()
-    return load
 
 
 def shown(state: dict[str, Any], total: int) -> dict[str, Any]:
@@ -118,16 +105,13 @@ def as_live(load: Load, scenario: Scenario, profile: Profile, requests: Sequence
 def about(load: Load) -> dict[str, Any]:
     """Return how the sending itself went."""
     late = np.array([1e3 * (s.sent - s.due) for s in load.sendings if s.sent is not None])
-    reasons: dict[str, int] = {}
-    for sending in load.sendings:
-        if sending.reason:
-            reasons[sending.reason] = reasons.get(sending.reason, 0) + 1
+    reasons = Counter(sending.reason for sending in load.sendings if sending.reason)
     wrong = sum(s.outcome == "finished" and s.written != min(s.request.output, s.request.limit) for s in load.sendings)
     return {
         "lateness_ms": {} if not len(late) else {
             "mean": float(late.mean()), "p99": float(np.percentile(late, 99)), "max": float(late.max()),
         },
-        "reasons": dict(sorted(reasons.items(), key=lambda item: -item[1])[:20]),
+        "reasons": dict(reasons.most_common(20)),
         "wrong_length": wrong,
         "pings": sum(sending.pings for sending in load.sendings),
         "most_open": load.most_open,

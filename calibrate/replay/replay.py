@@ -6,6 +6,7 @@ device's own, and what the host adds to a step as seen in the warm-up.
 
 from __future__ import annotations
 
+import csv
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,14 @@ from typing import Any, Optional
 
 from servesim.calibrate.live.setup import Stage, same_device
 from servesim.calibrate.probe.host_overhead import Host, Hosted
-from servesim.config.scenario import Scenario
+from servesim.config.overrides import override, read_tree
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
 from servesim.runs.simulate import Run, fresh, load_trace
+from servesim.study.experiment import read_experiment
 
 from .live_run import LiveRun, live_run, write_live
 from .resimulate import resimulate, simulated
@@ -37,6 +40,26 @@ class Replayed:
     run: Optional[Run] = None
     simulated: Optional[RunData] = None
     comparison: Optional[Comparison] = None
+
+
+def winners(path: Path, top: int, baseline: bool = False, settings: tuple[str, ...] = ()) -> list[tuple[str, Scenario]]:
+    """Return the first `top` of a sweep with their names, and the baseline with them if asked for."""
+    if path.is_file():  # a best.yaml by itself
+        return [(path.stem, scenario_from(override(read_tree(path), settings), str(path)))]
+    ranking = path / "summary.csv"
+    if not ranking.is_file():
+        raise BadInput(f"{path}: expected the folder of a finished `sim sweep`; it has no summary.csv")
+    experiment = read_experiment(path)
+    with ranking.open(encoding="utf-8", newline="") as lines:
+        order = [int(row["config"]) for row in csv.DictReader(lines)]
+    chosen = order[:top]
+    if baseline and 0 not in chosen:
+        chosen.append(0)
+    found = []
+    for config in chosen:
+        name = f"rank{order.index(config) + 1}" + ("-baseline" if config == 0 else "")
+        found.append((name, scenario_from(override(experiment.tree(config), settings), f"{path}: {config}")))
+    return found
 
 
 def requests_of(scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None) -> list[Request]:
@@ -80,8 +103,7 @@ def replay_on(
     told = stage.replay(scenario, fresh(requests), cost, warm_up, line)
     line.end()
     live = live_run(scenario, profile or Profile("none", LinearCost()), fresh(requests), told)
-    measured = replace(run_data(live, live.decisions), name=name)
-    replayed = Replayed(name, live, measured)
+    replayed = Replayed(name, live, replace(run_data(live, live.decisions), name=name))
     if profile is not None and not live.stopped:
         compare_with(replayed, requests, profile, Host() if stage.backend == "fake" else Host(*told["host"]))
     return replayed
@@ -120,7 +142,6 @@ class ProgressLine:
         self._said = time.monotonic()
 
     def __call__(self, state: Mapping[str, Any]) -> None:
-        """Show how the run stands."""
         if self.quiet or (not self.terminal and time.monotonic() - self._said < 10):
             return
         self._said = time.monotonic()
@@ -128,13 +149,10 @@ class ProgressLine:
             f"{self.name}  {state['t']:.1f} s  done {state['done']}/{self.total}  waiting {state['waiting']}  "
             f"running {state['running']}  swapped {state['swapped']}  {state['tokens_per_s']:.0f} tokens/s"
         )
-        if self.terminal:
-            print(f"\r{text:<100}", end="", file=sys.stderr, flush=True)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        shown, end = (f"\r{text:<100}", "") if self.terminal else (text, "\n")
+        print(shown, end=end, file=sys.stderr, flush=True)
 
     def end(self) -> None:
-        """Leave the line."""
         if self.terminal and not self.quiet:
             print(file=sys.stderr)
 

@@ -53,6 +53,12 @@ class Line:
             return None
         return self.error - self.decisions
 
+    def outside(self, tolerance: float) -> bool:
+        """Whether the error is larger; a figure that one side lacks is outside too."""
+        if self.error is None:
+            return self.simulated != self.measured
+        return abs(self.error) > tolerance
+
 
 @dataclass(frozen=True)
 class Decisions:
@@ -102,15 +108,8 @@ class Comparison:
         raise BadInput(f"metric {metric!r}: not compared; known: {', '.join(line.metric for line in self.lines)}")
 
     def outside(self, tolerance: float, metrics: Sequence[str] = JUDGED) -> list[Line]:
-        """Return the judged figures whose error is larger; a figure that one side lacks is outside too."""
-        found = []
-        for line in (self.line(metric) for metric in metrics):
-            if line.error is None:
-                if line.simulated != line.measured:
-                    found.append(line)
-            elif abs(line.error) > tolerance:
-                found.append(line)
-        return found
+        """Return the judged figures whose error is larger."""
+        return [line for line in map(self.line, metrics) if line.outside(tolerance)]
 
 
 def relative(simulated: Optional[float], measured: Optional[float]) -> Optional[float]:
@@ -158,26 +157,25 @@ def decisions(simulated: RunData, measured: RunData) -> Optional[Decisions]:
 
 def paired(name: str, simulated: RunData, measured: RunData) -> Optional[Paired]:
     """Compare a latency of the requests that both sides finished."""
-    ids = [id for id, row in measured.requests.items() if finished(row) and finished(simulated.requests.get(id))]
-    if not ids:
+    found = latencies(name, simulated, measured)
+    if not found:
         return None
-    ours = np.array([latency(name, simulated.requests[id]) for id in ids])
-    theirs = np.array([latency(name, measured.requests[id]) for id in ids])
+    ids, (ours, theirs) = list(found), np.array(list(found.values())).T
     off = ours - theirs
     worst = [(ids[i], float(ours[i]), float(theirs[i])) for i in np.argsort(-np.abs(off), kind="stable")[:5]]
     within = float(np.mean(np.abs(off) <= 0.05 * theirs))
     return Paired(name, len(ids), float(off.mean()), float(np.median(off)), float(off.std()), within, tuple(worst))
 
 
-def finished(row: Optional[Mapping[str, Any]]) -> bool:
-    """Say whether a request got its answer."""
-    return row is not None and row["outcome"] == "finished"
-
-
-def latency(name: str, row: Mapping[str, Any]) -> float:
-    """Return a latency of one request in seconds."""
-    end = row["first_token"] if name == "ttft" else row["finish"]
-    return float(end) - float(row["arrival"])
+def latencies(name: str, simulated: RunData, measured: RunData) -> dict[str, tuple[float, float]]:
+    """Return a latency in seconds, simulated and measured, of the requests that both sides finished."""
+    end, found = "first_token" if name == "ttft" else "finish", {}
+    for id, theirs in measured.requests.items():
+        ours = simulated.requests.get(id)
+        if ours is not None and ours["outcome"] == theirs["outcome"] == "finished":
+            took = [float(row[end]) - float(row["arrival"]) for row in (ours, theirs)]
+            found[id] = (took[0], took[1])
+    return found
 
 
 def kendall(ours: Sequence[float], theirs: Sequence[float]) -> Optional[float]:

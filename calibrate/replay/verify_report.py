@@ -9,7 +9,7 @@ from typing import Any, Optional
 from servesim.files.write import write_json
 from servesim.runs.run_folder import RunData
 
-from .verify import JUDGED, Comparison, Line, as_json, finished, latency, ranks
+from .verify import JUDGED, Comparison, Line, as_json, latencies, ranks
 
 HEAD = f"{'metric':<24}{'simulated':>13}{'measured':>13}{'error':>11}{'steps':>11}{'decisions':>11}"
 
@@ -80,7 +80,7 @@ def rank_text(comparisons: Sequence[Comparison]) -> str:
 
 
 def write_report(comparisons: Sequence[Comparison], folder: Path, tolerance: Optional[float]) -> None:
-    """Write verify.txt and verify.json."""
+    """Write verify.json."""
     report: dict[str, Any] = {"tolerance": tolerance, "settings": [as_json(c) for c in comparisons]}
     if len(comparisons) > 1:
         report["kendall_tau"] = ranks(comparisons)
@@ -98,10 +98,8 @@ def plot(sides: Mapping[str, tuple[RunData, RunData]], comparisons: Sequence[Com
     for place, name in enumerate(("ttft", "e2el"), 1):
         axes = figure.add_subplot(1, 3, place)
         for label, (simulated, measured) in sides.items():
-            both = [i for i, r in measured.requests.items() if finished(r) and finished(simulated.requests.get(i))]
-            x = [latency(name, measured.requests[id]) for id in both]
-            y = [latency(name, simulated.requests[id]) for id in both]
-            axes.plot(x, y, ".", markersize=3, label=label or None)
+            pairs = latencies(name, simulated, measured).values()
+            axes.plot([b for _, b in pairs], [a for a, _ in pairs], ".", markersize=3, label=label or None)
         low, high = axes.get_xlim()
         axes.plot([low, high], [low, high], color="grey", linewidth=0.8)
         axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)", title=f"{name}, a dot a request")

@@ -71,30 +71,33 @@ class Front:
             raise Refused(503, {"detail": str(busy), "error": {"message": str(busy), "type": "server_busy"}}) from None
 
     @contextlib.asynccontextmanager
-    async def following(self, ticket: Ticket) -> AsyncIterator[None]:
+    async def following(self, ticket: Optional[Ticket]) -> AsyncIterator[None]:
         """Give the ticket back however the answer ends."""
         try:
             yield
         finally:
-            if not ticket.over:
+            if ticket is not None and not ticket.over:
                 self.counter.drop(ticket)
 
-    async def stream(self, request: web.Request, headers: Mapping[str, str]) -> Stream:
-        """Begin to answer bit by bit."""
-        stream = Stream(request, headers, self.streams)
-        await stream.response.prepare(request)
-        return stream
+    @contextlib.asynccontextmanager
+    async def stream(self, request: web.Request, headers: Mapping[str, str]) -> AsyncIterator[Stream]:
+        """Answer bit by bit, watched until the end."""
+        stream = Stream(request, headers)
+        self.streams.add(stream)
+        try:
+            await stream.response.prepare(request)
+            yield stream
+        finally:
+            self.streams.discard(stream)
 
 
 class Stream:
     """An answer on its way to a client, which has to keep reading it."""
 
-    def __init__(self, request: web.Request, headers: Mapping[str, str], streams: set[Stream]) -> None:
+    def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         self.response = web.StreamResponse(headers=headers)
         self.transport = request.transport
         self.since: Optional[float] = None  # a write that has not ended yet was begun
-        self._streams = streams
-        streams.add(self)
 
     async def news(self, ticket: Ticket) -> list[Union[int, End]]:
         """Return what came, pinging the client while nothing does."""
@@ -109,15 +112,6 @@ class Stream:
         self.since = time.monotonic()
         await self.response.write(data)
         self.since = None
-
-    def close(self) -> None:
-        """Be no longer watched."""
-        self._streams.discard(self)
-
-    def cut(self) -> None:
-        """End it on a client that does not read."""
-        if self.transport is not None:
-            self.transport.abort()
 
 
 async def answered(ticket: Ticket) -> tuple[list[int], End]:
@@ -145,33 +139,22 @@ async def worded(request: web.Request, handler: Any) -> web.StreamResponse:
         return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
 
 
-class Doorman:
-    """Closes connections whose client says nothing, or reads nothing, for too long: aiohttp would wait forever."""
-
-    def __init__(self, runner: web.AppRunner, front: Front) -> None:
-        self.runner = runner
-        self.front = front
-        self._silent: dict[Any, float] = {}
-
-    async def watch(self) -> None:
-        """Look at all connections every now and then."""
-        while True:
-            await asyncio.sleep(WATCH)
-            self.look(time.monotonic())
-            for stream in list(self.front.streams):
-                if stream.since is not None and time.monotonic() - stream.since > STALL_SECONDS:
-                    stream.cut()
-
-    def look(self, now: float) -> int:
-        """Close those that are silent too long; return how many."""
-        server = self.runner.server
-        connections = [] if server is None else server.connections
-        silent = [one for one in connections if getattr(one, "_current_request", None) is None]
-        self._silent = {one: self._silent.get(one, now) for one in silent}
-        late = [one for one, since in self._silent.items() if now - since > HEAD_SECONDS]
-        for one in late:
-            one.force_close()
-            transport: Optional[asyncio.Transport] = getattr(one, "transport", None)
-            if transport is not None:
-                transport.close()
-        return len(late)
+async def watch(runner: web.AppRunner, front: Front) -> None:
+    """Close connections whose client says nothing, or reads nothing, for too long: aiohttp would wait forever."""
+    silent: dict[Any, float] = {}  # connections, and since when
+    while True:
+        await asyncio.sleep(WATCH)
+        now = time.monotonic()
+        connections = [] if runner.server is None else runner.server.connections
+        idle = [one for one in connections if getattr(one, "_current_request", None) is None]
+        silent = {one: silent.get(one, now) for one in idle}
+        for one, since in silent.items():
+            if now - since > HEAD_SECONDS:
+                one.force_close()
+                transport: Optional[asyncio.Transport] = getattr(one, "transport", None)
+                if transport is not None:
+                    transport.close()
+        for stream in list(front.streams):
+            stalled = stream.since is not None and now - stream.since > STALL_SECONDS
+            if stalled and stream.transport is not None:
+                stream.transport.abort()

@@ -7,9 +7,9 @@ from typing import Any, Callable, Optional
 
 from aiohttp import web
 
-from .engine_client import Counter, End, Ticket
+from .engine_client import End, Ticket
 from .http import Front, Refused, Stream, answered
-from .word_tokenizer import error_piece, event, partial, piece, tokens_of, whole
+from .word_tokenizer import event, partial, piece, tokens_of, whole
 
 PATHS = ("/models/llama2", "/models/internlm")
 ERRORS = {"refused": "Error202: prompt out of range", "empty": "Error203: prompt token empty"}
@@ -24,39 +24,19 @@ class ServingApi:
     def __init__(self, front: Front) -> None:
         self.front = front
 
-    @property
-    def counter(self) -> Counter:
-        """Where requests are handed over."""
-        return self.front.counter
-
     def routes(self) -> list[web.RouteDef]:
-        """Return its paths."""
-        found = []
-        for path in PATHS:
-            found += [
-                web.post(path, self.by_flag),
-                web.post(path + "/generate", self.generate),
-                web.post(path + "/generate_stream", self.generate_stream),
-            ]
         return [
-            *found,
+            *(web.post(path + end, self.generate) for path in PATHS for end in ("", "/generate", "/generate_stream")),
             web.get("/serving/get_bs", self.batch_size),
             web.get("/serving/get_request_numbers", self.request_numbers),
             web.get("/serving/get_serverd_model_info", self.model_info),
         ]
 
-    async def by_flag(self, request: web.Request) -> web.StreamResponse:
-        """Answer as the body's stream flag says."""
-        body = await self._body(request)
-        return await (self._stream(request, body) if truth(body.get("stream")) else self._whole(request, body))
-
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Answer with one JSON line."""
-        return await self._whole(request, await self._body(request))
-
-    async def generate_stream(self, request: web.Request) -> web.StreamResponse:
-        """Answer token by token."""
-        return await self._stream(request, await self._body(request))
+        """Answer token by token or with one JSON line, as the path says, else the body's stream flag."""
+        body = await self._body(request)
+        streamed = truth(body.get("stream")) if request.path in PATHS else request.path.endswith("_stream")
+        return await (self._stream(request, body) if streamed else self._whole(body))
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         body = await self.front.json_body(request, invalid_json)
@@ -78,7 +58,7 @@ class ServingApi:
         limit = whole_number((body.get("parameters") or {}).get("max_new_tokens"))
         return self.front.post(tokens, DEFAULT_LIMIT if limit is None else limit) if tokens else None
 
-    async def _whole(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+    async def _whole(self, body: dict[str, Any]) -> web.Response:
         ticket = self._hand_over(body)
         tokens: list[dict[str, Any]] = []
         end = End("empty")
@@ -97,16 +77,11 @@ class ServingApi:
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"} if bare else {}
         line = bare_line if bare else data_line
         full = truth(parameters.get("return_full_text", True))
-        if ticket is None:
-            stream = await self.front.stream(request, headers)
-            await stream.write(self._ending([], End("empty"), full, line))
-            return stream.response
-        async with self.front.following(ticket):
-            stream = await self.front.stream(request, headers)
-            try:
+        async with self.front.following(ticket), self.front.stream(request, headers) as stream:
+            if ticket is None:
+                await stream.write(self._ending([], End("empty"), full, line))
+            else:
                 await self._tokens(ticket, stream, full, line)
-            finally:
-                stream.close()
         return stream.response
 
     async def _tokens(self, ticket: Ticket, stream: Stream, full: bool, line: Callable[[Any], bytes]) -> None:
@@ -132,7 +107,7 @@ class ServingApi:
         if end.outcome == "finished":
             return whole(tokens, "length", len(tokens))
         text = ERRORS.get(end.outcome, ABNORMAL)
-        return whole([error_piece(text)], REASONS.get(end.outcome, "predict_failed"), 0)
+        return whole([piece(0, False, text)], REASONS.get(end.outcome, "predict_failed"), 0)
 
     async def batch_size(self, request: web.Request) -> web.Response:
         """Answer the number of slots."""
@@ -140,7 +115,7 @@ class ServingApi:
 
     async def request_numbers(self, request: web.Request) -> web.Response:
         """Answer how many requests wait."""
-        return server_sent(event(self.counter.state.get("waiting", 0)))
+        return server_sent(event(self.front.counter.state.get("waiting", 0)))
 
     async def model_info(self, request: web.Request) -> web.Response:
         """Answer what is served."""
@@ -148,7 +123,7 @@ class ServingApi:
             {
                 "docker_label": "",
                 "max_batch_total_tokens": self.front.batch * self.front.context,
-                "max_concurrent_requests": self.counter.most,
+                "max_concurrent_requests": self.front.counter.most,
                 "max_input_length": self.front.context,
                 "max_total_tokens": self.front.context,
                 "model_device_type": self.front.device,

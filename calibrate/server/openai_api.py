@@ -22,7 +22,6 @@ class OpenAIApi:
         self.front = front
 
     def routes(self) -> list[web.RouteDef]:
-        """Return its paths."""
         return [web.post("/v1/completions", self.completions), web.get("/v1/models", self.models)]
 
     async def models(self, request: web.Request) -> web.Response:
@@ -64,11 +63,9 @@ class OpenAIApi:
         first = await ticket.next() or []  # a refusal is known by then, and can still be a status
         if isinstance(first[0], End) and first[0].outcome != "finished":
             raise fault(400 if first[0].outcome == "refused" else 500, first[0].reason or first[0].outcome)
-        stream = await self.front.stream(request, {"Content-Type": "text/event-stream; charset=utf-8"})
-        try:
-            await self._tokens(stream, ticket, first, bool((body.get("stream_options") or {}).get("include_usage")))
-        finally:
-            stream.close()
+        counted = bool((body.get("stream_options") or {}).get("include_usage"))
+        async with self.front.stream(request, {"Content-Type": "text/event-stream; charset=utf-8"}) as stream:
+            await self._tokens(stream, ticket, first, counted)
         return stream.response
 
     async def _tokens(self, stream: Stream, ticket: Ticket, news: list[Any], counted: bool) -> None:

@@ -18,7 +18,7 @@ from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 
 from .engine_client import Counter
-from .http import BODY, Doorman, Front, worded
+from .http import BODY, Front, watch, worded
 from .llm_serving_api import ServingApi
 from .openai_api import OpenAIApi
 
@@ -54,33 +54,28 @@ class Service:
         self.queue = queue  # requests that may be open at a time
         self.last: dict[str, Any] = {}  # the desk's state at its end
         self.failure: Optional[WorkerFailed] = None  # of the engine, while it served
-        self.front: Optional[Front] = None
-        self._end: Callable[[], object] = lambda: None
-
-    def end(self) -> None:
-        """Have it end, from whatever thread."""
-        self._end()
+        self.end: Callable[[], object] = lambda: None  # has it end, from any thread
 
     async def run(self, ready: Optional[Callable[[int], None]] = None) -> None:
         """Serve until SIGINT or SIGTERM, or until the engine is gone; `ready` is told the port."""
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        self._end = lambda: loop.call_soon_threadsafe(stop.set)
+        self.end = lambda: loop.call_soon_threadsafe(stop.set)
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, stop.set)
         counter = Counter(self.queue)
         async with self._desk(counter) as engine:
-            front = self.front = self._front(counter)
+            front = self._front(counter)
             runner = web.AppRunner(application(front), handler_cancellation=True, keepalive_timeout=30)
             await runner.setup()
             await self._listen(runner)
-            doorman = asyncio.create_task(Doorman(runner, front).watch())
+            watching = asyncio.create_task(watch(runner, front))
             if ready is not None:
                 ready(self.port)
             waiting: asyncio.Future[Any] = asyncio.create_task(stop.wait())
             await asyncio.wait([waiting, engine], return_when=asyncio.FIRST_COMPLETED)
             waiting.cancel()
-            doorman.cancel()
+            watching.cancel()
             await runner.cleanup()
             counter.stop()
             try:
@@ -105,8 +100,7 @@ class Service:
         with tempfile.TemporaryDirectory(prefix="servesim-") as folder:
             path = str(Path(folder) / "desk")
             server = await asyncio.start_unix_server(counter.attend, path, limit=LINE)
-            loop = asyncio.get_running_loop()
-            engine = loop.run_in_executor(None, self._engine, path)
+            engine = asyncio.get_running_loop().run_in_executor(None, self._engine, path)
             connected: asyncio.Future[Any] = asyncio.create_task(counter.ready.wait())
             await asyncio.wait([connected, engine], return_when=asyncio.FIRST_COMPLETED)
             if engine.done():

@@ -26,14 +26,9 @@ def text_of(token: int) -> str:
     return f" w{token}"
 
 
-def piece(token: int, last: bool) -> dict[str, Any]:
-    """Return a token as llm-serving tells it; the text of the last one is always empty there."""
-    return {"id": token, "logprob": 0.0, "special": last, "text": "" if last else text_of(token)}
-
-
-def error_piece(text: str) -> dict[str, Any]:
-    """Return an error as llm-serving tells it: a token that is none."""
-    return {"id": 0, "logprob": 0.0, "special": False, "text": text}
+def piece(token: int, last: bool, error: str = "") -> dict[str, Any]:
+    """Return a token as llm-serving writes it: the last one has no text, and an error is the text of token 0."""
+    return {"id": token, "logprob": 0.0, "special": last, "text": "" if last else error or text_of(token)}
 
 
 def event(data: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
         print(f"sim: {little}; answers: {folder / 'answers.csv'}", file=sys.stderr)
         return 130 if measured.ended == "interrupted" else 1
     given = {"name": folder.resolve().name, "device": args.device, "model": args.model}
-    write_profile(folder, about(fit, measured, caller, design, given), fit.solved.cost)
+    write_profile(folder, about(fit, measured, caller, given), fit.solved.cost)
     write_samples(folder / "samples.csv", fit)
     print(table(fit, measured))
     print(f"profile: {folder / 'profile.yaml'}")

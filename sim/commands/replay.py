@@ -72,7 +72,7 @@ def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
     if args.sweep is None:
         scenario = scenario_of(args)
         return [(scenario.name or scenario.policy["name"], scenario)]
-    from servesim.calibrate.replay.winners import winners
+    from servesim.calibrate.replay.replay import winners
     from servesim.core import BadInput
 
     if args.top < 1:

@@ -13,9 +13,9 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
-from servesim.calibrate.client.load_generator import Load  # noqa: E402
+from servesim.calibrate.client.load_generator import Load, send  # noqa: E402
 from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI, ids, words  # noqa: E402
-from servesim.calibrate.replay.http_client import about, as_live, send  # noqa: E402
+from servesim.calibrate.replay.http_client import about, as_live  # noqa: E402
 from servesim.config.scenario import scenario_from  # noqa: E402
 from servesim.core import Request  # noqa: E402
 from servesim.costs.device_profile import Profile  # noqa: E402

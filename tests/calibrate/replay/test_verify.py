@@ -15,9 +15,8 @@ from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import arguments
 from servesim.calibrate.probe.host_overhead import Host
 from servesim.calibrate.replay.live_run import live_run, write_live
-from servesim.calibrate.replay.replay import Replayed, as_run, compare_with, requests_of, write_replay
+from servesim.calibrate.replay.replay import Replayed, as_run, compare_with, requests_of, winners, write_replay
 from servesim.calibrate.replay.verify import Line, compare, decisions, kendall, paired, ranks, relative
-from servesim.calibrate.replay.winners import winners
 from servesim.cli import main
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput

@@ -24,10 +24,10 @@ import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
 
+from servesim.calibrate.client.load_generator import send  # noqa: E402
 from servesim.calibrate.client.protocols import LlmServing, OpenAI  # noqa: E402
 from servesim.calibrate.endpoint.steps import slope  # noqa: E402
 from servesim.calibrate.live.setup import Stage  # noqa: E402
-from servesim.calibrate.replay.http_client import send  # noqa: E402
 from servesim.calibrate.server.service import Service  # noqa: E402
 from servesim.calibrate.server.word_tokenizer import text_of, tokens_of  # noqa: E402
 from servesim.cli import main  # noqa: E402
