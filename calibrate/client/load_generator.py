@@ -1,7 +1,7 @@
 """An open-loop load generator: requests are sent when they are due, whatever became of the ones before.
 
-Times are seconds since the start. Every request ends in the books: finished, refused, failed (an error inside the
-answer), broken (the stream ended early, or no connection), timed out, or unfinished when the run was stopped.
+Times are seconds since the start. A request ends as finished, refused, failed (an error inside the answer), broken (the
+stream ended early, or no connection), timed out, or unfinished (the run was stopped).
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ class Sending:
 
     @property
     def written(self) -> int:
-        """Tokens of the answer."""
         return len(self.times) if self.total is None else self.total
 
 
@@ -184,11 +183,8 @@ class Load:
             for task in tasks:
                 task.cancel()
 
-        try:
+        with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
             loop.add_signal_handler(signal.SIGINT, stop)
-        except (ValueError, RuntimeError):  # not in the main thread
-            yield
-            return
         try:
             yield
         finally:

@@ -48,12 +48,10 @@ class LlmServing:
     closes = True
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return what performance_serving posts."""
         parameters = {"do_sample": "False", "return_full_text": "True", "max_new_tokens": length(request)}
         return {"inputs": words(request), "stream": True, "parameters": parameters}
 
     def event(self, line: bytes) -> Event:
-        """Read one bare JSON line, or a comment."""
         if line.startswith(b":"):
             return Event(ping=True)
         if line.startswith(b"data:"):
@@ -81,7 +79,6 @@ class OpenAI:
         self.model = model
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return a streamed completion of just so many tokens."""
         return {
             "model": self.model,
             "prompt": ids(request),
@@ -93,7 +90,6 @@ class OpenAI:
         }
 
     def event(self, line: bytes) -> Event:
-        """Read one line of server-sent events."""
         if line.startswith(b":"):
             return Event(ping=True)
         if not line.startswith(b"data:"):

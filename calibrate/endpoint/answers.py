@@ -77,7 +77,6 @@ def write(path: Path, loads: Iterable[Taken]) -> None:
 
 
 def rows(taken: Taken) -> list[list[object]]:
-    """Return a load's rows."""
     point = taken.point
     load = [point.kind, point.rows, point.prompt, taken.round, f"{taken.began:.3f}", len(taken.sendings)]
     return [

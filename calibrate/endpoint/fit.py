@@ -116,7 +116,7 @@ class EndpointFit:
 
     @property
     def lag(self) -> int | None:
-        """Return the model calls after which a busy server sees a request."""
+        """Return the model calls after which a busy server sees a request, as engine.front_end of a scenario has it."""
         return max(1, round(float(np.median([late.calls for late in self.late])))) if self.late else None
 
     @property
@@ -267,5 +267,4 @@ def cost_of(form: str, values: Mapping[str, float]) -> StepCost:
 
 
 def heights(name: str, values: Mapping[str, float]) -> list[tuple[float, float]]:
-    """Return a curve's points."""
     return [(float(key.partition(".")[2]), value) for key, value in values.items() if key.startswith(name + ".")]

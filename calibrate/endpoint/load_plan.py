@@ -1,8 +1,8 @@
 """The loads by which a server that one cannot look into is made to show its step costs.
 
-A single request shows a prompt's time (with the front end's) and the decode of one row; a steady batch the decode of
-many; a burst of prompts, one token each, what prompts take back to back; prompts sent to a busy server what they add
-to a step, and how long the front end keeps them. Lengths are tokens, times are seconds.
+A single request shows a prompt's time (with the front end's) and the decode of one row; a batch the decode of many; a
+burst what prompts take back to back; prompts to a busy server what they add to a step and how long the front end keeps
+them. Lengths are tokens, times are seconds.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, NamedTuple, Optional
 
 from servesim.calibrate.client.protocols import LlmServing, OpenAI
@@ -42,7 +43,6 @@ class Point:
 
     @property
     def name(self) -> str:
-        """Return what it is called: `batch 8x128`."""
         return f"{self.kind} {self.rows}x{self.prompt}"
 
     def requests(self, salt: str, output: int, short: int, pace: Pace) -> list[Request]:
@@ -99,8 +99,7 @@ class Design:
         """Return the loads, small ones of every kind first: what a large one breaks, it does not take from them."""
         singles = [Point("single", 1, prompt) for prompt in self.lengths]
         series = (singles, self._batches(), self._bursts(), self._busy())
-        longest = max(map(len, series))
-        return [points[rank] for rank in range(longest) for points in series if rank < len(points)]
+        return [point for rank in zip_longest(*series) for point in rank if point is not None]
 
     def _batches(self) -> list[Point]:
         found = []

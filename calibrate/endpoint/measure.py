@@ -1,7 +1,6 @@
 """Calibrate a server that one cannot look into: designed loads over HTTP, every answer kept, then a fit.
 
-A load that fails is recorded and the next one is given, once the server answers as before; if it no longer does, what
-there is by then is kept and fitted. Times are seconds.
+A failed load is kept, and the next one waits until the server answers as before. If it does not, the rest is fitted.
 """
 
 from __future__ import annotations

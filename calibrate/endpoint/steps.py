@@ -1,8 +1,8 @@
 """Steps of a server as its clients see them: a step ends when the tokens it wrote arrive.
 
-Rows that decode together get their tokens in the same steps, so the middle of their arrival times is the step's end,
-and single late packets do not matter. A prompt's step ends with its first token; what it took is the time since the
-step before it, or, on an idle server, since it was sent, which is the front end's time too. Times are seconds.
+Rows that decode together get tokens in the same steps: the median of their arrival times is the step's end. A prompt's
+step ends with its first token and began with the end of the step before it, or, on an idle server, when the prompt was
+sent, which includes the front end's time. Times are seconds.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def beat(members: Sequence[Sending], begin: float, end: float) -> Optional[Beat]
 
 
 def slope(ends: Array) -> float:
-    """Return the time of a step from the ends of some alike, few stray ones doing no harm: the middle of all slopes.
+    """Return the time of a step from the ends of similar ones: the median of all slopes, which few strays do not move.
 
-    Unlike the middle of the differences it gains from every further step, since a late packet shortens the next one.
+    It is better than the median of the differences, since a late packet shortens the next step.
     """
     first, last = np.triu_indices(len(ends), 1)
     return float(np.median((ends[last] - ends[first]) / (last - first)))
@@ -109,8 +109,9 @@ def decodes(taken: Taken) -> list[Seen]:
     return seen
 
 
-def prompts(lengths: Sequence[int], **decoding: int) -> Shape:
+def prompts(sendings: Sequence[Sending], **decoding: int) -> Shape:
     """Return the shape of a step with whole prompts."""
+    lengths = [prompt_of(sending) for sending in sendings]
     tokens = sum(lengths)
     squares = sum(length * length for length in lengths)
     return Shape(len(lengths), tokens, tokens, squares, **decoding)
@@ -130,13 +131,12 @@ def burst(taken: Taken, fastest: float = 0.0) -> list[Seen]:
     name = taken.point.name
     if len(groups) == 1:
         took = groups[0][-1].times[0] - min(s.sent or 0.0 for s in inside)
-        return [Seen(name, "prefill", prompts(list(map(prompt_of, inside))), took, True, 0, (took,))]
+        return [Seen(name, "prefill", prompts(inside), took, True, 0, (took,))]
     ends, seen, place = np.array([group[0].times[0] for group in groups]), [], 1
     for _, alike in groupby(groups[1:], key=len):
         run = list(alike)
         some = ends[place - 1 : place + len(run)]
-        shape = prompts(list(map(prompt_of, run[0])))
-        seen.append(Seen(name, "prefill", shape, slope(some), False, 0, tuple(np.diff(some))))
+        seen.append(Seen(name, "prefill", prompts(run[0]), slope(some), False, 0, tuple(np.diff(some))))
         place += len(run)
     return seen
 
@@ -149,29 +149,28 @@ def busy(taken: Taken, fastest: float) -> tuple[list[Seen], list[Late]]:
     if steady is None:
         return [], []
     usual = float(np.median(np.diff(steady.ends)))
-    found = [look(taken.point.name, probe, steady, usual, fastest) for probe in probes]
-    return [seen for seen, _ in found if seen is not None], [late for _, late in found if late is not None]
+    looks = [look(taken.point.name, probe, steady, usual, fastest) for probe in probes]
+    found = [one for one in looks if one is not None]
+    return [seen for seen, _ in found], [late for _, late in found]
 
 
-def look(
-    point: str, probe: Sending, steady: Beat, usual: float, fastest: float
-) -> tuple[Optional[Seen], Optional[Late]]:
+def look(point: str, probe: Sending, steady: Beat, usual: float, fastest: float) -> Optional[tuple[Seen, Late]]:
     """Return the step of one prompt, alone between two decodes or together with one, and how late it was."""
     assert probe.sent is not None
     first, near = probe.times[0], NEAR * fastest
     place = int(np.searchsorted(steady.ends, first - near))
     if not 1 <= place < len(steady.ends) or probe.sent < steady.ends[0]:
-        return None, None
+        return None
     start, end = float(steady.ends[place - 1]), float(steady.ends[place])
     sent = int(np.searchsorted(steady.ends, probe.sent))
     over = 0.0 if probe.end is None else (probe.end - first) / usual
     late = Late(place - sent, over)
     if np.any(np.diff(steady.ends[max(sent, 1) - 1 : place]) > STRETCHED * usual):
-        return None, None  # others' prompts, or earlier chunks of its own: not one step
+        return None  # others' prompts, or earlier chunks of its own: not one step
     if abs(first - end) > near:
-        return Seen(point, "prefill", prompts([prompt_of(probe)]), first - start, False, 0, (first - start,)), late
+        return Seen(point, "prefill", prompts([probe]), first - start, False, 0, (first - start,)), late
     read = int(steady.context[place])
-    shape = prompts([prompt_of(probe)], decode_rows=steady.rows, decode_live=steady.rows, context=read)
+    shape = prompts([probe], decode_rows=steady.rows, decode_live=steady.rows, context=read)
     return Seen(point, "mixed", shape, end - start, False, 0, (end - start,)), late
 
 
@@ -200,7 +199,7 @@ def steps(loads: Sequence[Taken]) -> tuple[list[Seen], list[Late]]:
     return together([*seen, *(probe for probe in probes if probe.kind == usual)], jitter), late
 
 
-def together(seen: Sequence[Seen], jitter: float = 0.0) -> list[Seen]:
+def together(seen: Sequence[Seen], jitter: float) -> list[Seen]:
     """Put repetitions together; the lower middle, as a first one may have been slow for reasons of its own."""
     groups: dict[tuple[object, ...], list[Seen]] = {}
     for step in seen:

@@ -33,7 +33,7 @@ def about(fit: EndpointFit, measured: Measured, caller: Caller, given: Mapping[s
         "versions": {"servesim": __version__},
         "endpoint": {"url": caller.url, "api": caller.api.path},
         "prompts": "tokens as the server counts them" if told else "words, taken for a token each",
-        "front_end": front_end(fit),
+        "front_end": {"seconds": fit.solved.values.get("front"), "lag": fit.lag, "end_lag": fit.end_lag},
         "loads": {"planned": measured.planned, "good": len(measured.good), "ended": measured.ended,
                   "failed": [{"load": load, "why": why} for load, why in measured.failed.items()]},
         "error": fit.error,
@@ -61,11 +61,6 @@ def write_samples(path: Path, fit: EndpointFit) -> None:
             writer.writerows([*told, f"{time - front:.6f}", *seen.shape] for time in seen.single)
 
 
-def front_end(fit: EndpointFit) -> dict[str, Any]:
-    """Return what is known of the server's HTTP side; `lag` and `end_lag` as a scenario's engine.front_end has them."""
-    return {"seconds": fit.solved.values.get("front"), "lag": fit.lag, "end_lag": fit.end_lag}
-
-
 def parameters(fit: EndpointFit) -> dict[str, dict[str, float]]:
     """Return the fitted numbers with their intervals."""
     found = {}
@@ -87,12 +82,12 @@ def table(fit: EndpointFit, measured: Measured) -> str:
     for kind, errors in fit.held_out.items():
         off = np.abs(errors)
         lines.append(f"{kind:<10}held out {off.mean():.1%} on average, {off.max():.1%} at worst, {len(off)} steps")
-    front = front_end(fit)
-    if front["seconds"] is not None:
-        lines.append(f"front end: {1e3 * front['seconds']:.3g} ms before an idle server begins")
-    if front["lag"] is not None:
-        late = ", and ends of streams come one call late" if front["end_lag"] else ""
-        lines.append(f"           a busy one sees a request after {front['lag']} model call(s){late}")
+    front = fit.solved.values.get("front")
+    if front is not None:
+        lines.append(f"front end: {1e3 * front:.3g} ms before an idle server begins")
+    if fit.lag is not None:
+        late = ", and ends of streams come one call late" if fit.end_lag else ""
+        lines.append(f"           a busy one sees a request after {fit.lag} model call(s){late}")
     return "\n".join([*lines, *troubles(measured)])
 
 

@@ -151,8 +151,7 @@ def read_runs(path: Path) -> Runs:
     except ValidationError as error:
         raise BadInput(f"{path}: {first_fault(error)}") from None
     folder = path.parent / file.data
-    common = file.scenario or {}
-    runs = [observed(run, common, folder, f"{path}: runs[{k}]") for k, run in enumerate(file.runs)]
+    runs = [observed(run, file.scenario or {}, folder, f"{path}: runs[{k}]") for k, run in enumerate(file.runs)]
     return Runs(file.name or path.stem, runs, file.cost, file.free, file.spread, file.about or {})
 
 

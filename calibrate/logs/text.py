@@ -49,24 +49,18 @@ def rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
 def table(fit: LogFit) -> str:
     """Return the parameters with their intervals, and every run with its error."""
     lines = [f"{'parameter':<26}{'value':>12}{'error':>11}   interval"]
-    for name, one in parameters(fit).items():
-        lines.append(f"{name:<26}{one['value']:>12.4g}{one['error']:>11.1g}   {one['low']:.4g} to {one['high']:.4g}")
+    for name, row in parameters(fit).items():
+        lines.append(f"{name:<26}{row['value']:>12.4g}{row['error']:>11.1g}   {row['low']:.4g} to {row['high']:.4g}")
     lines += ["", f"{'run':<36}{'measured':>10}{'predicted':>11}{'makespan':>10}{'ttft':>8}{'e2e':>8}"]
     groups = (("fitted", fit.fitted), ("left out", fit.left_out), ("predicted", fit.predicted))
     for title, judged in groups:
-        lines += [line(f"{title}: {one.name}", one) for one in judged]
+        for one in judged:
+            name, errors = f"{title}: {one.name}", f"{percent(one.ttft):>8}{percent(one.e2e):>8}"
+            lines.append(f"{name:<36}{one.measured:>9.1f}s{one.predicted:>10.1f}s{one.error:>+9.2%} {errors}")
     if fit.left_out:
         lines.append("left out: predicted from the other fitted runs; what only it tells of stays at its start value")
     lines.append("makespan, then medians over requests of what ttft and e2e are off by")
     return "\n".join(lines)
-
-
-def line(title: str, one: Judged) -> str:
-    """Return a run's line."""
-    return (
-        f"{title:<36}{one.measured:>9.1f}s{one.predicted:>10.1f}s{one.error:>+9.2%} "
-        f"{percent(one.ttft):>8}{percent(one.e2e):>8}"
-    )
 
 
 def percent(part: Optional[float]) -> str:

@@ -35,12 +35,7 @@ class Target:
 
 
 def replay_against(
-    target: Target,
-    name: str,
-    scenario: Scenario,
-    requests: Sequence[Request],
-    profile: Optional[Profile],
-    quiet: bool,
+    target: Target, name: str, scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile], quiet: bool
 ) -> Replayed:
     """Send requests to a server; with a profile, simulate and compare too."""
     if not target.url.startswith(("http://", "https://")):

@@ -1,7 +1,7 @@
-"""The simulation once more, with the step times that were measured: what is then still off is not their fault.
+"""Simulate again with the measured step times: the error that is left does not come from them.
 
-As long as the simulation calls the model as the device was called, its calls end when the device's did. Where it goes
-its own way, its steps take the profile's time, corrected by how the profile was off on steps of that kind.
+While the simulation makes the same calls as the device, its calls end when the device's did. After that, steps take the
+profile's time, corrected by measured over predicted time of such steps.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ class Measured(StepCost):
         self.ratios = ratios(calls, self.shapes, profile)
 
     def seconds(self, shape: Shape) -> float:
-        """Return the time until the measured end of this call."""
         assert self.engine is not None
         place = self.followed
         if not self.strayed and place < len(self.ends) and self.shapes[place] == shape:
@@ -67,8 +66,7 @@ def resimulate(live: RunData, profile: Profile, scenario: Optional[Scenario] = N
     assert scenario is not None
     assert live.sent is not None
     cost = Measured(live.calls, profile.cost)
-    requests = fresh(live.sent)
-    run, decisions = simulated(scenario, requests, profile, cost)
+    run, decisions = simulated(scenario, fresh(live.sent), profile, cost)
     return run_data(run, decisions), cost.followed
 
 

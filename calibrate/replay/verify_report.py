@@ -54,18 +54,16 @@ def text(comparison: Comparison, judged: Sequence[str] = JUDGED, tolerance: Opti
 
 def about_decisions(comparison: Comparison) -> list[str]:
     """Say how far both sides decided alike."""
-    lines = []
     alike = comparison.decisions
     if alike is None:
-        lines.append("decisions: not compared (one side has no log)")
+        said = "not compared (one side has no log)"
     elif alike.identical:
-        lines.append(f"decisions: identical, {alike.same} turns")
+        said = f"identical, {alike.same} turns"
     else:
         where = "" if alike.first is None else f", at t={alike.first['t']:.4f} s"
-        lines.append(
-            f"decisions: {alike.simulated} turns simulated, {alike.measured} measured; the first difference is turn "
-            f"{alike.same}{where}; {alike.alike} equal place by place"
-        )
+        said = f"{alike.simulated} turns simulated, {alike.measured} measured; the first difference is turn "
+        said += f"{alike.same}{where}; {alike.alike} equal place by place"
+    lines = [f"decisions: {said}"]
     if comparison.followed is not None:
         followed, calls = comparison.followed
         lines.append(f"with measured step times the simulation makes {followed} of {calls} calls as measured")
@@ -74,8 +72,8 @@ def about_decisions(comparison: Comparison) -> list[str]:
 
 def rank_text(comparisons: Sequence[Comparison]) -> str:
     """Say whether the order of settings holds."""
-    found = ranks(comparisons)
-    cells = ", ".join(f"{metric} {'-' if tau is None else f'{tau:+.2f}'}" for metric, tau in found.items())
+    taus = ranks(comparisons).items()
+    cells = ", ".join(f"{metric} {'-' if tau is None else f'{tau:+.2f}'}" for metric, tau in taus)
     return f"rank agreement over {len(comparisons)} settings (Kendall's tau): {cells}"
 
 

@@ -42,7 +42,6 @@ class Ticket:
         return news
 
     def hear(self, news: Union[int, End]) -> None:
-        """Take note of a token or the End."""
         self.over = isinstance(news, End)
         self._news.append(news)
         self._bell.set()
@@ -109,7 +108,6 @@ class Counter:
             self._say({"drop": ticket.id})
 
     def stop(self) -> None:
-        """Have the desk end."""
         if not self.closed and self._writer is not None:
             self._say({"stop": True})
 

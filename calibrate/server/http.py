@@ -1,7 +1,4 @@
-"""What both interfaces of the server share: bodies within bounds, tickets given back, writes that cannot stall.
-
-A client that is slow, gone, or talks nonsense costs itself its answer and nobody else anything.
-"""
+"""What both interfaces of the server share: limits on bodies, silence and stalls, so that one client costs no other."""
 
 from __future__ import annotations
 

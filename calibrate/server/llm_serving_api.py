@@ -47,9 +47,8 @@ class ServingApi:
         parameters = body.get("parameters") or {}
         limit = parameters.get("max_new_tokens") if isinstance(parameters, dict) else None
         if not isinstance(parameters, dict) or (limit is not None and whole_number(limit) is None):
-            raise unprocessable(
-                ["body", "parameters", "max_new_tokens"], "value is not a valid integer", "type_error.integer"
-            )
+            place = ["body", "parameters", "max_new_tokens"]
+            raise unprocessable(place, "value is not a valid integer", "type_error.integer")
         return body
 
     def _hand_over(self, body: dict[str, Any]) -> Optional[Ticket]:
