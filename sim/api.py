@@ -16,16 +16,17 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 import pandas as pd
-from pydantic import PrivateAttr, ValidationError
+from pydantic import PrivateAttr
 from servesim.config.overrides import Tree, merge, put, read_tree, with_preset
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Policy
 from servesim.core import settings as fields_of
-from servesim.costs.device_profile import bundled
+from servesim.costs.device_profile import bundled, load_profile
+from servesim.study.experiment import Experiment, SweepFile, base_of, checked, experiment_of, read_experiment
 from servesim.traces.trace import Columns, Trace, assemble
 
 from .frames import Replay, Result, Sweep, replay_of, result_of_data, run_scenario
-from .profile_frames import Calibration, calibration_of
+from .profile_frames import Calibration
 
 Source = Union[str, Path, Mapping[str, Any], None]
 Loaded = Union[Result, Sweep, Replay, "dict[str, Replay]", Calibration, pd.DataFrame]
@@ -71,8 +72,8 @@ def run(
         "profile": str(profile) if isinstance(profile, Path) else profile,
     }  # fmt: skip
     tree = tree_of(scenario, preset, {key: value for key, value in given.items() if value is not None}, settings)
-    checked = scenario_from(tree)
-    return run_scenario(checked if own is None else with_own(checked, own), requests, turns)
+    found = scenario_from(tree)
+    return run_scenario(found if own is None else with_own(found, own), requests, turns)
 
 
 def tree_of(source: Source, preset: Optional[str], over: Tree, settings: Optional[Mapping[str, Any]] = None) -> Tree:
@@ -145,16 +146,11 @@ def sweep(
     return Sweep(summary)
 
 
-def experiment_from(source: Source, keys: Mapping[str, Any]) -> Any:
+def experiment_from(source: Source, keys: Mapping[str, Any]) -> Experiment:
     """Return the experiment that a file or a mapping and further keys give."""
-    from servesim.study.experiment import SweepFile, base_of, experiment_of, read_experiment, sweep_error
-
     if isinstance(source, (str, Path)):
         return read_experiment(source, **keys)
-    try:
-        file = SweepFile.model_validate({**(source or {}), **keys})
-    except ValidationError as error:
-        raise BadInput(f"sweep: {sweep_error(error)}") from None
+    file = checked(SweepFile, {**(source or {}), **keys}, "sweep", {})
     return experiment_of(file, base_of(file.base, Path("sweep")), file.name or "sweep")
 
 
@@ -179,17 +175,16 @@ def replay(
     from servesim.calibrate.live.setup import Stage, name_of
     from servesim.calibrate.probe.host_overhead import Host
     from servesim.calibrate.replay.replay import check_profile, compare_with, replay_on, requests_of
-    from servesim.costs.device_profile import load_profile
 
     over = {} if profile is None else {"profile": str(profile) if isinstance(profile, Path) else profile}
-    checked = scenario_from(tree_of(scenario, preset, over, settings))
-    known = load_profile(checked.profile)
+    found = scenario_from(tree_of(scenario, preset, over, settings))
+    known = load_profile(found.profile)
     with Stage(backend, model or name_of(known.about.get("model")), worker_python) as stage:
-        stage.load([checked])
+        stage.load([found])
         check_profile(known, stage)
-        requests = requests_of(checked, limit=limit)
+        requests = requests_of(found, limit=limit)
         paced = known if device is None else load_profile(device)
-        done = replay_on(stage, checked.name or checked.policy["name"], checked, requests, paced, warm_up)
+        done = replay_on(stage, found.name or found.policy["name"], found, requests, paced, warm_up)
         if device is not None:
             compare_with(done, requests, known, Host())
     return replay_of(done)
@@ -202,7 +197,7 @@ def load(path: Union[str, Path]) -> Loaded:
     """
     path = Path(path)
     if (path / "profile.yaml").is_file() or (not path.exists() and str(path) in bundled()):
-        return calibration_of(str(path))
+        return Calibration(load_profile(str(path)))
     if (path / "experiment.json").is_file():
         from servesim.study.sweep import load as load_sweep
 
@@ -240,7 +235,6 @@ def replay_in(name: str, simulated: Path, measured: Path) -> Replay:
 
     from servesim.calibrate.probe.host_overhead import Host, Hosted
     from servesim.calibrate.replay.resimulate import compare_runs
-    from servesim.costs.device_profile import load_profile
     from servesim.runs.run_folder import read_run
 
     ours, theirs = read_run(simulated), read_run(measured)

@@ -13,7 +13,7 @@ from typing import Any, Optional
 import pandas as pd
 from servesim.calibrate.probe.samples import NEEDED, holds_steps, read_samples, samples_file
 from servesim.core import BadInput, Shape
-from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.device_profile import Profile
 
 JUDGED = ("fitted", "left_out", "predicted")  # runs of a fit from logs
 
@@ -97,8 +97,3 @@ def as_numbers(column: pd.Series[Any]) -> pd.Series[Any]:
         return column if (column == "").any() else pd.to_numeric(column)
     except ValueError:
         return column
-
-
-def calibration_of(given: str) -> Calibration:
-    """Return a bundled profile by its name, or one by its folder."""
-    return Calibration(load_profile(given))

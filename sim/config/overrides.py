@@ -17,21 +17,24 @@ Tree = dict[str, Any]
 
 def read_tree(path: Union[str, Path]) -> Tree:
     """Read a scenario file, ours or llm-serving's own, with the preset it names merged under it."""
-    tree = read_yaml(path)
-    if not isinstance(tree, dict):
-        raise BadInput(f"{path}: expected a mapping of scenario keys, got {type(tree).__name__}")
+    tree = read_mapping(path, "scenario")
     if is_llm_serving(tree):
         tree = from_llm_serving(tree, str(path))
     return with_preset(tree)
 
 
+def read_mapping(path: Union[str, Path], what: str) -> Tree:
+    """Read a YAML file of scenario, sweep or search keys."""
+    tree = read_yaml(path)
+    if not isinstance(tree, dict):
+        raise BadInput(f"{path}: expected a mapping of {what} keys, got {type(tree).__name__}")
+    return tree
+
+
 def with_preset(tree: Tree) -> Tree:
-    """Merge a scenario over the preset it names, by `preset:` or as its policy's name."""
-    tree = dict(tree)
-    base: Tree = {}
-    if "preset" in tree:
-        base = preset(str(tree.pop("preset")))
-    return merge(base, tree)
+    """Merge a scenario over the preset that its key `preset` names."""
+    over = {key: value for key, value in tree.items() if key != "preset"}
+    return merge(preset(str(tree["preset"])) if "preset" in tree else {}, over)
 
 
 def merge(base: Tree, over: Mapping[str, Any]) -> Tree:
@@ -44,10 +47,9 @@ def merge(base: Tree, over: Mapping[str, Any]) -> Tree:
             result[key] = dict(value) if other else merge(old, value)
         else:
             result[key] = value
-    if "trace" in over and over["trace"] is not None:
-        result.pop("workload", None) if "workload" not in over else None
-    if "workload" in over and over["workload"] is not None:
-        result.pop("trace", None) if "trace" not in over else None
+    for one, other in (("trace", "workload"), ("workload", "trace")):
+        if over.get(one) is not None and other not in over:
+            result.pop(other, None)
     return result
 
 

@@ -143,6 +143,11 @@ class Scenario(Section):
                 tree["policy"] = {"name": "llm-serving", **tree["policy"]}
         return tree
 
+    @property
+    def varies(self) -> bool:
+        """Whether anything is random: a trace from a file runs the same every time."""
+        return self.trace is None or self.noise
+
     def make_policy(self) -> Policy:
         """Return the policy object."""
         return make_policy(self.policy)

@@ -52,9 +52,7 @@ def knobs(summary: Summary) -> list[Knob]:
     metric = experiment.objectives[0].metric
     level = summary.baseline.found[metric].mean
     found = []
-    for key, values in experiment.knobs.items():
-        if summary.winner is None:
-            break
+    for key, values in experiment.knobs.items() if summary.winner is not None else ():
         values = sorted(values) if all(type(value) in (int, float) for value in values) else values
         best = [mark for value in values if (mark := best_with(summary, key, value, metric))]
         if len(best) > 1:
@@ -74,13 +72,9 @@ def alone(summary: Summary, key: str, values: Sequence[Any], metric: str) -> lis
     """Return the winner's neighbours along one knob; those that may not win are left out."""
     winner = summary.winner
     assert winner is not None
-    found = []
     rows = {row.config: row for row in summary.rows if row.eligible}
-    for value in values:
-        row = rows.get(-1 if (place := summary.experiment.place({**winner.assignment, key: value})) is None else place)
-        if row is not None:
-            found.append(marked(summary, value, row, metric))
-    return found
+    places = [(value, summary.experiment.place({**winner.assignment, key: value})) for value in values]
+    return [marked(summary, value, rows[place], metric) for value, place in places if place in rows]
 
 
 def marked(summary: Summary, value: Any, row: Row, metric: str) -> Mark:
@@ -114,7 +108,7 @@ class Story:
 def stories(summary: Summary) -> list[Story]:
     """Run the winner and the baseline once more, watched; empty where their requests are out of reach."""
     given = [row for row in (summary.winner, summary.baseline) if row is not None]
-    rows = [row for row in given if not any("error" in run for run in row.runs)]
+    rows = [row for row in given if "failed" not in row.labels]
     if len(rows) == 2 and rows[0] is rows[1]:
         rows = rows[:1]
     try:

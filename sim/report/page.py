@@ -6,19 +6,19 @@ import math
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from servesim.files.write import open_text
 from servesim.runs.metrics import WHERE
 from servesim.runs.text import PLACES
 from servesim.study.experiment import shown
-from servesim.study.files import MEANINGS, confirmation, count, counted, keys_of
+from servesim.study.files import MEANINGS, against, confirmation, count, counted, keys_of
 from servesim.study.intervals import Interval
-from servesim.study.number_format import number, percentage, spread
+from servesim.study.number_format import number, spread
 from servesim.study.ranking import Row, Summary
 
 from . import charts
-from .figures import Knob, Story, knobs, reasons, stories
+from .figures import knobs, reasons, stories
 
 ROWS = 2000  # of the table; summary.csv has them all
 
@@ -33,23 +33,15 @@ class Part(NamedTuple):
 
 def write_report(summary: Summary, path: Path) -> None:
     """Write the page."""
-    text = page(summary)
-    with open_text(path) as file:
-        file.write(text)
-
-
-def page(summary: Summary) -> str:
-    """Return the page."""
-    watched = stories(summary)
-    found = knobs(summary)
-    parts = [winner(summary), *why(summary), *trade_offs(summary), *curves(summary, found), *times(summary)]
-    parts += [*timeline(watched), configurations(summary), method(summary)]
+    parts = [winner(summary), *why(summary), *trade_offs(summary), *curves(summary), *times(summary)]
+    parts += [*timeline(summary), configurations(summary), method(summary)]
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     sections = "".join(f'<section id="{p.id}"><h2>{escape(p.title)}</h2>{p.body}</section>\n' for p in parts)
     links = "".join(f'<li><a href="#{p.id}">{escape(p.title)}</a></li>' for p in parts)
     for mark, value in (("title", escape(summary.experiment.name)), ("about", about(summary)), ("nav", links)):
         template = template.replace(f"<!--{mark}-->", value)
-    return template.replace("<!--sections-->", sections)
+    with open_text(path) as file:
+        file.write(template.replace("<!--sections-->", sections))
 
 
 def about(summary: Summary) -> str:
@@ -60,12 +52,6 @@ def about(summary: Summary) -> str:
         f"{count(len(summary.rows), 'configuration')}, {count(summary.runs, 'simulated run')} on profile {name}. "
         f"Counted: {counted(summary.experiment)}."
     )
-
-
-def change(row: Row, metric: str) -> str:
-    """Return a paired difference as a percentage of the baseline."""
-    found = row.change[metric]
-    return "no difference" if found.mean == 0 else percentage(found.over(row.found[metric].mean - found.mean))
 
 
 def winner(summary: Summary) -> Part:
@@ -97,7 +83,7 @@ def verdict(row: Row, metric: str, goal: str) -> str:
         return "the same as the baseline"
     better = (found.mean < 0) == (goal == "min")
     sure = "" if found.half is None else ", certain" if found.certain else ", within chance"
-    return f"{change(row, metric)}: {'better' if better else 'worse'} than the baseline{sure}"
+    return f"{against(row, metric)}: {'better' if better else 'worse'} than the baseline{sure}"
 
 
 def tie(summary: Summary) -> str:
@@ -174,8 +160,9 @@ def trade_offs(summary: Summary) -> list[Part]:
     return [Part("pareto", "Pareto front", f'{text}{key}<div class="charts wide">{figures}</div>')]
 
 
-def curves(summary: Summary, found: Sequence[Knob]) -> list[Part]:
+def curves(summary: Summary) -> list[Part]:
     """Return a curve for each knob."""
+    found = knobs(summary)
     if not found:
         return []
     key = legend(("--mark", "best with this value, other knobs free"), ("--win", "winner, only this knob changed"),
@@ -210,8 +197,9 @@ def times(summary: Summary) -> list[Part]:
     return [Part("time", "Where requests' time went", body)]
 
 
-def timeline(watched: Sequence[Story]) -> list[Part]:
+def timeline(summary: Summary) -> list[Part]:
     """Return the queues over time."""
+    watched = stories(summary)
     if not watched:
         return []
     last = max(story.log.times[-1] for story in watched if story.log.times)
@@ -271,7 +259,7 @@ def line(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence[str]
     cells += [f"<td>{escape(shown(row.assignment.get(key, '')))}</td>" for key in keys]
     for metric in metrics:
         found, apart = row.found[metric], row.change[metric]
-        cells += [cell(found.mean, spread(found, metric)), cell(apart.mean, change(row, metric))]
+        cells += [cell(found.mean, spread(found, metric)), cell(apart.mean, against(row, metric))]
     kind = ' class="is-win"' if row is summary.winner else ' class="is-base"' if row is summary.baseline else ""
     return f"<tr{kind}>{''.join(cells)}{cell(row.mean('evictions'))}<td>{tags(row)}</td></tr>\n"
 
@@ -288,7 +276,7 @@ def method(summary: Summary) -> Part:
     experiment = summary.experiment
     confidence = f"{100 * experiment.confidence:g} %"
     meanings = "".join(f"<li><b>{name}</b>: {text}</li>" for name, text in MEANINGS.items())
-    text: list[Any] = [
+    text = [
         "<p>Every configuration met the same requests in each replication (common random numbers). ± is the "
         f"half-width of a {confidence} Student t interval over replications; differences are taken pair by pair. Each "
         "interval holds by itself, not all at once: of many configurations the luckiest looks better than it is.</p>",

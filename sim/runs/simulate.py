@@ -88,18 +88,6 @@ def build(
     return build_driver(build_server(scenario.make_policy(), engine), engine, requests, observers, front_end)
 
 
-def simulate(
-    scenario: Scenario,
-    trace: Optional[Trace] = None,
-    observers: Sequence[Observer] = (),
-    leaps: bool = True,
-    profile: Optional[Profile] = None,
-) -> Run:
-    """Run a scenario; a livelock of the engine ends the run and is told in `Run.stuck`."""
-    with no_collection():
-        return serve(scenario, trace, observers, leaps, profile)
-
-
 @contextmanager
 def no_collection() -> Iterator[None]:
     """Keep the garbage collector off: a run makes no cycles worth it, and scanning all requests is a tenth of one."""
@@ -112,10 +100,15 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def serve(
-    scenario: Scenario, trace: Optional[Trace], observers: Sequence[Observer], leaps: bool, profile: Optional[Profile]
+@no_collection()
+def simulate(
+    scenario: Scenario,
+    trace: Optional[Trace] = None,
+    observers: Sequence[Observer] = (),
+    leaps: bool = True,
+    profile: Optional[Profile] = None,
 ) -> Run:
-    """Run a scenario."""
+    """Run a scenario; a livelock of the engine ends the run and is told in `Run.stuck`."""
     profile = load_profile(scenario.profile) if profile is None else profile
     requests = fresh((load_trace(scenario) if trace is None else trace).requests)
     driver = build(scenario, requests, observers, profile.front_end)

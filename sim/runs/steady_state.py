@@ -1,19 +1,17 @@
 """Which part of a run is counted: all of it (terminating), or its middle (steady state).
 
-A terminating run has an end that matters: everything counts. A steady-state run stands for a long one: requests that
-arrive while the queues still fill up, or so late that they are served while the load dries up, are left out. The cut
-goes by arrival and is the same for every configuration, so that pairs stay pairs.
+A steady-state run stands for a long one: requests that arrive in the warm-up or in the drain are left out. The cut goes
+by arrival and is the same for every configuration, so that pairs stay pairs.
 
-A run is saturated, and has no steady state, if more comes in than is served: over the second half of its arrivals the
-backlog (requests sent and not over) grows, by a straight line through it, by more than 5 % of what arrives meanwhile,
-and the line explains at least half of its ups and downs. The first condition keeps a busy but stable queue out, the
-second the swings of short runs.
+A run is saturated, and has no steady state, if its backlog (requests sent and not over) grows in the second half of
+the arrivals: the slope of a line through it is more than 5 % of the arrivals (a busy but stable queue is below), and
+the line explains at least half of the variance (the swings of a short run do not).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from servesim.core import Request
@@ -27,33 +25,17 @@ PART = 0.05  # of the arrivals that a growing backlog must keep
 EXPLAINED = 0.5  # of the backlog's variance, by its growth
 
 
-class Window(NamedTuple):
-    """The middle of a run."""
-
-    start: float
-    end: float
-
-    def holds(self, instant: float | None) -> bool:
-        """Whether an instant lies in it."""
-        return instant is not None and self.start <= instant < self.end
-
-
-def middle(requests: Sequence[Request], warm_up: float, drain: float) -> Window:
-    """Return the span of arrivals less so large a part at either end."""
-    first, last = min(r.arrival for r in requests), max(r.arrival for r in requests)
-    span = last - first
-    return Window(first + warm_up * span, last - drain * span)
-
-
 def steady(requests: Sequence[Request], slo: dict[str, float], warm_up: float, drain: float) -> dict[str, Any]:
     """Return the figures of a run's middle: latencies of who arrived in it, rates of what ended in it.
 
     Gaps between tokens are pooled over the whole run and cannot be cut: there is no itl.
     """
-    window = middle(requests, warm_up, drain)
-    seconds = window.end - window.start
-    inside = Measures([r for r in requests if window.holds(r.arrival)], Gaps(), slo)
-    ended = [r for r in requests if r.outcome == "finished" and window.holds(r.seen)]
+    first, last = min(r.arrival for r in requests), max(r.arrival for r in requests)
+    start, end = first + warm_up * (last - first), last - drain * (last - first)
+    seconds = end - start
+    inside = Measures([r for r in requests if start <= r.arrival < end], Gaps(), slo)
+    finished = [r for r in requests if r.outcome == "finished"]
+    ended = [r for r in finished if r.seen is not None and start <= r.seen < end]
     outputs, inputs = sum(r.written for r in ended), sum(r.prompt for r in ended)
     found = inside.as_result()
     rate = 1 / seconds if seconds > 0 else 0.0

@@ -85,8 +85,8 @@ class Ladder:
         if any(request.after is not None for request in trace.requests) or not trace.span > 0:
             raise BadInput("scenario: its requests have no rate: they wait for each other, or all arrive at once")
         self.rate = (len(trace) - 1) / trace.span
-        if scenario.trace is not None and not scenario.noise:
-            self.replications = 1  # nothing is random
+        if not scenario.varies:
+            self.replications = 1
 
     def try_rate(self, factor: float) -> Trial:
         """Run the scenario at a multiple of its rate."""

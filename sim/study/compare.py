@@ -1,7 +1,6 @@
-"""Two against each other: scenarios, runs or configurations of a sweep, paired wherever their chance was the same.
+"""Compare two scenarios, runs or configurations of a sweep, in pairs that had the same random numbers.
 
-Scenarios are run on common random numbers, one pair a replication. Runs that were written to folders are paired
-request by request and averaged over batches of consecutive arrivals, since neighbours in a queue are not independent.
+A pair is a replication, or for folders of single runs a batch of consecutive arrivals: neighbours are not independent.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from .executor import Executor
 from .intervals import Interval, interval, paired
 from .number_format import columns, spread
 from .objective import Objective
-from .single_run import Record, Task, seed_of, setup_of
+from .single_run import Task, seed_of, setup_of
 
 METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 BATCHES = 20  # of consecutive arrivals: long beside what neighbours share, enough for an interval
@@ -58,17 +57,24 @@ class Difference:
         """The change as a part of A."""
         return self.change.over(self.a) if self.a else self.change
 
-    def words(self) -> str:
-        """Say what the change amounts to."""
+    @property
+    def outcome(self) -> str:
+        """What B is beside A: the same, unclear, better or worse."""
         if self.change.mean == 0 and not self.change.half:
             return "the same"
-        part = self.part
+        if self.part.half is not None and not self.part.certain:
+            return "unclear"
+        return "better" if self.objective.better(self.part.mean) else "worse"
+
+    def words(self) -> str:
+        """Say what the change amounts to."""
+        mean, half, _ = self.part
         sure = "one run each"
-        if part.low is not None and part.high is not None:
-            sure = f"between {100 * part.low:+.2f} and {100 * part.high:+.2f} %"
-        if part.half is not None and not part.certain:
+        if half is not None:
+            sure = f"between {100 * (mean - half):+.2f} and {100 * (mean + half):+.2f} %"
+        if self.outcome == "unclear":
             return f"cannot be told apart ({sure})"
-        return f"B is {100 * abs(part.mean):.2f} % {'better' if self.objective.better(part.mean) else 'worse'} ({sure})"
+        return self.outcome if self.outcome == "the same" else f"B is {100 * abs(mean):.2f} % {self.outcome} ({sure})"
 
     def outside(self, tolerance: float) -> bool:
         """Whether the two differ by more than this part of A."""
@@ -99,14 +105,13 @@ def compare(a: Side, b: Side, objectives: Sequence[Objective], confidence: float
 
 def verdict(found: Sequence[Difference], tolerance: Optional[float] = None) -> str:
     """Say in words how the two compare."""
-    if all(one.words() == "the same" for one in found):
+    if all(one.outcome == "the same" for one in found):
         text = "A and B are the same in every figure."
     else:
         first = found[0]
         text = f"By {first.objective.metric}, {first.words()}."
-        better = [one.objective.metric for one in found[1:] if one.words().startswith("B") and "better" in one.words()]
-        worse = [one.objective.metric for one in found[1:] if one.words().startswith("B") and "worse" in one.words()]
-        for names, word in ((better, "better"), (worse, "worse")):
+        for word in ("better", "worse"):
+            names = [one.objective.metric for one in found[1:] if one.outcome == word]
             text += f" B is {word} in {', '.join(names)}." if names else ""
     if tolerance is not None:
         out = [one for one in found if one.outside(tolerance)]
@@ -139,23 +144,15 @@ def side(given: str, settings: Sequence[str], replications: int, executor: Execu
 
 
 def from_scenario(tree: Tree, name: str, replications: int, executor: Executor) -> Side:
-    """Run a scenario so many times."""
+    """Run the replications of a scenario."""
     scenario = scenario_from(tree, name)
-    if scenario.trace is not None and not scenario.noise:
-        replications = 1  # nothing is random
-    tasks = [Task(0, replication, {}) for replication in range(replications)]
+    tasks = [Task(0, replication, {}) for replication in range(replications if scenario.varies else 1)]
     runs: Values = {}
     for place, record in executor.run(setup_of(tree), tasks):
-        runs[seed_of(scenario.seed, place)] = figures(record, name)
+        if "error" in record:
+            raise BadInput(f"{name}: {record['error']}")
+        runs[seed_of(scenario.seed, place)] = record["figures"]
     return Side(name, dict(sorted(runs.items(), key=str)))
-
-
-def figures(record: Record, name: str) -> dict[str, float]:
-    """Return the figures of a record, or complain of its error."""
-    if "error" in record:
-        raise BadInput(f"{name}: {record['error']}")
-    found: dict[str, float] = record["figures"]
-    return found
 
 
 def from_sweep(folder: Path, config: Optional[int]) -> Side:

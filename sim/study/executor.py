@@ -1,7 +1,6 @@
 """Where runs are made: in this process, in one process a core, or on a dask.distributed cluster.
 
-All three take tasks and give back (place, record) in the order they end. A worker that dies takes nothing with it:
-what it had in hand is given to another.
+All three return (place, record) in the order in which runs end. Another worker gets the tasks of one that dies.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class WorkerLost(RuntimeError):
 
 
 class Executor(Protocol):
-    """Somebody who runs tasks."""
+    """Runs tasks."""
 
     def run(self, setup: str, tasks: Sequence[Task]) -> Results:
         """Return each task's place and record, in the order they end."""
@@ -49,7 +48,6 @@ class Serial:
     """Runs everything here, one after the other."""
 
     def run(self, setup: str, tasks: Sequence[Task]) -> Results:
-        """Return each task's place and record."""
         for place, task in enumerate(tasks):
             yield place, run_tasks(setup, [task])[0]
 
@@ -71,9 +69,7 @@ class Pool:
     def __init__(
         self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[Futures], None]
     ) -> None:
-        self._start = start
-        self._workers = workers
-        self._stop = stop
+        self._start, self._workers, self._stop = start, workers, stop
         self._futures: Optional[Futures] = None
 
     @property
@@ -82,7 +78,6 @@ class Pool:
         return max(1, self._workers())
 
     def run(self, setup: str, tasks: Sequence[Task]) -> Results:
-        """Return each task's place and record, as they come in."""
         pending: dict[Future[Any], Chunk] = {}
         pace = Pace(len(tasks))
         while pace.given < len(tasks) or pending:

@@ -11,17 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union
 
 from pydantic import Field, ValidationError, field_validator
 from servesim import __version__
-from servesim.config.overrides import Tree, override, read_tree, with_preset
+from servesim.config.overrides import Tree, override, read_mapping, read_tree, with_preset
 from servesim.config.registry import presets
 from servesim.config.scenario import Scenario, Section, first_error, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.files.suggestions import meant
-from servesim.files.yaml_reader import read_yaml
 from servesim.runs.steady_state import STEADY
 
 from .grid import Assignment, assigned, unroll
@@ -29,6 +28,7 @@ from .objective import Objective, objective
 from .single_run import Task, setup_of
 
 EXPERIMENT, RUNS = "experiment.json", "runs.jsonl"
+File = TypeVar("File", bound=Section)
 
 
 class Steady(Section):
@@ -63,7 +63,11 @@ class SweepFile(Section):
     @field_validator("ci", mode="before")
     @classmethod
     def _percent(cls, given: Any) -> Any:
-        return percent(given)
+        text = given.strip() if isinstance(given, str) else ""
+        try:
+            return float(text[:-1]) / 100 if text.endswith("%") else given
+        except ValueError:
+            return given
 
     @property
     def cut(self) -> Optional[tuple[float, float]]:
@@ -95,9 +99,8 @@ class Experiment:
 
     @property
     def varies(self) -> bool:
-        """Whether chance enters at all: a trace from a file runs the same every time."""
-        scenarios = [Scenario.model_validate(self.tree(0))] if self.configs else []
-        return any(scenario.trace is None or scenario.noise for scenario in scenarios)
+        """Whether replications differ."""
+        return Scenario.model_validate(self.tree(0)).varies
 
     @cached_property
     def places(self) -> dict[str, int]:
@@ -141,7 +144,7 @@ class Experiment:
         return {
             "name": self.name,
             "versions": {"servesim": __version__, "python": platform.python_version()},
-            "profile": profile_digest(self.base),
+            "profile": load_profile(self.base.get("profile", Scenario.model_fields["profile"].default)).digest,
             "base": self.base,
             "configs": list(self.configs),
             "objectives": [one._asdict() for one in self.objectives],
@@ -152,16 +155,6 @@ class Experiment:
             "cut": self.cut,
             "confirm": self.confirm,
         }
-
-
-def percent(given: Any) -> Any:
-    """Read 1% as 0.01, and leave numbers alone."""
-    if isinstance(given, str) and given.strip().endswith("%"):
-        try:
-            return float(given.strip()[:-1]) / 100
-        except ValueError:
-            return given
-    return given
 
 
 def shown(value: Any) -> str:
@@ -176,14 +169,7 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
     path = Path(path)
     if path.is_dir():
         return stored(path)
-    tree = read_yaml(path)
-    if not isinstance(tree, dict):
-        raise BadInput(f"{path}: expected a mapping of sweep keys, got {type(tree).__name__}")
-    tree |= {key: value for key, value in changes.items() if value is not None}
-    try:
-        file = SweepFile.model_validate(tree)
-    except ValidationError as error:
-        raise BadInput(f"{path}: {sweep_error(error)}") from None
+    file = checked(SweepFile, read_mapping(path, "sweep"), path, changes)
     base = override(base_of(file.base, path), settings)
     try:
         return experiment_of(file, base, file.name or path.stem)
@@ -191,7 +177,15 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
         raise BadInput(f"{path}: {bad}") from None
 
 
-def sweep_error(error: ValidationError, kind: type[Section] = SweepFile) -> str:
+def checked(kind: type[File], tree: Tree, where: Union[str, Path], changes: Mapping[str, Any]) -> File:
+    """Return the keys of a sweep or search file as their model; `changes` that are not None replace keys."""
+    try:
+        return kind.model_validate({**tree, **{key: value for key, value in changes.items() if value is not None}})
+    except ValidationError as error:
+        raise BadInput(f"{where}: {file_error(error, kind)}") from None
+
+
+def file_error(error: ValidationError, kind: type[Section]) -> str:
     """Return pydantic's first complaint; an unknown key lists those of the file."""
     fault = error.errors()[0]
     if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
@@ -252,11 +246,6 @@ def identity(base: Tree, assignment: Mapping[str, Any], where: str = "scenario")
         raise BadInput("base: expected a trace or a workload, got neither")
     settings = {**scenario.model_dump(mode="json"), "policy": repr(scenario.make_policy()), "name": None}
     return json.dumps(settings, sort_keys=True, default=str)
-
-
-def profile_digest(base: Tree) -> str:
-    """Return the digest of the base's profile, so that a result is never continued on other costs."""
-    return load_profile(base.get("profile", Scenario.model_fields["profile"].default)).digest
 
 
 def stored(folder: Path) -> Experiment:

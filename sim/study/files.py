@@ -45,14 +45,9 @@ def write_rows(path: Path, summary: Summary, rows: Sequence[Row]) -> None:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow([*fixed, *keys, *heads, *others])
         for row in rows:
-            writer.writerow([*facts(row, summary.experiment), *settings(row, keys), *marks(row, objectives, others)])
-
-
-def facts(row: Row, experiment: Experiment) -> list[Any]:
-    """Return what every line begins with."""
-    return [
-        row.rank, row.config, "; ".join(row.labels), int(row.front), int(row.tied), len(row.runs), counted(experiment),
-    ]  # fmt: skip
+            labels, part = "; ".join(row.labels), counted(summary.experiment)
+            facts = [row.rank, row.config, labels, int(row.front), int(row.tied), len(row.runs), part]
+            writer.writerow([*facts, *settings(row, keys), *marks(row, objectives, others)])
 
 
 def settings(row: Row, keys: Sequence[str]) -> list[Any]:
@@ -100,19 +95,15 @@ def table(summary: Summary, top: int = 10) -> str:
     rows = summary.rows[:top]
     if summary.baseline not in rows:
         rows = [*rows, summary.baseline]
-    names, common = [one.metric for one in summary.experiment.objectives], everywhere(summary)
+    names = [one.metric for one in summary.experiment.objectives]
+    everywhere = set.intersection(*(set(row.labels) for row in summary.rows)) if len(summary.rows) > 1 else set()
     lines = [["rank", *names, "against the baseline", "changed settings", "labels"]]
     for row in rows:
         difference = "" if row is summary.baseline else against(row, names[0])
         figures = [spread(row.found[name], name) for name in names]
-        labels = [name for name in row.labels if name not in common]
+        labels = [name for name in row.labels if name not in everywhere]
         lines.append([f"{'= ' * row.tied}{row.rank}", *figures, difference, changed(row, summary), ", ".join(labels)])
     return "\n".join([*columns(lines), *notes(summary)])
-
-
-def everywhere(summary: Summary) -> set[str]:
-    """Return the labels that every configuration has, which need no column."""
-    return set.intersection(*(set(row.labels) for row in summary.rows)) if len(summary.rows) > 1 else set()
 
 
 def changed(row: Row, summary: Summary) -> str:
@@ -155,15 +146,13 @@ def precision(summary: Summary) -> list[str]:
     if ci is None:
         return []
     level = abs(summary.baseline.found[metric].mean)
-    wide = [
-        row
-        for row in summary.rows
-        if (row.found[metric].half or 0) > ci * abs(row.found[metric].mean)
-        or (row.change[metric].half or 0) > ci * level
-    ]
+    wide = 0
+    for row in summary.rows:
+        found, change = row.found[metric], row.change[metric]
+        wide += (found.half or 0) > ci * abs(found.mean) or (change.half or 0) > ci * level
     most = max(len(row.runs) for row in summary.rows)
     text = f"half-widths of {metric} within {100 * ci:g} % after {most} replications at most"
-    return [text if not wide else f"{text}, but for {len(wide)} configurations"]
+    return [text if not wide else f"{text}, but for {wide} configurations"]
 
 
 def confirmation(summary: Summary) -> list[str]:

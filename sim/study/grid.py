@@ -23,6 +23,7 @@ from servesim.core import BadInput
 Assignment = dict[str, Any]  # scenario key -> value
 Grids = Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
 Draw = Callable[[random.Random], Any]
+KINDS = ("range", "uniform", "loguniform", "integers", "choice")
 
 
 class Axis(NamedTuple):
@@ -86,7 +87,7 @@ def axis(key: str, given: Any, where: str = "params") -> Axis:
         kind = next((name for name in KINDS if name in given), None)
         if kind is None:
             raise BadInput(f"{where}: expected a list or one of {', '.join(KINDS)}, got {dict(given)!r}")
-        return KINDS[kind](key, given, where)
+        return ranged(key, given, where) if kind == "range" else random_axis(key, kind, given, where)
     values = list(given) if isinstance(given, (list, tuple)) else [given]
     if not values:
         raise BadInput(f"{where}: expected at least one value, got none")
@@ -117,43 +118,24 @@ def ranged(key: str, given: Mapping[str, Any], where: str) -> Axis:
     return Axis(key, list(dict.fromkeys(tidy(value, whole) for value in spread)))
 
 
-def uniform(key: str, given: Mapping[str, Any], where: str) -> Axis:
-    """Read {uniform: [a, b]}."""
-    only(given, ("uniform",), where)
-    low, high = bounds(given["uniform"], f"{where}.uniform")
-    return Axis(key, (), lambda chance: tidy(chance.uniform(low, high), False))
-
-
-def loguniform(key: str, given: Mapping[str, Any], where: str) -> Axis:
-    """Read {loguniform: [a, b]}."""
-    only(given, ("loguniform",), where)
-    low, high = bounds(given["loguniform"], f"{where}.loguniform")
-    if low <= 0:
-        raise BadInput(f"{where}.loguniform: expected bounds above 0, got {low!r}")
-    return Axis(key, (), lambda chance: tidy(math.exp(chance.uniform(math.log(low), math.log(high))), False))
-
-
-def integers(key: str, given: Mapping[str, Any], where: str) -> Axis:
-    """Read {integers: [a, b]}, both ends included."""
-    only(given, ("integers",), where)
-    low, high = bounds(given["integers"], f"{where}.integers")
+def random_axis(key: str, kind: str, given: Mapping[str, Any], where: str) -> Axis:
+    """Read {KIND: [a, b]}, or {choice: [...]}, which repeats values where a sampled list does not."""
+    only(given, (kind,), where)
+    where, values = f"{where}.{kind}", given[kind]
+    if kind == "choice":
+        if not isinstance(values, list) or not values:
+            raise BadInput(f"{where}: expected a list of values, got {values!r}")
+        return Axis(key, values, lambda chance: chance.choice(values))
+    low, high = bounds(values, where)
+    if kind == "uniform":
+        return Axis(key, (), lambda chance: tidy(chance.uniform(low, high), False))
+    if kind == "loguniform":
+        if low <= 0:
+            raise BadInput(f"{where}: expected bounds above 0, got {low!r}")
+        return Axis(key, (), lambda chance: tidy(math.exp(chance.uniform(math.log(low), math.log(high))), False))
     if low != int(low) or high != int(high):
-        raise BadInput(f"{where}.integers: expected two whole numbers, got {low!r} and {high!r}")
+        raise BadInput(f"{where}: expected two whole numbers, got {low!r} and {high!r}")
     return Axis(key, (), lambda chance: chance.randint(int(low), int(high)))
-
-
-def choice(key: str, given: Mapping[str, Any], where: str) -> Axis:
-    """Read {choice: [...]}: drawn anew for each sample, where a list is sampled without repeats."""
-    only(given, ("choice",), where)
-    values = given["choice"]
-    if not isinstance(values, list) or not values:
-        raise BadInput(f"{where}.choice: expected a list of values, got {values!r}")
-    return Axis(key, values, lambda chance: chance.choice(values))
-
-
-KINDS: dict[str, Callable[[str, Mapping[str, Any], str], Axis]] = {
-    "range": ranged, "uniform": uniform, "loguniform": loguniform, "integers": integers, "choice": choice,
-}  # fmt: skip
 
 
 def only(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:

@@ -19,16 +19,6 @@ class Interval(NamedTuple):
     size: int  # how many values it rests on
 
     @property
-    def low(self) -> Optional[float]:
-        """The lower end."""
-        return None if self.half is None else self.mean - self.half
-
-    @property
-    def high(self) -> Optional[float]:
-        """The upper end."""
-        return None if self.half is None else self.mean + self.half
-
-    @property
     def certain(self) -> bool:
         """Whether the interval leaves zero out: the sign is known."""
         return self.half is not None and abs(self.mean) > self.half

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Optional
 
 from .intervals import Interval
 from .objective import unit
@@ -39,12 +38,8 @@ def spread(found: Interval, metric: str, sign: bool = False) -> str:
         value, half, name = value / 1000, None if half is None else half / 1000, "s"
     if half is not None and half < 1e-9 * abs(value):
         half = 0.0  # the dust of floating point
-    return f"{'+' if sign and value > 0 else ''}{number(value)}{around(half)} {name}".strip()
-
-
-def around(half: Optional[float]) -> str:
-    """Return the half-width of an interval, nothing where there is none."""
-    return "" if half is None else f" ± {number(half)}"
+    around = "" if half is None else f" ± {number(half)}"
+    return f"{'+' if sign and value > 0 else ''}{number(value)}{around} {name}".strip()
 
 
 def percentage(part: Interval) -> str:

@@ -27,7 +27,7 @@ def optuna() -> Any:
     return found
 
 
-def distribution(key: str, given: Any, where: str) -> Any:
+def distribution(given: Any, where: str) -> Any:
     """Read the space of one key: a list, or one of range, uniform, loguniform, integers."""
     kinds = optuna().distributions
     if isinstance(given, list) and given:
@@ -95,8 +95,3 @@ def make_sampler(kind: str, seed: int, done: int, trials: int) -> Any:
         return kinds.NSGAIISampler(seed=seed, population_size=max(10, min(50, trials // 4)))
     startup = min(10, trials // 2)
     return kinds.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=startup)
-
-
-def prune(study: Any, trial: Any) -> None:
-    """Give a trial up."""
-    study.tell(trial, state=optuna().trial.TrialState.PRUNED)

@@ -141,11 +141,10 @@ class Summary:
     def _key(self, row: Row) -> tuple[Any, ...]:
         """Rank by the paired difference where there is one: means over unequal replications do not compare."""
         marks = []
-        for metric, goal in self.experiment.objectives:
-            sign = 1 if goal == "min" else -1
-            value = row.change[metric].mean
-            value = row.found[metric].mean if math.isnan(value) else value
-            marks.append(math.inf if math.isnan(value) else sign * value)
+        for one in self.experiment.objectives:
+            value = row.change[one.metric].mean
+            value = row.found[one.metric].mean if math.isnan(value) else value
+            marks.append(math.inf if math.isnan(value) else one.sign * value)
         return (not row.eligible, *marks, row.config)
 
     def _mark_front(self) -> None:

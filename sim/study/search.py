@@ -1,13 +1,11 @@
-"""A search: Optuna proposes configurations, the simulator tries them, and what is found is summed up as a sweep is.
+"""A search: Optuna proposes configurations, the simulator tries them; the result is a sweep's.
 
-Trials are asked for in batches of a fixed size and the sampler is seeded anew for each from what is known, so that a
-search that was stopped and continued proposes what it would have proposed. Successive halving runs every trial on the
-beginning of the trace first and gives only the better ones more of it.
+Trials come in batches of a fixed size, each with a new seed of the sampler: a continued search proposes the same ones.
+Successive halving runs every trial on the beginning of the trace first, and only the better ones on more of it.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from collections.abc import Sequence
@@ -15,21 +13,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
-from pydantic import Field, ValidationError
-from servesim.config.overrides import Tree, override
+from pydantic import Field
+from servesim.config.overrides import Tree, override, read_mapping
 from servesim.config.scenario import Section
 from servesim.core import BadInput
 from servesim.files.write import write_json
-from servesim.files.yaml_reader import read_yaml
 
 from .executor import Executor
-from .experiment import EXPERIMENT, RUNS, Experiment, Steady, SweepFile, base_of, experiment_of, sweep_error
+from .experiment import EXPERIMENT, RUNS, Experiment, Steady, SweepFile, base_of, checked, experiment_of
 from .grid import Assignment
 from .journal import Journal
-from .optuna_study import assignment, distribution, ended, make_sampler, open_study, prune
+from .optuna_study import assignment, distribution, ended, make_sampler, open_study, optuna
 from .progress import Progress
 from .ranking import Summary
 from .single_run import Bench, Record, Task
+from .sweep import check_same
 
 PENALTY = 1e18  # the value of a configuration that gets stuck or leaves requests unserved
 SEARCH = "search.json"
@@ -89,14 +87,7 @@ class Search:
 def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Search:
     """Read a search file."""
     path = Path(path)
-    tree = read_yaml(path)
-    if not isinstance(tree, dict):
-        raise BadInput(f"{path}: expected a mapping of search keys, got {type(tree).__name__}")
-    tree |= {key: value for key, value in changes.items() if value is not None}
-    try:
-        file = SearchFile.model_validate(tree)
-    except ValidationError as error:
-        raise BadInput(f"{path}: {sweep_error(error, SearchFile)}") from None
+    file = checked(SearchFile, read_mapping(path, "search"), path, changes)
     if not file.params:
         raise BadInput(f"{path}: params: expected at least one key to search over, got none")
     base = override(base_of(file.base, path), settings)
@@ -106,7 +97,7 @@ def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes:
     halving = Halving() if file.halving is True else file.halving or None
     if halving is not None and len(experiment.objectives) > 1:
         raise BadInput(f"{path}: halving: expected one objective to judge by, got {len(experiment.objectives)}")
-    space = {key: distribution(key, given, f"{path}: params.{key}") for key, given in file.params.items()}
+    space = {key: distribution(given, f"{path}: params.{key}") for key, given in file.params.items()}
     terms = {**file.model_dump(mode="json", exclude={"trials", "name", "base"}), "base": base}
     return Search(experiment, space, file.trials, file.batch, sampler, halving, file.seed, terms)
 
@@ -162,9 +153,8 @@ class Tries:
         objectives = self.experiment.objectives
         for record in records:
             figures = record.get("figures", {})
-            if record.get("stuck") or figures.get("failed", math.inf) > unserved:
-                return [one.sign * PENALTY for one in objectives]
-            if any(one.metric not in figures for one in objectives):
+            incomplete = any(one.metric not in figures for one in objectives)
+            if incomplete or record.get("stuck") or figures.get("failed", math.inf) > unserved:
                 return [one.sign * PENALTY for one in objectives]
         return [math.fsum(r["figures"][one.metric] for r in records) / len(records) for one in objectives]
 
@@ -212,7 +202,7 @@ def round_of(given: Search, study: Any, tries: Tries, unserved: float, count: in
                 continue
             trial.report(values[0], step=(given.halving or Halving()).factor ** step)
             if trial.should_prune():
-                prune(study, trial)
+                study.tell(trial, state=optuna().trial.TrialState.PRUNED)
             else:
                 going.append(trial)
         alive = going
@@ -223,15 +213,11 @@ def round_of(given: Search, study: Any, tries: Tries, unserved: float, count: in
 def claim(given: Search, folder: Path, resume: bool) -> None:
     """Make the folder this search's, or make sure that it is."""
     file = folder / SEARCH
-    terms = json.loads(json.dumps(given.terms))
     if not file.exists():
         if folder.exists() and any(folder.iterdir()):
             raise BadInput(f"{folder}: expected a new folder or a search's, found other files in it")
-        write_json(file, terms)
+        write_json(file, given.terms)
         return
     if not resume:
         raise BadInput(f"{folder}: holds a search, which is never overwritten; --resume continues it")
-    theirs = json.loads(file.read_text(encoding="utf-8"))
-    for key in terms:
-        if terms[key] != theirs.get(key):
-            raise BadInput(f"{folder}: holds another search: {key} differs; give another folder with -o")
+    check_same(given.terms, file, "search")

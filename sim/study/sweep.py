@@ -1,7 +1,6 @@
-"""A sweep: every configuration of an experiment run on the same chance, journalled, resumable, summed up.
+"""A sweep: every configuration of an experiment on the same random numbers, journalled and resumable.
 
-Runs are journalled in the order in which they are planned, whatever order they end in, so that an experiment that was
-killed and continued leaves the same bytes as one that was not.
+The journal has the order of the plan, not the order in which runs end: a continued sweep leaves the same bytes.
 """
 
 from __future__ import annotations
@@ -9,16 +8,17 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from servesim.core import BadInput
+from servesim.files.write import open_text
 
 from .executor import Executor, Results
 from .experiment import EXPERIMENT, RUNS, Experiment, stored
 from .intervals import interval, paired, replications_for
-from .journal import Journal, read_journal, sync
+from .journal import Journal, line_of, read_journal, sync
 from .progress import Progress
 from .ranking import FRESH, Summary
 from .single_run import Record, Task
@@ -59,17 +59,22 @@ def sweep(
     claim(experiment, folder, resume, shard)
     progress = Progress("sweep", quiet=True) if progress is None else progress
     with Journal(folder / shard.journal) as journal:
-        found = {(record["config"], record["replication"]): record for record in journal.records}
+        found = keyed(journal.records)
         for wanted in rounds(experiment, found):
             wanted = [task for task in wanted if shard.mine(task)]
             tasks = [task for task in wanted if (task.config, task.replication) not in found]
             progress.expect(len(found) + len(tasks), len(found))
             for records in in_order(executor.run(experiment.setup, tasks)):
                 journal.append(records)
-                found.update({(record["config"], record["replication"]): record for record in records})
+                found.update(keyed(records))
                 progress.advance(len(records))
         sync(journal.path)
     return found
+
+
+def keyed(records: Iterable[Record]) -> Found:
+    """Return records by configuration and replication."""
+    return {(record["config"], record["replication"]): record for record in records}
 
 
 def in_order(results: Results) -> Iterator[list[Record]]:
@@ -134,7 +139,7 @@ def claim(experiment: Experiment, folder: Path, resume: bool, shard: Shard) -> N
         return
     if not resume and (folder / shard.journal).exists():
         raise BadInput(f"{folder}: holds an experiment, which is never overwritten; --resume continues it")
-    check_same(experiment, folder)
+    check_same(experiment.as_json(), folder / EXPERIMENT, "experiment")
 
 
 def begin(experiment: Experiment, folder: Path) -> bool:
@@ -158,13 +163,12 @@ def begin(experiment: Experiment, folder: Path) -> bool:
     return True
 
 
-def check_same(experiment: Experiment, folder: Path) -> None:
-    """Refuse to continue an experiment under other terms."""
-    mine = json.loads(json.dumps(experiment.as_json()))
-    theirs = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
+def check_same(terms: Mapping[str, Any], file: Path, what: str) -> None:
+    """Refuse to continue an experiment or a search under other terms than those in its file."""
+    mine, theirs = json.loads(json.dumps(terms)), json.loads(file.read_text(encoding="utf-8"))
     for key in mine:
         if mine[key] != theirs.get(key):
-            raise BadInput(f"{folder}: holds another experiment: {key} differs; give another folder with -o")
+            raise BadInput(f"{file.parent}: holds another {what}: {key} differs; give another folder with -o")
 
 
 def merge(folder: Union[str, Path]) -> tuple[Experiment, Found]:
@@ -173,14 +177,14 @@ def merge(folder: Union[str, Path]) -> tuple[Experiment, Found]:
     experiment = stored(folder)
     found: Found = {}
     for path in sorted(folder.glob("runs*.jsonl")):
-        for record in read_journal(path):
-            found[record["config"], record["replication"]] = record
+        found.update(keyed(read_journal(path)))
     tasks = next(rounds(experiment, found))
     missing = [task for task in tasks if (task.config, task.replication) not in found]
     if missing:
         raise BadInput(f"{folder}: {len(missing)} of {len(tasks)} runs are missing: {absent(folder, missing)}")
     if not (folder / RUNS).exists():
-        rewrite(folder / RUNS, [found[task.config, task.replication] for task in tasks])
+        with open_text(folder / RUNS) as file:
+            file.writelines(line_of(found[task.config, task.replication]).decode() for task in tasks)
     return experiment, found
 
 
@@ -196,22 +200,11 @@ def absent(folder: Path, missing: list[Task]) -> str:
     return ", ".join(f"shard {part}/{count} lacks {runs}" for part, runs in sorted(lacking.items()))
 
 
-def rewrite(path: Path, records: Iterable[Record]) -> None:
-    """Write a whole journal at once."""
-    from servesim.files.write import open_text
-
-    from .journal import line_of
-
-    with open_text(path) as file:
-        for record in records:
-            file.write(line_of(record).decode())
-
-
 def load(folder: Union[str, Path]) -> Summary:
     """Return the summary of an experiment's folder."""
     folder = Path(folder)
     experiment = stored(folder)
-    found = {(record["config"], record["replication"]): record for record in read_journal(folder / RUNS)}
+    found = keyed(read_journal(folder / RUNS))
     if not found:
         raise BadInput(f"{folder}: no run is complete yet")
     return Summary(experiment, found)
