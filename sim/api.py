@@ -11,7 +11,9 @@ What is given wrongly raises servesim.core.BadInput, one line that names the key
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -22,7 +24,14 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Policy
 from servesim.core import settings as fields_of
 from servesim.costs.device_profile import bundled, load_profile
+from servesim.runs.run_folder import read_run
+from servesim.study import executor as executors
 from servesim.study.experiment import Experiment, SweepFile, base_of, checked, experiment_of, read_experiment
+from servesim.study.files import write_summary
+from servesim.study.progress import Progress
+from servesim.study.ranking import Summary
+from servesim.study.sweep import load as load_sweep
+from servesim.study.sweep import sweep as run_all
 from servesim.traces.trace import Columns, Trace, assemble
 
 from .frames import Replay, Result, Sweep, replay_of, result_of_data, run_scenario
@@ -38,7 +47,6 @@ class Own(Scenario):
     _policy: Policy = PrivateAttr()
 
     def make_policy(self) -> Policy:
-        """Return the policy object."""
         return self._policy
 
 
@@ -127,14 +135,6 @@ def sweep(
     how many processes run, None for one a core; a script that asks for more than one needs the usual
     `if __name__ == "__main__"`.
     """
-    import tempfile
-
-    from servesim.study import executor as executors
-    from servesim.study.files import write_summary
-    from servesim.study.progress import Progress
-    from servesim.study.ranking import Summary
-    from servesim.study.sweep import sweep as run_all
-
     planned = experiment_from(experiment, keys)
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch:
         folder = Path(scratch) / "sweep" if output is None else Path(output)
@@ -199,14 +199,10 @@ def load(path: Union[str, Path]) -> Loaded:
     if (path / "profile.yaml").is_file() or (not path.exists() and str(path) in bundled()):
         return Calibration(load_profile(str(path)))
     if (path / "experiment.json").is_file():
-        from servesim.study.sweep import load as load_sweep
-
         return Sweep(load_sweep(path))
     if (path / "live").is_dir() and (path / "sim").is_dir():
         return load_replay(path)
     if path.is_dir():
-        from servesim.runs.run_folder import read_run
-
         return result_of_data(read_run(path))
     return load_trace(path)
 
@@ -231,11 +227,8 @@ def load_replay(folder: Path) -> Union[Replay, dict[str, Replay]]:
 
 def replay_in(name: str, simulated: Path, measured: Path) -> Replay:
     """Return one replay from its two folders."""
-    from dataclasses import replace
-
     from servesim.calibrate.probe.host_overhead import Host, Hosted
     from servesim.calibrate.replay.resimulate import compare_runs
-    from servesim.runs.run_folder import read_run
 
     ours, theirs = read_run(simulated), read_run(measured)
     assert ours.scenario is not None
@@ -243,6 +236,5 @@ def replay_in(name: str, simulated: Path, measured: Path) -> Replay:
     host = Host(*theirs.result.get("host", (0.0, 0.0)))
     if host != Host() and theirs.result.get("backend", {}).get("backend") != "fake":
         profile = replace(profile, cost=Hosted(profile.cost, host))
-    calls: Sequence[Sequence[float]] = theirs.calls
     both = compare_runs(name, ours, theirs)
-    return Replay(name, result_of_data(ours), result_of_data(theirs), both, profile, calls)
+    return Replay(name, result_of_data(ours), result_of_data(theirs), both, profile, theirs.calls)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import codecs
 import importlib
-import importlib.util
 import os
 import re
 import sys
@@ -17,7 +16,7 @@ from servesim.core import BadInput, Stuck
 from . import __version__
 
 GROUPS = (
-    "run", "sweep", "search", "compare", "report", "plot", "calibrate", "replay", "verify", "serve", "trace",
+    "run", "sweep", "search", "compare", "report", "calibrate", "replay", "verify", "serve", "trace",
     "policies", "config",
 )  # fmt: skip
 START = """
@@ -83,8 +82,6 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"servesim {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for group in GROUPS:
-        if importlib.util.find_spec(f"{__package__}.commands.{group}") is None:
-            continue
         importlib.import_module(f".commands.{group}", __package__).register(commands)
     return top
 

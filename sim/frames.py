@@ -16,6 +16,7 @@ import pandas as pd
 from servesim.config.overrides import Tree
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Shape
+from servesim.report.page import write_report
 from servesim.runs.decision_log import Notes
 from servesim.runs.metrics import COLUMNS, WHERE, row, time_per_token
 from servesim.runs.simulate import Run, simulate
@@ -24,6 +25,7 @@ from servesim.study.intervals import Interval
 from servesim.study.number_format import spread
 from servesim.study.objective import objective
 from servesim.study.ranking import Row, Summary
+from servesim.study.single_run import Bench
 
 if TYPE_CHECKING:
     from servesim.calibrate.replay.replay import Replayed
@@ -170,8 +172,6 @@ class Sweep:
 
         Runs of the same replication meet the same requests.
         """
-        from servesim.study.single_run import Bench
-
         task = self.found.experiment.task(self.winner if config is None else config, replication)
         return run_scenario(Bench(self.found.experiment.base).scenario(task), None, turns)
 
@@ -222,8 +222,6 @@ class Sweep:
 
     def report(self, path: Union[str, Path]) -> None:
         """Write report.html: one page that works offline."""
-        from servesim.report.page import write_report
-
         write_report(self.found, Path(path))
 
     def __repr__(self) -> str:

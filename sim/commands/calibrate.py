@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ from .endpoint import register_endpoint
 
 
 def register(commands: Any) -> None:
-    """Add `sim calibrate` and what belongs to it."""
     calibrate = commands.add_parser("calibrate", help="find out what steps cost on a device")
     kinds = calibrate.add_subparsers(metavar="WHAT", required=True)
     register_probe(kinds)
@@ -23,7 +23,6 @@ def register(commands: Any) -> None:
 
 
 def register_logs(kinds: Any) -> None:
-    """Add `sim calibrate logs`."""
     logs = kinds.add_parser(
         "logs",
         help="fit step costs to logs of real runs",
@@ -37,7 +36,6 @@ def register_logs(kinds: Any) -> None:
 
 
 def register_import(kinds: Any) -> None:
-    """Add `sim calibrate import`."""
     imported = kinds.add_parser("import", help="make a profile from another tool's measurements")
     imported.add_argument("kind", choices=["vidur"], help="whose measurements")
     imported.add_argument("file", metavar="FILE")
@@ -47,8 +45,6 @@ def register_import(kinds: Any) -> None:
 
 def fit_from_logs(args: argparse.Namespace) -> int:
     """Fit, tell, and write the profile."""
-    import sys
-
     from servesim.calibrate.logs.fit import fit_logs
     from servesim.calibrate.logs.observed_runs import read_runs
     from servesim.calibrate.logs.text import about, table

@@ -13,7 +13,6 @@ from .options import add_device_options, share
 
 
 def register_probe(kinds: Any) -> None:
-    """Add `sim calibrate probe`."""
     probe = kinds.add_parser(
         "probe",
         help="measure a device's step times",
@@ -40,7 +39,6 @@ def register_probe(kinds: Any) -> None:
 
 
 def register_fit(kinds: Any) -> None:
-    """Add `sim calibrate fit`."""
     fit = kinds.add_parser("fit", help="fit the samples of a profile folder and tell the held-out error")
     fit.add_argument("folder", metavar="DIR", help="with samples.csv, and probe.yaml or profile.yaml")
     fit.add_argument("--name", metavar="NAME", help="the profile's name (the folder's)")
@@ -49,7 +47,6 @@ def register_fit(kinds: Any) -> None:
 
 
 def register_check(kinds: Any) -> None:
-    """Add `sim calibrate check`."""
     check = kinds.add_parser("check", help="say what a profile covers, what it is off by, what to measure next")
     check.add_argument("profile", metavar="PROFILE", help="a bundled profile or a profile folder")
     check.add_argument(

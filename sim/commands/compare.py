@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from servesim.core import BadInput
+
 from .options import add_executor_options, share
 
 
 def register(commands: Any) -> None:
-    """Add `sim compare`."""
     compare = commands.add_parser(
         "compare", help="compare two scenarios, runs or configurations of a sweep",
         description="Compare B with A, pair by pair: scenario files are run on common random numbers, folders of runs "
@@ -33,7 +34,6 @@ def run_compare(args: argparse.Namespace) -> int:
     """Compare and judge; 3 when a figure is outside the tolerance."""
     import json
 
-    from servesim.core import BadInput
     from servesim.study.compare import METRICS, compare, side, table, verdict
     from servesim.study.executor import core_count, executing, executor
     from servesim.study.objective import objective

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from servesim.core import BadInput
+
 START = """\
 # A scenario: what is served, by which policy, on which engine, at what cost. `sim run FILE`
 workload:
@@ -26,7 +28,6 @@ slo: {ttft: 5000, tpot: 200}     # milliseconds
 
 
 def register(commands: Any) -> None:
-    """Add `sim config`."""
     group = commands.add_parser("config", help="the scenario file: schema, validate, init")
     actions = group.add_subparsers(metavar="ACTION", required=True)
     schema = actions.add_parser("schema", help="print the JSON schema of scenarios")
@@ -40,7 +41,6 @@ def register(commands: Any) -> None:
 
 
 def print_schema(args: argparse.Namespace) -> int:
-    """Print the schema."""
     import json
 
     from servesim.config.scenario import Scenario
@@ -64,8 +64,6 @@ def validate_files(args: argparse.Namespace) -> int:
 
 def write_start(args: argparse.Namespace) -> int:
     """Write the scenario to start from, never over an existing file."""
-    from servesim.core import BadInput
-
     if args.file is None:
         print(START, end="")
         return 0

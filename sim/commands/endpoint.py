@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from pathlib import Path
 from typing import Any
+
+from servesim.core import BadInput
 
 
 def register_endpoint(kinds: Any) -> None:
-    """Add `sim calibrate endpoint`."""
     endpoint = kinds.add_parser(
         "endpoint",
         help="drive a running server with designed loads and fit its step costs",
@@ -42,9 +45,6 @@ def register_endpoint(kinds: Any) -> None:
 
 def calibrate_endpoint(args: argparse.Namespace) -> int:
     """Measure, fit, tell, write; 1 when the server did not last or nothing could be fitted, 130 when interrupted."""
-    import time
-    from pathlib import Path
-
     from servesim.calibrate.endpoint.fit import TooLittle, fit_steps
     from servesim.calibrate.endpoint.measure import calibrate, contact
     from servesim.calibrate.endpoint.steps import steps
@@ -76,7 +76,6 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
 def design_of(args: argparse.Namespace) -> Any:
     """Return the loads that the options ask for."""
     from servesim.calibrate.endpoint.load_plan import Design, numbers
-    from servesim.core import BadInput
 
     for name in ("budget", "timeout"):
         if not 0 < getattr(args, name) < float("inf"):

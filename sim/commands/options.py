@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any, Optional
 
+from servesim.core import BadInput
+
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
 
@@ -32,7 +34,6 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
 def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
     """Return the tree that file, preset, options and settings give together."""
     from servesim.config.overrides import merge, override, read_tree, with_preset
-    from servesim.core import BadInput
 
     tree: dict[str, Any] = read_tree(args.scenario) if args.scenario else {}
     if args.preset:
@@ -61,8 +62,6 @@ def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
 
 def columns(given: list[str]) -> dict[str, str]:
     """Read FIELD=NAME, which column holds which field."""
-    from servesim.core import BadInput
-
     found = {}
     for item in given:
         field, sign, name = item.partition("=")
@@ -74,8 +73,6 @@ def columns(given: list[str]) -> dict[str, str]:
 
 def objectives(given: list[str]) -> dict[str, float]:
     """Read vLLM's KEY:MS objectives."""
-    from servesim.core import BadInput
-
     found: dict[str, float] = {}
     for item in given:
         name, _, text = item.partition(":")

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from dataclasses import fields
 from typing import Any
+
+from servesim.core import Policy
 
 SEEDS = 8  # random workloads that a policy is checked on
 
 
 def register(commands: Any) -> None:
-    """Add `sim policies`."""
     group = commands.add_parser("policies", help="list policies and presets, show one's fields")
     group.set_defaults(run=list_policies)
     actions = group.add_subparsers(metavar="ACTION")
@@ -66,8 +69,6 @@ def show_policy(args: argparse.Namespace) -> int:
 
 def run_check(args: argparse.Namespace) -> int:
     """Try the contract on a few workloads; 1 where it is broken."""
-    import sys
-
     from servesim.config.overrides import override
     from servesim.config.registry import blamed, make_policy
     from servesim.testing import check_policy
@@ -88,10 +89,7 @@ def run_check(args: argparse.Namespace) -> int:
 
 def rows(policy: Any) -> list[tuple[str, Any, Any, str]]:
     """Return name, value, default and help of every field, the policy's own before the common ones."""
-    from dataclasses import fields
-
     from servesim.config.registry import field_help
-    from servesim.core import Policy
 
     comments = field_help(type(policy))
     common = {field.name for field in fields(Policy)}

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
+
+from servesim.core import BadInput
 
 from .options import add_device_options, add_scenario_options, add_tolerance, scenario_of
 from .verify import judge
@@ -16,7 +19,6 @@ if TYPE_CHECKING:
 
 
 def register(commands: Any) -> None:
-    """Add `sim replay`."""
     replay = commands.add_parser(
         "replay",
         help="run scenarios or a sweep's winners on a live engine and print the error",
@@ -46,8 +48,6 @@ def register(commands: Any) -> None:
 
 def replay_scenarios(args: argparse.Namespace) -> int:
     """Replay, print, judge; 1 when a run failed, 3 outside the tolerance, 130 when interrupted."""
-    from servesim.core import BadInput
-
     if bool(args.backend) == bool(args.url):
         raise BadInput("replay: expected one of --backend and --url")
     if args.limit is not None and args.limit < 1:
@@ -67,13 +67,10 @@ def replay_scenarios(args: argparse.Namespace) -> int:
 
 def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
     """Return what is to be replayed, by name."""
-    from pathlib import Path
-
     if args.sweep is None:
         scenario = scenario_of(args)
         return [(scenario.name or scenario.policy["name"], scenario)]
     from servesim.calibrate.replay.replay import winners
-    from servesim.core import BadInput
 
     if args.top < 1:
         raise BadInput(f"--top: expected at least 1, got {args.top}")
@@ -132,8 +129,6 @@ def show_live(replayed: Replayed, stage: Optional[Stage]) -> None:
 
 def report(args: argparse.Namespace, done: list[Replayed]) -> int:
     """Write the files, print the comparisons, and return the exit code."""
-    from pathlib import Path
-
     from servesim.calibrate.replay.replay import write_replay
 
     if args.output:

@@ -11,7 +11,6 @@ from .options import add_scenario_options, scenario_of
 
 
 def register(commands: Any) -> None:
-    """Add `sim run`."""
     run = commands.add_parser("run", help="simulate one scenario", description="Simulate one scenario.")
     add_scenario_options(run)
     out = run.add_argument_group("output")

@@ -7,12 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .options import add_executor_options, share
+from servesim.core import BadInput
+
+from .options import add_executor_options, objectives, share
 from .sweep import finish
 
 
 def register(commands: Any) -> None:
-    """Add `sim search`."""
     search = commands.add_parser(
         "search", help="search for the best policy, or for the highest rate that meets an objective",
         description="Search the spaces of a search file with Optuna (TPE, or NSGA-II for several objectives), with "
@@ -67,12 +68,9 @@ def highest_rate(args: argparse.Namespace, where: Any) -> int:
     """Climb to the highest rate, print it, and write the scenario at it where that can be said."""
     import yaml
     from servesim.config.overrides import override, read_tree
-    from servesim.core import BadInput
     from servesim.files.write import open_text
     from servesim.runs.steady_state import STEADY
     from servesim.study.capacity import Ladder, at_rate, bound, told
-
-    from .options import objectives
 
     if not 0 < args.precision < 1:
         raise BadInput(f"--precision: expected a part between 0 and 1, got {args.precision:g}")

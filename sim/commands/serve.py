@@ -6,11 +6,12 @@ import argparse
 import sys
 from typing import Any
 
+from servesim.core import BadInput
+
 from .options import add_device_options, add_scenario_options, scenario_tree
 
 
 def register(commands: Any) -> None:
-    """Add `sim serve`."""
     serve = commands.add_parser(
         "serve",
         help="serve HTTP clients with a policy on a live backend",
@@ -34,7 +35,6 @@ def serve_clients(args: argparse.Namespace) -> int:
     from servesim.calibrate.server.service import serve
     from servesim.config.overrides import override
     from servesim.config.scenario import scenario_from
-    from servesim.core import BadInput
     from servesim.costs.device_profile import load_profile
     from servesim.costs.mapping import mapping
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from servesim.core import BadInput
+
 from .options import add_executor_options, share
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 
 def register(commands: Any) -> None:
-    """Add `sim sweep`."""
     sweep = commands.add_parser(
         "sweep", help="run a grid of configurations and rank them",
         description="Run every configuration of a sweep file on the same random numbers and rank them against a "
@@ -87,7 +88,6 @@ def vacant(folder: Path) -> Path:
 
 def shard_of(given: str | None, experiment: Experiment) -> Shard:
     """Read I/N."""
-    from servesim.core import BadInput
     from servesim.study.sweep import WHOLE, Shard
 
     if given is None:

@@ -6,6 +6,8 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any, Optional
 
+from servesim.core import BadInput
+
 from .options import columns
 
 if TYPE_CHECKING:
@@ -13,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def register(commands: Any) -> None:
-    """Add `sim trace`."""
     group = commands.add_parser("trace", help="convert, make and inspect workload traces")
     actions = group.add_subparsers(metavar="ACTION", required=True)
 
@@ -88,7 +89,6 @@ def _writing(parser: argparse.ArgumentParser) -> None:
 
 def convert_trace(args: argparse.Namespace) -> int:
     """Read, change, write."""
-    from servesim.core import BadInput
     from servesim.traces.edit import merge
 
     if args.list:
@@ -116,7 +116,6 @@ def _list_formats() -> int:
 def synth_trace(args: argparse.Namespace) -> int:
     """Make a trace and write it."""
     from servesim.config.overrides import override, read_tree
-    from servesim.core import BadInput
     from servesim.traces.make.synth import synthesise
 
     tree: dict[str, Any] = read_tree(args.file) if args.file else {}
@@ -167,8 +166,6 @@ def _load(args: argparse.Namespace, file: str) -> Trace:
 
 def _window(text: Optional[str]) -> Optional[tuple[float, float]]:
     """Read START:END; either may be left out."""
-    from servesim.core import BadInput
-
     if text is None:
         return None
     start, colon, end = text.partition(":")
@@ -182,7 +179,6 @@ def _window(text: Optional[str]) -> Optional[tuple[float, float]]:
 
 
 def _changed(args: argparse.Namespace, trace: Trace) -> Trace:
-    """Return the trace as the flags want it."""
     from servesim.traces import edit
 
     window = _window(args.slice)
@@ -211,6 +207,5 @@ def _write(args: argparse.Namespace, trace: Trace) -> None:
 
 
 def _remark(trace: Trace) -> None:
-    """Say aloud what was left out or assumed."""
     for line in trace.remarks():
         print(line, file=sys.stderr)

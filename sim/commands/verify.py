@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Optional
 
 from .options import add_tolerance
 
 
 def register(commands: Any) -> None:
-    """Add `sim verify`."""
     verify = commands.add_parser(
         "verify",
         help="simulated against measured: errors, where they come from, ranks",
@@ -26,8 +26,6 @@ def register(commands: Any) -> None:
 
 def verify_folders(args: argparse.Namespace) -> int:
     """Compare, print, judge."""
-    from pathlib import Path
-
     from servesim.calibrate.replay.resimulate import compare_runs
     from servesim.calibrate.replay.verify import pair_folders
     from servesim.runs.run_folder import read_run
@@ -43,7 +41,6 @@ def verify_folders(args: argparse.Namespace) -> int:
 def judge(args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[str, Any], output: Optional[str]) -> int:
     """Print and write comparisons; return 3 when one is outside the tolerance."""
     import json
-    from pathlib import Path
 
     from servesim.calibrate.replay.verify import JUDGED, as_json, ranks
     from servesim.calibrate.replay.verify_report import plot, rank_text, text, write_report

@@ -54,7 +54,6 @@ class Frame:
         self.parts.append(f'<text class="title" x="{LEFT - 46}" y="{TOP - 13}">{escape(y_title)}</text>')
 
     def text(self, x: float, y: float, text: str, anchor: str = "start", kind: str = "tick") -> None:
-        """Write something."""
         self.parts.append(f'<text class="{kind}" x="{x:g}" y="{y:g}" text-anchor="{anchor}">{escape(text)}</text>')
 
     def line(self, points: Sequence[tuple[float, float]], kind: str) -> None:
@@ -74,11 +73,9 @@ class Frame:
         self.parts.append(f'<circle class="{kind}" {place}{extra}><title>{escape(title)}</title></circle>')
 
     def bar(self, x: float, low: float, high: float, kind: str) -> None:
-        """Draw an interval."""
         self.parts.append(f'<path class="{kind}" d="M{self.x(x)} {self.y(low)}V{self.y(high)}"/>')
 
     def svg(self, title: str) -> str:
-        """Return the chart."""
         head = f'<svg viewBox="0 0 {WIDTH} {self.height}" role="img" aria-label="{escape(title)}">'
         return head + "".join(self.parts) + "</svg>"
 
@@ -95,16 +92,11 @@ def padded(values: Sequence[float], part: float = 0.06) -> tuple[float, float]:
     return (max(0.0, low - room) if low >= 0 else low - room), high + room
 
 
-def titled(metric: str) -> str:
-    """Return a figure's name and unit."""
-    return f"{metric.removesuffix('_ms')} ({unit(metric)})" if unit(metric) else metric
-
-
 def scale_of(metric: str, values: Sequence[float]) -> tuple[float, str]:
     """Return what to divide by and the axis title: long milliseconds read better as seconds."""
     if metric.endswith("_ms") and max(values, default=0) >= 10_000:
         return 1000.0, f"{metric.removesuffix('_ms')} (s)"
-    return 1.0, titled(metric)
+    return 1.0, f"{metric.removesuffix('_ms')} ({unit(metric)})" if unit(metric) else metric
 
 
 def trade_off(summary: Summary, one: Objective, other: Objective) -> str:

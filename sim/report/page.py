@@ -223,7 +223,6 @@ def legend(*items: tuple[str, str]) -> str:
 
 
 def tags(row: Row) -> str:
-    """Return a row's labels."""
     bad = ("stuck", "failed", "serves fewer")
     return "".join(f'<span class="tag{" bad" if name in bad else ""}">{escape(name)}</span>' for name in row.labels)
 
@@ -265,7 +264,6 @@ def line(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence[str]
 
 
 def cell(value: float, text: str | None = None) -> str:
-    """Return a number's cell."""
     if math.isnan(value):
         return '<td class="n" data-v="">–</td>'
     return f'<td class="n" data-v="{value!r}">{number(value) if text is None else text}</td>'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,30 +25,23 @@ def plot(summary: Summary, folder: Path, format: str = "png") -> list[Path]:
     """Write every figure of a sweep; return the files."""
     import matplotlib
 
-    written: list[Path] = []
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": "servesim", "figure.constrained_layout.use": True}):
-        for name, size, draw in drawings(summary):
-            written.append(save(folder / f"{name}.{format}", size, draw))
-    return written
+        return [save(folder / f"{name}.{format}", size, draw) for name, size, draw in drawings(summary)]
 
 
-def drawings(summary: Summary) -> list[tuple[str, tuple[int, int], Callable[[Any], None]]]:
-    """Return the figures: a file name, how many panels down and across, and who fills the panels in."""
+def drawings(summary: Summary) -> Iterator[tuple[str, tuple[int, int], Callable[[Any], None]]]:
+    """Yield the figures: a file name, how many panels down and across, and the function that draws them."""
     first, *others = summary.experiment.objectives
-    found: list[tuple[str, tuple[int, int], Callable[[Any], None]]] = []
     for other in others:
         name = f"pareto_{first.metric}_{other.metric}"
-        found.append((name, (1, 1), partial(trade_off, summary=summary, one=first, other=other)))
-    turned = knobs(summary)
-    if turned:
+        yield name, (1, 1), partial(trade_off, summary=summary, one=first, other=other)
+    if turned := knobs(summary):
         across = min(3, len(turned))
-        found.append(("knobs", (-(-len(turned) // across), across), lambda axes: curves(axes, turned)))
-    found.append(("time", (1, 1), lambda axes: times(axes[0], summary)))
-    watched = stories(summary)
-    if watched:
-        found.append(("queues", (len(watched), 1), lambda axes: timeline(axes, watched)))
-    return found
+        yield "knobs", (-(-len(turned) // across), across), partial(curves, turned=turned)
+    yield "time", (1, 1), partial(times, summary=summary)
+    if watched := stories(summary):
+        yield "queues", (len(watched), 1), partial(timeline, watched=watched)
 
 
 def save(path: Path, size: tuple[int, int], draw: Callable[[Any], None]) -> Path:
@@ -58,10 +51,8 @@ def save(path: Path, size: tuple[int, int], draw: Callable[[Any], None]) -> Path
 
     figure = Figure(figsize=(max(6.0, 4.0 * size[1]), 3.4 * size[0] + 0.6))
     FigureCanvasAgg(figure)
-    axes = list(figure.subplots(*size, squeeze=False).flat)
-    draw(axes)
-    stamp = {"Date": None} if path.suffix == ".svg" else {}
-    figure.savefig(path, dpi=150, metadata=stamp)
+    draw(list(figure.subplots(*size, squeeze=False).flat))
+    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
     return path
 
 
@@ -102,8 +93,9 @@ def curves(axes: Any, turned: list[Knob]) -> None:
     axes[0].legend(frameon=False, fontsize="small")
 
 
-def times(axes: Any, summary: Summary) -> None:
+def times(panels: Any, summary: Summary) -> None:
     """Draw where requests' time went."""
+    axes = panels[0]
     rows = [("baseline", summary.baseline)]
     if summary.winner is not None and summary.winner is not summary.baseline:
         rows.append(("winner", summary.winner))

@@ -110,7 +110,6 @@ def row(number: int, seen: Glance) -> dict[str, Any]:
 
 
 def ids(requests: Iterable[Request]) -> list[Any]:
-    """Return who they are."""
     return [request.id for request in requests]
 
 
@@ -126,7 +125,6 @@ class Notes(DecisionLog):
         self._now = glance(server, step, arrived)
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Note what came of it."""
         assert self._now is not None
         self._seen.append((self._now, now, free_blocks(server), over))
 

@@ -53,16 +53,16 @@ def lose(requests: Sequence[Request], after: float) -> None:
             request.seen = request.arrival + after
 
 
-def summary(values: Array, percentiles: Sequence[int] = PERCENTILES) -> dict[str, float]:
+def summary(values: Array) -> dict[str, float]:
     """Return mean, median, sd and percentiles."""
     if not len(values):
         return {}
-    median, *further = np.percentile(values, (50, *percentiles)).tolist()
+    median, *further = np.percentile(values, (50, *PERCENTILES)).tolist()
     found = {"mean": float(values.mean()), "median": median, "std": float(values.std())}
-    return {**found, **{f"p{q}": value for q, value in zip(percentiles, further, strict=True)}}
+    return {**found, **{f"p{q}": value for q, value in zip(PERCENTILES, further, strict=True)}}
 
 
-def pooled(gaps: Gaps, percentiles: Sequence[int] = PERCENTILES) -> dict[str, float]:
+def pooled(gaps: Gaps) -> dict[str, float]:
     """Return the same over gaps that count as often as they were seen."""
     seconds, seen = written_out(gaps)
     if not len(seconds):
@@ -81,7 +81,7 @@ def pooled(gaps: Gaps, percentiles: Sequence[int] = PERCENTILES) -> dict[str, fl
         return float(below + (above - below) * (place - low))
 
     found = {"mean": mean, "median": quantile(50), "std": math.sqrt(variance)}
-    return {**found, **{f"p{q}": quantile(q) for q in percentiles}}
+    return {**found, **{f"p{q}": quantile(q) for q in PERCENTILES}}
 
 
 def written_out(gaps: Gaps) -> tuple[Array, npt.NDArray[np.int64]]:

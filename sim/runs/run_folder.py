@@ -54,17 +54,12 @@ def write_run(run: Run, folder: Union[str, Path]) -> None:
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder}: expected a folder to write to, found a file")
-    write_requests(folder / REQUESTS, run.requests)
-    write_json(folder / RESULT, run.result())
-    write_json(folder / MANIFEST, manifest(run))
-
-
-def write_requests(path: Path, requests: Sequence[Request]) -> None:
-    """Write requests.csv: one row per request, in the order they were sent."""
-    with open_text(path) as file:
+    with open_text(folder / REQUESTS) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
-        writer.writerows(row(request) for request in requests)
+        writer.writerows(row(request) for request in run.requests)
+    write_json(folder / RESULT, run.result())
+    write_json(folder / MANIFEST, manifest(run))
 
 
 def manifest(run: Run) -> dict[str, Any]:
@@ -155,10 +150,10 @@ def read_requests(path: Path) -> dict[str, dict[str, Any]]:
 
 def read_value(key: str, text: str) -> Any:
     """Return a cell of requests.csv as what it is."""
-    if key in ("id", "outcome"):
-        return text or None
     if not text:
         return None
+    if key in ("id", "outcome"):
+        return text
     return int(text) if key in ("prompt", "output", "evictions") else float(text)
 
 

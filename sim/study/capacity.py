@@ -1,7 +1,6 @@
 """The highest request rate at which a server still meets its objectives, found by bisection.
 
-The requests stay the same ones; only their arrivals are pressed together or drawn apart, so that every rate is
-tried on common random numbers.
+Every rate has the same requests; only their arrivals are scaled.
 """
 
 from __future__ import annotations
@@ -32,10 +31,6 @@ class Bound(NamedTuple):
     metric: str
     sign: str  # <= | >=
     value: float
-
-    def met(self, found: float) -> bool:
-        """Whether a figure is on the right side."""
-        return SIGNS[self.sign](found, self.value)
 
     def __str__(self) -> str:
         return f"{self.metric}{self.sign}{self.value:g}"
@@ -101,7 +96,8 @@ class Ladder:
         missing = [str(b.metric) for b in self.bounds if b.metric not in figures and not trouble]
         if missing:
             raise BadInput(f"--meet: the run has no {', '.join(missing)} (request_goodput and attainment need a slo)")
-        missed = [b for b in self.bounds if b.metric not in figures or not b.met(figures[b.metric].mean)]
+        means = {name: found.mean for name, found in figures.items()}
+        missed = [b for b in self.bounds if b.metric not in means or not SIGNS[b.sign](means[b.metric], b.value)]
         trial = Trial(factor, self.rate * factor, figures, missed, trouble)
         self.trials.append(trial)
         return trial

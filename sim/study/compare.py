@@ -23,6 +23,7 @@ from .intervals import Interval, interval, paired
 from .number_format import columns, spread
 from .objective import Objective
 from .single_run import Task, seed_of, setup_of
+from .sweep import load
 
 METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 BATCHES = 20  # of consecutive arrivals: long beside what neighbours share, enough for an interval
@@ -121,7 +122,6 @@ def verdict(found: Sequence[Difference], tolerance: Optional[float] = None) -> s
 
 
 def table(found: Sequence[Difference]) -> str:
-    """Return the differences as text."""
     lines = [["", "A", "B", "B - A", "verdict"]]
     for one in found:
         metric = one.objective.metric
@@ -157,8 +157,6 @@ def from_scenario(tree: Tree, name: str, replications: int, executor: Executor) 
 
 def from_sweep(folder: Path, config: Optional[int]) -> Side:
     """Return a configuration of a sweep, its winner if none is named."""
-    from .sweep import load
-
     summary = load(folder)
     row = summary.winner if config is None else next((row for row in summary.rows if row.config == config), None)
     if row is None:

@@ -25,7 +25,8 @@ CHUNK_SECONDS = 0.25  # work handed out at a time: long beside the handing out, 
 CHUNK_MOST = 64  # runs
 AHEAD = 128  # runs a worker that the first one not yet in may be behind the last one handed out
 TRIES = 3  # times that a chunk's worker may die
-LOST = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")  # by name: dask is an extra
+# Errors of a chunk whose worker died, by name: dask is an extra. Any other error is ours, and raised.
+LOST = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")
 
 Results = Iterator[tuple[int, Record]]
 
@@ -69,13 +70,8 @@ class Pool:
     def __init__(
         self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[Futures], None]
     ) -> None:
-        self._start, self._workers, self._stop = start, workers, stop
+        self._start, self._workers, self._stop = start, workers, stop  # how many workers: at least 1
         self._futures: Optional[Futures] = None
-
-    @property
-    def workers(self) -> int:
-        """How many run at once."""
-        return max(1, self._workers())
 
     def run(self, setup: str, tasks: Sequence[Task]) -> Results:
         pending: dict[Future[Any], Chunk] = {}
@@ -86,18 +82,18 @@ class Pool:
             lost: list[Chunk] = []
             for future in ended:
                 chunk = pending.pop(future)
-                if future.cancelled() or died(future.exception()):
+                if future.cancelled() or type(future.exception()).__name__ in LOST:
                     lost.append(chunk)
                     continue
                 records: list[Record] = future.result()
-                pace.ended(len(records), self.workers)
+                pace.ended(len(records), self._workers())
                 yield from enumerate(records, chunk.place)
             if lost:
                 self._again(setup, lost, pending)
 
     def _fill(self, setup: str, tasks: Sequence[Task], pending: dict[Future[Any], Chunk], pace: Pace) -> None:
         """Keep two chunks a worker out, so that none is ever idle."""
-        workers = self.workers
+        workers = self._workers()
         oldest = min((chunk.place for chunk in pending.values()), default=pace.given)
         while pace.given < len(tasks) and len(pending) < 2 * workers and pace.given - oldest < AHEAD * workers:
             size = pace.chunk(workers)
@@ -158,11 +154,6 @@ class Pace:
         return max(1, min(int(CHUNK_SECONDS / max(self._seconds, 1e-6)), fair, CHUNK_MOST))
 
 
-def died(error: Optional[BaseException]) -> bool:
-    """Whether a chunk failed because its worker did; any other failure is ours and raised."""
-    return error is not None and type(error).__name__ in LOST
-
-
 def processes(jobs: int) -> Pool:
     """Return a pool of so many processes here."""
     children: set[Any] = set()
@@ -212,7 +203,7 @@ def cluster(address: str) -> Pool:
     def cores() -> int:  # workers come and go; asking costs a message to the scheduler
         if time.monotonic() - known["at"] > 2:
             known.update(at=time.monotonic(), cores=sum(client.nthreads().values()))
-        return int(known["cores"])
+        return max(1, int(known["cores"]))
 
     return Pool(lambda: client.get_executor(pure=False, retries=TRIES), cores, lambda _: client.close())
 

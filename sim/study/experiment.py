@@ -119,7 +119,6 @@ class Experiment:
         return assigned(self.base, self.configs[config])
 
     def task(self, config: int, replication: int) -> Task:
-        """Return one run."""
         return Task(config, replication, self.configs[config])
 
     def label(self, config: int) -> str:

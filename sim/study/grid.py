@@ -33,10 +33,6 @@ class Axis(NamedTuple):
     values: Sequence[Any]
     draw: Optional[Draw] = None  # None: the values are all there are
 
-    def one(self, chance: random.Random) -> Any:
-        """Draw a value."""
-        return self.draw(chance) if self.draw is not None else chance.choice(self.values)
-
 
 def unroll(params: Grids, samples: Optional[int], seed: int) -> list[Assignment]:
     """Return the configurations of a grid or of several; with `samples`, so many drawn from each."""
@@ -63,7 +59,10 @@ def crossed(axes: Sequence[Axis], where: str) -> list[Assignment]:
 def drawn(axes: Sequence[Axis], samples: int, chance: random.Random, where: str) -> list[Assignment]:
     """Return random combinations; where all axes are lists, no combination twice."""
     if any(one.draw is not None for one in axes):
-        return [{one.key: one.one(chance) for one in axes} for _ in range(samples)]
+        return [
+            {one.key: one.draw(chance) if one.draw else chance.choice(one.values) for one in axes}
+            for _ in range(samples)
+        ]
     size = math.prod(len(one.values) for one in axes)
     picked = sorted(chance.sample(range(size), min(samples, size)))
     return [combination(axes, place) for place in picked]

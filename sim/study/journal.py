@@ -69,7 +69,6 @@ class Journal:
 
 
 def line_of(record: Record) -> bytes:
-    """Return a record's line."""
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 

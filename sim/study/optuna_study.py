@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
@@ -58,7 +58,11 @@ def assignment(trial: Any) -> Assignment:
 def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[int]) -> Any:
     """Open the study; trials that a kill left in the middle count as failed and are proposed anew."""
     library = optuna()
-    storage = library.storages.JournalStorage(backend(library)(str(folder / STUDY)))
+    if hasattr(library.storages, "journal"):  # the class has moved between versions
+        backend = importlib.import_module("optuna.storages.journal").JournalFileBackend
+    else:
+        backend = library.storages.JournalFileStorage
+    storage = library.storages.JournalStorage(backend(str(folder / STUDY)))
     directions = ["minimize" if one.goal == "min" else "maximize" for one in objectives]
     pruner = library.pruners.NopPruner()
     if halving is not None:
@@ -69,13 +73,6 @@ def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[
     for trial in study.get_trials(deepcopy=False, states=(library.trial.TrialState.RUNNING,)):
         study.tell(trial.number, state=library.trial.TrialState.FAIL)
     return study
-
-
-def backend(library: Any) -> Callable[[str], Any]:
-    """Return the class of Optuna's journal files, which has moved between its versions."""
-    new = importlib.import_module("optuna.storages.journal") if hasattr(library.storages, "journal") else None
-    found: Callable[[str], Any] = new.JournalFileBackend if new else library.storages.JournalFileStorage
-    return found
 
 
 def ended(study: Any) -> list[Any]:

@@ -48,7 +48,6 @@ class Progress:
             self._bar.refresh()
 
     def advance(self, runs: int) -> None:
-        """Count runs."""
         self.done += runs
         if self._bar is not None:
             self._bar.update(runs)

@@ -40,7 +40,6 @@ class Row:
         return [run["figures"][metric] for run in self.runs if metric in run.get("figures", {})]
 
     def mean(self, metric: str) -> float:
-        """Return the mean of a figure."""
         return interval(self.values(metric)).mean
 
     def where(self) -> dict[str, float]:

@@ -85,7 +85,6 @@ class Search:
 
 
 def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Search:
-    """Read a search file."""
     path = Path(path)
     file = checked(SearchFile, read_mapping(path, "search"), path, changes)
     if not file.params:
@@ -110,13 +109,10 @@ class Tries:
         self.experiment = search.experiment
         self.configs: list[Assignment] = [dict(search.experiment.configs[0])]
         self.found: dict[tuple[int, int], Record] = {}
-        self.requests = self._requests()
+        bench, task = Bench(self.experiment.base), self.experiment.task(0, 0)
+        self.requests = len(bench.trace(bench.scenario(task), task))
         for record in journal.records:
             self._keep(record)
-
-    def _requests(self) -> int:
-        bench, task = Bench(self.experiment.base), self.experiment.task(0, 0)
-        return len(bench.trace(bench.scenario(task), task))
 
     def _keep(self, record: Record) -> None:
         config = self.number(record["assignment"])

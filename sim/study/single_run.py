@@ -1,7 +1,6 @@
 """A test bench: one configuration, one replication, in; a record of its figures out. This is what workers run.
 
-The chance of replication r comes from (scenario.seed, r) alone, so all configurations meet the same requests; its
-trace is made once in each worker and shared by them.
+Random numbers come from (scenario.seed, replication) alone: all configurations of a worker share one trace.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
+import numpy as np
 from servesim.config.overrides import Tree
 from servesim.config.registry import blamed
 from servesim.config.scenario import Scenario, scenario_from
@@ -20,6 +20,7 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.runs.steady_state import saturated, steady
+from servesim.traces.edit import scale
 from servesim.traces.trace import Trace
 
 from .grid import assigned
@@ -41,8 +42,6 @@ class Task(NamedTuple):
 
 def seed_of(seed: int, replication: int) -> int:
     """Return the seed of a replication: the scenario's own for the first, then one for each that no other has."""
-    import numpy as np
-
     if replication == 0:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=(replication,)).generate_state(1, np.uint64)[0] >> 1)
@@ -115,8 +114,6 @@ class Bench:
 
 def shaped(trace: Trace, task: Task) -> Trace:
     """Return a trace at another rate, or only the beginning of it."""
-    from servesim.traces.edit import scale
-
     if task.requests is not None and task.requests < len(trace):
         trace = Trace(trace.requests[: task.requests], trace.source, trace.format)
     return trace if task.rate is None else scale(trace, rate=task.rate)
@@ -136,5 +133,4 @@ def setup_of(base: Tree, cut: Optional[tuple[float, float]] = None) -> str:
 
 def run_tasks(setup: str, tasks: list[Task]) -> list[Record]:
     """Run some tasks in this process."""
-    here = bench(setup)
-    return [here.run(task) for task in tasks]
+    return [bench(setup).run(task) for task in tasks]

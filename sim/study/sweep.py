@@ -33,10 +33,6 @@ class Shard(NamedTuple):
     part: int = 1
     parts: int = 1
 
-    def mine(self, task: Task) -> bool:
-        """Whether this part runs it."""
-        return task.config % self.parts == self.part - 1
-
     @property
     def journal(self) -> str:
         """The file it writes to."""
@@ -61,7 +57,7 @@ def sweep(
     with Journal(folder / shard.journal) as journal:
         found = keyed(journal.records)
         for wanted in rounds(experiment, found):
-            wanted = [task for task in wanted if shard.mine(task)]
+            wanted = [task for task in wanted if task.config % shard.parts == shard.part - 1]
             tasks = [task for task in wanted if (task.config, task.replication) not in found]
             progress.expect(len(found) + len(tasks), len(found))
             for records in in_order(executor.run(experiment.setup, tasks)):
