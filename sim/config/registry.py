@@ -17,7 +17,6 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
 from servesim.core import BadInput, Policy
 from servesim.files.suggestions import meant
-from servesim.files.yaml_reader import read_yaml
 from servesim.policies import POLICIES
 
 USERS = "servesim_user_"  # what modules of users' own policies are called
@@ -152,6 +151,8 @@ def presets() -> dict[str, Path]:
 
 def preset(name: str) -> dict[str, Any]:
     """Return a preset's part of a scenario."""
+    from servesim.files.yaml_reader import read_yaml
+
     path = presets().get(name)
     if path is None:
         hint = f"; {name} is a policy: --policy {name}" if name in POLICIES else meant(name, presets())
