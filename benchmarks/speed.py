@@ -54,9 +54,7 @@ def timed(trace: Trace, name: str, **fields: Any) -> tuple[float, Run]:
     block = {"num_blocks": 118784, "block_size": 1} if name == "lightllm" else {"num_blocks": 7424, "block_size": 16}
     if "max_total_token_num" in POLICIES[name].__dataclass_fields__:
         known["max_total_token_num"] = 118784
-    scenario = scenario_from(
-        {"policy": {"name": name, **known, **fields}, "engine": {**block, "max_model_len": 4096}, "workload": {}}
-    )
+    scenario = scenario_from({"policy": {"name": name, **known, **fields}, "engine": {**block, "max_model_len": 4096}})
     profile = Profile("bench", COST)
     with no_collection():
         start = time.process_time()

@@ -131,8 +131,8 @@ def fit_steps(seen: Sequence[Seen], late: Sequence[Late] = ()) -> EndpointFit:
         if not any(step.kind == kind for step in seen):
             raise TooLittle(f"no load in which {what} could be timed went well: {kind} costs cannot be fitted")
     best, compared = "", {}
-    judged = {form: held_out(form, seen) for form in FORMS}
-    for form in FORMS:
+    judged = {form: held_out(form, seen) for form in FORMS if has_knots(form, seen)}
+    for form in judged:
         compared[form] = score(judged[form])
         if not best or compared[form] < min(BETTER * compared[best], compared[best] - GAIN):
             best = form
@@ -144,13 +144,18 @@ def held_out(form: str, seen: Sequence[Seen]) -> dict[str, Array]:
     errors: dict[str, list[float]] = {}
     for point in dict.fromkeys(step.point for step in seen):
         rest = [step for step in seen if step.point != point]
-        if {step.kind for step in rest} != {step.kind for step in seen}:
+        if {step.kind for step in rest} != {step.kind for step in seen} or not has_knots(form, rest):
             continue
         solved = solve(form, rest)
         for step in seen:
             if step.point == point:
                 errors.setdefault(step.kind, []).append(solved.seconds(step) / step.seconds - 1)
     return {kind: np.array(found) for kind, found in errors.items()}
+
+
+def has_knots(form: str, seen: Sequence[Seen]) -> bool:
+    """Whether the curves of a form have points: the table's prefill curve needs prompts that ran alone."""
+    return form != "table" or any(step.kind == "prefill" and step.shape.prefill_rows == 1 for step in seen)
 
 
 def score(errors: Mapping[str, Array]) -> float:

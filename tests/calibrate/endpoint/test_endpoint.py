@@ -124,6 +124,17 @@ def test_without_a_load_that_went_well_there_is_no_fit_and_it_says_which() -> No
         fit_steps(*steps([load]))
 
 
+def test_one_load_with_a_lone_prompt_is_enough_for_a_fit() -> None:
+    """Without that load the table's prefill curve has no point, so the table cannot predict it."""
+    policy = {"name": "llm-serving", "decode_batch": 16, "prefill_batch": 8}
+    seen, late = steps([simulated(point, SMALL, COST, policy, {}, 0.003) for point in SMALL.points()])
+    alone = [step for step in seen if step.kind == "prefill" and step.shape.prefill_rows == 1]
+    kept = [step for step in seen if step not in alone or step.point == alone[0].point]
+    fit = fit_steps(kept, late)
+    assert fit.solved.form == "linear"
+    assert fit.solved.values["prefill_token"] == pytest.approx(COST.prefill_token, rel=0.05)
+
+
 def test_one_late_packet_does_not_change_what_a_step_took() -> None:
     ends = 0.01 * np.arange(12)
     ends[5] += 0.006
