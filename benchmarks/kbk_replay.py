@@ -36,6 +36,7 @@ from servesim.calibrate.replay.verify import Comparison, ranks
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Shape
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.step import ModelCall
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -106,15 +107,14 @@ def probed(stage: Stage, seconds: float, folder: Path) -> Profile:
     return profile_from(sitting.samples, stage.about, "of this sitting")
 
 
-def keep(calls: Sequence[Sequence[Any]], path: Path) -> None:
+def keep(calls: Sequence[ModelCall], path: Path) -> None:
     """Write a server's calls behind the designed samples, each a point of its own: rows as unlike as they come."""
     with path.open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
     first = max(int(row["point"]) for row in rows) + 1
-    for number, (_, called, end, *fields) in enumerate(calls):
-        shape = Shape(*fields)
-        kind = "decode" if not shape.prefill_rows else "mixed" if shape.decode_rows else "prefill"
-        rows.append({"kind": kind, **shape._asdict(), "seconds": end - called, "point": first + number})
+    for number, call in enumerate(calls):
+        shape = call.shape
+        rows.append({"kind": shape.kind, **shape._asdict(), "seconds": call.end - call.called, "point": first + number})
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
         writer.writeheader()

@@ -76,15 +76,15 @@ class Sitting:
 
     def _serve(self, setting: str, part: int) -> None:
         from servesim.calibrate.probe.host_overhead import parts_of
-        from servesim.core import Shape
+        from servesim.engine.step import model_call
 
-        calls = self.run(setting, "calibration", self.requests("calibration", part), 0)["told"]["calls"]
+        rows = self.run(setting, "calibration", self.requests("calibration", part), 0)["told"]["calls"]
+        calls = [model_call(row) for row in rows]
         self.hosts += parts_of(calls)
-        for _, called, end, *fields in calls:
-            shape = Shape(*fields)
-            kind = "decode" if not shape.prefill_rows else "mixed" if shape.decode_rows else "prefill"
+        for call in calls:
             point = IN_SITU + len(self.served)  # each is a point of its own
-            self.served.append({"kind": kind, **shape._asdict(), "seconds": end - called, "point": point})
+            seconds = call.end - call.called
+            self.served.append({"kind": call.shape.kind, **call.shape._asdict(), "seconds": seconds, "point": point})
 
     def samples(self) -> str:
         """Return all samples so far, as the probe writes them."""

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Traits, View, at_least
 
 MAX_REQ_TOTAL_LEN = 2048 + 1024  # LightLLM's own longest request, where the scenario names none
 
@@ -34,16 +34,20 @@ class LightLLM(Policy):
     splitfuse_mode: bool = False  # prompts in parts, in the same steps as decodes
     splitfuse_block_size: int = 256  # tokens of such a part
 
-    mirrors: ClassVar[str] = "LightLLM 4b037f68 (2024-04-15)"
-    proof: ClassVar[str] = "recordings of LightLLM's RouterManager and ReqQueue, turn by turn"
-    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
-    last_token_decodes: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "batch_max_tokens", "running_max_req_size")
         at_least(self, 1, "router_max_new_token_len", "splitfuse_block_size")
         at_least(self, 0, "max_wait_tokens", "router_token_ratio")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="LightLLM 4b037f68 (2024-04-15)",
+            validated_against="recordings of LightLLM's RouterManager and ReqQueue, turn by turn",
+            rejects_oversized=False,  # the real one drops or blocks by its own rules
+            last_token_decodes=True,
+        )
 
     def begin(self) -> Any:
         return Wait()

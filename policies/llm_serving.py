@@ -5,11 +5,11 @@ The defaults are the stock server's rule; the other fields are what later entrie
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
 from servesim.core import (
     FOREVER,
@@ -19,23 +19,39 @@ from servesim.core import (
     Policy,
     Queue,
     Request,
-    Stuck,
+    Traits,
     View,
     at_least,
-    just_after,
     one_of,
 )
 
+from .llm_serving_delay import Gate, Turnstile
 from .llm_serving_limits import is_out_of_range, refused
 from .llm_serving_static import affordable, decide_rows
 
-# Each names the entry to lose; ties go to the lowest slot, as in the real scan.
-VICTIMS: dict[str, Any] = {
-    "shortest": lambda request: request.length,
-    "longest": lambda request: -request.length,
-    "newest": lambda request: -request.arrival,
-    "oldest": lambda request: request.arrival,
-    "fewest-blocks": lambda request: request.blocks,
+
+def by_length(request: Request) -> float:
+    """Return prompt and output so far."""
+    return request.length
+
+
+def by_arrival(request: Request) -> float:
+    """Return the arrival."""
+    return request.arrival
+
+
+def by_blocks(request: Request) -> float:
+    """Return the blocks held."""
+    return request.blocks
+
+
+# The entry to evict has the smallest key times sign; ties go to the lowest slot, as in the real scan.
+VICTIMS: dict[str, tuple[Callable[[Request], float], int]] = {
+    "shortest": (by_length, 1),
+    "longest": (by_length, -1),
+    "newest": (by_arrival, -1),
+    "oldest": (by_arrival, 1),
+    "fewest-blocks": (by_blocks, 1),
 }
 
 
@@ -58,15 +74,6 @@ class LLMServing(Policy):
     open_above: int = 0  # hysteresis: admit only once more slots than this are free, until all are taken; 0 is off
     strategy: str = "paged"  # paged; without PagedAttention and memory: continuous, static; with: static-paged
 
-    mirrors: ClassVar[str] = "MindSpore llm-serving 7342f33 (2024-05-24), and its contest's entries"
-    proof: ClassVar[str] = (
-        "recordings of the real scheduler, master and worker: 14 cases, 60 random ones; "
-        "a second telling of its rules on 2,400 random cases"
-    )
-    running_order: ClassVar[str] = "slot"
-    null_blocks: ClassVar[int] = 1  # block 0
-    refuses: ClassVar[bool] = False  # the real one livelocks on what does not fit
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "decode_batch", "prefill_batch")
@@ -78,6 +85,17 @@ class LLMServing(Policy):
             serve_first=("swapped", "waiting", "older"),
             victim=tuple(VICTIMS),
             strategy=("paged", "continuous", "static", "static-paged"),
+        )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="MindSpore llm-serving 7342f33 (2024-05-24), and its contest's entries",
+            validated_against="recordings of the real scheduler, master and worker: 14 cases, 60 random ones; "
+            "a second telling of its rules on 2,400 random cases",
+            running_order="slot",
+            reserved_blocks=1,  # block 0
+            rejects_oversized=False,  # the real one livelocks on what does not fit
         )
 
     @property
@@ -150,11 +168,11 @@ class LLMServing(Policy):
     def _victims(self, view: View, need: int) -> list[Eviction]:
         """Evict until all that is left fits its next step."""
         pool, free = view.pool, view.pool.free
-        key = VICTIMS[self.victim]
+        key, sign = VICTIMS[self.victim]
         live = list(view.running)
         evict = []
         while need > free:
-            victim = min(live, key=key)
+            victim = min(live, key=lambda request: sign * key(request))
             live.remove(victim)
             evict.append(Eviction(victim, "recompute", self.evicted))
             free += victim.blocks
@@ -232,71 +250,3 @@ class LLMServing(Policy):
         slots = dict(zip(admit, free))
         slots.update((request, request.slot or 0) for request in view.prefilling)
         return sorted(slots, key=lambda request: slots[request])
-
-
-@dataclass(frozen=True)
-class Gate:
-    """What the admission rules remember: the delay factor's clocks, and whether hysteresis is open."""
-
-    admitted: Optional[float] = None  # when the last prompt was let in, until its latency is known
-    latency: float = 0.0  # of the last prefill, as the variant measures it
-    open: bool = True
-
-    def hysteresis(self, free: int, threshold: int) -> Gate:
-        """Open when more than the threshold are free."""
-        return Gate(self.admitted, self.latency, True) if free > threshold and not self.open else self
-
-    def shut(self) -> Gate:
-        """Close until enough slots are free again."""
-        return Gate(self.admitted, self.latency, False)
-
-
-class Turnstile:
-    """The delay factor inside one decision: lets waiting requests pass, and says when it opens otherwise."""
-
-    def __init__(self, policy: LLMServing, view: View, gate: Gate) -> None:
-        self.policy = policy
-        self.view = view
-        self.gate = gate
-        self.opens: Optional[float] = None
-        self._passed: Optional[bool] = None  # of the whole queue, once it was tried
-        self._in: set[Request] = set()
-        variant = policy.delay_variant
-        self.on = variant != "none" and policy.delay_factor > 0
-        if self.on and variant == "contest-as-reported" and not policy.mend_delay and not view.waiting:
-            why = "the delay gate took min() of an empty waiting queue; the serving loop is dead"
-            raise Stuck(why, list(view.running), view.now)
-        if variant in ("queue", "request"):  # vLLM reads the clock on every turn, the contest only when it tests
-            self._read_latency()
-
-    def lets(self, request: Request) -> bool:
-        """Say whether the head of waiting may be admitted now."""
-        if not self.on:
-            return True
-        if self._passed is None or self.policy.delay_variant in ("request", "contest"):
-            self._passed = self._evaluate()
-        return self._passed
-
-    def _evaluate(self) -> bool:
-        if self.policy.delay_variant.startswith("contest"):  # which so forgets the latency at a turn's second test
-            self._read_latency()
-        idle = not self.view.running and (self.policy.delay_variant != "request" or not self._in)
-        if idle and (self.policy.delay_variant in ("queue", "request") or self.policy.mend_delay):
-            return True
-        if self._in and self.policy.delay_variant != "queue":
-            oldest = min(request.arrival for request in self.view.waiting if request not in self._in)
-        else:
-            oldest = self.view.waiting.oldest()
-        wait = self.policy.delay_factor * self.gate.latency
-        self.opens = just_after(oldest, wait)
-        return self.view.now - oldest > wait
-
-    def _read_latency(self) -> None:
-        if self.gate.admitted is not None:
-            self.gate = Gate(None, self.view.now - self.gate.admitted, self.gate.open)
-
-    def admitted(self, request: Request) -> None:
-        """Note an admission: the latency of its prefill counts from now."""
-        self._in.add(request)
-        if self.on and request.place == "waiting":
-            self.gate = Gate(self.view.now, self.gate.latency, self.gate.open)

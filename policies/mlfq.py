@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import merge
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
-from servesim.core import FOREVER, Chunk, Plan, Request, View, at_least, just_after
+from servesim.core import FOREVER, Chunk, Plan, Request, Traits, View, at_least, just_after
 
 from .preemptive import Change, Preemptive
 
@@ -23,9 +23,16 @@ DECODE = Plan(decode=True, hold=FOREVER, lasts=True)
 class SRPT(Preemptive):
     """Shortest remaining answer first, picked anew every iteration; an upper bound, since limits must be true."""
 
-    mirrors: ClassVar[str] = f"{MIRRORS}, srpt; where caches go is its MLFQ's rule"
-    proof: ClassVar[str] = "not proven: read only"
-    counts_decodes: ClassVar[bool] = True
+    @property
+    def counts_decodes(self) -> bool:
+        return True
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine=f"{MIRRORS}, srpt; where caches go is its MLFQ's rule",
+            validated_against="not proven: read only",
+        )
 
     def rank(self, request: Request) -> Any:
         return request.limit - request.written, super().rank(request)
@@ -93,15 +100,19 @@ class MLFQ(Preemptive):
     starvation_threshold: float = 3.0  # seconds without running after which a request goes back to the top
     starvation_period: int = 1000  # iterations between two looks for such requests
 
-    mirrors: ClassVar[str] = f"{MIRRORS}, mlfq and sj-mlfq"
-    proof: ClassVar[str] = "not proven: read only"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "threshold", "starvation_period")
         at_least(self, 0, "profiled_prefill", "profiled_prefill_token", "starvation_threshold")
         if not self.base_quantum > 0:
             raise ValueError(f"base_quantum: expected more than 0, got {self.base_quantum!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine=f"{MIRRORS}, mlfq and sj-mlfq",
+            validated_against="not proven: read only",
+        )
 
     def begin(self) -> Any:
         return Ladder()

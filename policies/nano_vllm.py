@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import ClassVar
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, Traits, View, at_least
 
 REST = Plan()
 HOLD = Plan(decode=True, hold=FOREVER)
@@ -21,12 +20,16 @@ class NanoVLLM(Policy):
     max_num_batched_tokens: int = 16384  # prompt tokens of one step
     max_num_seqs: int = 512  # prompts of one step, and decodes of one step; more may run
 
-    mirrors: ClassVar[str] = "nano-vllm bb823b3"
-    proof: ClassVar[str] = "not proven: read in the source only"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_num_batched_tokens", "max_num_seqs")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="nano-vllm bb823b3",
+            validated_against="not proven: read in the source only",
+        )
 
     def decide(self, view: View) -> Plan:
         if view.waiting or view.prefilling:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Optional
+from typing import Optional
 
-from servesim.core import FOREVER, Chunk, Plan, Policy, Rejection, Request, View, at_least, one_of
+from servesim.core import FOREVER, Chunk, Plan, Policy, Rejection, Request, Traits, View, at_least, one_of
 
 from .static import slot_blocks, too_long
 
@@ -22,15 +22,21 @@ class Orca(Policy):
     n_slots: Optional[int] = None  # tokens of keys and values that may be promised, None for the whole pool
     reserve: str = "request"  # promised to a request: request (its prompt + limit), model (max_model_len, as Sarathi)
 
-    mirrors: ClassVar[str] = "Orca (OSDI 2022, Algorithm 1); with reserve: model, Sarathi-Serve 96f9911's baseline"
-    proof: ClassVar[str] = "the paper's rule by hand-worked cases; reserve: model by the figures of the real baseline"
-    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
-    running_order: ClassVar[str] = "arrival"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_num_seqs", "n_slots")
         one_of(self, reserve=("request", "model"))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="Orca (OSDI 2022, Algorithm 1); with reserve: model, Sarathi-Serve 96f9911's baseline",
+            validated_against=(
+                "the paper's rule by hand-worked cases; reserve: model by the figures of the real baseline"
+            ),
+            running_order="arrival",
+            rejects_oversized=False,  # the real one drops or blocks by its own rules
+        )
 
     def decide(self, view: View) -> Plan:
         if not view.waiting:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from heapq import merge
-from typing import Any, Callable, ClassVar, NamedTuple, Optional
+from typing import Any, Callable, NamedTuple, Optional
 
 from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least
 
@@ -31,12 +31,15 @@ class Preemptive(Policy):
     proactive_offloading: bool = True  # keep max_batch_size blocks free, and fetch from the host ahead of need
     num_min_free_blocks_threshold: int = 0  # blocks to keep free at least (proactive)
 
-    counts_decodes: ClassVar[bool] = False  # whether a decode takes a token of the batch
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_batch_size", "max_tokens_per_batch")
         at_least(self, 0, "num_min_free_blocks_threshold")
+
+    @property
+    def counts_decodes(self) -> bool:
+        """Whether a decode takes a token of the batch."""
+        return False
 
     @property
     def ranked(self) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Queue, Rejection, Request, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Queue, Rejection, Request, Traits, View, at_least
 
 from .static import too_long
 
@@ -29,11 +29,6 @@ class Sarathi(Policy):
     chunk_schedule_max_tokens: Optional[int] = None  # prompt tokens over which the stages spread (dynamic)
     chunk_schedule_stages: Optional[int] = None  # stages from high to low (dynamic)
 
-    mirrors: ClassVar[str] = "Sarathi-Serve 96f9911"
-    proof: ClassVar[str] = "recordings of Sarathi-Serve's sarathi scheduler, turn by turn"
-    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
-    running_order: ClassVar[str] = "arrival"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "chunk_size", "max_num_seqs", "chunk_schedule_max_tokens", "chunk_schedule_stages")
@@ -45,6 +40,15 @@ class Sarathi(Policy):
                     raise ValueError(f"{name}: expected a number with enable_dynamic_chunking_schedule, got None")
                 if name.endswith("chunk_size") and (value < ROUNDING or value % ROUNDING):
                     raise ValueError(f"{name}: expected a multiple of {ROUNDING}, got {value!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="Sarathi-Serve 96f9911",
+            validated_against="recordings of Sarathi-Serve's sarathi scheduler, turn by turn",
+            running_order="arrival",
+            rejects_oversized=False,  # the real one drops or blocks by its own rules
+        )
 
     def decide(self, view: View) -> Plan:
         if not (view.waiting or view.prefilling) and view.decoding and view.need < view.pool.free:
@@ -119,9 +123,12 @@ class Sarathi(Policy):
 class SarathiAlternating(Sarathi):
     """Chunked prompts that do not share steps with decodes: prompt-only and decode-only steps take turns."""
 
-    mirrors: ClassVar[str] = "Sarathi-Serve 96f9911's simple_chunking baseline"
-    proof: ClassVar[str] = "hand-worked cases; shares its passes with sarathi, which is proven on recordings"
-    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
+    @property
+    def traits(self) -> Traits:
+        return super().traits._replace(
+            engine="Sarathi-Serve 96f9911's simple_chunking baseline",
+            validated_against="hand-worked cases; shares its passes with sarathi, which is proven on recordings",
+        )
 
     def begin(self) -> Any:
         return "prefill"  # whose turn it is

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least, one_of
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, Traits, View, at_least, one_of
 
 
 class State(NamedTuple):
@@ -33,15 +33,19 @@ class SGLang(Policy):
     retract_decode_steps: int = 20  # decodes to have room for after a retraction
     clip_max_new_tokens: int = 4096  # tokens that no answer is expected to exceed
 
-    mirrors: ClassVar[str] = "SGLang 0.4.6, without its prefix cache"
-    proof: ClassVar[str] = "not proven: read only"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_prefill_tokens", "chunked_prefill_size", "max_running_requests")
         at_least(self, 1, "new_token_ratio_decay_steps", "retract_decode_steps", "clip_max_new_tokens")
         at_least(self, 0, "schedule_conservativeness", "init_new_token_ratio", "min_new_token_ratio_factor")
         one_of(self, schedule_policy=("fcfs", "lof"))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="SGLang 0.4.6, without its prefix cache",
+            validated_against="not proven: read only",
+        )
 
     @property
     def ranked(self) -> bool:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, View, at_least
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, Traits, View, at_least
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,18 @@ class SplitFuse(Policy):
     max_tracked_sequences: int = 2048  # requests with keys and values, those not yet flushed included
     mend_flush: bool = False  # when nothing can run, wait for a flush under way; MII evicts, or dies if nobody is left
 
-    mirrors: ClassVar[str] = "DeepSpeed-MII 8abdd98 (FastGen)"
-    proof: ClassVar[str] = "recordings of MII's RaggedBatchBase, turn by turn"
-    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
-    flushes: ClassVar[bool] = True
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_ragged_batch_size", "max_ragged_sequence_count", "max_tracked_sequences")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="DeepSpeed-MII 8abdd98 (FastGen)",
+            validated_against="recordings of MII's RaggedBatchBase, turn by turn",
+            rejects_oversized=False,  # the real one drops or blocks by its own rules
+            frees_blocks_late=True,
+        )
 
     def begin(self) -> Any:
         return 0  # finished requests whose flush has been asked for

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from servesim.core import FOREVER, BadInput, Chunk, Plan, Policy, Rejection, Request, View, at_least
+from servesim.core import FOREVER, BadInput, Chunk, Plan, Policy, Rejection, Request, Traits, View, at_least
 
 
 @dataclass(frozen=True)
@@ -16,14 +16,18 @@ class Static(Policy):
     pad_finished: bool = False  # finished requests keep their rows in the step's cost until the batch is over
     batch_waiting_time: float = 0.0  # seconds the oldest waits for the batch to fill up before it starts anyway
 
-    mirrors: ClassVar[str] = "FasterTransformer's batching, as Sarathi-Serve 96f9911 carries it"
-    proof: ClassVar[str] = "recordings of Sarathi-Serve's faster_transformer scheduler, turn by turn"
-    refuses: ClassVar[bool] = False  # the real one drops or blocks by its own rules
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_num_seqs")
         at_least(self, 0, "batch_waiting_time")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="FasterTransformer's batching, as Sarathi-Serve 96f9911 carries it",
+            validated_against="recordings of Sarathi-Serve's faster_transformer scheduler, turn by turn",
+            rejects_oversized=False,  # the real one drops or blocks by its own rules
+        )
 
     def begin(self) -> Any:
         return 0  # requests the running batch began with

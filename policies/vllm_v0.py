@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Queue, Rejection, Request, View, at_least, one_of
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Queue, Rejection, Request, Traits, View, at_least, one_of
 
 from .vllm_v0_common import Room, VLLMv0
 
@@ -44,9 +44,6 @@ class VLLM(VLLMv0):
     ignored_step: bool = False  # a pass that only ignored prompts makes an empty step (<= 0.4.0)
     policy: str = "fcfs"  # fcfs, or priority (>= 0.6.2): a head that ranks first takes the place of the last
 
-    mirrors: ClassVar[str] = "vLLM v0, 0.3.3 to 0.9.2, without chunked prefill"
-    proof: ClassVar[str] = "recordings of the real schedulers of 0.3.3, 0.4.0, 0.4.2, 0.5.0 and 0.8.5"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_num_batched_tokens")
@@ -54,9 +51,12 @@ class VLLM(VLLMv0):
         one_of(self, policy=("fcfs", "priority"))
 
     @property
-    def running_order(self) -> str:  # type: ignore[override]
-        """How the batch is kept."""
-        return "arrival" if self.sort_running and self.policy == "fcfs" else "admission"
+    def traits(self) -> Traits:
+        return super().traits._replace(
+            engine="vLLM v0, 0.3.3 to 0.9.2, without chunked prefill",
+            validated_against="recordings of the real schedulers of 0.3.3, 0.4.0, 0.4.2, 0.5.0 and 0.8.5",
+            running_order="arrival" if self.sort_running and self.policy == "fcfs" else "admission",
+        )
 
     def decide(self, view: View) -> Plan:
         pool, plain = view.pool, self.delay_factor == 0 and self.policy == "fcfs"
@@ -141,7 +141,7 @@ class VLLM(VLLMv0):
         plan = self._decode(prompts, swap_in=back, reject=[*prompts.ignored, *failed])
         if back and self.sort_running:
             return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *back)], decode=False)
-        return plan._replace(decode=bool(running or back), hold=0 if back or plan.reject else FOREVER)
+        return plan._replace(decode=bool(running or back), hold=0 if back or plan.moves.reject else FOREVER)
 
     # -- priorities ----------------------------------------------------------------------------------------------
 
@@ -164,7 +164,7 @@ class VLLM(VLLMv0):
         sort_running, sort_waiting = running != natural, bool(evict) or waiting != list(view.waiting)
         return plan._replace(
             evict=[*(Eviction(victim) for victim in ranks.victims), *evict],
-            running=[*running, *plan.swap_in] if sort_running else None,
+            running=[*running, *plan.moves.swap_in] if sort_running else None,
             waiting=waiting if sort_waiting else None,
             hold=0 if ranks.inverted or sort_running or sort_waiting else plan.hold,
         )

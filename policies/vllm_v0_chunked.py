@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Plan, Rejection, Request, View, at_least, one_of
+from servesim.core import FOREVER, Chunk, Plan, Rejection, Request, Traits, View, at_least, one_of
 
 from .delay_gate import DelayGate, Timers
 from .vllm_v0 import DECODE, REST
@@ -42,9 +42,6 @@ class VLLMChunked(VLLMv0):
     max_long_partial_prefills: int = 1  # long prompts among them (with several partial prefills)
     long_prefill_token_threshold: int = 0  # a longer prompt is long; 0: 4 % of max_model_len
 
-    mirrors: ClassVar[str] = "vLLM v0, 0.4.1 to 0.9.2, with enable_chunked_prefill"
-    proof: ClassVar[str] = "recordings of the real schedulers of 0.4.2 and 0.8.5; several partial prefills: not proven"
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_num_batched_tokens", "max_num_partial_prefills", "max_long_partial_prefills")
@@ -53,6 +50,15 @@ class VLLMChunked(VLLMv0):
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
             most, given = self.max_num_batched_tokens, self.max_num_partial_prefills
             raise ValueError(f"max_num_partial_prefills: expected at most {most}, got {given!r}")
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits._replace(
+            engine="vLLM v0, 0.4.1 to 0.9.2, with enable_chunked_prefill",
+            validated_against=(
+                "recordings of the real schedulers of 0.4.2 and 0.8.5; several partial prefills: not proven"
+            ),
+        )
 
     def begin(self) -> Any:
         return Timers() if self._delays else None
@@ -160,7 +166,7 @@ class VLLMChunked(VLLMv0):
             wake=None if gate is None else gate.opens,
         )  # fmt: skip
         if not (evict or back or run.left or run.decodes is not None) and self._stays_in_order(view, prompts.chunks):
-            still = not chunks and not plan.reject
+            still = not chunks and not plan.moves.reject
             return plan._replace(chunks=chunks, decode=view.decoding > 0, hold=FOREVER if still else 0, spare=1)
         decodes = [r for r in view.running if r.decodes] if run.decodes is None else run.decodes
         order = self._order(run, decodes, back, [chunk.request for chunk in prompts.chunks])
@@ -181,8 +187,8 @@ class VLLMChunked(VLLMv0):
     ) -> list[Request]:
         """Return the batch as the engine leaves it behind, half-done prompts that end now before the others."""
         back = [*(r for r in back if r.complete), *(r for r in back if not r.complete)]
-        ending = [request for request, part, _ in run.chunks if part == request.pending]
-        others = [request for request, part, _ in run.chunks if part < request.pending]
+        ending = [chunk.request for chunk in run.chunks if chunk.tokens == chunk.request.pending]
+        others = [chunk.request for chunk in run.chunks if chunk.tokens < chunk.request.pending]
         if not self.sort_running:
             return [*run.left, *back, *decodes, *ending, *others, *fresh]
         prompts = [chunk.request for chunk in run.chunks]

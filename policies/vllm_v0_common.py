@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
-from servesim.core import BlockPool, Eviction, Policy, Queue, Rejection, Request, Stuck, View, at_least, one_of
+from servesim.core import BlockPool, Eviction, Policy, Queue, Rejection, Request, Stuck, Traits, View, at_least, one_of
 
 from .delay_gate import SCOPES, DelayGate, Timers
 
@@ -46,8 +46,6 @@ class VLLMv0(Policy):
     append_rule: str = "touched"  # block manager: any_free (v1, < 0.6.3) or touched (selfattn: counts touched blocks)
     fail_infeasible: bool = True  # a swapped request larger than the whole memory fails (>= 0.4.1), or waits forever
 
-    refuses: ClassVar[bool] = False  # the scheduler itself drops ("ignores") what can never fit, when its turn comes
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_num_seqs")
@@ -60,6 +58,12 @@ class VLLMv0(Policy):
             preemption_mode=(None, "recompute", "swap"),
             swap_order=("arrival", "swapped"),
             append_rule=("any_free", "touched"),
+        )
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            rejects_oversized=False,  # the scheduler itself drops ("ignores") what can never fit, when its turn comes
         )
 
     def begin(self) -> Any:

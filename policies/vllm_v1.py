@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, View, at_least, one_of
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Traits, View, at_least, one_of
 
 from .vllm_v0_common import ends_with
 
@@ -26,10 +26,6 @@ class VLLMV1(Policy):
     watermark: float = 0.0  # share of the blocks that an admission must leave free, unless nothing runs
     policy: str = "fcfs"  # fcfs, or priority: waiting and victims by (priority, arrival)
 
-    mirrors: ClassVar[str] = "vLLM V1 0.32.0, the synchronous scheduler without prefix caching or speculation"
-    proof: ClassVar[str] = "recordings of the real scheduler of 0.32.0"
-    refuses: ClassVar[bool] = False  # its scheduler does not look; what cannot fit blocks the queue
-
     def __post_init__(self) -> None:
         super().__post_init__()
         at_least(self, 1, "max_num_seqs", "max_num_batched_tokens")
@@ -37,6 +33,14 @@ class VLLMV1(Policy):
         if self.watermark >= 1:
             raise ValueError(f"watermark: expected a share below 1, got {self.watermark!r}")
         one_of(self, policy=("fcfs", "priority"))
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="vLLM V1 0.32.0, the synchronous scheduler without prefix caching or speculation",
+            validated_against="recordings of the real scheduler of 0.32.0",
+            rejects_oversized=False,  # its scheduler does not look; what cannot fit blocks the queue
+        )
 
     @property
     def ranked(self) -> bool:

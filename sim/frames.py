@@ -16,6 +16,7 @@ import pandas as pd
 from servesim.config.overrides import Tree
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Shape
+from servesim.engine.step import ModelCall
 from servesim.report.page import write_report
 from servesim.runs.decision_log import Notes
 from servesim.runs.metrics import COLUMNS, WHERE, row, time_per_token
@@ -238,7 +239,7 @@ class Replay:
     measured: Result
     comparison: Comparison = field(repr=False)
     profile: Profile = field(repr=False)  # what the simulation took steps to cost, the host's part included
-    calls: Sequence[Sequence[float]] = field(default=(), repr=False)
+    calls: Sequence[ModelCall] = field(default=(), repr=False)
 
     @cached_property
     def errors(self) -> pd.DataFrame:
@@ -271,11 +272,11 @@ class Replay:
     def steps(self) -> pd.DataFrame:
         """A row a measured model call: when, how long, how long the profile says, and its shape."""
         columns = ["start", "called", "end", *Shape._fields]
-        frame = pd.DataFrame(list(self.calls), columns=columns)
-        shapes = [Shape(*map(int, call[3:])) for call in self.calls]
+        frame = pd.DataFrame([call.flat() for call in self.calls], columns=columns)
+        shapes = [call.shape for call in self.calls]
         frame["seconds"] = frame.end - frame.start
         frame["predicted"] = [self.profile.cost.seconds(shape) for shape in shapes]
-        frame["kind"] = [kind_of(shape) for shape in shapes]
+        frame["kind"] = [shape.kind for shape in shapes]
         return frame
 
     def __repr__(self) -> str:
@@ -286,13 +287,6 @@ class Replay:
 def shown_as(value: float, metric: str) -> str:
     """Return a figure with its unit, for people."""
     return spread(Interval(value, None, 1), metric)
-
-
-def kind_of(shape: Shape) -> str:
-    """Return what a model call did: prefill, decode, mixed or swap."""
-    if shape.prefill_rows:
-        return "mixed" if shape.decode_rows else "prefill"
-    return "decode" if shape.decode_rows else "swap"
 
 
 def replay_of(replayed: Replayed) -> Replay:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 
-from servesim.core import BadInput, Plan, Policy, Request, Shape, StepCost, Stuck, View
+from servesim.core import BadInput, Plan, Policy, Request, StepCost, Stuck, Traits, View, traits_of
 from servesim.costs.linear import LinearCost
+from servesim.engine.clocks import Clock, VirtualClock
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Driver
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.engine.shape import Padding, shape_of
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
 from servesim.runs.simulate import fresh
 
@@ -65,7 +65,7 @@ class Recorder:
         """Note what was decided."""
         self.turns.append((
             step.start, step.kind, batch(server.running, step), [(r.id, how) for r, how, _ in step.evicted],
-            [r.id for r in step.plan.swap_in], [r.request.id for r in step.plan.reject], server.pool.free,
+            [r.id for r in step.plan.moves.swap_in], [r.request.id for r in step.plan.moves.reject], server.pool.free,
             [r.id for r in server.waiting], [r.id for r in server.running], [r.id for r in server.swapped],
         ))  # fmt: skip
 
@@ -91,56 +91,31 @@ class Outcome:
         ]
 
 
-def drive(policy: Policy, setting: Setting, run: Callable[[Driver], None], observer: Any = None) -> Outcome:
-    """Serve a setting's requests with whatever turns the driver."""
+def run_on(clock: Clock, policy: Policy, setting: Setting, observer: Any = None) -> Outcome:
+    """Serve a setting's requests with a clock."""
     requests = fresh(setting.requests)
     server = Server(
         policy, setting.blocks, setting.block_size, setting.host_blocks, setting.max_model_len,
         refuses=setting.refuses,
     )  # fmt: skip
     observers = (observer,) if observer is not None else ()
-    driver = Driver(policy, server, Inbox(requests, setting.lag), observers, setting.end_lag, server.check)
+    loop = Loop(server, Inbox(requests, setting.lag), clock, observers, setting.end_lag, check=True)
     stuck = None
     try:
-        run(driver)
+        loop.run()
     except (Stuck, BadInput) as found:  # livelocks, and worlds too small for the policy to run in
         stuck = str(found)
-    return Outcome(requests, server, driver.calls, stuck)
+    return Outcome(requests, server, loop.calls, stuck)
 
 
 def simulated(policy: Policy, setting: Setting, leaps: bool = True, observer: Any = None) -> Outcome:
     """Run on SimPy's clock."""
-    return drive(policy, setting, lambda driver: void(Engine(driver, setting.cost, leaps=leaps).run()), observer)
+    return run_on(SimulatedClock(setting.cost, leaps=leaps), policy, setting, observer)
 
 
 def lived(policy: Policy, setting: Setting, observer: Any = None) -> Outcome:
-    """Run as a live driver does on a device that takes exactly what the cost model says."""
-
-    def run(driver: Driver) -> None:
-        now = 0.0
-        while True:
-            step = driver.begin(now)
-            if step is None:
-                instant = driver.next_event()
-                if instant is None:
-                    return
-                now = instant
-                continue
-            now = now + seconds(setting.cost, shape_of(step, Padding(), policy.last_token_decodes))
-            driver.end(step, now)
-
-    return drive(policy, setting, run, observer)
-
-
-def seconds(cost: StepCost, shape: Shape) -> float:
-    """Return a step's time by the path the engine takes."""
-    if shape.prefill_rows or shape.swapped:
-        return cost.seconds(shape)
-    return cost.decode(shape.decode_rows, shape.decode_live, shape.context)
-
-
-def void(_: object) -> None:
-    """Drop a value."""
+    """Run as on a device that takes exactly what the cost model says."""
+    return run_on(VirtualClock(setting.cost), policy, setting, observer)
 
 
 def snapshot(view: View) -> tuple[Any, ...]:
@@ -152,23 +127,37 @@ def snapshot(view: View) -> tuple[Any, ...]:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
 class Pure(Policy):
-    """Wraps a policy and asks it twice, watching that nothing changes and that held plans keep their word."""
+    """Wraps a policy and asks it twice: nothing may change, and held plans must come again."""
 
-    def __init__(self, policy: Policy) -> None:
-        for name in ("order", "group_width", "aging", "max_wait"):
-            object.__setattr__(self, name, getattr(policy, name))
-        object.__setattr__(self, "inner", policy)
-        object.__setattr__(self, "held", None)
+    inner: Policy = field(default_factory=Policy)
+    held: list[Any] = field(default_factory=list)  # the last plan with `hold`, and what was there then
 
-    def __getattribute__(self, name: str) -> Any:
-        if name in ("running_order", "null_blocks", "refuses", "flushes", "paged", "begin", "leap", "rank", "ranked"):
-            return getattr(object.__getattribute__(self, "inner"), name)
-        return object.__getattribute__(self, name)
+    @property
+    def traits(self) -> Traits:
+        return traits_of(self.inner)
+
+    @property
+    def paged(self) -> bool:
+        return self.inner.paged
+
+    @property
+    def ranked(self) -> bool:
+        return self.inner.ranked
+
+    def begin(self) -> Any:
+        return self.inner.begin()
+
+    def leap(self, memory: Any, iterations: int) -> Any:
+        return self.inner.leap(memory, iterations)
+
+    def rank(self, request: Request) -> Any:
+        return self.inner.rank(request)
 
     def decide(self, view: View) -> Plan:
         """Decide twice and compare."""
-        inner: Policy = object.__getattribute__(self, "inner")
+        inner = self.inner
         before = snapshot(view)
         plan = inner.decide(view)
         assert isinstance(plan, Plan), f"{inner} decided {plan!r}, which is no Plan"
@@ -181,24 +170,23 @@ class Pure(Policy):
 
     def _keep_word(self, view: View, plan: Plan) -> None:
         """A held plan must be given again until something happens."""
-        held: Optional[tuple[Plan, int, int, tuple[Any, ...]]] = object.__getattribute__(self, "held")
-        inner: Policy = object.__getattribute__(self, "inner")
+        inner = self.inner
         people = tuple(tuple(queue) for queue in (view.waiting, view.running, view.swapped))
-        if held is not None:
-            promised, ticks, _ends, then = held
+        if self.held:
+            promised, ticks, then = self.held
             further = view.cohort.ticks - ticks
             gone = tuple(tuple(r for r in queue if r.place != "done") for queue in then)
             same = people == then or (promised.lasts and people == gone and people[1])
             short = view.cohort.need() + promised.spare > view.pool.free
             woken = promised.wake is not None and view.now >= promised.wake
             if same and 0 < further <= promised.hold and not short and not woken:
-                assert plan.decode and not (plan.chunks or plan.evict or plan.admit or plan.swap_in or plan.reject), (
-                    f"{inner} held a plan for {promised.hold} iterations and changed it after {further}: {plan}"
-                )
+                moves = plan.moves
+                assert plan.decode and not (
+                    plan.chunks or moves.evict or moves.admit or moves.swap_in or moves.reject
+                ), f"{inner} held a plan for {promised.hold} iterations and changed it after {further}: {plan}"
                 assert plan.memory == inner.leap(promised.memory, further), f"{inner}: leap() of its memory is off"
                 return
-        keep = (plan, view.cohort.ticks, 0, people) if plan.hold and plan.decode and not plan.chunks else None
-        object.__setattr__(self, "held", keep)
+        self.held[:] = (plan, view.cohort.ticks, people) if plan.hold and plan.decode and not plan.chunks else ()
 
 
 def check_leaps(policy: Policy, setting: Setting) -> None:
@@ -212,7 +200,8 @@ def check_leaps(policy: Policy, setting: Setting) -> None:
 
 def check_word(policy: Policy, setting: Setting) -> None:
     """It is pure, and what it holds it keeps."""
-    simulated(Pure(policy), setting, leaps=False)
+    shared = {name: getattr(policy, name) for name in ("order", "group_width", "aging", "max_wait")}
+    simulated(Pure(inner=policy, **shared), setting, leaps=False)
 
 
 def check_conservation(policy: Policy, setting: Setting) -> None:

@@ -8,9 +8,9 @@ from typing import Any, Optional
 from servesim.core import Policy, Request, Stuck
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Driver
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
 
 
@@ -34,10 +34,10 @@ class Story:
         if step.calls:
             self.ran.append((now, batch(server.running, step)))
         self.evicted += [(now, request.id, how) for request, how, _ in step.evicted]
-        self.swapped_in += [(now, request.id) for request in step.plan.swap_in]
-        self.fetched += [(now, request.id) for request in step.plan.fetch]
-        self.rejected += [(now, rejection.request.id) for rejection in step.plan.reject]
-        self.released += [(now, request.id) for request in step.plan.release]
+        self.swapped_in += [(now, request.id) for request in step.plan.moves.swap_in]
+        self.fetched += [(now, request.id) for request in step.plan.moves.fetch]
+        self.rejected += [(now, rejection.request.id) for rejection in step.plan.moves.reject]
+        self.released += [(now, request.id) for request in step.plan.moves.release]
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         pass
@@ -57,12 +57,12 @@ def serve(
     **engine: Any,
 ) -> Story:
     """Serve requests turn by turn, with the books checked after each."""
-    server = Server(policy, blocks + policy.null_blocks, block_size, **engine)
+    server = Server(policy, blocks + policy.traits.reserved_blocks, block_size, **engine)
     story = Story({request.id: request for request in requests}, server)
-    driver = Driver(policy, server, Inbox(requests), (story,), check=server.check)
-    clock = Engine(driver, cost or LinearCost(base=1.0))
+    clock = SimulatedClock(cost or LinearCost(base=1.0))
+    loop = Loop(server, Inbox(requests), clock, (story,), check=True)
     try:
-        story.end = clock.run()
+        story.end = loop.run()
     except Stuck as stuck:
         story.stuck = stuck
     return story

@@ -50,7 +50,8 @@ def policies() -> str:
     """Every policy: what it mirrors, what it was proven against, its fields."""
     parts = [table(
         ("policy", "mirrors", "proven against"),
-        ([f"[`{name}`](#{name})", kind.mirrors or "no engine", kind.proof] for name, kind in POLICIES.items()),
+        ([f"[`{name}`](#{name})", traits.engine or "no engine", traits.validated_against]
+            for name, traits in ((name, kind().traits) for name, kind in POLICIES.items())),
     )]  # fmt: skip
     common = {field.name for field in fields(Policy)}
     for name, kind in POLICIES.items():

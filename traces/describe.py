@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
-from servesim.core import Request
+from servesim.core import ClientRequest
 
 from .trace import Trace
 
@@ -91,7 +91,7 @@ def ranks(values: Numbers) -> NDArray[np.float64]:
     return np.asarray((ends - (counts - 1) / 2)[inverse], np.float64)
 
 
-def prefixes(requests: Iterable[Request], block: Optional[int]) -> Optional[dict[str, Any]]:
+def prefixes(requests: Iterable[ClientRequest], block: Optional[int]) -> Optional[dict[str, Any]]:
     """Return how much of the prompts an endless prefix cache would have held already; None without hash ids."""
     seen: set[int] = set()
     ids = shared = tokens = total = 0
@@ -108,7 +108,7 @@ def prefixes(requests: Iterable[Request], block: Optional[int]) -> Optional[dict
     return {"block": block, "ids": ids, "distinct": len(seen), "shared_blocks": shared / ids, "shared_tokens": share}
 
 
-def sessions(requests: Iterable[Request]) -> Optional[dict[str, Any]]:
+def sessions(requests: Iterable[ClientRequest]) -> Optional[dict[str, Any]]:
     """Return how many sessions there are and how long they get; None without any."""
     turns = Counter(request.session for request in requests if request.session is not None)
     if not turns:

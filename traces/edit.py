@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
-from servesim.core import BadInput, Request
+from servesim.core import BadInput, ClientRequest
 
 from .random_streams import stream
 from .trace import Trace, copied
@@ -23,7 +23,7 @@ def scale(trace: Trace, rate: float = 1.0, prompt: float = 1.0, output: float = 
     for name, factor in (("rate", rate), ("prompt", prompt), ("output", output)):
         _positive(f"scale: {name}", factor)
 
-    def scaled(request: Request) -> Request:
+    def scaled(request: ClientRequest) -> ClientRequest:
         return copied(
             request,
             arrival=request.arrival / rate,
@@ -113,7 +113,7 @@ def jitter(trace: Trace, seconds: float, seed: int = 0) -> Trace:
     return replace(trace, requests=requests)
 
 
-def _renamed(request: Request, copy: int, shift: float) -> Request:
+def _renamed(request: ClientRequest, copy: int, shift: float) -> ClientRequest:
     """Return a request whose names belong to one copy."""
     return copied(
         request,
@@ -124,7 +124,7 @@ def _renamed(request: Request, copy: int, shift: float) -> Request:
     )
 
 
-def _renumbered(requests: list[Request]) -> list[Request]:
+def _renumbered(requests: list[ClientRequest]) -> list[ClientRequest]:
     """Number the requests in order, those they wait for with them."""
     numbers = {request.id: number for number, request in enumerate(requests)}
     for request in requests:

@@ -13,7 +13,7 @@ from typing import Any, Optional
 
 import numpy as np
 from numpy.typing import NDArray
-from servesim.core import BadInput, Request
+from servesim.core import BadInput, ClientRequest
 from servesim.core.request import ASKED
 
 
@@ -21,7 +21,7 @@ from servesim.core.request import ASKED
 class Trace:
     """Requests sorted by arrival, with unique ids."""
 
-    requests: list[Request]
+    requests: list[ClientRequest]
     source: str  # file or generator
     format: str  # key of FORMATS, or "synth"
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
@@ -59,15 +59,15 @@ class Trace:
         return counts + [f"{self.source}: {note}" for note in self.notes]
 
 
-def copied(request: Request, **changes: Any) -> Request:
+def copied(request: ClientRequest, **changes: Any) -> ClientRequest:
     """Return a request as it was before any engine saw it, with some fields changed."""
     if not changes:
-        return Request(
+        return ClientRequest(
             request.id, request.arrival, request.prompt, request.output, request.limit, request.priority,
             request.session, request.prefix, request.after, request.delay, request.fails,
         )  # fmt: skip
     given = {name: getattr(request, name) for name in ASKED}
-    return Request(**{**given, **changes})
+    return ClientRequest(**{**given, **changes})
 
 
 @dataclass
@@ -151,7 +151,7 @@ def _unique(ids: list[Any], columns: Columns, source: str) -> None:
         seen.add(id)
 
 
-def _requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> list[Request]:
+def _requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> list[ClientRequest]:
     """Return one request a row, in file order; those that wait for another get the earliest arrival possible."""
     rows = len(ids)
     arrivals = _arrivals(columns, ids, source)
@@ -164,7 +164,7 @@ def _requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> lis
         columns.session or nothing, columns.prefix or [()] * rows, columns.after or nothing,
         columns.delay or [0.0] * rows, columns.fails or nothing,
     )  # fmt: skip
-    return list(map(Request, *fields))
+    return list(map(ClientRequest, *fields))
 
 
 def _arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
@@ -185,7 +185,7 @@ def _arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
     return arrivals
 
 
-def _without(requests: list[Request], unusable: dict[int, str]) -> list[Request]:
+def _without(requests: list[ClientRequest], unusable: dict[int, str]) -> list[ClientRequest]:
     """Return the others; one that waited for a dropped request waits for what that one waited for, delays added."""
     gone = {requests[i].id: requests[i] for i in unusable}
     kept = [request for i, request in enumerate(requests) if i not in unusable]
@@ -197,7 +197,7 @@ def _without(requests: list[Request], unusable: dict[int, str]) -> list[Request]
     return kept
 
 
-def _first_late(requests: list[Request]) -> Optional[int]:
+def _first_late(requests: list[ClientRequest]) -> Optional[int]:
     """Return the index of the first request that arrives before the one in front of it."""
     arrivals = [request.arrival for request in requests]
     if all(map(le, arrivals, arrivals[1:])):
@@ -221,7 +221,7 @@ def _sort(trace: Trace) -> None:
 BLOCKS = (512, 16, 64, 128, 256, 32, 1024, 1)  # tokens a hash id may stand for, the usual ones first
 
 
-def prefix_block(requests: Iterable[Request]) -> Optional[int]:
+def prefix_block(requests: Iterable[ClientRequest]) -> Optional[int]:
     """Return the tokens a hash id stands for, if one usual size explains every request's count of ids."""
     marked = [request for request in requests if request.prefix]
     for block in BLOCKS if marked else ():

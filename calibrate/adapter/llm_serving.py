@@ -13,12 +13,13 @@ import logging
 import os
 import time
 from collections import deque
+from operator import attrgetter
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
-from servesim.core import BadInput, BlockPool, Chunk, Eviction, Plan, Policy, Request, View
+from servesim.core import BadInput, BlockPool, Chunk, Eviction, Plan, Policy, Request, View, traits_of
 from servesim.engine.cohort import Cohort
-from servesim.engine.queues import Fifo, Ranked, line
+from servesim.engine.queues import FifoQueue, RequestQueue, SortedQueue
 from servesim.policies import POLICIES
 
 LIVE = ("RUNNING", "INPUT_OUTOFRANGE")  # statuses of slots that are taken
@@ -30,7 +31,7 @@ class Adapter:
     """A policy and what it remembers between two looks at the server."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
-        if policy.running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
+        if traits_of(policy).running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
             raise BadInput("adapter: llm-serving has slots and pages; expected a policy of the llm-serving family")
         self.policy = policy
         self.clock = clock
@@ -67,8 +68,8 @@ class Adapter:
         pool.free = len(cache.pool.free_blocks)
         cohort = Cohort(cache.block_size)
         entries: dict[Request, Any] = {}
-        waiting, swapped, finished = self._waiting(), Fifo(), Fifo()
-        running, prefilling = Ranked(lambda request: request.slot), Ranked(lambda request: request.slot)
+        waiting, swapped, finished = self._waiting(), FifoQueue(), FifoQueue()
+        running, prefilling = SortedQueue(attrgetter("slot")), SortedQueue(attrgetter("slot"))
         for slot, entry in enumerate(slots):
             if live(entry):
                 request = self._request(entry, now)
@@ -86,11 +87,11 @@ class Adapter:
         view.now, view.memory, view.last_prefill = now, self.memory, self._last_prefill
         return view, entries
 
-    def _waiting(self) -> Any:
-        policy = self.policy
-        if not policy.ranked:
-            return line()
-        return line(lambda request: (policy.rank(request), request.arrival, request.serial))
+    def _waiting(self) -> RequestQueue:
+        return SortedQueue(self._rank) if self.policy.ranked else FifoQueue()
+
+    def _rank(self, request: Request) -> Any:
+        return self.policy.rank(request), request.arrival, request.serial
 
     def _line_up(self, source: Any, queue: Any, place: str, now: float, entries: dict[Request, Any]) -> None:
         for entry in source:
@@ -102,14 +103,14 @@ class Adapter:
     def _promote(self, waiting: Any, now: float) -> None:
         """Put requests in front that have waited for more than max_wait, behind those put there before."""
         patience = self.policy.max_wait
-        if patience is None or not isinstance(waiting, Ranked):
+        if patience is None or not isinstance(waiting, SortedQueue):
             return
         here = set(waiting)
         still = [request for request in self._promoted if request in here]
         late = [request for request in here.difference(still) if request.arrival + patience <= now]
         self._promoted = still + sorted(late, key=lambda request: (request.arrival, request.serial))
         for request in self._promoted:
-            waiting.promote(request)
+            waiting.move_to_front(request)
 
     def _request(self, entry: Any, now: float) -> Request:
         """Return the request an entry is known as; it arrived when it was first seen."""
@@ -124,12 +125,12 @@ class Adapter:
 
     def carry_out(self, plan: Plan, schedule: Any, entries: dict[Request, Any]) -> None:
         """Do to the server what a plan says; the model call itself stays the server's."""
-        for eviction in plan.evict:
+        for eviction in plan.moves.evict:
             self._evict(eviction, schedule, entries[eviction.request])
-        for request in plan.admit:
+        for request in plan.moves.admit:
             self._admit(schedule, entries[request])
         for chunk in plan.chunks:  # a first chunk admits, too
-            if chunk.request.place != "running" and chunk.request not in plan.admit:
+            if chunk.request.place != "running" and chunk.request not in plan.moves.admit:
                 self._admit(schedule, entries[chunk.request])
 
     def _evict(self, eviction: Eviction, schedule: Any, entry: Any) -> None:

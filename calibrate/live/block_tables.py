@@ -38,32 +38,32 @@ class BlockTables:
         """Follow what a plan moved, and take what its call needs."""
         if step.moved:
             self._move(step)
-        for request, _, _ in step.chunks:
-            self.grow(request, request.blocks)
+        for chunk in step.chunks:
+            self.grow(chunk.request, chunk.request.blocks)
         if step.decoders:
             self._decode(server.running)
         self._agree(server)
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         """Take back what finished requests held, unless the engine flushes them later."""
-        if over and not server.policy.flushes:
+        if over and not server.traits.frees_blocks_late:
             for request in over:
                 self.release(request)
             self._agree(server)
 
     def _move(self, step: Step) -> None:
-        plan = step.plan
-        for request in plan.release:
+        moves = step.plan.moves
+        for request in moves.release:
             self.release(request)
         for request, how, _ in step.evicted:
             if how == "swap":
                 self.leaving += self.out(request)
             elif how != "keep":
                 self.release(request)
-        for request in (*plan.swap_in, *plan.fetch):
+        for request in (*moves.swap_in, *moves.fetch):
             if request in self.hosted:
                 self.returning += self.back(request)
-        for rejection in plan.reject:
+        for rejection in moves.reject:
             self.release(rejection.request)
 
     def _decode(self, running: Iterable[Request]) -> None:

@@ -1,4 +1,4 @@
-"""The live clock around the driver: a step runs on a backend and takes what it takes. Sibling of sim/engine.py.
+"""A live run: the engine loop with a real clock and a backend that computes.
 
 It runs next to the device: Python 3.9, standard library, numpy. Times are seconds since the run began. The clock is
 read once a step: a step begins where the last one ended, so that what the host does in between (booking, deciding,
@@ -12,23 +12,26 @@ import gc
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 from servesim.calibrate.device.backend import Backend
 from servesim.calibrate.probe.host_overhead import host_of, parts_of
 from servesim.config.registry import make_policy
 from servesim.core import BadInput, Request, Shape, Stuck
 from servesim.core.request import ASKED
-from servesim.engine.build import build_driver, build_server
-from servesim.engine.loop import Driver, Observer
+from servesim.costs.mapping import cost_from
+from servesim.engine.build import build_loop, build_server
+from servesim.engine.clocks import PacedClock, VirtualClock, WallClock
+from servesim.engine.loop import Observer
+from servesim.engine.server import Server
 from servesim.engine.shape import NO_PADDING, shape_of
-from servesim.engine.step import Step
+from servesim.engine.step import ModelCall, Step
 from servesim.runs.decision_log import Notes
 
 from .block_tables import BlockTables
-from .clocks import WallClock, clock_of
-from .prompts import Stories, drawn
+from .prompts import Prompt, Stories, drawn
 
+LiveClock = Union[WallClock, VirtualClock]
 Emit = Callable[[Any], None]
 
 TIMES = (
@@ -40,63 +43,53 @@ REPORT = 0.5  # seconds between two progress reports, and looks whether to stop
 
 
 class Live:
-    """Runs a driver to the end of its inbox on a backend."""
+    """A scenario on a backend: the engine loop, and what a device needs besides: block ids, prompts, tokens."""
 
     def __init__(
         self,
-        driver: Driver,
+        policy: Mapping[str, Any],
+        engine: Mapping[str, Any],
+        requests: Sequence[Request],
         backend: Backend,
-        tables: BlockTables,
-        stories: Stories,
-        clock: Optional[WallClock] = None,
+        prompt: Prompt,
+        clock: Optional[LiveClock] = None,
+        observers: Sequence[Observer] = (),
         watch: Optional[Callable[[Live], bool]] = None,
     ) -> None:
-        self.driver = driver
+        server = build_server(make_policy(policy), engine)
+        pool = server.pool
+        blocks = pool.total if server.policy.paged else engine["num_blocks"] - 1
         self.backend = backend
-        self.tables = tables
-        self.stories = stories
-        self.clock = WallClock() if clock is None else clock
-        self.watch = watch  # told of the run every so often; says whether to stop
-        self.now = 0.0
+        self.tables = BlockTables(blocks, pool.size, pool.host_total)
+        self.stories = Stories(self.tables, prompt)
+        self.clock: LiveClock = WallClock() if clock is None else clock
+        self.watch = watch  # sees the run now and then, and says whether to stop
         self.stopped = False
-        # one a model call: when it was begun, when the backend was called, when it had ended, its shape
-        self.calls: list[tuple[float, float, float, Shape]] = []
+        self.calls: list[ModelCall] = []
         self.written: Sequence[int] = ()  # by the rows of the last call
+        self._called, self._shape = 0.0, Shape()
         self._looked = 0.0
+        seen_by: list[Observer] = [self.tables, self, *observers]
+        self.loop = build_loop(server, engine, requests, self.clock, seen_by, compute=self.compute)
 
     def run(self) -> float:
-        """Serve everything, or until told to stop; return the instant at which the last call ended."""
+        """Serve everything, or until told to stop; return the time at which the last call ended."""
         collecting = gc.isenabled()
         gc.collect()
-        gc.disable()  # a collection in mid-run would be taken for a slow step
+        gc.disable()  # a collection during the run would look like a slow step
         try:
-            self.now = self.clock.start()
             self._looked = time.monotonic()
-            self._serve()
+            return self.loop.run(self.stopping)
         finally:
             if collecting:
                 gc.enable()
-        return self.now
 
-    def _serve(self) -> None:
-        driver, clock = self.driver, self.clock
-        while not self.stopping():
-            step = driver.begin(self.now)
-            if step is None:
-                instant = driver.next_event()
-                if instant is None:
-                    return
-                self.now = clock.wait(instant, self.stopping)
-                continue
-            self.now = self.call(step)
-            self.stories.forget(driver.end(step, self.now))
-
-    def call(self, step: Step) -> float:
-        """Run one model call with its copies; return when it had ended."""
-        backend, tables = self.backend, self.tables
-        rows = self.stories.rows(self.driver.server, step)
-        shape = shape_of(step, NO_PADDING, self.driver.policy.last_token_decodes)
-        called = self.clock.now()
+    def compute(self, step: Step) -> None:
+        """Run one model call with its copies."""
+        backend, tables, server = self.backend, self.tables, self.loop.server
+        rows = self.stories.rows(server, step)
+        self._shape = shape_of(step, NO_PADDING, server.traits)
+        self._called = self.clock.now()
         if tables.leaving or tables.returning:
             out, back = tables.copies()
             if out:
@@ -104,18 +97,23 @@ class Live:
             if back:
                 backend.swap_in(back)
         if rows:
-            tokens = backend.step(rows)
+            self.written = backend.step(rows)
         else:
             backend.synchronize()
-            tokens = []
-        end = self.clock.after(shape)
-        self.written = tokens
-        self.stories.write(tokens)
-        self.calls.append((step.start, called, end, shape))
-        return end
+            self.written = []
+
+    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        """A plan has been carried out; its call comes next."""
+
+    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+        """Keep what a call generated and how long it took."""
+        if step.calls:
+            self.stories.write(self.written)
+            self.calls.append(ModelCall(step.start, self._called, now, self._shape))
+        self.stories.forget(over)
 
     def stopping(self) -> bool:
-        """Say whether the run is to end here; look around only every now and then."""
+        """Say whether the run is to end here; ask only now and then."""
         if self.watch is None or self.stopped:
             return self.stopped
         present = time.monotonic()
@@ -125,31 +123,27 @@ class Live:
         return self.stopped
 
 
-def assemble(policy: Mapping[str, Any], engine: Mapping[str, Any], requests: Sequence[Request],
-             observers: Sequence[Observer] = ()) -> tuple[Driver, BlockTables]:  # fmt: skip
-    """Return the driver of a resolved scenario, with the block tables among its observers."""
-    server = build_server(make_policy(policy), engine)
-    pool = server.pool
-    blocks = pool.total if server.policy.paged else engine["num_blocks"] - 1
-    tables = BlockTables(blocks, pool.size, pool.host_total)
-    return build_driver(server, engine, requests, (tables, *observers)), tables
+def clock_of(pace: Optional[Mapping[str, Any]]) -> WallClock:
+    """Return the clock of a device; of a fake one, `pace` is what its steps cost, as profiles write it."""
+    return PacedClock(cost_from(pace, "pace")) if pace else WallClock()
 
 
 def replay(
-    backend: Backend, args: Mapping[str, Any], emit: Emit = lambda value: None, clock: Optional[WallClock] = None
+    backend: Backend, args: Mapping[str, Any], emit: Emit = lambda value: None, clock: Optional[LiveClock] = None
 ) -> dict[str, Any]:
     """Replay a resolved scenario on a loaded backend; the result is plain JSON. See `arguments` in replay.py."""
     requests = [Request(**dict(zip(ASKED, row))) for row in args["requests"]]
     about = backend.describe()
     check(requests, args["engine"], about, args["context"])
     notes = Notes()
-    driver, tables = assemble(args["policy"], args["engine"], requests, (notes,) if args.get("decisions", True) else ())
     draw = drawn(args.get("seed", 0), args["vocab"])
-    stories = Stories(tables, {request: draw(request) for request in requests}.pop)
+    prompts = {request: draw(request) for request in requests}
+    observers = (notes,) if args.get("decisions", True) else ()
+    clock = clock_of(args.get("pace")) if clock is None else clock
+    watch = Watch(emit, args.get("stop"))
+    live = Live(args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, watch)
     parts = warm_up(backend, args, requests[: args.get("warm_up", 0)])
     host = host_of(parts)
-    clock = clock_of(args.get("pace")) if clock is None else clock
-    live = Live(driver, backend, tables, stories, clock, Watch(emit, args.get("stop")))
     stuck = None
     try:
         live.run()
@@ -167,13 +161,13 @@ def replay(
 
 def told(live: Live, requests: Sequence[Request]) -> dict[str, Any]:
     """Return what came of a run."""
-    server = live.driver.server
+    server = live.loop.server
     return {
         "requests": [[r.written, r.arrival, *(getattr(r, name) for name in TIMES)] for r in requests],
-        "calls": [[start, called, end, *shape] for start, called, end, shape in live.calls],
+        "calls": [call.flat() for call in live.calls],
         "gaps": [server.gaps.seconds.tolist(), server.gaps.seen.tolist()],
         "computed": server.computed,
-        "end": live.now,
+        "end": live.loop.now,
         "stopped": live.stopped,
         "late": getattr(live.clock, "late", 0.0),
         "blocks_left": len(live.tables.free),
@@ -208,12 +202,12 @@ def warm_up(
     engine = {**args["engine"], "refuse": "always", "front_end": None}
     for _ in range(2 if requests else 0):  # the second one runs warm, and shows what is the host's
         burst = [Request(f"warm-up {r.id}", 0.0, r.prompt, min(WARM, r.output), min(WARM, r.limit)) for r in requests]
-        driver, tables = assemble(args["policy"], engine, burst, (Notes(),))
         draw = drawn(0, args["vocab"])
-        live = Live(driver, backend, tables, Stories(tables, {request: draw(request) for request in burst}.pop))
+        prompts = {request: draw(request) for request in burst}
+        live = Live(args["policy"], engine, burst, backend, prompts.pop, observers=(Notes(),))
         with contextlib.suppress(Stuck):  # an engine that livelocks does so again in the run, which says so
             live.run()
-        parts = parts_of([[start, called, end, *shape] for start, called, end, shape in live.calls])
+        parts = parts_of(live.calls)
     return parts
 
 
@@ -227,7 +221,7 @@ class Watch:
 
     def __call__(self, live: Live) -> bool:
         """Say how the run stands; return whether it is to stop."""
-        server, (then, written) = live.driver.server, self._before
+        server, (then, written) = live.loop.server, self._before
         present = live.clock.now()
         self._before = (present, server.written)
         self.emit(
@@ -237,7 +231,7 @@ class Watch:
                 "running": len(server.running),
                 "swapped": len(server.swapped),
                 "done": len(server.done),
-                "coming": len(live.driver.inbox),
+                "coming": len(live.loop.inbox),
                 "tokens_per_s": (server.written - written) / max(present - then, 1e-9),
             }
         )

@@ -36,7 +36,8 @@ class Stories:
         tables, stories = self.tables.tables, self.tokens
         rows: list[Row] = []
         writers: list[Optional[Request]] = []
-        for request, part, _ in step.chunks:
+        for chunk in step.chunks:
+            request, part = chunk.request, chunk.tokens
             story = stories.get(request)
             if story is None:
                 story = stories[request] = array("i", self.prompt(request))
@@ -56,7 +57,7 @@ class Stories:
 
     def _filler(self, step: Step) -> Row:
         """Return a row that nobody asked for, as long as the longest beside it."""
-        longest = 1 if step.decoders else max((part for _, part, _ in step.chunks), default=1)
+        longest = 1 if step.decoders else max((chunk.tokens for chunk in step.chunks), default=1)
         return Row([FILLER] * longest, 0, [NOBODYS] * -(-longest // self.tables.size))
 
     def write(self, tokens: Sequence[int]) -> None:

@@ -188,10 +188,10 @@ def send(trace: Trace, times: Optional[Times], interval: Optional[float]) -> Non
     """Put the moments of sending into a trace: as the log has them, else evenly if an interval is given."""
     if times is not None and times.arrival is not None:
         for k, arrival in zip(times.which, times.arrival):
-            trace.requests[k].arrival = trace.requests[k].since = float(arrival)
+            trace.requests[k].arrival = float(arrival)
     elif interval is not None:
         for k, request in enumerate(trace.requests):
-            request.arrival = request.since = k * interval
+            request.arrival = k * interval
 
 
 def placed(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:

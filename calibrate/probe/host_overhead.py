@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from servesim.core import Shape, StepCost
+from servesim.engine.step import ModelCall
 
 SLOW = 10.0  # times the median beyond which a call is left out: what a host does there is not its routine
 FEWEST = 20  # calls a line is drawn through
@@ -37,7 +37,7 @@ class Hosted(StepCost):
         self.host = host
 
     @property
-    def steady(self) -> bool:  # type: ignore[override]
+    def steady(self) -> bool:
         return self.cost.steady
 
     def seconds(self, shape: Shape) -> float:
@@ -48,10 +48,14 @@ class Hosted(StepCost):
         return self.cost.decode(rows, live, context) + self.host.seconds(live)
 
 
-def parts_of(calls: Sequence[Sequence[Any]]) -> list[tuple[float, int, int, int]]:
-    """Return (seconds of the host, rows, prompts, their tokens) of calls as `live.told` gives them."""
+def parts_of(calls: Sequence[ModelCall]) -> list[tuple[float, int, int, int]]:
+    """Return (seconds of the host, rows, prompts, their tokens) of measured calls."""
     # The first call waited for its arrival awake, which is not work.
-    return [(call[1] - call[0], call[3] + call[9], call[3], call[4]) for call in calls[1:]]
+    return [
+        (call.called - call.start, call.shape.prefill_rows + call.shape.decode_live, call.shape.prefill_rows,
+         call.shape.prefill_tokens)
+        for call in calls[1:]
+    ]  # fmt: skip
 
 
 def host_of(parts: Sequence[Sequence[float]]) -> Host:

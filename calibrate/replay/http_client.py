@@ -49,7 +49,7 @@ def replay_against(
     live = as_live(load, scenario, profile or Profile("none", LinearCost()), requests)
     replayed = Replayed(name, live, replace(run_data(live), name=name))
     if profile is not None and not live.stopped:
-        trace = Trace(fresh(requests), "replay", "synth")
+        trace = Trace(list(requests), "replay", "synth")
         replayed.run = simulate(scenario, trace, profile=profile)
         replayed.simulated = replace(run_data(replayed.run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)

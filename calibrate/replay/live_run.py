@@ -11,8 +11,10 @@ from servesim.calibrate.live.driver import TIMES
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Stuck
 from servesim.costs.device_profile import Profile
+from servesim.engine.build import build_server
+from servesim.engine.step import ModelCall, model_call
 from servesim.runs.run_folder import DECISIONS, SENT, STEPS, write_decisions, write_run, write_sent, write_steps
-from servesim.runs.simulate import Run, build, measure
+from servesim.runs.simulate import Run, measure
 
 
 @dataclass
@@ -20,7 +22,7 @@ class LiveRun(Run):
     """A run that was measured instead of simulated."""
 
     backend: Mapping[str, Any] = field(default_factory=dict)  # what ran it
-    model_calls: Sequence[Sequence[Any]] = ()  # STEP_COLUMNS of each
+    model_calls: Sequence[ModelCall] = ()
     decisions: Sequence[Mapping[str, Any]] = ()
     host: Sequence[float] = ()  # what the host adds, from the warm-up: the fields of host.Host
     stopped: bool = False  # before all was served
@@ -32,8 +34,8 @@ class LiveRun(Run):
         return {
             **super().result(),
             "backend": dict(self.backend),
-            "host_s": sum(call[1] - call[0] for call in calls),
-            "device_s": sum(call[2] - call[1] for call in calls),
+            "host_s": sum(call.called - call.start for call in calls),
+            "device_s": sum(call.end - call.called for call in calls),
             "host": list(self.host),
             "stopped": self.stopped,
             **self.extra,
@@ -46,11 +48,11 @@ def live_run(scenario: Scenario, profile: Profile, requests: Sequence[Request], 
         request._written, request.arrival = written, arrival
         for name, value in zip(TIMES, times):
             setattr(request, name, value)
-    server = build(scenario, ()).server
+    server = build_server(scenario.make_policy(), scenario.engine.model_dump())
     server.computed = told["computed"]
     for seconds, seen in zip(*told["gaps"]):
         server.gaps.add(seconds, seen)
-    calls = told["calls"]
+    calls = [model_call(row) for row in told["calls"]]
     stuck = Stuck(told["stuck"], [], told["end"]) if told["stuck"] else None
     return LiveRun(
         scenario=scenario,
@@ -59,7 +61,7 @@ def live_run(scenario: Scenario, profile: Profile, requests: Sequence[Request], 
         measures=measure(scenario, requests, server),
         server=server,
         calls=len(calls),
-        busy=sum(call[2] - call[0] for call in calls),
+        busy=sum(call.end - call.start for call in calls),
         end=told["end"],
         padded_tokens=0,
         padded_rows=0,

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Optional
+from typing import Any, Optional
 
 from servesim.calibrate.probe.host_overhead import Host, Hosted
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.shape import NO_PADDING
-from servesim.engine.simulated import Engine
+from servesim.engine.loop import Loop
+from servesim.engine.simulated import SimulatedClock
+from servesim.engine.step import ModelCall
 from servesim.runs.decision_log import Notes
 from servesim.runs.run_folder import RunData, run_data
-from servesim.runs.simulate import Run, build, fresh, run_engine
+from servesim.runs.simulate import Run, build, fresh, run_loop
 
 from .verify import Comparison, compare
 
@@ -26,33 +27,35 @@ from .verify import Comparison, compare
 class Measured(StepCost):
     """Step times as measured, call by call."""
 
-    steady: ClassVar[bool] = False
+    @property
+    def steady(self) -> bool:
+        return False
 
-    def __init__(self, calls: Sequence[Sequence[float]], profile: StepCost) -> None:
-        self.ends = [call[2] for call in calls]
-        self.shapes = [Shape(*map(int, call[3:])) for call in calls]
+    def __init__(self, calls: Sequence[ModelCall], profile: StepCost) -> None:
+        self.ends = [call.end for call in calls]
+        self.shapes = [call.shape for call in calls]
         self.profile = profile
-        self.engine: Optional[Engine] = None  # whose clock says how long it is until a measured end
+        self.loop: Optional[Loop] = None  # whose time says how long it is until a measured end
         self.followed = 0  # calls that went as measured
         self.strayed = False
         self.ratios = ratios(calls, self.shapes, profile)
 
     def seconds(self, shape: Shape) -> float:
-        assert self.engine is not None
+        assert self.loop is not None
         place = self.followed
         if not self.strayed and place < len(self.ends) and self.shapes[place] == shape:
             self.followed += 1
-            return max(0.0, self.ends[place] - self.engine.now)
+            return max(0.0, self.ends[place] - self.loop.now)
         self.strayed = True
         return self.profile.seconds(shape) * self.ratios.get(bool(shape.prefill_rows), 1.0)
 
 
-def ratios(calls: Sequence[Sequence[float]], shapes: Sequence[Shape], profile: StepCost) -> dict[bool, float]:
+def ratios(calls: Sequence[ModelCall], shapes: Sequence[Shape], profile: StepCost) -> dict[bool, float]:
     """Return measured over predicted time, of the steps with prompts and of those without."""
     sums: dict[bool, list[float]] = {}
     for call, shape in zip(calls, shapes):
         pair = sums.setdefault(bool(shape.prefill_rows), [0.0, 0.0])
-        pair[0] += call[2] - call[0]
+        pair[0] += call.end - call.start
         pair[1] += profile.seconds(shape)
     return {kind: took / told for kind, (took, told) in sums.items() if told > 0}
 
@@ -75,11 +78,11 @@ def simulated(
 ) -> tuple[Run, Sequence[Mapping[str, Any]]]:
     """Simulate fresh requests as a backend runs them, nothing padded; return the run and its decisions."""
     notes = Notes()
-    driver = build(scenario, requests, (notes,), profile.front_end)
-    engine = Engine(driver, cost, NO_PADDING)
+    clock = SimulatedClock(cost)
+    loop = build(scenario, requests, clock, (notes,), profile.front_end)
     if isinstance(cost, Measured):
-        cost.engine = engine
-    run = run_engine(engine, scenario, profile, requests)
+        cost.loop = loop
+    run = run_loop(loop, clock, scenario, profile, requests)
     return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # as the live run, which does not count them
 
 

@@ -11,14 +11,13 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory
-from servesim.calibrate.live.clocks import clock_of
-from servesim.calibrate.live.driver import Live, assemble
-from servesim.calibrate.live.prompts import Stories
+from servesim.calibrate.live.driver import Live, clock_of
 from servesim.core import Request, Stuck
+from servesim.engine.server import Server
 from servesim.engine.step import Gaps, Step
 
 IDLE = 1.0  # longest sleep of a desk with nothing to do
@@ -29,63 +28,61 @@ class Desk(Live):
     """A live run without an end: its inbox is a socket."""
 
     def __init__(self, backend: Backend, args: Mapping[str, Any], line: socket.socket) -> None:
-        driver, tables = assemble(args["policy"], {**args["engine"], "refuse": "always"}, ())
         self.prompts: dict[Request, list[int]] = {}
-        super().__init__(driver, backend, tables, Stories(tables, self.prompts.pop), clock_of(args.get("pace")))
+        engine = {**args["engine"], "refuse": "always"}
+        super().__init__(args["policy"], engine, (), backend, self.prompts.pop, clock_of(args.get("pace")))
         self.here: dict[Any, Request] = {}  # by id, until told that it is over
         self.dropped: dict[Any, str] = {}  # ids to be taken out, and why
         self.messages: queue.SimpleQueue[Optional[dict[str, Any]]] = queue.SimpleQueue()
         self._line = line
         self._done = 0  # of server.done, how many were told
+        self._tokens: list[list[Any]] = []  # of the last call, not yet sent
+        self._failed = False  # whether the last call ran out of memory
 
     def run(self) -> float:
         """Serve until told to stop, or until the other side is gone."""
         threading.Thread(target=listen, args=(self._line, self.messages.put), daemon=True).start()
-        self.now = self.clock.start()
-        self._say({"t": self.now, "tokens": [], "over": [], "state": self.state()})
+        self.loop.now = self.clock.start()
+        self._say({"t": self.loop.now, "tokens": [], "over": [], "state": self.state()})
         while not self.stopped:
             self._read(0.0)
             self._drop()
             try:
-                self._turn()
+                instant = self.loop.step()
+                self._tell()
+                if instant is not None:
+                    self._idle(instant)
             except Stuck as stuck:  # a livelock of the policy may not end the server
                 self._clear(str(stuck))
-        return self.now
+        return self.loop.now
 
-    def _turn(self) -> None:
-        step = self.driver.begin(self.now)
-        if step is None:
-            self._tell([])
-            self._idle(self.driver.next_event())
-            return
-        tokens = self._guarded(step)
-        over = self.driver.end(step, self.now)
-        self.stories.forget(over)
+    def compute(self, step: Step) -> None:
+        """Run a call; what does not fit on the device costs its requests their answer, not the server its life."""
+        try:
+            super().compute(step)
+        except OutOfMemory as error:
+            self.written = [0] * len(self.stories.writers)
+            self.dropped.update({r.id: f"out of memory: {error}" for r in self.stories.writers if r is not None})
+            self._failed = True
+
+    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+        """Keep the tokens of a call until they are sent; a dropped request did not get its last one."""
+        super().ended(server, step, now, over)
         for request in over:
-            if request.id in self.dropped:  # its last token was never computed
+            if request.id in self.dropped:
                 request.outcome, request.reason = "failed", self.dropped[request.id]
-        self._tell([[r.id, token] for r, token in zip(self.stories.writers, tokens) if r is not None])
+        if step.calls and not self._failed:
+            self._tokens = [[r.id, token] for r, token in zip(self.stories.writers, self.written) if r is not None]
+        self._failed = False
         if len(self.calls) >= TIDY:
             self._tidy()
 
-    def _guarded(self, step: Step) -> Sequence[int]:
-        """Run a call; what does not fit on the device costs its requests their answer, not the server its life."""
-        try:
-            self.now = self.call(step)
-            return self.written
-        except OutOfMemory as error:
-            self.now = self.clock.wait(self.clock.now())
-            rows = len(self.stories.writers)
-            self.stories.write([0] * rows)
-            self.dropped.update({r.id: f"out of memory: {error}" for r in self.stories.writers if r is not None})
-            return []
-
-    def _idle(self, instant: Optional[float]) -> None:
+    def _idle(self, instant: float) -> None:
         """Sleep until a message comes or something is due."""
-        left = IDLE if instant is None else min(IDLE, instant - self.clock.now())
+        left = min(IDLE, instant - self.clock.now())
         if left > 0:
             self._read(left)
-        self.now = self.clock.wait(max(self.now, self.clock.now()))
+        self.loop.now = self.clock.wait(max(self.loop.now, self.clock.now()))
 
     def _read(self, patience: float) -> None:
         """Take in the messages there are, waiting for the first."""
@@ -103,10 +100,10 @@ class Desk(Live):
     def _take(self, message: dict[str, Any]) -> None:
         if "post" in message:
             id, tokens, limit = message["post"]
-            request = Request(id, self.now, len(tokens), limit)
+            request = Request(id, self.loop.now, len(tokens), limit)
             self.here[id] = request
             self.prompts[request] = tokens
-            self.driver.inbox.post(request)
+            self.loop.inbox.post(request)
         elif "drop" in message and message["drop"] in self.here:
             self.dropped[message["drop"]] = "its client is gone"
 
@@ -115,7 +112,7 @@ class Desk(Live):
         for id, why in list(self.dropped.items()):
             request = self.here.get(id)
             if request is not None and request.place in ("waiting", "running", "swapped"):
-                self.driver.abort(request, self.now, why)
+                self.loop.abort(request, self.loop.now, why)
                 self.stories.forget([request])
             if request is None or request.place == "done":
                 del self.dropped[id]
@@ -126,14 +123,15 @@ class Desk(Live):
         self._drop()
 
     def _clear(self, why: str) -> None:
-        for request in self.driver.server.present():
-            self.driver.abort(request, self.now, why)
+        for request in self.loop.server.present():
+            self.loop.abort(request, self.loop.now, why)
             self.stories.forget([request])
-        self._tell([])
+        self._tell()
 
-    def _tell(self, tokens: list[list[Any]]) -> None:
-        """Send what was written and who is over."""
-        server = self.driver.server
+    def _tell(self) -> None:
+        """Send the tokens of the last call, and the requests that are over."""
+        tokens, self._tokens = self._tokens, []
+        server = self.loop.server
         over = []
         for request in server.done[self._done :]:
             self.here.pop(request.id, None)
@@ -141,11 +139,11 @@ class Desk(Live):
             over.append([request.id, request.outcome, request.reason])
         self._done = len(server.done)
         if tokens or over:
-            self._say({"t": self.now, "tokens": tokens, "over": over, "state": self.state()})
+            self._say({"t": self.loop.now, "tokens": tokens, "over": over, "state": self.state()})
 
     def state(self) -> dict[str, int]:
         """Return the queues and the memory."""
-        server = self.driver.server
+        server = self.loop.server
         flushed = sum(len(self.tables.tables.get(request, ())) for request in server.finished)
         return {
             "waiting": len(server.waiting),
@@ -153,7 +151,7 @@ class Desk(Live):
             "swapped": len(server.swapped),
             "free_blocks": len(self.tables.free) + flushed,  # what the next plan gives back counts
             "total_blocks": self.tables.total,
-            "calls": self.driver.calls,
+            "calls": self.loop.calls,
         }
 
     def _say(self, message: dict[str, Any]) -> None:
@@ -163,7 +161,7 @@ class Desk(Live):
             self.stopped = True
 
     def _tidy(self) -> None:
-        server = self.driver.server
+        server = self.loop.server
         self.calls.clear()
         server.done.clear()
         self._done = 0

@@ -48,6 +48,7 @@ def list_policies(args: argparse.Namespace) -> int:
 def show_policy(args: argparse.Namespace) -> int:
     """Print a policy's fields, or a preset's."""
     from servesim.config.registry import about_preset, make_policy, policy_class, preset, presets
+    from servesim.core import traits_of
 
     given: dict[str, Any] = {"name": args.name}
     if args.name in presets():
@@ -57,9 +58,10 @@ def show_policy(args: argparse.Namespace) -> int:
         print(f"engine: {tree.get('engine', {})}")
     kind = policy_class(given["name"])
     policy = make_policy(given)
+    traits = traits_of(policy)
     print(f"{given['name']}: {(kind.__doc__ or '').strip().splitlines()[0]}")
-    print(f"mirrors: {kind.mirrors or 'no engine'}")
-    print(f"proven:  {kind.proof}")
+    print(f"mirrors: {traits.engine or 'no engine'}")
+    print(f"proven:  {traits.validated_against}")
     print("fields:")
     for name, value, default, comment in rows(policy):
         note = "" if value == default else f" (default {default!r})"

@@ -16,7 +16,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from servesim.core import BadInput, Policy
+from servesim.core import BadInput, Policy, traits_of
 from servesim.files.checked import complaint, path
 from servesim.files.suggestions import meant
 from servesim.policies import POLICIES
@@ -157,7 +157,7 @@ class Scenario(Section):
         if self.engine.decode_gears:
             return self.engine.decode_gears
         slots = getattr(policy, "decode_batch", None)
-        return [slots] if slots and policy.running_order == "slot" else []
+        return [slots] if slots and traits_of(policy).running_order == "slot" else []
 
 
 def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:

@@ -6,16 +6,16 @@ are seconds, memory is blocks of `block_size` tokens. "Not yet" is None, never 0
 
 from .cost import Shape, StepCost
 from .errors import BadInput, Stuck
-from .plan import FOREVER, Chunk, Eviction, Plan, Rejection
-from .policy import ORDERS, Policy, at_least, just_after, one_of, settings
-from .request import DecodeCohort, Request
+from .plan import FOREVER, NO_MOVES, Chunk, Eviction, Moves, Plan, Rejection
+from .policy import ORDERS, Policy, Traits, at_least, just_after, one_of, settings, traits_of
+from .request import ClientRequest, DecodeCohort, Request
 from .view import BlockPool, Queue, View, WaitingQueue
 
 __all__ = [
     "BadInput", "Stuck",
-    "Request", "DecodeCohort",
-    "FOREVER", "Chunk", "Eviction", "Plan", "Rejection",
+    "ClientRequest", "Request", "DecodeCohort",
+    "FOREVER", "NO_MOVES", "Chunk", "Eviction", "Moves", "Plan", "Rejection",
     "BlockPool", "Queue", "View", "WaitingQueue",
-    "ORDERS", "Policy", "at_least", "just_after", "one_of", "settings",
+    "ORDERS", "Policy", "Traits", "at_least", "just_after", "one_of", "settings", "traits_of",
     "Shape", "StepCost",
 ]  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 
 class Shape(NamedTuple):
@@ -18,15 +18,31 @@ class Shape(NamedTuple):
     context: int = 0  # sum of cached tokens the decoding rows read
     swapped: int = 0  # blocks copied to or from the host
 
+    @property
+    def kind(self) -> str:
+        """What the step does: prefill, decode, mixed or swap."""
+        if self.prefill_rows:
+            return "mixed" if self.decode_rows else "prefill"
+        return "decode" if self.decode_rows else "swap"
+
 
 class StepCost:
     """Seconds a step takes."""
 
-    steady: ClassVar[bool] = True  # whether steps of one shape always take the same
+    @property
+    def steady(self) -> bool:
+        """Whether steps of one shape always take the same time."""
+        return True
 
     def seconds(self, shape: Shape) -> float:
         """Return the duration of one step."""
         raise NotImplementedError
+
+    def duration(self, shape: Shape) -> float:
+        """Return the duration of one step, a decode-only one by the short cut: clocks agree to the last bit."""
+        if shape.prefill_rows or shape.swapped:
+            return self.seconds(shape)
+        return self.decode(shape.decode_rows, shape.decode_live, shape.context)
 
     def decode(self, rows: int, live: int, context: int) -> float:
         """Return the duration of a decode-only step: the inner loop's short cut."""

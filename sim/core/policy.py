@@ -5,11 +5,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Optional
+from typing import Any, NamedTuple, Optional
 
 from .plan import Plan
 from .request import Request
 from .view import View
+
+ORDERS = (
+    "arrival", "shortest-output", "longest-output", "shortest-prompt", "longest-prompt", "shortest-total",
+    "longest-total", "output-groups", "priority",
+)  # fmt: skip
+
+
+class Traits(NamedTuple):
+    """Facts about the engine of a policy, which no setting of it changes."""
+
+    engine: str = ""  # the engine and version whose rule this is
+    validated_against: str = "not proven"  # what its decisions were compared with
+    running_order: str = "admission"  # how the engine keeps its batch: admission | arrival | slot
+    reserved_blocks: int = 0  # blocks of the pool that the engine keeps for itself
+    rejects_oversized: bool = True  # whether a request that can never fit is rejected on arrival
+    frees_blocks_late: bool = False  # whether finished requests hold their blocks until a plan releases them
+    last_token_decodes: bool = False  # whether the last token of a prompt, left by itself, runs as a decode
+
+
+# Class attributes of 0.1 by which a user's policy may still set its traits.
+OLD_TRAITS = {
+    "mirrors": "engine",
+    "proof": "validated_against",
+    "running_order": "running_order",
+    "null_blocks": "reserved_blocks",
+    "refuses": "rejects_oversized",
+    "flushes": "frees_blocks_late",
+    "last_token_decodes": "last_token_decodes",
+}
 
 
 @dataclass(frozen=True)
@@ -21,19 +50,16 @@ class Policy:
     aging: float = 0.0  # priority levels a second of waiting is worth (order priority)
     max_wait: Optional[float] = None  # seconds after which a waiting request goes to the front, None for never
 
-    mirrors: ClassVar[str] = ""  # the engine and version whose rule this is
-    proof: ClassVar[str] = "not proven"  # what its decisions were compared with
-    running_order: ClassVar[str] = "admission"  # how the engine keeps its batch: admission | arrival | slot
-    null_blocks: ClassVar[int] = 0  # blocks of the pool the engine keeps to itself
-    refuses: ClassVar[bool] = True  # whether a request that can never fit is refused on arrival
-    flushes: ClassVar[bool] = False  # whether finished requests hold their blocks until a plan releases them
-    last_token_decodes: ClassVar[bool] = False  # whether the last token of a prompt, left by itself, runs as a decode
-
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
             raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {self.order!r}")
         at_least(self, 1, "group_width")
         at_least(self, 0, "aging", "max_wait")
+
+    @property
+    def traits(self) -> Traits:
+        """Facts about the engine; a policy of your own may keep these."""
+        return Traits()
 
     def decide(self, view: View) -> Plan:
         """Return what to do now."""
@@ -49,7 +75,7 @@ class Policy:
 
     def rank(self, request: Request) -> Any:
         """Return the key by which waiting is sorted; it may not change while the request waits."""
-        return ORDERS[self.order](self, request)
+        return order_key(self, request)
 
     @property
     def paged(self) -> bool:
@@ -66,18 +92,24 @@ class Policy:
         return replace(self, **changes)
 
 
-# Ageing keeps the order of two waiting requests as it is, since both age alike: the key needs no clock.
-ORDERS: dict[str, Any] = {
-    "arrival": lambda policy, request: 0,
-    "shortest-output": lambda policy, request: request.limit,
-    "longest-output": lambda policy, request: -request.limit,
-    "shortest-prompt": lambda policy, request: request.prompt,
-    "longest-prompt": lambda policy, request: -request.prompt,
-    "shortest-total": lambda policy, request: request.prompt + request.limit,
-    "longest-total": lambda policy, request: -request.prompt - request.limit,
-    "output-groups": lambda policy, request: request.limit // policy.group_width,
-    "priority": lambda policy, request: request.priority + policy.aging * request.arrival,
-}
+def traits_of(policy: Policy) -> Traits:
+    """Return a policy's traits, with those that its class sets by the attributes of 0.1."""
+    old = {new: getattr(policy, name) for name, new in OLD_TRAITS.items() if hasattr(policy, name)}
+    return policy.traits._replace(**old)
+
+
+def order_key(policy: Policy, request: Request) -> float:
+    """Return the key of the waiting queue's order; two waiting requests age equally, so it needs no clock."""
+    order = policy.order
+    if order == "arrival":
+        return 0
+    if order == "priority":
+        return request.priority + policy.aging * request.arrival
+    if order == "output-groups":
+        return request.limit // policy.group_width
+    shortest, _, length = order.partition("-")
+    tokens = {"output": request.limit, "prompt": request.prompt, "total": request.prompt + request.limit}[length]
+    return tokens if shortest == "shortest" else -tokens
 
 
 def at_least(policy: Policy, least: float, *names: str) -> None:
@@ -88,10 +120,10 @@ def at_least(policy: Policy, least: float, *names: str) -> None:
             raise ValueError(f"{name}: expected at least {least:g}, got {value!r}")
 
 
-def one_of(policy: Policy, /, **choices: Sequence[Any]) -> None:
+def one_of(checked: Policy, /, **choices: Sequence[Any]) -> None:
     """Raise a ValueError that names the first field with a value not on its list."""
     for name, allowed in choices.items():
-        value = getattr(policy, name)
+        value = getattr(checked, name)
         if value not in allowed:
             raise ValueError(f"{name}: expected one of {', '.join(map(str, allowed))}, got {value!r}")
 

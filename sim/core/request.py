@@ -23,15 +23,48 @@ class DecodeCohort(Protocol):
         """Return the device blocks that one of them holds."""
 
 
-class Request:
-    """One prompt and its answer: what was asked, how far it is, and where its seconds went.
+class ClientRequest:
+    """What a client asks: one prompt, the tokens it may get, and when. A trace is a list of these."""
 
-    `output` is how much it will write; only an engine may look at it, a policy has `limit`.
-    While it decodes with its cohort, `cached` and `written` follow the cohort's tick instead of being stored.
+    __slots__ = ASKED
+
+    def __init__(
+        self,
+        id: Any,
+        arrival: float,
+        prompt: int,
+        output: int,
+        limit: Optional[int] = None,
+        priority: int = 0,
+        session: Optional[str] = None,
+        prefix: Sequence[int] = (),
+        after: Any = None,
+        delay: float = 0.0,
+        fails: Optional[int] = None,
+    ) -> None:
+        self.id = id
+        self.arrival = arrival
+        self.prompt = prompt
+        self.output = output  # tokens it will get, end-of-sequence included; a policy may not read it
+        self.limit = output if limit is None else limit  # tokens it may get (max_new_tokens)
+        self.priority = priority  # smaller is served first
+        self.session = session
+        self.prefix = prefix  # hash ids of its prompt's blocks, as in Mooncake traces
+        self.after = after  # id of the request whose end it waits for (sessions, closed loops)
+        self.delay = delay  # seconds from that end to its own arrival
+        self.fails = fails  # the model call that would generate this token fails
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.id!r}, {self.arrival:g} s, {self.prompt}+{self.output})"
+
+
+class Request(ClientRequest):
+    """A request in a server: what was asked, its progress, and when things happened to it.
+
+    While it decodes with its cohort, `cached` and `written` follow the cohort's steps instead of being stored.
     """
 
     __slots__ = (
-        "id", "arrival", "prompt", "limit", "output", "priority", "session", "prefix", "after", "delay", "fails",
         "serial", "place", "slot", "end", "host", "complete", "evictions", "outcome", "reason",
         "visible", "scheduled", "first_token", "last_token", "finish", "seen",
         "queued", "prefilling", "decoding", "swapped", "since",
@@ -55,17 +88,7 @@ class Request:
         delay: float = 0.0,
         fails: Optional[int] = None,
     ) -> None:
-        self.id = id
-        self.arrival = arrival
-        self.prompt = prompt
-        self.output = output  # tokens it will write, end-of-sequence included
-        self.limit = output if limit is None else limit  # tokens it may write (max_new_tokens)
-        self.priority = priority  # smaller is served first
-        self.session = session
-        self.prefix = prefix  # hash ids of its prompt's blocks, as in Mooncake traces
-        self.after = after  # id of the request whose end it waits for (sessions, closed loops)
-        self.delay = delay  # seconds from that end to its own arrival
-        self.fails = fails  # the model call that would write this token fails
+        super().__init__(id, arrival, prompt, output, limit, priority, session, prefix, after, delay, fails)
         self.serial = 0  # rank of submission, the last tie-break
         self.place = "outside"  # outside | waiting | running | swapped | done
         self.slot: Optional[int] = None  # its row in an engine of fixed slots
@@ -74,7 +97,7 @@ class Request:
         self.host = 0  # blocks it holds in host memory
         self.complete = False  # its prompt was complete when it was swapped out: it decodes when it comes back
         self.evictions = 0
-        self.outcome: Optional[str] = None  # finished | refused | failed | unanswered | lost
+        self.outcome: Optional[str] = None  # finished | refused | failed | unanswered | lost | aborted
         self.reason: Optional[str] = None
         self.visible: Optional[float] = None  # when the scheduler could first see it
         self.scheduled: Optional[float] = None  # start of its first step

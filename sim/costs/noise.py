@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from servesim.core import Shape, StepCost
 
@@ -12,19 +11,18 @@ from servesim.core import Shape, StepCost
 class NoisyCost(StepCost):
     """Another model's times, each stretched by a factor drawn from how measured steps of its kind scattered."""
 
-    steady: ClassVar[bool] = False
-
     def __init__(self, cost: StepCost, noise: Mapping[str, Sequence[float]], seed: int) -> None:
         self.cost = cost
         # Quantiles of measured over expected time, evenly spaced from the least to the most.
         self.noise = {kind: [float(factor) for factor in factors] for kind, factors in noise.items() if factors}
         self._random = random.Random(f"step noise {seed}")
 
+    @property
+    def steady(self) -> bool:
+        return False
+
     def seconds(self, shape: Shape) -> float:
-        if shape.prefill_rows:
-            kind = "mixed" if shape.decode_rows and "mixed" in self.noise else "prefill"
-        else:
-            kind = "decode" if shape.decode_rows else "swap"
+        kind = "prefill" if shape.kind == "mixed" and "mixed" not in self.noise else shape.kind
         return self.cost.seconds(shape) * self._factor(kind)
 
     def decode(self, rows: int, live: int, context: int) -> float:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Callable, Optional
 
-from servesim.core import BadInput, Policy, Request
+from servesim.core import BadInput, Policy, Request, traits_of
 
+from .clocks import Clock
 from .inbox import Inbox
-from .loop import Driver, Observer
+from .loop import Loop, Observer
 from .server import Server
+from .step import Step
 
 REFUSES = {"auto": None, "always": True, "never": False}  # engine.refuse; None: as the policy says
 
@@ -17,8 +19,9 @@ REFUSES = {"auto": None, "always": True, "never": False}  # engine.refuse; None:
 def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
     """Return the empty server of an engine."""
     blocks: int = engine["num_blocks"]
-    if blocks <= policy.null_blocks:
-        raise BadInput(f"engine.num_blocks: expected more than {policy.null_blocks}, got {blocks}")
+    reserved = traits_of(policy).reserved_blocks
+    if blocks <= reserved:
+        raise BadInput(f"engine.num_blocks: expected more than {reserved}, got {blocks}")
     return Server(
         policy,
         blocks,
@@ -30,15 +33,17 @@ def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
     )
 
 
-def build_driver(
+def build_loop(
     server: Server,
     engine: Mapping[str, Any],
     requests: Sequence[Request],
+    clock: Clock,
     observers: Sequence[Observer] = (),
     front_end: float = 0.0,
-) -> Driver:
-    """Return the driver of a server; `front_end` is a profile's seconds, used where the engine sets none."""
+    compute: Optional[Callable[[Step], None]] = None,
+) -> Loop:
+    """Return the loop of a server; `front_end` is a profile's seconds, used where the engine sets none."""
     front = engine.get("front_end") or {}
     seconds = front.get("seconds")
     inbox = Inbox(requests, front.get("lag", 1), front_end if seconds is None else seconds)
-    return Driver(server.policy, server, inbox, tuple(observers), bool(front.get("end_lag")))
+    return Loop(server, inbox, clock, tuple(observers), bool(front.get("end_lag")), compute=compute)

@@ -1,8 +1,12 @@
-"""The requests that decode together: a decode of them all costs O(1), whatever their number.
+"""The decoding requests of a server. One decode step of all of them is O(1).
 
-Each member writes one token a tick, so nobody has to be touched: a member's counters are its own at joining
-plus the ticks since. Kept beside: the sum of contexts, a heap of ends keyed by the tick they fall on, and how
-many members stand at each position inside their last block, which says how many blocks the next tick takes.
+How it works. Every member generates one token per step, so nothing is stored per member and step: a member's counters
+are its own at joining plus the steps since. Kept besides: the sum of contexts, a heap of the steps at which members
+finish, and the number of members at each position inside their last block (`phases`).
+
+Why it is exact. A member whose cached tokens are c after t steps needs a new block in the step at which (c - t) + steps
+is a multiple of the block size. c - t does not change while it decodes, so one count per residue gives the blocks of
+any later step. Members with reserved blocks never need one and are not counted.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servesim.core import Shape
+from servesim.core import Shape, Traits
 
 from .step import Step
 
@@ -34,27 +34,28 @@ class Padding:
 NO_PADDING = Padding()
 
 
-def shape_of(step: Step, padding: Padding, last_token_decodes: bool = False) -> Shape:
+def shape_of(step: Step, padding: Padding, traits: Traits) -> Shape:
     """Return what a step's time depends on."""
     chunks, decoders, context = step.chunks, step.decoders, step.context
-    if last_token_decodes:
-        alone = [request for request, part, _ in chunks if part == 1 and request.pending == 1 and request._cached]
+    if traits.last_token_decodes:
+        alone = [c.request for c in chunks if c.tokens == 1 and c.request.pending == 1 and c.request._cached]
         chunks = [chunk for chunk in chunks if chunk.request not in alone]
         decoders += len(alone)
         context += sum(request._cached for request in alone)
     live = squares = cross = 0
-    for request, part, _ in chunks:
+    for chunk in chunks:
+        part, cached = chunk.tokens, chunk.request._cached
         live += part
         squares += part * part
-        if request._cached:
-            cross += part * request._cached
+        if cached:
+            cross += part * cached
     rows, tokens, decode_rows, extra = len(chunks), live, decoders, step.plan.padding
     if padding.prefill:
-        tokens = sum(padding.tokens(part) for _, part, _ in chunks)
+        tokens = sum(padding.tokens(chunk.tokens) for chunk in chunks)
     if decoders:
         if padding.decode or extra:
             decode_rows = max(padding.rows(decoders), decoders + extra)
     elif extra:
         rows += extra
-        tokens += extra * padding.tokens(max((part for _, part, _ in chunks), default=0))
+        tokens += extra * padding.tokens(max((chunk.tokens for chunk in chunks), default=0))
     return Shape(rows, tokens, live, squares, cross, decode_rows, decoders, context, step.swapped)

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
-from typing import Any, Optional
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Optional
 
-from servesim.core import Chunk, Plan, Request
+from servesim.core import Chunk, Plan, Request, Shape
 
 
 class Step:
     """One model call between its begin and its end, or a turn that moved requests and calls nothing."""
 
-    # What most calls leave as it is stands here, once: a call is made for every iteration.
-    chunks: Sequence[Chunk] = ()  # the prompt parts
-    decoders = 0
-    context = 0  # tokens the decoders read
-    skipped: Sequence[Request] = ()  # decoding requests that sit this step out
-    swapped = 0  # blocks copied
-    hold = 0  # further iterations for which it may be repeated: everybody decodes, and nothing else
-    moved = False
-    admitted: Sequence[tuple[Request, Optional[int]]] = ()  # and the slot each took; like the next, only if recorded
-    evicted: Sequence[tuple[Request, str, Optional[int]]] = ()  # how, and the slot each left
+    __slots__ = (
+        "admitted", "chunks", "context", "decoders", "evicted", "hold", "moved", "plan", "skipped", "start", "swapped",
+    )  # fmt: skip
 
     def __init__(self, plan: Plan, start: float) -> None:
         self.plan = plan
         self.start = start
+        self.chunks: Sequence[Chunk] = ()  # the prompt parts
+        self.decoders = 0
+        self.context = 0  # tokens the decoders read
+        self.skipped: Sequence[Request] = ()  # decoding requests that do not run in this step
+        self.swapped = 0  # blocks copied
+        self.hold = 0  # further steps for which it may be repeated: all decode, and nothing else happens
+        self.moved = False
+        self.admitted: list[tuple[Request, Optional[int]]] = []  # with the slot each took; only for observers
+        self.evicted: list[tuple[Request, str, Optional[int]]] = []  # how, and the slot each left; only for observers
 
     @property
     def calls(self) -> bool:
@@ -43,7 +45,25 @@ class Step:
             return "prefill"
         if self.swapped:
             return "swap"
-        return "reject" if self.plan.reject else "idle"
+        return "reject" if self.plan.moves.reject else "idle"
+
+
+class ModelCall(NamedTuple):
+    """One measured model call: when its step began, when the backend was called, when it ended, and its shape."""
+
+    start: float
+    called: float
+    end: float
+    shape: Shape
+
+    def flat(self) -> list[float]:
+        """Return it as one list of numbers, a row of steps.csv."""
+        return [self.start, self.called, self.end, *self.shape]
+
+
+def model_call(row: Sequence[Any]) -> ModelCall:
+    """Return a call from its list of numbers."""
+    return ModelCall(float(row[0]), float(row[1]), float(row[2]), Shape(*map(int, row[3:])))
 
 
 class Gaps:
@@ -76,7 +96,7 @@ class Gaps:
         self.lines.extend((fixed, slope, context, live, count))
 
 
-def batch(running: Sequence[Request], step: Step) -> list[tuple[Any, int]]:
+def batch(running: Iterable[Request], step: Step) -> list[tuple[Any, int]]:
     """Return a step's batch in order, as (id, tokens); asked between its begin and its end."""
     chunks = [(chunk.request.id, chunk.tokens) for chunk in step.plan.chunks]
     if not step.plan.decode:

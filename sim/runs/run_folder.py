@@ -12,7 +12,7 @@ import json
 import platform
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
@@ -20,6 +20,7 @@ from servesim import __version__
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Shape
 from servesim.core.request import ASKED
+from servesim.engine.step import ModelCall, model_call
 from servesim.files.write import open_text, write_json
 
 from .metrics import COLUMNS, row
@@ -39,7 +40,7 @@ class RunData:
     decisions: Optional[Sequence[Mapping[str, Any]]] = None
     scenario: Optional[Scenario] = None
     sent: Optional[Sequence[Request]] = None  # what it takes to simulate it again
-    calls: Sequence[Sequence[float]] = field(default_factory=list)  # measured, as STEP_COLUMNS
+    calls: Sequence[ModelCall] = ()  # measured
     name: str = ""
 
 
@@ -96,12 +97,12 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
             file.write(json.dumps({**asked, "prefix": list(request.prefix)}) + "\n")
 
 
-def write_steps(calls: Sequence[Sequence[Any]], path: Path) -> None:
+def write_steps(calls: Sequence[ModelCall], path: Path) -> None:
     """Write the measured model calls."""
     with open_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("step", *STEP_COLUMNS))
-        writer.writerows((number, *call) for number, call in enumerate(calls))
+        writer.writerows((number, *call.flat()) for number, call in enumerate(calls))
 
 
 def read_run(folder: Path) -> RunData:
@@ -169,11 +170,11 @@ def read_sent(path: Path) -> list[Request]:
         return [Request(**json.loads(line)) for line in lines]
 
 
-def read_steps(path: Path) -> list[list[float]]:
+def read_steps(path: Path) -> list[ModelCall]:
     """Return the measured calls of steps.csv."""
     with path.open(encoding="utf-8", newline="") as lines:
         reader = csv.reader(lines)
         header = next(reader, [])
         if header != ["step", *STEP_COLUMNS]:
             raise BadInput(f"{path}:1: expected the columns step, {', '.join(STEP_COLUMNS)}")
-        return [[*map(float, row[1:4]), *map(int, row[4:])] for row in reader]
+        return [model_call(row[1:]) for row in reader]

@@ -10,14 +10,15 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from servesim.config.scenario import Scenario
-from servesim.core import BadInput, Request, Stuck
+from servesim.core import BadInput, ClientRequest, Request, Stuck
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.build import build_driver, build_server
-from servesim.engine.loop import Driver, Observer
+from servesim.engine.build import build_loop, build_server
+from servesim.engine.clocks import Clock
+from servesim.engine.loop import Loop, Observer
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding
-from servesim.engine.simulated import Engine
-from servesim.traces.trace import Trace, copied
+from servesim.engine.simulated import SimulatedClock
+from servesim.traces.trace import Trace
 
 from .metrics import Measures, lose
 
@@ -75,17 +76,26 @@ def load_trace(scenario: Scenario) -> Trace:
     raise BadInput("scenario: expected a trace or a workload, got neither (try -X 0.5 -T 3000, or --trace FILE)")
 
 
-def fresh(requests: Sequence[Request]) -> list[Request]:
-    """Return copies that have not run yet."""
-    return [copied(request) for request in requests]
+def fresh(requests: Sequence[ClientRequest]) -> list[Request]:
+    """Return requests for a server, as their clients asked."""
+    return [
+        Request(
+            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix, r.after, r.delay, r.fails
+        )
+        for r in requests
+    ]
 
 
 def build(
-    scenario: Scenario, requests: Sequence[Request], observers: Sequence[Observer] = (), front_end: float = 0.0
-) -> Driver:
-    """Return the driver of a scenario; `front_end` is the profile's seconds."""
+    scenario: Scenario,
+    requests: Sequence[Request],
+    clock: Clock,
+    observers: Sequence[Observer] = (),
+    front_end: float = 0.0,
+) -> Loop:
+    """Return the engine loop of a scenario; `front_end` is the profile's seconds."""
     engine = scenario.engine.model_dump()
-    return build_driver(build_server(scenario.make_policy(), engine), engine, requests, observers, front_end)
+    return build_loop(build_server(scenario.make_policy(), engine), engine, requests, clock, observers, front_end)
 
 
 @contextmanager
@@ -111,30 +121,31 @@ def simulate(
     """Run a scenario; a livelock of the engine ends the run and is told in `Run.stuck`."""
     profile = load_profile(scenario.profile) if profile is None else profile
     requests = fresh((load_trace(scenario) if trace is None else trace).requests)
-    driver = build(scenario, requests, observers, profile.front_end)
     config = scenario.engine
     cold = config.cold_start
-    engine = Engine(
-        driver,
+    clock = SimulatedClock(
         profile.noisy(scenario.seed) if scenario.noise else profile.cost,
-        Padding(config.prefill_gears, scenario.gears(driver.policy)),
+        Padding(config.prefill_gears, scenario.gears(scenario.make_policy())),
         leaps,
         profile.cold_start if cold is None else (cold.prefill, cold.decode),
     )
-    return run_engine(engine, scenario, profile, requests)
+    loop = build(scenario, requests, clock, observers, profile.front_end)
+    return run_loop(loop, clock, scenario, profile, requests)
 
 
-def run_engine(engine: Engine, scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> Run:
-    """Run an engine to its end and collect what came of it."""
+def run_loop(
+    loop: Loop, clock: SimulatedClock, scenario: Scenario, profile: Profile, requests: Sequence[Request]
+) -> Run:
+    """Run a loop to its end and collect the results."""
     stuck = None
     try:
-        engine.run()
+        loop.run()
     except Stuck as error:
         stuck = error
-    driver = engine.driver
+    server = loop.server
     return Run(
-        scenario, profile, requests, measure(scenario, requests, driver.server), driver.server, driver.calls,
-        engine.busy, engine.now, *engine.waste, profile.outside(engine.widest._asdict()), stuck,
+        scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle,
+        loop.now, *clock.padded, profile.outside(clock.largest._asdict()), stuck,
     )  # fmt: skip
 
 

@@ -58,9 +58,9 @@ class Timeline:
             self._enter(request, {"swap": "swapped out", "keep": "paused"}.get(how, "queued again"), now)
         for request, _ in step.admitted:
             self._enter(request, "prefill", now)
-        for request in step.plan.swap_in:
+        for request in step.plan.moves.swap_in:
             self._enter(request, "decode", now)
-        for rejection in step.plan.reject:
+        for rejection in step.plan.moves.reject:
             self._close(rejection.request, now)
         self._count(server, now)
 

@@ -25,7 +25,7 @@ def scenario_of(recording: Recording) -> dict[str, Any]:
     name = next(name for name, kind in POLICIES.items() if type(policy) is kind)
     knobs, cost = recording.knobs, recording.meta["cost"]
     engine = {
-        "num_blocks": knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.null_blocks,
+        "num_blocks": knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.traits.reserved_blocks,
         "block_size": knobs.get("block_size", 1),
         "host_blocks": knobs.get("num_cpu_blocks", 0),
         "max_model_len": knobs.get("max_model_len"),

@@ -14,9 +14,9 @@ from servesim.core import BadInput, Request, Shape
 from servesim.costs.device_profile import load_profile
 from servesim.costs.vidur import VidurCost, load_tables
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Driver
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 
 SMALL = VidurCost([0, 1, 1, 1, 1, 1, 1, 1, 2], [0] * 9, [[0, 0], [0, 8], [0, 16]], [[0, *range(1, 9)], [9] * 9], 1000)
 
@@ -24,7 +24,7 @@ SMALL = VidurCost([0, 1, 1, 1, 1, 1, 1, 1, 2], [0] * 9, [[0, 0], [0, 8], [0, 16]
 def run(requests: list[Request], cost: VidurCost, blocks: int) -> float:
     """Run requests under Vidur's rule and return when the last one ends."""
     policy = make_policy(preset("vidur")["policy"])
-    return Engine(Driver(policy, Server(policy, blocks, 16), Inbox(requests)), cost).run()
+    return Loop(Server(policy, blocks, 16), Inbox(requests), SimulatedClock(cost)).run()
 
 
 ROWS = [("rows_vllm", 7424, 0, 1212.99815), ("rows_vllm_tight1500", 1500, 3555, 1306.7637199085345)]

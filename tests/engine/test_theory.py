@@ -9,9 +9,9 @@ import pytest
 from servesim.core import Request
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Driver
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 from servesim.policies.llm_serving import LLMServing
 
 LOAD = 0.7
@@ -27,7 +27,7 @@ def mean_wait(services: np.ndarray, seed: int) -> tuple[float, float]:
     requests = [Request(i, float(a), int(n), 1) for i, (a, n) in enumerate(zip(arrivals, tokens, strict=True))]
     policy = LLMServing(decode_batch=1)
     server = Server(policy, 10**9, 16)
-    Engine(Driver(policy, server, Inbox(requests)), LinearCost(prefill_token=1e-6)).run()
+    Loop(server, Inbox(requests), SimulatedClock(LinearCost(prefill_token=1e-6))).run()
     waits = np.array([request.queued for request in requests]).reshape(BATCHES, -1).mean(axis=1)
     half = 2.708 * waits.std(ddof=1) / math.sqrt(BATCHES)  # t of 39 degrees of freedom
     return float(waits.mean()), float(half)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
 from dataclasses import fields
 from typing import Any
@@ -13,15 +14,16 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import Fake
-from servesim.calibrate.live.clocks import VirtualClock
-from servesim.calibrate.live.driver import assemble, replay
+from servesim.calibrate.live.block_tables import BlockTables
+from servesim.calibrate.live.driver import replay
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import ORDERS, BadInput, Request, Stuck
 from servesim.core.request import ASKED
 from servesim.costs.linear import LinearCost
-from servesim.engine.loop import Driver
-from servesim.engine.shape import NO_PADDING
-from servesim.engine.simulated import Engine
+from servesim.engine.build import build_loop, build_server
+from servesim.engine.clocks import VirtualClock
+from servesim.engine.loop import Loop
+from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
 from servesim.runs.decision_log import DecisionLog
 from servesim.runs.simulate import build
@@ -79,10 +81,10 @@ def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
 def simulated(scenario: Scenario, rows: list[list[Any]]) -> tuple[list[Any], list[Request], Any]:
     requests = [Request(**dict(zip(ASKED, row))) for row in rows]
     file = io.StringIO()
-    driver = build(scenario, requests, (DecisionLog(file),))
+    loop = build(scenario, requests, SimulatedClock(COST), (DecisionLog(file),))
     stuck = None
     try:
-        Engine(driver, COST, NO_PADDING).run()
+        loop.run()
     except Stuck as error:
         stuck = str(error)
     return [json.loads(line) for line in file.getvalue().splitlines()], requests, stuck
@@ -124,7 +126,7 @@ def test_a_finished_run_has_all_its_blocks_back() -> None:
     for name in sorted(POLICIES):
         scenario = scenario_from({"policy": {"name": name}, "engine": {"num_blocks": 100, "block_size": 4}})
         told = lived(scenario, rows)
-        if not POLICIES[name].flushes:  # those keep the last ones' blocks until the next plan
+        if not POLICIES[name]().traits.frees_blocks_late:  # those keep the last ones' blocks until the next plan
             assert told["blocks_left"] == told["blocks"], name
 
 
@@ -136,33 +138,34 @@ def test_aborted_requests_leave_no_blocks_behind(name: str) -> None:
         scenario, rows = drawn
         requests = [Request(**dict(zip(ASKED, row))) for row in rows]
         try:
-            driver, tables = assemble(scenario.policy, {**scenario.engine.model_dump(), "refuse": "always"}, requests)
-            left = serve_with_aborts(driver, requests, aborts)
+            left, loop, tables = serve_with_aborts(scenario, requests, aborts)
         except (BadInput, Stuck):
             return
         assert left == []
-        held = sum(len(tables.tables.get(request, ())) for request in driver.server.finished)
+        held = sum(len(tables.tables.get(request, ())) for request in loop.server.finished)
         assert len(tables.free) + held == tables.total
 
     aborted()
 
 
-def serve_with_aborts(driver: Driver, requests: list[Request], aborts: list[tuple[int, int]]) -> list[Request]:
-    """Run to the end, taking requests out before given calls; return who is still there."""
-    now = 0.0
+def serve_with_aborts(
+    scenario: Scenario, requests: list[Request], aborts: list[tuple[int, int]]
+) -> tuple[list[Request], Loop, BlockTables]:
+    """Run to the end, taking requests out before given calls; return those that are still there."""
+    engine = {**scenario.engine.model_dump(), "refuse": "always"}
+    server = build_server(scenario.make_policy(), engine)
+    pool = server.pool
+    tables = BlockTables(pool.total if server.policy.paged else engine["num_blocks"] - 1, pool.size, pool.host_total)
+    loop = build_loop(server, engine, requests, VirtualClock(LinearCost(base=1.0)), (tables,))
     for _ in range(3000):
         for call, id in aborts:
-            if call == driver.calls and id < len(requests) and requests[id].place in ("waiting", "running", "swapped"):
-                driver.abort(requests[id], now, "gone")
-                driver.server.check()
-        step = driver.begin(now)
-        if step is None:
-            instant = driver.next_event()
-            if instant is None:
-                break
-            now = instant
-            continue
-        now += 1.0
-        driver.end(step, now)
-        driver.server.check()
-    return driver.server.present()
+            if call == loop.calls and id < len(requests) and requests[id].place in ("waiting", "running", "swapped"):
+                loop.abort(requests[id], loop.now, "gone")
+                server.check()
+        instant = loop.step()
+        if instant == math.inf:
+            break
+        if instant is not None:
+            loop.now = loop.clock.wait(instant)
+        server.check()
+    return server.present(), loop, tables

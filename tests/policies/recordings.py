@@ -14,9 +14,9 @@ from typing import Any, Callable, Optional
 from servesim.core import Policy, Request, Stuck
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Driver
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
 
 from ..conftest import RECORDINGS
@@ -86,9 +86,9 @@ class Log:
             "t": step.start,
             "sched": [[id, tokens, "D" if id in decoding else "P"] for id, tokens in batch(server.running, step)],
             "preempted": [[request.id, how] for request, how, _ in step.evicted],
-            "swap_in": [request.id for request in step.plan.swap_in],
-            "ignored": [rejection.request.id for rejection in step.plan.reject],
-            "flushed": [request.id for request in step.plan.release],
+            "swap_in": [request.id for request in step.plan.moves.swap_in],
+            "ignored": [rejection.request.id for rejection in step.plan.moves.reject],
+            "flushed": [request.id for request in step.plan.moves.release],
             "free_gpu": server.pool.free,
             "free_after": server.pool.free,
             "free_cpu": server.pool.host_free,
@@ -111,26 +111,25 @@ def play(recording: Recording, policy: Optional[Policy] = None, leaps: bool = Fa
     requests = [Request(id, t, prompt, output, priority=rank) for id, t, prompt, output, rank in recording.requests]
     server = Server(
         policy,
-        knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.null_blocks,
+        knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.traits.reserved_blocks,
         knobs.get("block_size", 1),
         host_blocks=knobs.get("num_cpu_blocks", 0),
         max_model_len=knobs.get("max_model_len"),
     )
     log = Log()
-    driver = Driver(policy, server, Inbox(requests), () if leaps else (log,), check=server.check)
     line = LinearCost(
         base=cost["c0"],
         prefill_token=cost["per_prefill_token"],
         decode_live=cost["per_decode_seq"],
         swap_block=cost["per_swap_block"],
     )
-    engine = Engine(driver, line)
+    loop = Loop(server, Inbox(requests), SimulatedClock(line), () if leaps else (log,), check=True)
     stuck = None
     try:
-        engine.run()
+        loop.run()
     except Stuck as error:
         stuck = error
-    return Played(log.rows, {request.id: request for request in requests}, server, engine.now, stuck)
+    return Played(log.rows, {request.id: request for request in requests}, server, loop.now, stuck)
 
 
 def compare(recording: Recording, played: Played, unlisted_victims: bool = False) -> None:

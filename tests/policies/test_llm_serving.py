@@ -12,9 +12,9 @@ import pytest
 from servesim.core import Request, Stuck
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Driver
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 from servesim.policies.llm_serving import LLMServing
 from servesim.runs.decision_log import DecisionLog
 
@@ -42,10 +42,11 @@ def play(
     ]  # fmt: skip
     server = Server(policy, blocks, size, **limits)
     file = io.StringIO()
-    driver = Driver(policy, server, Inbox(requests), (DecisionLog(file),), check=server.check)
+    clock = SimulatedClock(LinearCost(prefill=cost["prefill"], decode_step=cost["decode"]))
+    loop = Loop(server, Inbox(requests), clock, (DecisionLog(file),), check=True)
     stuck = None
     try:
-        Engine(driver, LinearCost(prefill=cost["prefill"], decode_step=cost["decode"])).run()
+        loop.run()
     except Stuck as found:
         stuck = str(found)
     turns = [json.loads(line) for line in file.getvalue().splitlines()]

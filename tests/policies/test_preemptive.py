@@ -15,7 +15,7 @@ MLFQ, SRPT, SGLANG = POLICIES["mlfq"], POLICIES["srpt"], POLICIES["sglang"]
 
 
 def test_these_policies_say_that_they_are_not_proven() -> None:
-    assert {kind.proof for kind in (MLFQ, SRPT, SGLANG)} == {"not proven: read only"}
+    assert {kind().traits.validated_against for kind in (MLFQ, SRPT, SGLANG)} == {"not proven: read only"}
 
 
 @pytest.mark.parametrize(

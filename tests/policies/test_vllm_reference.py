@@ -87,7 +87,7 @@ def chunked_fields(rng: random.Random, longest: int) -> dict[str, Any]:
 def test_two_tellings_of_the_rules_decide_alike(family: str, seed: int) -> None:
     requests, memory, fields = scenario(random.Random(seed), family)
     jobs = [Job(*request) for request in requests]
-    if POLICIES[family].refuses:
+    if POLICIES[family]().traits.rejects_oversized:
         room = memory["num_blocks"] * memory["block_size"]
         jobs = [job for job in jobs if job.prompt + job.output - 1 <= room]
     told = TELLINGS[family]({**memory, **fields}, jobs, COST)

@@ -8,9 +8,9 @@ import pytest
 from servesim.core import BlockPool, Policy, Request
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Driver
+from servesim.engine.loop import Loop
 from servesim.engine.server import Server
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 from servesim.policies.nano_vllm import NanoVLLM
 from servesim.policies.vllm_v0 import VLLM
 from servesim.policies.vllm_v0_chunked import VLLMChunked
@@ -138,8 +138,7 @@ def test_a_prompt_waits_for_half_of_the_last_prefills_latency(scope: str) -> Non
     # vLLM's own test: a's prompt takes 1 s, b arrives as it ends, and is admitted 0.6 s later.
     policy = VLLM(delay_factor=0.5, delay_scope=scope, max_num_batched_tokens=100)
     requests = [Request("a", 0.0, 4, 9), Request("b", 1.0, 4, 9)]
-    driver = Driver(policy, Server(policy, 100, 4), Inbox(requests))
-    Engine(driver, LinearCost(prefill=1.0, decode_step=0.6)).run()
+    Loop(Server(policy, 100, 4), Inbox(requests), SimulatedClock(LinearCost(prefill=1.0, decode_step=0.6))).run()
     assert requests[1].scheduled == 1.6
 
 
@@ -318,7 +317,7 @@ def test_a_call_that_fails_ends_prompts_and_decodes_alike_and_nobody_else(fails:
     requests = [Request(id, arrival, 4, 6, fails=fails.get(id)) for id, arrival in asked]
     policy = VLLMV1()
     server = Server(policy, 64, 4)
-    Engine(Driver(policy, server, Inbox(requests), check=server.check), LinearCost(base=1.0)).run()
+    Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0)), check=True).run()
     assert server.pool.free == 64
     assert [(r.outcome, r.finish, r.written) for r in requests] == [
         ("failed", 3.0, 3), ("failed", 3.0, 1), ("finished", 9.0, 6),

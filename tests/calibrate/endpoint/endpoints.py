@@ -17,8 +17,7 @@ from servesim.calibrate.endpoint.load_plan import Design, Pace, Point
 from servesim.config.scenario import scenario_from
 from servesim.core import Request, StepCost
 from servesim.engine.server import Server
-from servesim.engine.shape import NO_PADDING
-from servesim.engine.simulated import Engine
+from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step
 from servesim.runs.simulate import build
 
@@ -48,7 +47,7 @@ def simulated(point: Point, design: Design, cost: StepCost, policy: Any, engine:
     requests = point.requests("salt", design.output, design.short, Pace(0.02, 0.012))
     scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 20000, **engine}})
     notes = Tokens(requests)
-    Engine(build(scenario, requests, (notes,)), cost, NO_PADDING).run()
+    build(scenario, requests, SimulatedClock(cost), (notes,)).run()
     sendings = [
         Sending(r, r.arrival, r.arrival - front, notes.times[r.id], None, None, r.seen or r.finish, r.outcome)
         for r in requests

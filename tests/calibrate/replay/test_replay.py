@@ -20,9 +20,10 @@ from servesim.calibrate.probe.host_overhead import Host, host_of, parts_of
 from servesim.calibrate.replay.replay import as_run, requests_of
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput
+from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.engine.step import ModelCall
 from servesim.runs.run_folder import read_sent, read_steps
 
 pytestmark = pytest.mark.live
@@ -218,10 +219,10 @@ def test_requests_longer_than_the_model_are_refused() -> None:
 
 
 def test_the_hosts_part_is_read_off_its_calls() -> None:
-    def call(k: int, prompts: int, decodes: int) -> list[float]:
+    def call(k: int, prompts: int, decodes: int) -> ModelCall:
         tokens = prompts * (10 + k % 7)
         host = 0.001 + 0.0002 * (prompts + decodes) + 0.0005 * prompts + 0.00001 * tokens
-        return [k, k + host, k + 0.5, prompts, tokens, 0, 0, 0, decodes, decodes, 0, 0]
+        return ModelCall(k, k + host, k + 0.5, Shape(prompts, tokens, 0, 0, 0, decodes, decodes))
 
     host = host_of(parts_of([call(k, k % 3, k % 8) for k in range(90)]))
     assert host.step == pytest.approx(0.001, rel=1e-6)

@@ -51,8 +51,9 @@ def profile(stage: Stage) -> Profile:
     for name in ("stock", "chunked"):
         other = [Request(id, 0.0, 16 + 9 * (id % 6), 10 + 3 * (id % 5)) for id in range(6)]
         calls += replay_on(stage, "probe", scenario_of(POLICIES[name]), other, None, warm_up=3).live.model_calls
-    rows = [[bool(c[3]), c[4] if c[3] else 0, c[8] > 0, c[9], c[10]] for c in calls]
-    took = [c[2] - c[1] for c in calls]
+    shapes = [call.shape for call in calls]
+    rows = [[s.prefill_rows > 0, s.prefill_tokens, s.decode_rows > 0, s.decode_live, s.context] for s in shapes]
+    took = [call.end - call.called for call in calls]
     found, *_ = np.linalg.lstsq(np.array(rows, float), np.array(took), rcond=None)
     prefill, token, decode, row, context = (max(0.0, float(value)) for value in found)
     cost = LinearCost(prefill=prefill, prefill_token=token, decode_step=decode, decode_live=row, context=context)

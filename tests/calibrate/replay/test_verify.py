@@ -10,7 +10,6 @@ import pytest
 import yaml
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import Fake
-from servesim.calibrate.live.clocks import VirtualClock
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import arguments
 from servesim.calibrate.probe.host_overhead import Host
@@ -22,6 +21,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.engine.clocks import VirtualClock
 from servesim.runs.run_folder import RunData, read_run, run_data
 
 TREE: dict[str, Any] = {
