@@ -11,52 +11,20 @@ from heapq import merge
 from itertools import chain
 from typing import Any, Optional
 
-from servesim.core import (
-    FOREVER,
-    Chunk,
-    Eviction,
-    Plan,
-    Policy,
-    Queue,
-    Request,
-    Traits,
-    View,
-    at_least,
-    one_of,
-)
+from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Queue, Request, Traits, View, at_least, one_of
 
+from .common import DECODE, REST
 from .llm_serving_delay import Gate, Turnstile
-from .llm_serving_limits import is_out_of_range, refused
-from .llm_serving_static import affordable, decide_rows
+from .llm_serving_static import affordable, decide_rows, is_out_of_range, refused
 
-
-def by_length(request: Request) -> float:
-    """Return prompt and output so far."""
-    return request.length
-
-
-def by_arrival(request: Request) -> float:
-    """Return the arrival."""
-    return request.arrival
-
-
-def by_blocks(request: Request) -> float:
-    """Return the blocks held."""
-    return request.blocks
-
-
-# The entry to evict has the smallest key times sign; ties go to the lowest slot, as in the real scan.
-VICTIMS: dict[str, tuple[Callable[[Request], float], int]] = {
-    "shortest": (by_length, 1),
-    "longest": (by_length, -1),
-    "newest": (by_arrival, -1),
-    "oldest": (by_arrival, 1),
-    "fewest-blocks": (by_blocks, 1),
+# The entry to evict has the smallest key; ties go to the lowest slot, as in the real scan.
+VICTIMS: dict[str, Callable[[Request], float]] = {
+    "shortest": lambda request: request.length,
+    "longest": lambda request: -request.length,
+    "newest": lambda request: -request.arrival,
+    "oldest": lambda request: request.arrival,
+    "fewest-blocks": lambda request: request.blocks,
 }
-
-
-DECODE = Plan(decode=True, hold=FOREVER, lasts=True)
-REST = Plan()
 
 
 @dataclass(frozen=True)
@@ -100,7 +68,6 @@ class LLMServing(Policy):
 
     @property
     def paged(self) -> bool:
-        """Whether memory is counted."""
         return self.strategy.endswith("paged")
 
     def begin(self) -> Any:
@@ -168,11 +135,10 @@ class LLMServing(Policy):
     def _victims(self, view: View, need: int) -> list[Eviction]:
         """Evict until all that is left fits its next step."""
         pool, free = view.pool, view.pool.free
-        key, sign = VICTIMS[self.victim]
         live = list(view.running)
         evict = []
         while need > free:
-            victim = min(live, key=lambda request: sign * key(request))
+            victim = min(live, key=VICTIMS[self.victim])
             live.remove(victim)
             evict.append(Eviction(victim, "recompute", self.evicted))
             free += victim.blocks
@@ -184,15 +150,16 @@ class LLMServing(Policy):
         slots = self.decode_batch - len(view.running)
         gate: Gate = view.memory
         if self.open_above:
-            gate = gate.hysteresis(slots, self.open_above)
+            if slots > self.open_above:
+                gate = gate._replace(open=True)
             slots = slots if gate.open else 0
         admit: list[Request] = []
         wake = None
-        passes = Turnstile(self, view, gate)
+        passes = Turnstile(self.delay_factor, self.delay_variant, self.mend_delay, view, gate)
         for request in self._heads(view):
             if slots <= 0:
                 break
-            if request.place == "waiting" and not passes.lets(request):
+            if request.place == "waiting" and not passes.lets():
                 wake = passes.opens
                 break
             blocks = view.pool.blocks(request.length)
@@ -204,7 +171,7 @@ class LLMServing(Policy):
             passes.admitted(request)
         gate = passes.gate
         if self.open_above and slots <= 0:
-            gate = gate.shut()
+            gate = gate._replace(open=False)
         return admit, gate, wake
 
     def _whole(self, view: View, budget: int) -> list[Chunk]:
@@ -226,7 +193,7 @@ class LLMServing(Policy):
         """Fill free slots where no gate stands before the queues."""
         admit: list[Request] = []
         size, slots = view.pool.size, self.decode_batch - len(view.running)
-        for request in self._heads(view) if view.swapped else view.waiting:
+        for request in self._heads(view):
             budget -= -(-(request.prompt + request.written) // size)
             if budget < 0 or len(admit) == slots:
                 break

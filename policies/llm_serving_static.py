@@ -5,9 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Optional, Union
 
-from servesim.core import FOREVER, Chunk, Plan, Request, Stuck, View
-
-from .llm_serving_limits import is_out_of_range, refused
+from servesim.core import FOREVER, Chunk, Plan, Queue, Rejection, Request, Stuck, View
 
 COPY = "copy"  # a padding row whose prompt has not been run yet
 GONE = "gone"  # a copy of a request that was out of range, which left with it
@@ -57,7 +55,7 @@ def fill(view: View, rows: Rows, batch: int, static: bool) -> tuple[Rows, list[R
     """Return the rows after new requests took theirs, and who they are."""
     taken = [live(row) is not None for row in rows]
     over = [row is GONE or (isinstance(row, Request) and row.place == "done") for row in rows]
-    # A copy never counts as over: the continuous list is then refilled row by row instead of made anew.
+    # A copy never counts as over: the continuous list is then refilled row by row instead of made again.
     if all(over) or (static and not any(taken)):
         fresh: list[Request] = list(islice(view.waiting, batch))
         if not fresh:
@@ -77,3 +75,15 @@ def fill(view: View, rows: Rows, batch: int, static: bool) -> tuple[Rows, list[R
             filled[place] = request
             admit.append(request)
     return tuple(filled), admit
+
+
+def is_out_of_range(request: Request, longest: Optional[int]) -> bool:
+    """Whether a prompt and all it may write do not stay below the longest sequence."""
+    return longest is not None and request.prompt + request.limit >= longest
+
+
+def refused(prompts: Queue, longest: Optional[int]) -> list[Rejection]:
+    """Return the prompts too long for the engine: all leave before anything runs, only the first is answered."""
+    strangers = [request for request in prompts if is_out_of_range(request, longest)]
+    reason = f"prompt + limit >= seq_length {longest}"
+    return [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(strangers)]

@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 
 from servesim.core import FOREVER, Chunk, Plan, Request, Traits, View, at_least, just_after
 
+from .common import DECODE, REST
 from .preemptive import Change, Preemptive
 
 MIRRORS = "FastServe 187a274"
-NOTHING = Plan()
-DECODE = Plan(decode=True, hold=FOREVER, lasts=True)
 
 
 @dataclass(frozen=True)
@@ -29,10 +28,8 @@ class SRPT(Preemptive):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            engine=f"{MIRRORS}, srpt; where caches go is its MLFQ's rule",
-            validated_against="not proven: read only",
-        )
+        engine = f"{MIRRORS}, srpt; where caches go is its MLFQ's rule"
+        return Traits(engine, validated_against="not proven: read only")
 
     def rank(self, request: Request) -> Any:
         return request.limit - request.written, super().rank(request)
@@ -52,7 +49,7 @@ class SRPT(Preemptive):
             return merge(sorted(view.swapped, key=key), fresh, key=key)
 
         if not (view.waiting or view.swapped) and view.need <= view.pool.free:
-            return DECODE if view.decoding else NOTHING
+            return DECODE if view.decoding else REST
         chunks = self.all_fit(view)
         if chunks:
             return Plan(chunks=chunks, decode=view.decoding > 0)
@@ -109,10 +106,7 @@ class MLFQ(Preemptive):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            engine=f"{MIRRORS}, mlfq and sj-mlfq",
-            validated_against="not proven: read only",
-        )
+        return Traits(engine=f"{MIRRORS}, mlfq and sj-mlfq", validated_against="not proven: read only")
 
     def begin(self) -> Any:
         return Ladder()

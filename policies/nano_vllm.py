@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, Traits, View, at_least
+from servesim.core import Chunk, Eviction, Plan, Policy, Stuck, Traits, View, at_least
 
-REST = Plan()
-HOLD = Plan(decode=True, hold=FOREVER)
-DECODE = HOLD._replace(lasts=True)
+from .common import DECODE, HOLD, REST
 
 
 @dataclass(frozen=True)
@@ -26,10 +24,7 @@ class NanoVLLM(Policy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            engine="nano-vllm bb823b3",
-            validated_against="not proven: read in the source only",
-        )
+        return Traits(engine="nano-vllm bb823b3", validated_against="not proven: read in the source only")
 
     def decide(self, view: View) -> Plan:
         if view.waiting or view.prefilling:
@@ -46,7 +41,7 @@ class NanoVLLM(Policy):
         """Go on with the half-done prompt, then admit from the head of waiting; memory is taken for whole prompts."""
         pool, free, tokens = view.pool, view.pool.free, self.max_num_batched_tokens
         chunks: list[Chunk] = []
-        for request in heads(view):
+        for request in chain(view.prefilling, view.waiting):
             part = min(request.pending, tokens)
             blocks = pool.blocks(request.length)
             cut = part < request.pending and bool(chunks)  # only the first may be cut
@@ -76,9 +71,3 @@ class NanoVLLM(Policy):
             free -= need
             chunks.append(Chunk(request, 1))
         return Plan(evict=evict, chunks=chunks)
-
-
-def heads(view: View) -> Iterator[Request]:
-    """Return whose prompts are next: a half-done one still counts as the head of waiting."""
-    yield from view.prefilling
-    yield from view.waiting

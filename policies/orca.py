@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional
 
-from servesim.core import FOREVER, Chunk, Plan, Policy, Rejection, Request, Traits, View, at_least, one_of
+from servesim.core import FOREVER, Plan, Policy, Request, Traits, View, at_least, one_of
 
-from .static import slot_blocks, too_long
-
-NOTHING = Plan()
-DECODE = Plan(decode=True, hold=FOREVER, lasts=True)
-FULL = Plan(decode=True, hold=FOREVER)
+from .common import DECODE, HOLD, REST, admit_reserved
+from .static import slot_blocks
 
 
 @dataclass(frozen=True)
@@ -40,33 +37,18 @@ class Orca(Policy):
 
     def decide(self, view: View) -> Plan:
         if not view.waiting:
-            return DECODE if view.decoding else NOTHING
+            return DECODE if view.decoding else REST
         if len(view.running) >= self.max_num_seqs:
-            return FULL
-        chunks, reject = self._admissions(view)
-        # The paper selects in order of arrival, so who runs stands first; Sarathi puts prompts first.
-        first = self.reserve == "request"
-        hold = 0 if chunks or reject else FOREVER
-        return Plan(chunks=chunks, reject=reject, decode=view.decoding > 0, decode_first=first, hold=hold)
-
-    def _admissions(self, view: View) -> tuple[list[Chunk], list[Rejection]]:
-        chunks: list[Chunk] = []
-        reject: list[Rejection] = []
+            return HOLD
         pool = view.pool
         room = pool.free
         if self.n_slots is not None:
             room = min(room, self.n_slots // pool.size - (pool.total - pool.free))
-        places = self.max_num_seqs - len(view.running)
-        for request in view.waiting:
-            if too_long(request, view):
-                reject.append(Rejection(request, f"longer than max_model_len {view.max_model_len}"))
-                continue
-            blocks = self._reservation(request, view)
-            if blocks > room or len(chunks) == places:
-                break
-            room -= blocks
-            chunks.append(Chunk(request, request.pending, blocks))
-        return chunks, reject
+        chunks, reject = admit_reserved(view, room, self.max_num_seqs - len(view.running), self._reservation)
+        # The paper selects in order of arrival, so who runs stands first; Sarathi puts prompts first.
+        first = self.reserve == "request"
+        hold = 0 if chunks or reject else FOREVER
+        return Plan(chunks=chunks, reject=reject, decode=view.decoding > 0, decode_first=first, hold=hold)
 
     def _reservation(self, request: Request, view: View) -> int:
         if self.reserve == "model":

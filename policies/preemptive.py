@@ -43,8 +43,7 @@ class Preemptive(Policy):
 
     @property
     def ranked(self) -> bool:
-        """Whether waiting is kept by rank: always, these policies are an order."""
-        return True
+        return True  # these policies are an order
 
     def overdue(self, request: Request, now: float) -> bool:
         """Whether a request has waited for max_wait, and goes before everybody."""
@@ -109,8 +108,8 @@ class Preemptive(Policy):
         """Find memory for the batch; return the plan and the change that memory allows."""
         leaving, entering = list(change.leaving), list(change.entering)
         pool = view.pool
-        need = view.need + sum(map(demand, entering, [view] * len(entering)))
-        need -= sum(map(demand, leaving, [view] * len(leaving)))
+        need = view.need + sum(demand(request, view) for request in entering)
+        need -= sum(demand(request, view) for request in leaving)
         kept = [request for request in view.swapped if request.blocks and request not in entering]
         evict: list[Eviction] = []
         fetch: list[Request] = []

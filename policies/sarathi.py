@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Queue, Rejection, Request, Traits, View, at_least
 
-from .static import too_long
+from .common import refusal, too_long
 
 ROUNDING = 32  # tokens that chunk sizes of a schedule are rounded to
 DECODE = Plan(decode=True, hold=FOREVER, spare=1, lasts=True)
@@ -54,15 +54,10 @@ class Sarathi(Policy):
         if not (view.waiting or view.prefilling) and view.decoding and view.need < view.pool.free:
             return DECODE
         decodes = keep_decoding(view)
-        chunks: list[Chunk] = []
-        tokens = decodes.decoding
-        for request in decodes.prompts:
-            size = self._chunk(request, tokens)
-            if size > 0:
-                chunks.append(Chunk(request, size))
-                tokens += size
+        chunks = self._begun(decodes.prompts, decodes.decoding)
         reject: list[Rejection] = []
         if view.waiting or decodes.victims:
+            tokens = decodes.decoding + sum(chunk.tokens for chunk in chunks)
             admitted, reject = self._admissions(view, decodes, tokens)
             chunks += admitted
         held = not (chunks or reject or decodes.victims or decodes.tight)
@@ -75,6 +70,16 @@ class Sarathi(Policy):
             spare=1,
         )
 
+    def _begun(self, prompts: Queue, tokens: int) -> list[Chunk]:
+        """Go on with half-done prompts beside the tokens that a step already has."""
+        chunks: list[Chunk] = []
+        for request in prompts:
+            size = self._chunk(request, tokens)
+            if size > 0:
+                chunks.append(Chunk(request, size))
+                tokens += size
+        return chunks
+
     def _admissions(self, view: View, decodes: Decodes, tokens: int) -> tuple[list[Chunk], list[Rejection]]:
         chunks: list[Chunk] = []
         reject: list[Rejection] = []
@@ -82,7 +87,7 @@ class Sarathi(Policy):
         places = self.max_num_seqs - len(view.running) + len(decodes.victims)
         for request in self._heads(view, decodes.victims):
             if too_long(request, view):
-                reject.append(Rejection(request, f"longer than max_model_len {view.max_model_len}"))
+                reject.append(refusal(request, view))
                 continue
             blocks = view.pool.blocks(request.length)
             if blocks > free or len(chunks) >= places:
@@ -152,13 +157,7 @@ class SarathiAlternating(Sarathi):
 
     def _prompts(self, view: View) -> tuple[list[Chunk], list[Rejection]]:
         """Prompts already begun go on; only when there is none do new ones start."""
-        chunks: list[Chunk] = []
-        tokens = 0
-        for request in view.prefilling:
-            size = self._chunk(request, tokens)
-            if size > 0:
-                chunks.append(Chunk(request, size))
-                tokens += size
+        chunks = self._begun(view.prefilling, 0)
         if chunks or not view.waiting:
             return chunks, []
         return self._admissions(view, Decodes(0, view.pool.free, (), (), False), 0)

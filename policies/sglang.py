@@ -42,14 +42,10 @@ class SGLang(Policy):
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            engine="SGLang 0.4.6, without its prefix cache",
-            validated_against="not proven: read only",
-        )
+        return Traits(engine="SGLang 0.4.6, without its prefix cache", validated_against="not proven: read only")
 
     @property
     def ranked(self) -> bool:
-        """Whether waiting is kept by rank."""
         return self.schedule_policy == "lof" or super().ranked
 
     def rank(self, request: Request) -> Any:
@@ -151,7 +147,10 @@ class Adder:
     def fill(self) -> None:
         """Go on with the prompt under way, then take from waiting until something is used up."""
         for request in self.view.prefilling:
-            self._continue(request)
+            room = (self.blocks + request.blocks) * self.view.pool.size - request.cached
+            tokens = min(request.pending, self.chunk, room)
+            if tokens > 0:
+                self._take(request, tokens)
         rows = self._rows() - self.view.decoding
         for request in self.view.waiting:
             if len(self.chunks) >= rows:
@@ -166,12 +165,6 @@ class Adder:
         pool, context = self.view.pool, self.view.max_model_len
         estimate = 0 if context is None else int(pool.total * pool.size / context * 512)
         return min(max(estimate, 2048), 4096)
-
-    def _continue(self, request: Request) -> None:
-        room = (self.blocks + request.blocks) * self.view.pool.size - request.cached
-        tokens = min(request.pending, self.chunk, room)
-        if tokens > 0:
-            self._take(request, tokens)
 
     def _add(self, request: Request) -> bool:
         """Add a request if it fits; say whether to go on to the next."""

@@ -6,10 +6,9 @@ next decision and carried out with the one after that. The policy's memory is ho
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Optional
+from typing import Any
 
 from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, Traits, View, at_least
 
@@ -53,7 +52,10 @@ class SplitFuse(Policy):
             scheduled, stalled, promised = self._decodes(view)
             chunks = self._prompts(view, len(scheduled), promised)
             if scheduled or chunks or release:
-                running = self._buffer(view, stalled, scheduled, chunks)
+                running = None
+                if stalled:  # MII's buffer keeps who sat out ahead of those that come back from the pass
+                    started = [chunk.request for chunk in chunks if chunk.request.place != "running"]
+                    running = [*stalled, *scheduled, *view.prefilling, *started]
                 batch = [*(Chunk(request, 1) for request in scheduled), *chunks]
                 return Plan(release=release, chunks=batch, running=running, memory=asked)
         if (self.mend_flush and asked) or not (view.waiting or view.running):
@@ -98,15 +100,6 @@ class SplitFuse(Policy):
             left -= tokens
             count += 1
         return chunks
-
-    def _buffer(
-        self, view: View, stalled: list[Request], scheduled: list[Request], chunks: Sequence[Chunk]
-    ) -> Optional[list[Request]]:
-        """Return running as MII's buffer orders it: who sat out stays ahead of those that come back from the pass."""
-        if not stalled:
-            return None
-        started = [chunk.request for chunk in chunks if chunk.request.place != "running"]
-        return [*stalled, *scheduled, *view.prefilling, *started]
 
     def _victim(self, view: View) -> Request:
         """Return the last of the buffer that holds keys and values; a prompt in parts stands at its very front."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.core import FOREVER, BadInput, Chunk, Plan, Policy, Rejection, Request, Traits, View, at_least
+from servesim.core import FOREVER, BadInput, Plan, Policy, Request, Traits, View, at_least
+
+from .common import admit_reserved
 
 
 @dataclass(frozen=True)
@@ -43,22 +45,7 @@ class Static(Policy):
             start = view.waiting.oldest() + self.batch_waiting_time
             if view.now < start:
                 return Plan(wake=start, memory=view.memory)
-        return self._batch(view)
-
-    def _batch(self, view: View) -> Plan:
-        """Take from the head what fits, every request with its whole slot."""
-        chunks: list[Chunk] = []
-        reject: list[Rejection] = []
-        free = view.pool.free
-        for request in view.waiting:
-            if too_long(request, view):
-                reject.append(Rejection(request, f"longer than max_model_len {view.max_model_len}"))
-                continue
-            slot = slot_blocks(request, view)
-            if slot > free or len(chunks) == self.max_num_seqs:
-                break
-            free -= slot
-            chunks.append(Chunk(request, request.pending, slot))
+        chunks, reject = admit_reserved(view, view.pool.free, self.max_num_seqs, slot_blocks)
         return Plan(chunks=chunks, reject=reject, memory=len(chunks))
 
 
@@ -72,8 +59,3 @@ def slot_blocks(request: Request, view: View) -> int:
     if slot > view.pool.total:
         raise BadInput(f"engine.num_blocks: expected at least {slot}, one slot, got {view.pool.total}")
     return slot
-
-
-def too_long(request: Request, view: View) -> bool:
-    """Say whether a request is longer than the model takes; servers that look at arrivals have refused it by then."""
-    return view.max_model_len is not None and request.length > view.max_model_len

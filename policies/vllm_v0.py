@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import FOREVER, Chunk, Eviction, Plan, Queue, Rejection, Request, Traits, View, at_least, one_of
 
-from .vllm_v0_common import Room, VLLMv0
+from .common import REST
+from .vllm_v0_common import Room, VLLMv0, by_priority
 
-REST = Plan()
 HOLD = Plan(decode=True, hold=FOREVER, spare=1)  # the block manager wants a block to be free for everybody who decodes
 DECODE = HOLD._replace(lasts=True)
 
@@ -81,10 +81,7 @@ class VLLM(VLLMv0):
             return HOLD if view.decoding else REST
         return self._decode(prompts, decode=view.decoding > 0, hold=0 if prompts.ignored else FOREVER)
 
-    # -- prompts -------------------------------------------------------------------------------------------------
-
     def budget(self, view: View) -> int:
-        """Prompt tokens of one step."""
         return self.max_num_batched_tokens or max(view.max_model_len or 0, 2048)
 
     def _prompts(self, view: View) -> Prompts:
@@ -122,8 +119,6 @@ class VLLM(VLLMv0):
             return f"{length} tokens to run at once, at most {limit} may (max_num_batched_tokens, max_model_len)"
         return f"{length} tokens need {blocks} blocks, at most {most} may be taken"
 
-    # -- decodes -------------------------------------------------------------------------------------------------
-
     def _grow_all(self, view: View, running: Queue, free: int) -> Room:
         """Let all grow in order, the last giving way."""
         room = Room(view, free)
@@ -142,8 +137,6 @@ class VLLM(VLLMv0):
         if back and self.sort_running:
             return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *back)], decode=False)
         return plan._replace(decode=bool(running or back), hold=0 if back or plan.moves.reject else FOREVER)
-
-    # -- priorities ----------------------------------------------------------------------------------------------
 
     def _decode_by_priority(self, view: View, prompts: Prompts) -> Plan:
         """Sort both queues, let the head of waiting push out whom it outranks, then decode as ever."""
@@ -188,8 +181,3 @@ class VLLM(VLLMv0):
             waiting = sorted([head, *reversed(victims), *waiting[1:]], key=by_priority)
         gone = [request for request in view.waiting if request in ignored]
         return Ranks(running, [*waiting, *gone], victims, inverted)
-
-
-def by_priority(request: Request) -> tuple[int, float]:
-    """Return the key of the priority policy: the smaller number first, then the older."""
-    return (request.priority, request.arrival)

@@ -9,8 +9,9 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import FOREVER, Chunk, Plan, Rejection, Request, Traits, View, at_least, one_of
 
+from .common import REST
 from .delay_gate import DelayGate, Timers
-from .vllm_v0 import DECODE, REST
+from .vllm_v0 import DECODE
 from .vllm_v0_common import Room, SwapIns, VLLMv0, ends_with
 
 
@@ -87,8 +88,6 @@ class VLLMChunked(VLLMv0):
         prompts = self._prompts(view, room.free, seats, tokens, slots)
         return self._plan(view, run, swaps, prompts)
 
-    # -- the three passes ----------------------------------------------------------------------------------------
-
     def _running(self, view: View, share: int) -> Running:
         """Go on with decodes and half-done prompts alike, in order, as long as the budget lasts."""
         decoding, need = view.decoding, view.need
@@ -151,8 +150,6 @@ class VLLMChunked(VLLMv0):
             if slots is not None:
                 slots.admitted(length)
         return Prompts(chunks, ignored, gate)
-
-    # -- the plan ------------------------------------------------------------------------------------------------
 
     def _plan(self, view: View, run: Running, swaps: SwapIns, prompts: Prompts) -> Plan:
         """Put the batch in order: new prompts, running ones, those from the host, decodes, decodes from the host."""

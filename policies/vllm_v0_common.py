@@ -50,21 +50,14 @@ class VLLMv0(Policy):
         super().__post_init__()
         at_least(self, 1, "max_num_seqs")
         at_least(self, 0, "delay_factor", "watermark")
-        if self.watermark >= 1:
-            raise ValueError(f"watermark: expected a share below 1, got {self.watermark!r}")
-        one_of(
-            self,
-            delay_scope=SCOPES,
-            preemption_mode=(None, "recompute", "swap"),
-            swap_order=("arrival", "swapped"),
-            append_rule=("any_free", "touched"),
-        )
+        below_one(self.watermark)
+        one_of(self, delay_scope=SCOPES, preemption_mode=(None, "recompute", "swap"))
+        one_of(self, swap_order=("arrival", "swapped"), append_rule=("any_free", "touched"))
 
     @property
     def traits(self) -> Traits:
-        return Traits(
-            rejects_oversized=False,  # the scheduler itself drops ("ignores") what can never fit, when its turn comes
-        )
+        # The scheduler itself drops ("ignores") what can never fit, when its turn comes.
+        return Traits(rejects_oversized=False)
 
     def begin(self) -> Any:
         return Timers() if self.delay_factor > 0 else None
@@ -123,6 +116,17 @@ class VLLMv0(Policy):
             tokens -= request.pending
             back.append(request)
         return SwapIns(back, failed)
+
+
+def below_one(watermark: float) -> None:
+    """Check a watermark; its lower bound is checked with the other fields."""
+    if watermark >= 1:
+        raise ValueError(f"watermark: expected a share below 1, got {watermark!r}")
+
+
+def by_priority(request: Request) -> tuple[int, float]:
+    """Return the key of the priority policy: the smaller number first, then the older."""
+    return (request.priority, request.arrival)
 
 
 def ends_with(running: Queue, prefilling: Queue) -> bool:

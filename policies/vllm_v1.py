@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Traits, View, at_least, one_of
+from servesim.core import Chunk, Eviction, Plan, Policy, Request, Traits, View, at_least, one_of
 
-from .vllm_v0_common import ends_with
-
-REST = Plan()
-HOLD = Plan(decode=True, hold=FOREVER)
-DECODE = HOLD._replace(lasts=True)
+from .common import DECODE, HOLD, REST
+from .vllm_v0_common import below_one, by_priority, ends_with
 
 
 @dataclass(frozen=True)
@@ -30,8 +27,7 @@ class VLLMV1(Policy):
         super().__post_init__()
         at_least(self, 1, "max_num_seqs", "max_num_batched_tokens")
         at_least(self, 0, "long_prefill_token_threshold", "watermark")
-        if self.watermark >= 1:
-            raise ValueError(f"watermark: expected a share below 1, got {self.watermark!r}")
+        below_one(self.watermark)
         one_of(self, policy=("fcfs", "priority"))
 
     @property
@@ -73,9 +69,7 @@ class VLLMV1(Policy):
         if in_order or not view.decoding:
             return Plan(chunks=chunks + fresh if chunks else fresh, decode=view.decoding > 0, decode_first=True)
         parts = {chunk.request: chunk for chunk in chunks}
-        batch = [
-            parts.get(request) or Chunk(request, 1) for request in view.running if request.decodes or request in parts
-        ]
+        batch = [parts.get(r) or Chunk(r, 1) for r in view.running if r.decodes or r in parts]
         return Plan(chunks=batch + fresh)
 
     def _part(self, view: View, request: Request, tokens: int) -> int:
@@ -104,13 +98,11 @@ class VLLMV1(Policy):
             chunks.append(Chunk(request, part))
         return chunks
 
-    # -- when something is short ---------------------------------------------------------------------------------
-
     def _one_by_one(self, view: View, most: int) -> Plan:
         """Hand the budget to the running requests in order, preempting where memory is short."""
         pool, free, tokens = view.pool, view.pool.free, self.max_num_batched_tokens
         running = list(view.running)
-        given: dict[Request, tuple[int, int]] = {}  # tokens and blocks, in batch order
+        given: dict[Request, int] = {}  # tokens, in batch order
         evict: list[Eviction] = []
         place = 0
         while place < len(running) and tokens > 0:
@@ -118,32 +110,22 @@ class VLLMV1(Policy):
             part = self._part(view, request, min(most, tokens))
             need = pool.blocks(request.cached + part) - request.blocks if part else 0
             while need > free:
-                victim = self._victim(running)
+                victim = running[-1] if self.policy == "fcfs" else max(running, key=by_priority)
                 evict.append(Eviction(victim))
                 running.remove(victim)
-                back, blocks = given.pop(victim, (0, 0))
-                free += victim.blocks + blocks
+                back = given.pop(victim, 0)
+                free += pool.blocks(victim.cached + back) if back else victim.blocks
                 if back:  # it had its tokens already, and stood before this one
                     tokens += back
                     place -= 1
                 if victim is request:
-                    return self._plan(given, evict)
+                    return Plan(evict=evict, chunks=[Chunk(r, part) for r, part in given.items()])
             if part:
-                given[request] = (part, need)
+                given[request] = part
                 free -= need
                 tokens -= part
             place += 1
-        if evict:
-            return self._plan(given, evict)
-        return self._plan(given, evict, self._admissions(view, most, tokens, free))
-
-    def _victim(self, running: list[Request]) -> Request:
-        if self.policy == "fcfs":
-            return running[-1]
-        return max(running, key=lambda request: (request.priority, request.arrival))
-
-    def _plan(
-        self, given: dict[Request, tuple[int, int]], evict: list[Eviction], fresh: Optional[list[Chunk]] = None
-    ) -> Plan:
-        chunks = [Chunk(request, part) for request, (part, _) in given.items()]
-        return Plan(evict=evict, chunks=chunks + fresh if fresh else chunks)
+        chunks = [Chunk(r, part) for r, part in given.items()]
+        if not evict:
+            chunks += self._admissions(view, most, tokens, free)
+        return Plan(evict=evict, chunks=chunks)

@@ -22,18 +22,17 @@ class DecisionLog:
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self.steps = 0
-        self._row: dict[str, Any] = {}
+        self._now: Optional[Glance] = None
 
     def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
         """Note what was decided."""
-        self._row = row(self.steps, glance(server, step, arrived))
+        self._now = glance(server, step, arrived)
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         """Note what came of it, and write the line."""
-        self._row["t_end"] = now
-        self._row["free_after"] = free_blocks(server)
-        self._row["finished"] = [request.id for request in over]
-        self.file.write(json.dumps(self._row) + "\n")
+        assert self._now is not None
+        line = row(self.steps, self._now, now, free_blocks(server), over)
+        self.file.write(json.dumps(line) + "\n")
         self.steps += 1
 
 
@@ -76,11 +75,11 @@ def free_blocks(server: Server) -> Optional[int]:
     return server.pool.free if server.policy.paged else None
 
 
-def row(number: int, seen: Glance) -> dict[str, Any]:
-    """Return the line of a turn, but for its end."""
+def row(number: int, seen: Glance, end: float, free: Optional[int], over: Iterable[Request]) -> dict[str, Any]:
+    """Return the line of a turn."""
     step = seen.step
     plan = step.plan
-    told = {
+    line = {
         "step": number,
         "t": step.start,
         "kind": seen.kind,
@@ -99,14 +98,14 @@ def row(number: int, seen: Glance) -> dict[str, Any]:
         "admitted": ids(request for request, _ in step.admitted),
     }
     if seen.refused:
-        told["refused"] = ids(seen.refused)
+        line["refused"] = ids(seen.refused)
     if seen.slots is not None:
-        told["slots"] = seen.slots
-        told["admitted_slots"] = [slot for _, slot in step.admitted]
-        told["evicted_slots"] = [slot for _, _, slot in step.evicted]
+        line["slots"] = seen.slots
+        line["admitted_slots"] = [slot for _, slot in step.admitted]
+        line["evicted_slots"] = [slot for _, _, slot in step.evicted]
     if plan.padding:
-        told["padding"] = plan.padding
-    return told
+        line["padding"] = plan.padding
+    return {**line, "t_end": end, "free_after": free, "finished": ids(over)}
 
 
 def ids(requests: Iterable[Request]) -> list[Any]:
@@ -120,10 +119,6 @@ class Notes(DecisionLog):
         self._seen: list[tuple[Glance, float, Optional[int], list[Request]]] = []
         self._now: Optional[Glance] = None
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        """Note what was decided."""
-        self._now = glance(server, step, arrived)
-
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
         assert self._now is not None
         self._seen.append((self._now, now, free_blocks(server), over))
@@ -131,7 +126,4 @@ class Notes(DecisionLog):
     @property
     def rows(self) -> list[dict[str, Any]]:
         """Every turn, as a line of the log says it."""
-        return [
-            {**row(number, seen), "t_end": end, "free_after": free, "finished": ids(over)}
-            for number, (seen, end, free, over) in enumerate(self._seen)
-        ]
+        return [row(number, *seen) for number, seen in enumerate(self._seen)]

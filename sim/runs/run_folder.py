@@ -83,7 +83,6 @@ def manifest(run: Run) -> dict[str, Any]:
 
 
 def write_decisions(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
-    """Write a decision log."""
     with open_text(path) as file:
         for one in rows:
             file.write(json.dumps(one) + "\n")
@@ -98,7 +97,6 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
 
 
 def write_steps(calls: Sequence[ModelCall], path: Path) -> None:
-    """Write the measured model calls."""
     with open_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(("step", *STEP_COLUMNS))
@@ -159,7 +157,6 @@ def read_value(key: str, text: str) -> Any:
 
 
 def read_decisions(path: Path) -> list[dict[str, Any]]:
-    """Read a decision log."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
@@ -174,7 +171,6 @@ def read_steps(path: Path) -> list[ModelCall]:
     """Return the measured calls of steps.csv."""
     with path.open(encoding="utf-8", newline="") as lines:
         reader = csv.reader(lines)
-        header = next(reader, [])
-        if header != ["step", *STEP_COLUMNS]:
+        if next(reader, []) != ["step", *STEP_COLUMNS]:
             raise BadInput(f"{path}:1: expected the columns step, {', '.join(STEP_COLUMNS)}")
         return [model_call(row[1:]) for row in reader]

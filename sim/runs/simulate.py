@@ -42,9 +42,8 @@ class Run:
 
     def result(self) -> dict[str, Any]:
         """Return the figures under vLLM's keys, then what only a simulator knows."""
-        found = self.measures.as_result()
         return {
-            **found,
+            **self.measures.as_result(),
             "makespan": self.measures.makespan,
             "evictions": sum(request.evictions for request in self.requests),
             "outcomes": self.measures.outcomes(),

@@ -17,18 +17,15 @@ TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1
 
 
 def line(label: str, value: Any) -> str:
-    """Return one row of the block."""
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label}{text:>{WIDTH - len(label)}}"
 
 
 def rule(title: str, fill: str = "-") -> str:
-    """Return a title line."""
     return f"{title:{fill}^{WIDTH}}" if title else fill * WIDTH
 
 
 def show_run(run: Run) -> str:
-    """Return the report of a run."""
     lines = [rule(" Serving Benchmark Result (simulated) ", "="), *benchmark(run)]
     lines += [rule(" What only a simulator knows "), *inside(run)]
     lines.append("=" * WIDTH)
@@ -68,12 +65,11 @@ def benchmark(run: Run) -> list[str]:
 def inside(run: Run) -> list[str]:
     """Return what happened inside the server."""
     result = run.result()
-    share = 100 * run.busy / run.end if run.end > 0 else 0.0
     lines = [
         line("Policy:", run.scenario.policy["name"]),
         line("Profile:", run.profile.name),
         line("Model calls:", run.calls),
-        line("Device busy (%):", share),
+        line("Device busy (%):", 100 * run.busy / run.end if run.end > 0 else 0.0),
         line("Evictions:", result["evictions"]),
         line("Prompt tokens computed:", run.server.computed),
         line("  padding beside them:", run.padded_tokens),
