@@ -5,8 +5,9 @@ The defaults are the stock server's rule; the other fields are what later entrie
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from heapq import merge
 from itertools import chain
 from typing import Any, Optional
@@ -17,14 +18,16 @@ from .common import DECODE, REST
 from .llm_serving_delay import Gate, Turnstile
 from .llm_serving_static import affordable, decide_rows, is_out_of_range, refused
 
-# The entry to evict has the smallest key; ties go to the lowest slot, as in the real scan.
-VICTIMS: dict[str, Callable[[Request], float]] = {
-    "shortest": lambda request: request.length,
-    "longest": lambda request: -request.length,
-    "newest": lambda request: -request.arrival,
-    "oldest": lambda request: request.arrival,
-    "fewest-blocks": lambda request: request.blocks,
-}
+VICTIMS = ("shortest", "longest", "newest", "oldest", "fewest-blocks")
+
+
+def victim_key(victim: str, request: Request) -> float:
+    """Return the key of the entry to evict, smallest first; ties go to the lowest slot, as in the real scan."""
+    if victim == "fewest-blocks":
+        return request.blocks
+    if victim in ("newest", "oldest"):
+        return request.arrival if victim == "oldest" else -request.arrival
+    return request.length if victim == "shortest" else -request.length
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class LLMServing(Policy):
             delay_variant=("none", "queue", "request", "contest", "contest-as-reported"),
             evicted=("front", "ranked", "swapped"),
             serve_first=("swapped", "waiting", "older"),
-            victim=tuple(VICTIMS),
+            victim=VICTIMS,
             strategy=("paged", "continuous", "static", "static-paged"),
         )
 
@@ -138,7 +141,7 @@ class LLMServing(Policy):
         live = list(view.running)
         evict = []
         while need > free:
-            victim = min(live, key=VICTIMS[self.victim])
+            victim = min(live, key=partial(victim_key, self.victim))
             live.remove(victim)
             evict.append(Eviction(victim, "recompute", self.evicted))
             free += victim.blocks

@@ -62,7 +62,6 @@ class Recorder:
         self.turns: list[tuple[Any, ...]] = []
 
     def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        """Note what was decided."""
         self.turns.append((
             step.start, step.kind, batch(server.running, step), [(r.id, how) for r, how, _ in step.evicted],
             [r.id for r in step.plan.moves.swap_in], [r.request.id for r in step.plan.moves.reject], server.pool.free,
@@ -70,7 +69,6 @@ class Recorder:
         ))  # fmt: skip
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Note when the call ended."""
         self.turns.append((now, [request.id for request in over]))
 
 
@@ -250,21 +248,17 @@ class PolicyContract:
         return [Setting(some_requests(seed), lag=1 + seed % 3, end_lag=seed % 2 == 1) for seed in self.seeds]
 
     def test_leaps_change_nothing(self) -> None:
-        """Leaps on and off give the same decisions and times."""
         for setting in self._settings():
             check_leaps(self.policy, setting)
 
     def test_it_is_pure_and_keeps_what_it_holds(self) -> None:
-        """Equal views give equal plans, and a held plan is given again."""
         for setting in self._settings():
             check_word(self.policy, setting)
 
     def test_nothing_is_lost(self) -> None:
-        """Requests, tokens and blocks are conserved."""
         for setting in self._settings():
             check_conservation(self.policy, setting)
 
     def test_both_clocks_decide_alike(self) -> None:
-        """Simulated and live decisions are the same."""
         for setting in self._settings():
             check_two_clocks(self.policy, setting)

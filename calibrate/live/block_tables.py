@@ -35,7 +35,6 @@ class BlockTables:
     # -- observing the driver ------------------------------------------------------------------------------------
 
     def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        """Follow what a plan moved, and take what its call needs."""
         if step.moved:
             self._move(step)
         for chunk in step.chunks:
@@ -45,7 +44,6 @@ class BlockTables:
         self._agree(server)
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Take back what finished requests held, unless the engine flushes them later."""
         if over and not server.traits.frees_blocks_late:
             for request in over:
                 self.release(request)

@@ -106,7 +106,6 @@ class Live:
         """A plan has been carried out; its call comes next."""
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Keep what a call generated and how long it took."""
         if step.calls:
             self.stories.write(self.written)
             self.calls.append(ModelCall(step.start, self._called, now, self._shape))

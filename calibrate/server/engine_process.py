@@ -66,7 +66,6 @@ class Desk(Live):
             self._failed = True
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Keep the tokens of a call until they are sent; a dropped request did not get its last one."""
         super().ended(server, step, now, over)
         for request in over:
             if request.id in self.dropped:

@@ -128,9 +128,5 @@ class Plan:
     __hash__ = None  # type: ignore[assignment]  # it holds lists
 
     def __repr__(self) -> str:
-        default = NOTHING._fields()
-        changed = (f"{name}={value!r}" for name, value in self._fields().items() if value != default[name])
+        changed = (f"{name}={value!r}" for name, value in self._fields().items() if value)
         return f"Plan({', '.join(changed)})"
-
-
-NOTHING = Plan()

@@ -16,11 +16,9 @@ class DecodeCohort(Protocol):
     context: int  # sum of their cached tokens
     ticks: int  # decode steps of all of them so far
 
-    def need(self, ahead: int = 0) -> int:
-        """Return the blocks that the next decode step takes, or a later one."""
+    def need(self, ahead: int = 0) -> int: ...  # blocks that the next decode step takes, or a later one
 
-    def blocks(self, request: Request) -> int:
-        """Return the device blocks that one of them holds."""
+    def blocks(self, request: Request) -> int: ...  # device blocks that one of them holds
 
 
 class ClientRequest:

@@ -54,7 +54,6 @@ class Loop:
         self.compute = compute  # runs a model call on a device; a simulation has none
         self.now = 0.0
         self.calls = 0  # model calls ended
-        self.wake: Optional[float] = None
         self._idle = True  # no call was in flight before this step
         self._without_call = 0  # steps since a call or a pause
         self._unreported: list[Request] = []  # finished, their clients do not know yet
@@ -125,15 +124,15 @@ class Loop:
         self._idle, self._without_call = True, 0
         self._report_all(now)
         wakes = [instant for instant in (plan.wake, self.server.next_promotion()) if instant is not None]
-        self.wake = min(wakes, default=None)
-        instant = min(self.inbox.next_arrival, math.inf if self.wake is None else self.wake)
+        wake = min(wakes, default=math.inf)
+        instant = min(self.inbox.next_arrival, wake)
         if instant == math.inf:
             if not self.server.idle():
                 raise Stuck("nothing runs, nothing arrives", self.server.present(), now)
             if self.inbox.orphans():
                 raise Stuck("they follow requests that do not exist or never ended", self.inbox.orphans(), now)
-        elif self.wake is not None and self.wake <= now and self.inbox.next_arrival > now:
-            raise Stuck(f"the policy asks to be woken at {self.wake:g} s, which has passed", self.server.present(), now)
+        elif wake <= now and self.inbox.next_arrival > now:
+            raise Stuck(f"the policy asks to be woken at {wake:g} s, which has passed", self.server.present(), now)
         return instant
 
     def _finish(self, step: Step, now: float) -> None:

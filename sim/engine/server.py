@@ -74,8 +74,6 @@ class Server:
     def _rank(self, request: Request) -> Any:
         return self.policy.rank(request), request.arrival, request.serial
 
-    # -- arrivals ------------------------------------------------------------------------------------------------
-
     def submit(self, request: Request, now: float, visible: float) -> None:
         """Put an arrival into waiting, or refuse it if it could never run; it has queued since it was visible."""
         request.visible = request.since = visible
@@ -110,8 +108,6 @@ class Server:
         while overdue and overdue[0][2].place != "waiting":
             heappop(overdue)
         return overdue[0][0] + patience if overdue else None
-
-    # -- moving requests -----------------------------------------------------------------------------------------
 
     def _take(self, blocks: int) -> None:
         self.pool.free -= blocks

@@ -15,8 +15,6 @@ from .loop import Loop
 from .shape import NO_PADDING, Padding, shape_of
 from .step import Step
 
-Events = Generator[simpy.Event, Any, None]
-
 
 class SimulatedClock(Clock):
     """SimPy's clock; its own `now` adds delays up and may be off by a rounding, so the loop keeps the exact time."""
@@ -61,7 +59,7 @@ class SimulatedClock(Clock):
         env = simpy.Environment()
         env.run(env.process(self._process(env, loop)))
 
-    def _process(self, env: simpy.Environment, loop: Loop) -> Events:
+    def _process(self, env: simpy.Environment, loop: Loop) -> Generator[simpy.Event, Any, None]:
         while True:
             instant = loop.step()
             if instant is None:

@@ -25,11 +25,9 @@ class DecisionLog:
         self._now: Optional[Glance] = None
 
     def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        """Note what was decided."""
         self._now = glance(server, step, arrived)
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Note what came of it, and write the line."""
         assert self._now is not None
         line = row(self.steps, self._now, now, free_blocks(server), over)
         self.file.write(json.dumps(line) + "\n")

@@ -34,11 +34,9 @@ class QueueLog:
         self._apart = 0.0  # seconds between points kept
 
     def begun(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
-        """Note the queues as a step begins."""
         self._note(server, step.start)
 
     def ended(self, server: Server, step: Step, now: float, over: Sequence[Request]) -> None:
-        """Note that they are empty, when they are."""
         if server.idle():
             self._note(server, now)
 

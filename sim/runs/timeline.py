@@ -50,7 +50,6 @@ class Timeline:
         self._stack.__exit__(kind, error, trace)
 
     def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        """Show who came, who moved, and how long the queues are."""
         now = self._now = step.start
         for request in arrived:
             self._open(request, now)
@@ -65,7 +64,6 @@ class Timeline:
         self._count(server, now)
 
     def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Show the step, and who begins to decode or is over."""
         self._now = now
         if step.calls:
             tokens = sum(chunk.tokens for chunk in step.chunks)

@@ -140,7 +140,6 @@ class Pace:
         self._seconds = CHUNK_SECONDS  # of one run
 
     def ended(self, runs: int, workers: int) -> None:
-        """Note runs that came in."""
         now = time.monotonic()
         if self._began is None:  # the first one paid for starting the workers
             self._began = now

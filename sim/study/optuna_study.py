@@ -76,7 +76,6 @@ def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[
 
 
 def ended(study: Any) -> list[Any]:
-    """Return the trials that count."""
     states = optuna().trial.TrialState
     found: list[Any] = study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED))
     return found

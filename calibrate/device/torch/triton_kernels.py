@@ -109,16 +109,14 @@ def plan_kernel(
     tl.store(count, start)
 
 
+# Flash attention over pieces x key heads. A row of the tile is a query of one of the heads that share the keys.
+# With SPLIT the pieces are parts of a context: unnormalised sums, maxima (base 2) and weights go to part*.
 @triton.jit
 def attend_kernel(
     queries, cache, out, part, part_max, part_sum, ints, pieces, count, scale, query_stride, block_stride, value_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, PIECE: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """Flash attention over pieces x key heads. A row of the tile is a query of one of the heads that share the keys.
-
-    With SPLIT the pieces are parts of a context: unnormalised sums, maxima (base 2) and weights go to part*.
-    """
     GROUP: tl.constexpr = HEADS // KV_HEADS
     lane = tl.arange(0, BLOCK_M)
     dim = tl.arange(0, DIM)
@@ -131,7 +129,6 @@ def attend_kernel(
         position = tl.load(piece + 3)
         begin = tl.load(piece + 4)
         end = tl.load(piece + 5)
-
         head = kv_head * GROUP + lane % GROUP
         query = lane // GROUP
         live = query < length
