@@ -157,18 +157,17 @@ class VLLMChunked(VLLMv0):
         chunks = prompts.chunks + run.chunks if prompts.chunks else run.chunks
         if back:
             chunks = [*chunks, *(Chunk(request, request.pending) for request in back if not request.complete)]
-        plan = Plan(
-            evict=evict, swap_in=back, reject=[*prompts.ignored, *swaps.failed],
-            memory=None if gate is None else gate.scheduled() if prompts.chunks else gate.timers,
-            wake=None if gate is None else gate.opens,
-        )  # fmt: skip
+        reject = [*prompts.ignored, *swaps.failed]
+        memory = None if gate is None else gate.scheduled() if prompts.chunks else gate.timers
+        wake = None if gate is None else gate.opens
         if not (evict or back or run.left or run.decodes is not None) and self._stays_in_order(view, prompts.chunks):
-            still = not chunks and not plan.moves.reject
-            return plan._replace(chunks=chunks, decode=view.decoding > 0, hold=FOREVER if still else 0, spare=1)
+            hold = 0 if chunks or reject else FOREVER
+            decode = view.decoding > 0
+            return Plan(reject=reject, chunks=chunks, decode=decode, wake=wake, hold=hold, spare=1, memory=memory)
         decodes = [r for r in view.running if r.decodes] if run.decodes is None else run.decodes
         order = self._order(run, decodes, back, [chunk.request for chunk in prompts.chunks])
-        batch = [*decodes, *(request for request in back if request.complete)]
-        return plan._replace(chunks=[*chunks, *(Chunk(request, 1) for request in batch)], running=order)
+        batch = [*chunks, *(Chunk(r, 1) for r in decodes), *(Chunk(r, 1) for r in back if r.complete)]
+        return Plan(evict=evict, swap_in=back, reject=reject, chunks=batch, running=order, wake=wake, memory=memory)
 
     def _stays_in_order(self, view: View, fresh: Sequence[Chunk]) -> bool:
         """Say whether the batch is still in order with the new prompts at its end."""
