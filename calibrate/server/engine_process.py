@@ -50,6 +50,8 @@ class Desk(Live):
             try:
                 instant = self.loop.step()
                 self._tell()
+                if len(self.calls) >= TIDY:
+                    self._tidy()
                 if instant is not None:
                     self._idle(instant)
             except Stuck as stuck:  # a livelock of the policy may not end the server
@@ -73,8 +75,6 @@ class Desk(Live):
         if step.calls and not self._failed:
             self._tokens = [[r.id, token] for r, token in zip(self.stories.writers, self.written) if r is not None]
         self._failed = False
-        if len(self.calls) >= TIDY:
-            self._tidy()
 
     def _idle(self, instant: float) -> None:
         """Sleep until a message comes or something is due."""
