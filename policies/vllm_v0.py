@@ -12,7 +12,7 @@ from servesim.core import FOREVER, Chunk, Eviction, Plan, Queue, Rejection, Requ
 from .common import REST
 from .vllm_v0_common import Room, VLLMv0, by_priority
 
-HOLD = Plan(decode=True, hold=FOREVER, spare=1)  # the block manager wants a block to be free for everybody who decodes
+HOLD = Plan(decode=True, hold=FOREVER, spare=1)  # the block manager wants a free block for every decode
 DECODE = HOLD._replace(lasts=True)
 
 
@@ -31,7 +31,7 @@ class Ranks(NamedTuple):
     running: list[Request]
     waiting: list[Request]
     victims: list[Request]
-    inverted: bool  # somebody runs who ranks behind the head of waiting
+    inverted: bool  # a running request ranks behind the head of waiting
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ class VLLM(VLLMv0):
         return HOLD._replace(hold=0, reject=prompts.ignored, wake=prompts.wake, memory=prompts.memory)._replace(**moves)
 
     def _swap_in(self, view: View, prompts: Prompts, free: int, running: Queue) -> Plan:
-        """Decode with whoever can come back from the host, those last in the batch."""
+        """Decode with the requests that can come back from the host, those last in the batch."""
         back, failed = self.swap_ins(view, free, self.max_num_seqs - len(running), self.budget(view) - len(running))
         plan = self._decode(prompts, swap_in=back, reject=[*prompts.ignored, *failed])
         if back and self.sort_running:
@@ -139,7 +139,7 @@ class VLLM(VLLMv0):
         return plan._replace(decode=bool(running or back), hold=0 if back or plan.moves.reject else FOREVER)
 
     def _decode_by_priority(self, view: View, prompts: Prompts) -> Plan:
-        """Sort both queues, let the head of waiting push out whom it outranks, then decode as ever."""
+        """Sort both queues, let the head of waiting preempt what it outranks, then decode as usual."""
         ranks = self._ranks(view, {rejection.request for rejection in prompts.ignored})
         if ranks.victims or view.pool.free <= view.need:
             free = view.pool.free + sum(request.blocks for request in ranks.victims)

@@ -244,16 +244,7 @@ class Replay:
     @cached_property
     def errors(self) -> pd.DataFrame:
         """A row a figure: both sides, the relative error, and its parts from step times and from decisions."""
-        lines = {
-            line.metric: {
-                "simulated": line.simulated,
-                "measured": line.measured,
-                "error": line.error,
-                "from_step_times": line.steps,
-                "from_decisions": line.decisions,
-            }
-            for line in self.comparison.lines
-        }
+        lines = {line.metric: line.as_dict() for line in self.comparison.lines}
         return pd.DataFrame.from_dict(lines, orient="index").astype(float).rename_axis("metric")
 
     @cached_property

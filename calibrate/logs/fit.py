@@ -95,7 +95,7 @@ def predict(run: Observed, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0
 
 
 def stretches(order: NDArray[np.int64], seen: Array, most: int) -> list[NDArray[np.int64]]:
-    """Cut events into at most so many stretches of the same time, each with enough events for a median.
+    """Cut events into at most this many stretches of the same time, each with enough events for a median.
 
     From the end on: what a batch costs that is no longer full is seen in the last few events alone.
     """

@@ -59,6 +59,16 @@ class Line:
             return self.simulated != self.measured
         return abs(self.error) > tolerance
 
+    def as_dict(self) -> dict[str, Optional[float]]:
+        """Return both values, the error and its two parts."""
+        return {
+            "simulated": self.simulated,
+            "measured": self.measured,
+            "error": self.error,
+            "from_step_times": self.steps,
+            "from_decisions": self.decisions,
+        }
+
 
 @dataclass(frozen=True)
 class Decisions:
@@ -202,16 +212,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
     alike = comparison.decisions
     return {
         "name": comparison.name,
-        "metrics": {
-            line.metric: {
-                "simulated": line.simulated,
-                "measured": line.measured,
-                "error": line.error,
-                "from_step_times": line.steps,
-                "from_decisions": line.decisions,
-            }
-            for line in comparison.lines
-        },
+        "metrics": {line.metric: line.as_dict() for line in comparison.lines},
         "decisions": alike and {**vars(alike), "identical": alike.identical},
         "paired": [vars(pair) for pair in comparison.paired],
         "followed": comparison.followed,

@@ -70,7 +70,7 @@ class Policy:
         return None
 
     def leap(self, memory: Any, iterations: int) -> Any:
-        """Return the memory after so many further iterations of a held plan."""
+        """Return the memory after this many further steps of a held plan."""
         return memory
 
     def rank(self, request: Request) -> Any:

@@ -38,7 +38,7 @@ class BlockPool:
         self.host_total = self.host_free = host
 
     def blocks(self, tokens: int) -> int:
-        """Blocks that hold so many tokens."""
+        """Return the blocks that hold this many tokens."""
         return -(-tokens // self.size)
 
 

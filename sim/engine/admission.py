@@ -19,9 +19,6 @@ class Limits:
         given = [length for length in (max_model_len, max_generate_length) if length is not None]
         self.longest = min(given, default=FOREVER)
 
-    def __bool__(self) -> bool:
-        return self.max_model_len is not None or self.max_generate_length is not None
-
     def last_token(self, request: Request) -> int:
         """Return how many tokens a request will have written when it is over."""
         end = request.output if request.output < request.limit else request.limit

@@ -222,11 +222,11 @@ class Server:
         self.done.append(request)
 
     def idle(self) -> bool:
-        """Whether nobody is here."""
+        """Whether no request is here."""
         return not (self.waiting or self.running or self.swapped)
 
     def present(self) -> list[Request]:
-        """Return everybody who is here."""
+        """Return all requests that are here."""
         return [*self.running, *self.swapped, *self.waiting]
 
     def check(self) -> None:

@@ -117,7 +117,7 @@ def simulate(
     leaps: bool = True,
     profile: Optional[Profile] = None,
 ) -> Run:
-    """Run a scenario; a livelock of the engine ends the run and is told in `Run.stuck`."""
+    """Run a scenario; a livelock of the engine ends the run and is described in `Run.stuck`."""
     profile = load_profile(scenario.profile) if profile is None else profile
     requests = fresh((load_trace(scenario) if trace is None else trace).requests)
     config = scenario.engine

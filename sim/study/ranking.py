@@ -165,7 +165,7 @@ def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
     """Return the indices of the points that no other dominates; all objectives are minimised, equal points stay."""
     order = sorted(range(len(points)), key=lambda place: tuple(points[place]))
     kept: list[int] = []
-    for place in order:  # whoever dominates a point comes before it in this order
+    for place in order:  # a point that dominates another comes before it in this order
         if not any(dominates(points[other], points[place]) for other in kept):
             kept.append(place)
     return sorted(kept)
