@@ -1,4 +1,4 @@
-# Two commands: `make demo` shows what this is, `make test` proves it. Both set up all they need.
+# `make demo` runs an example sweep, `make test` runs all checks. Both create the virtual environments they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -7,12 +7,12 @@ SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.y
 
 .PHONY: demo test lint docs bench kbk clean
 
-# servesim itself, as a wheel: what is shown and tested is what users install.
+# servesim is installed as a wheel, so that the demo and the tests use the same files as users.
 $(VENV)/.servesim: setup.cfg pyproject.toml tools/install.sh $(SOURCES)
 	@tools/install.sh $(PYTHON) $(VENV) .
 	@touch $@
 
-# What its tests, notebooks and documents need besides; TORCH=torch==VERSION adds the torch backend's tests.
+# Packages for tests, notebooks and documentation. TORCH=torch==VERSION adds the tests of the torch backend.
 $(VENV)/.packages: setup.cfg pyproject.toml Makefile tools/install.sh | $(VENV)/.servesim
 	@tools/install.sh $(PYTHON) $(VENV) '.[$(EXTRAS)]' $(TORCH)
 	@touch $@
@@ -20,7 +20,7 @@ $(VENV)/.packages: setup.cfg pyproject.toml Makefile tools/install.sh | $(VENV)/
 demo: $(VENV)/.servesim
 	@rm -rf demo-out
 	$(BIN)/sim sweep examples/contest_knobs.yaml -o demo-out
-	@echo "Open demo-out/report.html in a browser: what won, why, and at what price."
+	@echo "Open demo-out/report.html in a browser: the winner, the reasons and the trade-offs."
 
 lint: $(VENV)/.servesim $(VENV)/.packages
 	$(BIN)/ruff check .
@@ -34,11 +34,11 @@ test: lint kbk
 	$(BIN)/python -Im pytest -n auto --maxprocesses 8 --dist loadfile -m 'not live and not benchmark and not ascend'
 	$(BIN)/python -Im pytest -m live
 
-# Tables, printed output and pictures of README and docs, and the notebooks of their Python files, all made anew.
+# Regenerate tables, printed output and charts of README and docs, and the notebooks from their Python files.
 docs: $(VENV)/.servesim $(VENV)/.packages
-	$(BIN)/python tools/reference.py
-	$(BIN)/python tools/pages.py
-	$(BIN)/python tools/pictures.py
+	$(BIN)/python tools/generate_tables.py
+	$(BIN)/python tools/run_doc_examples.py
+	$(BIN)/python tools/doc_charts.py
 	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
 
 bench: $(VENV)/.servesim

@@ -1,8 +1,8 @@
-"""How well the bundled Ascend profile predicts real runs: which it was fitted on, which it never saw, and the errors.
+"""Accuracy of the bundled Ascend profile: simulated and measured makespan of every run, fitted or predicted.
 
     python benchmarks/ascend_accuracy.py [RUNS.yaml]
 
-Nothing is fitted here: the costs are those in the profile. Logs and lengths are read where the file of runs says.
+This script fits nothing: it uses the costs of the profile. RUNS.yaml names the files with logs and lengths.
 """
 
 from __future__ import annotations
@@ -11,41 +11,41 @@ import sys
 import time
 from pathlib import Path
 
-from servesim.calibrate.logs.fit import Judged, judge
-from servesim.calibrate.logs.observed_runs import Observed, read_runs
-from servesim.calibrate.logs.text import percent
+from servesim.calibrate.logs.fit import RunError, run_error
+from servesim.calibrate.logs.observed_runs import ObservedRun, read_runs
+from servesim.calibrate.logs.text import format_percent
 from servesim.costs.device_profile import Profile, load_profile
 
 NAME = "ascend910b4-llama2-7b"
-RUNS = Path(__file__).resolve().parents[1] / "calibrate" / "profiles" / NAME / "runs.yaml"  # logs beside the checkout
-CLAIM = {"makespan": 0.02, "ttft": 0.10, "e2e": 0.05}
+RUNS = Path(__file__).resolve().parents[1] / "calibrate" / "profiles" / NAME / "runs.yaml"
+MAX_ERRORS = {"makespan": 0.02, "ttft": 0.10, "e2e": 0.05}
 
 
 def cold_starts(profile: Profile) -> dict[str, tuple[float, float]]:
-    """Return how long the first calls of each cold run took longer."""
-    found = profile.about["fit"]["cold_start"]
-    return {run: (cold["prefill"], cold["decode"]) for run, cold in found.items()}
+    """Return the extra seconds of the first prefill and the first decode, by run."""
+    fitted = profile.about["fit"]["cold_start"]
+    return {run: (cold["prefill"], cold["decode"]) for run, cold in fitted.items()}
 
 
-def judged(runs: list[Observed], profile: Profile) -> list[tuple[Observed, Judged]]:
-    """Predict every run with the profile as it is."""
-    return [(run, judge(run, profile.cost, cold_starts(profile))) for run in runs]
+def predict_all(runs: list[ObservedRun], profile: Profile) -> list[tuple[ObservedRun, RunError]]:
+    """Simulate every run with the costs of the profile."""
+    return [(run, run_error(run, profile.cost, cold_starts(profile))) for run in runs]
 
 
-def claims(result: Judged) -> str:
-    """Say which of the claims a predicted run breaks."""
-    off = {"makespan": abs(result.error), "ttft": result.ttft or 0.0, "e2e": result.e2e or 0.0}
-    return ", ".join(name for name, limit in CLAIM.items() if off[name] > limit)
+def exceeded_limits(result: RunError) -> str:
+    """Return the metrics whose error exceeds MAX_ERRORS."""
+    errors = {"makespan": abs(result.error), "ttft": result.ttft or 0.0, "e2e": result.e2e or 0.0}
+    return ", ".join(name for name, limit in MAX_ERRORS.items() if errors[name] > limit)
 
 
 def main() -> int:
-    """Print the table; 3 if a predicted run breaks a claim."""
+    """Print the table; return 3 if the error of a predicted run exceeds MAX_ERRORS."""
     profile = load_profile(NAME)
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else RUNS
     runs = read_runs(path).runs
     start = time.perf_counter()
-    table = judged(runs, profile)
-    took = time.perf_counter() - start
+    table = predict_all(runs, profile)
+    seconds = time.perf_counter() - start
     print("| run | batch | used | measured s | predicted s | makespan | ttft (median) | e2e (median) |")
     print("|---|---|---|---|---|---|---|---|")
     for run, result in table:
@@ -53,13 +53,15 @@ def main() -> int:
         used = "fitted" if run.fit else "predicted"
         print(
             f"| {run.name} | {batch} | {used} | {result.measured:.1f} | {result.predicted:.1f} | {result.error:+.2%} "
-            f"| {percent(result.ttft)} | {percent(result.e2e)} |"
+            f"| {format_percent(result.ttft)} | {format_percent(result.e2e)} |"
         )
-    broken = [f"{run.name}: {claims(result)}" for run, result in table if not run.fit and claims(result)]
+    exceeded = [
+        f"{run.name}: {exceeded_limits(result)}" for run, result in table if not run.fit and exceeded_limits(result)
+    ]
     fitted = sum(run.fit for run in runs)
-    print(f"\n{fitted} fitted, {len(runs) - fitted} predicted; simulated in {took:.1f} s")
-    print("claims broken: " + ("; ".join(broken) or "none"))
-    return 3 if broken else 0
+    print(f"\n{fitted} fitted, {len(runs) - fitted} predicted; simulated in {seconds:.1f} s")
+    print("error limits exceeded: " + ("; ".join(exceeded) or "none"))
+    return 3 if exceeded else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A loaded torch backend and a stop watch, for gpu_check.py and gpu_tune.py. Times are milliseconds."""
+"""Timing helpers for gpu_check.py and gpu_tune.py: a loaded torch backend and its step times in milliseconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def find_package() -> None:
-    """Make servesim importable from the checkout's folders where it is not installed."""
+    """Make servesim importable from the folders of the checkout if it is not installed."""
     if importlib.util.find_spec("servesim"):
         return
     for name, folder in (("servesim", "sim"), ("servesim.calibrate", "calibrate")):
@@ -44,27 +44,30 @@ class Bench:
         self.pool = self.rng.sample(range(backend.blocks), backend.blocks)
 
     def rows(self, chunks: list[tuple[int, int]]) -> list[Row]:
-        """Return rows of (tokens, context before them) in scattered blocks, shared where there are too few."""
-        rows, at = [], self.rng.randrange(len(self.pool))
+        """Return rows of (tokens, cached context) in random blocks; rows share blocks if the pool is too small."""
+        rows, offset = [], self.rng.randrange(len(self.pool))
         for tokens, context in chunks:
-            held = -(-(tokens + context) // self.backend.block_size)
-            table = array("i", [self.pool[(at + index) % len(self.pool)] for index in range(held)])
-            at += held
+            blocks = -(-(tokens + context) // self.backend.block_size)
+            table = array("i", [self.pool[(offset + index) % len(self.pool)] for index in range(blocks)])
+            offset += blocks
             rows.append(Row(self.rng.choices(range(self.backend.model.vocab), k=tokens), context, table))
         return rows
 
     def time(self, chunks: list[tuple[int, int]]) -> float:
-        """Return the milliseconds of a step with fresh tables and tokens."""
+        """Return the milliseconds of a step with new block tables and tokens."""
         rows = self.rows(chunks)
-        return clocked(lambda: self.backend.step(rows))
+        return time_ms(lambda: self.backend.step(rows))
 
-    def shuffled(self, shapes: dict[Any, list[tuple[int, int]]], repeats: int = 20) -> dict[Any, list[float]]:
-        """Return the times of several shapes, in changing order since repeating one flatters it, first turn dropped."""
+    def time_shuffled(self, shapes: dict[Any, list[tuple[int, int]]], repeats: int = 20) -> dict[Any, list[float]]:
+        """Return the times of several shapes without the first repeat.
+
+        The order changes with every repeat: a shape that runs twice in a row is faster the second time.
+        """
         times: dict[Any, list[float]] = {name: [] for name in shapes}
-        for turn in range(repeats + 1):
+        for repeat in range(repeats + 1):
             for name in self.rng.sample(list(shapes), len(shapes)):
-                seen = self.time(shapes[name])
-                times[name] += [seen] if turn else []
+                milliseconds = self.time(shapes[name])
+                times[name] += [milliseconds] if repeat else []
         return times
 
 
@@ -77,15 +80,15 @@ def spread(times: list[float]) -> float:
     return float(np.percentile(times, 90)) / median(times)
 
 
-def clocked(work: Callable[[], Any]) -> float:
-    """Return the milliseconds some work takes."""
+def time_ms(work: Callable[[], Any]) -> float:
+    """Return the wall-clock milliseconds of a call."""
     start = time.perf_counter()
     work()
     return 1e3 * (time.perf_counter() - start)
 
 
 def device_time(work: Callable[[], Any], repeats: int) -> list[float]:
-    """Return milliseconds between device events around the work."""
+    """Return the milliseconds between device events before and after the work, per repeat."""
     times = []
     for _ in range(repeats):
         begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)

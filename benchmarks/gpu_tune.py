@@ -1,6 +1,6 @@
-"""Time launch settings of the paged attention kernel on a CUDA device: which ones calibrate/gpu_kernels.py should have.
+"""Time launch settings of the paged attention kernel on a CUDA device: python benchmarks/gpu_tune.py
 
-python benchmarks/gpu_tune.py
+The best ones belong into calibrate/device/torch/fused_operators.py.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import sys
 
 from gpu_bench import device_time, torch
 from servesim.calibrate.device.backend import MODELS, Row
-from servesim.calibrate.device.torch.fused_operators import Fused, Launch
-from servesim.calibrate.device.torch.operators import Batch, Plain
+from servesim.calibrate.device.torch.fused_operators import FusedOperators, Launch
+from servesim.calibrate.device.torch.operators import Batch, ReferenceOperators
 from servesim.calibrate.device.torch.packing import Packer
 
 BLOCKS = 16384
-CHECKED = ("8x500", "256at2048")  # compared with the plain operators too
+CHECKED = ("8x500", "256at2048")  # also compared with the reference operators
 SKEWED = [1 + int(random.Random(row).expovariate(1 / 300)) for row in range(256)]
 DECODES = {"1x2000": [(1, 2000)], "8x500": [(1, 500)] * 8, "24x300": [(1, 300)] * 24, "32x300": [(1, 300)] * 32,
            "64x300": [(1, 300)] * 64, "128x300": [(1, 300)] * 128, "128x1000": [(1, 1000)] * 128,
@@ -34,7 +34,7 @@ TILES = [(Launch(64, 64, 4, 3, 2), 256), (Launch(64, 64, 4, 4, 2), 256), (Launch
 
 
 class Trial:
-    """One layer of cache, filled at random, and rows in scattered blocks."""
+    """One layer of KV cache with random content, and rows in random blocks."""
 
     def __init__(self) -> None:
         self.model, self.device, self.rng = MODELS["llama2-7b"], torch.device("cuda"), random.Random(1)
@@ -46,10 +46,10 @@ class Trial:
     def run(
         self, launch: Launch, split: int, chunks: list[tuple[int, int]], exact: bool = False
     ) -> tuple[float, float]:
-        """Return microseconds of one attention, and its error against the plain operators."""
-        fused = Fused(self.model, 16, self.device, split)
+        """Return the microseconds of one attention call, and its error against the reference operators."""
+        fused = FusedOperators(self.model, 16, self.device, split)
         fused.tiles, fused.splits, fused.tile = launch, launch, launch.lanes
-        fused.most = split // launch.keys
+        fused.max_units = split // launch.keys
         blocks = iter(self.rng.sample(range(BLOCKS), BLOCKS))
         rows = [Row([1] * n, before, [next(blocks) for _ in range(-(-(n + before) // 16))]) for n, before in chunks]
         batch = self.batch(rows, fused.tile)
@@ -57,8 +57,8 @@ class Trial:
         out = fused.attend(self.qkv, self.cache, batch)
         error = 0.0
         if exact:
-            plain = Plain(self.model, 16, self.device)
-            queries = self.qkv[: batch.form.tokens].view(batch.form.tokens, -1, plain.head_dim)[:, : self.model.heads]
+            plain = ReferenceOperators(self.model, 16, self.device)
+            queries = self.qkv[: batch.shape.tokens].view(batch.shape.tokens, -1, plain.head_dim)[:, : self.model.heads]
             whole = self.batch(rows, 4096)
             expected = plain.attend(queries.float(), self.cache.float(), whole)
             error = float((out.float() - expected).norm() / expected.norm())
@@ -78,18 +78,18 @@ class Trial:
 
 
 def compare(title: str, settings: list[tuple[Launch, int]], shapes: dict[str, list[tuple[int, int]]]) -> None:
-    """Print a line for each setting; one that does not compile or fit says so."""
+    """Print one line per launch setting, with the error of one that does not compile or fit."""
     trial = Trial()
     print(f"\n{title}: us of one layer\n{'lanes keys warps stages resident split':40}", *(f"{n:>9}" for n in shapes))
     for launch, split in settings:
         first = launch == settings[0][0]
         try:
-            seen = [trial.run(launch, split, chunks, first and name in CHECKED) for name, chunks in shapes.items()]
+            results = [trial.run(launch, split, chunks, first and name in CHECKED) for name, chunks in shapes.items()]
         except Exception as error:
             print(f"{(*launch, split)!s:40} {type(error).__name__}: {str(error)[:60]}")
             continue
-        worst = max(error for _, error in seen)
-        print(f"{(*launch, split)!s:40}", *(f"{us:9.1f}" for us, _ in seen), f" error {worst:.1e}", flush=True)
+        worst = max(error for _, error in results)
+        print(f"{(*launch, split)!s:40}", *(f"{us:9.1f}" for us, _ in results), f" error {worst:.1e}", flush=True)
 
 
 def main() -> int:

@@ -1,12 +1,12 @@
-"""Policy settings live on a GPU, and the simulation of them from a profile of the same sitting: the error, in a table.
+"""Run policy settings live on a GPU, simulate them from a profile of the same session, and write a table of the errors.
 
-On the machine with the GPU (torch, numpy and this repository, which need not be installed):
+Measure on the machine with the GPU (torch, numpy and this repository, no installation):
     python benchmarks/h200_replay.py --out DIR [--slices 15] [--workloads alpaca long calm] [--settings stock ...]
-Anywhere with servesim installed, on the folder that came back:
+Compare on any machine with servesim installed and a copy of DIR:
     python benchmarks/h200_replay.py --compare DIR [--write TABLE.md] [--profile OTHER]
 
-DIR gets one archive: samples.csv and hosts.json (the calibration), about.json (device and versions), and a file for
-every run with its requests, decisions, calls and times. What is replayed is in replay_settings.py.
+DIR holds one archive: samples.csv and hosts.json (the calibration), about.json (device and versions), and one file per
+run with its requests, decisions, model calls and times. replay_settings.py defines the settings and workloads.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from replay_settings import BLOCKS, SETTINGS, WORKLOADS  # noqa: E402
 
 
 def find_package() -> None:
-    """Make servesim importable from the checkout where it is not installed."""
+    """Make servesim importable from the checkout if it is not installed."""
     import importlib.util
 
     if importlib.util.find_spec("servesim"):
         return
-    spec = importlib.util.spec_from_file_location("servesim_worker", ROOT / "calibrate" / "worker.py")
+    spec = importlib.util.spec_from_file_location("servesim_worker", ROOT / "calibrate" / "device" / "worker.py")
     assert spec is not None
     assert spec.loader is not None
     worker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(worker)
-    sys.meta_path.insert(0, worker.Beside(str(ROOT / "calibrate")))
+    sys.meta_path.insert(0, worker.PackageFinder(str(ROOT / "calibrate" / "device")))
 
 
 def main() -> int:
     """Measure or compare."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", metavar="DIR", help="measure, and write the archive there")
-    parser.add_argument("--compare", metavar="DIR", help="compare what was measured")
-    parser.add_argument("--write", metavar="FILE", help="with --compare: write the table there")
-    parser.add_argument("--profile", metavar="NAME", help="with --compare: simulate from this one, not the sitting's")
-    parser.add_argument("--device", help="cuda, cuda:1, cpu (cuda where there is one)")
+    parser.add_argument("--out", metavar="DIR", help="measure and write the archive to DIR")
+    parser.add_argument("--compare", metavar="DIR", help="compare the runs in DIR with their simulation")
+    parser.add_argument("--write", metavar="FILE", help="with --compare: write the table to FILE")
+    parser.add_argument("--profile", metavar="NAME", help="with --compare: profile to use (default: this session's)")
+    parser.add_argument("--device", help="cuda, cuda:1 or cpu (default: cuda if there is one)")
     parser.add_argument("--model", default="llama2-7b")
     parser.add_argument("--blocks", type=int, default=BLOCKS)
-    parser.add_argument("--slices", type=int, default=15, help="of the calibration, spread over the sitting")
-    parser.add_argument("--no-in-situ", action="store_true", help="fit to the probe's designed steps alone")
+    parser.add_argument("--slices", type=int, default=15, help="calibration slices in the session (default 15)")
+    parser.add_argument("--no-in-situ", action="store_true", help="fit only the probe samples, without served steps")
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N requests of each workload")
+    parser.add_argument("--limit", type=int, metavar="N", help="use only the first N requests of each workload")
     args = parser.parse_args()
     if bool(args.out) == bool(args.compare):
-        parser.error("one of --out and --compare is needed")
+        parser.error("give either --out or --compare")
     if args.slices < 2:
-        parser.error("--slices: one before and one after at least, got " + str(args.slices))
+        parser.error(f"--slices: expected at least 2 (before and after the runs), got {args.slices}")
     find_package()
     if args.out:
-        from replay_sitting import measure
+        from replay_session import measure
 
         return measure(args)
     from replay_table import compare_all

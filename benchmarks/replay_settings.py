@@ -1,7 +1,7 @@
-"""What h200_replay.py replays: policy settings, engines and seeded workloads, as data. Numpy only.
+"""Policy settings, engines and seeded workloads of h200_replay.py, as data. Numpy only.
 
-Arrivals are drawn for a mean of one a second and stretched on the device, so that the stock setting is offered its
-`load` (1: as much as it can serve) whatever the device's speed; the stretched ones are what is recorded and simulated.
+Arrivals are drawn at one request per second and then scaled on the device. The scaled rate is `load` times the capacity
+of the stock setting, at any device speed. The scaled arrivals are recorded and simulated.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-BLOCK = 16
-BLOCKS = 6000  # 48 GB of a 7B's keys and values
+BLOCK = 16  # tokens
+BLOCKS = 6000  # 48 GB of KV cache for a 7B model
 
 STOCK: dict[str, Any] = {"name": "llm-serving", "decode_batch": 128, "prefill_batch": 1}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -27,41 +27,41 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "decode-32": {"policy": {**STOCK, "decode_batch": 32}},
     "decode-64": {"policy": {**STOCK, "decode_batch": 64}},
     "pressure": {"policy": STOCK, "few_blocks": True},
-    "swapped-queue": {"policy": {**STOCK, "evicted": "swapped"}, "few_blocks": True},
+    "swapped-queue": {"policy": {**STOCK, "preempted_to": "swapped"}, "few_blocks": True},
     "chunked": {"policy": {"name": "sarathi", "chunk_size": 256, "max_num_seqs": 128}},
     "vllm-chunked": {"policy": {"name": "vllm-chunked", "max_num_batched_tokens": 512, "max_num_seqs": 128}},
 }
-# Delays tell settings apart where the server has time to spare, few seats and little memory where it has none.
-CROWDED = [name for name in SETTINGS if name != "delay-8"]
-CALM = ["stock", "delay-0.5", "delay-2", "delay-8", "prefill-2", "prefill-8", "chunked", "vllm-chunked"]
+# Delay factors make a difference at light load; batch sizes and few KV blocks make one under a backlog.
+BACKLOG_SETTINGS = [name for name in SETTINGS if name != "delay-8"]
+LIGHT_LOAD_SETTINGS = ["stock", "delay-0.5", "delay-2", "delay-8", "prefill-2", "prefill-8", "chunked", "vllm-chunked"]
 WORKLOADS: dict[str, dict[str, Any]] = {
-    "alpaca": {"requests": 700, "seed": 1, "few_blocks": 420, "load": 10.0, "settings": CROWDED},
-    "long": {"requests": 360, "seed": 2, "few_blocks": 1500, "load": 10.0, "settings": CROWDED},
-    "calm": {"requests": 300, "seed": 3, "few_blocks": 420, "load": 0.4, "settings": CALM},
+    "alpaca": {"requests": 700, "seed": 1, "few_blocks": 420, "load": 10.0, "settings": BACKLOG_SETTINGS},
+    "long": {"requests": 360, "seed": 2, "few_blocks": 1500, "load": 10.0, "settings": BACKLOG_SETTINGS},
+    "calm": {"requests": 300, "seed": 3, "few_blocks": 420, "load": 0.4, "settings": LIGHT_LOAD_SETTINGS},
 }
-# Steps as a server makes them, of workloads that are not judged: samples for the fit beside the probe's designed ones.
-# Each of these is drawn anew for every slice of the sitting: median prompt and output, and load.
+# Workloads that only provide served steps for the fit, in addition to the probe samples; their errors are not reported.
+# Every calibration slice of the session draws new requests with the next medians (prompt, output) and the next load.
 CALIBRATION = {"requests": 120, "seed": 9, "few_blocks": 600}
-CALIBRATED = ("stock", "chunked", "prefill-8", "vllm-chunked", "decode-32")
+CALIBRATION_SETTINGS = ("stock", "chunked", "prefill-8", "vllm-chunked", "decode-32")
 MEDIANS = ((24, 50), (90, 60), (320, 90))
 LOADS = (4.0, 0.6)
 
 
-def drawn(workload: str, part: int = 0) -> list[tuple[float, int, int]]:
-    """Return (arrival, prompt, output) of every request; arrivals one a second in the mean, in bursts."""
-    about = WORKLOADS.get(workload, CALIBRATION)
-    draw, count = np.random.default_rng(about["seed"] + part), about["requests"]
-    if workload in ("alpaca", "calm"):  # as the contest's first 1500 records: p50 17 in, 46 out, p99 79 and 294
+def draw_requests(workload: str, slice_index: int = 0) -> list[tuple[float, int, int]]:
+    """Return (arrival, prompt, output) of every request, at a mean rate of one request per second."""
+    spec = WORKLOADS.get(workload, CALIBRATION)
+    draw, count = np.random.default_rng(spec["seed"] + slice_index), spec["requests"]
+    if workload in ("alpaca", "calm"):  # like the 1,500 contest requests: p50 17 in, 46 out; p99 79, 294
         prompts = np.clip(draw.lognormal(np.log(17), 0.62, count), 5, 190)
         outputs = np.clip(draw.lognormal(np.log(42), 0.95, count), 1, 500)
-        # a backlog comes in bursts (a coefficient of variation of 2); one by one where nobody should have to queue
+        # bursts for the backlog (coefficient of variation 2), Poisson arrivals for the light load
         gaps = draw.gamma(0.25, 4.0, count) if workload == "alpaca" else draw.exponential(1.0, count)
     elif workload == "long":
         prompts = np.clip(draw.lognormal(np.log(300), 0.7, count), 32, 1500)
         outputs = np.clip(draw.lognormal(np.log(90), 0.6, count), 8, 400)
         gaps = draw.exponential(1.0, count)
     else:
-        prompt, output = MEDIANS[part % len(MEDIANS)]
+        prompt, output = MEDIANS[slice_index % len(MEDIANS)]
         prompts = np.clip(draw.lognormal(np.log(prompt), 1.0, count), 4, 1500)
         outputs = np.clip(draw.lognormal(np.log(output), 0.8, count), 2, 400)
         gaps = draw.exponential(1.0, count)
@@ -70,19 +70,19 @@ def drawn(workload: str, part: int = 0) -> list[tuple[float, int, int]]:
     return [(float(a), int(p), int(o)) for a, p, o in zip(arrivals, prompts, outputs)]
 
 
-def load_of(workload: str, part: int = 0) -> float:
-    """Return how much of what the stock setting can serve is asked of it."""
-    return float(WORKLOADS[workload]["load"]) if workload in WORKLOADS else LOADS[part % len(LOADS)]
+def offered_load(workload: str, slice_index: int = 0) -> float:
+    """Return the offered load as a multiple of the capacity of the stock setting."""
+    return float(WORKLOADS[workload]["load"]) if workload in WORKLOADS else LOADS[slice_index % len(LOADS)]
 
 
 def engine(setting: str, workload: str) -> dict[str, Any]:
-    """Return a setting's engine."""
+    """Return the engine section of a setting."""
     few = SETTINGS[setting].get("few_blocks", False)
     blocks = WORKLOADS.get(workload, CALIBRATION)["few_blocks"] if few else BLOCKS
     return {"num_blocks": blocks, "block_size": BLOCK, "host_blocks": 0, "max_model_len": 4096}
 
 
 def runs(workloads: Sequence[str], settings: Sequence[str]) -> list[tuple[str, str, bool]]:
-    """Return what is replayed, in order: workload, setting, and whether it is only to see the device repeat itself."""
-    asked = [(w, s, False) for w in workloads for s in WORKLOADS[w]["settings"] if s in settings]
-    return asked + [(w, "stock", True) for w in workloads if "stock" in settings]
+    """Return the runs in order: workload, setting, and whether the run only measures run-to-run variation."""
+    first = [(w, s, False) for w in workloads for s in WORKLOADS[w]["settings"] if s in settings]
+    return first + [(w, "stock", True) for w in workloads if "stock" in settings]

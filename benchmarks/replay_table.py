@@ -1,4 +1,4 @@
-"""The table of h200_replay.py: every recorded run simulated from the profile of its sitting, and the errors."""
+"""The table of h200_replay.py: simulates every recorded run from the profile of its session and lists the errors."""
 
 from __future__ import annotations
 
@@ -14,53 +14,51 @@ from typing import Any
 
 from replay_settings import WORKLOADS
 
-MANY = 32  # rows of a usual step
+TYPICAL_ROWS = 32  # rows of a typical step
 
 
 def compare_all(args: argparse.Namespace) -> int:
     """Fit the profile, simulate every run, and print and write the errors."""
-    files = read(Path(args.compare))
+    files = read_archives(Path(args.compare))
     about = json.loads(files["about.json"])
-    recorded = [json.loads(gzip.decompress(data)) for name, data in files.items() if is_run(name)]
-    profile = profile_of(files, Path(args.compare)) if args.profile is None else named(args.profile)
-    host = host_of_sitting(files, recorded)
-    found: dict[str, list[Any]] = {}
+    recorded = [json.loads(gzip.decompress(data)) for name, data in files.items() if is_compared_run(name)]
+    profile = fit_profile(files, Path(args.compare)) if args.profile is None else read_profile(args.profile)
+    host = session_host(files, recorded)
+    comparisons: dict[str, list[Any]] = {}
     notes = []
-    for run in sorted(recorded, key=lambda run: place(run["workload"])):
-        found.setdefault(run["workload"], []).append(compared(run, profile, host))
-        notes.append(steps_told(run, profile, host))
-    again = [json.loads(gzip.decompress(data)) for name, data in files.items() if name.startswith("again/")]
-    second = {run["workload"]: live_of(run, profile)[0].result() for run in again}
-    lines = [*heading(about, profile), *table(found, second)]
+    for run in sorted(recorded, key=lambda run: workload_index(run["workload"])):
+        comparisons.setdefault(run["workload"], []).append(compare_run(run, profile, host))
+        notes.append(describe_steps(run, profile, host))
+    repeats = [json.loads(gzip.decompress(data)) for name, data in files.items() if name.startswith("again/")]
+    repeated = {run["workload"]: read_recorded_run(run, profile)[0].result() for run in repeats}
+    lines = [*heading(about, profile), *table(comparisons, repeated)]
     print("\n".join(lines))
-    print(
-        "\nseconds on the device, measured over the profile's, by kind of step; the host's part, measured and assumed"
-    )
+    print("\nstep seconds on the device, measured / profile, by kind of step; host overhead, measured and assumed")
     print("\n".join(notes))
     if args.write:
         Path(args.write).write_text("\n".join(lines) + "\n", encoding="utf-8")
     return 0
 
 
-def is_run(name: str) -> bool:
-    """Whether a file is a run to be judged."""
+def is_compared_run(name: str) -> bool:
+    """Return whether a file is a run of the table, not a repeat."""
     return name.endswith(".json.gz") and not name.startswith("again/")
 
 
-def place(workload: str) -> int:
-    """Return where a workload comes in the table."""
+def workload_index(workload: str) -> int:
+    """Return the position of a workload in the table."""
     return list(WORKLOADS).index(workload) if workload in WORKLOADS else len(WORKLOADS)
 
 
-def named(profile: str) -> Any:
+def read_profile(profile: str) -> Any:
     """Return a profile by its name or folder."""
     from servesim.costs.device_profile import load_profile
 
     return load_profile(profile)
 
 
-def read(folder: Path) -> dict[str, bytes]:
-    """Return the files of all archives of a folder; of the same file, the later archive's."""
+def read_archives(folder: Path) -> dict[str, bytes]:
+    """Return the files of all archives in a folder. Later archives replace files of earlier ones."""
     files: dict[str, bytes] = {}
     for path in sorted(folder.rglob("*.tar.gz")):
         with tarfile.open(path) as archive:
@@ -71,83 +69,83 @@ def read(folder: Path) -> dict[str, bytes]:
     return files
 
 
-def profile_of(files: dict[str, bytes], folder: Path) -> Any:
-    """Fit the probe's samples."""
+def fit_profile(files: dict[str, bytes], folder: Path) -> Any:
+    """Fit a profile to the samples of the session."""
     from servesim.calibrate.probe import fit
 
     samples = folder / "samples.csv"
     samples.write_bytes(files["samples.csv"])
-    return fit.profile_from(samples, json.loads(files["about.json"]))
+    return fit.fit_profile(samples, json.loads(files["about.json"]))
 
 
-def host_of_sitting(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any:
-    """Return what the host adds to a step, as the sitting's calibrations saw it."""
+def session_host(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any:
+    """Return the host overhead per step, fitted to the calibration runs of the session."""
     from statistics import median
 
-    from servesim.calibrate.probe.host_overhead import Host, host_of
+    from servesim.calibrate.probe.host_overhead import HostOverhead, fit_overhead
 
-    told = [run["told"] for run in recorded]
-    parts = json.loads(files.get("hosts.json", b"[]"))
-    if not parts:  # calibrated without a server: warm-ups, in which nobody comes or goes, have to do
-        parts = [part for run in told for part in run.get("host_parts", ())]
-    if parts:
-        return host_of(parts)
-    hosts = [Host(*run["host"]) for run in told]  # recorded before every part was kept
-    if all(len(run["host"]) == 2 for run in told):  # and before there was a term for prompts, which blurred rows
-        steps = sorted(host.seconds(MANY) for host in hosts)
-        return Host(steps[len(steps) // 2])
+    results = [run["told"] for run in recorded]
+    samples = json.loads(files.get("hosts.json", b"[]"))
+    if not samples:  # no served calibration steps: use the warm-up steps, which have no arrivals or finishes
+        samples = [sample for run in results for sample in run.get("host_parts", ())]
+    if samples:
+        return fit_overhead(samples)
+    hosts = [HostOverhead(*run["host"]) for run in results]  # an old archive without host samples
+    if all(len(run["host"]) == 2 for run in results):  # an older one, without the prefill term
+        steps = sorted(host.seconds(TYPICAL_ROWS) for host in hosts)
+        return HostOverhead(steps[len(steps) // 2])
     terms = ("step", "row", "prompt")
-    return Host(*(median(getattr(host, term) for host in hosts) for term in terms))
+    return HostOverhead(*(median(getattr(host, term) for host in hosts) for term in terms))
 
 
-def live_of(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
-    """Return a recorded run, and its requests as they were sent."""
-    from servesim.calibrate.replay.live_run import live_run
-    from servesim.calibrate.replay.replay import as_run
+def read_recorded_run(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
+    """Return a recorded run, and a copy of its requests before the run."""
+    from servesim.calibrate.replay.live_run import run_from_result
+    from servesim.calibrate.replay.replay import as_backend_scenario
     from servesim.config.scenario import scenario_from
     from servesim.core import Request
-    from servesim.core.request import ASKED
+    from servesim.core.request import CLIENT_FIELDS
 
     args = recorded["args"]
-    scenario = as_run(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
-    filled, fresh = ([Request(**dict(zip(ASKED, row))) for row in args["requests"]] for _ in range(2))
-    return live_run(scenario, profile, filled, recorded["told"]), fresh
+    scenario = as_backend_scenario(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
+    finished, unserved = ([Request(**dict(zip(CLIENT_FIELDS, row))) for row in args["requests"]] for _ in range(2))
+    return run_from_result(scenario, profile, finished, recorded["told"]), unserved
 
 
-def compared(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
+def compare_run(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
     """Simulate one run from the profile and compare."""
     from dataclasses import replace
 
-    from servesim.calibrate.replay.replay import Replayed, compare_with
+    from servesim.calibrate.replay.replay import ReplayedScenario, simulate_and_compare
     from servesim.runs.run_folder import run_data
 
-    live, requests = live_of(recorded, profile)
+    live, requests = read_recorded_run(recorded, profile)
     name = recorded["setting"]
-    replayed = Replayed(name, live, replace(run_data(live, live.decisions), name=name))
-    compare_with(replayed, requests, profile, host)
+    replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
+    simulate_and_compare(replayed, requests, profile, host)
     return replayed.comparison
 
 
-def steps_told(recorded: dict[str, Any], profile: Any, host: Any) -> str:
-    """Say how the profile was off on the steps of a run, and what the host took."""
+def describe_steps(recorded: dict[str, Any], profile: Any, host: Any) -> str:
+    """Return one line: measured and predicted step seconds of a run by kind of step, and its host overhead."""
     from servesim.core import Shape
 
     sums: dict[str, list[float]] = {}
-    took = assumed = 0.0
+    measured = assumed = 0.0
     for start, called, end, *fields in recorded["told"]["calls"]:
         shape = Shape(*fields)
         kind = "mixed" if shape.prefill_rows and shape.decode_rows else "prefill" if shape.prefill_rows else "decode"
         pair = sums.setdefault(kind, [0.0, 0.0])
         pair[0] += end - called
         pair[1] += profile.cost.seconds(shape)
-        took += called - start
+        measured += called - start
         assumed += host.seconds(shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_tokens)
-    parts = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
-    return f"{recorded['workload']:<8}{recorded['setting']:<15} {parts}; host {took:.3f} s, {assumed:.3f} s"
+    kinds = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
+    return f"{recorded['workload']:<8}{recorded['setting']:<15} {kinds}; host {measured:.3f} s, {assumed:.3f} s"
 
 
 def heading(about: dict[str, Any], profile: Any) -> list[str]:
-    """Return what the figures were made with."""
+    """Return the lines above the table: device, versions, and the profile with its held-out error."""
     from servesim.calibrate.live.setup import name_of
 
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
@@ -160,60 +158,76 @@ def heading(about: dict[str, Any], profile: Any) -> list[str]:
     ]
 
 
-APART = 0.01  # settings closer than this are not ranked by one run of each on the device
-METRICS = {"makespan": "makespan", "mean_ttft_ms": "mean ttft", "mean_tpot_ms": "mean tpot", "p99_e2el_ms": "p99 e2el"}
+MIN_DIFFERENCE = 0.01  # one run per setting on the device cannot rank settings that differ by less
+METRICS = {"makespan": "makespan", "mean_ttft_ms": "mean TTFT", "mean_tpot_ms": "mean TPOT", "p99_e2el_ms": "p99 E2EL"}
 
 
-def table(found: dict[str, list[Any]], second: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the errors, their medians, and whether ranks hold, as a Markdown table.
+def table(comparisons: dict[str, list[Any]], repeated: dict[str, dict[str, Any]]) -> list[str]:
+    """Return a Markdown table: the errors of every run, then median, worst and rank correlation per workload.
 
-    A workload ends with the stock setting once more at the end of the sitting: how far a device is from itself.
+    The last row of a workload is its run-to-run variation: the stock setting repeated at the end of the session.
     """
-    from statistics import median
-
-    from servesim.calibrate.replay.verify import ranks
-
-    lines = [
-        "| workload | setting | makespan (s) | "
-        + " | ".join(METRICS.values())
-        + " | from step times (makespan) | evictions |"
-    ]
-    lines.append("|" + "---|" * (len(METRICS) + 5))
-    for workload, comparisons in found.items():
-        for one in comparisons:
-            errors = [one.line(metric).error for metric in METRICS]
-            makespan, evictions = one.line("makespan"), one.line("evictions")
-            cells = [workload, one.name, f"{makespan.measured:.2f}", *map(shown, errors), shown(makespan.steps)]
-            lines.append(f"| {' | '.join(cells)} | {evictions.measured:.0f} ({evictions.simulated:.0f}) |")
-        medians = [median(abs(one.line(metric).error or 0.0) for one in comparisons) for metric in METRICS]
-        worst = [max(abs(one.line(metric).error or 0.0) for one in comparisons) for metric in METRICS]
-        tau = ranks(comparisons, list(METRICS))
-        lines.append(f"| {workload} | **median** | | {' | '.join(f'{100 * m:.2f} %' for m in medians)} | | |")
-        lines.append(f"| {workload} | **worst** | | {' | '.join(f'{100 * m:.2f} %' for m in worst)} | | |")
-        lines.append(f"| {workload} | **Kendall's tau** | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
-        tau = {metric: tau_apart(comparisons, metric) for metric in METRICS}
-        label = f"**tau of settings {APART:.0%} apart**"
-        lines.append(f"| {workload} | {label} | | {' | '.join(f'{tau[m] or 0:.2f}' for m in METRICS)} | | |")
-        if workload in second:
-            first = next(one for one in comparisons if one.name == "stock")
-            off = [abs(second[workload][metric] / first.line(metric).measured - 1) for metric in METRICS]
-            label = "**the device against itself**"
-            lines.append(f"| {workload} | {label} | | {' | '.join(f'{100 * m:.2f} %' for m in off)} | | |")
+    head = ("workload", "setting", "makespan (s)", *METRICS.values(), "from step times (makespan)", "preemptions")
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    for workload, runs in comparisons.items():
+        lines += [run_row(workload, comparison) for comparison in runs]
+        lines += [summary_row(workload, label, cells) for label, cells in summary_cells(runs).items()]
+        if workload in repeated:
+            stock = next(comparison for comparison in runs if comparison.name == "stock")
+            changes = [abs(repeated[workload][metric] / stock.row(metric).measured - 1) for metric in METRICS]
+            lines.append(summary_row(workload, "run-to-run variation", [f"{100 * m:.2f} %" for m in changes]))
     return lines
 
 
-def tau_apart(comparisons: Sequence[Any], metric: str) -> float | None:
-    """Return Kendall's tau-b over the pairs of settings that were measured APART or more from each other."""
-    values = [(one.line(metric).simulated, one.line(metric).measured) for one in comparisons]
+def run_row(workload: str, comparison: Any) -> str:
+    """Return the row of one run: measured makespan, errors, preemptions measured (simulated)."""
+    errors = [comparison.row(metric).error for metric in METRICS]
+    makespan, preemptions = comparison.row("makespan"), comparison.row("evictions")
+    cells = [workload, comparison.name, f"{makespan.measured:.2f}", *map(format_error, errors)]
+    cells += [format_error(makespan.from_step_times), f"{preemptions.measured:.0f} ({preemptions.simulated:.0f})"]
+    return f"| {' | '.join(cells)} |"
+
+
+def summary_cells(comparisons: Sequence[Any]) -> dict[str, list[str]]:
+    """Return median and worst error and Kendall's tau of every metric, by row label."""
+    from statistics import median
+
+    from servesim.calibrate.replay.verify import rank_correlations
+
+    sizes = [[abs(comparison.row(metric).error or 0.0) for comparison in comparisons] for metric in METRICS]
+    tau = rank_correlations(list(comparisons), list(METRICS))
+    return {
+        "median error": [f"{100 * median(size):.2f} %" for size in sizes],
+        "worst error": [f"{100 * max(size):.2f} %" for size in sizes],
+        "rank agreement (Kendall's tau)": [format_tau(tau[metric]) for metric in METRICS],
+        f"tau without pairs closer than {100 * MIN_DIFFERENCE:g} %": [
+            format_tau(distinct_tau(comparisons, metric)) for metric in METRICS
+        ],
+    }
+
+
+def summary_row(workload: str, label: str, cells: list[str]) -> str:
+    """Return a summary row; its label is bold."""
+    return f"| {workload} | **{label}** | | {' | '.join(cells)} | | |"
+
+
+def distinct_tau(comparisons: Sequence[Any], metric: str) -> float | None:
+    """Return Kendall's tau-b over the pairs of settings whose measured values differ by MIN_DIFFERENCE or more."""
+    values = [(comparison.row(metric).simulated, comparison.row(metric).measured) for comparison in comparisons]
     signs = [
         ((a > c) - (a < c), (b > d) - (b < d))
         for (a, b), (c, d) in itertools.combinations(values, 2)
-        if abs(b - d) >= APART * max(abs(b), abs(d))
+        if abs(b - d) >= MIN_DIFFERENCE * max(abs(b), abs(d))
     ]
     scale = math.sqrt(sum(ours != 0 for ours, _ in signs) * sum(theirs != 0 for _, theirs in signs))
     return sum(ours * theirs for ours, theirs in signs) / scale if scale else None
 
 
-def shown(error: float | None) -> str:
+def format_error(error: float | None) -> str:
     """Return an error in percent."""
     return "-" if error is None else f"{100 * error:+.2f} %"
+
+
+def format_tau(tau: float | None) -> str:
+    """Return Kendall's tau with two digits."""
+    return "-" if tau is None else f"{tau:.2f}"

@@ -1,7 +1,7 @@
-"""How fast a sweep is: 1,000 configurations of the contest's workload, how two processes scale, what the sweep adds.
+"""Speed of a sweep over 1,000 configurations of the contest workload: python benchmarks/sweep_speed.py
 
-Run: python benchmarks/sweep_speed.py [--configs 1000] [--jobs 2]. Prints seconds, runs a second, the speed-up of so
-many processes over one on the same runs, and the part of the processes' time that was not spent in simulations.
+Prints the seconds, the runs per second, the speed-up of --jobs processes over one process on the same runs, and the
+overhead: the fraction of CPU time that is not spent in simulations.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from servesim.report.page import write_report
 from servesim.runs.simulate import simulate
-from servesim.study.executor import Executor, Serial, processes
-from servesim.study.experiment import Experiment, SweepFile, experiment_of
+from servesim.study.executor import Executor, Serial, process_pool
+from servesim.study.experiment import Experiment, SweepFile, build_experiment
 from servesim.study.files import write_summary
 from servesim.study.ranking import Summary
-from servesim.study.single_run import Task, bench
+from servesim.study.single_run import Task, run_context
 from servesim.study.sweep import sweep
 
 BASE = {
@@ -28,7 +28,7 @@ BASE = {
     "policy": {"name": "llm-serving", "decode_batch": 16},
     "profile": "ascend910b4-llama2-7b",
     "engine": {
-        "num_blocks": 200, "block_size": 16, "max_model_len": 4096, "prefill_gears": [520],
+        "num_blocks": 200, "block_size": 16, "max_model_len": 4096, "prefill_buckets": [520],
         "front_end": {"lag": 7, "end_lag": True},
     },
 }  # fmt: skip
@@ -38,7 +38,7 @@ PARAMS = {
     "policy.delay_variant": ["queue"],
     "policy.delay_factor": [0, 0.5, 1],
     "policy.order": ["arrival", "longest-output", "shortest-output"],
-    "policy.evicted": ["front", "swapped"],
+    "policy.preempted_to": ["front", "swapped"],
     "policy.victim": ["shortest", "newest", "oldest"],
 }
 
@@ -48,70 +48,73 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--configs", type=int, default=1000)
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--sample", type=int, default=60, help="runs that are timed on one and on several processes")
-    parser.add_argument("--times", type=int, default=7, help="how often: a machine's two cores are rarely both free")
+    parser.add_argument("--sample", type=int, default=60, help="runs for the speed-up measurement (default 60)")
+    parser.add_argument("--times", type=int, default=7, help="repeats of the speed-up measurement (default 7)")
     args = parser.parse_args()
     file = SweepFile.model_validate({"params": PARAMS, "samples": args.configs - 1, "objectives": ["makespan"]})
-    experiment = experiment_of(file, BASE, "speed")
+    experiment = build_experiment(file, BASE, "speed")
     with tempfile.TemporaryDirectory() as folder:
-        whole(experiment, Path(folder), args.jobs)
-    scaling(experiment, args.sample, args.jobs, args.times)
+        time_sweep(experiment, Path(folder), args.jobs)
+    measure_scaling(experiment, args.sample, args.jobs, args.times)
 
 
-def whole(experiment: Experiment, folder: Path, jobs: int) -> None:
-    """Time a whole sweep, from the start of its processes to its files."""
-    pool = processes(jobs)
+def time_sweep(experiment: Experiment, folder: Path, jobs: int) -> None:
+    """Time a whole sweep, from the start of its processes to the written report."""
+    pool = process_pool(jobs)
     start, before = time.perf_counter(), os.times()
-    found = sweep(experiment, folder, pool)
+    records = sweep(experiment, folder, pool)
     pool.close()
-    ran = time.perf_counter() - start
-    summary = Summary(experiment, found)
+    run_seconds = time.perf_counter() - start
+    summary = Summary(experiment, records)
     write_summary(summary, folder)
     write_report(summary, folder / "report.html")
     wall, after = time.perf_counter() - start, os.times()
     cpu = sum(after[:4]) - sum(before[:4])
-    print(f"{len(found)} runs of 1,500 requests on {jobs} processes: {wall:.1f} s ({len(found) / ran:.1f} runs/s)")
-    print(f"  processor time {cpu:.1f} s; summary and report {wall - ran:.1f} s; load average {os.getloadavg()[0]:.1f}")
+    rate = len(records) / run_seconds
+    print(f"{len(records)} runs of 1,500 requests on {jobs} processes: {wall:.1f} s ({rate:.1f} runs/s)")
+    report = wall - run_seconds
+    print(f"  CPU time {cpu:.1f} s; summary and report {report:.1f} s; load average {os.getloadavg()[0]:.1f}")
     parent = after.user + after.system - before.user - before.system
-    print(f"  of it in the sweep's own process: {parent:.1f} s ({100 * parent / cpu:.1f} %)")
+    print(f"  CPU time of the parent process: {parent:.1f} s ({100 * parent / cpu:.1f} %)")
 
 
-def scaling(experiment: Experiment, count: int, jobs: int, times: int) -> None:
-    """Time the same runs on one worker and on several, warm and in turn; and what a worker does beside simulating."""
+def measure_scaling(experiment: Experiment, count: int, jobs: int, times: int) -> None:
+    """Time the same runs on one warm worker and on several, alternating; print the speed-up and the overhead."""
     step = max(1, len(experiment.configs) // count)
     tasks = [experiment.task(config, 0) for config in range(0, len(experiment.configs), step)][:count]
-    alone, beside = overhead(experiment.setup, tasks)
-    pools = [(processes(n), n) for n in (1, jobs)]
+    simulating, extra = measure_overhead(experiment.context, tasks)
+    pools = [(process_pool(n), n) for n in (1, jobs)]
     for pool, workers in pools:
-        list(pool.run(experiment.setup, tasks[: 2 * workers]))
-    pairs = sorted((timed(pools[0][0], experiment.setup, tasks), timed(pools[1][0], experiment.setup, tasks))
-                   for _ in range(times))  # fmt: skip
+        list(pool.run(experiment.context, tasks[: 2 * workers]))
+    (one, _), (many, _) = pools
+    context = experiment.context
+    pairs = sorted((time_pool(one, context, tasks), time_pool(many, context, tasks)) for _ in range(times))
     for pool, _ in pools:
         pool.close()
-    ups = sorted(one / several for one, several in pairs)
-    one, several = (sorted(side)[times // 2] for side in zip(*pairs))
-    print(f"{len(tasks)} runs, {times} times in turn: {one:.2f} s on 1 process, {several:.2f} s on {jobs} (medians): "
-          f"speed-up {ups[times // 2]:.2f}, from {ups[0]:.2f} to {ups[-1]:.2f}")  # fmt: skip
-    print(f"  {alone:.2f} s of processor time in simulations, {beside:.2f} s beside: {100 * beside / alone:.1f} %")
+    speedups = sorted(one / several for one, several in pairs)
+    one, several = (sorted(column)[times // 2] for column in zip(*pairs))
+    print(f"{len(tasks)} runs, {times} repeats: {one:.2f} s on 1 process, {several:.2f} s on {jobs} (medians): "
+          f"speed-up {speedups[times // 2]:.2f}, from {speedups[0]:.2f} to {speedups[-1]:.2f}")  # fmt: skip
+    print(f"  {simulating:.2f} s of CPU time in simulations, {extra:.2f} s overhead: {100 * extra / simulating:.1f} %")
 
 
-def overhead(setup: str, tasks: Sequence[Task]) -> tuple[float, float]:
-    """Return the processor seconds of the simulations alone, and of all else that makes records of them."""
-    here, simulations = bench(setup), 0.0
+def measure_overhead(setup: str, tasks: Sequence[Task]) -> tuple[float, float]:
+    """Return the CPU seconds of the simulations, and of the other work of a run."""
+    context, simulations = run_context(setup), 0.0
     list(Serial().run(setup, tasks[:2]))
-    begun = time.process_time()
+    begin = time.process_time()
     for task in tasks:
-        scenario = here.scenario(task)
-        trace, profile = here.trace(scenario, task), here.profile(scenario)
+        scenario = context.scenario(task)
+        trace, profile = context.trace(scenario, task), context.profile(scenario)
         start = time.process_time()
         run = simulate(scenario, trace, profile=profile)
         simulations += time.process_time() - start
-        json.dumps(here.figures(run))
-    return simulations, time.process_time() - begun - simulations
+        json.dumps(context.record(run))
+    return simulations, time.process_time() - begin - simulations
 
 
-def timed(pool: Executor, setup: str, tasks: Sequence[Task]) -> float:
-    """Return the seconds a warm pool takes."""
+def time_pool(pool: Executor, setup: str, tasks: Sequence[Task]) -> float:
+    """Return the wall-clock seconds of the tasks on a warm pool."""
     start = time.perf_counter()
     list(pool.run(setup, tasks))
     return time.perf_counter() - start

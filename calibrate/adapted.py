@@ -1,4 +1,4 @@
-"""The name of the adapter in 0.1, kept for server scripts: importing it installs the policy, `-m` runs a script."""
+"""The 0.1 name of the adapter, kept for server scripts. Importing it installs the policy; `-m` runs a script."""
 
 from __future__ import annotations
 

@@ -5,21 +5,21 @@ from servesim.core import FOREVER, Chunk, Plan, Policy, View
 
 @dataclass(frozen=True)
 class Gather(Policy):
-    """Prompts gather until they make a group, or until the oldest of them has waited long enough."""
+    """Collect waiting prompts until they form a group, or until the oldest one has waited long enough."""
 
-    batch: int = 64  # requests that run at once
-    group: int = 4  # prompts that are worth stopping the decodes for
-    patience: float = 2.0  # seconds after which a prompt need not wait for others
+    batch: int = 64  # maximum number of running requests
+    group: int = 4  # prompts to collect before a prefill interrupts decoding
+    patience: float = 2.0  # seconds after which the oldest prompt no longer waits for a group
 
     def decide(self, view: View) -> Plan:
-        chunks, free, places = [], view.pool.free, self.batch - len(view.running)
+        chunks, free, max_new = [], view.pool.free, self.batch - len(view.running)
         for request in view.waiting:
-            blocks = view.pool.blocks(request.prompt + request.limit)  # all it can ever need: nobody is evicted
-            if blocks > free or len(chunks) == places:
+            blocks = view.pool.blocks_for(request.prompt + request.limit)  # reserve all: it is never preempted
+            if blocks > free or len(chunks) == max_new:
                 break
             free -= blocks
             chunks.append(Chunk(request, request.pending, blocks))
-        due = view.waiting.oldest() + self.patience if chunks else None
-        if chunks and (len(chunks) >= min(self.group, places) or not view.running or view.now >= due):
+        deadline = view.waiting.oldest() + self.patience if chunks else None
+        if chunks and (len(chunks) >= min(self.group, max_new) or not view.running or view.now >= deadline):
             return Plan(chunks=chunks)
-        return Plan(decode=view.decoding > 0, wake=due, hold=FOREVER)
+        return Plan(decode=view.decoding > 0, wake_at=deadline, hold=FOREVER)  # same until the queues change or wake_at

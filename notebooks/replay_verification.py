@@ -13,22 +13,23 @@
 
 # %% [markdown]
 # # Replay verification
-# Simulated against measured: figure by figure, request by request, step by step, and where the error comes from.
+# Use this notebook to compare a simulation with a run on a device or server, and to find the source of the error.
+# It compares metrics, requests and steps.
 #
-# The next cell is all there is to set. With a folder that `sim replay -o` wrote, it is looked at; without, replays are
-# made on a fake device, which takes real time but the seconds that `DEVICE` says instead of those of `PROFILE`.
+# Set the parameters in the next cell. `REPLAY` is a folder of `sim replay -o`. If it is empty, the notebook replays
+# `SCENARIO` on the fake backend, which sleeps for the step times of `DEVICE`. The simulation uses `PROFILE`.
 
 # %% tags=["parameters"]
 REPLAY = ""  # folder of `sim replay -o`
-SETTING = ""  # which of its settings, if there are several; empty: the first
+SETTING = ""  # name of the configuration, if the folder has several, e.g. rank1; empty: the first
 SCENARIO = {
     "workload": {"contest": {"X": 25, "T": 12}},
     "policy": {"name": "vllm"},
     "engine": {"num_blocks": 120, "block_size": 16},
 }
-SLOTS = [8, 16]  # max_num_seqs, a replay each
+SLOTS = [8, 16]  # max_num_seqs, one replay per value
 PROFILE = {"kind": "linear", "prefill": 0.004, "prefill_token": 4e-5, "decode_step": 0.004, "decode_live": 1e-4}
-DEVICE = {**PROFILE, "decode_step": 0.0043, "context": 2e-7}  # slower than the profile, the more the longer the context
+DEVICE = {**PROFILE, "decode_step": 0.0043, "context": 2e-7}  # slower than PROFILE; the gap grows with context
 
 # %%
 import matplotlib.pyplot as plt
@@ -41,19 +42,20 @@ COLOURS = {"prefill": "#3b5bdb", "decode": "#0b6e4f", "mixed": "#e0a33e", "swap"
 SIDES = {"simulated": "#3b5bdb", "measured": "#b3541e"}
 if REPLAY:
     loaded = servesim.load(REPLAY)
-    several = loaded if isinstance(loaded, dict) else {loaded.name: loaded}
+    replays = loaded if isinstance(loaded, dict) else {loaded.name: loaded}
 else:
     scenarios = {f"{n} slots": {**SCENARIO, "policy": {**SCENARIO["policy"], "max_num_seqs": n}} for n in SLOTS}
-    several = {
-        name: servesim.replay(one, backend="fake", profile=PROFILE, device=DEVICE) for name, one in scenarios.items()
+    replays = {
+        name: servesim.replay(scenario, backend="fake", profile=PROFILE, device=DEVICE)
+        for name, scenario in scenarios.items()
     }
-replay = several[SETTING or next(iter(several))]
+replay = replays[SETTING or next(iter(replays))]
 print(replay)
 
 # %% [markdown]
-# ## Figure by figure
-# The error of each figure, and its two parts: what goes away when the simulation runs with the measured step times, and
-# what is left because something else was decided.
+# ## Error of each metric
+# The error (dot) has two parts (bars). `from_step_times` disappears if the simulation uses the measured step times.
+# `from_decisions` is the rest: the two runs made different decisions.
 
 # %%
 metrics = ["makespan", "output_throughput", *(f"{k}_{m}_ms" for m in ("ttft", "tpot", "e2el") for k in ("mean", "p99"))]
@@ -67,13 +69,13 @@ axes.legend(fontsize="small")
 plt.show()
 worst = replay.errors.error[metrics].abs().idxmax()
 display(Markdown(
-    f"The makespan is off by {replay.errors.error['makespan']:+.2%}; the worst of these is {worst}, off by "
-    f"{replay.errors.error[worst]:+.2%}, of which {replay.errors.from_step_times[worst]:+.2%} comes from step times."
+    f"The error of the makespan is {replay.errors.error['makespan']:+.2%}. The largest error is "
+    f"{replay.errors.error[worst]:+.2%} ({worst}); {replay.errors.from_step_times[worst]:+.2%} comes from step times."
 ))  # fmt: skip
 
 # %% [markdown]
-# ## Request by request
-# On the line, both sides agree.
+# ## Simulated and measured latency of each request
+# One dot per request. On the grey line, simulated and measured latency are equal.
 
 # %%
 figure, panels = plt.subplots(1, 2, figsize=(9, 3.8))
@@ -83,106 +85,110 @@ for axes, name in zip(panels, ("ttft", "e2el")):
     axes.axline((0, 0), slope=1, color="grey", linewidth=0.8)
     axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)")
 plt.show()
-off = (replay.requests.e2el_simulated / replay.requests.e2el_measured - 1).abs()
-display(Markdown(f"The end-to-end latency of {(off <= 0.05).mean():.0%} of {len(off)} requests is within 5 %."))
-
-# %% [markdown]
-# ## Who is off, and when
-# The error of each request over the time it came. Where a queue builds up, small errors of steps add up in it.
-
-# %%
-late = 1e3 * (replay.requests.e2el_simulated - replay.requests.e2el_measured)
-figure, axes = plt.subplots(figsize=(7.5, 3))
-dots = axes.scatter(replay.requests.arrival, late, s=9, c=replay.requests.output, cmap="viridis")
-axes.axhline(0, color="grey", linewidth=0.8)
-axes.set(xlabel="arrival (s)", ylabel="e2el: simulated - measured (ms)")
-figure.colorbar(dots, label="answer (tokens)")
-plt.show()
-half = len(late) // 2
+error = (replay.requests.e2el_simulated / replay.requests.e2el_measured - 1).abs()
 display(Markdown(
-    f"The first half of the requests is off by {late.iloc[:half].mean():+.1f} ms on average, the second half by "
-    f"{late.iloc[half:].mean():+.1f} ms."
+    f"For {(error <= 0.05).mean():.0%} of {len(error)} requests, the error of the end-to-end latency is within 5 %."
 ))  # fmt: skip
 
 # %% [markdown]
-# ## Step by step
-# Every model call: how long it took, and how long the profile says that such a step takes.
+# ## Error of each request over time
+# While a queue grows, small errors of step times add up.
+
+# %%
+difference = 1e3 * (replay.requests.e2el_simulated - replay.requests.e2el_measured)
+figure, axes = plt.subplots(figsize=(7.5, 3))
+dots = axes.scatter(replay.requests.arrival, difference, s=9, c=replay.requests.output, cmap="viridis")
+axes.axhline(0, color="grey", linewidth=0.8)
+axes.set(xlabel="arrival (s)", ylabel="e2el: simulated - measured (ms)")
+figure.colorbar(dots, label="output (tokens)")
+plt.show()
+half = len(difference) // 2
+display(Markdown(
+    f"The mean error is {difference.iloc[:half].mean():+.1f} ms in the first half of the requests and "
+    f"{difference.iloc[half:].mean():+.1f} ms in the second half."
+))  # fmt: skip
+
+# %% [markdown]
+# ## Measured and predicted time of each step
+# One dot per model call: the measured time, and the time that the profile predicts for its step shape.
 
 # %%
 figure, axes = plt.subplots(figsize=(6, 4))
 for kind, steps in replay.steps.groupby("kind"):
     axes.scatter(1e3 * steps.seconds, 1e3 * steps.predicted, s=9, alpha=0.5, color=COLOURS[kind], label=kind)
 axes.axline((0, 0), slope=1, color="grey", linewidth=0.8)
-axes.set(xlabel="measured step (ms)", ylabel="step as the profile has it (ms)")
+axes.set(xlabel="measured step time (ms)", ylabel="predicted step time (ms)")
 axes.legend(fontsize="small")
 plt.show()
 kinds = replay.steps.groupby("kind")[["seconds", "predicted"]].sum()
-told = ", ".join(f"{kind} {row.predicted / row.seconds - 1:+.2%}" for kind, row in kinds.iterrows())
-display(Markdown(f"Over all steps of a kind the profile is off by: {told}."))
+errors = ", ".join(f"{kind} {row.predicted / row.seconds - 1:+.2%}" for kind, row in kinds.iterrows())
+display(Markdown(f"Error of the total step time, by kind of step: {errors}."))
 
 # %% [markdown]
-# ## Where the error comes from
-# Predicted less measured time of all steps so far. A straight line is a cost that is off everywhere; a bend is a shape
-# of step that the profile does not know.
+# ## Accumulated error of the step times
+# Sum of predicted - measured over all steps so far. A straight line means that a cost is wrong for all steps. A bend
+# means that the error changes there, because the step shapes change.
 
 # %%
-replay.steps["off"] = replay.steps.predicted - replay.steps.seconds
+replay.steps["difference"] = replay.steps.predicted - replay.steps.seconds
 figure, axes = plt.subplots(figsize=(7.5, 3))
 for kind, steps in replay.steps.groupby("kind"):
-    axes.step(steps.end, 1e3 * steps.off.cumsum(), where="post", color=COLOURS[kind], label=kind)
-axes.step(replay.steps.end, 1e3 * replay.steps.off.cumsum(), where="post", color="black", lw=1, label="all")
+    axes.step(steps.end, 1e3 * steps.difference.cumsum(), where="post", color=COLOURS[kind], label=kind)
+axes.step(replay.steps.end, 1e3 * replay.steps.difference.cumsum(), where="post", color="black", lw=1, label="all")
 axes.axhline(0, color="grey", linewidth=0.8)
 axes.set(xlabel="time (s)", ylabel="sum of predicted - measured (ms)")
 axes.legend(fontsize="small", ncols=3)
 plt.show()
-parts = 1e3 * replay.steps.groupby("kind").off.sum()
+sums = 1e3 * replay.steps.groupby("kind").difference.sum()
 display(Markdown(
-    f"Steps alone account for {parts.sum():+.0f} ms of {1e3 * replay.measured.figures['makespan']:.0f} ms; most of it "
-    f"is {parts.abs().idxmax()} ({parts[parts.abs().idxmax()]:+.0f} ms)."
+    f"The errors of all step times add up to {sums.sum():+.0f} ms; the makespan is "
+    f"{1e3 * replay.measured.metrics['makespan']:.0f} ms. The largest sum is that of "
+    f"{sums.abs().idxmax()} steps ({sums[sums.abs().idxmax()]:+.0f} ms)."
 ))  # fmt: skip
 
 # %% [markdown]
-# ## What kind of step is off
-# The error of single steps over their shape: a slope is a term of the cost model that is off.
+# ## Error of single steps by step shape
+# One dot per step. If the error changes with the tokens, a term of the cost model is wrong.
 
 # %%
 figure, (left, right) = plt.subplots(1, 2, figsize=(9, 3.2), sharey=True)
 decodes, prompts = replay.steps[replay.steps.kind == "decode"], replay.steps[replay.steps.prefill_rows > 0]
-left.scatter(decodes.context, 100 * decodes.off / decodes.seconds, s=7, alpha=0.5, color=COLOURS["decode"])
-left.set(xlabel="cached tokens that the decode reads", ylabel="predicted - measured (%)")
-right.scatter(prompts.prefill_tokens, 100 * prompts.off / prompts.seconds, s=7, alpha=0.5, color=COLOURS["prefill"])
+left.scatter(decodes.context, 100 * decodes.difference / decodes.seconds, s=7, alpha=0.5, color=COLOURS["decode"])
+left.set(xlabel="cached tokens that the decode step reads", ylabel="predicted - measured (%)")
+relative = 100 * prompts.difference / prompts.seconds
+right.scatter(prompts.prefill_tokens, relative, s=7, alpha=0.5, color=COLOURS["prefill"])
 right.set(xlabel="prompt tokens of the step")
 plt.show()
-slope = decodes.context.corr(decodes.off / decodes.seconds)
-display(Markdown(f"The error of decodes correlates with the context at {slope:+.2f}."))
+correlation = decodes.context.corr(decodes.difference / decodes.seconds)
+display(Markdown(f"Correlation between the error of decode steps and their context: {correlation:+.2f}."))
 
 # %% [markdown]
-# ## The queues on both sides
+# ## Queues, simulated and measured
+# Number of requests that wait or are swapped out.
 
 # %%
 figure, axes = plt.subplots(figsize=(7.5, 2.8))
 for side, colour in SIDES.items():
-    turns = getattr(replay, side).turns
-    if turns is not None:
-        axes.step(
-            turns.t, turns.waiting + turns.swapped, where="post", color=colour, lw=1, label=f"{side}: not running"
-        )
-axes.set(xlabel="time (s)", ylabel="requests")
+    log = getattr(replay, side).decisions
+    if log is not None:
+        axes.step(log.t, log.waiting + log.swapped, where="post", color=colour, lw=1, label=side)
+axes.set(xlabel="time (s)", ylabel="waiting or swapped requests")
 axes.legend(fontsize="small")
 plt.show()
-alike = replay.comparison.decisions
-told = "There is no decision log of one side." if alike is None else (
-    f"The first {alike.same} of {alike.measured} turns were decided alike, {alike.alike} at the same place."
+compared = replay.comparison.decisions
+text = "One of the two runs has no decision log." if compared is None else (
+    f"The decisions of the first {compared.same} of {compared.measured} steps are equal. In total, "
+    f"{compared.alike} steps have the same decision at the same step number."
 )  # fmt: skip
-display(Markdown(told))
+display(Markdown(text))
 
 # %% [markdown]
-# ## Does the order of settings hold?
-# What a sweep is for: the setting that is best in simulation should be best on the device.
+# ## Ranking of the configurations
+# The configuration that is best in the simulation should also be best on the device.
 
 # %%
 sides = ("simulated", "measured")
-table = pd.DataFrame({name: one.errors.loc["makespan", list(sides)] for name, one in several.items()}).T
+table = pd.DataFrame({name: run.errors.loc["makespan", list(sides)] for name, run in replays.items()}).T
 figure, axes = plt.subplots(figsize=(6, 0.4 * len(table) + 1.2))
 for side, colour in SIDES.items():
     axes.scatter(table[side], table.index, color=colour, marker="o" if side == "simulated" else "|", s=60, label=side)
@@ -190,5 +196,5 @@ axes.set(xlabel="makespan (s)")
 axes.legend(fontsize="small")
 plt.show()
 same = list(table.simulated.sort_values().index) == list(table.measured.sort_values().index)
-told = "one setting has no order" if len(table) == 1 else "the order holds" if same else "the order does not hold"
-display(Markdown(f"{len(table)} setting{'s' * (len(table) > 1)}: {told}."))
+text = "nothing to rank" if len(table) == 1 else "same ranking" if same else "the ranking differs"
+display(Markdown(f"{len(table)} configuration{'s' * (len(table) > 1)}: {text}."))

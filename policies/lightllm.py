@@ -1,6 +1,6 @@
-"""LightLLM: token-granular memory, admission by the estimated peak, new requests let in every so many steps.
+"""LightLLM: it admits requests every few steps, if their estimated peak of cached tokens fits.
 
-Its memory is counted in tokens, which is a pool of blocks of one token; larger blocks work and round up.
+LightLLM counts memory in tokens: use `block_size: 1`. Larger blocks work and are rounded up.
 """
 
 from __future__ import annotations
@@ -9,107 +9,107 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Traits, View, at_least
+from servesim.core import FOREVER, Chunk, Plan, Policy, Preemption, Request, Traits, View, require_at_least
 
-MAX_REQ_TOTAL_LEN = 2048 + 1024  # LightLLM's own longest request, where the scenario names none
+MAX_REQ_TOTAL_LEN = 2048 + 1024  # LightLLM's default max_req_total_len, if the scenario has no max_model_len
 
 
-class Wait(NamedTuple):
-    """What the router remembers."""
+class RouterState(NamedTuple):
+    """Policy state of LightLLM's router."""
 
-    tokens: int = 0  # decodes since requests were last let in
-    paused: int = 0  # waiting requests that have run before
+    decodes: int = 0  # decode steps since the last admission
+    paused: int = 0  # number of preempted requests in waiting (LightLLM calls them paused)
 
 
 @dataclass(frozen=True)
 class LightLLM(Policy):
-    """Prompts wait for every max_wait_tokens-th decode and enter if the peak of all that run stays below memory."""
+    """Every max_wait_tokens decodes, LightLLM admits prompts if the estimated peak of all requests fits."""
 
-    batch_max_tokens: Optional[int] = None  # prompt tokens of a prefill, None for max(memory/6, longest request)
-    running_max_req_size: int = 1000  # requests that run or are paused
-    max_wait_tokens: int = 10  # decodes between two admissions
-    router_token_ratio: float = 0.0  # share of memory in use from which answers are expected at full length
-    router_max_new_token_len: int = 1024  # answer expected below that share
-    ignore_eos: bool = False  # answers always run to their limit, so expect that
-    splitfuse_mode: bool = False  # prompts in parts, in the same steps as decodes
-    splitfuse_block_size: int = 256  # tokens of such a part
+    batch_max_tokens: Optional[int] = None  # prompt tokens per prefill; null: max(pool tokens / 6, max_model_len)
+    running_max_req_size: int = 1000  # maximum running and preempted requests
+    max_wait_tokens: int = 10  # decode steps between two admissions
+    router_token_ratio: float = 0.0  # from this used fraction of the pool on, outputs are expected to reach their limit
+    router_max_new_token_len: int = 1024  # expected output tokens while a smaller fraction is used
+    ignore_eos: bool = False  # every output is expected to reach its limit
+    splitfuse_mode: bool = False  # chunked prefill in the same steps as decodes
+    splitfuse_block_size: int = 256  # tokens per chunk (splitfuse_mode)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "batch_max_tokens", "running_max_req_size")
-        at_least(self, 1, "router_max_new_token_len", "splitfuse_block_size")
-        at_least(self, 0, "max_wait_tokens", "router_token_ratio")
+        require_at_least(self, 1, "batch_max_tokens", "running_max_req_size")
+        require_at_least(self, 1, "router_max_new_token_len", "splitfuse_block_size")
+        require_at_least(self, 0, "max_wait_tokens", "router_token_ratio")
 
     @property
     def traits(self) -> Traits:
         return Traits(
             engine="LightLLM 4b037f68 (2024-04-15)",
-            validated_against="recordings of LightLLM's RouterManager and ReqQueue, turn by turn",
-            rejects_oversized=False,  # the real one drops or blocks by its own rules
+            validated_against="recordings of LightLLM's RouterManager and ReqQueue, step by step",
+            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
             last_token_decodes=True,
         )
 
-    def begin(self) -> Any:
-        return Wait()
+    def initial_state(self) -> Any:
+        return RouterState()
 
-    def leap(self, memory: Any, iterations: int) -> Any:
-        tokens = memory.tokens + iterations
-        if iterations and tokens > self.max_wait_tokens:  # it starts again at 1 each time nobody waited
-            tokens = (tokens - 1) % self.max_wait_tokens + 1 if self.max_wait_tokens else 1
-        return Wait(tokens, memory.paused)
+    def advance_state(self, state: Any, steps: int) -> Any:
+        decodes = state.decodes + steps
+        if steps and decodes > self.max_wait_tokens:  # the count restarts at 1 if no request waits
+            decodes = (decodes - 1) % self.max_wait_tokens + 1 if self.max_wait_tokens else 1
+        return RouterState(decodes, state.paused)
 
     def decide(self, view: View) -> Plan:
-        wait: Wait = view.memory
-        tokens = wait.tokens
+        state: RouterState = view.state
+        decodes = state.decodes
         if not view.running:
-            return self._enter(view, wait) or Plan(memory=wait)
-        if tokens >= self.max_wait_tokens:
-            tokens = 0
-            entering = self._enter(view, wait)
-            if entering is not None:
-                return entering
-        if self._need(view) > view.pool.free:
+            return self._admit(view, state) or Plan(state=state)
+        if decodes >= self.max_wait_tokens:
+            decodes = 0
+            plan = self._admit(view, state)
+            if plan is not None:
+                return plan
+        if self._blocks_needed(view) > view.pool.free:
             victim = max(view.running, key=lambda request: (request.arrival, request.serial))
-            return Plan(evict=[Eviction(victim)], memory=Wait(0, wait.paused + 1))
-        memory = Wait(tokens + 1, wait.paused)
+            return Plan(preempt=[Preemption(victim)], state=RouterState(0, state.paused + 1))
+        state = RouterState(decodes + 1, state.paused)
         if view.prefilling:
-            parts = [Chunk(request, min(request.pending, self.splitfuse_block_size)) for request in view.running]
-            return Plan(chunks=parts, memory=memory)
+            chunks = [Chunk(request, min(request.pending, self.splitfuse_block_size)) for request in view.running]
+            return Plan(chunks=chunks, state=state)
         if view.waiting:
-            return Plan(decode=True, hold=max(0, self.max_wait_tokens - memory.tokens), memory=memory)
-        return Plan(decode=True, hold=FOREVER, lasts=True, memory=memory)
+            return Plan(decode=True, hold=max(0, self.max_wait_tokens - state.decodes), state=state)
+        return Plan(decode=True, hold=FOREVER, hold_past_finish=True, state=state)
 
-    def _need(self, view: View) -> int:
-        """Return the blocks that the next step of all that run takes."""
-        need = view.need
+    def _blocks_needed(self, view: View) -> int:
+        """Return the new blocks of the next step of all running requests."""
+        need = view.decode_block_need
         for request in view.prefilling:
-            part = min(request.pending, self.splitfuse_block_size)
-            need += view.pool.blocks(request.cached + part) - request.blocks
+            tokens = min(request.pending, self.splitfuse_block_size)
+            need += view.pool.blocks_for(request.cached + tokens) - request.blocks
         return need
 
-    def _enter(self, view: View, wait: Wait) -> Optional[Plan]:
-        """Let in who may enter; with splitfuse they are only put on the list, and run from the next step on."""
-        admit = self._admissions(view, wait.paused) if view.waiting else []
+    def _admit(self, view: View, state: RouterState) -> Optional[Plan]:
+        """Return a plan that admits requests, or None. With splitfuse they run from the next step on."""
+        admit = self._choose_admissions(view, state.paused) if view.waiting else []
         if not admit:
             return None
-        memory = Wait(0, wait.paused - sum(request.evictions > 0 for request in admit))
+        state = RouterState(0, state.paused - sum(request.preemptions > 0 for request in admit))
         if self.splitfuse_mode:
-            return Plan(admit=admit, memory=memory)
-        return Plan(chunks=[Chunk(request, request.pending) for request in admit], memory=memory)
+            return Plan(admit=admit, state=state)
+        return Plan(chunks=[Chunk(request, request.pending) for request in admit], state=state)
 
-    def _admissions(self, view: View, paused: int) -> list[Request]:
+    def _choose_admissions(self, view: View, paused: int) -> list[Request]:
         admit: list[Request] = []
         if len(view.running) + paused >= self.running_max_req_size:
             return admit
-        total = view.pool.total * view.pool.size
-        budget, free = self._budget(view, total), view.pool.free
-        estimate = Peak(self, view, total)
+        total = view.pool.total * view.pool.block_size
+        budget, free = self._token_budget(view, total), view.pool.free
+        peak = PeakMemory(self, view, total)
         for request in view.waiting:
-            paused -= request.evictions > 0
-            if not estimate.allows(request) or len(estimate) + paused > self.running_max_req_size:
+            paused -= request.preemptions > 0
+            if not peak.fits(request) or len(peak) + paused > self.running_max_req_size:
                 break
             tokens = min(request.length, self.splitfuse_block_size) if self.splitfuse_mode else request.length
-            blocks = view.pool.blocks(tokens)
+            blocks = view.pool.blocks_for(tokens)
             if tokens > budget or blocks > free:
                 break
             budget -= tokens
@@ -117,68 +117,68 @@ class LightLLM(Policy):
             admit.append(request)
         return admit
 
-    def _budget(self, view: View, total: int) -> int:
-        """Return the prompt tokens that may be added to the next step."""
+    def _token_budget(self, view: View, total: int) -> int:
+        """Return the prompt tokens that an admission may add to the next step."""
         budget = self.batch_max_tokens
         if budget is None:
-            longest = view.max_model_len or MAX_REQ_TOTAL_LEN
-            budget = max(total // 6, self.splitfuse_block_size if self.splitfuse_mode else longest)
+            max_length = view.max_model_len or MAX_REQ_TOTAL_LEN
+            budget = max(total // 6, self.splitfuse_block_size if self.splitfuse_mode else max_length)
         if self.splitfuse_mode:
             budget -= view.decoding
             budget -= sum(min(request.pending, self.splitfuse_block_size) for request in view.prefilling)
         return budget
 
 
-class Peak:
-    """The most tokens that requests will hold at once, if all of them write as much as is expected."""
+class PeakMemory:
+    """The estimated peak of cached tokens, if every request generates its expected output."""
 
     def __init__(self, policy: LightLLM, view: View, total: int) -> None:
         self.policy = policy
         self.view = view
         self.total = total
         self.requests: list[Request] = list(view.running)
-        # No peak is above the sum of all that everybody may come to: most of the time that settles it.
+        # The peak is at most the sum of all maximum lengths. Usually this bound is enough.
         self._bound = sum([request.prompt + request.limit for request in self.requests])
-        self._bound += sum(self._parts(request) for request in view.prefilling)
-        self._full = True  # whether answers are expected at full length
-        self._held: Optional[list[tuple[int, int]]] = None  # minus the tokens to come, tokens held once it runs
+        self._bound += sum(self._chunk_count(request) for request in view.prefilling)
+        self._expect_limit = True  # whether outputs are expected to reach their limit
+        self._estimates: Optional[list[tuple[int, int]]] = None  # sorted: the longest remaining output first
 
     def __len__(self) -> int:
         return len(self.requests)
 
-    def allows(self, request: Request) -> bool:
-        """Count a request in, and say whether all of them will stay below the memory there is."""
+    def fits(self, request: Request) -> bool:
+        """Add a request and return whether the peak of all requests fits into the pool."""
         self.requests.append(request)
-        self._bound += request.prompt + request.limit + self._parts(request)
+        self._bound += request.prompt + request.limit + self._chunk_count(request)
         if self._bound < self.total:
             return True
-        if self._held is None:
+        if self._estimates is None:
             used = self.view.cohort.context + sum(request.cached for request in self.view.prefilling)
-            self._full = self.policy.ignore_eos or used / self.total >= self.policy.router_token_ratio
-            self._held = sorted(map(self._estimate, self.requests))
+            self._expect_limit = self.policy.ignore_eos or used / self.total >= self.policy.router_token_ratio
+            self._estimates = sorted(map(self._estimate, self.requests))
         else:
-            insort(self._held, self._estimate(request))
-        return self._peak(self._held) < self.total
+            insort(self._estimates, self._estimate(request))
+        return self._peak(self._estimates) < self.total
 
-    def _parts(self, request: Request) -> int:
+    def _chunk_count(self, request: Request) -> int:
         return -(-request.pending // self.policy.splitfuse_block_size) if self.policy.splitfuse_mode else 0
 
     def _estimate(self, request: Request) -> tuple[int, int]:
-        """Return minus the tokens that a request may still add, and those it holds once it runs."""
+        """Return two numbers: the negated tokens that a request may still generate, and the tokens that it holds."""
         written, length = request.written, request.length
-        answer = request.limit
-        if not self._full:
-            answer = min(answer, max(int(1.1 * written), self.policy.router_max_new_token_len))
+        output = request.limit
+        if not self._expect_limit:
+            output = min(output, max(int(1.1 * written), self.policy.router_max_new_token_len))
         if self.policy.splitfuse_mode:
-            return -max(0, self._parts(request) + answer - written - 1), length
-        if request.place == "running":
-            return -max(0, answer - written - 1), length
-        return -max(0, answer - written - 2), length + 1  # its prefill will write a token
+            return -max(0, self._chunk_count(request) + output - written - 1), length
+        if request.status == "running":
+            return -max(0, output - written - 1), length
+        return -max(0, output - written - 2), length + 1  # its prefill generates one token
 
-    def _peak(self, held: list[tuple[int, int]]) -> int:
-        """Return the peak: it falls on the end of somebody, while those that go on hold what they wrote until then."""
+    def _peak(self, estimates: list[tuple[int, int]]) -> int:
+        """Return the peak. It is at the finish of a request, when the longer ones hold all tokens generated so far."""
         peak = total = 0
-        for count, (more, tokens) in enumerate(held, 1):
+        for count, (negated_remaining, tokens) in enumerate(estimates, 1):
             total += tokens
-            peak = max(peak, total - count * more)
+            peak = max(peak, total - count * negated_remaining)
         return peak

@@ -1,6 +1,12 @@
-"""MindSpore llm-serving: fixed slots, prefill first and one at a time, the shortest entry evicted to the front.
+"""MindSpore llm-serving: fixed slots, prefill first, one prompt per prefill, the shortest request is preempted.
 
-The defaults are the stock server's rule; the other fields are what later entries of its contest changed.
+The defaults reproduce the unmodified server. Entries of a 2024 contest used other values. `delay_variant` is one of:
+
+none                 no delay
+queue                as in vLLM 0.4.1 - 0.5.3: one test per step; none while no request runs
+request              as in vLLM 0.4.0: one test per admission; none for the first admission while no request runs
+contest              as contest entry yyds coded it: one test per admission, also while no request runs
+contest-as-reported  the same with one test per step; without fix_delay_bugs it fails when no request waits
 """
 
 from __future__ import annotations
@@ -12,17 +18,29 @@ from heapq import merge
 from itertools import chain
 from typing import Any, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Queue, Request, Traits, View, at_least, one_of
+from servesim.core import (
+    FOREVER,
+    Chunk,
+    Plan,
+    Policy,
+    Preemption,
+    Queue,
+    Request,
+    Traits,
+    View,
+    require_at_least,
+    require_one_of,
+)
 
-from .common import DECODE, REST
-from .llm_serving_delay import Gate, Turnstile
-from .llm_serving_static import affordable, decide_rows, is_out_of_range, refused
+from .common import DECODE_PAST_FINISH, IDLE_PLAN
+from .llm_serving_delay import AdmissionDelay, AdmissionState
+from .llm_serving_static import check_blocks, decide_rows, is_out_of_range, reject_out_of_range
 
 VICTIMS = ("shortest", "longest", "newest", "oldest", "fewest-blocks")
 
 
 def victim_key(victim: str, request: Request) -> float:
-    """Return the key of the entry to evict, smallest first; ties go to the lowest slot, as in the real scan."""
+    """Return the sort key: the request with the smallest key is preempted; on a tie, the one in the lowest slot."""
     if victim == "fewest-blocks":
         return request.blocks
     if victim in ("newest", "oldest"):
@@ -32,28 +50,28 @@ def victim_key(victim: str, request: Request) -> float:
 
 @dataclass(frozen=True)
 class LLMServing(Policy):
-    """MindSpore llm-serving's scheduler and the knobs its users turned."""
+    """The scheduler of MindSpore llm-serving, with settings for the contest entries."""
 
-    decode_batch: int = 1  # slots: requests that run at once, and the rows every decode is padded to
-    prefill_batch: int = 1  # prompts of one prefill step; stock runs 1 whatever its setting says
-    delay_factor: float = 0.0  # admit once the oldest has waited so many times the last prefill's latency
-    delay_variant: str = "none"  # who must have waited: none, queue, request, contest, contest-as-reported
-    mend_delay: bool = False  # mend the contest variants' two flaws: death on an empty queue, waiting while idle
-    evicted: str = "front"  # where evicted requests go: front (of waiting), ranked (by order), swapped (a queue)
-    serve_first: str = "swapped"  # which queue fills a free slot: swapped, waiting, older (of the two heads)
-    victim: str = "shortest"  # who is evicted: shortest, longest, newest, oldest, fewest-blocks
-    open_above: int = 0  # hysteresis: admit only once more slots than this are free, until all are taken; 0 is off
-    strategy: str = "paged"  # paged; without PagedAttention and memory: continuous, static; with: static-paged
+    decode_batch: int = 1  # number of slots (maximum running requests); the engine pads every decode to it
+    prefill_batch: int = 1  # prompts per prefill step; the unmodified server always runs 1
+    delay_factor: float = 0.0  # admit when the oldest request has waited this multiple of the last prefill's latency
+    delay_variant: str = "none"  # test of the delay: none, queue or request (as vLLM), contest, contest-as-reported
+    fix_delay_bugs: bool = False  # fix two bugs of the contest variants: crash on an empty queue, delay while idle
+    preempted_to: str = "front"  # queue of a preempted request: front (FIFO order only), sorted (by `order`), swapped
+    refill_from: str = "swapped"  # queue that fills a free slot: swapped, waiting, older (the older of both heads)
+    victim: str = "shortest"  # request to preempt: shortest, longest, newest, oldest, fewest-blocks
+    admission_hysteresis: int = 0  # once all slots are used, admit again when more than this number are free; 0: off
+    strategy: str = "paged"  # paged, continuous (no block pool); static batches: static-paged, static (no block pool)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "decode_batch", "prefill_batch")
-        at_least(self, 0, "delay_factor", "open_above")
-        one_of(
+        require_at_least(self, 1, "decode_batch", "prefill_batch")
+        require_at_least(self, 0, "delay_factor", "admission_hysteresis")
+        require_one_of(
             self,
             delay_variant=("none", "queue", "request", "contest", "contest-as-reported"),
-            evicted=("front", "ranked", "swapped"),
-            serve_first=("swapped", "waiting", "older"),
+            preempted_to=("front", "sorted", "swapped", "ranked"),
+            refill_from=("swapped", "waiting", "older"),
             victim=VICTIMS,
             strategy=("paged", "continuous", "static", "static-paged"),
         )
@@ -61,162 +79,166 @@ class LLMServing(Policy):
     @property
     def traits(self) -> Traits:
         return Traits(
-            engine="MindSpore llm-serving 7342f33 (2024-05-24), and its contest's entries",
-            validated_against="recordings of the real scheduler, master and worker: 14 cases, 60 random ones; "
-            "a second telling of its rules on 2,400 random cases",
+            engine="MindSpore llm-serving 7342f33 (2024-05-24), and contest entries based on it",
+            validated_against="recordings of the real scheduler, master and worker: 14 hand-written and 60 random "
+            "cases; a reference implementation on 2,400 random cases",
             running_order="slot",
             reserved_blocks=1,  # block 0
-            rejects_oversized=False,  # the real one livelocks on what does not fit
+            rejects_oversized=False,  # the real server livelocks on a request that never fits
         )
 
     @property
-    def paged(self) -> bool:
+    def uses_block_pool(self) -> bool:
         return self.strategy.endswith("paged")
 
-    def begin(self) -> Any:
+    def initial_state(self) -> Any:
         if self.strategy != "paged":
             return ()
-        return Gate() if self.delay_factor or self.open_above else None
+        return AdmissionState() if self.delay_factor or self.admission_hysteresis else None
 
     def decide(self, view: View) -> Plan:
         if self.strategy != "paged":
-            return self._rows(view)
+            return self._decide_fixed_rows(view)
         pool, prompts = view.pool, view.prefilling
-        budget = pool.free - view.cohort.need()
+        free = pool.free - view.cohort.blocks_needed()
         if prompts:
-            budget -= sum(pool.blocks(request.length) for request in prompts)
-        if budget < 0:
-            return self._evict(view, pool.free - budget)
-        if view.memory is not None:
-            admit, gate, wake = self._admissions(view, budget)
-        else:  # no gate stands before the queues
+            free -= sum(pool.blocks_for(request.length) for request in prompts)
+        if free < 0:
+            return self._preempt(view, pool.free - free)
+        if view.state is not None:
+            admit, state, wake_at = self._admit_with_delay(view, free)
+        else:
             if not (prompts or view.swapped):
                 if not view.waiting:
-                    return DECODE if view.cohort.size else REST
-                chunks = self._whole(view, budget)
+                    return DECODE_PAST_FINISH if view.cohort.size else IDLE_PLAN
+                chunks = self._admit_in_one_call(view, free)
                 if chunks:
                     return Plan(chunks=chunks)
-            admit, gate, wake = self._fill(view, budget), None, None
+            admit, state, wake_at = self._fill_slots(view, free), None, None
         queue: Queue = prompts
         if admit:
-            queue = self._by_slot(view, admit) if prompts else admit
-        return self._call(view, queue, view.cohort.size, admit, (), gate, wake)
+            queue = self._sort_by_slot(view, admit) if prompts else admit
+        return self._make_plan(view, queue, view.cohort.size, admit, (), state, wake_at)
 
-    def _rows(self, view: View) -> Plan:
-        if self.strategy == "static-paged":  # prompts run one by one, as always with PagedAttention
-            return affordable(decide_rows(view, self.decode_batch, 1, True), view)
+    def _decide_fixed_rows(self, view: View) -> Plan:
+        if self.strategy == "static-paged":  # one prompt per prefill, as always with PagedAttention
+            return check_blocks(decide_rows(view, self.decode_batch, 1, True), view)
         return decide_rows(view, self.decode_batch, self.prefill_batch, self.strategy == "static")
 
-    def _evict(self, view: View, need: int) -> Plan:
-        """Make room; the survivors go on, and nobody is admitted in the same step."""
-        evict = self._victims(view, need)
-        gone = {eviction.request for eviction in evict}
-        prompts = [request for request in view.prefilling if request not in gone]
-        left = view.decoding - sum(request.decodes for request in gone)
-        return self._call(view, prompts, left, (), evict, view.memory, None)
+    def _preempt(self, view: View, need: int) -> Plan:
+        """Preempt until the `need` blocks of the others are free. The same step admits no request."""
+        preempt = self._choose_preemptions(view, need)
+        victims = {preemption.request for preemption in preempt}
+        prompts = [request for request in view.prefilling if request not in victims]
+        decoding = view.decoding - sum(request.decodes for request in victims)
+        return self._make_plan(view, prompts, decoding, (), preempt, view.state, None)
 
-    def _call(
+    def _make_plan(
         self, view: View, prompts: Queue, decoding: int, admit: Sequence[Request],
-        evict: Sequence[Eviction], memory: Optional[Gate], wake: Optional[float],
+        preempt: Sequence[Preemption], state: Optional[AdmissionState], wake_at: Optional[float],
     ) -> Plan:  # fmt: skip
-        """Choose the model call: errors are answered first, then prompts run, and decodes only when none is left."""
-        longest = view.max_model_len
+        """Return the plan: reject out-of-range prompts, else run prompts, else decode."""
+        max_length = view.max_model_len
         chunks: list[Chunk] = []
         for request in prompts:
-            if is_out_of_range(request, longest):
-                reject = refused(prompts, longest)
-                return Plan(evict=evict, admit=admit, reject=reject, memory=memory, wake=wake)
+            if is_out_of_range(request, max_length):
+                reject = reject_out_of_range(prompts, max_length)
+                return Plan(preempt=preempt, admit=admit, reject=reject, state=state, wake_at=wake_at)
             if len(chunks) < self.prefill_batch:
                 chunks.append(Chunk(request, request.prompt + request.written))
         if not chunks:
-            hold = 0 if evict or not decoding else FOREVER
-            return Plan(evict=evict, admit=admit, decode=decoding > 0, hold=hold, memory=memory, wake=wake)
+            hold = 0 if preempt or not decoding else FOREVER
+            return Plan(preempt=preempt, admit=admit, decode=decoding > 0, hold=hold, state=state, wake_at=wake_at)
         if len(chunks) == len(prompts) and not view.prefilling:
-            admit = ()  # a chunk admits by itself, in the same order
-        return Plan(evict=evict, admit=admit, chunks=chunks, memory=memory, wake=wake)
+            admit = ()  # the chunks admit them in the same order
+        return Plan(preempt=preempt, admit=admit, chunks=chunks, state=state, wake_at=wake_at)
 
-    def _victims(self, view: View, need: int) -> list[Eviction]:
-        """Evict until all that is left fits its next step."""
+    def _choose_preemptions(self, view: View, need: int) -> list[Preemption]:
+        """Return the preemptions that free enough blocks for the next step of the other requests."""
         pool, free = view.pool, view.pool.free
-        live = list(view.running)
-        evict = []
+        queue = "sorted" if self.preempted_to == "ranked" else self.preempted_to  # ranked: the name in servesim 0.1
+        candidates = list(view.running)
+        preempt = []
         while need > free:
-            victim = min(live, key=partial(victim_key, self.victim))
-            live.remove(victim)
-            evict.append(Eviction(victim, "recompute", self.evicted))
+            victim = min(candidates, key=partial(victim_key, self.victim))
+            candidates.remove(victim)
+            preempt.append(Preemption(victim, "recompute", queue))
             free += victim.blocks
-            need -= pool.blocks(victim.cached + 1) - victim.blocks if victim.decodes else pool.blocks(victim.length)
-        return evict
+            tokens = victim.cached + 1 if victim.decodes else victim.length
+            need -= pool.blocks_for(tokens) - (victim.blocks if victim.decodes else 0)
+        return preempt
 
-    def _admissions(self, view: View, budget: int) -> tuple[list[Request], Optional[Gate], Optional[float]]:
-        """Fill free slots from the queues, strictly from their heads."""
+    def _admit_with_delay(
+        self, view: View, free: int
+    ) -> tuple[list[Request], Optional[AdmissionState], Optional[float]]:
+        """Fill free slots from the heads of the queues, as far as delay factor and hysteresis allow."""
         slots = self.decode_batch - len(view.running)
-        gate: Gate = view.memory
-        if self.open_above:
-            if slots > self.open_above:
-                gate = gate._replace(open=True)
-            slots = slots if gate.open else 0
+        state: AdmissionState = view.state
+        if self.admission_hysteresis:
+            if slots > self.admission_hysteresis:
+                state = state._replace(may_admit=True)
+            slots = slots if state.may_admit else 0
         admit: list[Request] = []
-        wake = None
-        passes = Turnstile(self.delay_factor, self.delay_variant, self.mend_delay, view, gate)
-        for request in self._heads(view):
+        wake_at = None
+        delay = AdmissionDelay(self.delay_factor, self.delay_variant, self.fix_delay_bugs, view, state)
+        for request in self._queue_order(view):
             if slots <= 0:
                 break
-            if request.place == "waiting" and not passes.lets():
-                wake = passes.opens
+            if request.status == "waiting" and not delay.allows():
+                wake_at = delay.wake_at
                 break
-            blocks = view.pool.blocks(request.length)
-            if blocks > budget:
+            blocks = view.pool.blocks_for(request.length)
+            if blocks > free:
                 break
-            budget -= blocks
+            free -= blocks
             slots -= 1
             admit.append(request)
-            passes.admitted(request)
-        gate = passes.gate
-        if self.open_above and slots <= 0:
-            gate = gate._replace(open=False)
-        return admit, gate, wake
+            delay.record_admission(request)
+        state = delay.state
+        if self.admission_hysteresis and slots <= 0:
+            state = state._replace(may_admit=False)
+        return admit, state, wake_at
 
-    def _whole(self, view: View, budget: int) -> list[Chunk]:
-        """Return the prompts of all who get a slot, if one call takes them and nobody is refused: the usual turn."""
-        size, slots = view.pool.size, self.decode_batch - len(view.running)
-        longest = FOREVER if view.max_model_len is None else view.max_model_len
+    def _admit_in_one_call(self, view: View, free: int) -> list[Chunk]:
+        """Return the chunks of the admitted requests if one model call runs them all and rejects none, else []."""
+        size, slots = view.pool.block_size, self.decode_batch - len(view.running)
+        max_length = FOREVER if view.max_model_len is None else view.max_model_len
         chunks: list[Chunk] = []
         for request in view.waiting:
             tokens = request.prompt + request.written
-            budget -= -(-tokens // size)
-            if budget < 0 or len(chunks) == slots:
+            free -= -(-tokens // size)
+            if free < 0 or len(chunks) == slots:
                 break
-            if len(chunks) == self.prefill_batch or request.prompt + request.limit >= longest:
+            if len(chunks) == self.prefill_batch or request.prompt + request.limit >= max_length:
                 return []
             chunks.append(Chunk(request, tokens))
         return chunks
 
-    def _fill(self, view: View, budget: int) -> list[Request]:
-        """Fill free slots where no gate stands before the queues."""
+    def _fill_slots(self, view: View, free: int) -> list[Request]:
+        """Fill free slots from the heads of the queues, without delay."""
         admit: list[Request] = []
-        size, slots = view.pool.size, self.decode_batch - len(view.running)
-        for request in self._heads(view):
-            budget -= -(-(request.prompt + request.written) // size)
-            if budget < 0 or len(admit) == slots:
+        size, slots = view.pool.block_size, self.decode_batch - len(view.running)
+        for request in self._queue_order(view):
+            free -= -(-(request.prompt + request.written) // size)
+            if free < 0 or len(admit) == slots:
                 break
             admit.append(request)
         return admit
 
-    def _heads(self, view: View) -> Iterator[Request]:
-        """Return the queues in the order they are served."""
+    def _queue_order(self, view: View) -> Iterator[Request]:
+        """Return the swapped and waiting requests in the order of admission."""
         if not view.swapped:
             return iter(view.waiting)
-        if self.serve_first == "older":
+        if self.refill_from == "older":
             return merge(view.swapped, view.waiting, key=lambda request: request.arrival)
-        if self.serve_first == "waiting":
+        if self.refill_from == "waiting":
             return chain(view.waiting, view.swapped)
         return chain(view.swapped, view.waiting)
 
-    def _by_slot(self, view: View, admit: list[Request]) -> list[Request]:
-        """Merge the prompts already in slots with those that will take the lowest free ones."""
-        taken = {request.slot for request in view.running}
-        free = (slot for slot in range(self.decode_batch) if slot not in taken)
+    def _sort_by_slot(self, view: View, admit: list[Request]) -> list[Request]:
+        """Return the prefilling and the admitted requests by slot. Admitted requests take the lowest free slots."""
+        used = {request.slot for request in view.running}
+        free = (slot for slot in range(self.decode_batch) if slot not in used)
         slots = dict(zip(admit, free))
         slots.update((request, request.slot or 0) for request in view.prefilling)
         return sorted(slots, key=lambda request: slots[request])

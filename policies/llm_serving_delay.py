@@ -1,67 +1,70 @@
-"""llm-serving's delay factor and hysteresis: when waiting requests may be admitted."""
+"""The delay factor and the hysteresis of llm-serving: when waiting requests may be admitted."""
 
 from __future__ import annotations
 
 from typing import NamedTuple, Optional
 
-from servesim.core import Request, Stuck, View, just_after
+from servesim.core import Request, Stuck, View, first_time_after
 
 
-class Gate(NamedTuple):
-    """What the admission rules remember: the delay factor's clocks, and whether hysteresis is open."""
+class AdmissionState(NamedTuple):
+    """Policy state of the delay factor and of the hysteresis."""
 
-    admitted: Optional[float] = None  # when the last prompt was let in, until its latency is known
-    latency: float = 0.0  # of the last prefill, as the variant measures it
-    open: bool = True  # closed when no slot is left, until enough are free again
+    last_admission: Optional[float] = None  # time of the last admission, until the latency of its prefill is known
+    latency: float = 0.0  # seconds of the last prefill, as the variant measures it
+    may_admit: bool = True  # hysteresis: False after all slots are used, until enough slots are free
 
 
-class Turnstile:
-    """The delay factor inside one decision: lets waiting requests pass, and says when it opens otherwise."""
+class AdmissionDelay:
+    """Applies the delay factor during one call of `decide`."""
 
-    def __init__(self, factor: float, variant: str, mend: bool, view: View, gate: Gate) -> None:
+    def __init__(self, factor: float, variant: str, fix_bugs: bool, view: View, state: AdmissionState) -> None:
         self.factor = factor
         self.variant = variant
-        self.mend = mend
+        self.fix_bugs = fix_bugs
         self.view = view
-        self.gate = gate
-        self.opens: Optional[float] = None
-        self._passed: Optional[bool] = None  # of the whole queue, once it was tried
-        self._in: set[Request] = set()
-        self.on = variant != "none" and factor > 0
-        if self.on and variant == "contest-as-reported" and not mend and not view.waiting:
-            why = "the delay gate took min() of an empty waiting queue; the serving loop is dead"
+        self.state = state
+        self.wake_at: Optional[float] = None  # time at which the delayed request may be admitted
+        self._allowed: Optional[bool] = None  # last result, for variants with one test per step
+        self._admitted_now: set[Request] = set()
+        self.active = variant != "none" and factor > 0
+        if self.active and variant == "contest-as-reported" and not fix_bugs and not view.waiting:
+            why = (
+                "llm-serving's delay code calls min() on an empty waiting queue, and its serving loop ends; "
+                "set fix_delay_bugs: true to avoid this"
+            )
             raise Stuck(why, list(view.running), view.now)
-        if variant in ("queue", "request"):  # vLLM reads the clock on every turn, the contest only when it tests
-            self._read_latency()
+        if variant in ("queue", "request"):  # measured in every step; the contest code measures only when it tests
+            self._measure_latency()
 
-    def lets(self) -> bool:
-        """Say whether the head of waiting may be admitted now."""
-        if not self.on:
+    def allows(self) -> bool:
+        """Return whether the head of the waiting queue may be admitted now."""
+        if not self.active:
             return True
-        if self._passed is None or self.variant in ("request", "contest"):
-            self._passed = self._evaluate()
-        return self._passed
+        if self._allowed is None or self.variant in ("request", "contest"):
+            self._allowed = self._delay_has_passed()
+        return self._allowed
 
-    def _evaluate(self) -> bool:
-        if self.variant.startswith("contest"):  # which so forgets the latency at a turn's second test
-            self._read_latency()
-        idle = not self.view.running and (self.variant != "request" or not self._in)
-        if idle and (self.variant in ("queue", "request") or self.mend):
+    def _delay_has_passed(self) -> bool:
+        if self.variant.startswith("contest"):  # after an admission in the same step, this sets the latency to 0
+            self._measure_latency()
+        idle = not self.view.running and (self.variant != "request" or not self._admitted_now)
+        if idle and (self.variant in ("queue", "request") or self.fix_bugs):
             return True
-        if self._in and self.variant != "queue":
-            oldest = min(request.arrival for request in self.view.waiting if request not in self._in)
+        if self._admitted_now and self.variant != "queue":
+            oldest = min(request.arrival for request in self.view.waiting if request not in self._admitted_now)
         else:
             oldest = self.view.waiting.oldest()
-        wait = self.factor * self.gate.latency
-        self.opens = just_after(oldest, wait)
+        wait = self.factor * self.state.latency
+        self.wake_at = first_time_after(oldest, wait)
         return self.view.now - oldest > wait
 
-    def _read_latency(self) -> None:
-        if self.gate.admitted is not None:
-            self.gate = self.gate._replace(admitted=None, latency=self.view.now - self.gate.admitted)
+    def _measure_latency(self) -> None:
+        if self.state.last_admission is not None:
+            self.state = self.state._replace(last_admission=None, latency=self.view.now - self.state.last_admission)
 
-    def admitted(self, request: Request) -> None:
-        """Note an admission: the latency of its prefill counts from now."""
-        self._in.add(request)
-        if self.on and request.place == "waiting":
-            self.gate = self.gate._replace(admitted=self.view.now)
+    def record_admission(self, request: Request) -> None:
+        """Record an admission. The latency of its prefill counts from now."""
+        self._admitted_now.add(request)
+        if self.active and request.status == "waiting":
+            self.state = self.state._replace(last_admission=self.view.now)

@@ -1,4 +1,4 @@
-"""llm-serving's batches of rows, filled up with copies that are computed like prompts: all but its paged strategy."""
+"""The static and continuous strategies of llm-serving: a fixed batch of rows, padded with copies of requests."""
 
 from __future__ import annotations
 
@@ -7,83 +7,84 @@ from typing import Optional, Union
 
 from servesim.core import FOREVER, Chunk, Plan, Queue, Rejection, Request, Stuck, View
 
-COPY = "copy"  # a padding row whose prompt has not been run yet
-GONE = "gone"  # a copy of a request that was out of range, which left with it
-Row = Optional[Union[Request, str]]  # None is a padding row that has
+PADDING_ROW = "copy"  # a padding row whose prefill has not run yet; it costs as much as that of a request
+REJECTED_ROW = "gone"  # a padding row that copied a rejected request; it never runs
+Row = Optional[Union[Request, str]]  # None: a padding row whose prefill has run
 Rows = tuple[Row, ...]
 
 
 def decide_rows(view: View, batch: int, prefill: int, static: bool) -> Plan:
-    """Return the next call of the static or the continuous strategy; its memory is the list of rows."""
-    rows, admit = fill(view, view.memory, batch, static)
-    here = [request for request in map(live, rows) if request is not None]
-    if not here:
-        return Plan(memory=rows)  # copies alone are not run
-    reject = refused([request for request in here if not request.decodes], view.max_model_len)
+    """Return the plan of the static or the continuous strategy. The policy state is the list of rows."""
+    rows, admit = fill_rows(view, view.state, batch, static)
+    requests = [request for request in map(live_request, rows) if request is not None]
+    if not requests:
+        return Plan(state=rows)  # padding rows alone do not run
+    reject = reject_out_of_range([request for request in requests if not request.decodes], view.max_model_len)
     if reject:
-        return Plan(admit=admit, reject=reject, memory=rows)
+        return Plan(admit=admit, reject=reject, state=rows)
     chunks: list[Chunk] = []
-    copies = 0
-    for place, row in enumerate(rows):
-        if len(chunks) + copies == prefill:
+    padding = 0
+    for index, row in enumerate(rows):
+        if len(chunks) + padding == prefill:
             break
-        if row is COPY:
-            copies += 1
-            rows = (*rows[:place], None, *rows[place + 1 :])
-        elif (request := live(row)) and not request.decodes:
+        if row is PADDING_ROW:
+            padding += 1
+            rows = (*rows[:index], None, *rows[index + 1 :])
+        elif (request := live_request(row)) and not request.decodes:
             chunks.append(Chunk(request, request.pending))
-    if chunks or copies:
-        return Plan(admit=admit, chunks=chunks, padding=copies, memory=rows)
-    return Plan(admit=admit, decode=True, hold=FOREVER, memory=rows)
+    if chunks or padding:
+        return Plan(admit=admit, chunks=chunks, padding_rows=padding, state=rows)
+    return Plan(admit=admit, decode=True, hold=FOREVER, state=rows)
 
 
-def affordable(plan: Plan, view: View) -> Plan:
-    """Return the plan of a static batch with pages; nobody asks whether there are enough: the real loop dies then."""
-    need = sum(view.pool.blocks(chunk.tokens) for chunk in plan.chunks) + (view.cohort.need() if plan.decode else 0)
+def check_blocks(plan: Plan, view: View) -> Plan:
+    """Return the plan of a static batch with PagedAttention. The real loop ends if blocks are missing: raise Stuck."""
+    need = sum(view.pool.blocks_for(chunk.tokens) for chunk in plan.chunks)
+    need += view.decode_block_need if plan.decode else 0
     if need > view.pool.free:
-        why = f"a static batch needs {need} blocks and {view.pool.free} are free; the serving loop is dead"
+        why = f"a static batch needs {need} blocks, {view.pool.free} are free: llm-serving's serving loop ends"
         raise Stuck(why, list(view.running), view.now)
     return plan
 
 
-def live(row: Row) -> Optional[Request]:
-    """Return the request of a row, if it is not over."""
-    return row if isinstance(row, Request) and row.place != "done" else None
+def live_request(row: Row) -> Optional[Request]:
+    """Return the request of a row, or None for padding and for a finished request."""
+    return row if isinstance(row, Request) and row.status != "done" else None
 
 
-def fill(view: View, rows: Rows, batch: int, static: bool) -> tuple[Rows, list[Request]]:
-    """Return the rows after new requests took theirs, and who they are."""
-    taken = [live(row) is not None for row in rows]
-    over = [row is GONE or (isinstance(row, Request) and row.place == "done") for row in rows]
-    # A copy never counts as over: the continuous list is then refilled row by row instead of made again.
-    if all(over) or (static and not any(taken)):
-        fresh: list[Request] = list(islice(view.waiting, batch))
-        if not fresh:
+def fill_rows(view: View, rows: Rows, batch: int, static: bool) -> tuple[Rows, list[Request]]:
+    """Return the rows with newly admitted requests, and these requests."""
+    is_live = [live_request(row) is not None for row in rows]
+    ended = [row is REJECTED_ROW or (isinstance(row, Request) and row.status == "done") for row in rows]
+    # A padding row never counts as ended, so the continuous strategy refills row by row and makes no new list.
+    if all(ended) or (static and not any(is_live)):
+        admitted: list[Request] = list(islice(view.waiting, batch))
+        if not admitted:
             return (), []
-        copy = GONE if is_out_of_range(fresh[-1], view.max_model_len) else COPY
-        return (*fresh, *([copy] * (batch - len(fresh)))), fresh
+        padding = REJECTED_ROW if is_out_of_range(admitted[-1], view.max_model_len) else PADDING_ROW
+        return (*admitted, *([padding] * (batch - len(admitted)))), admitted
     if static or not view.waiting:
         return rows, []
     waiting = iter(view.waiting)
     filled = list(rows)
     admit = []
-    for place, _row in enumerate(rows):
-        if not taken[place]:
+    for index in range(len(rows)):
+        if not is_live[index]:
             request = next(waiting, None)
             if request is None:
                 break
-            filled[place] = request
+            filled[index] = request
             admit.append(request)
     return tuple(filled), admit
 
 
-def is_out_of_range(request: Request, longest: Optional[int]) -> bool:
-    """Whether a prompt and all it may write do not stay below the longest sequence."""
-    return longest is not None and request.prompt + request.limit >= longest
+def is_out_of_range(request: Request, max_length: Optional[int]) -> bool:
+    """Return whether prompt length + output limit reach the maximum sequence length."""
+    return max_length is not None and request.prompt + request.limit >= max_length
 
 
-def refused(prompts: Queue, longest: Optional[int]) -> list[Rejection]:
-    """Return the prompts too long for the engine: all leave before anything runs, only the first is answered."""
-    strangers = [request for request in prompts if is_out_of_range(request, longest)]
-    reason = f"prompt + limit >= seq_length {longest}"
-    return [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(strangers)]
+def reject_out_of_range(prompts: Queue, max_length: Optional[int]) -> list[Rejection]:
+    """Return the rejections of all out-of-range prompts. As in the real server, only the first client gets a reply."""
+    oversized = [request for request in prompts if is_out_of_range(request, max_length)]
+    reason = f"prompt + limit >= seq_length {max_length}"
+    return [Rejection(r, reason, "unanswered" if i else "refused") for i, r in enumerate(oversized)]

@@ -1,4 +1,4 @@
-"""FastServe's preemptive orders: skip-join MLFQ, which learns who is long, and SRPT, which knows."""
+"""FastServe's policies: skip-join MLFQ, which needs no output lengths, and SRPT, which uses the output limits."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from functools import cached_property
 from heapq import merge
 from typing import Any, NamedTuple
 
-from servesim.core import FOREVER, Chunk, Plan, Request, Traits, View, at_least, just_after
+from servesim.core import FOREVER, Chunk, Plan, Request, Traits, View, first_time_after, require_at_least
 
-from .common import DECODE, REST
-from .preemptive import Change, Preemptive
+from .common import DECODE_PAST_FINISH, IDLE_PLAN
+from .fastserve_common import BatchChange, FastServePolicy
 
-MIRRORS = "FastServe 187a274"
+ENGINE = "FastServe 187a274"
 
 
 @dataclass(frozen=True)
-class SRPT(Preemptive):
-    """Shortest remaining answer first, picked anew every iteration; an upper bound, since limits must be true."""
+class SRPT(FastServePolicy):
+    """Shortest remaining output first, chosen in every step. An ideal baseline: limits must equal output lengths."""
 
     @property
     def counts_decodes(self) -> bool:
@@ -28,229 +28,237 @@ class SRPT(Preemptive):
 
     @property
     def traits(self) -> Traits:
-        engine = f"{MIRRORS}, srpt; where caches go is its MLFQ's rule"
-        return Traits(engine, validated_against="not proven: read only")
+        engine = f"{ENGINE}, srpt; KV blocks of preempted requests handled as in mlfq"
+        return Traits(engine, validated_against="not validated: written from the source code")
 
-    def rank(self, request: Request) -> Any:
-        return request.limit - request.written, super().rank(request)
+    def sort_key(self, request: Request) -> Any:
+        return request.limit - request.written, super().sort_key(request)
 
     def decide(self, view: View) -> Plan:
         def key(request: Request) -> tuple[float, ...]:
-            if request.place == "waiting":
-                if self.overdue(request, view.now):
+            if request.status == "waiting":
+                if self.is_overdue(request, view.now):
                     return -math.inf, 2, 0, request.arrival
-                remaining, rank = self.rank(request)
-                return remaining, 2, rank, request.arrival
-            # Who runs gives way only to what is shorter.
-            return request.limit - request.written, request.place == "swapped", 0, request.arrival
+                remaining, order_key = self.sort_key(request)
+                return remaining, 2, order_key, request.arrival
+            # A running request is preempted only by a shorter one.
+            return request.limit - request.written, request.status == "swapped", 0, request.arrival
 
-        def newcomers() -> Iterator[Request]:
-            fresh: Iterable[Request] = () if self.prompts_wait(view) else view.waiting
-            return merge(sorted(view.swapped, key=key), fresh, key=key)
+        def candidates() -> Iterator[Request]:
+            waiting: Iterable[Request] = () if self.host_is_almost_full(view) else view.waiting
+            return merge(sorted(view.swapped, key=key), waiting, key=key)
 
-        if not (view.waiting or view.swapped) and view.need <= view.pool.free:
-            return DECODE if view.decoding else REST
-        chunks = self.all_fit(view)
+        if not (view.waiting or view.swapped) and view.decode_block_need <= view.pool.free:
+            return DECODE_PAST_FINISH if view.decoding else IDLE_PLAN
+        chunks = self.chunks_if_all_fit(view)
         if chunks:
             return Plan(chunks=chunks, decode=view.decoding > 0)
-        return self.arrange(view, self.choose(view, newcomers, key), key)[0]
+        return self.make_plan(view, self.choose_batch(view, candidates, key), key)[0]
 
 
-class Turn(NamedTuple):
-    """A request of the batch, and its time slice."""
+class RunningSlice(NamedTuple):
+    """A running request and its time slice."""
 
-    until: float  # first instant at which its slice is over
+    until: float  # first time at which its slice is used up
     serial: int
     request: Request
     level: int
-    since: float  # when its slice would have begun, had it run all the time
+    start: float  # start of its slice, corrected for the time in which it was preempted
 
 
-class Pause(NamedTuple):
-    """A request that has run and sits out; who went last comes first in its level."""
+class PreemptedRequest(NamedTuple):
+    """A preempted request. In a level, the most recently preempted one comes first."""
 
     level: int
-    recency: float  # minus the time it last ran
+    recency: float  # negated time of its preemption or promotion
     serial: int
     request: Request
-    used: float  # seconds of its slice
+    used: float  # used seconds of its slice
 
 
-class Ladder(NamedTuple):
-    """What the feedback queue remembers; who has never run is still in waiting, in order of the level it joins."""
+class MlfqState(NamedTuple):
+    """Policy state. Requests that have never run are in waiting, sorted by the level that they join."""
 
-    batch: tuple[Turn, ...] = ()  # by the end of their slices
-    paused: tuple[Pause, ...] = ()  # by level
-    starved: tuple[Request, ...] = ()  # waiting requests that were promoted to the top
-    iterations: int = 0
+    batch: tuple[RunningSlice, ...] = ()  # sorted by the end of the slice
+    preempted: tuple[PreemptedRequest, ...] = ()  # sorted by level
+    starved: tuple[Request, ...] = ()  # waiting requests that were promoted to the top level
+    steps: int = 0  # model calls so far
 
 
 @dataclass(frozen=True)
-class MLFQ(Preemptive):
-    """Skip-join multi-level feedback queue: who uses up a slice goes down a level, long prompts start further down."""
+class MLFQ(FastServePolicy):
+    """Skip-join MLFQ: a request that uses up its time slice moves down one level. Long prompts start lower."""
 
-    base_quantum: float = 0.01  # seconds of the top level's slice
-    threshold: float = 2.0  # how much longer the slice of each level below is
-    use_skip_join: bool = True  # a request joins the level whose slice its prompt needs, instead of the top
-    profiled_prefill: float = 0.0  # seconds that any prompt takes, by the profile
-    profiled_prefill_token: float = 1e-4  # seconds that each of its tokens adds
-    starvation_threshold: float = 3.0  # seconds without running after which a request goes back to the top
-    starvation_period: int = 1000  # iterations between two looks for such requests
+    base_quantum: float = 0.01  # time slice of the top level in seconds
+    threshold: float = 2.0  # ratio of the time slices of two neighbouring levels
+    use_skip_join: bool = True  # a request starts at the level whose slice covers its prefill, not at the top
+    profiled_prefill: float = 0.0  # fixed seconds of a prefill, for use_skip_join
+    profiled_prefill_token: float = 1e-4  # seconds per prompt token, for use_skip_join
+    starvation_threshold: float = 3.0  # seconds without running until a request moves to the top level
+    starvation_period: int = 1000  # steps between two checks for such requests
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "threshold", "starvation_period")
-        at_least(self, 0, "profiled_prefill", "profiled_prefill_token", "starvation_threshold")
+        require_at_least(self, 1, "threshold", "starvation_period")
+        require_at_least(self, 0, "profiled_prefill", "profiled_prefill_token", "starvation_threshold")
         if not self.base_quantum > 0:
             raise ValueError(f"base_quantum: expected more than 0, got {self.base_quantum!r}")
 
     @property
     def traits(self) -> Traits:
-        return Traits(engine=f"{MIRRORS}, mlfq and sj-mlfq", validated_against="not proven: read only")
+        return Traits(
+            engine=f"{ENGINE}, mlfq and sj-mlfq", validated_against="not validated: written from the source code"
+        )
 
-    def begin(self) -> Any:
-        return Ladder()
+    def initial_state(self) -> Any:
+        return MlfqState()
 
-    def leap(self, memory: Any, iterations: int) -> Any:
-        return memory._replace(iterations=memory.iterations + iterations)
+    def advance_state(self, state: Any, steps: int) -> Any:
+        return state._replace(steps=state.steps + steps)
 
-    def rank(self, request: Request) -> Any:
-        return self.joins(request), super().rank(request)
+    def sort_key(self, request: Request) -> Any:
+        return self.first_level(request), super().sort_key(request)
 
-    def joins(self, request: Request) -> int:
-        """Return the level a new request joins: the first whose slice lasts for its prompt."""
+    def first_level(self, request: Request) -> int:
+        """Return the level of a new request: the first one whose slice covers its prefill."""
         if not self.use_skip_join:
             return 0
         slices = (self.profiled_prefill + self.profiled_prefill_token * request.prompt) / self.base_quantum
         if slices <= 1 or self.threshold == 1:
             return 0
-        level = max(0, math.ceil(math.log(slices, self.threshold)) - 1)  # one too low where the logarithm is off
+        level = max(0, math.ceil(math.log(slices, self.threshold)) - 1)  # may be one too low because of rounding
         return level if self.threshold**level >= slices else level + 1
 
     def decide(self, view: View) -> Plan:
-        ladder: Ladder = view.memory
-        if any(pause.request.place == "done" for pause in ladder.paused):  # their clients went away
-            ladder = ladder._replace(paused=tuple(p for p in ladder.paused if p.request.place != "done"))
-        turns = self._slices(ladder.batch, view)
-        if view.waiting or ladder.paused or view.need > view.pool.free:
-            chunks = self.all_fit(view)
-            return self._start(view, ladder, turns, chunks) if chunks else self._contend(view, ladder, turns)
-        if not turns:
-            return Plan(memory=Ladder((), (), (), ladder.iterations))
-        memory = Ladder(turns, (), (), ladder.iterations + 1)
-        return Plan(decode=True, wake=turns[0].until, hold=FOREVER, memory=memory)
+        state: MlfqState = view.state
+        if any(preempted.request.status == "done" for preempted in state.preempted):  # the client disconnected
+            state = state._replace(preempted=tuple(p for p in state.preempted if p.request.status != "done"))
+        slices = self._update_slices(state.batch, view)
+        if view.waiting or state.preempted or view.decode_block_need > view.pool.free:
+            chunks = self.chunks_if_all_fit(view)
+            if chunks:
+                return self._admit_all(view, state, slices, chunks)
+            return self._run_highest_levels(view, state, slices)
+        if not slices:
+            return Plan(state=MlfqState((), (), (), state.steps))
+        state = MlfqState(slices, (), (), state.steps + 1)
+        return Plan(decode=True, wake_at=slices[0].until, hold=FOREVER, state=state)
 
-    def _start(self, view: View, ladder: Ladder, turns: tuple[Turn, ...], chunks: list[Chunk]) -> Plan:
-        """Let in all that wait."""
-        batch = list(turns)
+    def _admit_all(self, view: View, state: MlfqState, slices: tuple[RunningSlice, ...], chunks: list[Chunk]) -> Plan:
+        """Return a plan that admits all waiting requests."""
+        batch = list(slices)
         for chunk in chunks:
-            level = 0 if chunk.request in ladder.starved else self.joins(chunk.request)
-            insort(batch, self.turn(chunk.request, level, view.now))
-        memory = Ladder(tuple(batch), (), (), ladder.iterations + 1)
-        return Plan(chunks=chunks, decode=len(turns) > 0, wake=batch[0].until, memory=memory)
+            level = 0 if chunk.request in state.starved else self.first_level(chunk.request)
+            insort(batch, self.new_slice(chunk.request, level, view.now))
+        state = MlfqState(tuple(batch), (), (), state.steps + 1)
+        return Plan(chunks=chunks, decode=len(slices) > 0, wake_at=batch[0].until, state=state)
 
-    def _contend(self, view: View, ladder: Ladder, turns: tuple[Turn, ...]) -> Plan:
-        """Let the highest levels run, those that ran before the others of their level."""
-        standing = Standing(self, view, ladder, turns)
-        change = self.choose(view, standing.newcomers, standing.key)
-        plan, change = self.arrange(view, change, standing.key)
-        batch, paused = standing.after(change)
-        starved = tuple(request for request in ladder.starved if request not in change.entering)
+    def _run_highest_levels(self, view: View, state: MlfqState, slices: tuple[RunningSlice, ...]) -> Plan:
+        """Return a plan that runs the highest levels. Inside a level, running requests come first."""
+        ranking = Ranking(self, view, state, slices)
+        change = self.choose_batch(view, ranking.candidates, ranking.key)
+        plan, change = self.make_plan(view, change, ranking.key)
+        batch, preempted = ranking.apply(change)
+        starved = tuple(request for request in state.starved if request not in change.entering)
         if not batch:
-            return plan._replace(memory=Ladder((), paused, starved, ladder.iterations))
-        iterations = ladder.iterations + 1
-        left = -iterations % self.starvation_period  # further iterations until the next look
-        hold = min(plan.hold, max(0, left - 1))
-        if not left:
-            paused, starved = self._promote(view, change, paused, starved)
-        return plan._replace(wake=batch[0].until, hold=hold, memory=Ladder(batch, paused, starved, iterations))
+            return plan._replace(state=MlfqState((), preempted, starved, state.steps))
+        steps = state.steps + 1
+        steps_to_check = -steps % self.starvation_period
+        hold = min(plan.hold, max(0, steps_to_check - 1))
+        if not steps_to_check:
+            preempted, starved = self._promote_starved(view, change, preempted, starved)
+        return plan._replace(wake_at=batch[0].until, hold=hold, state=MlfqState(batch, preempted, starved, steps))
 
-    def _promote(
-        self, view: View, change: Change, paused: tuple[Pause, ...], starved: tuple[Request, ...]
-    ) -> tuple[tuple[Pause, ...], tuple[Request, ...]]:
-        """Move to the front of the top level who has not run for too long."""
-        since = view.now - self.starvation_threshold
-        top = [pause._replace(level=0, recency=-view.now) if -pause.recency <= since else pause for pause in paused]
+    def _promote_starved(
+        self, view: View, change: BatchChange, preempted: tuple[PreemptedRequest, ...], starved: tuple[Request, ...]
+    ) -> tuple[tuple[PreemptedRequest, ...], tuple[Request, ...]]:
+        """Move requests that have not run for starvation_threshold seconds to the top level.
+
+        There, running requests come first, then preempted, then waiting ones.
+        """
+        latest = view.now - self.starvation_threshold
+        promoted = [p._replace(level=0, recency=-view.now) if -p.recency <= latest else p for p in preempted]
         known = {*starved, *change.entering}
-        fresh = tuple(r for r in view.waiting if r.arrival <= since and r not in known)
-        return tuple(sorted(top)), (*starved, *fresh)
+        newly_starved = tuple(r for r in view.waiting if r.arrival <= latest and r not in known)
+        return tuple(sorted(promoted)), (*starved, *newly_starved)
 
-    def _slices(self, batch: tuple[Turn, ...], view: View) -> tuple[Turn, ...]:
-        """Return the batch of the last iteration: the finished gone, those at the end of a slice one level down."""
+    def _update_slices(self, batch: tuple[RunningSlice, ...], view: View) -> tuple[RunningSlice, ...]:
+        """Return the last batch without finished requests. Requests with a used-up slice move down one level."""
         now = view.now
         if len(batch) != len(view.running):
-            batch = tuple([turn for turn in batch if turn.request.place == "running"])
+            batch = tuple([running for running in batch if running.request.status == "running"])
         if not batch or batch[0].until > now:
             return batch
-        over = 1
-        while over < len(batch) and batch[over].until <= now:
-            over += 1
-        turns = list(batch[over:])
-        for turn in batch[:over]:
-            insort(turns, self.turn(turn.request, turn.level + 1, now))
-        return tuple(turns)
+        used_up = 1
+        while used_up < len(batch) and batch[used_up].until <= now:
+            used_up += 1
+        slices = list(batch[used_up:])
+        for running in batch[:used_up]:
+            insort(slices, self.new_slice(running.request, running.level + 1, now))
+        return tuple(slices)
 
-    def turn(self, request: Request, level: int, since: float) -> Turn:
-        """Return a request's place in the batch."""
+    def new_slice(self, request: Request, level: int, start: float) -> RunningSlice:
+        """Return the time slice of a request at a level."""
         span = self.base_quantum * self.threshold**level
-        until = since + span
-        if not until - since > span:
-            until = just_after(since, span)
-        return Turn(until, request.serial, request, level, since)
+        until = start + span
+        if not until - start > span:
+            until = first_time_after(start, span)
+        return RunningSlice(until, request.serial, request, level, start)
 
 
-class Standing:
-    """Who stands where at one decision."""
+class Ranking:
+    """The order of all requests in one decision."""
 
-    def __init__(self, policy: MLFQ, view: View, ladder: Ladder, turns: tuple[Turn, ...]) -> None:
+    def __init__(self, policy: MLFQ, view: View, state: MlfqState, slices: tuple[RunningSlice, ...]) -> None:
         self.policy = policy
         self.view = view
-        self.batch = turns
-        self.paused = {pause.request: pause for pause in ladder.paused}
-        self.starved = {request: place for place, request in enumerate(ladder.starved)}
+        self.batch = slices
+        self.preempted = {preempted.request: preempted for preempted in state.preempted}
+        self.starved = {request: index for index, request in enumerate(state.starved)}
 
     @cached_property
-    def turns(self) -> dict[Request, Turn]:
-        """The batch by request, made only if somebody may have to go."""
-        return {turn.request: turn for turn in self.batch}
+    def slices(self) -> dict[Request, RunningSlice]:
+        """The time slices of the batch by request. Built only if a preemption is possible."""
+        return {running.request: running for running in self.batch}
 
     def key(self, request: Request) -> tuple[float, ...]:
-        """Return what the order is by: level, then who ran last, who ran before, who never ran."""
-        turn = self.turns.get(request)
-        if turn is not None:
-            return turn.level, 0, turn.since, turn.serial
-        pause = self.paused.get(request)
-        if pause is not None:
-            return pause.level, 1, pause.recency, pause.serial
+        """Return the sort key: overdue requests first, then by level. In a level: running, preempted, starved, new."""
+        running = self.slices.get(request)
+        if running is not None:
+            return running.level, 0, running.start, running.serial
+        preempted = self.preempted.get(request)
+        if preempted is not None:
+            return preempted.level, 1, preempted.recency, preempted.serial
         if request in self.starved:
             return 0, 2, self.starved[request], 0
-        if self.policy.overdue(request, self.view.now):
+        if self.policy.is_overdue(request, self.view.now):
             return -1, 0, 0, request.arrival
-        level, rank = self.policy.rank(request)
-        return level, 3, rank, request.arrival
+        level, order_key = self.policy.sort_key(request)
+        return level, 3, order_key, request.arrival
 
-    def newcomers(self) -> Iterator[Request]:
-        """Return who does not run, in order."""
-        fresh: Iterable[Request] = ()
-        if not self.policy.prompts_wait(self.view):
-            fresh = self.view.waiting
+    def candidates(self) -> Iterator[Request]:
+        """Return the requests that do not run, in order."""
+        waiting: Iterable[Request] = ()
+        if not self.policy.host_is_almost_full(self.view):
+            waiting = self.view.waiting
             if self.starved:
-                fresh = (*self.starved, *(request for request in fresh if request not in self.starved))
-        return merge(self.paused, fresh, key=self.key) if self.paused else iter(fresh)
+                waiting = (*self.starved, *(request for request in waiting if request not in self.starved))
+        return merge(self.preempted, waiting, key=self.key) if self.preempted else iter(waiting)
 
-    def after(self, change: Change) -> tuple[tuple[Turn, ...], tuple[Pause, ...]]:
-        """Return batch and paused requests once somebody has left and somebody has entered."""
+    def apply(self, change: BatchChange) -> tuple[tuple[RunningSlice, ...], tuple[PreemptedRequest, ...]]:
+        """Return the batch and the preempted requests after a change."""
         now, policy = self.view.now, self.policy
         batch = list(self.batch)
         for request in change.leaving:
-            turn = self.turns[request]
-            batch.remove(turn)
-            self.paused[request] = Pause(turn.level, -now, turn.serial, request, now - turn.since)
+            running = self.slices[request]
+            batch.remove(running)
+            used = now - running.start
+            self.preempted[request] = PreemptedRequest(running.level, -now, running.serial, request, used)
         for request in change.entering:
-            pause = self.paused.pop(request, None)
-            if pause is not None:
-                insort(batch, policy.turn(request, pause.level, now - pause.used))
+            preempted = self.preempted.pop(request, None)
+            if preempted is not None:
+                insort(batch, policy.new_slice(request, preempted.level, now - preempted.used))
             else:
-                level = 0 if request in self.starved else policy.joins(request)
-                insort(batch, policy.turn(request, level, now))
-        return tuple(batch), tuple(sorted(self.paused.values()))
+                level = 0 if request in self.starved else policy.first_level(request)
+                insort(batch, policy.new_slice(request, level, now))
+        return tuple(batch), tuple(sorted(self.preempted.values()))

@@ -1,57 +1,55 @@
-"""Orca: prompts and decodes share every iteration, and whoever enters is promised memory to its end."""
+"""Orca: mixed steps of prefills and decodes. Admission reserves all blocks that a request can need."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Optional
 
-from servesim.core import FOREVER, Plan, Policy, Request, Traits, View, at_least, one_of
+from servesim.core import FOREVER, Plan, Policy, Request, Traits, View, require_at_least, require_one_of
 
-from .common import DECODE, HOLD, REST, admit_reserved
+from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN, admit_reserved
 from .static import slot_blocks
 
 
 @dataclass(frozen=True)
 class Orca(Policy):
-    """Iteration-level scheduling with reservations: first come, first served, no bypass, never a preemption."""
+    """Iteration-level scheduling with reserved blocks: first come, first served, no preemption."""
 
-    max_num_seqs: int = 128  # requests of an iteration (the paper's max_bs)
-    n_slots: Optional[int] = None  # tokens of keys and values that may be promised, None for the whole pool
-    reserve: str = "request"  # promised to a request: request (its prompt + limit), model (max_model_len, as Sarathi)
+    max_num_seqs: int = 128  # requests per step (max_bs in the paper)
+    n_slots: Optional[int] = None  # maximum reserved tokens of the KV cache; null: the whole pool
+    reserve: str = "request"  # reserved tokens: request (its prompt + limit) or model (max_model_len, as in Sarathi)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "max_num_seqs", "n_slots")
-        one_of(self, reserve=("request", "model"))
+        require_at_least(self, 1, "max_num_seqs", "n_slots")
+        require_one_of(self, reserve=("request", "model"))
 
     @property
     def traits(self) -> Traits:
         return Traits(
             engine="Orca (OSDI 2022, Algorithm 1); with reserve: model, Sarathi-Serve 96f9911's baseline",
-            validated_against=(
-                "the paper's rule by hand-worked cases; reserve: model by the figures of the real baseline"
-            ),
+            validated_against="hand-worked cases from the paper; with reserve: model, metrics of the real baseline",
             running_order="arrival",
-            rejects_oversized=False,  # the real one drops or blocks by its own rules
+            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
         )
 
     def decide(self, view: View) -> Plan:
         if not view.waiting:
-            return DECODE if view.decoding else REST
+            return DECODE_PAST_FINISH if view.decoding else IDLE_PLAN
         if len(view.running) >= self.max_num_seqs:
-            return HOLD
+            return DECODE_UNTIL_FINISH
         pool = view.pool
-        room = pool.free
+        free = pool.free
         if self.n_slots is not None:
-            room = min(room, self.n_slots // pool.size - (pool.total - pool.free))
-        chunks, reject = admit_reserved(view, room, self.max_num_seqs - len(view.running), self._reservation)
-        # The paper selects in order of arrival, so who runs stands first; Sarathi puts prompts first.
-        first = self.reserve == "request"
+            free = min(free, self.n_slots // pool.block_size - (pool.total - pool.free))
+        chunks, reject = admit_reserved(view, free, self.max_num_seqs - len(view.running), self._blocks_to_reserve)
+        # The paper sorts the batch by arrival, so running requests come first. Sarathi-Serve puts prompts first.
+        decode_first = self.reserve == "request"
         hold = 0 if chunks or reject else FOREVER
-        return Plan(chunks=chunks, reject=reject, decode=view.decoding > 0, decode_first=first, hold=hold)
+        return Plan(chunks=chunks, reject=reject, decode=view.decoding > 0, decode_first=decode_first, hold=hold)
 
-    def _reservation(self, request: Request, view: View) -> int:
+    def _blocks_to_reserve(self, request: Request, view: View) -> int:
         if self.reserve == "model":
             return slot_blocks(request, view)
-        longest = request.prompt + request.limit
-        return view.pool.blocks(longest if view.max_model_len is None else min(longest, view.max_model_len))
+        max_length = request.prompt + request.limit
+        return view.pool.blocks_for(max_length if view.max_model_len is None else min(max_length, view.max_model_len))

@@ -1,4 +1,4 @@
-"""Sarathi-Serve: decodes always run, chunks of prompts fill up the token budget; and its alternating baseline."""
+"""Sarathi-Serve: decodes run in every step, and chunks of prompts fill the token budget. Also its simple baseline."""
 
 from __future__ import annotations
 
@@ -7,94 +7,107 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Queue, Rejection, Request, Traits, View, at_least
+from servesim.core import (
+    FOREVER,
+    Chunk,
+    Plan,
+    Policy,
+    Preemption,
+    Queue,
+    Rejection,
+    Request,
+    Traits,
+    View,
+    require_at_least,
+)
 
-from .common import refusal, too_long
+from .common import reject_too_long, too_long
 
-ROUNDING = 32  # tokens that chunk sizes of a schedule are rounded to
-DECODE = Plan(decode=True, hold=FOREVER, spare=1, lasts=True)
-TURN = DECODE._replace(memory="prefill")
+CHUNK_MULTIPLE = 32  # chunk sizes of a schedule are rounded to a multiple of this
+DECODE_PLAN = Plan(decode=True, hold=FOREVER, keep_free=1, hold_past_finish=True)
+DECODE_THEN_PREFILL = DECODE_PLAN._replace(state="prefill")  # for SarathiAlternating
 
 
 @dataclass(frozen=True)
 class Sarathi(Policy):
-    """Stall-free batching: decodes, then prompts already begun, then new ones, within chunk_size tokens a step."""
+    """Stall-free batching: decodes, then partly computed prompts, then new ones, up to chunk_size tokens per step."""
 
-    chunk_size: int = 512  # tokens of a step
-    max_num_seqs: int = 128  # requests that run at once
-    watermark: float = 0.01  # share of the blocks that an admission must leave free
-    enable_dynamic_chunking_schedule: bool = False  # chunk sizes that shrink as a prompt goes on
-    low_chunk_size: Optional[int] = None  # tokens of a step for a prompt in its last stage (dynamic)
-    high_chunk_size: Optional[int] = None  # tokens of a step for a prompt in its first stage (dynamic)
-    chunk_schedule_max_tokens: Optional[int] = None  # prompt tokens over which the stages spread (dynamic)
-    chunk_schedule_stages: Optional[int] = None  # stages from high to low (dynamic)
+    chunk_size: int = 512  # tokens per step
+    max_num_seqs: int = 128  # maximum running requests
+    watermark: float = 0.01  # fraction of the blocks that an admission must leave free
+    enable_dynamic_chunking_schedule: bool = False  # chunks get smaller from the start to the end of a prompt
+    low_chunk_size: Optional[int] = None  # tokens per step in the last stage of a prompt (dynamic)
+    high_chunk_size: Optional[int] = None  # tokens per step in the first stage of a prompt (dynamic)
+    chunk_schedule_max_tokens: Optional[int] = None  # prompt tokens that all stages cover together (dynamic)
+    chunk_schedule_stages: Optional[int] = None  # number of stages from high to low (dynamic)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "chunk_size", "max_num_seqs", "chunk_schedule_max_tokens", "chunk_schedule_stages")
-        at_least(self, 0, "watermark")
+        require_at_least(self, 1, "chunk_size", "max_num_seqs", "chunk_schedule_max_tokens", "chunk_schedule_stages")
+        require_at_least(self, 0, "watermark")
         if self.enable_dynamic_chunking_schedule:
             for name in ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages"):
                 value = getattr(self, name)
                 if value is None:
                     raise ValueError(f"{name}: expected a number with enable_dynamic_chunking_schedule, got None")
-                if name.endswith("chunk_size") and (value < ROUNDING or value % ROUNDING):
-                    raise ValueError(f"{name}: expected a multiple of {ROUNDING}, got {value!r}")
+                if name.endswith("chunk_size") and (value < CHUNK_MULTIPLE or value % CHUNK_MULTIPLE):
+                    raise ValueError(f"{name}: expected a multiple of {CHUNK_MULTIPLE}, got {value!r}")
 
     @property
     def traits(self) -> Traits:
         return Traits(
             engine="Sarathi-Serve 96f9911",
-            validated_against="recordings of Sarathi-Serve's sarathi scheduler, turn by turn",
+            validated_against="recordings of Sarathi-Serve's sarathi scheduler, step by step",
             running_order="arrival",
-            rejects_oversized=False,  # the real one drops or blocks by its own rules
+            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
         )
 
     def decide(self, view: View) -> Plan:
-        if not (view.waiting or view.prefilling) and view.decoding and view.need < view.pool.free:
-            return DECODE
-        decodes = keep_decoding(view)
-        chunks = self._begun(decodes.prompts, decodes.decoding)
+        if not (view.waiting or view.prefilling) and view.decoding and view.decode_block_need < view.pool.free:
+            return DECODE_PLAN
+        decodes = schedule_decodes(view)
+        chunks = self._continue_prompts(decodes.prompts, decodes.decoding)
         reject: list[Rejection] = []
         if view.waiting or decodes.victims:
             tokens = decodes.decoding + sum(chunk.tokens for chunk in chunks)
-            admitted, reject = self._admissions(view, decodes, tokens)
+            admitted, reject = self._admit(view, decodes, tokens)
             chunks += admitted
-        held = not (chunks or reject or decodes.victims or decodes.tight)
+        can_hold = not (chunks or reject or decodes.victims or decodes.pool_empty)
         return Plan(
-            evict=[Eviction(victim) for victim in decodes.victims],
+            preempt=[Preemption(victim) for victim in decodes.victims],
             reject=reject,
             chunks=chunks,
             decode=decodes.decoding > 0,
-            hold=FOREVER if held else 0,
-            spare=1,
+            hold=FOREVER if can_hold else 0,
+            keep_free=1,
         )
 
-    def _begun(self, prompts: Queue, tokens: int) -> list[Chunk]:
-        """Go on with half-done prompts beside the tokens that a step already has."""
+    def _continue_prompts(self, prompts: Queue, tokens: int) -> list[Chunk]:
+        """Return chunks of partly computed prompts for a step that already has `tokens` tokens."""
         chunks: list[Chunk] = []
         for request in prompts:
-            size = self._chunk(request, tokens)
+            size = self._chunk_tokens(request, tokens)
             if size > 0:
                 chunks.append(Chunk(request, size))
                 tokens += size
         return chunks
 
-    def _admissions(self, view: View, decodes: Decodes, tokens: int) -> tuple[list[Chunk], list[Rejection]]:
+    def _admit(self, view: View, decodes: DecodeResult, tokens: int) -> tuple[list[Chunk], list[Rejection]]:
+        """Admit from the head of waiting. The step already has `tokens` tokens."""
         chunks: list[Chunk] = []
         reject: list[Rejection] = []
         free = decodes.free - int(self.watermark * view.pool.total)
-        places = self.max_num_seqs - len(view.running) + len(decodes.victims)
-        for request in self._heads(view, decodes.victims):
+        max_admitted = self.max_num_seqs - len(view.running) + len(decodes.victims)
+        for request in self._waiting_with_victims(view, decodes.victims):
             if too_long(request, view):
-                reject.append(refusal(request, view))
+                reject.append(reject_too_long(request, view))
                 continue
-            blocks = view.pool.blocks(request.length)
-            if blocks > free or len(chunks) >= places:
+            blocks = view.pool.blocks_for(request.length)
+            if blocks > free or len(chunks) >= max_admitted:
                 break
-            # A victim of this very step is still in the books as far as it had come: one that decoded has nothing
-            # left to compute and shuts the door, one that was half-way is let in for the rest of its prompt.
-            size = 0 if request.decodes else self._chunk(request, tokens)
+            # A victim of this step still counts its computed tokens here. If its prompt was complete, there is no chunk
+            # to run, and admission ends. Otherwise it is admitted for the rest of its tokens.
+            size = 0 if request.decodes else self._chunk_tokens(request, tokens)
             if size <= 0:
                 break
             chunks.append(Chunk(request, size, blocks))
@@ -102,85 +115,85 @@ class Sarathi(Policy):
             free -= blocks
         return chunks, reject
 
-    def _heads(self, view: View, victims: Sequence[Request]) -> Iterable[Request]:
-        """Return waiting as it stands once the victims are back at its front."""
+    def _waiting_with_victims(self, view: View, victims: Sequence[Request]) -> Iterable[Request]:
+        """Return the victims and the waiting queue. If the queue is sorted, a step with victims admits no request."""
         if not victims:
             return view.waiting
-        return () if self.ranked else (*reversed(victims), *view.waiting)
+        return () if self.is_sorted else (*reversed(victims), *view.waiting)
 
-    def _chunk(self, request: Request, tokens: int) -> int:
-        """Return how much of a prompt fits beside the tokens that a step already has."""
+    def _chunk_tokens(self, request: Request, tokens: int) -> int:
+        """Return the tokens of a prompt that fit into a step that already has `tokens` tokens."""
         size = self.chunk_size
         if self.enable_dynamic_chunking_schedule:
             stage = request.cached // -(-(self.chunk_schedule_max_tokens or 1) // (self.chunk_schedule_stages or 1))
-            size = self._sizes[min(stage, len(self._sizes) - 1)]
+            size = self._chunk_sizes[min(stage, len(self._chunk_sizes) - 1)]
         return min(request.pending, size - tokens)
 
     @cached_property
-    def _sizes(self) -> list[int]:
-        """Chunk sizes by stage: evenly from high to low, rounded."""
+    def _chunk_sizes(self) -> list[int]:
+        """Chunk sizes by stage: from high to low in equal steps, rounded."""
         low, high, stages = self.low_chunk_size or 0, self.high_chunk_size or 0, self.chunk_schedule_stages or 1
         steps = [low + (high - low) * stage // (stages - 1) for stage in range(stages)] if stages > 1 else [low]
-        return [round(size / ROUNDING) * ROUNDING for size in reversed(steps)]
+        return [round(size / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for size in reversed(steps)]
 
 
 @dataclass(frozen=True)
 class SarathiAlternating(Sarathi):
-    """Chunked prompts that do not share steps with decodes: prompt-only and decode-only steps take turns."""
+    """Chunked prefill without mixed steps: prefill steps and decode steps alternate."""
 
     @property
     def traits(self) -> Traits:
         return super().traits._replace(
             engine="Sarathi-Serve 96f9911's simple_chunking baseline",
-            validated_against="hand-worked cases; shares its passes with sarathi, which is proven on recordings",
+            validated_against="hand-worked cases; shares its code with sarathi, which is validated against recordings",
         )
 
-    def begin(self) -> Any:
-        return "prefill"  # whose turn it is
+    def initial_state(self) -> Any:
+        return "prefill"  # kind of the next step
 
     def decide(self, view: View) -> Plan:
-        if view.memory == "prefill" and (view.waiting or view.prefilling):
-            chunks, reject = self._prompts(view)
+        if view.state == "prefill" and (view.waiting or view.prefilling):
+            chunks, reject = self._schedule_prompts(view)
             if chunks or reject:
-                return Plan(chunks=chunks, reject=reject, memory="decode")
-        if view.memory == "prefill" and not view.waiting and view.decoding and view.need < view.pool.free:
-            return TURN
-        decodes = keep_decoding(view)
-        held = view.memory == "prefill" and not (decodes.victims or decodes.tight)
+                return Plan(chunks=chunks, reject=reject, state="decode")
+        if view.state == "prefill" and not view.waiting and view.decoding and view.decode_block_need < view.pool.free:
+            return DECODE_THEN_PREFILL
+        decodes = schedule_decodes(view)
+        can_hold = view.state == "prefill" and not (decodes.victims or decodes.pool_empty)
         return Plan(
-            evict=[Eviction(victim) for victim in decodes.victims],
+            preempt=[Preemption(victim) for victim in decodes.victims],
             decode=decodes.decoding > 0,
-            hold=FOREVER if held else 0,
-            spare=1,
-            memory="prefill",
+            hold=FOREVER if can_hold else 0,
+            keep_free=1,
+            state="prefill",
         )
 
-    def _prompts(self, view: View) -> tuple[list[Chunk], list[Rejection]]:
-        """Prompts already begun go on; only when there is none do new ones start."""
-        chunks = self._begun(view.prefilling, 0)
+    def _schedule_prompts(self, view: View) -> tuple[list[Chunk], list[Rejection]]:
+        """Continue partly computed prompts. Only if there is none, start new ones."""
+        chunks = self._continue_prompts(view.prefilling, 0)
         if chunks or not view.waiting:
             return chunks, []
-        return self._admissions(view, Decodes(0, view.pool.free, (), (), False), 0)
+        return self._admit(view, DecodeResult(0, view.pool.free, (), (), False), 0)
 
 
-class Decodes(NamedTuple):
-    """What the running requests come to: who decodes, who had to go for it, and what is left."""
+class DecodeResult(NamedTuple):
+    """The running requests that decode in this step, and those that it preempts."""
 
-    decoding: int  # requests that decode
-    free: int  # blocks left after their next token
-    prompts: Queue  # running requests with a prompt to finish
-    victims: Sequence[Request]  # in the order they were taken
-    tight: bool  # the last block is gone, so the next step has to look again
+    decoding: int  # number of requests that decode
+    free: int  # free blocks after their next token
+    prompts: Queue  # running requests whose prompt is not complete
+    victims: Sequence[Request]  # in the order of preemption
+    pool_empty: bool  # no block is left, so the plan cannot be held
 
 
-def keep_decoding(view: View) -> Decodes:
-    """Give every decoding request its next token, the youngest making room when no block is free.
+def schedule_decodes(view: View) -> DecodeResult:
+    """Schedule the next token of every decoding request. If no block is free, preempt the newest request.
 
-    A request needs a free block to go on even if it would not take it, as in vLLM.
+    As in vLLM, a request needs a free block even if it does not use it.
     """
-    free = view.pool.free - view.need
+    free = view.pool.free - view.decode_block_need
     if free > 0 or not view.decoding:
-        return Decodes(view.decoding, free, view.prefilling, (), False)
+        return DecodeResult(view.decoding, free, view.prefilling, (), False)
     queue = list(view.running)
     free, visited, tail = view.pool.free, 0, len(queue)
     prompts: list[Request] = []
@@ -196,10 +209,10 @@ def keep_decoding(view: View) -> Decodes:
             tail -= 1
             victims.append(queue[tail])
             free += queue[tail].blocks
-        if free <= 0:  # nobody else is left to go
+        if free <= 0:  # no other request is left
             victims.append(request)
             free += request.blocks
             break
-        free -= view.pool.blocks(request.cached + 1) - request.blocks
+        free -= view.pool.blocks_for(request.cached + 1) - request.blocks
         count += 1
-    return Decodes(count, free, prompts, victims, True)
+    return DecodeResult(count, free, prompts, victims, True)

@@ -1,7 +1,7 @@
-"""DeepSpeed-FastGen's Dynamic SplitFuse as MII runs it: decodes first, prompts cut to fill the batch exactly.
+"""Dynamic SplitFuse of DeepSpeed-FastGen (MII): decodes first, chunks of prompts fill the rest of the batch.
 
-Finished requests keep their blocks until MII's loop comes round to flushing them: the flush is asked for after the
-next decision and carried out with the one after that. The policy's memory is how many flushes have been asked for.
+MII frees ("flushes") the blocks of finished requests late: it requests the flush after the next decision and carries it
+out with the decision after that. The policy state is the number of requested flushes.
 """
 
 from __future__ import annotations
@@ -10,103 +10,104 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Policy, Request, Stuck, Traits, View, at_least
+from servesim.core import FOREVER, Chunk, Plan, Policy, Preemption, Request, Stuck, Traits, View, require_at_least
 
 
 @dataclass(frozen=True)
 class SplitFuse(Policy):
-    """Token generation before prompts, stalling instead of preempting; eviction only when nothing at all can run."""
+    """Decodes before prompts. A request without free blocks skips the step. Preemption only if no request can run."""
 
-    max_ragged_batch_size: int = 768  # tokens of a forward pass
-    max_ragged_sequence_count: int = 512  # requests of a forward pass
-    max_tracked_sequences: int = 2048  # requests with keys and values, those not yet flushed included
-    mend_flush: bool = False  # when nothing can run, wait for a flush under way; MII evicts, or dies if nobody is left
+    max_ragged_batch_size: int = 768  # tokens per model call
+    max_ragged_sequence_count: int = 512  # requests per model call
+    max_tracked_sequences: int = 2048  # requests with KV blocks, including finished requests that are not flushed
+    wait_for_flush: bool = False  # if no request can run, wait for a requested flush; MII preempts or fails
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "max_ragged_batch_size", "max_ragged_sequence_count", "max_tracked_sequences")
+        require_at_least(self, 1, "max_ragged_batch_size", "max_ragged_sequence_count", "max_tracked_sequences")
 
     @property
     def traits(self) -> Traits:
         return Traits(
             engine="DeepSpeed-MII 8abdd98 (FastGen)",
-            validated_against="recordings of MII's RaggedBatchBase, turn by turn",
-            rejects_oversized=False,  # the real one drops or blocks by its own rules
+            validated_against="recordings of MII's RaggedBatchBase, step by step",
+            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
             frees_blocks_late=True,
         )
 
-    def begin(self) -> Any:
-        return 0  # finished requests whose flush has been asked for
+    def initial_state(self) -> Any:
+        return 0  # number of requested flushes
 
     def decide(self, view: View) -> Plan:
-        release = list(islice(view.finished, view.memory)) if view.memory else ()
-        asked = len(view.finished) - len(release)
+        release = list(islice(view.finished, view.state)) if view.state else ()
+        flushes = len(view.finished) - len(release)
         count = view.decoding
-        if count <= min(self.max_ragged_sequence_count, self.max_ragged_batch_size) and view.need <= view.pool.free:
-            chunks = self._prompts(view, count, view.need) if view.waiting or view.prefilling else ()
+        need = view.decode_block_need
+        if count <= min(self.max_ragged_sequence_count, self.max_ragged_batch_size) and need <= view.pool.free:
+            chunks = self._schedule_prompts(view, count, need) if view.waiting or view.prefilling else ()
             if count or chunks or release:
-                hold = FOREVER if not (chunks or release or asked) else 0
+                hold = FOREVER if not (chunks or release or flushes) else 0
                 decode = count > 0
-                return Plan(release=release, chunks=chunks, decode=decode, decode_first=True, hold=hold, memory=asked)
+                return Plan(release=release, chunks=chunks, decode=decode, decode_first=True, hold=hold, state=flushes)
         else:
-            scheduled, stalled, promised = self._decodes(view)
-            chunks = self._prompts(view, len(scheduled), promised)
+            scheduled, skipped, used = self._schedule_decodes(view)
+            chunks = self._schedule_prompts(view, len(scheduled), used)
             if scheduled or chunks or release:
                 running = None
-                if stalled:  # MII's buffer keeps who sat out ahead of those that come back from the pass
-                    started = [chunk.request for chunk in chunks if chunk.request.place != "running"]
-                    running = [*stalled, *scheduled, *view.prefilling, *started]
+                if skipped:  # MII's buffer keeps skipped requests before those of the model call
+                    started = [chunk.request for chunk in chunks if chunk.request.status != "running"]
+                    running = [*skipped, *scheduled, *view.prefilling, *started]
                 batch = [*(Chunk(request, 1) for request in scheduled), *chunks]
-                return Plan(release=release, chunks=batch, running=running, memory=asked)
-        if (self.mend_flush and asked) or not (view.waiting or view.running):
-            return Plan(memory=asked)
-        return Plan(evict=[Eviction(self._victim(view), "recompute", "back")], memory=asked)
+                return Plan(release=release, chunks=batch, reorder_running=running, state=flushes)
+        if (self.wait_for_flush and flushes) or not (view.waiting or view.running):
+            return Plan(state=flushes)
+        return Plan(preempt=[Preemption(self._choose_victim(view), "recompute", "back")], state=flushes)
 
-    def _decodes(self, view: View) -> tuple[list[Request], list[Request], int]:
-        """Return who generates a token, who has to sit out, and the blocks that this takes."""
+    def _schedule_decodes(self, view: View) -> tuple[list[Request], list[Request], int]:
+        """Return the requests that decode, the skipped requests, and the blocks that the decodes use."""
         scheduled: list[Request] = []
-        stalled: list[Request] = []
-        taken = seen = 0
-        places = min(self.max_ragged_sequence_count, self.max_ragged_batch_size)
+        skipped: list[Request] = []
+        used = decoding = 0
+        max_rows = min(self.max_ragged_sequence_count, self.max_ragged_batch_size)
         for request in view.running:
             if not request.decodes:
                 continue
-            seen += 1
-            block = view.pool.blocks(request.cached + 1) - request.blocks
-            if seen > places or taken + block > view.pool.free:
-                stalled.append(request)
+            decoding += 1
+            need = view.pool.blocks_for(request.cached + 1) - request.blocks
+            if decoding > max_rows or used + need > view.pool.free:
+                skipped.append(request)
             else:
-                taken += block
+                used += need
                 scheduled.append(request)
-        return scheduled, stalled, taken
+        return scheduled, skipped, used
 
-    def _prompts(self, view: View, count: int, promised: int) -> list[Chunk]:
-        """Cut prompts to fill the batch; one whose rest does not fit into memory stops those behind it."""
+    def _schedule_prompts(self, view: View, count: int, used: int) -> list[Chunk]:
+        """Return chunks that fill the batch. If the rest of a prompt does not fit, later prompts wait."""
         chunks: list[Chunk] = []
-        pool, left = view.pool, self.max_ragged_batch_size - count
-        full = len(view.running) + len(view.finished) >= self.max_tracked_sequences
+        pool, tokens_left = view.pool, self.max_ragged_batch_size - count
+        table_full = len(view.running) + len(view.finished) >= self.max_tracked_sequences
         for request in chain(view.prefilling, view.waiting):
-            if not pool.free or count >= self.max_ragged_sequence_count or left <= 0:
+            if not pool.free or count >= self.max_ragged_sequence_count or tokens_left <= 0:
                 break
             rest = request.pending
-            blocked = full and request.place == "waiting"
-            if blocked or pool.blocks(request.length) - request.blocks > pool.free - promised:
+            blocked = table_full and request.status == "waiting"
+            if blocked or pool.blocks_for(request.length) - request.blocks > pool.free - used:
                 if rest > 1:
                     break
-                continue  # MII tests for room before the cut, and a single token is not cut
-            tokens = min(rest, left)
+                continue  # MII tests the blocks before it splits a prompt, and it does not split a single token
+            tokens = min(rest, tokens_left)
             chunks.append(Chunk(request, tokens))
-            promised += pool.blocks(request.cached + tokens) - request.blocks
-            left -= tokens
+            used += pool.blocks_for(request.cached + tokens) - request.blocks
+            tokens_left -= tokens
             count += 1
         return chunks
 
-    def _victim(self, view: View) -> Request:
-        """Return the last of the buffer that holds keys and values; a prompt in parts stands at its very front."""
+    def _choose_victim(self, view: View) -> Request:
+        """Return the last request in MII's buffer that holds blocks. Partly computed prompts are at its front."""
         for request in reversed(view.running):
             if request.decodes:
                 return request
         if view.prefilling:
             return view.prefilling[-1]
-        why = "MII asserts: nothing can be scheduled and only finished requests hold memory, not yet flushed"
+        why = "MII fails with an assertion: no request can run, and only finished, unflushed requests hold blocks"
         raise Stuck(why, list(view.waiting), view.now)

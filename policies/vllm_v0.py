@@ -1,4 +1,4 @@
-"""vLLM v0: prompts first, a step of prompts only; decodes otherwise, the youngest preempted when memory runs short."""
+"""vLLM v0: prefill first. A step runs either prompts or decodes. The last running request is preempted."""
 
 from __future__ import annotations
 
@@ -7,48 +7,61 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Eviction, Plan, Queue, Rejection, Request, Traits, View, at_least, one_of
+from servesim.core import (
+    FOREVER,
+    Chunk,
+    Plan,
+    Preemption,
+    Queue,
+    Rejection,
+    Request,
+    Traits,
+    View,
+    require_at_least,
+    require_one_of,
+)
 
-from .common import REST
-from .vllm_v0_common import Room, VLLMv0, by_priority
+from .common import IDLE_PLAN
+from .vllm_v0_common import BlockPlan, VLLMv0, priority_key
 
-HOLD = Plan(decode=True, hold=FOREVER, spare=1)  # the block manager wants a free block for every decode
-DECODE = HOLD._replace(lasts=True)
+# vLLM's block manager requires one free block during a decode step, even if no request uses it.
+DECODE_KEEP_ONE_FREE = Plan(decode=True, hold=FOREVER, keep_free=1)
+DECODE_PAST_FINISH_KEEP_ONE_FREE = DECODE_KEEP_ONE_FREE._replace(hold_past_finish=True)
 
 
-class Prompts(NamedTuple):
-    """What the pass over the waiting requests came to."""
+class PrefillResult(NamedTuple):
+    """The waiting requests that a step admits or ignores (rejects), and the state of the delay factor."""
 
     chunks: Sequence[Chunk] = ()
     ignored: Sequence[Rejection] = ()
-    memory: Any = None
-    wake: Optional[float] = None
+    state: Any = None
+    wake_at: Optional[float] = None
 
 
-class Ranks(NamedTuple):
-    """What the priority pass came to: the queues in order of priority, and who lost a place to the head."""
+class PriorityPreemption(NamedTuple):
+    """The sorted queues, and the requests that the head of waiting preempts."""
 
     running: list[Request]
     waiting: list[Request]
     victims: list[Request]
-    inverted: bool  # a running request ranks behind the head of waiting
+    priority_inversion: bool  # a running request sorts after the head of waiting
 
 
 @dataclass(frozen=True)
 class VLLM(VLLMv0):
-    """vLLM v0's default scheduler; the defaults are 0.8.5's, other versions are presets."""
+    """The default scheduler of vLLM v0. The defaults are those of 0.8.5; other versions are presets."""
 
-    max_num_batched_tokens: Optional[int] = None  # prompt tokens of one step; None: max_model_len, at least 2048
-    padded_prefill: bool = False  # prompts of a step are padded to the longest, and counted so (0.3.3)
-    max_paddings: Optional[int] = 256  # padding tokens of a step at most (with padded_prefill)
-    ignored_step: bool = False  # a pass that only ignored prompts makes an empty step (<= 0.4.0)
-    policy: str = "fcfs"  # fcfs, or priority (>= 0.6.2): a head that ranks first takes the place of the last
+    max_num_batched_tokens: Optional[int] = None  # prompt tokens per step; null: max_model_len, at least 2048
+    padded_prefill: bool = False  # prompts of a step are padded to the longest, and padding counts as tokens (0.3.3)
+    max_paddings: Optional[int] = 256  # maximum padding tokens per step (with padded_prefill)
+    ignored_step: bool = False  # a step that ignores (rejects) prompts and admits none runs no model call (<= 0.4.0)
+    policy: str = "fcfs"  # fcfs, or priority (>= 0.6.2): the head of waiting preempts requests that sort after it
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "max_num_batched_tokens")
-        at_least(self, 0, "max_paddings")
-        one_of(self, policy=("fcfs", "priority"))
+        require_at_least(self, 1, "max_num_batched_tokens")
+        require_at_least(self, 0, "max_paddings")
+        require_one_of(self, policy=("fcfs", "priority"))
 
     @property
     def traits(self) -> Traits:
@@ -59,125 +72,139 @@ class VLLM(VLLMv0):
         )
 
     def decide(self, view: View) -> Plan:
-        pool, plain = view.pool, self.delay_factor == 0 and self.policy == "fcfs"
-        free = pool.free - view.need
-        if plain and free > 0 and not view.waiting and not view.swapped:
-            return DECODE if view.decoding else REST
+        pool, fcfs_without_delay = view.pool, self.delay_factor == 0 and self.policy == "fcfs"
+        free = pool.free - view.decode_block_need
+        if fcfs_without_delay and free > 0 and not view.waiting and not view.swapped:
+            return DECODE_PAST_FINISH_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
         if not (view.waiting or view.running or view.swapped):
-            return Plan(memory=view.memory)
-        prompts = Prompts(memory=view.memory)
+            return Plan(state=view.state)
+        prompts = PrefillResult(state=view.state)
         if not view.swapped and (view.waiting or self.delay_factor > 0):
-            prompts = self._prompts(view)
+            prompts = self._schedule_prefills(view)
             if prompts.chunks or (prompts.ignored and self.ignored_step):
-                return Plan(chunks=prompts.chunks, reject=prompts.ignored, memory=prompts.memory)
+                return Plan(chunks=prompts.chunks, reject=prompts.ignored, state=prompts.state)
         if self.policy == "priority":
             return self._decode_by_priority(view, prompts)
-        if view.decoding and free <= 0 and not (free == 0 and view.running[-1].cached % pool.size == 0):
-            evict = self._grow_all(view, view.running, pool.free).evict
-            return self._decode(prompts, evict=evict, decode=len(evict) < len(view.running))
+        # free == 0 is enough if the last request takes the last block: then every request still finds a free block.
+        if view.decoding and free <= 0 and not (free == 0 and view.running[-1].cached % pool.block_size == 0):
+            preempt = self._append_or_preempt_all(view, view.running, pool.free).preempt
+            return self._decode_plan(prompts, preempt=preempt, decode=len(preempt) < len(view.running))
         if view.swapped:
             return self._swap_in(view, prompts, free, view.running)
-        if plain and not prompts.ignored:
-            return HOLD if view.decoding else REST
-        return self._decode(prompts, decode=view.decoding > 0, hold=0 if prompts.ignored else FOREVER)
+        if fcfs_without_delay and not prompts.ignored:
+            return DECODE_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
+        return self._decode_plan(prompts, decode=view.decoding > 0, hold=0 if prompts.ignored else FOREVER)
 
-    def budget(self, view: View) -> int:
+    def token_budget(self, view: View) -> int:
+        """Return the maximum number of tokens per step."""
         return self.max_num_batched_tokens or max(view.max_model_len or 0, 2048)
 
-    def _prompts(self, view: View) -> Prompts:
-        """Admit from the head of waiting, until something is short."""
-        pool, free, budget, reserve = view.pool, view.pool.free, self.budget(view), self.reserve(view.pool)
-        limit = budget if view.max_model_len is None else min(budget, view.max_model_len)
-        seats = self.max_num_seqs - len(view.running)
-        gate = self.gate(view)
+    def _schedule_prefills(self, view: View) -> PrefillResult:
+        """Admit from the head of waiting until tokens, blocks or requests are used up."""
+        pool, free, watermark_blocks = view.pool, view.pool.free, self.watermark_blocks(view.pool)
+        token_budget = self.token_budget(view)
+        max_length = token_budget if view.max_model_len is None else min(token_budget, view.max_model_len)
+        max_admitted = self.max_num_seqs - len(view.running)
+        gate = self.delay_gate(view)
         chunks: list[Chunk] = []
         ignored: list[Rejection] = []
         tokens = longest = 0
         for request in view.waiting:
-            if gate is not None and not gate.passes(len(chunks) + len(ignored), len(chunks)):
+            if gate is not None and not gate.allows(len(chunks) + len(ignored), len(chunks)):
                 break
             length = request.length
-            blocks = pool.blocks(length)
-            if length > limit or pool.total - blocks < reserve:
-                ignored.append(Rejection(request, self._too_long(length, limit, blocks, pool.total - reserve)))
+            blocks = pool.blocks_for(length)
+            if length > max_length or pool.total - blocks < watermark_blocks:
+                reason = self._ignore_reason(length, max_length, blocks, pool.total - watermark_blocks)
+                ignored.append(Rejection(request, reason))
                 continue
             tokens, longest = tokens + length, max(longest, length)
             padded = (len(chunks) + 1) * longest
-            if free - blocks < reserve or (padded if self.padded_prefill else tokens) > budget or len(chunks) >= seats:
+            if (
+                free - blocks < watermark_blocks
+                or (padded if self.padded_prefill else tokens) > token_budget
+                or len(chunks) >= max_admitted
+            ):
                 break
             if self.padded_prefill and self.max_paddings is not None and padded - tokens > self.max_paddings:
                 break
             free -= blocks
             chunks.append(Chunk(request, length))
         if gate is None:
-            return Prompts(chunks, ignored)
-        started = chunks or (ignored and self.ignored_step)
-        return Prompts(chunks, ignored, gate.scheduled() if started else gate.timers, gate.opens)
+            return PrefillResult(chunks, ignored)
+        prefill = chunks or (ignored and self.ignored_step)
+        return PrefillResult(chunks, ignored, gate.state_after_prefill() if prefill else gate.state, gate.wake_at)
 
-    def _too_long(self, length: int, limit: int, blocks: int, most: int) -> str:
-        if length > limit:
-            return f"{length} tokens to run at once, at most {limit} may (max_num_batched_tokens, max_model_len)"
-        return f"{length} tokens need {blocks} blocks, at most {most} may be taken"
+    def _ignore_reason(self, length: int, max_length: int, blocks: int, max_blocks: int) -> str:
+        if length > max_length:
+            return f"{length} tokens in one step, the limit is {max_length} (max_num_batched_tokens, max_model_len)"
+        return f"{length} tokens need {blocks} blocks, the limit is {max_blocks}"
 
-    def _grow_all(self, view: View, running: Queue, free: int) -> Room:
-        """Let all grow in order, the last giving way."""
-        room = Room(view, free)
+    def _append_or_preempt_all(self, view: View, running: Queue, free: int) -> BlockPlan:
+        """Allocate the blocks of the next token of all running requests. If some are missing, preempt the last ones."""
+        block_plan = BlockPlan(view, free)
         queue = deque(running)
         while queue:
-            self.grow(room, queue.popleft(), queue)
-        return room
+            self.append_or_preempt(block_plan, queue.popleft(), queue)
+        return block_plan
 
-    def _decode(self, prompts: Prompts, **moves: Any) -> Plan:
-        return HOLD._replace(hold=0, reject=prompts.ignored, wake=prompts.wake, memory=prompts.memory)._replace(**moves)
+    def _decode_plan(self, prompts: PrefillResult, **fields: Any) -> Plan:
+        plan = DECODE_KEEP_ONE_FREE._replace(
+            hold=0, reject=prompts.ignored, wake_at=prompts.wake_at, state=prompts.state
+        )
+        return plan._replace(**fields)
 
-    def _swap_in(self, view: View, prompts: Prompts, free: int, running: Queue) -> Plan:
-        """Decode with the requests that can come back from the host, those last in the batch."""
-        back, failed = self.swap_ins(view, free, self.max_num_seqs - len(running), self.budget(view) - len(running))
-        plan = self._decode(prompts, swap_in=back, reject=[*prompts.ignored, *failed])
-        if back and self.sort_running:
-            return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *back)], decode=False)
-        return plan._replace(decode=bool(running or back), hold=0 if back or plan.moves.reject else FOREVER)
+    def _swap_in(self, view: View, prompts: PrefillResult, free: int, running: Queue) -> Plan:
+        """Decode and swap in. Swapped-in requests come last in the batch."""
+        swapped_in, infeasible = self.choose_swap_ins(
+            view, free, self.max_num_seqs - len(running), self.token_budget(view) - len(running)
+        )
+        plan = self._decode_plan(prompts, swap_in=swapped_in, reject=[*prompts.ignored, *infeasible])
+        if swapped_in and self.sort_running:
+            return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *swapped_in)], decode=False)
+        return plan._replace(decode=bool(running or swapped_in), hold=0 if swapped_in or plan.moves.reject else FOREVER)
 
-    def _decode_by_priority(self, view: View, prompts: Prompts) -> Plan:
-        """Sort both queues, let the head of waiting preempt what it outranks, then decode as usual."""
-        ranks = self._ranks(view, {rejection.request for rejection in prompts.ignored})
-        if ranks.victims or view.pool.free <= view.need:
-            free = view.pool.free + sum(request.blocks for request in ranks.victims)
-            room = self._grow_all(view, ranks.running, free)
+    def _decode_by_priority(self, view: View, prompts: PrefillResult) -> Plan:
+        """Sort both queues and preempt for the head of waiting, then decode as usual."""
+        queues = self._preempt_by_priority(view, {rejection.request for rejection in prompts.ignored})
+        if queues.victims or view.pool.free <= view.decode_block_need:
+            free = view.pool.free + sum(request.blocks for request in queues.victims)
+            block_plan = self._append_or_preempt_all(view, queues.running, free)
         else:
-            room = Room(view, view.pool.free - view.need)
-        evict = room.evict
-        gone = {eviction.request for eviction in evict}
-        running = [request for request in ranks.running if request not in gone]
-        plan = self._decode(prompts, decode=bool(running))
-        if not evict:
-            plan = self._swap_in(view, prompts, room.free, running)
-        waiting = [e.request for e in reversed(evict) if e.to == "front"] + ranks.waiting
-        natural = [request for request in view.running if request not in gone and request not in ranks.victims]
-        sort_running, sort_waiting = running != natural, bool(evict) or waiting != list(view.waiting)
+            block_plan = BlockPlan(view, view.pool.free - view.decode_block_need)
+        preempt = block_plan.preempt
+        preempted = {preemption.request for preemption in preempt}
+        running = [request for request in queues.running if request not in preempted]
+        plan = self._decode_plan(prompts, decode=bool(running))
+        if not preempt:
+            plan = self._swap_in(view, prompts, block_plan.free, running)
+        waiting = [p.request for p in reversed(preempt) if p.queue == "front"] + queues.waiting
+        unsorted = [request for request in view.running if request not in preempted and request not in queues.victims]
+        sort_running, sort_waiting = running != unsorted, bool(preempt) or waiting != list(view.waiting)
         return plan._replace(
-            evict=[*(Eviction(victim) for victim in ranks.victims), *evict],
-            running=[*running, *plan.moves.swap_in] if sort_running else None,
-            waiting=waiting if sort_waiting else None,
-            hold=0 if ranks.inverted or sort_running or sort_waiting else plan.hold,
+            preempt=[*(Preemption(victim) for victim in queues.victims), *preempt],
+            reorder_running=[*running, *plan.moves.swap_in] if sort_running else None,
+            reorder_waiting=waiting if sort_waiting else None,
+            hold=0 if queues.priority_inversion or sort_running or sort_waiting else plan.hold,
         )
 
-    def _ranks(self, view: View, ignored: set[Request]) -> Ranks:
-        pool, reserve = view.pool, self.reserve(view.pool)
-        running = sorted(view.running, key=by_priority)
+    def _preempt_by_priority(self, view: View, ignored: set[Request]) -> PriorityPreemption:
+        """Sort both queues. Preempt requests that sort after the head of waiting, until it fits."""
+        pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
+        running = sorted(view.running, key=priority_key)
         waiting = [request for request in view.waiting if request not in ignored]
         victims: list[Request] = []
-        inverted = False
+        priority_inversion = False
         if waiting:
             head, free = waiting[0], pool.free
-            blocks = pool.blocks(head.length)
-            possible = pool.total - blocks >= reserve and head.length <= self.budget(view)
-            while running and by_priority(running[-1]) > by_priority(head):
-                inverted = True
-                if possible and free - blocks >= reserve and len(running) < self.max_num_seqs:
+            blocks = pool.blocks_for(head.length)
+            head_can_fit = pool.total - blocks >= watermark_blocks and head.length <= self.token_budget(view)
+            while running and priority_key(running[-1]) > priority_key(head):
+                priority_inversion = True
+                if head_can_fit and free - blocks >= watermark_blocks and len(running) < self.max_num_seqs:
                     break
                 victims.append(running.pop())
                 free += victims[-1].blocks
-            waiting = sorted([head, *reversed(victims), *waiting[1:]], key=by_priority)
-        gone = [request for request in view.waiting if request in ignored]
-        return Ranks(running, [*waiting, *gone], victims, inverted)
+            waiting = sorted([head, *reversed(victims), *waiting[1:]], key=priority_key)
+        rejected = [request for request in view.waiting if request in ignored]
+        return PriorityPreemption(running, [*waiting, *rejected], victims, priority_inversion)

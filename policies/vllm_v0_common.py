@@ -1,6 +1,6 @@
-"""What both schedulers of vLLM v0 share: their memory tests, who is preempted, who comes back from the host.
+"""Code that vllm_v0.py (default scheduler) and vllm_v0_chunked.py (chunked prefill) share: blocks, preemption, swap-in.
 
-`length` is prompt and answer so far; a decode of it needs blocks for `length`, the newest token having no cache yet.
+`length` is the prompt plus the generated tokens. The newest token is not cached, so a decode needs blocks for `length`.
 """
 
 from __future__ import annotations
@@ -10,126 +10,144 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import BlockPool, Eviction, Policy, Queue, Rejection, Request, Stuck, Traits, View, at_least, one_of
+from servesim.core import (
+    BlockPool,
+    Policy,
+    Preemption,
+    Queue,
+    Rejection,
+    Request,
+    Stuck,
+    Traits,
+    View,
+    require_at_least,
+    require_one_of,
+)
 
-from .delay_gate import SCOPES, DelayGate, Timers
+from .delay_gate import SCOPES, DelayGate, DelayState
 
 
-class Room:
-    """Memory while a step is put together, and who had to make room."""
+class BlockPlan:
+    """Free blocks after the allocations of the step so far, and its preemptions so far."""
 
     def __init__(self, view: View, free: Optional[int] = None) -> None:
         self.view = view
         self.free = view.pool.free if free is None else free
-        self.host = view.pool.host_free
-        self.evict: list[Eviction] = []
+        self.host_free = view.pool.host_free
+        self.preempt: list[Preemption] = []
 
 
-class SwapIns(NamedTuple):
-    """What the pass over the swapped requests came to."""
+class SwapInResult(NamedTuple):
+    """The swapped requests that a step swaps in or rejects."""
 
-    back: Sequence[Request] = ()
-    failed: Sequence[Rejection] = ()
+    swapped_in: Sequence[Request] = ()
+    infeasible: Sequence[Rejection] = ()
 
 
 @dataclass(frozen=True)
 class VLLMv0(Policy):
-    """The fields and rules that vLLM v0's two schedulers have in common; the defaults are 0.8.5's."""
+    """The fields and methods that both schedulers of vLLM v0 share: default and chunked prefill. Defaults: 0.8.5."""
 
-    max_num_seqs: int = 256  # requests that run at once; swapped ones do not count
-    watermark: float = 0.01  # share of the blocks that an admission or a swap-in must leave free
-    delay_factor: float = 0.0  # prompts wait for so many times the last prefill's latency (scheduler_delay_factor)
-    delay_scope: str = "request-unless-idle"  # who waits: request (0.4.0), queue (-0.5.3), request-unless-idle (later)
-    preemption_mode: Optional[str] = None  # recompute or swap (to host blocks); None recomputes
-    sort_running: bool = False  # keep the batch sorted by arrival (<= 0.5.3) instead of as it came
-    swap_order: str = "swapped"  # who comes back first: arrival (<= 0.5.3: the oldest) or swapped (first out, first in)
-    append_rule: str = "touched"  # block manager: any_free (v1, < 0.6.3) or touched (selfattn: counts touched blocks)
-    fail_infeasible: bool = True  # a swapped request larger than the whole memory fails (>= 0.4.1), or waits forever
+    max_num_seqs: int = 256  # maximum running requests; swapped ones do not count
+    watermark: float = 0.01  # fraction of the blocks that an admission or a swap-in must leave free
+    delay_factor: float = 0.0  # prompts wait this multiple of the last prefill's latency (scheduler_delay_factor)
+    delay_scope: str = "request-unless-idle"  # request: 0.4.0; queue: 0.4.1-0.5.3; request-unless-idle: from 0.5.4
+    preemption_mode: Optional[str] = None  # recompute, or swap (to host blocks); null: recompute
+    sort_running: bool = False  # sort the running queue by arrival (<= 0.5.3)
+    swap_order: str = "swapped"  # swap-in order: arrival (<= 0.5.3), or swapped (order of the swap-outs)
+    append_rule: str = "touched"  # free blocks that an append requires: any_free: 1 (< 0.6.3); touched: those it writes
+    fail_infeasible: bool = True  # reject a swapped request larger than the pool (>= 0.4.1); false: it waits forever
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least(self, 1, "max_num_seqs")
-        at_least(self, 0, "delay_factor", "watermark")
-        below_one(self.watermark)
-        one_of(self, delay_scope=SCOPES, preemption_mode=(None, "recompute", "swap"))
-        one_of(self, swap_order=("arrival", "swapped"), append_rule=("any_free", "touched"))
+        require_at_least(self, 1, "max_num_seqs")
+        require_at_least(self, 0, "delay_factor", "watermark")
+        require_below_one(self.watermark)
+        require_one_of(self, delay_scope=SCOPES, preemption_mode=(None, "recompute", "swap"))
+        require_one_of(self, swap_order=("arrival", "swapped"), append_rule=("any_free", "touched"))
 
     @property
     def traits(self) -> Traits:
-        # The scheduler itself drops ("ignores") what can never fit, when its turn comes.
+        # The scheduler itself rejects ("ignores") a prompt that can never fit when it is at the head of the queue.
         return Traits(rejects_oversized=False)
 
-    def begin(self) -> Any:
-        return Timers() if self.delay_factor > 0 else None
+    def initial_state(self) -> Any:
+        return DelayState() if self.delay_factor > 0 else None
 
-    def gate(self, view: View) -> Optional[DelayGate]:
-        """Return the delay gate, its clock read, or None where there is no delay."""
-        return DelayGate(self.delay_factor, self.delay_scope, view, view.memory) if self.delay_factor > 0 else None
+    def delay_gate(self, view: View) -> Optional[DelayGate]:
+        """Return the delay gate, or None without a delay factor."""
+        return DelayGate(self.delay_factor, self.delay_scope, view, view.state) if self.delay_factor > 0 else None
 
-    def reserve(self, pool: BlockPool) -> int:
-        """Blocks that an admission must leave free."""
+    def watermark_blocks(self, pool: BlockPool) -> int:
+        """Return the number of blocks that an admission or a swap-in must leave free."""
         return int(self.watermark * pool.total)
 
-    def grow(self, room: Room, request: Request, behind: deque[Request]) -> bool:
-        """Make room for a running request, the last behind it giving way; say whether it could stay itself."""
-        pool = room.view.pool
-        spare = self.append_rule == "touched" and not request.decodes and request.length % pool.size == 0
-        while room.free < (0 if spare else 1):  # even if its last block has room
-            victim = behind.pop() if behind else request
-            self._preempt(room, victim)
+    def append_or_preempt(self, block_plan: BlockPlan, request: Request, later: deque[Request]) -> bool:
+        """Allocate the blocks of the next token of a request. Return False if the request itself was preempted.
+
+        If blocks are missing, preempt the last request of `later`.
+        """
+        pool = block_plan.view.pool
+        # A partly computed prompt holds the blocks of its length. If these are full, the append touches no block.
+        touches_none = self.append_rule == "touched" and not request.decodes and request.length % pool.block_size == 0
+        while block_plan.free < (0 if touches_none else 1):  # vLLM wants a free block even if the last block has space
+            victim = later.pop() if later else request
+            self._preempt(block_plan, victim)
             if victim is request:
                 return False
-        room.free -= pool.blocks(request.length) - request.blocks
+        block_plan.free -= pool.blocks_for(request.length) - request.blocks
         return True
 
-    def _preempt(self, room: Room, request: Request) -> None:
-        view, blocks = room.view, request.blocks
-        room.free += blocks
+    def _preempt(self, block_plan: BlockPlan, request: Request) -> None:
+        view, blocks = block_plan.view, request.blocks
+        block_plan.free += blocks
         if self.preemption_mode != "swap":
-            room.evict.append(Eviction(request))
+            block_plan.preempt.append(Preemption(request))
             return
-        need = blocks if self.append_rule == "any_free" else view.pool.blocks(request.length)
-        if need > room.host:
-            why = f"the engine dies: {need} host blocks to swap out request {request.id}, {room.host} are free"
+        need = blocks if self.append_rule == "any_free" else view.pool.blocks_for(request.length)
+        if need > block_plan.host_free:
+            free = block_plan.host_free
+            why = f"vLLM aborts (no CPU swap space): request {request.id} needs {need} host blocks, {free} are free"
             raise Stuck(why, [*view.running, *view.swapped, *view.waiting], view.now)
-        room.host -= blocks
-        room.evict.append(Eviction(request, "swap", "swapped"))
+        block_plan.host_free -= blocks
+        block_plan.preempt.append(Preemption(request, "swap", "swapped"))
 
-    def swap_ins(self, view: View, free: int, seats: int, tokens: int) -> SwapIns:
-        """Return who comes back from the host, given free blocks, seats and tokens of the step."""
+    def choose_swap_ins(self, view: View, free: int, max_requests: int, tokens: int) -> SwapInResult:
+        """Return the requests to swap in. The arguments are what is left: blocks, requests and tokens of the step."""
         if not view.swapped:
-            return SwapIns()
-        pool, reserve = view.pool, self.reserve(view.pool)
+            return SwapInResult()
+        pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
         queue = view.swapped if self.swap_order == "swapped" else sorted(view.swapped, key=lambda r: r.arrival)
-        back: list[Request] = []
-        failed: list[Rejection] = []
+        swapped_in: list[Request] = []
+        infeasible: list[Rejection] = []
         for request in queue:
-            blocks = pool.blocks(request.length)
-            need = request.host + 1 if self.append_rule == "any_free" else blocks
+            blocks = pool.blocks_for(request.length)
+            need = request.host_blocks + 1 if self.append_rule == "any_free" else blocks
             if self.fail_infeasible and need > pool.total:
-                failed.append(Rejection(request, f"needs {need} blocks to come back, the pool has {pool.total}"))
+                infeasible.append(Rejection(request, f"needs {need} blocks to swap in, the pool has {pool.total}"))
                 continue
-            if free - need < reserve or seats < 1 or request.pending > tokens:  # a swap-in is never chunked
+            # A swap-in is never chunked.
+            if free - need < watermark_blocks or max_requests < 1 or request.pending > tokens:
                 break
-            free -= max(request.host, blocks)
-            seats -= 1
+            free -= max(request.host_blocks, blocks)
+            max_requests -= 1
             tokens -= request.pending
-            back.append(request)
-        return SwapIns(back, failed)
+            swapped_in.append(request)
+        return SwapInResult(swapped_in, infeasible)
 
 
-def below_one(watermark: float) -> None:
-    """Check a watermark; its lower bound is checked with the other fields."""
+def require_below_one(watermark: float) -> None:
+    """Raise a ValueError if a watermark is 1 or more."""
     if watermark >= 1:
-        raise ValueError(f"watermark: expected a share below 1, got {watermark!r}")
+        raise ValueError(f"watermark: expected a fraction below 1, got {watermark!r}")
 
 
-def by_priority(request: Request) -> tuple[int, float]:
-    """Return the key of the priority policy: the smaller number first, then the older."""
+def priority_key(request: Request) -> tuple[int, float]:
+    """Return the sort key of `policy: priority`: lower priority number first, then the older request."""
     return (request.priority, request.arrival)
 
 
-def ends_with(running: Queue, prefilling: Queue) -> bool:
-    """Say whether the half-done prompts stand at the end of the batch."""
+def prefilling_is_last(running: Queue, prefilling: Queue) -> bool:
+    """Return whether the partly computed prompts are at the end of the running queue."""
     first = len(running) - len(prefilling)
-    return all(running[first + place] is request for place, request in enumerate(prefilling))
+    return all(running[first + index] is request for index, request in enumerate(prefilling))

@@ -1,7 +1,7 @@
-"""servesim: a simulator of LLM-serving schedulers, calibrated on real hardware and proven on it.
+"""servesim: a simulator of LLM-serving schedulers, calibrated and validated on real hardware.
 
-From Python: `servesim.run`, `servesim.sweep`, `servesim.replay` and `servesim.load`, described in api.py. They are
-loaded when first asked for: importing the package itself takes nothing but the standard library.
+The Python API is `servesim.run`, `servesim.sweep`, `servesim.replay` and `servesim.load` (see api.py). It is loaded on
+first use: importing the package itself needs the standard library only.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ __all__ = ["__version__", "load", "replay", "run", "sweep"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the API when something of it is asked for."""
+    """Load the API on first use."""
     if name not in __all__:
         raise AttributeError(f"module 'servesim' has no attribute {name!r}")
     from . import api

@@ -1,11 +1,11 @@
-"""What came of a run, a sweep or a replay, as pandas frames.
+"""Results of a sweep or a replay as pandas frames; run_frames.py has those of one run.
 
-Times are seconds, but for figures whose names end in _ms. Frames of requests are indexed by request id.
+Times are seconds, except metrics whose names end in _ms. Frames of requests are indexed by request id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,243 +13,183 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import numpy as np
 import pandas as pd
+from servesim.config.old_keys import NEW, rename_path
 from servesim.config.overrides import Tree
-from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Shape
 from servesim.engine.step import ModelCall
 from servesim.report.page import write_report
-from servesim.runs.decision_log import Notes
-from servesim.runs.metrics import COLUMNS, WHERE, row, time_per_token
-from servesim.runs.simulate import Run, simulate
-from servesim.study.files import FIGURES
+from servesim.study.files import CSV_METRICS
 from servesim.study.intervals import Interval
-from servesim.study.number_format import spread
-from servesim.study.objective import objective
+from servesim.study.number_format import format_mean
+from servesim.study.objective import parse_objective
 from servesim.study.ranking import Row, Summary
-from servesim.study.single_run import Bench
+from servesim.study.single_run import RunContext
+
+from .run_frames import Result, result_of, run_scenario
 
 if TYPE_CHECKING:
-    from servesim.calibrate.replay.replay import Replayed
+    from servesim.calibrate.replay.replay import ReplayedScenario
     from servesim.calibrate.replay.verify import Comparison
     from servesim.costs.device_profile import Profile
-    from servesim.runs.run_folder import RunData
-    from servesim.traces.trace import Trace
 
-TURNS = ("t", "t_end", "kind", "free")  # of a decision log, kept as they are
-ALIKE = 0.0005  # a part of the best by which values of a knob may differ and still be called the same
-COUNTED = ("prompts", "admitted", "evicted", "swapped_in", "waiting", "running", "swapped", "finished")
+SAME_WITHIN = 0.0005  # values of a parameter whose metrics differ by less, relative to the best, count as equal
+OLD_CURVE = {"alone": "single_change", "alone_half": "single_change_half"}  # old column names of a curve
 
 
-@dataclass(frozen=True)
-class Result:
-    """One run, simulated or measured."""
+class Curve(pd.DataFrame):
+    """The frame of a curve; its old column names still work."""
 
-    scenario: Tree  # all that it depended on
-    figures: Mapping[str, Any]  # what result.json holds: vLLM's keys, then what only a simulator knows
-    requests: pd.DataFrame  # a row a request: requests.csv, and ttft, tpot, e2el of those that finished
-    turns: Optional[pd.DataFrame] = None  # a row a turn of the scheduler, where a decision log was kept
+    alone = property(lambda self: self["single_change"])
+    alone_half = property(lambda self: self["single_change_half"])
 
-    @property
-    def summary(self) -> pd.Series[Any]:
-        """The figures that are numbers, for putting runs side by side."""
-        return pd.Series({key: value for key, value in self.figures.items() if type(value) in (int, float)})
-
-    @property
-    def where(self) -> pd.Series[Any]:
-        """Mean seconds that finished requests spent in each state."""
-        return pd.Series(self.figures["mean_seconds"]).reindex(list(WHERE))
-
-    def against(self, other: Result) -> pd.DataFrame:
-        """Return what changed for whom: this run's latencies less the other's, of requests that finished in both."""
-        both = self.requests.join(other.requests.add_suffix("_other"), how="inner")
-        both = both[(both.outcome == "finished") & (both.outcome_other == "finished")]
-        changed = {name: both[name] - both[f"{name}_other"] for name in ("ttft", "tpot", "e2el")}
-        return both[["arrival", "prompt", "output"]].assign(**changed)
-
-    def __repr__(self) -> str:
-        done, name = self.figures["completed"], self.scenario["policy"]["name"]
-        return f"Result({name}: {done} of {len(self.requests)} requests in {self.figures['makespan']:.2f} s)"
-
-
-def run_scenario(scenario: Scenario, requests: Optional[Trace], turns: bool) -> Result:
-    """Simulate a checked scenario; `turns` keeps a row for every step of the scheduler."""
-    notes = Notes() if turns else None
-    done = simulate(scenario, requests, [] if notes is None else [notes])
-    return result_of(done, None if notes is None else notes.rows)
-
-
-def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
-    """Return a run as frames."""
-    rows = [dict(zip(COLUMNS, row(request))) for request in run.requests]
-    turns = None if log is None else turns_of(log)
-    return Result(run.scenario.model_dump(mode="json"), run.result(), requests_of(rows), turns)
-
-
-def result_of_data(data: RunData) -> Result:
-    """Return a run that was read from its folder as frames."""
-    scenario = {} if data.scenario is None else data.scenario.model_dump(mode="json")
-    turns = None if data.decisions is None else turns_of(data.decisions)
-    return Result(scenario, data.result, requests_of(data.requests.values()), turns)
-
-
-def requests_of(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return the frame of requests; latencies are those of answers that came to their end."""
-    frame = pd.DataFrame(list(rows), columns=list(COLUMNS)).set_index("id")
-    times = frame[["first_token", "finish"]].astype(float).where(frame.outcome == "finished")
-    frame["ttft"] = times.first_token - frame.arrival
-    frame["e2el"] = times.finish - frame.arrival
-    frame["tpot"] = time_per_token(frame.ttft, frame.e2el, frame.output).where(frame.output > 1)
-    return frame
-
-
-def turns_of(log: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Return a decision log as a frame: how many were where, and the tokens of each turn."""
-    rows = [
-        {
-            **{name: turn[name] for name in TURNS},
-            **{name: len(turn[name]) for name in COUNTED},
-            "batch": len(turn["chunks"]),
-            "tokens": sum(tokens for _, tokens in turn["chunks"]),
-        }
-        for turn in log
-    ]
-    return pd.DataFrame(rows, columns=[*TURNS, *COUNTED, "batch", "tokens"])
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(OLD_CURVE.get(key, key) if isinstance(key, str) else key)
 
 
 @dataclass(frozen=True)
-class Sweep:
-    """An experiment: its configurations, the best first."""
+class SweepResult:
+    """A sweep: its configurations, the best first."""
 
-    found: Summary = field(repr=False)
+    summary: Summary = field(repr=False)
+    found = property(lambda self: self.summary)  # old name
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row a configuration, the best first: what it sets, means with half-widths, differences to the baseline."""
-        return pd.DataFrame([self._line(row) for row in self.found.rows]).set_index("config")
+        """One row per configuration, best first: parameters, means, half-widths, differences from the baseline."""
+        return pd.DataFrame([self._table_row(row) for row in self.summary.rows]).set_index("config")
 
-    def _line(self, row: Row) -> dict[str, Any]:
+    def _table_row(self, row: Row) -> dict[str, Any]:
         facts = {"config": row.config, "rank": row.rank, "labels": ", ".join(row.labels), "eligible": row.eligible}
         objectives: dict[str, Any] = {}
-        for metric, mean in row.found.items():
-            change = row.change[metric]
-            objectives |= {metric: mean.mean, f"{metric}_half": mean.half}
-            objectives |= {f"{metric}_diff": change.mean, f"{metric}_diff_half": change.half}
-        others = {name: row.mean(name) for name in FIGURES if name not in row.found}
-        return {**facts, "on_front": row.front, "tied": row.tied, **row.assignment, **objectives, **others}
+        for metric, mean in row.means.items():
+            change = row.differences[metric]
+            objectives |= {metric: mean.mean, f"{metric}_half": mean.half_width}
+            objectives |= {f"{metric}_diff": change.mean, f"{metric}_diff_half": change.half_width}
+        others = {name: row.mean(name) for name in CSV_METRICS if name not in row.means}
+        facts |= {"on_front": row.on_pareto_front, "tied": row.not_significant}
+        return {**facts, **row.assignment, **objectives, **others}
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """A row a run: configuration, replication, what was set, every figure."""
+        """One row per run: configuration, replication, parameters and metrics."""
         rows = [
             {"config": row.config, "replication": run["replication"], **row.assignment, **run.get("figures", {})}
-            for row in self.found.rows
+            for row in self.summary.rows
             for run in row.runs
         ]
         return pd.DataFrame(rows).sort_values(["config", "replication"], ignore_index=True)
 
     @property
     def pareto(self) -> pd.DataFrame:
-        """The configurations that no other beats in every objective."""
+        """The configurations on the Pareto front: no other is better in every objective."""
         return self.table[self.table.on_front]
 
     @property
     def knobs(self) -> list[str]:
-        """The keys that take more than one value."""
-        return list(self.found.experiment.knobs)
+        """The parameters that take more than one value."""
+        return list(self.summary.experiment.knobs)
 
     @property
     def winner(self) -> int:
-        """The number of the best configuration that may win."""
-        if self.found.winner is None:
-            raise BadInput(f"sweep {self.found.experiment.name}: no configuration may win")
-        return self.found.winner.config
+        """The number of the best eligible configuration."""
+        if self.summary.winner is None:
+            raise BadInput(f"sweep {self.summary.experiment.name}: no configuration is eligible")
+        return self.summary.winner.config
 
     def scenario(self, config: Optional[int] = None) -> Tree:
-        """Return a configuration's scenario, the winner's if none is named; `servesim.run` takes it as it is."""
-        return self.found.experiment.tree(self.winner if config is None else config)
+        """Return the scenario of a configuration (default: the winner), as input of `servesim.run`."""
+        return self.summary.experiment.tree(self.winner if config is None else config)
 
-    def run(self, config: Optional[int] = None, replication: int = 0, turns: bool = False) -> Result:
-        """Make one of the sweep's runs again, for a closer look; the winner's first if none is named, 0 the baseline's.
+    def run(
+        self, config: Optional[int] = None, replication: int = 0, decisions: bool = False, turns: bool = False
+    ) -> Result:
+        """Repeat one run of the sweep: of the winner by default, of the baseline for `config=0`.
 
-        Runs of the same replication meet the same requests.
+        Runs of the same replication serve the same requests. `decisions=True` keeps one row per scheduler step (`turns`
+        is its old name).
         """
-        task = self.found.experiment.task(self.winner if config is None else config, replication)
-        return run_scenario(Bench(self.found.experiment.base).scenario(task), None, turns)
+        task = self.summary.experiment.task(self.winner if config is None else config, replication)
+        return run_scenario(RunContext(self.summary.experiment.base).scenario(task), None, decisions or turns)
 
     def curve(self, knob: str, metric: Optional[str] = None) -> pd.DataFrame:
-        """Return what each value of a knob reaches in a figure, the first objective's if none is named.
+        """Return the metric for each value of a parameter; the default metric is the first objective.
 
-        `best` is the best with the other knobs free, `alone` the winner with this knob alone changed; `_half` are the
-        half-widths of their paired differences to the winner: what reaches the winner's level cannot be told from it.
-        Configurations that may not win are left out.
+        `best` is the best configuration with this value, `single_change` the winner with only this parameter changed.
+        `_half` columns are half-widths of the paired differences from the winner: if the interval includes zero, the
+        difference is not significant. Configurations that are not eligible are left out.
         """
+        knob = rename_path(knob, NEW)[0]
         if knob not in self.knobs:
-            raise BadInput(f"knob {knob!r}: takes one value only, or none; known: {', '.join(self.knobs)}")
-        goal = objective(self.found.experiment.objectives[0].metric if metric is None else metric)
-        winner = self.found.rows[0].assignment
+            raise BadInput(f"parameter {knob!r}: not varied in this sweep; known: {', '.join(self.knobs)}")
+        objective = parse_objective(self.summary.experiment.objectives[0].metric if metric is None else metric)
+        winner = self.summary.rows[0].assignment
         points = {}
-        for value in self.found.experiment.knobs[knob]:
-            with_it = [row for row in self.found.rows if row.eligible and row.assignment.get(knob) == value]
-            best = min(with_it, key=lambda row: goal.sign * row.mean(goal.metric), default=None)
-            alone = next((row for row in with_it if row.assignment == {**winner, knob: value}), None)
-            points[value] = {**self._point("best", best, goal.metric), **self._point("alone", alone, goal.metric)}
+        for value in self.summary.experiment.knobs[knob]:
+            matching = [row for row in self.summary.rows if row.eligible and row.assignment.get(knob) == value]
+            best = min(matching, key=lambda row: objective.sign * row.mean(objective.metric), default=None)
+            single = next((row for row in matching if row.assignment == {**winner, knob: value}), None)
+            columns = self._point("best", best, objective.metric)
+            points[value] = {**columns, **self._point("single_change", single, objective.metric)}
         frame = pd.DataFrame.from_dict(points, orient="index").rename_axis(knob)
         numbers = all(type(value) in (int, float) for value in points)
-        return frame.sort_index() if numbers else frame
+        return Curve(frame.sort_index() if numbers else frame)
 
-    def sentence(self, knob: str, metric: Optional[str] = None) -> str:
-        """Say in words what a curve shows: the best value of a knob, and what the worst one costs."""
-        metric = self.found.experiment.objectives[0].metric if metric is None else metric
+    def describe_curve(self, knob: str, metric: Optional[str] = None) -> str:
+        """Return a curve as a sentence: the best and the worst value of a parameter."""
+        knob = rename_path(knob, NEW)[0]
+        metric = self.summary.experiment.objectives[0].metric if metric is None else metric
         best = self.curve(knob, metric).best.dropna()
         if best.empty:
-            return f"{metric} is not known for any value of {knob}."
-        order = best.sort_values(ascending=objective(metric).goal == "min", kind="stable")
+            return f"{metric} is unknown for every value of {knob}."
+        order = best.sort_values(ascending=parse_objective(metric).goal == "min", kind="stable")
         first, last = order.iloc[0], order.iloc[-1]
-        apart = abs(last - first) / abs(first) if first else float(last != first)
-        if apart < ALIKE:
-            return f"{metric} can be {shown_as(first, metric)} with any value of {knob}."
-        far = f"{apart:.1%} off" if apart < 1 else f"{1 + apart:.1f} times as much"
+        difference = abs(last - first) / abs(first) if first else float(last != first)
+        if difference < SAME_WITHIN:
+            return f"{metric} is {format_metric(first, metric)} for every value of {knob}."
+        worse = f"{difference:.1%} worse" if difference < 1 else f"{1 + difference:.1f} times as much"
         return (
-            f"{metric} is best with {knob} {order.index[0]} ({shown_as(first, metric)}) and worst with "
-            f"{order.index[-1]} ({shown_as(last, metric)}, {far})."
+            f"{metric} is best with {knob} {order.index[0]} ({format_metric(first, metric)}) and worst with "
+            f"{order.index[-1]} ({format_metric(last, metric)}, {worse})."
         )
 
+    sentence = describe_curve  # old name
+
     def _point(self, name: str, row: Optional[Row], metric: str) -> dict[str, float]:
-        winner = self.found.winner
+        winner = self.summary.winner
         if row is None or winner is None:
             return {name: np.nan, f"{name}_half": np.nan}
-        half = self.found.difference(row, winner, metric).half
+        half = self.summary.difference(row, winner, metric).half_width
         return {name: row.mean(metric), f"{name}_half": np.nan if half is None else half}
 
     def report(self, path: Union[str, Path]) -> None:
-        """Write report.html: one page that works offline."""
-        write_report(self.found, Path(path))
+        """Write report.html: one offline page."""
+        write_report(self.summary, Path(path))
 
     def __repr__(self) -> str:
-        experiment = self.found.experiment
-        return f"Sweep({experiment.name}: {len(self.found.rows)} configurations, {self.found.runs} runs)"
+        experiment = self.summary.experiment
+        return f"SweepResult({experiment.name}: {len(self.summary.rows)} configurations, {self.summary.run_count} runs)"
 
 
 @dataclass(frozen=True)
-class Replay:
-    """One setting, simulated and measured."""
+class ReplayResult:
+    """One scenario, simulated and measured."""
 
     name: str
     simulated: Result
     measured: Result
     comparison: Comparison = field(repr=False)
-    profile: Profile = field(repr=False)  # what the simulation took steps to cost, the host's part included
+    profile: Profile = field(repr=False)  # step costs of the simulation, with host overhead
     calls: Sequence[ModelCall] = field(default=(), repr=False)
 
     @cached_property
     def errors(self) -> pd.DataFrame:
-        """A row a figure: both sides, the relative error, and its parts from step times and from decisions."""
-        lines = {line.metric: line.as_dict() for line in self.comparison.lines}
-        return pd.DataFrame.from_dict(lines, orient="index").astype(float).rename_axis("metric")
+        """One row per metric: both values, the error, and its parts from step times and from decisions."""
+        rows = {line.metric: line.as_dict() for line in self.comparison.rows}
+        return pd.DataFrame.from_dict(rows, orient="index").astype(float).rename_axis("metric")
 
     @cached_property
     def requests(self) -> pd.DataFrame:
-        """A row a request that finished on both sides: latencies simulated and measured."""
+        """One row per request that finished in both runs: simulated and measured latencies."""
         names = ["ttft", "tpot", "e2el"]
         sides = {"simulated": self.simulated.requests, "measured": self.measured.requests}
         done = {name: side[side.outcome == "finished"] for name, side in sides.items()}
@@ -261,7 +201,7 @@ class Replay:
 
     @cached_property
     def steps(self) -> pd.DataFrame:
-        """A row a measured model call: when, how long, how long the profile says, and its shape."""
+        """One row per measured model call: times, measured and predicted seconds, and step shape."""
         columns = ["start", "called", "end", *Shape._fields]
         frame = pd.DataFrame([call.flat() for call in self.calls], columns=columns)
         shapes = [call.shape for call in self.calls]
@@ -271,16 +211,16 @@ class Replay:
         return frame
 
     def __repr__(self) -> str:
-        error = self.comparison.line("makespan").error
-        return f"Replay({self.name}: makespan {self.measured.figures['makespan']:.2f} s, simulated {error or 0:+.2%})"
+        error, makespan = self.comparison.row("makespan").error, self.measured.metrics["makespan"]
+        return f"ReplayResult({self.name}: makespan {makespan:.2f} s, simulated {error or 0:+.2%})"
 
 
-def shown_as(value: float, metric: str) -> str:
-    """Return a figure with its unit, for people."""
-    return spread(Interval(value, None, 1), metric)
+def format_metric(value: float, metric: str) -> str:
+    """Return a metric with its unit."""
+    return format_mean(Interval(value, None, 1), metric)
 
 
-def replay_of(replayed: Replayed) -> Replay:
+def replay_of(replayed: ReplayedScenario) -> ReplayResult:
     """Return a replay as frames."""
     assert replayed.run is not None
     assert replayed.simulated is not None
@@ -288,4 +228,7 @@ def replay_of(replayed: Replayed) -> Replay:
     simulated = result_of(replayed.run, replayed.simulated.decisions)
     measured = result_of(replayed.live, replayed.live.decisions or None)
     calls = replayed.live.model_calls
-    return Replay(replayed.name, simulated, measured, replayed.comparison, replayed.run.profile, calls)
+    return ReplayResult(replayed.name, simulated, measured, replayed.comparison, replayed.run.profile, calls)
+
+
+Sweep, Replay = SweepResult, ReplayResult  # old names

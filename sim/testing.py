@@ -1,10 +1,10 @@
-"""The contract every policy keeps, as checks that anyone's policy can be put through.
+"""The policy contract, as checks for your own policy.
 
     from servesim.testing import PolicyContract
     class TestMine(PolicyContract):
         policy = Mine(batch=8)
 
-or `check_policy(Mine(batch=8))` for all of it at once.
+or call `check_policy(Mine(batch=8))` to run all checks.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
-from servesim.runs.simulate import fresh
+from servesim.runs.simulate import copy_requests
 
 COST = LinearCost(base=0.01, prefill_token=0.001, decode_row=0.002, context=0.00001, swap_block=0.0005)
 
 
 @dataclass(frozen=True)
-class Setting:
-    """A small world to run a policy in."""
+class ContractWorld:
+    """Requests and a small engine to check a policy on."""
 
     requests: Sequence[Request]
     blocks: int = 64
@@ -38,43 +38,43 @@ class Setting:
     max_model_len: Optional[int] = 96
     lag: int = 1
     end_lag: bool = False
-    refuses: Optional[bool] = True
+    rejects: Optional[bool] = True  # reject oversized requests on arrival; None: as the policy's engine does
     cost: StepCost = field(default=COST)
 
 
-def some_requests(seed: int, count: int = 24) -> list[Request]:
-    """Return random requests, some of which arrive at the same instant."""
-    chance = random.Random(seed)
+def draw_requests(seed: int, count: int = 24) -> list[Request]:
+    """Return random requests; some arrive at the same time."""
+    rng = random.Random(seed)
     now = 0.0
     requests = []
     for id in range(count):
-        now += chance.choice([0.0, 0.0, 0.01, 0.05, 0.3])
-        output = chance.randint(1, 20)
-        limit = output + chance.choice([0, 0, 5])
-        requests.append(Request(id, now, chance.randint(1, 30), output, limit, priority=chance.randint(0, 2)))
+        now += rng.choice([0.0, 0.0, 0.01, 0.05, 0.3])
+        output = rng.randint(1, 20)
+        limit = output + rng.choice([0, 0, 5])
+        requests.append(Request(id, now, rng.randint(1, 30), output, limit, priority=rng.randint(0, 2)))
     return requests
 
 
 class Recorder:
-    """Notes every turn, so that two runs can be compared."""
+    """Records every step, to compare two runs."""
 
     def __init__(self) -> None:
-        self.turns: list[tuple[Any, ...]] = []
+        self.steps: list[tuple[Any, ...]] = []
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        self.turns.append((
-            step.start, step.kind, batch(server.running, step), [(r.id, how) for r, how, _ in step.evicted],
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        self.steps.append((
+            step.start, step.kind, batch(server.running, step), [(r.id, how) for r, how, _ in step.preempted],
             [r.id for r in step.plan.moves.swap_in], [r.request.id for r in step.plan.moves.reject], server.pool.free,
             [r.id for r in server.waiting], [r.id for r in server.running], [r.id for r in server.swapped],
         ))  # fmt: skip
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        self.turns.append((now, [request.id for request in over]))
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        self.steps.append((now, [request.id for request in finished]))
 
 
 @dataclass
 class Outcome:
-    """What a run left behind."""
+    """The state after a run."""
 
     requests: list[Request]
     server: Server
@@ -82,183 +82,203 @@ class Outcome:
     stuck: Optional[str] = None
 
     def times(self) -> list[tuple[Any, ...]]:
-        """Return what happened to every request."""
+        """Return the outcome and the times of every request."""
         return [
-            (r.id, r.outcome, r.written, r.evictions, r.scheduled, r.first_token, r.last_token, r.finish, r.seen)
+            (
+                r.id,
+                r.outcome,
+                r.written,
+                r.preemptions,
+                r.scheduled,
+                r.first_token,
+                r.last_token,
+                r.finish,
+                r.client_end,
+            )
             for r in self.requests
         ]
 
 
-def run_on(clock: Clock, policy: Policy, setting: Setting, observer: Any = None) -> Outcome:
-    """Serve a setting's requests with a clock."""
-    requests = fresh(setting.requests)
+def run_on(clock: Clock, policy: Policy, world: ContractWorld, observer: Any = None) -> Outcome:
+    """Serve the requests of a world with a clock."""
+    requests = copy_requests(world.requests)
     server = Server(
-        policy, setting.blocks, setting.block_size, setting.host_blocks, setting.max_model_len,
-        refuses=setting.refuses,
+        policy, world.blocks, world.block_size, world.host_blocks, world.max_model_len,
+        rejects_oversized=world.rejects,
     )  # fmt: skip
     observers = (observer,) if observer is not None else ()
-    loop = Loop(server, Inbox(requests, setting.lag), clock, observers, setting.end_lag, check=True)
+    loop = Loop(server, Inbox(requests, world.lag), clock, observers, world.end_lag, check=True)
     stuck = None
     try:
         loop.run()
-    except (Stuck, BadInput) as found:  # livelocks, and worlds too small for the policy to run in
-        stuck = str(found)
+    except (Stuck, BadInput) as error:  # livelocks, and worlds that are too small for the policy
+        stuck = str(error)
     return Outcome(requests, server, loop.calls, stuck)
 
 
-def simulated(policy: Policy, setting: Setting, leaps: bool = True, observer: Any = None) -> Outcome:
+def simulated(policy: Policy, world: ContractWorld, fast_forward: bool = True, observer: Any = None) -> Outcome:
     """Run on SimPy's clock."""
-    return run_on(SimulatedClock(setting.cost, leaps=leaps), policy, setting, observer)
+    return run_on(SimulatedClock(world.cost, allow_fast_forward=fast_forward), policy, world, observer)
 
 
-def lived(policy: Policy, setting: Setting, observer: Any = None) -> Outcome:
-    """Run as on a device that takes exactly what the cost model says."""
-    return run_on(VirtualClock(setting.cost), policy, setting, observer)
+def run_live_loop(policy: Policy, world: ContractWorld, observer: Any = None) -> Outcome:
+    """Run the loop of live runs, with step times from the cost model."""
+    return run_on(VirtualClock(world.cost), policy, world, observer)
 
 
 def snapshot(view: View) -> tuple[Any, ...]:
-    """Return all that a view shows, to compare before and after."""
+    """Return the content of a view, to compare before and after."""
     queues = (view.waiting, view.running, view.swapped, view.prefilling, view.finished)
     return (
-        view.now, view.memory, view.pool.free, view.pool.host_free, view.cohort.ticks, view.cohort.context,
-        [[(r.id, r.written, r.cached, r.blocks, r.place, r.slot) for r in queue] for queue in queues],
+        view.now, view.state, view.pool.free, view.pool.host_free, view.cohort.steps, view.cohort.context,
+        [[(r.id, r.written, r.cached, r.blocks, r.status, r.slot) for r in queue] for queue in queues],
     )  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Pure(Policy):
-    """Wraps a policy and asks it twice: nothing may change, and held plans must come again."""
+class ContractProbe(Policy):
+    """Wraps a policy and calls it twice: the view must not change, and held plans must be repeated."""
 
     inner: Policy = field(default_factory=Policy)
-    held: list[Any] = field(default_factory=list)  # the last plan with `hold`, and what was there then
+    held: list[Any] = field(
+        default_factory=list
+    )  # the last plan with `hold`, the step counter and the queues at that time
 
     @property
     def traits(self) -> Traits:
         return traits_of(self.inner)
 
     @property
-    def paged(self) -> bool:
-        return self.inner.paged
+    def uses_block_pool(self) -> bool:
+        return self.inner.uses_block_pool
 
     @property
-    def ranked(self) -> bool:
-        return self.inner.ranked
+    def is_sorted(self) -> bool:
+        return self.inner.is_sorted
 
-    def begin(self) -> Any:
-        return self.inner.begin()
+    def initial_state(self) -> Any:
+        return self.inner.initial_state()
 
-    def leap(self, memory: Any, iterations: int) -> Any:
-        return self.inner.leap(memory, iterations)
+    def advance_state(self, state: Any, steps: int) -> Any:
+        return self.inner.advance_state(state, steps)
 
-    def rank(self, request: Request) -> Any:
-        return self.inner.rank(request)
+    def sort_key(self, request: Request) -> Any:
+        return self.inner.sort_key(request)
 
     def decide(self, view: View) -> Plan:
-        """Decide twice and compare."""
+        """Call the policy twice and compare."""
         inner = self.inner
         before = snapshot(view)
         plan = inner.decide(view)
-        assert isinstance(plan, Plan), f"{inner} decided {plan!r}, which is no Plan"
-        assert snapshot(view) == before, f"{inner} changed what it was shown"
-        again = inner.decide(view)
-        assert again == plan, f"{inner} gave two plans for one view"
-        assert snapshot(view) == before, f"{inner} changed what it was shown"
-        self._keep_word(view, plan)
+        assert isinstance(plan, Plan), f"{inner} returned {plan!r}, which is not a Plan"
+        assert snapshot(view) == before, f"{inner} changed the view"
+        second_plan = inner.decide(view)
+        assert second_plan == plan, f"{inner} returned two different plans for the same view"
+        assert snapshot(view) == before, f"{inner} changed the view"
+        self._check_hold(view, plan)
         return plan
 
-    def _keep_word(self, view: View, plan: Plan) -> None:
-        """A held plan must be given again until something happens."""
+    def _check_hold(self, view: View, plan: Plan) -> None:
+        """Check that a held plan is repeated until an event ends it."""
         inner = self.inner
-        people = tuple(tuple(queue) for queue in (view.waiting, view.running, view.swapped))
+        queues = tuple(tuple(queue) for queue in (view.waiting, view.running, view.swapped))
         if self.held:
-            promised, ticks, then = self.held
-            further = view.cohort.ticks - ticks
-            gone = tuple(tuple(r for r in queue if r.place != "done") for queue in then)
-            same = people == then or (promised.lasts and people == gone and people[1])
-            short = view.cohort.need() + promised.spare > view.pool.free
-            woken = promised.wake is not None and view.now >= promised.wake
-            if same and 0 < further <= promised.hold and not short and not woken:
+            held, first_step, before = self.held
+            steps = view.cohort.steps - first_step
+            unfinished = tuple(tuple(r for r in queue if r.status != "done") for queue in before)
+            same = queues == before or (held.hold_past_finish and queues == unfinished and queues[1])
+            short = view.cohort.blocks_needed() + held.keep_free > view.pool.free
+            woken = held.wake_at is not None and view.now >= held.wake_at
+            if same and 0 < steps <= held.hold and not short and not woken:
                 moves = plan.moves
                 assert plan.decode and not (
-                    plan.chunks or moves.evict or moves.admit or moves.swap_in or moves.reject
-                ), f"{inner} held a plan for {promised.hold} iterations and changed it after {further}: {plan}"
-                assert plan.memory == inner.leap(promised.memory, further), f"{inner}: leap() of its memory is off"
+                    plan.chunks or moves.preempt or moves.admit or moves.swap_in or moves.reject
+                ), f"{inner} held a plan for {held.hold} steps and changed it after {steps}: {plan}"
+                assert plan.state == inner.advance_state(held.state, steps), (
+                    f"{inner}: advance_state() returns a wrong policy state"
+                )
                 return
-        self.held[:] = (plan, view.cohort.ticks, people) if plan.hold and plan.decode and not plan.chunks else ()
+        self.held[:] = (plan, view.cohort.steps, queues) if plan.hold and plan.decode and not plan.chunks else ()
 
 
-def check_leaps(policy: Policy, setting: Setting) -> None:
-    """Leaps on and off give the same decisions and the same times."""
-    single, leapt = simulated(policy, setting, leaps=False), simulated(policy, setting, leaps=True)
-    told = f"{policy}: deciding every iteration anew gives another result; does `hold` promise too much?"
-    assert leapt.times() == single.times(), told
-    assert (leapt.calls, leapt.stuck, leapt.server.written) == (single.calls, single.stuck, single.server.written), told
-    assert leapt.server.gaps.total == single.server.gaps.total, told
+def check_fast_forward(policy: Policy, world: ContractWorld) -> None:
+    """Check that fast-forward gives the same decisions and the same times."""
+    single, forwarded = simulated(policy, world, fast_forward=False), simulated(policy, world)
+    message = f"{policy}: the result changes if the policy decides every step; is `hold` too large?"
+    assert forwarded.times() == single.times(), message
+    assert (forwarded.calls, forwarded.stuck) == (single.calls, single.stuck), message
+    assert forwarded.server.tokens_generated == single.server.tokens_generated, message
+    assert forwarded.server.token_gaps.total == single.server.token_gaps.total, message
 
 
-def check_word(policy: Policy, setting: Setting) -> None:
-    """It is pure, and what it holds it keeps."""
+def check_hold(policy: Policy, world: ContractWorld) -> None:
+    """Check that a policy is deterministic and repeats held plans."""
     shared = {name: getattr(policy, name) for name in ("order", "group_width", "aging", "max_wait")}
-    simulated(Pure(inner=policy, **shared), setting, leaps=False)
+    simulated(ContractProbe(inner=policy, **shared), world, fast_forward=False)
 
 
-def check_conservation(policy: Policy, setting: Setting) -> None:
-    """Nothing is lost: every request has an outcome, every token is written once, all blocks are back."""
-    outcome = simulated(policy, setting)
+def check_conservation(policy: Policy, world: ContractWorld) -> None:
+    """Check that every request has an outcome, every token is generated once, and all blocks are free again."""
+    outcome = simulated(policy, world)
     if outcome.stuck is not None:
         return
     server = outcome.server
     assert all(request.outcome is not None for request in outcome.requests), "a request was lost"
     finished = [request for request in outcome.requests if request.outcome == "finished"]
-    assert all(request.written == request.end for request in finished), "a token was lost or written twice"
-    assert server.written == sum(request.written for request in outcome.requests), "a token was counted twice"
+    assert all(request.written == request.stop_at for request in finished), "a token was lost or generated twice"
+    assert server.tokens_generated == sum(request.written for request in outcome.requests), "a token was counted twice"
     for request in finished:
-        instants = (request.arrival, request.visible, request.scheduled, request.first_token, request.finish)
-        known = [instant for instant in instants if instant is not None]
-        assert len(known) == len(instants) and known == sorted(known), f"time ran back for {request}: {instants}"
-    held = sum(request._held for request in server.finished)
+        times = (request.arrival, request.visible_at, request.scheduled, request.first_token, request.finish)
+        known = [time for time in times if time is not None]
+        assert len(known) == len(times) and known == sorted(known), f"times of {request} are not in order: {times}"
+    held = sum(request._blocks for request in server.finished)
     assert server.pool.free + held == server.pool.total, "blocks were lost"
-    assert server.pool.host_free == server.pool.host_total, "blocks of the host were lost"
+    assert server.pool.host_free == server.pool.host_total, "host blocks were lost"
 
 
-def check_two_clocks(policy: Policy, setting: Setting) -> None:
-    """The simulator and a live driver on a fake device decide identically, ties included."""
-    ours, theirs = Recorder(), Recorder()
-    one, two = simulated(policy, setting, observer=ours), lived(policy, setting, observer=theirs)
-    told = f"{policy} decides otherwise on the wall clock than in simulation"
-    assert ours.turns == theirs.turns, told
-    assert one.times() == two.times(), told
-    assert one.stuck == two.stuck, told
+def check_live_matches_simulated(policy: Policy, world: ContractWorld) -> None:
+    """Check that the simulator and the live loop make the same decisions, also for simultaneous events."""
+    simulated_log, live_log = Recorder(), Recorder()
+    simulation, live = simulated(policy, world, observer=simulated_log), run_live_loop(policy, world, live_log)
+    message = f"{policy} makes different decisions live and in simulation"
+    assert simulated_log.steps == live_log.steps, message
+    assert simulation.times() == live.times(), message
+    assert simulation.stuck == live.stuck, message
 
 
 def check_policy(policy: Policy, seed: int = 0, **changes: Any) -> None:
-    """Put a policy through the whole contract on random requests."""
-    setting = Setting(some_requests(seed), **changes)
-    for check in (check_word, check_leaps, check_conservation, check_two_clocks):
-        check(policy, setting)
+    """Check the whole policy contract on random requests."""
+    world = ContractWorld(draw_requests(seed), **changes)
+    for check in (check_hold, check_fast_forward, check_conservation, check_live_matches_simulated):
+        check(policy, world)
 
 
 class PolicyContract:
-    """Inherit, set `policy`, and pytest runs the contract."""
+    """Base class of a test: set `policy`, and pytest checks the contract."""
 
     policy: Policy
     seeds: Sequence[int] = range(8)
 
-    def _settings(self) -> list[Setting]:
-        return [Setting(some_requests(seed), lag=1 + seed % 3, end_lag=seed % 2 == 1) for seed in self.seeds]
+    def _worlds(self) -> list[ContractWorld]:
+        return [ContractWorld(draw_requests(seed), lag=1 + seed % 3, end_lag=seed % 2 == 1) for seed in self.seeds]
 
-    def test_leaps_change_nothing(self) -> None:
-        for setting in self._settings():
-            check_leaps(self.policy, setting)
+    def test_fast_forward_gives_the_same_result(self) -> None:
+        for world in self._worlds():
+            check_fast_forward(self.policy, world)
 
-    def test_it_is_pure_and_keeps_what_it_holds(self) -> None:
-        for setting in self._settings():
-            check_word(self.policy, setting)
+    def test_deterministic_and_hold_respected(self) -> None:
+        for world in self._worlds():
+            check_hold(self.policy, world)
 
-    def test_nothing_is_lost(self) -> None:
-        for setting in self._settings():
-            check_conservation(self.policy, setting)
+    def test_no_request_token_or_block_is_lost(self) -> None:
+        for world in self._worlds():
+            check_conservation(self.policy, world)
 
-    def test_both_clocks_decide_alike(self) -> None:
-        for setting in self._settings():
-            check_two_clocks(self.policy, setting)
+    def test_live_decisions_match_the_simulation(self) -> None:
+        for world in self._worlds():
+            check_live_matches_simulated(self.policy, world)
+
+
+# Names of servesim 0.1.
+Setting, some_requests = ContractWorld, draw_requests
+check_word, check_leaps, check_two_clocks = check_hold, check_fast_forward, check_live_matches_simulated

@@ -1,4 +1,4 @@
-"""The import graph of the library, read from its source: which module imports which, wherever the import stands."""
+"""The import graph of the library, read from its source; imports inside functions count too."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ Graph = Mapping[str, set[str]]
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Return every module of the library with its file."""
-    found = {}
+    """Return the file of every module of the library."""
+    result = {}
     for folder, package in PACKAGES.items():
         for path in sorted((root / folder).rglob("*.py")):
             inner = path.relative_to(root / folder).with_suffix("").parts
-            found[".".join([package, *(part for part in inner if part != "__init__")])] = path
-    return found
+            result[".".join([package, *(part for part in inner if part != "__init__")])] = path
+    return result
 
 
-def imported(name: str, path: Path, eager: bool = False) -> Iterator[str]:
-    """Yield what a module imports, as absolute names; `eager`: only what is imported when the module is loaded."""
+def imported_names(name: str, path: Path, eager: bool = False) -> Iterator[str]:
+    """Yield the absolute names that a module imports; `eager`: only the imports that run when it is loaded."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    skipped = set(lazy(tree)) if eager else set()
+    skipped = set(lazy_nodes(tree)) if eager else set()
     for node in ast.walk(tree):
         if node in skipped:
             continue
@@ -34,14 +34,14 @@ def imported(name: str, path: Path, eager: bool = False) -> Iterator[str]:
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")
-            above = parents[: len(parents) - node.level + 1] if node.level else []
-            module = ".".join([*above, *([node.module] if node.module else [])])
+            parents_above = parents[: len(parents) - node.level + 1] if node.level else []
+            module = ".".join([*parents_above, *([node.module] if node.module else [])])
             yield module
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
-def lazy(tree: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes that loading a module does not run: bodies of functions, and blocks for type checkers."""
+def lazy_nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that do not run when a module is loaded: function bodies and TYPE_CHECKING blocks."""
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or (
             isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
@@ -50,10 +50,10 @@ def lazy(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def graph(root: Path, eager: bool = False) -> dict[str, set[str]]:
-    """Return the modules of the library that each module imports; a package counts where it is named itself."""
+    """Return the modules of the library that each module imports; a package counts if it is named itself."""
     known = modules(root)
     return {
-        name: {other for other in imported(name, path, eager) if other in known and other != name}
+        name: {other for other in imported_names(name, path, eager) if other in known and other != name}
         for name, path in known.items()
     }
 
@@ -63,7 +63,7 @@ def cycles(edges: Graph) -> list[list[str]]:
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
-    found: list[list[str]] = []
+    result: list[list[str]] = []
 
     def visit(name: str) -> None:
         index[name] = low[name] = len(index)
@@ -78,16 +78,16 @@ def cycles(edges: Graph) -> list[list[str]]:
             group = stack[stack.index(name) :]
             del stack[stack.index(name) :]
             if len(group) > 1:
-                found.append(sorted(group))
+                result.append(sorted(group))
 
     for name in edges:
         if name not in index:
             visit(name)
-    return found
+    return result
 
 
 def unit_of(name: str, units: Mapping[str, object]) -> str:
-    """Return the unit a module belongs to: the longest name in the table that it starts with."""
+    """Return the unit of a module: the longest name in the table that it starts with."""
     inner = name.removeprefix("servesim").lstrip(".")
     while inner and inner not in units:
         inner = inner.rpartition(".")[0]
@@ -95,12 +95,12 @@ def unit_of(name: str, units: Mapping[str, object]) -> str:
 
 
 def violations(edges: Graph, allowed: Mapping[str, set[str]]) -> list[str]:
-    """Return the imports that the table of directions does not allow."""
-    found = []
+    """Return the imports that the table does not allow."""
+    result = []
     for name, others in edges.items():
-        here = unit_of(name, allowed)
+        unit = unit_of(name, allowed)
         for other in sorted(others):
-            there = unit_of(other, allowed)
-            if there != here and there not in allowed.get(here, set()):
-                found.append(f"{name} imports {other}")
-    return found
+            other_unit = unit_of(other, allowed)
+            if other_unit != unit and other_unit not in allowed.get(unit, set()):
+                result.append(f"{name} imports {other}")
+    return result

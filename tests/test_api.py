@@ -1,4 +1,4 @@
-"""The Python API: what run, sweep, replay and load return, and how they complain."""
+"""The Python API: results and errors of run, sweep, replay and load."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ BASE = {
 
 @dataclass(frozen=True)
 class OneByOne(Policy):
-    """A policy that no table lists: one request at a time."""
+    """A policy that is not registered: one request at a time."""
 
     def decide(self, view: View) -> Plan:
         if view.running:
@@ -40,48 +40,48 @@ class OneByOne(Policy):
 
 
 @pytest.fixture(scope="module")
-def found() -> Any:
+def swept() -> Any:
     """A small sweep."""
     knobs = {"policy.decode_batch": [2, 4, 8], "policy.order": ["arrival", "shortest-output"]}
     return servesim.sweep(base={**BASE, "slo": {"ttft": 2000}}, params=knobs, replications=2)
 
 
-def test_importing_the_package_takes_nothing_but_the_standard_library() -> None:
+def test_importing_the_package_needs_only_the_standard_library() -> None:
     code = "import sys, servesim; print(*(set(sys.modules) & {'numpy', 'pandas', 'simpy', 'yaml', 'pydantic'}))"
     done = subprocess.run([sys.executable, "-Ic", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == ""
 
 
-def test_the_package_has_what_it_says_and_nothing_else() -> None:
+def test_package_has_exactly_its_documented_names() -> None:
     assert [callable(getattr(servesim, name)) for name in ("load", "replay", "run", "sweep")] == [True] * 4
     with pytest.raises(AttributeError, match="no attribute 'walk'"):
         servesim.walk  # type: ignore[attr-defined]  # noqa: B018
 
 
-def test_a_run_says_the_same_in_its_frame_and_in_its_figures() -> None:
+def test_frame_and_metrics_of_a_run_agree() -> None:
     done = servesim.run(BASE)
     frame = done.requests
-    assert len(frame) == done.figures["completed"] == 60
-    assert frame.ttft.mean() * 1e3 == pytest.approx(done.figures["mean_ttft_ms"])
-    assert frame.e2el.quantile(0.99) * 1e3 == pytest.approx(done.figures["p99_e2el_ms"])
-    assert frame.tpot.mean() * 1e3 == pytest.approx(done.figures["mean_tpot_ms"])
-    assert done.summary["makespan"] == done.figures["makespan"]
-    spent = frame[list(done.where.index)].sum(axis=1)
+    assert len(frame) == done.metrics["completed"] == 60
+    assert frame.ttft.mean() * 1e3 == pytest.approx(done.metrics["mean_ttft_ms"])
+    assert frame.e2el.quantile(0.99) * 1e3 == pytest.approx(done.metrics["p99_e2el_ms"])
+    assert frame.tpot.mean() * 1e3 == pytest.approx(done.metrics["mean_tpot_ms"])
+    assert done.summary["makespan"] == done.metrics["makespan"]
+    spent = frame[list(done.time_breakdown.index)].sum(axis=1)
     assert np.allclose(spent, frame.e2el)
-    assert repr(done) == f"Result(llm-serving: 60 of 60 requests in {done.figures['makespan']:.2f} s)"
+    assert repr(done) == f"Result(llm-serving: 60 of 60 requests in {done.metrics['makespan']:.2f} s)"
 
 
-def test_a_run_is_what_the_command_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_gives_the_same_result_as_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--preset", "debias", "-X", "5", "-T", "10", "-o", str(tmp_path / "run")]) == 0
     capsys.readouterr()
     ours = servesim.run(preset="debias", workload={"contest": {"X": 5, "T": 10}})
     theirs = servesim.load(tmp_path / "run")
     assert isinstance(theirs, type(ours))
-    assert theirs.figures == ours.figures
+    assert theirs.metrics == ours.metrics
     assert theirs.requests.reset_index(drop=True).equals(ours.requests.reset_index(drop=True))
 
 
-def test_arguments_lie_over_the_scenario_and_settings_over_all(tmp_path: Path) -> None:
+def test_arguments_override_the_scenario_and_settings_override_both(tmp_path: Path) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text("workload: {contest: {X: 5, T: 12}}\npolicy: {name: llm-serving, decode_batch: 2}\nseed: 3\n")
     done = servesim.run(file, policy={"decode_batch": 8}, seed=4, settings={"policy.prefill_batch": 3})
@@ -89,21 +89,21 @@ def test_arguments_lie_over_the_scenario_and_settings_over_all(tmp_path: Path) -
     assert done.scenario["seed"] == 4
 
 
-def test_turns_count_who_is_where() -> None:
-    turns = servesim.run(BASE, turns=True).turns
-    assert turns is not None
-    assert turns.running.max() == 4
-    assert set(turns.kind) == {"prefill", "decode"}
-    assert turns.finished.sum() == 60
-    assert (turns.t_end >= turns.t).all()
-    assert servesim.run(BASE).turns is None
+def test_decisions_count_the_requests_of_each_queue() -> None:
+    decisions = servesim.run(BASE, decisions=True).decisions
+    assert decisions is not None
+    assert decisions.running.max() == 4
+    assert set(decisions.kind) == {"prefill", "decode"}
+    assert decisions.finished.sum() == 60
+    assert (decisions.t_end >= decisions.t).all()
+    assert servesim.run(BASE).decisions is None
 
 
-def test_a_policy_may_be_an_object_that_nobody_registered() -> None:
+def test_policy_may_be_an_unregistered_object() -> None:
     done = servesim.run(BASE, policy=OneByOne())
     assert done.scenario["policy"]["name"] == "OneByOne"
-    assert done.figures["completed"] == 60
-    assert done.figures["makespan"] > servesim.run(BASE).figures["makespan"]
+    assert done.metrics["completed"] == 60
+    assert done.metrics["makespan"] > servesim.run(BASE).metrics["makespan"]
 
 
 def test_a_frame_is_a_trace_and_keeps_its_ids() -> None:
@@ -111,7 +111,7 @@ def test_a_frame_is_a_trace_and_keeps_its_ids() -> None:
     done = servesim.run({key: BASE[key] for key in ("policy", "engine", "profile")}, trace=asked)
     assert list(done.requests.index) == ["first", "second"]
     assert list(done.requests.output) == [3, 5]
-    # 20 ms and 0.1 ms a token of the prompt, then two decodes of 21 ms
+    # 20 ms and 0.1 ms per prompt token, then two decodes of 21 ms
     assert done.requests.e2el["first"] == pytest.approx(0.021 + 2 * 0.021)
 
 
@@ -124,94 +124,94 @@ def test_a_frame_is_a_trace_and_keeps_its_ids() -> None:
         (pd.DataFrame({"arrival": [0.0], "prompt": [-5], "output": [1]}), "trace: column prompt: expected numbers"),
     ],
 )
-def test_a_frame_that_is_no_trace_is_refused_in_one_line(frame: pd.DataFrame, message: str) -> None:
+def test_frame_that_is_not_a_trace_gives_one_line(frame: pd.DataFrame, message: str) -> None:
     with pytest.raises(BadInput, match=message):
         servesim.run(trace=frame)
 
 
-def test_what_is_given_wrongly_names_the_key() -> None:
+def test_wrong_input_names_the_key() -> None:
     with pytest.raises(BadInput, match=r"scenario: policy\.decode_batch: expected int"):
         servesim.run(BASE, settings={"policy.decode_batch": "many"})
     with pytest.raises(BadInput, match="sweep: parms: unknown key"):
         servesim.sweep(base=BASE, parms={})
     with pytest.raises(BadInput, match="no such preset"):
-        servesim.run(preset="nobody")
+        servesim.run(preset="missing")
 
 
-def test_a_sweep_is_a_table_with_the_best_first(found: Any) -> None:
-    table = found.table
+def test_a_sweep_is_a_table_with_the_best_first(swept: Any) -> None:
+    table = swept.table
     assert list(table["rank"]) == list(range(1, len(table) + 1))
     assert table.makespan.is_monotonic_increasing
-    assert set(found.knobs) == {"policy.decode_batch", "policy.order"}
-    assert len(found.runs) == 2 * len(table)
-    assert found.table.loc[0, "makespan_diff"] == 0
-    assert found.pareto.on_front.all()
-    assert found.runs.groupby("config").makespan.mean().to_numpy() == pytest.approx(table.makespan.sort_index())
-    assert repr(found) == f"Sweep(sweep: {len(table)} configurations, {2 * len(table)} runs)"
+    assert set(swept.knobs) == {"policy.decode_batch", "policy.order"}
+    assert len(swept.runs) == 2 * len(table)
+    assert swept.table.loc[0, "makespan_diff"] == 0
+    assert swept.pareto.on_front.all()
+    assert swept.runs.groupby("config").makespan.mean().to_numpy() == pytest.approx(table.makespan.sort_index())
+    assert repr(swept) == f"SweepResult(sweep: {len(table)} configurations, {2 * len(table)} runs)"
 
 
-def test_a_curve_gives_the_best_with_each_value_and_the_winner_with_that_alone_changed(found: Any) -> None:
-    curve = found.curve("policy.decode_batch", "mean_ttft_ms")
+def test_curve_has_the_best_and_the_single_change_for_each_value(swept: Any) -> None:
+    curve = swept.curve("policy.decode_batch", "mean_ttft_ms")
     assert list(curve.index) == [2, 4, 8]
     for value in curve.index:
-        rows = found.table[found.table["policy.decode_batch"] == value]
+        rows = swept.table[swept.table["policy.decode_batch"] == value]
         assert curve.best[value] == rows.mean_ttft_ms.min()
-    winner = found.table.iloc[0]
-    alone = found.table[found.table["policy.order"] == winner["policy.order"]].set_index("policy.decode_batch")
-    assert curve.alone.to_dict() == alone.mean_ttft_ms.to_dict()
-    assert list(found.curve("policy.order").index) == ["arrival", "shortest-output"]
-    with pytest.raises(BadInput, match=r"knob 'policy\.victim': takes one value only"):
-        found.curve("policy.victim")
+    winner = swept.table.iloc[0]
+    alone = swept.table[swept.table["policy.order"] == winner["policy.order"]].set_index("policy.decode_batch")
+    assert curve.single_change.to_dict() == alone.mean_ttft_ms.to_dict()
+    assert list(swept.curve("policy.order").index) == ["arrival", "shortest-output"]
+    with pytest.raises(BadInput, match=r"parameter 'policy\.victim': not varied in this sweep"):
+        swept.curve("policy.victim")
 
 
-def test_a_curve_can_be_told_in_a_sentence(found: Any) -> None:
-    best = found.curve("policy.decode_batch").best.round(2)
-    assert found.sentence("policy.decode_batch") == (
+def test_curve_can_be_described_in_a_sentence(swept: Any) -> None:
+    best = swept.curve("policy.decode_batch").best.round(2)
+    assert swept.describe_curve("policy.decode_batch") == (
         f"makespan is best with policy.decode_batch 8 ({best[8]:.2f} s) and worst with 2 ({best[2]:.2f} s, "
         f"{best[2] / best[8]:.1f} times as much)."
     )
     flat = servesim.sweep(base=BASE, params={"policy.victim": ["shortest", "newest"]})
-    assert flat.sentence("policy.victim").endswith(" with any value of policy.victim.")
+    assert flat.describe_curve("policy.victim").endswith(" for every value of policy.victim.")
 
 
-def test_a_run_of_a_sweep_can_be_made_again(found: Any) -> None:
-    winner, baseline = found.run(), found.run(0)
-    table = found.runs.set_index(["config", "replication"])
-    assert winner.figures["makespan"] == table.makespan[found.winner, 0]
-    assert found.run(0, replication=1).figures["makespan"] == table.makespan[0, 1]
-    changed = winner.against(baseline)
+def test_run_of_a_sweep_can_be_repeated(swept: Any) -> None:
+    winner, baseline = swept.run(), swept.run(0)
+    table = swept.runs.set_index(["config", "replication"])
+    assert winner.metrics["makespan"] == table.makespan[swept.winner, 0]
+    assert swept.run(0, replication=1).metrics["makespan"] == table.makespan[0, 1]
+    changed = winner.diff(baseline)
     assert len(changed) == 60
     assert changed.ttft.mean() == pytest.approx(winner.requests.ttft.mean() - baseline.requests.ttft.mean())
-    assert (baseline.against(baseline)[["ttft", "e2el"]] == 0).all(axis=None)
-    assert servesim.run(found.scenario()).figures["makespan"] == winner.figures["makespan"]
+    assert (baseline.diff(baseline)[["ttft", "e2el"]] == 0).all(axis=None)
+    assert servesim.run(swept.scenario()).metrics["makespan"] == winner.metrics["makespan"]
 
 
-def test_a_sweep_that_is_kept_can_be_loaded_and_run_twice(tmp_path: Path) -> None:
+def test_stored_sweep_can_be_loaded_and_resumed(tmp_path: Path) -> None:
     kept = servesim.sweep(base=BASE, output=tmp_path / "kept", params={"policy.decode_batch": [2, 8]})
     again = servesim.load(tmp_path / "kept")
     assert isinstance(again, type(kept))
     assert again.table.equals(kept.table)
     assert (tmp_path / "kept" / "best.yaml").is_file()
-    with pytest.raises(BadInput, match="never overwritten"):
+    with pytest.raises(BadInput, match="already holds a sweep; continue with --resume"):
         servesim.sweep(base=BASE, output=tmp_path / "kept", params={"policy.decode_batch": [2, 8]})
     kept.report(tmp_path / "report.html")
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_sweep_file_may_be_given_with_other_keys() -> None:
-    found = servesim.sweep(
+def test_keys_override_a_sweep_file() -> None:
+    swept = servesim.sweep(
         ROOT / "examples" / "contest_knobs.yaml",
         base=BASE, params={"policy.decode_batch": [2]}, replications=1, objectives=["mean_e2el_ms"],
     )  # fmt: skip
-    assert len(found.table) == 2
-    assert "mean_e2el_ms_diff" in found.table
+    assert len(swept.table) == 2
+    assert "mean_e2el_ms_diff" in swept.table
 
 
-def test_a_replay_on_a_fake_device_has_no_error_and_one_on_a_slower_one_says_where_it_is() -> None:
+def test_replay_on_an_exact_fake_device_has_no_error_and_on_a_slower_one_shows_its_source() -> None:
     base = {**BASE, "workload": {"contest": {"X": 50, "T": 0.4}}, "profile": FAST}
     exact = servesim.replay(base, backend="fake")
     assert exact.errors.error.abs().max() < 1e-9
-    assert len(exact.steps) == exact.measured.figures["model_calls"]
+    assert len(exact.steps) == exact.measured.metrics["model_calls"]
     assert (exact.steps.seconds - exact.steps.predicted).abs().max() < 1e-9
     assert set(exact.steps.kind) == {"prefill", "decode"}
 
@@ -226,16 +226,16 @@ def test_a_replay_on_a_fake_device_has_no_error_and_one_on_a_slower_one_says_whe
 
 def test_replays_are_loaded_from_their_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "fast.yaml").write_text(yaml.safe_dump({**BASE, "profile": FAST}))
-    given = [str(tmp_path / "fast.yaml"), "-X", "50", "-T", "0.4", "--backend", "fake", "--quiet"]
-    assert main(["replay", *given, "-o", str(tmp_path / "one")]) == 0
+    options = [str(tmp_path / "fast.yaml"), "-X", "50", "-T", "0.4", "--backend", "fake", "--quiet"]
+    assert main(["replay", *options, "-o", str(tmp_path / "one")]) == 0
     capsys.readouterr()
     one = servesim.load(tmp_path / "one")
     assert one.errors.error.abs().max() < 1e-9  # type: ignore[union-attr]
-    assert len(one.steps) == one.measured.figures["model_calls"]  # type: ignore[union-attr]
+    assert len(one.steps) == one.measured.metrics["model_calls"]  # type: ignore[union-attr]
     assert one.steps.seconds.to_numpy() == pytest.approx(one.steps.predicted.to_numpy())  # type: ignore[union-attr]
 
 
-def test_a_profile_is_loaded_with_its_samples_beside_what_its_costs_say(tmp_path: Path) -> None:
+def test_profile_is_loaded_with_samples_and_predicted_times(tmp_path: Path) -> None:
     (tmp_path / "profile.yaml").write_text(yaml.safe_dump({
         "name": "mine", "device": "slate", "model": "tiny", "how": "by hand",
         "cost": {"kind": "linear", "decode_step": 0.01, "decode_live": 0.001},
@@ -251,7 +251,7 @@ def test_a_profile_is_loaded_with_its_samples_beside_what_its_costs_say(tmp_path
         "decode,0,0,0,0,0,9,9,99,0,,2,0,2,,out of memory\n"
     )
     mine: Any = servesim.load(tmp_path)
-    assert repr(mine) == "Calibration(mine: tiny on slate)"
+    assert repr(mine) == "ProfileFrames(mine: tiny on slate)"
     assert mine.samples.expected.tolist() == pytest.approx([0.011, 0.011, 0.011, 0.012, 0.019])
     assert mine.points.seconds.tolist() == pytest.approx([0.0115, 0.010])
     assert mine.points.error.tolist() == pytest.approx([0.011 / 0.0115 - 1, 0.2])
@@ -261,7 +261,7 @@ def test_a_profile_is_loaded_with_its_samples_beside_what_its_costs_say(tmp_path
     assert mine.parameters.empty
     (tmp_path / "samples.csv").unlink()
     bare: Any = servesim.load(tmp_path)
-    with pytest.raises(BadInput, match="profile mine: no samples of steps"):
+    with pytest.raises(BadInput, match="profile mine: has no samples of steps"):
         bare.samples  # noqa: B018
 
 
@@ -279,6 +279,27 @@ def test_a_trace_file_is_loaded_as_a_frame(tmp_path: Path) -> None:
     assert frame[["arrival", "prompt", "output"]].to_numpy().tolist() == [[0, 10, 5], [1.5, 20, 6]]
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_missing_path_is_an_error() -> None:
     with pytest.raises(BadInput, match="no such file"):
         servesim.load("nowhere/at/all")
+
+
+def test_old_names_still_work() -> None:
+    from servesim.frames import Replay, ReplayResult, Sweep, SweepResult
+    from servesim.profile_frames import Calibration, ProfileFrames
+
+    assert (Sweep, Replay, Calibration) == (SweepResult, ReplayResult, ProfileFrames)
+    result = servesim.run(BASE, turns=True)
+    assert result.decisions is not None and result.turns is result.decisions
+    assert result.figures is result.metrics
+    assert result.where.equals(result.time_breakdown)
+    assert result.against(result).equals(result.diff(result))
+    params = {"policy.decode_batch": [8, 16], "policy.evicted": ["front", "swapped"]}
+    swept = servesim.sweep(base=BASE, params=params)
+    assert swept.found is swept.summary
+    assert swept.run(turns=True).decisions is not None
+    assert swept.sentence("policy.evicted") == swept.describe_curve("policy.preempted_to")
+    curve = swept.curve("policy.decode_batch")
+    assert list(curve) == ["best", "best_half", "single_change", "single_change_half"]
+    for old, new in (("alone", "single_change"), ("alone_half", "single_change_half")):
+        assert getattr(curve, old).equals(getattr(curve, new)) and curve[old].equals(curve[new])

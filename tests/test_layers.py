@@ -1,4 +1,4 @@
-"""The shape of the project: import directions, cycles, packaging, Python 3.9 where it is needed, start-up time."""
+"""The structure of the project: import directions, cycles, packaging, Python 3.9 compatibility, start-up time."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from .conftest import ROOT
-from .layers import PACKAGES, cycles, graph, imported, modules, violations
+from .layers import PACKAGES, cycles, graph, imported_names, modules, violations
 
-# Every unit (a folder, or a module at the top of a folder) and the units it may import. docs/structure.md explains it.
+# Every unit (a folder, or a module at the top of a folder) and the units that it may import; see docs/structure.md.
 BASE = {"core", "files"}
 TRACES = {"traces", "traces.read", "traces.make"}
 CONFIG = BASE | TRACES | {"costs", "policies", "config"}
@@ -52,37 +52,38 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate.logs": STUDY,
     "calibrate.imports": STUDY,
     "profile_frames": STUDY | {"calibrate.probe"},
-    "frames": REPLAY | {"report"},
-    "api": REPLAY | {"report", "frames", "profile_frames"},
-    "commands": CALIBRATE | {"report", "testing", "frames", "profile_frames", "api"},
+    "run_frames": RUNS,
+    "frames": REPLAY | {"report", "run_frames"},
+    "api": REPLAY | {"report", "run_frames", "frames", "profile_frames"},
+    "commands": CALIBRATE | {"report", "testing", "run_frames", "frames", "profile_frames", "api"},
     "cli": {"core", "files", "config", "commands"},
     "": {"api"},
     "__main__": {"cli"},
 }
-# What runs inside a server or next to a device, on Python 3.9, from a plain copy of the folders.
+# Modules that run inside a server or on a device host: Python 3.9, from a plain copy of the folders.
 ON_HOSTS = (
     "calibrate.adapter.llm_serving", "calibrate.device.standalone", "calibrate.device.worker", "calibrate.device.fake",
     "calibrate.device.self_test", "calibrate.probe.measure", "calibrate.live.driver", "calibrate.server.engine_process",
     "policies",
 )  # fmt: skip
-STANDARD = set(sys.stdlib_module_names)
+STDLIB = set(sys.stdlib_module_names)
 
 
-def library(root: Path) -> dict[str, set[str]]:
-    """Return the import graph; `servesim` itself, imported for its version, is below everything."""
+def library_graph(root: Path) -> dict[str, set[str]]:
+    """Return the import graph without `servesim` itself, which every module may import for the version."""
     return {name: others - {"servesim"} for name, others in graph(root).items()}
 
 
 def test_imports_point_in_the_documented_directions() -> None:
-    assert violations(library(ROOT), ALLOWED) == []
+    assert violations(library_graph(ROOT), ALLOWED) == []
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
-    assert cycles(library(ROOT)) == []
+def test_no_import_cycles() -> None:
+    assert cycles(library_graph(ROOT)) == []
 
 
 @pytest.mark.parametrize(
-    ("file", "text", "found"),
+    ("file", "text", "violation"),
     [
         ("sim/engine/x.py", "from servesim.runs.metrics import row", "servesim.engine.x imports servesim.runs.metrics"),
         ("sim/core/x.py", "def f():\n    import servesim.engine.step", "servesim.core.x imports servesim.engine.step"),
@@ -99,25 +100,25 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         ),
     ],
 )  # fmt: skip
-def test_a_violation_is_found_wherever_it_stands(tmp_path: Path, file: str, text: str, found: str) -> None:
+def test_a_violation_is_found_anywhere_in_a_module(tmp_path: Path, file: str, text: str, violation: str) -> None:
     for path in modules(ROOT).values():  # empty files: only the import under test counts
         copy = tmp_path / path.relative_to(ROOT)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.touch()
     (tmp_path / file).write_text(text, encoding="utf-8")
-    assert found in violations(library(tmp_path), ALLOWED)
+    assert violation in violations(library_graph(tmp_path), ALLOWED)
 
 
 def test_a_cycle_through_a_function_and_a_type_is_found() -> None:
     assert cycles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
 
 
-def test_the_library_takes_no_parsed_arguments() -> None:
+def test_only_commands_use_argparse() -> None:
     for name, path in modules(ROOT).items():
         if name.startswith("servesim.commands") or name in ("servesim.cli", "servesim.calibrate.device.standalone"):
             continue
-        foreign = {module.split(".")[0] for module in imported(name, path)}
-        assert "argparse" not in foreign or name == "servesim.calibrate.device.worker", name
+        imports = {module.split(".")[0] for module in imported_names(name, path)}
+        assert "argparse" not in imports or name == "servesim.calibrate.device.worker", name
 
 
 @pytest.mark.parametrize(
@@ -130,43 +131,43 @@ def test_the_library_takes_no_parsed_arguments() -> None:
         ("triton", "servesim.calibrate.device.torch"),
     ],
 )
-def test_a_heavy_library_is_imported_in_one_place(module: str, home: str) -> None:
+def test_a_heavy_library_is_imported_in_one_package_only(module: str, home: str) -> None:
     for name, path in modules(ROOT).items():
         if module == "simpy" and name == "servesim.runs.run_folder":  # its version only
             continue
-        uses = any(other.split(".")[0] == module for other in imported(name, path))
+        uses = any(other.split(".")[0] == module for other in imported_names(name, path))
         assert not uses or name.startswith(home), f"{name} imports {module}"
 
 
-def on_hosts() -> set[str]:
-    """Return the modules that hosts load, with all that these load in turn, packages included."""
+def host_modules() -> set[str]:
+    """Return the modules that hosts load, directly and indirectly, packages included."""
     known = graph(ROOT, eager=True)
-    found: set[str] = set()
-    ahead = [f"servesim.{name}" for name in ON_HOSTS]
-    while ahead:
-        name = ahead.pop()
-        if name not in found:
-            found.add(name)
-            ahead += [*known[name], *([name.rpartition(".")[0]] if "." in name else [])]
-    return found
+    result: set[str] = set()
+    pending = [f"servesim.{name}" for name in ON_HOSTS]
+    while pending:
+        name = pending.pop()
+        if name not in result:
+            result.add(name)
+            pending += [*known[name], *([name.rpartition(".")[0]] if "." in name else [])]
+    return result
 
 
-def test_what_runs_on_hosts_needs_the_standard_library_only() -> None:
-    """The self test of a device also needs numpy, which every framework brings."""
+def test_host_modules_need_the_standard_library_only() -> None:
+    """The self-test of a device also needs numpy, which every framework installs."""
     known = modules(ROOT)
-    for name in sorted(on_hosts()):
-        foreign = {other.split(".")[0] for other in imported(name, known[name], eager=True)}
-        more = {"numpy"} if name == "servesim.calibrate.device.self_test" else set()
-        assert foreign <= STANDARD | {"servesim"} | more, f"{name} imports {foreign - STANDARD}"
+    for name in sorted(host_modules()):
+        imports = {other.split(".")[0] for other in imported_names(name, known[name], eager=True)}
+        extra = {"numpy"} if name == "servesim.calibrate.device.self_test" else set()
+        assert imports <= STDLIB | {"servesim"} | extra, f"{name} imports {imports - STDLIB}"
 
 
-def test_what_runs_on_hosts_is_python_3_9() -> None:
+def test_host_modules_are_python_3_9() -> None:
     known = modules(ROOT)
-    for name in on_hosts():
+    for name in host_modules():
         ast.parse(known[name].read_text(encoding="utf-8"), feature_version=(3, 9))
 
 
-def test_no_policy_reads_what_a_request_will_write() -> None:
+def test_no_policy_reads_the_true_output_length() -> None:
     for name, path in modules(ROOT).items():
         if not name.startswith("servesim.policies"):
             continue
@@ -188,28 +189,28 @@ def test_no_folder_has_more_than_twenty_modules() -> None:
             assert len([path for path in package.glob("*.py") if path.name != "__init__.py"]) <= 20, package
 
 
-def test_the_page_about_the_structure_lists_every_module_and_no_other() -> None:
+def test_structure_md_lists_exactly_the_modules() -> None:
     text = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
     listed = set(re.findall(r"^\| `((?:sim|policies|calibrate|traces)/[\w/]+\.py)` \|", text, re.MULTILINE))
     files = {str(path.relative_to(ROOT)) for path in modules(ROOT).values() if path.name != "__init__.py"}
     assert listed == files
 
 
-def test_every_module_says_in_its_first_line_what_it_is_for() -> None:
+def test_every_module_starts_with_a_docstring() -> None:
     sources = [path for folder in (*PACKAGES, "tests", "benchmarks") for path in (ROOT / folder).rglob("*.py")]
     for path in sources:
         first = path.read_text(encoding="utf-8").splitlines()[:1]
         assert first and first[0].startswith('"""'), f"{path} has no first line"
 
 
-def test_the_checkout_cannot_be_imported_by_its_folder_names() -> None:
-    found = subprocess.run([sys.executable, "-c", "import sim"], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert found.returncode == 1
-    assert "import servesim, not sim" in found.stderr
+def test_the_checkout_cannot_be_imported_under_its_folder_names() -> None:
+    result = subprocess.run([sys.executable, "-c", "import sim"], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert "import servesim, not sim" in result.stderr
 
 
 @pytest.mark.live
-def test_help_answers_in_under_three_tenths_of_a_second() -> None:
+def test_help_takes_less_than_300_ms() -> None:
     times = []
     for _ in range(5):
         start = time.perf_counter()

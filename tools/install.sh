@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Install packages into a virtual environment, which is made if it is not there: install.sh PYTHON FOLDER PACKAGE...
+# Install packages into a virtual environment and create it if needed: install.sh PYTHON FOLDER PACKAGE...
 set -eu
 python=$1 folder=$2
 shift 2
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "servesim needs Python 3.10 or newer; make PYTHON=... names another" >&2; exit 1; }
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "servesim needs Python 3.10 or newer; choose an interpreter with make PYTHON=..." >&2; exit 1; }
 echo "installing $* into $folder"
 [ -x "$folder/bin/pip" ] || "$python" -m venv "$folder"
 "$folder/bin/pip" install --quiet --disable-pip-version-check "$@"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Make .venv-kbk, the interpreter with mindspore and mindformers that the kbk tests run their worker under.
-# About 3 GB and a few minutes, once. Where it cannot be made this says why and succeeds: those tests then skip.
+# Create .venv-kbk with mindspore and mindformers; the worker of the kbk tests runs there.
+# It takes about 3 GB and a few minutes, once. If it fails, it prints the reason and exits with 0; the kbk tests then skip.
 set -u
 cd "$(dirname "$0")/.."
 venv=.venv-kbk
@@ -10,7 +10,7 @@ skip() { echo "kbk tests will skip: $1"; exit 0; }
 
 [ -n "${SERVESIM_KBK_PYTHON:-}" ] && { echo "kbk tests use $SERVESIM_KBK_PYTHON"; exit 0; }
 [ "$(cat $venv/.installed 2>/dev/null)" = "${packages[*]}" ] && exit 0
-# Elsewhere pip would take the wheel that is tagged for any machine, which is in truth one for aarch64 Linux.
+# On other machines pip would install a wheel tagged "any" that only works on aarch64 Linux.
 case "$(uname -s) $(uname -m)" in "Linux x86_64" | "Linux aarch64") ;; *) skip "no wheel for $(uname -s) $(uname -m)" ;; esac
 ldd --version 2>&1 | grep -qi -e glibc -e 'gnu libc' || skip "the wheels need glibc"
 
@@ -18,17 +18,17 @@ for python in python3.11 python3.12 python3.10 python3 "$HOME"/.pyenv/versions/3
     "$python" -c 'import sys, venv; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null && break
     python=
 done
-[ -n "$python" ] || skip "no Python 3.10, 3.11 or 3.12 here, and there are no wheels for others"
+[ -n "$python" ] || skip "Python 3.10, 3.11 or 3.12 not found; there are no wheels for other versions"
 
-echo "making $venv with ${packages[*]} ($python)"
+echo "creating $venv with ${packages[*]} ($python)"
 rm -rf $venv
-"$python" -m venv $venv || { rm -rf $venv; skip "$python cannot make a virtual environment"; }
+"$python" -m venv $venv || { rm -rf $venv; skip "$python cannot create a virtual environment"; }
 $venv/bin/pip install --quiet --disable-pip-version-check "${packages[@]}" ||
     { rm -rf $venv; skip "pip cannot install ${packages[*]}"; }
-scratch=$(mktemp -d)  # both leave files where they are imported
+scratch=$(mktemp -d)  # importing them writes files into the current folder
 here=$PWD
-said=$(cd "$scratch" && GLOG_v=3 "$here/$venv/bin/python" -c 'import mindspore, mindformers' 2>&1)
+output=$(cd "$scratch" && GLOG_v=3 "$here/$venv/bin/python" -c 'import mindspore, mindformers' 2>&1)
 imported=$?
 rm -rf "$scratch"
-[ $imported -eq 0 ] || { rm -rf $venv; skip "they do not import here: $(tail -n 1 <<<"$said")"; }
+[ $imported -eq 0 ] || { rm -rf $venv; skip "importing mindspore and mindformers failed: $(tail -n 1 <<<"$output")"; }
 echo "${packages[*]}" >$venv/.installed

@@ -1,7 +1,7 @@
-"""The README's table of speed: python tools/speed_table.py runs benchmarks/speed.py and writes results/speed.md there.
+"""Write the speed table of the README: python tools/speed_table.py runs benchmarks/speed.py, writes results/speed.md.
 
-What other simulators take for the same file is carried over: CPU seconds on one Neoverse-N1 core, on which a bare SimPy
-loop does 0.73 M timeouts a second. Ours is timed here, and put on that core by the same loop timed in the same run.
+The times of other simulators are not measured here: they are CPU seconds for the same file on one Neoverse-N1 core.
+A bare SimPy loop runs 0.73 M timeouts/s there. Our time is measured here and scaled by the rate of the same loop.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from datetime import date
 from pathlib import Path
 
 import servesim
-from pages import ROOT
-from reference import table
+from generate_tables import table
+from run_doc_examples import ROOT
 
-SAME_CORE = 0.73e6  # bare timeouts a second of the core that the others were timed on
-OTHERS = {"Vidur": 20.5, "DistServe-sim": 11.8, "BLIS (Go)": 9.3, "sched-sim": 7.7, "AISimulate (Rust)": 1.5}
-TRIES = 3
-WHAT = (
-    "10,000 requests (Poisson, 8.2 a second, prompts of 265 and answers of 255 tokens on average, lognormal), batch "
-    "128, per-request results included, import not counted:"
+REFERENCE_RATE = 0.73e6  # SimPy timeouts/s on the core of the other simulators' times
+OTHER_SECONDS = {"Vidur": 20.5, "DistServe-sim": 11.8, "BLIS (Go)": 9.3, "sched-sim": 7.7, "AISimulate (Rust)": 1.5}
+REPEATS = 3
+WORKLOAD_NOTE = (
+    "10,000 requests: Poisson arrivals at 8.2 requests/s, lognormal lengths with means of 265 prompt tokens and 255 "
+    "output tokens. servesim runs the policy `llm-serving` with a batch of at most 128 requests and a linear cost "
+    "model. Times include per-request results and exclude the import:"
 )
-THEIRS = "The others: as they were timed there on the same file, carried over and not timed by us."
+OTHERS_NOTE = (
+    "The other times were given to us with the request file, measured on that core. Versions and settings of these "
+    "simulators were not given, and we did not repeat the measurements."
+)
 
 
-def timed() -> tuple[float, float]:
-    """Return our CPU seconds and the bare loop's rate, from the run in which the machine was least disturbed."""
-    found = []
-    for _ in range(TRIES):
+def measure() -> tuple[float, float]:
+    """Return our CPU seconds and the rate of the bare loop, from the run with the highest rate (least disturbed)."""
+    runs = []
+    for _ in range(REPEATS):
         done = subprocess.run(
             [sys.executable, "benchmarks/speed.py"], cwd=ROOT, capture_output=True, text=True, check=True
         )
@@ -38,33 +42,33 @@ def timed() -> tuple[float, float]:
         seconds = re.search(r"batch 128 +([\d.]+) s", done.stdout)
         assert rate is not None
         assert seconds is not None, done.stdout
-        found.append((float(seconds[1]), float(rate[1]) * 1e6))
-    return max(found, key=lambda pair: pair[1])
+        runs.append((float(seconds[1]), float(rate[1]) * 1e6))
+    return max(runs, key=lambda pair: pair[1])
 
 
 def processor() -> str:
-    """Return what this machine calls its processor."""
+    """Return the processor name of this machine."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
 def main() -> None:
-    """Time ours, write the table."""
-    seconds, rate = timed()
-    there = seconds * rate / SAME_CORE
-    rows = [[f"**servesim {servesim.__version__}**", f"**{there:.2f}**", "by ratio, see below"]]
-    rows += [[name, f"{other:g}", f"{other / there:.0f} times as long"] for name, other in OTHERS.items()]
-    ours = (
-        f"Ours: {seconds:.2f} s by `benchmarks/speed.py` on {date.today()} with Python {platform.python_version()} on "
+    """Measure servesim and write the table."""
+    seconds, rate = measure()
+    scaled = seconds * rate / REFERENCE_RATE
+    rows = [[f"**servesim {servesim.__version__}** (scaled, see below)", f"**{scaled:.2f}**", ""]]
+    rows += [[name, f"{other:g}", f"{other / scaled:.0f}"] for name, other in OTHER_SECONDS.items()]
+    source = (
+        f"servesim: {seconds:.2f} s, measured by `benchmarks/speed.py` on {date.today()} (Python "
+        f"{platform.python_version()}, {processor()}). To compare the two CPUs, a small SimPy loop ran on both: "
+        f"{rate / 1e6:.2f} million events/s on ours, 0.73 million events/s on the Neoverse-N1 (given to us). The table "
+        f"therefore shows {seconds:.2f} s × {rate / 1e6:.2f} / 0.73 = {scaled:.2f} s."
     )
-    ours += (
-        f"{processor()}, where a bare SimPy loop does {rate / 1e6:.2f} M timeouts/s; put on the other core, where it "
-    )
-    ours += "does 0.73 M/s, by the ratio of the two."
-    text = table(("simulator", "CPU seconds on one Neoverse-N1 core", ""), rows)
-    (ROOT / "benchmarks" / "results" / "speed.md").write_text(f"{WHAT}\n\n{text}\n{ours}\n{THEIRS}\n", encoding="utf-8")
-    print(text, ours)
+    text = table(("simulator", "CPU seconds on one Neoverse-N1 core", "time / servesim's time"), rows)
+    path = ROOT / "benchmarks" / "results" / "speed.md"
+    path.write_text(f"{WORKLOAD_NOTE}\n\n{text}\n{source}\n{OTHERS_NOTE}\n", encoding="utf-8")
+    print(text, source)
 
 
 if __name__ == "__main__":

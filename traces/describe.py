@@ -1,4 +1,4 @@
-"""What a trace is like: figures of its arrivals, lengths, shared prefixes and sessions."""
+"""Statistics of a trace: arrivals, lengths, shared prefixes and sessions."""
 
 from __future__ import annotations
 
@@ -20,53 +20,53 @@ Numbers = NDArray[Any]
 
 
 def statistics(trace: Trace) -> dict[str, Any]:
-    """Return the figures of a trace; None where they make no sense. Times are seconds, lengths tokens."""
-    # A request that waits for another's end has no arrival of its own yet.
-    free = np.array([request.arrival for request in trace.requests if request.after is None])
+    """Return the metrics of a trace; None for an undefined one. Times are seconds, lengths are tokens."""
+    # The arrival of a request that follows another one is not known yet.
+    arrivals = np.array([request.arrival for request in trace.requests if request.follows is None])
     prompts, outputs = trace.prompts, trace.outputs
-    span = float(free[-1] - free[0]) if len(free) and trace.timed else None
-    limits = sum(request.limit != request.output for request in trace.requests)
+    span = float(arrivals[-1] - arrivals[0]) if len(arrivals) and trace.timed else None
+    own_limits = sum(request.limit != request.output for request in trace.requests)
     return {
         "source": trace.source,
         "format": trace.format,
         "requests": len(trace),
         "dropped": dict(trace.dropped),
-        "chained": len(trace) - len(free),
+        "chained": len(trace) - len(arrivals),
         "span_s": span,
-        "rate": (len(free) - 1) / span if span else None,
-        "gap_cv": gap_variation(free) if span else None,
-        "dispersion": {str(window): dispersion(free, window) if span else None for window in WINDOWS},
-        "prompt": spread(prompts),
-        "output": spread(outputs),
-        "own_limits": limits,
+        "rate": (len(arrivals) - 1) / span if span else None,
+        "gap_cv": gap_variation(arrivals) if span else None,
+        "dispersion": {str(window): dispersion(arrivals, window) if span else None for window in WINDOWS},
+        "prompt": length_statistics(prompts),
+        "output": length_statistics(outputs),
+        "own_limits": own_limits,
         "correlation": correlation(prompts, outputs),
         "rank_correlation": correlation(ranks(prompts), ranks(outputs)),
-        "prefix": prefixes(trace.requests, trace.block),
-        "sessions": sessions(trace.requests),
+        "prefix": prefix_sharing(trace.requests, trace.block),
+        "sessions": count_sessions(trace.requests),
         "priorities": dict(sorted(Counter(request.priority for request in trace.requests).items())),
     }
 
 
 def gap_variation(arrivals: Numbers) -> Optional[float]:
-    """Return standard deviation over mean of the gaps: 1 for a Poisson process, 0 for a clock."""
+    """Return the coefficient of variation of the gaps: 1 for a Poisson process, 0 for equal gaps."""
     gaps = np.diff(arrivals)
     return float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() > 0 else None
 
 
 def dispersion(arrivals: Numbers, window: float) -> Optional[float]:
-    """Return variance over mean of the counts in whole windows: 1 for a Poisson process, more where it bursts.
+    """Return variance over mean of the arrivals per full window: 1 for a Poisson process, above 1 for bursts.
 
-    Unlike the gaps' variation it is not misled by rounded time stamps, if the window is wider than the rounding.
+    Rounded time stamps distort the variation of gaps, but not this index if the window is wider than the rounding.
     """
-    whole = int((arrivals[-1] - arrivals[0]) // window)
-    if whole < 2 or whole > 10**8:
+    windows = int((arrivals[-1] - arrivals[0]) // window)
+    if windows < 2 or windows > 10**8:
         return None
-    places = ((arrivals - arrivals[0]) // window).astype(np.int64)
-    counts = np.bincount(places[places < whole], minlength=whole)
+    indices = ((arrivals - arrivals[0]) // window).astype(np.int64)
+    counts = np.bincount(indices[indices < windows], minlength=windows)
     return float(counts.var() / counts.mean()) if counts.mean() > 0 else None
 
 
-def spread(lengths: Numbers) -> dict[str, float]:
+def length_statistics(lengths: Numbers) -> dict[str, float]:
     """Return mean, standard deviation, total and quantiles."""
     quantiles = np.quantile(lengths, list(QUANTILES.values()))
     return {
@@ -77,85 +77,86 @@ def spread(lengths: Numbers) -> dict[str, float]:
     }
 
 
-def correlation(one: Numbers, other: Numbers) -> Optional[float]:
-    """Return Pearson's coefficient, None where one of them never changes."""
-    if len(one) < 2 or one.std() == 0 or other.std() == 0:
+def correlation(x: Numbers, y: Numbers) -> Optional[float]:
+    """Return Pearson's coefficient, or None if one of the inputs is constant."""
+    if len(x) < 2 or x.std() == 0 or y.std() == 0:
         return None
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(x, y)[0, 1])
 
 
 def ranks(values: Numbers) -> NDArray[np.float64]:
-    """Return ranks, equal values sharing the mean of theirs."""
+    """Return ranks; equal values get their mean rank."""
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     ends = np.cumsum(counts)
     return np.asarray((ends - (counts - 1) / 2)[inverse], np.float64)
 
 
-def prefixes(requests: Iterable[ClientRequest], block: Optional[int]) -> Optional[dict[str, Any]]:
-    """Return how much of the prompts an endless prefix cache would have held already; None without hash ids."""
-    seen: set[int] = set()
+def prefix_sharing(requests: Iterable[ClientRequest], block: Optional[int]) -> Optional[dict[str, Any]]:
+    """Return the fraction of prompts that an unlimited prefix cache would hit; None without hash ids."""
+    known: set[int] = set()
     ids = shared = tokens = total = 0
     for request in requests:
         total += request.prompt
-        ids += len(request.prefix)
-        leading = sum(1 for _ in takewhile(seen.__contains__, request.prefix))
+        ids += len(request.prefix_hashes)
+        leading = sum(1 for _ in takewhile(known.__contains__, request.prefix_hashes))
         shared += leading
         tokens += min(leading * (block or 0), request.prompt)
-        seen.update(request.prefix)
+        known.update(request.prefix_hashes)
     if not ids:
         return None
-    share = tokens / total if block else None
-    return {"block": block, "ids": ids, "distinct": len(seen), "shared_blocks": shared / ids, "shared_tokens": share}
+    hits = tokens / total if block else None
+    return {"block": block, "ids": ids, "distinct": len(known), "shared_blocks": shared / ids, "shared_tokens": hits}
 
 
-def sessions(requests: Iterable[ClientRequest]) -> Optional[dict[str, Any]]:
-    """Return how many sessions there are and how long they get; None without any."""
+def count_sessions(requests: Iterable[ClientRequest]) -> Optional[dict[str, Any]]:
+    """Return the number of sessions and their turns; None without sessions."""
     turns = Counter(request.session for request in requests if request.session is not None)
     if not turns:
         return None
     return {"count": len(turns), "mean_turns": turns.total() / len(turns), "most_turns": max(turns.values())}
 
 
-def described(figures: dict[str, Any]) -> str:
-    """Return the figures as lines a person can read."""
-    lines = [f"{figures['source']} ({figures['format']})"]
-    lines += [f"  {name:<26} {value}" for name, value in _pairs(figures)]
+def format_statistics(metrics: dict[str, Any]) -> str:
+    """Return the metrics as text."""
+    lines = [f"{metrics['source']} ({metrics['format']})"]
+    lines += [f"  {name:<26} {value}" for name, value in _labelled_values(metrics)]
     names = ("mean", "sd", *QUANTILES)
     lines.append("  tokens  " + "".join(f"{name:>8}" for name in names) + f"{'total':>12}")
     for side in ("prompt", "output"):
-        cells = "".join(f"{_figure(figures[side][name]):>8}" for name in names)
-        lines.append(f"  {side:<8}{cells}{figures[side]['total']:>12}")
+        cells = "".join(f"{_format_number(metrics[side][name]):>8}" for name in names)
+        lines.append(f"  {side:<8}{cells}{metrics[side]['total']:>12}")
     return "\n".join(lines)
 
 
-def _pairs(figures: dict[str, Any]) -> Iterable[tuple[str, str]]:
-    chained = f" ({figures['chained']} wait for another's end)" if figures["chained"] else ""
-    yield "requests", f"{figures['requests']}{chained}"
-    for why, count in figures["dropped"].items():
-        yield "left out", f"{count}: {why}"
-    if figures["span_s"] is None:
-        yield "arrivals", "all at once, or known only when it runs"
+def _labelled_values(metrics: dict[str, Any]) -> Iterable[tuple[str, str]]:
+    chained = f" ({metrics['chained']} start after another request ends)" if metrics["chained"] else ""
+    yield "requests", f"{metrics['requests']}{chained}"
+    for reason, count in metrics["dropped"].items():
+        yield "skipped", f"{count}: {reason}"
+    if metrics["span_s"] is None:
+        yield "arrivals", "all at once, or not known before the run"
     else:
-        yield "span", f"{figures['span_s']:.3f} s"
-        yield "rate", f"{_figure(figures['rate'])} requests/s"
-        yield "CV of gaps", _figure(figures["gap_cv"])
-        yield "index of dispersion", ", ".join(f"{_figure(v)} at {w} s" for w, v in figures["dispersion"].items())
-    ranked = _figure(figures["rank_correlation"])
-    yield "prompt-output correlation", f"{_figure(figures['correlation'])} (ranks {ranked})"
-    if figures["own_limits"]:
-        yield "limit above output", f"{figures['own_limits']} requests"
-    prefix, sessions = figures["prefix"], figures["sessions"]
+        yield "span", f"{metrics['span_s']:.3f} s"
+        yield "rate", f"{_format_number(metrics['rate'])} requests/s"
+        yield "CV of gaps", _format_number(metrics["gap_cv"])
+        indices = (f"{_format_number(value)} at {window} s" for window, value in metrics["dispersion"].items())
+        yield "index of dispersion", ", ".join(indices)
+    of_ranks = _format_number(metrics["rank_correlation"])
+    yield "prompt-output correlation", f"{_format_number(metrics['correlation'])} (ranks {of_ranks})"
+    if metrics["own_limits"]:
+        yield "limit above output", f"{metrics['own_limits']} requests"
+    prefix, sessions = metrics["prefix"], metrics["sessions"]
     if prefix is not None:
         size = f" of {prefix['block']} tokens" if prefix["block"] else ""
-        yield "prefix blocks seen before", f"{prefix['shared_blocks']:.1%} of {prefix['ids']}{size}"
+        yield "shared prefix blocks", f"{prefix['shared_blocks']:.1%} of {prefix['ids']}{size}"
     if sessions is not None:
-        turns = f"{_figure(sessions['mean_turns'])} turns on average, at most {sessions['most_turns']}"
+        turns = f"{_format_number(sessions['mean_turns'])} turns on average, at most {sessions['most_turns']}"
         yield "sessions", f"{sessions['count']}, {turns}"
-    if len(figures["priorities"]) > 1:
-        yield "priorities", ", ".join(f"{level}: {count}" for level, count in figures["priorities"].items())
+    if len(metrics["priorities"]) > 1:
+        yield "priorities", ", ".join(f"{level}: {count}" for level, count in metrics["priorities"].items())
 
 
-def _figure(value: Optional[float]) -> str:
+def _format_number(value: Optional[float]) -> str:
     if value is None:
         return "-"
     if isinstance(value, int) or abs(value) >= 10000:

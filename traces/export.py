@@ -1,4 +1,4 @@
-"""Write a trace down: our CSV or JSONL, Mooncake JSONL, vLLM timed_trace. A note says what a format cannot hold."""
+"""Write a trace as servesim CSV or JSONL, Mooncake JSONL or vLLM timed_trace. Notes list what a format cannot hold."""
 
 from __future__ import annotations
 
@@ -15,90 +15,90 @@ from .trace import Trace
 
 
 class Export(NamedTuple):
-    """A format that can be written."""
+    """An output format."""
 
     about: str
     write: Callable[[Trace, list[str]], str]  # trace, notes to add to -> text
 
 
-OURS = {  # column of our own format -> field of a request
+SERVESIM_COLUMNS = {  # column of the servesim format -> field of a request
     "arrival_s": "arrival", "prompt_tokens": "prompt", "output_tokens": "output", "id": "id", "limit_tokens": "limit",
-    "priority": "priority", "session_id": "session", "hash_ids": "prefix", "after": "after", "delay_s": "delay",
-    "fail_at": "fails",
+    "priority": "priority", "session_id": "session", "hash_ids": "prefix_hashes", "after": "follows",
+    "delay_s": "think_time", "fail_at": "fails_at_token",
 }  # fmt: skip
-UNUSUAL = ("priority", "session_id", "hash_ids", "delay_s", "fail_at")  # left out where nothing is in them
+OPTIONAL_COLUMNS = ("priority", "session_id", "hash_ids", "delay_s", "fail_at")  # omitted when empty
 
 
 def export(trace: Trace, path: PathLike, format: str = "servesim") -> list[str]:
-    """Write a trace to a file, gzipped if its name ends in .gz, and return what could not be written."""
-    text, notes = exported(trace, format, lines=".jsonl" in str(path))
+    """Write a trace to a file, gzipped if its name ends in .gz; return notes about lost information."""
+    text, notes = to_text(trace, format, lines=".jsonl" in str(path))
     write_text(path, text)
     return notes
 
 
-def exported(trace: Trace, format: str = "servesim", lines: bool = False) -> tuple[str, list[str]]:
-    """Return a trace as text, and what could not be written; `lines` makes our own format JSON lines."""
+def to_text(trace: Trace, format: str = "servesim", lines: bool = False) -> tuple[str, list[str]]:
+    """Return a trace as text, and notes about lost information; `lines` selects JSONL for the servesim format."""
     if format not in EXPORTS:
         raise BadInput(f"to: expected one of {', '.join(EXPORTS)}, got {format!r}")
     notes: list[str] = []
-    write = _ours_lines if format == "servesim" and lines else EXPORTS[format].write
+    write = _servesim_jsonl if format == "servesim" and lines else EXPORTS[format].write
     return write(trace, notes), notes
 
 
-def _ours(trace: Trace, notes: list[str]) -> str:
+def _servesim_csv(trace: Trace, notes: list[str]) -> str:
     columns = _columns(trace)
     buffer = io.StringIO()
-    # The writer takes a carriage return in a name for nothing special, every reader for the end of a row.
-    returns = any("\r" in str(name) for key in ("id", "session_id", "after") for name in columns.get(key, ()))
-    writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if returns else csv.QUOTE_MINIMAL)
+    # The csv writer does not quote a carriage return in a name, but every reader takes it as the end of a row.
+    quoted = any("\r" in str(name) for key in ("id", "session_id", "after") for name in columns.get(key, ()))
+    writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
-    writer.writerows(zip(*([_cell(value) for value in values] for values in columns.values())))
+    writer.writerows(zip(*([_format_cell(value) for value in values] for values in columns.values())))
     return buffer.getvalue()
 
 
-def _cell(value: Any) -> Any:
+def _format_cell(value: Any) -> Any:
     if value is None:
         return ""
     return " ".join(map(str, value)) if isinstance(value, (tuple, list)) else value
 
 
-def _ours_lines(trace: Trace, notes: list[str]) -> str:
+def _servesim_jsonl(trace: Trace, notes: list[str]) -> str:
     columns = _columns(trace)
     rows = (dict(zip(columns, values)) for values in zip(*columns.values()))
-    return _lines({key: value for key, value in row.items() if value is not None} for row in rows)
+    return _to_jsonl({key: value for key, value in row.items() if value is not None} for row in rows)
 
 
 def _columns(trace: Trace) -> dict[str, list[Any]]:
-    """Return the columns of our own format; those in which no request says anything are left out."""
+    """Return the columns of the servesim format, without empty and default ones."""
     requests = trace.requests
-    columns = {column: [getattr(request, name) for request in requests] for column, name in OURS.items()}
-    silent = {column for column in UNUSUAL if not any(columns[column])}
+    columns = {column: [getattr(request, name) for request in requests] for column, name in SERVESIM_COLUMNS.items()}
+    omitted = {column for column in OPTIONAL_COLUMNS if not any(columns[column])}
     if not trace.timed:
-        silent.add("arrival_s")
+        omitted.add("arrival_s")
     if columns["id"] == list(range(len(requests))):
-        silent.add("id")
+        omitted.add("id")
     if columns["limit_tokens"] == columns["output_tokens"]:
-        silent.add("limit_tokens")
+        omitted.add("limit_tokens")
     if all(after is None for after in columns["after"]):
-        silent.add("after")
-    return {column: values for column, values in columns.items() if column not in silent}
+        omitted.add("after")
+    return {column: values for column, values in columns.items() if column not in omitted}
 
 
-def _mooncake(trace: Trace, notes: list[str]) -> str:
-    """Mooncake's rows, in the extended form where sessions, delays or priorities ask for it."""
-    rows, rounded, loose = [], 0, 0
+def _mooncake_jsonl(trace: Trace, notes: list[str]) -> str:
+    """Mooncake rows; in the extended form if the trace has sessions, think times or priorities."""
+    rows, rounded, unlinked = [], 0, 0
     last: dict[str, Any] = {}  # session -> id of its latest request
     for request in trace.requests:
         row: dict[str, Any] = {}
-        if request.after is not None and request.session is not None and last.get(request.session) == request.after:
-            row["delay"] = _short(request.delay * 1000)
+        if request.follows is not None and request.session is not None and last.get(request.session) == request.follows:
+            row["delay"] = _drop_zero_fraction(request.think_time * 1000)
         else:
             row["timestamp"] = round(request.arrival * 1000)
             rounded += abs(row["timestamp"] - request.arrival * 1000) > 1e-6
-            loose += request.after is not None
+            unlinked += request.follows is not None
         row["input_length"], row["output_length"] = request.prompt, request.output
-        if request.prefix:
-            row["hash_ids"] = list(request.prefix)
+        if request.prefix_hashes:
+            row["hash_ids"] = list(request.prefix_hashes)
         if request.session is not None:
             row["session_id"] = request.session
             last[request.session] = request.id
@@ -107,61 +107,61 @@ def _mooncake(trace: Trace, notes: list[str]) -> str:
         rows.append(row)
     if rounded:
         notes.append(f"arrivals of {rounded} requests rounded to whole milliseconds")
-    _lost(trace, notes, loose)
-    return _lines(rows)
+    _note_unsupported(trace, notes, unlinked)
+    return _to_jsonl(rows)
 
 
-def _short(value: float) -> float | int:
-    """Return a number without a fraction where it has none worth keeping."""
+def _drop_zero_fraction(value: float) -> float | int:
+    """Return an int if the number is one within 1e-9."""
     return round(value) if abs(value - round(value)) < 1e-9 else value
 
 
-VLLM_CHUNK = 16  # tokens a hash id stands for in timed_trace, unless a flag says otherwise
+VLLM_BLOCK = 16  # default tokens per hash id in timed_trace
 
 
-def _timed_trace(trace: Trace, notes: list[str]) -> str:
-    """vLLM's rows: it makes a prompt of its hash ids, so every block of it needs one."""
-    block = trace.block or VLLM_CHUNK
-    unused = 1 + max((max(request.prefix) for request in trace.requests if request.prefix), default=-1)
-    rows, made = [], 0
+def _timed_trace_jsonl(trace: Trace, notes: list[str]) -> str:
+    """vLLM rows. vLLM generates the prompt from the hash ids, so every block needs one."""
+    block = trace.block or VLLM_BLOCK
+    next_id = 1 + max((max(request.prefix_hashes) for request in trace.requests if request.prefix_hashes), default=-1)
+    rows, generated = [], 0
     for request in trace.requests:
-        missing = -(-request.prompt // block) - len(request.prefix)
-        ids = [*request.prefix, *range(unused, unused + missing)]
-        unused += max(missing, 0)
-        made += missing > 0
+        missing = -(-request.prompt // block) - len(request.prefix_hashes)
+        ids = [*request.prefix_hashes, *range(next_id, next_id + missing)]
+        next_id += max(missing, 0)
+        generated += missing > 0
         lengths = {"input_length": request.prompt, "output_length": request.output}
         rows.append({"timestamp": float(request.arrival), **lengths, "hash_ids": ids})
-    if made:
-        notes.append(f"hash ids made up for {made} requests: without them vLLM would send empty prompts")
+    if generated:
+        notes.append(f"hash ids generated for {generated} requests: without them vLLM would send empty prompts")
     notes.append(f"replay with --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size {block}")
-    chained = sum(request.after is not None for request in trace.requests)
+    chained = sum(request.follows is not None for request in trace.requests)
     for name, count in (("sessions", _count(trace, "session")), ("priorities", _count(trace, "priority"))):
         if count:
-            notes.append(f"{name} of {count} requests cannot be held by this format")
-    _lost(trace, notes, chained)
-    return _lines(rows)
+            notes.append(f"this format cannot hold the {name} of {count} requests")
+    _note_unsupported(trace, notes, chained)
+    return _to_jsonl(rows)
 
 
 def _count(trace: Trace, name: str) -> int:
     return sum(bool(getattr(request, name)) for request in trace.requests)
 
 
-def _lost(trace: Trace, notes: list[str], loose: int) -> None:
-    """Say what neither Mooncake nor vLLM can hold."""
+def _note_unsupported(trace: Trace, notes: list[str], unlinked: int) -> None:
+    """Add notes about fields that neither Mooncake nor vLLM can hold."""
     limits = sum(request.limit != request.output for request in trace.requests)
-    for name, count in (("limits", limits), ("failures", _count(trace, "fails"))):
+    for name, count in (("limits", limits), ("failures", _count(trace, "fails_at_token"))):
         if count:
-            notes.append(f"{name} of {count} requests cannot be held by this format")
-    if loose:
-        notes.append(f"{loose} requests wait for another's end: their earliest possible arrival is written instead")
+            notes.append(f"this format cannot hold the {name} of {count} requests")
+    if unlinked:
+        notes.append(f"{unlinked} requests start after another one ends: written with their earliest possible arrival")
 
 
-def _lines(rows: Iterable[dict[str, Any]]) -> str:
+def _to_jsonl(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 EXPORTS: dict[str, Export] = {
-    "servesim": Export("our own CSV, or JSONL if the file is named so", _ours),
-    "mooncake": Export("Mooncake JSONL, milliseconds", _mooncake),
-    "timed-trace": Export("vLLM bench timed_trace JSONL, seconds", _timed_trace),
+    "servesim": Export("servesim CSV, or JSONL if the file name ends in .jsonl", _servesim_csv),
+    "mooncake": Export("Mooncake JSONL, milliseconds", _mooncake_jsonl),
+    "timed-trace": Export("vLLM bench timed_trace JSONL, seconds", _timed_trace_jsonl),
 }

@@ -1,4 +1,4 @@
-"""Named streams of chance: the same seed gives each name its own, so that changing one does not shift another."""
+"""Named random streams: independent for every name, so changing the use of one does not change the others."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import numpy as np
 
 
 def stream(seed: int, name: str) -> np.random.Generator:
-    """Return the generator that belongs to this seed and this name."""
+    """Return the random generator of this seed and name."""
     return np.random.default_rng(np.random.SeedSequence(entropy=seed, spawn_key=(zlib.crc32(name.encode()),)))

@@ -1,4 +1,4 @@
-"""A trace: requests in order of arrival, where they came from, and what had to be left out.
+"""A trace: requests in order of arrival, their source, and the rows that were skipped.
 
 Lengths are tokens, times are seconds.
 """
@@ -14,7 +14,7 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput, ClientRequest
-from servesim.core.request import ASKED
+from servesim.core.request import CLIENT_FIELDS
 
 
 @dataclass
@@ -24,10 +24,10 @@ class Trace:
     requests: list[ClientRequest]
     source: str  # file or generator
     format: str  # key of FORMATS, or "synth"
-    dropped: dict[str, int] = field(default_factory=dict)  # reason -> rows left out
-    notes: list[str] = field(default_factory=list)  # what a reader had to assume
-    timed: bool = True  # False: the file holds lengths only, and all arrive at 0
-    block: Optional[int] = None  # prompt tokens that one hash id of a prefix stands for
+    dropped: dict[str, int] = field(default_factory=dict)  # reason -> number of skipped rows
+    notes: list[str] = field(default_factory=list)  # assumptions of the reader, for the user
+    timed: bool = True  # False: the file holds lengths only; all requests arrive at 0
+    block: Optional[int] = None  # prompt tokens per hash id
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -53,30 +53,30 @@ class Trace:
         return np.fromiter((request.output for request in self.requests), np.int64, len(self.requests))
 
     def remarks(self) -> list[str]:
-        """Return one line for all that the user should know."""
+        """Return one line per skip reason and note, for the user."""
         total = len(self.requests) + sum(self.dropped.values())
-        counts = [f"{self.source}: {n} of {total} rows left out: {why}" for why, n in sorted(self.dropped.items())]
+        counts = [f"{self.source}: {n} of {total} rows skipped: {why}" for why, n in sorted(self.dropped.items())]
         return counts + [f"{self.source}: {note}" for note in self.notes]
 
 
-def copied(request: ClientRequest, **changes: Any) -> ClientRequest:
-    """Return a request as it was before any engine saw it, with some fields changed."""
+def copy_request(request: ClientRequest, **changes: Any) -> ClientRequest:
+    """Return a copy of the client's fields of a request, with some of them changed."""
     if not changes:
         return ClientRequest(
             request.id, request.arrival, request.prompt, request.output, request.limit, request.priority,
-            request.session, request.prefix, request.after, request.delay, request.fails,
+            request.session, request.prefix_hashes, request.follows, request.think_time, request.fails_at_token,
         )  # fmt: skip
-    given = {name: getattr(request, name) for name in ASKED}
-    return ClientRequest(**{**given, **changes})
+    fields = {name: getattr(request, name) for name in CLIENT_FIELDS}
+    return ClientRequest(**{**fields, **changes})
 
 
 @dataclass
 class Columns:
-    """What a reader found, one list a field, all as long as `prompt`; None where the format has no such field."""
+    """Result of a reader: one list per field, all as long as `prompt`; None if the format has no such field."""
 
     prompt: list[int]
     output: list[int]
-    arrival: Optional[list[Optional[float]]] = None  # None for one that waits for another's end
+    arrival: Optional[list[Optional[float]]] = None  # None: follows another request
     id: Optional[list[Any]] = None
     limit: Optional[list[Optional[int]]] = None
     priority: Optional[list[int]] = None
@@ -86,7 +86,7 @@ class Columns:
     delay: Optional[list[float]] = None
     fails: Optional[list[Optional[int]]] = None
     unusable: dict[int, str] = field(default_factory=dict)  # index -> why it cannot be served
-    numbers: Sequence[int] = ()  # row in the file, for messages; counted from 1 where not given
+    numbers: Sequence[int] = ()  # row in the file, for messages; default: counted from 1
     block: Optional[int] = None
     notes: list[str] = field(default_factory=list)
 
@@ -94,30 +94,31 @@ class Columns:
         self.numbers = self.numbers or range(1, len(self.prompt) + 1)
 
 
-def assemble(columns: Columns, source: str, format: str, order: str = "sort", shift: bool = False) -> Trace:
-    """Return the trace of what a reader found: unusable rows dropped, arrivals in order, ids unique.
+def build_trace(columns: Columns, source: str, format: str, order: str = "sort", shift: bool = False) -> Trace:
+    """Return the trace of these columns: unusable rows dropped, arrivals in order, ids unique.
 
-    `order` is what to do with rows out of order: sort or refuse. `shift` makes the first arrival 0,
-    which is also done where times are plainly of the calendar.
+    `order`: "sort" or "refuse" rows that are out of order. `shift`: count times from the first arrival;
+    times since 1970 are always shifted.
     """
     ids = list(range(len(columns.prompt))) if columns.id is None else columns.id
-    _unique(ids, columns, source)
-    requests = _requests(columns, ids, shift, source)
-    late = _first_late(requests)
-    if late is not None and order == "refuse":
+    _check_unique(ids, columns, source)
+    requests = _make_requests(columns, ids, shift, source)
+    out_of_order = _first_out_of_order(requests)
+    if out_of_order is not None and order == "refuse":
+        before, here = (requests[k].arrival for k in (out_of_order - 1, out_of_order))
         raise BadInput(
-            f"{source}: row {columns.numbers[late]}: arrival {requests[late].arrival:g} s after one of "
-            f"{requests[late - 1].arrival:g} s: expected rows in order (`sim trace convert --sort` sorts them)"
+            f"{source}: row {columns.numbers[out_of_order]}: arrival {here:g} s after a row with {before:g} s: "
+            "expected rows in order of arrival (`sim trace convert --sort` sorts them)"
         )
     unusable = _unusable(columns)
     if unusable:
-        requests = _without(requests, unusable)
+        requests = _drop_rows(requests, unusable)
     dropped = dict(Counter(unusable.values()))
     if not requests:
-        lost = f": {', '.join(f'{n} x {why}' for why, n in dropped.items())}" if dropped else ""
-        raise BadInput(f"{source}: row {columns.numbers[0] if ids else 1}: no request in it can be served{lost}")
+        reasons = f": {', '.join(f'{n} x {why}' for why, n in dropped.items())}" if dropped else ""
+        raise BadInput(f"{source}: row {columns.numbers[0] if ids else 1}: no request can be served{reasons}")
     trace = Trace(requests, source, format, dropped, list(columns.notes), columns.arrival is not None, columns.block)
-    if late is not None:
+    if out_of_order is not None:
         _sort(trace)
     if not trace.timed:
         trace.notes.append("no arrival times in this format: all arrive at 0")
@@ -127,7 +128,7 @@ def assemble(columns: Columns, source: str, format: str, order: str = "sort", sh
 
 
 def _unusable(columns: Columns) -> dict[int, str]:
-    """Return why rows cannot be served, by index."""
+    """Return the reason for every row that cannot be served, by index."""
     unusable = dict(columns.unusable)
     for name, values in (("prompt", columns.prompt), ("output", columns.output)):
         if values and min(values) < 1:
@@ -137,45 +138,45 @@ def _unusable(columns: Columns) -> dict[int, str]:
     return unusable
 
 
-CALENDAR = 1e8  # seconds: a trace that begins later than this counts from 1970
+MIN_UNIX_TIME_S = 1e8  # a first arrival above this is a time since 1970
 
 
-def _unique(ids: list[Any], columns: Columns, source: str) -> None:
-    """Raise a BadInput at the second row with the same id."""
+def _check_unique(ids: list[Any], columns: Columns, source: str) -> None:
+    """Raise BadInput if two rows have the same id."""
     if columns.id is None or len(set(ids)) == len(ids):
         return
-    seen: set[Any] = set()
+    known_ids: set[Any] = set()
     for number, id in zip(columns.numbers, ids):
-        if id in seen:
-            raise BadInput(f"{source}: row {number}: id: expected one not used before, got {str(id)[:40]!r}")
-        seen.add(id)
+        if id in known_ids:
+            raise BadInput(f"{source}: row {number}: id: expected an unused id, got {str(id)[:40]!r}")
+        known_ids.add(id)
 
 
-def _requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> list[ClientRequest]:
-    """Return one request a row, in file order; those that wait for another get the earliest arrival possible."""
+def _make_requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> list[ClientRequest]:
+    """Return one request per row, in file order; a follower gets its earliest possible arrival."""
     rows = len(ids)
-    arrivals = _arrivals(columns, ids, source)
+    arrivals = _resolve_arrivals(columns, ids, source)
     first = min(arrivals, default=0.0)
-    if shift or first > CALENDAR:
+    if shift or first > MIN_UNIX_TIME_S:
         arrivals = [arrival - first for arrival in arrivals]
-    nothing = [None] * rows
+    none = [None] * rows
     fields = (
-        ids, arrivals, columns.prompt, columns.output, columns.limit or nothing, columns.priority or [0] * rows,
-        columns.session or nothing, columns.prefix or [()] * rows, columns.after or nothing,
-        columns.delay or [0.0] * rows, columns.fails or nothing,
+        ids, arrivals, columns.prompt, columns.output, columns.limit or none, columns.priority or [0] * rows,
+        columns.session or none, columns.prefix or [()] * rows, columns.after or none,
+        columns.delay or [0.0] * rows, columns.fails or none,
     )  # fmt: skip
     return list(map(ClientRequest, *fields))
 
 
-def _arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
-    """Return every arrival; one that waits for another's end cannot come before that one arrived, plus its delay."""
-    given: Sequence[Optional[float]] = [0.0] * len(ids) if columns.arrival is None else columns.arrival
+def _resolve_arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
+    """Return all arrivals. A follower arrives no earlier than its predecessor's arrival plus the think time."""
+    stated: Sequence[Optional[float]] = [0.0] * len(ids) if columns.arrival is None else columns.arrival
     if columns.after is None:
-        return [0.0 if arrival is None else arrival for arrival in given]
+        return [0.0 if arrival is None else arrival for arrival in stated]
     delays = columns.delay or [0.0] * len(ids)
     known: dict[Any, float] = {}
     arrivals = []
-    for id, number, arrival, after, delay in zip(ids, columns.numbers, given, columns.after, delays):
+    for id, number, arrival, after, delay in zip(ids, columns.numbers, stated, columns.after, delays):
         if after is not None and after not in known:
             raise BadInput(f"{source}: row {number}: after: expected the id of an earlier row, got {str(after)[:40]!r}")
         if arrival is None:
@@ -185,20 +186,22 @@ def _arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
     return arrivals
 
 
-def _without(requests: list[ClientRequest], unusable: dict[int, str]) -> list[ClientRequest]:
-    """Return the others; one that waited for a dropped request waits for what that one waited for, delays added."""
-    gone = {requests[i].id: requests[i] for i in unusable}
+def _drop_rows(requests: list[ClientRequest], unusable: dict[int, str]) -> list[ClientRequest]:
+    """Return the usable requests. A follower of a dropped request follows that request's predecessor; delays add up."""
+    dropped_requests = {requests[i].id: requests[i] for i in unusable}
     kept = [request for i, request in enumerate(requests) if i not in unusable]
     for request in kept:
-        while request.after is not None and request.after in gone:
-            lost = gone[request.after]
-            request.after = lost.after
-            request.delay = request.delay + lost.delay if lost.after is not None else 0.0
+        while request.follows is not None and request.follows in dropped_requests:
+            dropped_parent = dropped_requests[request.follows]
+            request.follows = dropped_parent.follows
+            request.think_time = (
+                request.think_time + dropped_parent.think_time if dropped_parent.follows is not None else 0.0
+            )
     return kept
 
 
-def _first_late(requests: list[ClientRequest]) -> Optional[int]:
-    """Return the index of the first request that arrives before the one in front of it."""
+def _first_out_of_order(requests: list[ClientRequest]) -> Optional[int]:
+    """Return the index of the first request that arrives before the previous one."""
     arrivals = [request.arrival for request in requests]
     if all(map(le, arrivals, arrivals[1:])):
         return None
@@ -206,25 +209,25 @@ def _first_late(requests: list[ClientRequest]) -> Optional[int]:
 
 
 def _sort(trace: Trace) -> None:
-    """Put the requests in order of arrival; no request may come before the one whose end it waits for."""
+    """Sort the requests by arrival; raise BadInput if a request arrives before the one it follows."""
     trace.requests.sort(key=lambda request: request.arrival)
     trace.notes.append("rows were not in order of arrival: sorted")
-    seen: set[Any] = set()
+    known_ids: set[Any] = set()
     for request in trace.requests:
-        if request.after is not None and request.after not in seen:
+        if request.follows is not None and request.follows not in known_ids:
             raise BadInput(
-                f"{trace.source}: request {request.id!r} arrives before {request.after!r}, whose end it waits for"
+                f"{trace.source}: request {request.id!r} arrives before {request.follows!r}, which it follows"
             )
-        seen.add(request.id)
+        known_ids.add(request.id)
 
 
-BLOCKS = (512, 16, 64, 128, 256, 32, 1024, 1)  # tokens a hash id may stand for, the usual ones first
+HASH_BLOCK_SIZES = (512, 16, 64, 128, 256, 32, 1024, 1)  # tokens per hash id, most common first
 
 
 def prefix_block(requests: Iterable[ClientRequest]) -> Optional[int]:
-    """Return the tokens a hash id stands for, if one usual size explains every request's count of ids."""
-    marked = [request for request in requests if request.prefix]
-    for block in BLOCKS if marked else ():
-        if all(-(-request.prompt // block) == len(request.prefix) for request in marked):
+    """Return the tokens per hash id, if one common size explains the number of ids of every request."""
+    with_prefix = [request for request in requests if request.prefix_hashes]
+    for block in HASH_BLOCK_SIZES if with_prefix else ():
+        if all(-(-request.prompt // block) == len(request.prefix_hashes) for request in with_prefix):
             return block
     return None

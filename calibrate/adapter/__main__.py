@@ -1,6 +1,6 @@
 """Run a script of llm-serving with a servesim policy inside the server.
 
-    SERVESIM_POLICY='{"delay_factor": 0.5, "delay_variant": "queue", "evicted": "swapped"}' \\
+    SERVESIM_POLICY='{"delay_factor": 0.5, "delay_variant": "queue", "preempted_to": "swapped"}' \\
         python -m servesim.calibrate.adapter examples/server_app_post.py --config ...
 
 Instead, the server's script may call `servesim.calibrate.adapter.llm_serving.install()` at its top.

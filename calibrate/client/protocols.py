@@ -1,6 +1,6 @@
-"""The two HTTP interfaces a server may speak, from the client's side: what to send, and what the lines of a stream say.
+"""The two HTTP interfaces of servers, client side: build request bodies and parse the lines of a stream.
 
-llm-serving streams bare JSON lines under the name of an event stream, puts errors inside a 200, and pings after 600 s.
+llm-serving streams bare JSON lines as an event stream, puts errors inside a 200 response, and pings after 600 s.
 OpenAI-compatible servers (vLLM, vllm-ascend, SGLang) stream `data:` lines that end with [DONE].
 """
 
@@ -14,63 +14,63 @@ from typing import Any, NamedTuple, Optional, Protocol
 from servesim.core import Request
 
 ERROR = re.compile(r"^(Error20\d|error304)")  # how llm-serving's error texts begin
-VOCABULARY = range(100, 10_000)  # token ids that any model has
+TOKEN_IDS = range(100, 10_000)  # valid for any model
 
 
 class Event(NamedTuple):
-    """What a line of a stream says."""
+    """The content of one line of a stream."""
 
-    tokens: int = 0  # written with this line
-    total: Optional[int] = None  # written in all, where the server counts
-    over: bool = False  # the answer is complete
+    tokens: int = 0  # generated with this line
+    output_tokens: Optional[int] = None  # of the whole response, if the server counts them
+    complete: bool = False  # the response is complete
     error: Optional[str] = None
     ping: bool = False
-    prompt: Optional[int] = None  # tokens of the prompt, where the server counts
+    prompt_tokens: Optional[int] = None  # if the server counts them
 
 
 class Api(Protocol):
-    """One interface."""
+    """One HTTP interface."""
 
     path: str
-    closes: bool  # whether a connection serves one request only
+    closes: bool  # whether the server closes the connection after one request
 
     def body(self, request: Request) -> dict[str, Any]:
-        """Return what to post for a request."""
+        """Return the body of a request."""
 
     def event(self, line: bytes) -> Event:
-        """Read a line of the answer's stream."""
+        """Parse one line of the response stream."""
 
 
 class LlmServing:
-    """MindSpore llm-serving's generate_stream, asked as performance_serving asks."""
+    """MindSpore llm-serving's generate_stream, with the request body of performance_serving."""
 
     path = "/models/llama2/generate_stream"
     closes = True
 
     def body(self, request: Request) -> dict[str, Any]:
-        parameters = {"do_sample": "False", "return_full_text": "True", "max_new_tokens": length(request)}
-        return {"inputs": words(request), "stream": True, "parameters": parameters}
+        parameters = {"do_sample": "False", "return_full_text": "True", "max_new_tokens": output_length(request)}
+        return {"inputs": prompt_words(request), "stream": True, "parameters": parameters}
 
     def event(self, line: bytes) -> Event:
         if line.startswith(b":"):
             return Event(ping=True)
         if line.startswith(b"data:"):
             line = line[5:]
-        found = json.loads(line)
-        if "detail" in found:
-            return Event(error=str(found["detail"])[:200])
-        data = found.get("data", found)
-        answer = data[0] if isinstance(data, list) else data
-        text = str(answer.get("generated_text", ""))
+        message = json.loads(line)
+        if "detail" in message:
+            return Event(error=str(message["detail"])[:200])
+        data = message.get("data", message)
+        response = data[0] if isinstance(data, list) else data
+        text = str(response.get("generated_text", ""))
         if ERROR.match(text):
             return Event(error=text)
-        if "finish_reason" in answer:
-            return Event(total=answer.get("generated_tokens"), over=True)
+        if "finish_reason" in response:
+            return Event(output_tokens=response.get("generated_tokens"), complete=True)
         return Event(tokens=1)
 
 
 class OpenAI:
-    """OpenAI's completions; token ids for a prompt, so that its length is exact."""
+    """OpenAI's completions. The prompt is a list of token ids, so its length is exact."""
 
     path = "/v1/completions"
     closes = False
@@ -81,8 +81,8 @@ class OpenAI:
     def body(self, request: Request) -> dict[str, Any]:
         return {
             "model": self.model,
-            "prompt": ids(request),
-            "max_tokens": length(request),
+            "prompt": prompt_ids(request),
+            "max_tokens": output_length(request),
             "temperature": 0.0,
             "ignore_eos": True,
             "stream": True,
@@ -96,26 +96,26 @@ class OpenAI:
             return Event()
         data = line[5:].strip()
         if data == b"[DONE]":
-            return Event(over=True)
-        found = json.loads(data)
-        if "error" in found:
-            return Event(error=str(found["error"])[:200])
-        usage = found.get("usage") or {}
-        wrote = any(choice.get("text") is not None for choice in found.get("choices", ()))
-        return Event(tokens=int(wrote), total=usage.get("completion_tokens"), prompt=usage.get("prompt_tokens"))
+            return Event(complete=True)
+        message = json.loads(data)
+        if "error" in message:
+            return Event(error=str(message["error"])[:200])
+        usage = message.get("usage") or {}
+        tokens = int(any(choice.get("text") is not None for choice in message.get("choices", ())))
+        return Event(tokens, usage.get("completion_tokens"), prompt_tokens=usage.get("prompt_tokens"))
 
 
-def length(request: Request) -> int:
-    """Return how much a request is to write: a server that is not told goes on to its limit."""
+def output_length(request: Request) -> int:
+    """Return the output tokens to request: without a number, a server generates up to its own limit."""
     return min(request.output, request.limit)
 
 
-def ids(request: Request) -> list[int]:
-    """Return a prompt of just so many token ids, the same for the same request."""
-    start, span = zlib.crc32(str(request.id).encode()), len(VOCABULARY)
-    return [VOCABULARY[(start + 7919 * place) % span] for place in range(request.prompt)]
+def prompt_ids(request: Request) -> list[int]:
+    """Return the prompt as token ids; equal requests get equal prompts."""
+    start, span = zlib.crc32(str(request.id).encode()), len(TOKEN_IDS)
+    return [TOKEN_IDS[(start + 7919 * index) % span] for index in range(request.prompt)]
 
 
-def words(request: Request) -> str:
-    """Return a prompt of just so many words, the same for the same request."""
-    return " ".join(f"w{id}" for id in ids(request))
+def prompt_words(request: Request) -> str:
+    """Return the prompt as words, one per token; equal requests get equal prompts."""
+    return " ".join(f"w{id}" for id in prompt_ids(request))

@@ -1,5 +1,5 @@
 """Backends that run model calls on a device, and the worker process that holds one.
 
-Standard library, numpy and the framework, Python 3.9: the folder also runs from a plain copy. It imports core and
-costs; probe, live, replay, server and endpoint import it.
+Needs Python 3.9, numpy and the framework; it also runs from a copy of the folders, not installed. It imports core
+and costs; probe, live, replay, server and endpoint import it.
 """

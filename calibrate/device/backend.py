@@ -1,6 +1,6 @@
-"""What a device must be able to do: run rows of tokens over a paged KV cache, move blocks, say what it is.
+"""The interface of a backend: run rows of tokens on a paged KV cache, copy blocks, describe the device.
 
-Standard library only, Python 3.9: a backend runs in a worker process on the device's host.
+A backend runs in a worker process on the device's host: Python 3.9, standard library only.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from servesim.core import Shape
 
 @dataclass(frozen=True)
 class Model:
-    """The shape of a Llama."""
+    """The dimensions of a Llama model."""
 
     name: str
     layers: int
@@ -23,7 +23,7 @@ class Model:
     kv_heads: int
     intermediate: int
     vocab: int
-    context: int  # longest sequence it is built for
+    context: int  # maximum sequence length, in tokens
     dtype: str = "float32"
 
 
@@ -35,15 +35,15 @@ MODELS = {
 
 
 class Row(NamedTuple):
-    """One request's part of a step: tokens to compute, written behind `position` cached ones into its blocks."""
+    """The tokens of one request that a step computes."""
 
     tokens: Sequence[int]
-    position: int
-    table: Sequence[int]  # its device blocks, in order; block i holds tokens [i * block_size, (i + 1) * block_size)
+    position: int  # cached tokens before these
+    table: Sequence[int]  # block table: block i holds tokens [i * block_size, (i + 1) * block_size)
 
 
-def shape(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int = 0) -> Shape:
-    """Return what the time of a step depends on."""
+def shape_of_rows(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int = 0) -> Shape:
+    """Return the shape of a step."""
     tokens = sum(len(row.tokens) for row in prompts)
     return Shape(
         prefill_rows=len(prompts),
@@ -59,39 +59,39 @@ def shape(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int = 0) -> S
 
 
 class OutOfMemory(RuntimeError):
-    """The device could not hold a step; the backend stays usable."""
+    """A step did not fit into device memory. The backend stays usable."""
 
 
 class Backend:
-    """A loaded model on a device. One step is one model call, prompts and decodes alike."""
+    """A loaded model on a device. One step runs prompts and decodes in one model call."""
 
     name = ""
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
-        """Build the model and its cache; random weights unless a path is given. The model loaded before goes first."""
+        """Free the previous model, then build this one and its KV cache. Without a path, the weights are random."""
         raise NotImplementedError
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        """Run one step and return each row's most likely next token. The result is on the host when this returns."""
+        """Run one step and return the most likely next token of each row. The tokens are then on the host."""
         raise NotImplementedError
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy device blocks to host blocks: (device, host) each."""
-        self._swap(pairs, True)
+        """Copy device blocks to host blocks; a pair is (device block, host block)."""
+        self._swap(pairs, to_host=True)
 
     def swap_in(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy host blocks back to device blocks: (host, device) each."""
-        self._swap(pairs, False)
+        """Copy host blocks to device blocks; a pair is (host block, device block)."""
+        self._swap(pairs, to_host=False)
 
-    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
+    def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
         raise NotImplementedError
 
     def synchronize(self) -> None:
-        """Return when all work given to the device is done."""
+        """Wait until the device has finished all its work."""
         raise NotImplementedError
 
     def describe(self) -> dict[str, Any]:
-        """Return device, kernels (fused or reference), dtype, model, versions, blocks: a profile is stamped with it."""
+        """Return device, kernels (fused or reference), dtype, model, versions and blocks; profiles keep them."""
         raise NotImplementedError

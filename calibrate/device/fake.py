@@ -1,6 +1,6 @@
-"""A device made of sleep: a step takes what a cost model says, and its tokens depend on every cached token it reads.
+"""A fake backend: a step sleeps for the time of a cost model. For tests and demonstrations. Times are seconds.
 
-Times are seconds. For tests and demonstrations; a wrong block table or a lost block changes the tokens, as on a device.
+Its tokens depend on every cached token that it reads, so a wrong block table or a lost block changes them.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any, Optional, Union
 from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.mapping import cost_from
 
-from .backend import Backend, Model, OutOfMemory, Row, shape
+from .backend import Backend, Model, OutOfMemory, Row, shape_of_rows
 
-COST = {"base": 2e-3, "prefill_token": 2e-5, "decode_row": 1e-4, "context": 5e-7, "swap_block": 1e-4}
-SPIN = 2e-4  # a sleep oversleeps by about this, so the end of it is waited out awake
+DEFAULT_COST = {"base": 2e-3, "prefill_token": 2e-5, "decode_row": 1e-4, "context": 5e-7, "swap_block": 1e-4}
+BUSY_WAIT_S = 2e-4  # time.sleep returns about this late, so the last part is a busy wait
 
 
-class Fake(Backend):
-    """A backend that sleeps."""
+class FakeBackend(Backend):
+    """A backend that sleeps instead of computing."""
 
     name = "fake"
 
     def __init__(
         self,
-        cost: Union[StepCost, Mapping[str, Any], None] = None,  # a model, or one as profiles write it
-        lag: float = 0.0,  # seconds of work that a step leaves behind, as an asynchronous device: synchronize waits
-        limit: Optional[int] = None,  # tokens a step can hold; more is out of memory
+        cost: Union[StepCost, Mapping[str, Any], None] = None,  # a cost model, or its mapping from a profile
+        lag: float = 0.0,  # seconds of device work after `step` returns; `synchronize` waits for it
+        limit: Optional[int] = None,  # maximum tokens of a step; more raise OutOfMemory
     ) -> None:
-        self.cost = cost if isinstance(cost, StepCost) else cost_from(COST if cost is None else cost, "cost")
+        self.cost = cost if isinstance(cost, StepCost) else cost_from(DEFAULT_COST if cost is None else cost, "cost")
         self.lag = lag
         self.limit = limit
         self.busy_until = 0.0
@@ -44,21 +44,21 @@ class Fake(Backend):
         if weights is not None:
             raise BadInput(f"weights: the fake backend has none, got {weights!r}")
         self.model = model
-        self.cache = np.zeros((blocks, block_size), np.int64)  # one integer a token
+        self.cache = np.zeros((blocks, block_size), np.int64)  # one integer per token
         self.host = np.zeros((host_blocks, block_size), np.int64)
 
     def step(self, rows: Sequence[Row]) -> list[int]:
         start = time.perf_counter()
-        tokens = sum(len(row.tokens) for row in rows)
-        if self.limit is not None and tokens > self.limit:
-            raise OutOfMemory(f"fake device: {tokens} tokens in a step, it holds {self.limit}")
-        answer = [self._next(row) for row in rows]
+        count = sum(len(row.tokens) for row in rows)
+        if self.limit is not None and count > self.limit:
+            raise OutOfMemory(f"fake device: {count} tokens in a step, the limit is {self.limit}")
+        tokens = [self._next_token(row) for row in rows]
         decodes = [row for row in rows if row.position and len(row.tokens) == 1]
         prompts = [row for row in rows if not (row.position and len(row.tokens) == 1)]
-        self._work(start, self.cost.seconds(shape(prompts, decodes)))
-        return answer
+        self._wait_for_work(start, self.cost.seconds(shape_of_rows(prompts, decodes)))
+        return tokens
 
-    def _next(self, row: Row) -> int:
+    def _next_token(self, row: Row) -> int:
         import numpy as np
 
         assert self.model is not None, "load first"
@@ -66,42 +66,42 @@ class Fake(Backend):
         end = row.position + len(row.tokens)
         slots = np.arange(row.position, end)
         blocks = np.asarray(row.table, np.int64)
-        # A token counts by where it stands, so that swapped blocks do not add up to the same.
+        # Each token is weighted by its position: the sum changes when two blocks are exchanged.
         self.cache[blocks[slots // size], slots % size] = (np.asarray(row.tokens, np.int64) + 1) * (2 * slots + 1)
         context = self.cache[blocks[: -(-end // size)]].ravel()[:end]
         return int(context.sum() * 2654435761 % self.model.vocab)
 
-    def _work(self, start: float, seconds: float) -> None:
+    def _wait_for_work(self, start: float, seconds: float) -> None:
         wait_until(start + seconds)
         self.busy_until = start + seconds + self.lag
 
-    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
+    def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
         start = time.perf_counter()
-        source, target = (self.cache, self.host) if out else (self.host, self.cache)
-        for one, other in pairs:
-            target[other] = source[one]
-        self._work(start, self.cost.seconds(Shape(swapped=len(pairs))))
+        source, target = (self.cache, self.host) if to_host else (self.host, self.cache)
+        for source_block, target_block in pairs:
+            target[target_block] = source[source_block]
+        self._wait_for_work(start, self.cost.seconds(Shape(swapped=len(pairs))))
 
     def synchronize(self) -> None:
         wait_until(self.busy_until)
 
     def describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = {"backend": self.name, "device": "fake", "kernels": "fake", "versions": {}}
+        about: dict[str, Any] = {"backend": self.name, "device": "fake", "kernels": "fake", "versions": {}}
         if self.model is not None:
-            described.update(
+            about.update(
                 model=asdict(self.model),
                 dtype=self.model.dtype,
                 blocks=self.cache.shape[0],
                 block_size=self.cache.shape[1],
                 host_blocks=self.host.shape[0],
             )
-        return described
+        return about
 
 
-def wait_until(instant: float) -> None:
-    """Return at an instant of time.perf_counter."""
-    left = instant - time.perf_counter()
-    if left > SPIN:
-        time.sleep(left - SPIN)
-    while time.perf_counter() < instant:
+def wait_until(deadline: float) -> None:
+    """Return at this time of time.perf_counter."""
+    left = deadline - time.perf_counter()
+    if left > BUSY_WAIT_S:
+        time.sleep(left - BUSY_WAIT_S)
+    while time.perf_counter() < deadline:
         pass

@@ -1,7 +1,7 @@
-"""Check a backend: run scripted requests in scattered KV blocks and compare their scores with a pass without a cache.
+"""Check a backend: run scripted requests in scattered KV blocks and compare their logits with a pass without a cache.
 
 The comparison shows whether the cache, the block tables and the swaps are right on this device. Lengths are tokens.
-Runs next to the device: standard library and numpy, Python 3.9.
+It runs in the worker: Python 3.9, standard library and numpy.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ import numpy as np
 
 from .backend import Row
 
-PROMPTS = (1, 7, 16, 17, 40, 64, 70, 130)  # around a block, around a tile, and several of both
-ANSWER = 8  # tokens that each request generates
+PROMPT_LENGTHS = (1, 7, 16, 17, 40, 64, 70, 130)  # below and above one block, one tile, and several of both
+OUTPUT_LENGTH = 8
 
 
 @dataclass(eq=False)
 class ScriptedRequest:
-    """One request: its tokens, how many of them are cached and where, and what the steps found."""
+    """One request: its tokens, how many of them are cached, its blocks, and the results of its steps."""
 
     tokens: list[int]
     prompt: int
     cached: int = 0
     table: array[int] = field(default_factory=lambda: array("i"))  # device blocks
     host_table: list[int] = field(default_factory=list)  # host blocks, while swapped out
-    found: dict[int, tuple[int, Any]] = field(default_factory=dict)  # next token and scores after each position
+    results: dict[int, tuple[int, Any]] = field(default_factory=dict)  # position -> next token and logits
 
     @property
     def pending(self) -> int:
-        """Tokens to compute."""
+        """Number of tokens to compute."""
         return len(self.tokens) - self.cached
 
 
 @dataclass
 class Comparison:
-    """Differences between scores and those of the pass without a cache. A NaN stays."""
+    """Differences between logits and those of the pass without a cache. A NaN stays a NaN."""
 
-    errors: list[float] = field(default_factory=list)  # of each row: |scores - reference| / |reference|
-    distance: float = 0.0  # largest difference of a score
-    relative: float = 0.0  # the same, relative to the largest reference score of the request
-    missed: int = 0  # rows whose most likely token is not that of the reference
-    lost: float = 0.0  # largest score lost by that, relative to the standard deviation of the reference
+    errors: list[float] = field(default_factory=list)  # per row: |logits - reference| / |reference|
+    max_difference: float = 0.0  # of a logit
+    max_relative: float = 0.0  # of a logit, relative to the largest reference logit of the request
+    wrong_tokens: int = 0  # rows whose most likely token is not that of the reference
+    max_logit_gap: float = 0.0  # of a wrong token to the right one, in standard deviations of the reference
 
-    def add(self, token: int, scores: Any, reference: Any, scale: float) -> None:
+    def add(self, token: int, logits: Any, reference: Any, scale: float) -> None:
         """Compare one row."""
-        difference, best = float(np.abs(scores - reference).max()), int(reference.argmax())
-        self.errors.append(float(np.linalg.norm(scores - reference) / np.linalg.norm(reference)))
-        self.distance = float(np.maximum(self.distance, difference))
-        self.relative = float(np.maximum(self.relative, difference / scale))
-        self.missed += token != best
-        self.lost = max(self.lost, float((reference[best] - reference[token]) / reference.std()))
+        difference, best = float(np.abs(logits - reference).max()), int(reference.argmax())
+        self.errors.append(float(np.linalg.norm(logits - reference) / np.linalg.norm(reference)))
+        self.max_difference = float(np.maximum(self.max_difference, difference))
+        self.max_relative = float(np.maximum(self.max_relative, difference / scale))
+        self.wrong_tokens += token != best
+        self.max_logit_gap = max(self.max_logit_gap, float((reference[best] - reference[token]) / reference.std()))
 
 
 class PagedRun:
-    """Requests on a loaded backend, with block tables as an engine keeps them.
+    """Requests on a loaded backend, with block tables like an engine's.
 
-    `poison` writes NaN into freed blocks, so that a later read of them shows. It needs a torch backend.
+    `poison` writes NaN into freed blocks, so a later read of them changes the logits. It needs a torch backend.
     """
 
     def __init__(self, backend: Any, seed: int, poison: bool = False) -> None:
@@ -76,39 +76,39 @@ class PagedRun:
         self.requests: list[ScriptedRequest] = []
         self.rows = 0  # computed so far
 
-    def begin(self, length: int) -> ScriptedRequest:
+    def add_request(self, length: int) -> ScriptedRequest:
         """Add a request with a random prompt."""
         request = ScriptedRequest([self.prompt_rng.randrange(self.vocab) for _ in range(length)], length)
         self.requests.append(request)
         return request
 
-    def step(self, chunks: Mapping[ScriptedRequest, int], wrong: Optional[ScriptedRequest] = None) -> list[int]:
-        """Compute that number of pending tokens of each request, and append the next token where none is left.
+    def step(self, chunks: Mapping[ScriptedRequest, int], corrupt: Optional[ScriptedRequest] = None) -> list[int]:
+        """Compute the given number of pending tokens of each request. Append the next token to those without pending.
 
-        The first two blocks of `wrong` are exchanged in this step.
+        The first two blocks of `corrupt` are exchanged in this step.
         """
-        rows = [self._row(request, tokens, request is wrong) for request, tokens in chunks.items()]
-        found: list[int] = self.backend.step(rows)
-        for request, row, token, scores in zip(chunks, rows, found, self.backend.logits()):
+        rows = [self._row(request, tokens, request is corrupt) for request, tokens in chunks.items()]
+        next_tokens: list[int] = self.backend.step(rows)
+        for request, row, token, logits in zip(chunks, rows, next_tokens, self.backend.logits()):
             request.cached += len(row.tokens)
-            request.found[request.cached - 1] = token, scores
+            request.results[request.cached - 1] = token, logits
             if not request.pending:
                 request.tokens.append(token)
         self.rows += len(rows)
-        return found
+        return next_tokens
 
     def decode(self, *requests: ScriptedRequest) -> list[int]:
-        """Generate one more token of each."""
+        """Generate one more token of each request."""
         return self.step(dict.fromkeys(requests, 1))
 
     def swap_out(self, request: ScriptedRequest) -> None:
-        """Move the blocks of a request to the host."""
+        """Copy the blocks of a request to the host and free them."""
         request.host_table = [self.free_host.pop() for _ in request.table]
         self.backend.swap_out(list(zip(request.table, request.host_table)))
         self.finish(request)
 
     def swap_in(self, request: ScriptedRequest) -> None:
-        """Move the blocks of a request back, into other device blocks."""
+        """Copy the blocks of a request back, into other device blocks."""
         request.table = array("i", [self.free.pop() for _ in request.host_table])
         self.backend.swap_in(list(zip(request.host_table, request.table)))
         self.free_host += request.host_table
@@ -123,38 +123,38 @@ class PagedRun:
         request.table = array("i")
 
     def compare(self, chunks: bool = True) -> Comparison:
-        """Compare all scores with those of a pass without a cache; without `chunks`, only those of generated tokens."""
-        seen = Comparison()
-        for request in (one for one in self.requests if one.found):
-            reference = self.backend.plain(request.tokens[: request.cached])
+        """Compare all logits with those of a pass without a cache; without `chunks`, only those of generated tokens."""
+        comparison = Comparison()
+        for request in (request for request in self.requests if request.results):
+            reference = self.backend.reference_logits(request.tokens[: request.cached])
             scale = float(np.abs(reference).max())
-            for position, (token, scores) in request.found.items():
+            for position, (token, logits) in request.results.items():
                 if chunks or position >= request.prompt - 1:
-                    seen.add(token, scores, reference[position], scale)
-        return seen
+                    comparison.add(token, logits, reference[position], scale)
+        return comparison
 
-    def _row(self, request: ScriptedRequest, tokens: int, wrong: bool) -> Row:
+    def _row(self, request: ScriptedRequest, tokens: int, corrupt: bool) -> Row:
         end = request.cached + tokens
         while len(request.table) * self.block_size < end:
             request.table.append(self.free.pop())
         table = array("i", request.table)
-        if wrong:
+        if corrupt:
             table[0], table[1] = table[1], table[0]
         return Row(request.tokens[request.cached : end], request.cached, table)
 
 
 class SelfTest:
-    """Drives a run at random: requests come, are computed in chunks, swapped out and in, and finish, in any order."""
+    """Drives a run at random: it admits requests, computes chunks, swaps out and in, and finishes in any order."""
 
-    def __init__(self, run: PagedRun, answer: int, spoil: bool = False) -> None:
-        self.paged, self.rng, self.answer, self.spoil = run, run.rng, answer, spoil
+    def __init__(self, run: PagedRun, output_length: int, spoil: bool = False) -> None:
+        self.paged, self.rng, self.output_length, self.spoil = run, run.rng, output_length, spoil
         self.running: list[ScriptedRequest] = []
         self.swapped: list[ScriptedRequest] = []
         self.counts = {"steps": 0, "chunks": 0, "swaps": 0, "spoiled": 0, "largest": 0, "smallest": 1 << 30}
 
     def run(self, lengths: Sequence[int]) -> None:
-        """Serve prompts of these lengths, a few more or fewer at each step."""
-        waiting = [self.paged.begin(length) for length in lengths]
+        """Serve prompts of these lengths. The batch grows and shrinks at random."""
+        waiting = [self.paged.add_request(length) for length in lengths]
         while waiting or self.running or self.swapped:
             if self.swapped and (not self.running or self.rng.random() < 0.5):
                 self.running.append(self.swapped.pop(0))
@@ -168,30 +168,31 @@ class SelfTest:
                 self._step()
 
     def _step(self) -> None:
-        chunks = {request: self._tokens(request) for request in self.running}
+        chunks = {request: self._chunk_size(request) for request in self.running}
         self.counts["steps"] += 1
         self.counts["largest"] = max(self.counts["largest"], len(chunks))
         self.counts["smallest"] = min(self.counts["smallest"], len(chunks))
-        self.paged.step(chunks, self._wrong(chunks))
+        self.paged.step(chunks, self._request_to_corrupt(chunks))
         for request in chunks:
-            if len(request.tokens) == request.prompt + self.answer:
+            if len(request.tokens) == request.prompt + self.output_length:
                 self.running.remove(request)
                 self.paged.finish(request)
 
-    def _tokens(self, request: ScriptedRequest) -> int:
+    def _chunk_size(self, request: ScriptedRequest) -> int:
         """Choose some or all of the pending tokens."""
         tokens = self.rng.randint(1, request.pending) if self.rng.random() < 0.5 else request.pending
         self.counts["chunks"] += tokens > 1 and request.cached > 0
         return tokens
 
-    def _wrong(self, chunks: Mapping[ScriptedRequest, int]) -> Optional[ScriptedRequest]:
-        """Return the request whose table is spoiled in this step: the first decode that reads two blocks, once."""
+    def _request_to_corrupt(self, chunks: Mapping[ScriptedRequest, int]) -> Optional[ScriptedRequest]:
+        """Return the first decode that reads two blocks, once per run; this step uses a wrong table for it."""
         if not self.spoil or self.counts["spoiled"]:
             return None
         size = self.paged.block_size
-        wrong = next((one for one, tokens in chunks.items() if tokens == 1 and one.cached > size), None)
-        self.counts["spoiled"] += wrong is not None
-        return wrong
+        decodes = (request for request, tokens in chunks.items() if tokens == 1 and request.cached > size)
+        request = next(decodes, None)
+        self.counts["spoiled"] += request is not None
+        return request
 
     def _swap_out(self, request: ScriptedRequest) -> None:
         if request.table and len(request.table) <= len(self.paged.free_host):
@@ -204,11 +205,16 @@ class SelfTest:
 def run(backend: Any, args: dict[str, Any], emit: Optional[Callable[[Any], None]] = None) -> dict[str, Any]:
     """Test a loaded backend; return counts, tokens that differ from the pass without a cache, and the largest error.
 
-    The error of a score is relative to the largest score. With `spoil`, one block table is wrong once: the error must
-    show it.
+    The error of a logit is relative to the largest logit. With `spoil`, one block table is wrong in one step, and the
+    error must show it.
     """
     paged = PagedRun(backend, args.get("seed", 0))
-    test = SelfTest(paged, args.get("answer", ANSWER), args.get("spoil", False))
-    test.run(args.get("prompts", PROMPTS))
-    seen = paged.compare(chunks=False)
-    return {**test.counts, "scores": len(seen.errors), "differ": seen.missed, "error": seen.relative}
+    test = SelfTest(paged, args.get("answer", OUTPUT_LENGTH), args.get("spoil", False))
+    test.run(args.get("prompts", PROMPT_LENGTHS))
+    compared = paged.compare(chunks=False)
+    return {
+        **test.counts,
+        "scores": len(compared.errors),
+        "differ": compared.wrong_tokens,
+        "error": compared.max_relative,
+    }

@@ -1,8 +1,8 @@
-"""The worker process: a backend behind a pipe, one JSON line in for each call, progress and one result line out.
+"""The worker process: serves a backend over a pipe. Calls and replies are JSON lines. Times are seconds.
 
-Runs as a plain script under any Python from 3.9 that has the framework, servesim not installed: the packages are found
-beside this file. A call is {"call": NAME, "args": {...}}; the answers to it are any number of {"progress": ...}, then
-{"result": ...} or {"error": {"kind", "message", "traceback"}}. The first call is open. Times are seconds.
+It runs as a script under Python 3.9 or newer with the framework. servesim need not be installed: the script finds its
+packages relative to this file. A call is {"call": NAME, "args": {...}}; the first call is open. The replies are any
+number of {"progress": ...}, then one {"result": ...} or {"error": {"kind", "message", "traceback"}}.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 Emit = Callable[[Any], None]
 Job = Callable[[Any, dict[str, Any], Emit], Any]  # (backend, args, emit) -> result
 
-BACKENDS = {  # the module and class of each
-    "fake": ("servesim.calibrate.device.fake", "Fake"),
-    "kbk": ("servesim.calibrate.device.kbk.backend", "Kbk"),
+BACKENDS = {  # name -> module, class
+    "fake": ("servesim.calibrate.device.fake", "FakeBackend"),
+    "kbk": ("servesim.calibrate.device.kbk.backend", "KbkBackend"),
     "torch": ("servesim.calibrate.device.torch.backend", "TorchBackend"),
 }
-JOBS = {  # what runs next to the device for long, and reports as it goes: a function (backend, args, emit) -> result
+JOBS = {  # long calls that report progress: name -> module, function
     "probe": ("servesim.calibrate.probe.measure", "run"),
     "replay": ("servesim.calibrate.live.driver", "replay"),
     "serve": ("servesim.calibrate.server.engine_process", "serve"),
     "exercise": ("servesim.calibrate.device.self_test", "run"),
 }
-PARENT_CHECK = 2.0  # seconds between two looks whether the parent still lives
+PARENT_CHECK_S = 2.0  # seconds between two checks that the parent process exists
 
 
-class Beside(importlib.abc.MetaPathFinder):
-    """Finds the package servesim from the folder of this file: in a checkout, a copy of its folders, or an install."""
+class PackageFinder(importlib.abc.MetaPathFinder):
+    """Finds servesim relative to this file: in a checkout, in a copy of its folders, or in an installed package."""
 
     def __init__(self, here: str) -> None:
         above = os.path.dirname(os.path.dirname(here))
@@ -53,7 +53,7 @@ class Beside(importlib.abc.MetaPathFinder):
                 self.folders["servesim." + name] = os.path.join(above, name)
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Return where a package of ours begins; its modules are then found as usual."""
+        """Return the spec of a servesim package. Python then finds its modules as usual."""
         folder = self.folders.get(name)
         if folder is None:
             return None
@@ -63,7 +63,7 @@ class Beside(importlib.abc.MetaPathFinder):
 
 
 def load(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
-    """Load a model, by name or by its fields, and describe the backend."""
+    """Load a model, given by name or by its fields, and describe the backend."""
     module = importlib.import_module("servesim.calibrate.device.backend")
     model = args.pop("model")
     if isinstance(model, str):
@@ -77,7 +77,7 @@ def load(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
 
 
 def step(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
-    """Run one step to its end and say how long it took."""
+    """Run one step, wait for its end, and return its tokens and seconds."""
     row = importlib.import_module("servesim.calibrate.device.backend").Row
     rows = [row(*fields) for fields in args["rows"]]
     start = time.perf_counter()
@@ -94,17 +94,17 @@ CALLS: dict[str, Job] = {
     "synchronize": lambda backend, args, emit: backend.synchronize(),
     "describe": lambda backend, args, emit: backend.describe(),
     "logits": lambda backend, args, emit: backend.logits().tolist(),
-    "plain": lambda backend, args, emit: backend.plain(args["tokens"]).tolist(),
+    "plain": lambda backend, args, emit: backend.reference_logits(args["tokens"]).tolist(),
 }
 
 
-def bad_input(line: str) -> None:
-    """Raise the package's BadInput, which this file may not import at its top."""
-    raise importlib.import_module("servesim.core").BadInput(line)
+def bad_input(message: str) -> None:
+    """Raise BadInput of servesim.core. This file cannot import it at the top: the package is not found yet."""
+    raise importlib.import_module("servesim.core").BadInput(message)
 
 
-def opened(args: dict[str, Any]) -> Backend:
-    """Build the backend that the first call names."""
+def open_backend(args: dict[str, Any]) -> Backend:
+    """Build the backend that the open call names."""
     name = args["backend"]
     if name not in BACKENDS:
         bad_input(f"backend: unknown {name!r}, expected one of {', '.join(BACKENDS)}")
@@ -113,22 +113,22 @@ def opened(args: dict[str, Any]) -> Backend:
     return backend
 
 
-def job(name: str) -> Job:
-    """Return the function that answers a call, importing it if it is one of the long jobs."""
+def find_job(name: str) -> Job:
+    """Return the function of a call. Import it if it is a long job."""
     if name in CALLS:
         return CALLS[name]
     if name not in JOBS:
         bad_input(f"call: unknown {name!r}, expected one of open, close, {', '.join([*CALLS, *JOBS])}")
     module, function = JOBS[name]
-    found: Job = getattr(importlib.import_module(module), function)
-    return found
+    job: Job = getattr(importlib.import_module(module), function)
+    return job
 
 
 def serve(lines: Iterable[str], out: IO[str]) -> None:
-    """Answer calls until one says close, or until the pipe ends."""
+    """Reply to calls until the close call or the end of the pipe."""
     backend: Optional[Backend] = None
 
-    def say(kind: str, value: Any) -> None:
+    def send(kind: str, value: Any) -> None:
         out.write(json.dumps({kind: value}) + "\n")
         out.flush()
 
@@ -137,29 +137,29 @@ def serve(lines: Iterable[str], out: IO[str]) -> None:
             message = json.loads(line)
             call, args = message["call"], message.get("args", {})
             if call == "close":
-                say("result", None)
+                send("result", None)
                 return
             if call == "open":
-                backend = opened(args)
-                say("result", about())
+                backend = open_backend(args)
+                send("result", about_interpreter())
             elif backend is None:
                 bad_input(f"call: {call!r} before open")
             else:
-                say("result", job(call)(backend, args, lambda value: say("progress", value)))
+                send("result", find_job(call)(backend, args, lambda value: send("progress", value)))
         except BrokenPipeError:
             return
         except Exception as error:
-            say("error", described(error))
+            send("error", error_to_dict(error))
 
 
-def about() -> dict[str, Any]:
-    """Say which interpreter this is, and where it found us."""
+def about_interpreter() -> dict[str, Any]:
+    """Return the interpreter of this process and the folder of servesim."""
     package = os.path.dirname(str(importlib.import_module("servesim").__file__))
     return {"python": sys.version.split()[0], "executable": sys.executable, "pid": os.getpid(), "package": package}
 
 
-def described(error: Exception) -> dict[str, str]:
-    """Put an exception into one line and keep its traceback beside it."""
+def error_to_dict(error: Exception) -> dict[str, str]:
+    """Return an exception as its kind, one line, and its traceback."""
     return {
         "kind": type(error).__name__,
         "message": first_line(error),
@@ -168,14 +168,14 @@ def described(error: Exception) -> dict[str, str]:
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says, without the headings and rules that MindSpore puts around it."""
+    """Return the first line of an error message. Skip the headings and dashed lines that MindSpore adds."""
     lines = [line.strip() for line in str(error).splitlines()]
     lines = [line for line in lines if line.strip("-") and not line.startswith("- ")]
     return lines[0] if lines else type(error).__name__
 
 
-def private_pipes() -> tuple[IO[str], IO[str]]:
-    """Take stdin and stdout for the protocol; what a framework prints from now on goes to stderr."""
+def reserve_pipes() -> tuple[IO[str], IO[str]]:
+    """Reserve stdin and stdout for the protocol. Output of the framework then goes to stderr."""
     lines = os.fdopen(os.dup(0), "r", encoding="utf-8")
     out = os.fdopen(os.dup(1), "w", encoding="utf-8")
     nothing = os.open(os.devnull, os.O_RDONLY)
@@ -185,31 +185,31 @@ def private_pipes() -> tuple[IO[str], IO[str]]:
     return lines, out
 
 
-def follow_parent(parent: int) -> None:
-    """End this process when its parent is gone, even in the middle of a long job."""
+def exit_with_parent(parent: int) -> None:
+    """End this process when its parent process has ended, even during a long job."""
     while os.getppid() == parent:
-        time.sleep(PARENT_CHECK)
+        time.sleep(PARENT_CHECK_S)
     os._exit(1)
 
 
 def find_packages() -> None:
-    """Make the package found by the place of this file."""
+    """Make servesim importable relative to this file."""
     here = os.path.dirname(os.path.abspath(__file__))
-    # Our folder holds a package called torch: left on the path, it would hide the framework.
+    # This folder has a sub-package named torch. On sys.path it would hide the framework.
     sys.path[:] = [path for path in map(os.path.abspath, sys.path) if path != here]
-    sys.meta_path.insert(0, Beside(here))
+    sys.meta_path.insert(0, PackageFinder(here))
 
 
 def main() -> int:
-    """Serve one parent, in a folder where a framework may drop its files."""
-    parser = argparse.ArgumentParser(description="Serve a backend over stdin and stdout, one JSON line a call.")
-    parser.add_argument("--home", help="folder to work in; a temporary one if not given")
+    """Serve one parent process."""
+    parser = argparse.ArgumentParser(description="Serve a backend over stdin and stdout, one JSON line per call.")
+    parser.add_argument("--home", help="working folder (default: a temporary folder)")
     home = parser.parse_args().home
     find_packages()
-    lines, out = private_pipes()
-    threading.Thread(target=follow_parent, args=(os.getppid(),), daemon=True).start()
+    lines, out = reserve_pipes()
+    threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
     with tempfile.TemporaryDirectory(prefix="servesim-") as temporary:
-        os.chdir(home or temporary)  # frameworks leave logs and graphs where they run
+        os.chdir(home or temporary)  # frameworks write logs and graphs to the working folder
         serve(lines, out)
         os.chdir(os.path.dirname(temporary))
     return 0

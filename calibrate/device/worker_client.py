@@ -1,6 +1,6 @@
-"""The parent's side of a worker: start it under some interpreter, call it, and say in one line what went wrong.
+"""The parent side of a worker: start it under an interpreter, call it, and raise one-line errors.
 
-Times are seconds. A worker that does not answer in time, or dies, is ended and cannot be called again.
+Times are seconds. A worker that misses a timeout is killed. After that, or after it died, every call fails.
 """
 
 from __future__ import annotations
@@ -23,47 +23,47 @@ from servesim.core import BadInput
 
 from .backend import Backend, Model, OutOfMemory, Row
 
-WORKER = Path(__file__).with_name("worker.py")
-OPEN = 300.0  # to import a framework on a cold disk
-LOAD = 1800.0  # to build a 7B model and compile it
-CALL = 120.0
-CLOSE = 5.0
-TAIL = 4000  # bytes of stderr looked at when a worker died
+WORKER_SCRIPT = Path(__file__).with_name("worker.py")
+START_TIMEOUT_S = 300.0  # to import a framework on a cold disk
+LOAD_TIMEOUT_S = 1800.0  # to build a 7B model and compile it
+CALL_TIMEOUT_S = 120.0
+CLOSE_TIMEOUT_S = 5.0
+STDERR_BYTES = 4000  # read from the end of stderr when a worker died
 
 
 class WorkerFailed(RuntimeError):
-    """The worker, or a call to it, failed; `traceback` is the worker's own."""
+    """The worker, or a call to it, failed; `traceback` comes from the worker."""
 
-    def __init__(self, line: str, traceback: str = "") -> None:
+    def __init__(self, message: str, traceback: str = "") -> None:
         self.traceback = traceback
-        super().__init__(line)
+        super().__init__(message)
 
 
 class Worker(Backend):
-    """A backend in a process of its own. Use it as a context, or close it."""
+    """A backend in a separate process. Use it as a context manager, or close it."""
 
     def __init__(self, backend: str = "kbk", python: Optional[str] = None, **options: Any) -> None:
         self.name = backend
         self.python = python or os.environ.get(f"SERVESIM_{backend.upper()}_PYTHON") or sys.executable
-        self.seconds = 0.0  # how long the last step took, measured next to the device
+        self.seconds = 0.0  # of the last step, measured in the worker
         self._home = tempfile.TemporaryDirectory(prefix="servesim-", ignore_cleanup_errors=True)
-        self._errors = Path(self._home.name) / "stderr.log"
-        self._process = self._started()
-        self._answers: queue.Queue[Optional[str]] = queue.Queue()
+        self._stderr_log = Path(self._home.name) / "stderr.log"
+        self._process = self._start_process()
+        self._replies: queue.Queue[Optional[str]] = queue.Queue()
         assert self._process.stdout is not None
-        self._listener = threading.Thread(target=listen, args=(self._process.stdout, self._answers), daemon=True)
-        self._listener.start()
+        self._reader = threading.Thread(target=read_lines, args=(self._process.stdout, self._replies), daemon=True)
+        self._reader.start()
         try:
-            self.about: dict[str, Any] = self.call("open", OPEN, backend=backend, options=options)
+            self.about: dict[str, Any] = self.call("open", START_TIMEOUT_S, backend=backend, options=options)
         except BaseException:
             self.kill()
             raise
 
-    def _started(self) -> subprocess.Popen[str]:
-        command = [self.python, str(WORKER), "--home", self._home.name]
+    def _start_process(self) -> subprocess.Popen[str]:
+        command = [self.python, str(WORKER_SCRIPT), "--home", self._home.name]
         try:
-            with self._errors.open("wb") as errors:
-                # A session of its own: Ctrl-C reaches the parent alone, which then ends the worker in good order.
+            with self._stderr_log.open("wb") as errors:
+                # In a new session, Ctrl-C reaches only the parent, which then closes the worker.
                 return subprocess.Popen(
                     command,
                     stdin=subprocess.PIPE,
@@ -75,30 +75,30 @@ class Worker(Backend):
                 )
         except OSError as error:
             self._home.cleanup()
-            raise BadInput(f"worker python: cannot run {self.python}: {error.strerror}") from error
+            raise BadInput(f"--worker-python: cannot run {self.python}: {error.strerror}") from error
 
     def call(
         self,
         name: str,
-        timeout: Optional[float] = CALL,  # for each line of the answer; None waits for ever
+        timeout: Optional[float] = CALL_TIMEOUT_S,  # per reply line; None: no timeout
         progress: Optional[Callable[[Any], None]] = None,
         **args: Any,
     ) -> Any:
-        """Have the worker do something and return its result; `progress` is called with each report on the way."""
+        """Call the worker and return its result. `progress` receives each progress report."""
         self._send(name, args)
         try:
             while True:
-                answer = self._answer(name, timeout)
-                if "progress" not in answer:
+                reply = self._read_reply(name, timeout)
+                if "progress" not in reply:
                     break
                 if progress is not None:
-                    progress(answer["progress"])
+                    progress(reply["progress"])
         except BaseException:
-            self.kill()  # an answer still to come would be taken for that of the next call
+            self.kill()  # else the next call would read the reply to this one
             raise
-        if "error" in answer:
-            raise self._error(name, answer["error"])
-        return answer["result"]
+        if "error" in reply:
+            raise self._to_exception(name, reply["error"])
+        return reply["result"]
 
     def _send(self, name: str, args: dict[str, Any]) -> None:
         assert self._process.stdin is not None
@@ -106,41 +106,41 @@ class Worker(Backend):
             self._process.stdin.write(json.dumps({"call": name, "args": args}) + "\n")
             self._process.stdin.flush()
         except (OSError, ValueError):
-            raise self._died(name) from None
+            raise self._death_error(name) from None
 
-    def _answer(self, name: str, timeout: Optional[float]) -> dict[str, Any]:
+    def _read_reply(self, name: str, timeout: Optional[float]) -> dict[str, Any]:
         try:
-            line = self._answers.get(timeout=timeout)
+            line = self._replies.get(timeout=timeout)
         except queue.Empty:
             self.kill()
-            raise WorkerFailed(f"{self.name} worker: no answer to {name} in {timeout:g} s; it was ended") from None
+            raise WorkerFailed(f"{self.name} worker: no reply to {name} within {timeout:g} s; it was killed") from None
         if line is None:
-            raise self._died(name)
-        answer: dict[str, Any] = json.loads(line)
-        return answer
+            raise self._death_error(name)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
-    def _died(self, name: str) -> WorkerFailed:
-        """Say how the process ended and what it said last."""
+    def _death_error(self, name: str) -> WorkerFailed:
+        """Return an error with the exit code or signal and the last line of stderr."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(CLOSE)
+            self._process.wait(CLOSE_TIMEOUT_S)
         code = self._process.poll()
         if code is not None and code < 0:
-            how = f"killed by {signal.Signals(-code).name}"
+            cause = f"killed by {signal.Signals(-code).name}"
         else:
-            how = f"exit code {code}"
-        said = self._last_words()
-        return WorkerFailed(f"{self.name} worker ({self.python}): died in {name}, {how}{': ' + said if said else ''}")
+            cause = f"exit code {code}"
+        tail = self._stderr_tail()
+        return WorkerFailed(f"{self.name} worker ({self.python}): died in {name}, {cause}{': ' + tail if tail else ''}")
 
-    def _last_words(self) -> str:
+    def _stderr_tail(self) -> str:
         try:
-            text = self._errors.read_bytes()[-TAIL:].decode("utf-8", "replace")
+            text = self._stderr_log.read_bytes()[-STDERR_BYTES:].decode("utf-8", "replace")
         except OSError:
             return ""
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         return lines[-1] if lines else ""
 
-    def _error(self, name: str, error: dict[str, str]) -> Exception:
-        """Turn a reported exception into one of ours."""
+    def _to_exception(self, name: str, error: dict[str, str]) -> Exception:
+        """Convert an error reply into an exception."""
         kind, message = error["kind"], error["message"]
         if kind == "BadInput":
             return BadInput(message)
@@ -156,10 +156,10 @@ class Worker(Backend):
         host_blocks: int = 0,
         weights: Optional[str] = None,
     ) -> None:
-        """Build the model there; a name is one of backend.MODELS."""
+        """Load the model in the worker; a name is one of backend.MODELS."""
         self.call(
             "load",
-            LOAD,
+            LOAD_TIMEOUT_S,
             model=model if isinstance(model, str) else asdict(model),
             blocks=blocks,
             block_size=block_size,
@@ -168,38 +168,38 @@ class Worker(Backend):
         )
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        # Rows may hold arrays, which JSON does not take.
-        plain = [([int(token) for token in row.tokens], int(row.position), [int(b) for b in row.table]) for row in rows]
-        answer = self.call("step", rows=plain)
-        self.seconds = answer["seconds"]
-        tokens: list[int] = answer["tokens"]
+        # Rows may hold arrays; JSON needs lists.
+        lists = [([int(token) for token in row.tokens], int(row.position), [int(b) for b in row.table]) for row in rows]
+        result = self.call("step", rows=lists)
+        self.seconds = result["seconds"]
+        tokens: list[int] = result["tokens"]
         return tokens
 
-    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
-        self.call("swap_out" if out else "swap_in", pairs=list(pairs))
+    def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
+        self.call("swap_out" if to_host else "swap_in", pairs=list(pairs))
 
     def synchronize(self) -> None:
         self.call("synchronize")
 
     def describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = self.call("describe")
-        return described
+        about: dict[str, Any] = self.call("describe")
+        return about
 
     def close(self) -> None:
-        """Ask the worker to end, and end it if it does not."""
+        """Send close to the worker, and kill it if it does not end."""
         if self._process.poll() is None:
             with contextlib.suppress(WorkerFailed):
                 self._send("close", {})
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(CLOSE)
+                self._process.wait(CLOSE_TIMEOUT_S)
         self.kill()
 
     def kill(self) -> None:
-        """End the worker now."""
+        """Kill the worker and its child processes."""
         if self._process.poll() is None:
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._listener.join(CLOSE)
+        self._reader.join(CLOSE_TIMEOUT_S)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
                 with contextlib.suppress(OSError):
@@ -213,9 +213,9 @@ class Worker(Backend):
         self.close()
 
 
-def listen(stream: IO[str], answers: queue.Queue[Optional[str]]) -> None:
-    """Pass lines on as they come, and None at their end."""
+def read_lines(stream: IO[str], replies: queue.Queue[Optional[str]]) -> None:
+    """Put each line of the stream into the queue, and None at its end."""
     with contextlib.suppress(ValueError, OSError):
         for line in stream:
-            answers.put(line)
-    answers.put(None)
+            replies.put(line)
+    replies.put(None)

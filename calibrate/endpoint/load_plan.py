@@ -1,8 +1,11 @@
-"""The loads by which a server that one cannot look into is made to show its step costs.
+"""Calibration loads that reveal the step costs of a black-box server.
 
-A single request shows a prompt's time (with the front end's) and the decode of one row; a batch the decode of many; a
-burst what prompts take back to back; prompts to a busy server what they add to a step and how long the front end keeps
-them. Lengths are tokens, times are seconds.
+- single: one request; shows prefill time (with the front end's time) and the decode of one row
+- batch: several requests at once; shows the decode of many rows
+- burst: several prompts at once with one output token; shows prefill time without the front end's time
+- busy: prompts sent to a decoding server; show the cost of mixed steps and the front-end lag
+
+Lengths are tokens, times are seconds.
 """
 
 from __future__ import annotations
@@ -16,18 +19,18 @@ from typing import Any, NamedTuple, Optional
 from servesim.calibrate.client.protocols import LlmServing, OpenAI
 from servesim.core import BadInput, Request
 
-STAGGER = 0.001  # by which a burst comes after its first prompt: it is to find the server at work, not idle
-PROBES = 4  # prompts sent to a busy server, one after the other
-# One token each, with the space before, in the vocabularies of Llama, Qwen and GPT; and on our own server.
-WORDS = (
+BURST_DELAY_S = 0.001  # the first prompt of a burst is sent earlier, so that the others find a busy server
+PROBES_PER_LOAD = 4  # prompts sent to a busy server, one after the other
+# Each word, with its leading space, is one token in the vocabularies of Llama, Qwen and GPT, and in `sim serve`.
+COMMON_WORDS = (
     "the of and to in is was for that on with by this from at are not have which you were all there been one time "
     "will can out up what about who over new some only could these two may then do first any my now such like people "
     "day way life water world house school state city work old long good great small high left right book road"
 )
 
 
-class Pace(NamedTuple):
-    """How fast the server seems to be, for placing requests in time."""
+class ServerSpeed(NamedTuple):
+    """Estimated speed of the server in seconds, used to choose send times."""
 
     ttft: float = 0.5
     step: float = 0.05
@@ -35,7 +38,7 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """One load of the design: so many requests of one prompt length."""
+    """One calibration load: `rows` requests of one prompt length."""
 
     kind: str  # single | batch | burst | busy
     rows: int
@@ -45,107 +48,112 @@ class Point:
     def name(self) -> str:
         return f"{self.kind} {self.rows}x{self.prompt}"
 
-    def requests(self, salt: str, output: int, short: int, pace: Pace) -> list[Request]:
-        """Return its requests; the salt makes their prompts unlike any that the server may have cached."""
+    def requests(self, prompt_seed: str, output: int, short_prompt: int, speed: ServerSpeed) -> list[Request]:
+        """Return its requests. A new seed gives prompts that the server cannot have cached."""
         if self.kind == "busy":
-            return self._busy(salt, output, short, pace)
-        written, after = (1, STAGGER) if self.kind == "burst" else (output, 0.0)
-        return [Request(f"{salt}/{row}", after if row else 0.0, self.prompt, written) for row in range(self.rows)]
+            return self._busy(prompt_seed, output, short_prompt, speed)
+        tokens, delay = (1, BURST_DELAY_S) if self.kind == "burst" else (output, 0.0)
+        return [Request(f"{prompt_seed}/{row}", delay if row else 0.0, self.prompt, tokens) for row in range(self.rows)]
 
-    def _busy(self, salt: str, output: int, short: int, pace: Pace) -> list[Request]:
-        """Return streams that keep the server busy, and probes that come one by one at changing phases of a step."""
-        probes = [f"{salt}/probe {k}" for k in range(PROBES)]
-        background = [Request(f"{salt}/{row}", 0.0, short, 2 * output) for row in range(self.rows)]
-        start = 1.2 * self.rows * pace.ttft + 2.0 * pace.step
-        after = [None, *probes]
+    def _busy(self, prompt_seed: str, output: int, short_prompt: int, speed: ServerSpeed) -> list[Request]:
+        """Return requests that keep the server busy, and probes, one by one, at different phases of a step."""
+        probes = [f"{prompt_seed}/probe {k}" for k in range(PROBES_PER_LOAD)]
+        background = [Request(f"{prompt_seed}/{row}", 0.0, short_prompt, 2 * output) for row in range(self.rows)]
+        start = 1.2 * self.rows * speed.ttft + 2.0 * speed.step
+        previous = [None, *probes]
         return background + [
-            Request(id, start, self.prompt, 1, after=after[k], delay=(1.1 + 0.3 * k) * pace.step)
+            Request(id, start, self.prompt, 1, follows=previous[k], think_time=(1.1 + 0.3 * k) * speed.step)
             for k, id in enumerate(probes)
         ]
 
 
 @dataclass(frozen=True)
 class Design:
-    """Which loads, and how often."""
+    """The calibration loads and their number of repeats."""
 
-    lengths: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024, 2048)  # prompts of single requests
-    batches: Sequence[int] = (2, 4, 8, 16, 32)  # steady batches
-    bursts: Sequence[int] = (2, 4, 8)  # prompts at once
-    output: int = 32  # tokens an answer has where decodes are measured
-    rounds: int = 3  # times that every load is given
-    most: int = 8192  # tokens in the cache at once
-    burst: int = 2048  # tokens in a burst: servers that cut prompts into chunks should not have to
+    lengths: Sequence[int] = (16, 32, 64, 128, 256, 512, 1024, 2048)  # prompt lengths of single requests
+    batches: Sequence[int] = (2, 4, 8, 16, 32)  # rows of steady batches
+    bursts: Sequence[int] = (2, 4, 8)  # prompts per burst
+    output: int = 32  # output tokens of requests that measure decodes
+    rounds: int = 3  # repeats of every load
+    max_batch_tokens: int = 8192  # in the KV cache at once
+    max_burst_tokens: int = 2048  # low enough that a server with chunked prefill does not split it
 
     def __post_init__(self) -> None:
-        for name, least in (("lengths", 1), ("batches", 1), ("bursts", 2)):
+        for name, minimum in (("lengths", 1), ("batches", 1), ("bursts", 2)):
             numbers = getattr(self, name)
-            if any(number < least for number in numbers):
-                raise BadInput(f"--{name}: expected numbers of at least {least}, got {min(numbers)}")
+            if any(number < minimum for number in numbers):
+                raise BadInput(f"--{name}: expected numbers of at least {minimum}, got {min(numbers)}")
             object.__setattr__(self, name, tuple(sorted(set(numbers))))
         if not self.lengths:
             raise BadInput("--lengths: expected at least one number, got none")
         bounds = {"output-tokens": (self.output, 8), "rounds": (self.rounds, 1)}
-        bounds |= {"most-tokens": (self.most, 64), "burst-tokens": (self.burst, 64)}
-        for name, (number, least) in bounds.items():
-            if number < least:
-                raise BadInput(f"--{name}: expected at least {least}, got {number}")
+        bounds |= {"max-tokens": (self.max_batch_tokens, 64), "burst-tokens": (self.max_burst_tokens, 64)}
+        for name, (number, minimum) in bounds.items():
+            if number < minimum:
+                raise BadInput(f"--{name}: expected at least {minimum}, got {number}")
 
     @property
-    def short(self) -> int:
-        """The prompts of loads whose prompts do not matter."""
+    def short_prompt(self) -> int:
+        """Prompt length of loads that measure decodes only."""
         return self.lengths[min(1, len(self.lengths) - 1)]
 
+    def manifest(self) -> dict[str, Any]:
+        """Return the fields under their names in manifest.json."""
+        names = {"max_batch_tokens": "most", "max_burst_tokens": "burst"}
+        return {names.get(name, name): value for name, value in vars(self).items()}
+
     def points(self) -> list[Point]:
-        """Return the loads, small ones of every kind first: what a large one breaks, it does not take from them."""
+        """Return the loads, small ones of every kind first: if a large one stops the server, they are already done."""
         singles = [Point("single", 1, prompt) for prompt in self.lengths]
         series = (singles, self._batches(), self._bursts(), self._busy())
         return [point for rank in zip_longest(*series) for point in rank if point is not None]
 
     def _batches(self) -> list[Point]:
-        found = []
+        points, short = [], self.short_prompt
         for rows in self.batches:
-            long = min(self.lengths[len(self.lengths) // 2], self.most // rows - self.output)
-            found += [Point("batch", rows, prompt) for prompt in sorted({self.short, max(self.short, long)})]
-        return found
+            long = min(self.lengths[len(self.lengths) // 2], self.max_batch_tokens // rows - self.output)
+            points += [Point("batch", rows, prompt) for prompt in sorted({short, max(short, long)})]
+        return points
 
     def _bursts(self) -> list[Point]:
         pairs = [(rows, prompt) for rows in self.bursts for prompt in self._every_other()]
-        return [Point("burst", rows, prompt) for rows, prompt in pairs if rows * prompt <= self.burst]
+        return [Point("burst", rows, prompt) for rows, prompt in pairs if rows * prompt <= self.max_burst_tokens]
 
     def _busy(self) -> list[Point]:
-        prompts = [prompt for prompt in self._every_other() if prompt <= self.burst]
-        few = [Point("busy", 1, prompt) for prompt in prompts]
+        prompts = [prompt for prompt in self._every_other() if prompt <= self.max_burst_tokens]
+        one_row = [Point("busy", 1, prompt) for prompt in prompts]
         rows = [rows for rows in self.batches if 1 < rows <= 8][-1:]
-        return few + [Point("busy", rows[0], prompt) for prompt in prompts[1:2] if rows]
+        return one_row + [Point("busy", rows[0], prompt) for prompt in prompts[1:2] if rows]
 
     def _every_other(self) -> Sequence[int]:
         return self.lengths[1::2] or self.lengths
 
 
-class Words(LlmServing):
-    """llm-serving, asked with common words instead of numbered ones: a word is a token in most vocabularies."""
+class LlmServingWords(LlmServing):
+    """llm-serving with common words as prompt: each is one token in most vocabularies."""
 
     def body(self, request: Request) -> dict[str, Any]:
-        return {**super().body(request), "inputs": plain_words(request)}
+        return {**super().body(request), "inputs": common_words(request)}
 
 
 class TextCompletions(OpenAI):
-    """OpenAI's completions of servers that take no token ids."""
+    """OpenAI's completions for servers that do not accept token ids."""
 
     def body(self, request: Request) -> dict[str, Any]:
-        return {**super().body(request), "prompt": plain_words(request)}
+        return {**super().body(request), "prompt": common_words(request)}
 
 
-def plain_words(request: Request) -> str:
-    """Return a prompt of so many common words, the same for the same request."""
-    return " ".join(random.Random(str(request.id)).choices(WORDS.split(), k=request.prompt))
+def common_words(request: Request) -> str:
+    """Return the prompt as common words; equal requests get equal prompts."""
+    return " ".join(random.Random(str(request.id)).choices(COMMON_WORDS.split(), k=request.prompt))
 
 
-def numbers(given: Optional[str], option: str, default: Sequence[int]) -> Sequence[int]:
-    """Read `16,64,256`."""
-    if given is None:
+def parse_numbers(text: Optional[str], option: str, default: Sequence[int]) -> Sequence[int]:
+    """Parse `16,64,256`."""
+    if text is None:
         return default
     try:
-        return [int(part) for part in given.split(",") if part.strip()]
+        return [int(number) for number in text.split(",") if number.strip()]
     except ValueError:
-        raise BadInput(f"{option}: expected whole numbers and commas, got {given!r}") from None
+        raise BadInput(f"{option}: expected integers separated by commas, got {text!r}") from None

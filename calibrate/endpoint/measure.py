@@ -1,6 +1,6 @@
-"""Calibrate a server that one cannot look into: designed loads over HTTP, every answer kept, then a fit.
+"""Measure a black-box server: run calibration loads over HTTP and write every response to answers.csv.
 
-A failed load is kept, and the next one waits until the server answers as before. If it does not, the rest is fitted.
+A failed load is kept. The next load waits until the server responds normally again; if it does not, the run ends early.
 """
 
 from __future__ import annotations
@@ -8,126 +8,127 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.client.load_generator import Load, Sending, first_model, send
+from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
 from servesim.calibrate.client.protocols import Api, OpenAI
 from servesim.core import BadInput, Request
 from servesim.files.write import write_json
 from servesim.study.progress import Progress
 
-from .answers import Taken, append, read, write
-from .load_plan import Design, Pace, Point, TextCompletions, Words
+from .answers import LoadResult, append_load, read_loads, write_loads
+from .load_plan import Design, LlmServingWords, Point, ServerSpeed, TextCompletions
 
 ANSWERS, MANIFEST = "answers.csv", "manifest.json"
-TRIES = 3  # to reach a server that has just failed
-SLOW = 3.0  # times the usual: an answer by which the server still has something else to do
-PAUSE = 0.5  # between two looks at a server that has failed
+API_NAMES: dict[type, str] = {LlmServingWords: "Words", OpenAI: "OpenAI", TextCompletions: "TextCompletions"}
+MAX_FAILED_CHECKS = 3  # of a server after a failed load
+BUSY_RATIO = 3.0  # of the usual time: a slower response means that the server still works on something else
+CHECK_INTERVAL_S = 0.5  # between two checks
 
 
 @dataclass
-class Caller:
-    """How a server is spoken to."""
+class EndpointClient:
+    """Sends loads to one server."""
 
     url: str
     api: Api
     timeout: float
-    usual: float = 1.0  # seconds that a small request takes when nobody else is there
+    usual_seconds: float = 1.0  # of a small request on an idle server
 
-    def send(self, requests: Sequence[Request]) -> Load:
-        """Give a load and wait for its end."""
+    def send(self, requests: Sequence[Request]) -> LoadGenerator:
+        """Send requests and wait for all responses."""
         return send(self.url, self.api, requests, self.timeout)
 
-    def small(self, salt: str) -> tuple[Sending, bool]:
-        """Send one small request; return it, and whether the user stopped it."""
-        load = self.send([Request(f"{salt}/small", 0.0, 16, 4)])
-        return load.sendings[0], load.stopped
+    def send_small(self, prompt_seed: str) -> tuple[SentRequest, bool]:
+        """Send one small request; return it, and whether the user interrupted it."""
+        load = self.send([Request(f"{prompt_seed}/small", 0.0, 16, 4)])
+        return load.sent_requests[0], load.stopped
 
-    def comes_back(self, salt: str) -> Optional[str]:
-        """Wait until the server is as it was before; say what is wrong if it does not come back."""
-        until, failures = time.monotonic() + self.timeout, 0
+    def wait_until_healthy(self, prompt_seed: str) -> Optional[str]:
+        """Wait until the server responds at its usual speed; return the problem if it does not."""
+        deadline, failures = time.monotonic() + self.timeout, 0
         while True:
-            sending, stopped = self.small(f"{salt}/{time.monotonic_ns()}")
+            sent, stopped = self.send_small(f"{prompt_seed}/{time.monotonic_ns()}")
             if stopped:
                 raise KeyboardInterrupt
-            if sending.outcome != "finished":
+            if sent.outcome != "finished":
                 failures += 1
-                if failures == TRIES or sending.outcome == "timed out":
-                    return f"{sending.outcome}: {sending.reason}"
-            elif duration(sending) <= SLOW * self.usual + 0.05:
+                if failures == MAX_FAILED_CHECKS or sent.outcome == "timed out":
+                    return f"{sent.outcome}: {sent.reason}"
+            elif duration(sent) <= BUSY_RATIO * self.usual_seconds + 0.05:
                 return None
-            if time.monotonic() > until:
-                return f"small requests still take {duration(sending):.3g} s instead of {self.usual:.3g} s"
-            time.sleep(PAUSE)
+            if time.monotonic() > deadline:
+                return f"small requests still take {duration(sent):.3g} s instead of {self.usual_seconds:.3g} s"
+            time.sleep(CHECK_INTERVAL_S)
 
 
-def duration(sending: Sending) -> float:
-    return (sending.end or 0.0) - (sending.sent or 0.0)
+def duration(sent: SentRequest) -> float:
+    return (sent.ended_at or 0.0) - (sent.sent_at or 0.0)
 
 
-def contact(url: str, api: str, model: Optional[str], timeout: float, salt: str) -> Caller:
-    """Find out how to speak to a server; a request that it does not answer is bad input."""
+def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_seed: str) -> EndpointClient:
+    """Return a client for the server. Raises BadInput if the server does not answer a small request."""
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://HOST:PORT, got {url!r}")
     if api == "llm-serving":
-        ways: Sequence[Api] = [Words()]
+        candidates: Sequence[Api] = [LlmServingWords()]
     else:
         name = model or first_model(url)
-        ways = [OpenAI(name), TextCompletions(name)]  # token ids are exact, but not every server takes them
-    for way in ways:
-        caller = Caller(url, way, timeout)
-        sending, stopped = caller.small(f"{salt}/contact")
+        candidates = [OpenAI(name), TextCompletions(name)]  # token ids are exact, but some servers do not accept them
+    for candidate in candidates:
+        client = EndpointClient(url, candidate, timeout)
+        sent, stopped = client.send_small(f"{prompt_seed}/contact")
         if stopped:
             raise KeyboardInterrupt
-        if sending.outcome == "finished":
-            again, _ = caller.small(f"{salt}/contact again")  # the first may have been a cold start
-            caller.usual = duration(again) if again.outcome == "finished" else duration(sending)
-            return caller
-        if sending.outcome in ("broken", "timed out"):
+        if sent.outcome == "finished":
+            second, _ = client.send_small(f"{prompt_seed}/contact again")  # the first can include a cold start
+            client.usual_seconds = duration(second) if second.outcome == "finished" else duration(sent)
+            return client
+        if sent.outcome in ("broken", "timed out"):
             break
-    raise BadInput(f"--url {url} --api {api}: a first request is not answered: {sending.outcome}: {sending.reason}")
+    raise BadInput(f"--url {url} --api {api}: the server does not answer a request: {sent.outcome}: {sent.reason}")
 
 
 @dataclass
-class Measured:
-    """What came of a design."""
+class Measurements:
+    """All loads that were run."""
 
-    loads: list[Taken] = field(default_factory=list)
+    loads: list[LoadResult] = field(default_factory=list)
     planned: int = 0
-    ended: Optional[str] = None  # why it ended before its end
+    end_reason: Optional[str] = None  # if it ended early
 
     @property
-    def good(self) -> list[Taken]:
-        """Return the loads that went as they should."""
-        return [taken for taken in self.loads if taken.failure is None]
+    def good(self) -> list[LoadResult]:
+        """Return the loads without a failure."""
+        return [load for load in self.loads if load.failure is None]
 
     @property
     def failed(self) -> dict[str, str]:
-        """Return the failed loads and why."""
-        return {f"{taken.point.name} #{taken.round + 1}": why for taken in self.loads if (why := taken.failure)}
+        """Return the failed loads with the reason."""
+        return {f"{load.point.name} #{load.round + 1}": why for load in self.loads if (why := load.failure)}
 
 
 @dataclass
-class Calibration:
-    """A design on its way through a server."""
+class MeasurementRun:
+    """Runs the loads of a design on a server."""
 
-    caller: Caller
+    client: EndpointClient
     design: Design
     answers: Path
-    budget: float  # seconds after which no further load is begun
-    salt: str
-    measured: Measured = field(default_factory=Measured)
-    pace: Pace = field(default_factory=Pace)
-    _took: dict[Point, float] = field(default_factory=dict)
+    budget: float  # seconds after which no new load starts
+    prompt_seed: str
+    measured: Measurements = field(default_factory=Measurements)
+    speed: ServerSpeed = field(default_factory=ServerSpeed)
+    _seconds: dict[Point, float] = field(default_factory=dict)  # of the last run of a load
     _failures: dict[Point, int] = field(default_factory=dict)
 
-    def run(self, progress: Progress) -> Measured:
-        """Give all loads there is time for, round by round; an interrupt ends it with what there is."""
-        began, points = time.monotonic(), self.design.points()
-        done = {taken.key for taken in self.measured.loads}
+    def run(self, progress: Progress) -> Measurements:
+        """Run the loads, round by round, within the time budget. An interrupt ends it and keeps the results."""
+        start, points = time.monotonic(), self.design.points()
+        done = {load.key for load in self.measured.loads}
         self.measured.planned = len(points) * self.design.rounds
         progress.expect(self.measured.planned, len(done))
         try:
@@ -135,70 +136,73 @@ class Calibration:
                 for point in points:
                     if (point.name, number) in done:
                         continue
-                    spent = time.monotonic() - began
-                    if spent + self._took.get(point, 0.0) > self.budget:
-                        self.measured.ended = f"the time budget of {self.budget:g} s is spent"
+                    spent = time.monotonic() - start
+                    if spent + self._seconds.get(point, 0.0) > self.budget:
+                        self.measured.end_reason = f"the time budget of {self.budget:g} s is spent"
                         return self.measured
                     if self._failures.get(point, 0) < 2:
-                        self._give(Taken(point, number, spent))
-                    if self.measured.ended:
+                        self._run_load(LoadResult(point, number, spent))
+                    if self.measured.end_reason:
                         return self.measured
                     progress.advance(1)
         except KeyboardInterrupt:
-            self.measured.ended = "interrupted"
+            self.measured.end_reason = "interrupted"
         return self.measured
 
-    def _give(self, taken: Taken) -> None:
-        """Give one load, keep what came of it, and see to it that the server is fit for the next."""
-        salt = f"{self.salt}/{taken.point.name}/{taken.round}"
+    def _run_load(self, load: LoadResult) -> None:
+        """Run one load and record it. After a failure, wait until the server is healthy again."""
+        prompt_seed = f"{self.prompt_seed}/{load.point.name}/{load.round}"
         start = time.monotonic()
-        load = self.caller.send(taken.point.requests(salt, self.design.output, self.design.short, self.pace))
-        if load.stopped:
+        requests = load.point.requests(prompt_seed, self.design.output, self.design.short_prompt, self.speed)
+        generator = self.client.send(requests)
+        if generator.stopped:
             raise KeyboardInterrupt
-        taken.sendings = load.sendings
-        self._took[taken.point] = time.monotonic() - start
-        append(self.answers, taken)
-        self.measured.loads.append(taken)
-        if taken.failure is None:
-            self._learn(taken)
+        load.sent_requests = generator.sent_requests
+        self._seconds[load.point] = time.monotonic() - start
+        append_load(self.answers, load)
+        self.measured.loads.append(load)
+        if load.failure is None:
+            self._update_speed(load)
             return
-        timed_out = any(sending.outcome == "timed out" for sending in load.sendings)
-        self._failures[taken.point] = self._failures.get(taken.point, 0) + (2 if timed_out else 1)
-        wrong = self.caller.comes_back(salt)
-        if wrong is not None:
-            self.measured.ended = f"the server no longer answers since {taken.point.name} ({taken.failure}): {wrong}"
+        timed_out = any(sent.outcome == "timed out" for sent in load.sent_requests)
+        self._failures[load.point] = self._failures.get(load.point, 0) + (2 if timed_out else 1)
+        problem = self.client.wait_until_healthy(prompt_seed)
+        if problem is not None:
+            name = load.point.name
+            self.measured.end_reason = f"the server no longer answers since {name} ({load.failure}): {problem}"
 
-    def _learn(self, taken: Taken) -> None:
-        sending = taken.sendings[0]
-        if taken.point.kind == "single" and taken.point.prompt <= self.design.short and len(sending.times) > 2:
-            self.pace = Pace(sending.times[0] - (sending.sent or 0.0), float(np.median(np.diff(sending.times))))
+    def _update_speed(self, load: LoadResult) -> None:
+        sent = load.sent_requests[0]
+        if load.point.kind == "single" and load.point.prompt <= self.design.short_prompt and len(sent.times) > 2:
+            ttft, step = sent.times[0] - (sent.sent_at or 0.0), float(np.median(np.diff(sent.times)))
+            self.speed = ServerSpeed(ttft, step)
 
 
-def calibrate(
-    caller: Caller, design: Design, folder: Path, budget: float, salt: str, resume: bool, quiet: bool
-) -> Measured:
-    """Measure into a folder, or go on where an earlier run of the same kind ended; its failed loads are given again."""
+def measure_endpoint(
+    client: EndpointClient, design: Design, folder: Path, budget: float, prompt_seed: str, resume: bool, quiet: bool
+) -> Measurements:
+    """Measure into a folder, or resume an earlier run of the same server; failed loads run again."""
     answers, manifest = folder / ANSWERS, folder / MANIFEST
-    measured = Measured()
-    about = {"url": caller.url, "api": type(caller.api).__name__, "model": getattr(caller.api, "model", None)}
+    measured = Measurements()
+    about = {"url": client.url, "api": API_NAMES[type(client.api)], "model": getattr(client.api, "model", None)}
     if answers.exists():
         if not resume:
-            raise BadInput(f"{answers}: there are answers already; --resume goes on with them, or name another folder")
-        same(manifest, about)
-        measured.loads = [taken for taken in read(answers) if taken.failure is None]
-        write(answers, measured.loads)
-    write_json(manifest, {**about, "design": asdict(design), "salt": salt})
+            raise BadInput(f"{answers}: already holds measurements; continue with --resume or use another folder")
+        check_same_server(manifest, about)
+        measured.loads = [load for load in read_loads(answers) if load.failure is None]
+        write_loads(answers, measured.loads)
+    write_json(manifest, {**about, "design": design.manifest(), "salt": prompt_seed})
     with Progress("calibrate endpoint", quiet, unit="load") as progress:
-        return Calibration(caller, design, answers, budget, salt, measured).run(progress)
+        return MeasurementRun(client, design, answers, budget, prompt_seed, measured).run(progress)
 
 
-def same(manifest: Path, about: dict[str, Any]) -> None:
-    """Refuse to mix two servers in one folder."""
+def check_same_server(manifest: Path, about: dict[str, Any]) -> None:
+    """Reject a folder that holds measurements of another server."""
     try:
         known = json.loads(manifest.read_text(encoding="utf-8"))
-        was = {key: known.get(key) for key in about}
+        recorded = {key: known.get(key) for key in about}
     except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"{manifest}: cannot be read, so nobody knows whose answers these are: {error}") from None
+        raise BadInput(f"{manifest}: cannot read which server was measured: {error}; use another folder") from None
     for key, value in about.items():
-        if was[key] != value:
-            raise BadInput(f"{manifest}: {key}: its answers are of {was[key]}, not of {value}; name another folder")
+        if recorded[key] != value:
+            raise BadInput(f"{manifest}: {key}: measured on {recorded[key]}, not on {value}; use another folder")

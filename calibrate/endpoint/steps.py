@@ -1,8 +1,8 @@
-"""Steps of a server as its clients see them: a step ends when the tokens it wrote arrive.
+"""Steps of a server, derived from client-side token times: a step ends when its tokens arrive.
 
-Rows that decode together get tokens in the same steps: the median of their arrival times is the step's end. A prompt's
-step ends with its first token and began with the end of the step before it, or, on an idle server, when the prompt was
-sent, which includes the front end's time. Times are seconds.
+Rows that decode together get tokens in the same steps. The median of their arrival times is the end of the step.
+A prefill step ends with the first token. It starts at the end of the step before it. On an idle server it starts when
+the request is sent, and includes the front end's time. Times are seconds.
 """
 
 from __future__ import annotations
@@ -13,204 +13,207 @@ from typing import NamedTuple, Optional
 
 import numpy as np
 from numpy.typing import NDArray
-from servesim.calibrate.client.load_generator import Sending
+from servesim.calibrate.client.load_generator import SentRequest
 from servesim.core import Shape
 
-from .answers import Taken
+from .answers import LoadResult
 
 Array = NDArray[np.float64]
 
-LEAST = 4  # steps that a stretch of steady decoding must have
-PARTS = 3  # that a stretch is cut into: its context grows
-NEAR = 0.4  # of the fastest step: tokens nearer to each other than this are of one step
-LUMP = 0.1  # of the usual: a step that short did not take its time, its token was kept back
-STRETCHED = 1.3  # times the usual: a step of a busy server that did something beside the decodes
+MIN_STEPS = 4  # per stretch of steady decoding
+MAX_SECTIONS = 3  # per stretch: its context grows
+SAME_STEP_RATIO = 0.4  # of the fastest step: tokens closer together belong to one step
+BUFFERED_RATIO = 0.1  # of the usual step: a shorter step means that the server held its token back
+BUSY_RATIO = 1.3  # of the usual step: a longer step did other work besides the decode
 
 
-class Seen(NamedTuple):
-    """A kind of step, how long it took, and how often that was seen."""
+class ObservedStep(NamedTuple):
+    """A step shape and its measured times."""
 
     point: str
     kind: str  # prefill | decode | mixed
     shape: Shape
-    seconds: float  # the middle of what was seen
-    idle: bool = False  # begun by a request on an idle server: the front end's time is in it
-    part: int = 0  # of a stretch
-    single: tuple[float, ...] = ()  # every step of it
-    blur: float = 0.0  # by what late packets may have put it wrong
+    seconds: float  # median of the samples
+    idle: bool = False  # started by a request on an idle server: includes the front end's time
+    section: int = 0  # of a stretch
+    samples: tuple[float, ...] = ()  # seconds of every such step
+    jitter: float = 0.0  # error of `seconds` from late packets
 
 
-class Beat(NamedTuple):
-    """Steps in which the same rows decoded."""
+class DecodeStretch(NamedTuple):
+    """Consecutive steps in which the same rows decoded."""
 
     rows: int
     ends: Array
-    context: Array  # cached tokens that each of them read
+    context: Array  # cached tokens read by each step
 
 
-class Late(NamedTuple):
-    """How a busy front end treated a request."""
+class FrontEndLag(NamedTuple):
+    """Delay of one request in the front end of a busy server."""
 
-    calls: int  # model calls that ended between its sending and its own
-    end: float  # steps from its last token to the end of its stream
+    calls: int  # model calls that ended between its send time and its own call
+    end_steps: float  # steps from its last token to the end of its stream
 
 
-def beat(members: Sequence[Sending], begin: float, end: float) -> Optional[Beat]:
-    """Return the steps between two instants in which all of these wrote; None where they did not keep step."""
+def decode_stretch(members: Sequence[SentRequest], begin: float, end: float) -> Optional[DecodeStretch]:
+    """Return the steps between two times that gave a token to every member; None if their token counts differ."""
     firsts = [int(np.searchsorted(s.times, begin, side="right")) for s in members]
     counts = [int(np.searchsorted(s.times, end, side="right")) - first for s, first in zip(members, firsts)]
     count = min(counts)
-    if count < LEAST or max(counts) - count > 2:
+    if count < MIN_STEPS or max(counts) - count > 2:
         return None
     ends = np.median([s.times[first : first + count] for s, first in zip(members, firsts)], axis=0)
-    start = sum(prompt_of(s) + first - 1 for s, first in zip(members, firsts))
-    return Beat(len(members), ends, start + len(members) * np.arange(count, dtype=float))
+    start = sum(prompt_length(s) + first - 1 for s, first in zip(members, firsts))
+    return DecodeStretch(len(members), ends, start + len(members) * np.arange(count, dtype=float))
 
 
-def slope(ends: Array) -> float:
-    """Return the time of a step from the ends of similar ones: the median of all slopes, which few strays do not move.
+def median_slope(ends: Array) -> float:
+    """Return the time per step from the ends of similar steps: the median of all slopes (Theil-Sen).
 
-    It is better than the median of the differences, since a late packet shortens the next step.
+    It is better than the median of the differences, because a late packet shortens the next step.
     """
     first, last = np.triu_indices(len(ends), 1)
     return float(np.median((ends[last] - ends[first]) / (last - first)))
 
 
-def prompt_of(sending: Sending) -> int:
-    """Return the length of a prompt, as the server counts it if it does."""
-    return sending.request.prompt if sending.prompt is None else sending.prompt
+def prompt_length(sent: SentRequest) -> int:
+    """Return the prompt length, as counted by the server if it reports it."""
+    return sent.request.prompt if sent.prompt_tokens is None else sent.prompt_tokens
 
 
-def stretches(sendings: Sequence[Sending]) -> list[Beat]:
+def decode_stretches(sent_requests: Sequence[SentRequest]) -> list[DecodeStretch]:
     """Return the stretches of time in which the same rows decoded."""
-    marks = sorted({time for s in sendings for time in (s.times[0], s.times[-1])})
-    found = []
+    marks = sorted({time for s in sent_requests for time in (s.times[0], s.times[-1])})
+    stretches = []
     for begin, end in zip(marks, marks[1:]):
-        members = [s for s in sendings if s.times[0] <= begin and s.times[-1] >= end]
-        steady = beat(members, begin, end) if members else None
-        if steady is not None:
-            found.append(steady)
-    return found
+        members = [s for s in sent_requests if s.times[0] <= begin and s.times[-1] >= end]
+        stretch = decode_stretch(members, begin, end) if members else None
+        if stretch is not None:
+            stretches.append(stretch)
+    return stretches
 
 
-def decodes(taken: Taken) -> list[Seen]:
+def decode_steps(load: LoadResult) -> list[ObservedStep]:
     """Return the decode steps of a load."""
-    seen = []
-    for steady in stretches(taken.sendings):
-        took = np.diff(steady.ends)
-        if np.mean(took < LUMP * np.median(took)) > 0.3 or not np.median(took) > 0:
-            continue  # a stream that came in lumps
-        parts = max(1, min(PARTS, len(took) // LEAST))
-        for part, places in enumerate(np.array_split(np.arange(len(took)), parts)):
-            read = round(float(np.median(steady.context[places + 1])))
-            shape = Shape(decode_rows=steady.rows, decode_live=steady.rows, context=read)
-            middle = slope(steady.ends[places[0] : places[-1] + 2])
-            seen.append(Seen(taken.point.name, "decode", shape, middle, False, part, tuple(took[places])))
-    return seen
+    steps = []
+    for stretch in decode_stretches(load.sent_requests):
+        times = np.diff(stretch.ends)
+        if np.mean(times < BUFFERED_RATIO * np.median(times)) > 0.3 or not np.median(times) > 0:
+            continue  # the server buffered the stream
+        sections = max(1, min(MAX_SECTIONS, len(times) // MIN_STEPS))
+        for section, index in enumerate(np.array_split(np.arange(len(times)), sections)):
+            context = round(float(np.median(stretch.context[index + 1])))
+            shape = Shape(decode_rows=stretch.rows, decode_live=stretch.rows, context=context)
+            seconds = median_slope(stretch.ends[index[0] : index[-1] + 2])
+            steps.append(ObservedStep(load.point.name, "decode", shape, seconds, False, section, tuple(times[index])))
+    return steps
 
 
-def prompts(sendings: Sequence[Sending], **decoding: int) -> Shape:
+def prefill_shape(sent_requests: Sequence[SentRequest], **decoding: int) -> Shape:
     """Return the shape of a step with whole prompts."""
-    lengths = [prompt_of(sending) for sending in sendings]
+    lengths = [prompt_length(sent) for sent in sent_requests]
     tokens = sum(lengths)
     squares = sum(length * length for length in lengths)
     return Shape(len(lengths), tokens, tokens, squares, **decoding)
 
 
-def burst(taken: Taken, fastest: float = 0.0) -> list[Seen]:
-    """Return the prompt steps of a burst, or of a single request.
+def prefill_steps(load: LoadResult, fastest: float = 0.0) -> list[ObservedStep]:
+    """Return the prefill steps of a burst or of a single request.
 
-    The first has the front end's time in it and counts only if it is alone.
+    The first step includes the front end's time, so it is returned only if there is no other.
     """
-    inside = sorted(taken.sendings, key=lambda sending: sending.times[0])
-    groups: list[list[Sending]] = [[inside[0]]]
-    for before, sending in zip(inside, inside[1:]):
-        if sending.times[0] - before.times[0] > NEAR * fastest:
+    by_time = sorted(load.sent_requests, key=lambda sent: sent.times[0])
+    groups: list[list[SentRequest]] = [[by_time[0]]]
+    for before, sent in zip(by_time, by_time[1:]):
+        if sent.times[0] - before.times[0] > SAME_STEP_RATIO * fastest:
             groups.append([])
-        groups[-1].append(sending)
-    name = taken.point.name
+        groups[-1].append(sent)
+    name = load.point.name
     if len(groups) == 1:
-        took = groups[0][-1].times[0] - min(s.sent or 0.0 for s in inside)
-        return [Seen(name, "prefill", prompts(inside), took, True, 0, (took,))]
-    ends, seen, place = np.array([group[0].times[0] for group in groups]), [], 1
-    for _, alike in groupby(groups[1:], key=len):
-        run = list(alike)
-        some = ends[place - 1 : place + len(run)]
-        seen.append(Seen(name, "prefill", prompts(run[0]), slope(some), False, 0, tuple(np.diff(some))))
-        place += len(run)
-    return seen
+        seconds = groups[0][-1].times[0] - min(s.sent_at or 0.0 for s in by_time)
+        return [ObservedStep(name, "prefill", prefill_shape(by_time), seconds, True, 0, (seconds,))]
+    ends, steps, index = np.array([group[0].times[0] for group in groups]), [], 1
+    for _, equal_rows in groupby(groups[1:], key=len):
+        run = list(equal_rows)
+        run_ends = ends[index - 1 : index + len(run)]
+        times, shape = tuple(np.diff(run_ends)), prefill_shape(run[0])
+        steps.append(ObservedStep(name, "prefill", shape, median_slope(run_ends), False, 0, times))
+        index += len(run)
+    return steps
 
 
-def busy(taken: Taken, fastest: float) -> tuple[list[Seen], list[Late]]:
-    """Return what prompts took on a server that was decoding, and how they were let in."""
-    background = [s for s in taken.sendings if s.request.output > 1]
-    probes = [s for s in taken.sendings if s.request.output == 1]
-    steady = beat(background, max(s.times[0] for s in background), min(s.times[-1] for s in background))
-    if steady is None:
+def busy_steps(load: LoadResult, fastest: float) -> tuple[list[ObservedStep], list[FrontEndLag]]:
+    """Return the steps of prompts that arrived while the server was decoding, and their front-end lags."""
+    background = [s for s in load.sent_requests if s.request.output > 1]
+    probes = [s for s in load.sent_requests if s.request.output == 1]
+    stretch = decode_stretch(background, max(s.times[0] for s in background), min(s.times[-1] for s in background))
+    if stretch is None:
         return [], []
-    usual = float(np.median(np.diff(steady.ends)))
-    looks = [look(taken.point.name, probe, steady, usual, fastest) for probe in probes]
-    found = [one for one in looks if one is not None]
-    return [seen for seen, _ in found], [late for _, late in found]
+    usual = float(np.median(np.diff(stretch.ends)))
+    results = [probe_step(load.point.name, probe, stretch, usual, fastest) for probe in probes]
+    pairs = [pair for pair in results if pair is not None]
+    return [step for step, _ in pairs], [lag for _, lag in pairs]
 
 
-def look(point: str, probe: Sending, steady: Beat, usual: float, fastest: float) -> Optional[tuple[Seen, Late]]:
-    """Return the step of one prompt, alone between two decodes or together with one, and how late it was."""
-    assert probe.sent is not None
-    first, near = probe.times[0], NEAR * fastest
-    place = int(np.searchsorted(steady.ends, first - near))
-    if not 1 <= place < len(steady.ends) or probe.sent < steady.ends[0]:
+def probe_step(
+    point: str, probe: SentRequest, stretch: DecodeStretch, usual: float, fastest: float
+) -> Optional[tuple[ObservedStep, FrontEndLag]]:
+    """Return the step of one prompt, either between two decode steps or mixed with one, and its front-end lag."""
+    assert probe.sent_at is not None
+    first, tolerance = probe.times[0], SAME_STEP_RATIO * fastest
+    index = int(np.searchsorted(stretch.ends, first - tolerance))
+    if not 1 <= index < len(stretch.ends) or probe.sent_at < stretch.ends[0]:
         return None
-    start, end = float(steady.ends[place - 1]), float(steady.ends[place])
-    sent = int(np.searchsorted(steady.ends, probe.sent))
-    over = 0.0 if probe.end is None else (probe.end - first) / usual
-    late = Late(place - sent, over)
-    if np.any(np.diff(steady.ends[max(sent, 1) - 1 : place]) > STRETCHED * usual):
-        return None  # others' prompts, or earlier chunks of its own: not one step
-    if abs(first - end) > near:
-        return Seen(point, "prefill", prompts([probe]), first - start, False, 0, (first - start,)), late
-    read = int(steady.context[place])
-    shape = prompts([probe], decode_rows=steady.rows, decode_live=steady.rows, context=read)
-    return Seen(point, "mixed", shape, end - start, False, 0, (end - start,)), late
+    start, end = float(stretch.ends[index - 1]), float(stretch.ends[index])
+    sent = int(np.searchsorted(stretch.ends, probe.sent_at))
+    lag = FrontEndLag(index - sent, 0.0 if probe.ended_at is None else (probe.ended_at - first) / usual)
+    if np.any(np.diff(stretch.ends[max(sent, 1) - 1 : index]) > BUSY_RATIO * usual):
+        return None  # steps with other prompts, or with earlier chunks of this one
+    if abs(first - end) > tolerance:
+        return ObservedStep(point, "prefill", prefill_shape([probe]), first - start, False, 0, (first - start,)), lag
+    context = int(stretch.context[index])
+    shape = prefill_shape([probe], decode_rows=stretch.rows, decode_live=stretch.rows, context=context)
+    return ObservedStep(point, "mixed", shape, end - start, False, 0, (end - start,)), lag
 
 
-def steps(loads: Sequence[Taken]) -> tuple[list[Seen], list[Late]]:
-    """Return the steps that can be seen in loads which went well, and how a busy front end let requests in."""
-    seen: list[Seen] = []
-    for taken in loads:
-        if taken.point.kind in ("single", "batch"):
-            seen += decodes(taken)
-        if taken.point.kind == "single":
-            seen += burst(taken)
-    alone = [step for step in seen if step.kind == "decode" and step.shape.decode_rows == 1]
-    fastest = float(np.median([step.seconds for step in alone or seen])) if seen else 0.005
-    jitter = float(np.median([abs(time - step.seconds) for step in alone for time in step.single])) if alone else 0.0
-    probes: list[Seen] = []
-    late: list[Late] = []
-    for taken in loads:
-        if taken.point.kind == "burst":
-            seen += burst(taken, fastest)
-        elif taken.point.kind == "busy":
-            some, lags = busy(taken, fastest)
-            probes, late = probes + some, late + lags
-    # A server runs prompts together with decodes or by themselves: what looks like the rarer way is late packets.
+def observed_steps(loads: Sequence[LoadResult]) -> tuple[list[ObservedStep], list[FrontEndLag]]:
+    """Return the steps that show in the token times of loads, and the front-end lags of a busy server."""
+    steps: list[ObservedStep] = []
+    for load in loads:
+        if load.point.kind in ("single", "batch"):
+            steps += decode_steps(load)
+        if load.point.kind == "single":
+            steps += prefill_steps(load)
+    one_row = [step for step in steps if step.kind == "decode" and step.shape.decode_rows == 1]
+    fastest = float(np.median([step.seconds for step in one_row or steps])) if steps else 0.005
+    deviations = [abs(time - step.seconds) for step in one_row for time in step.samples]
+    jitter = float(np.median(deviations)) if deviations else 0.0
+    probes: list[ObservedStep] = []
+    lags: list[FrontEndLag] = []
+    for load in loads:
+        if load.point.kind == "burst":
+            steps += prefill_steps(load, fastest)
+        elif load.point.kind == "busy":
+            load_steps, load_lags = busy_steps(load, fastest)
+            probes, lags = probes + load_steps, lags + load_lags
+    # A server runs prompts either mixed with decodes or in separate steps. The rarer kind comes from late packets.
     kinds = [probe.kind for probe in probes]
     usual = max(set(kinds), key=kinds.count, default="")
-    return together([*seen, *(probe for probe in probes if probe.kind == usual)], jitter), late
+    return merge_repeats([*steps, *(probe for probe in probes if probe.kind == usual)], jitter), lags
 
 
-def together(seen: Sequence[Seen], jitter: float) -> list[Seen]:
-    """Put repetitions together; the lower middle, as a first one may have been slow for reasons of its own."""
-    groups: dict[tuple[object, ...], list[Seen]] = {}
-    for step in seen:
-        shape = step.shape
-        key = (step.point, step.kind, step.idle, step.part, shape.prefill_rows, shape.prefill_tokens, shape.decode_rows)
+def merge_repeats(steps: Sequence[ObservedStep], jitter: float) -> list[ObservedStep]:
+    """Merge repeated steps. The result has the lower median, because a first repeat can be slow."""
+    groups: dict[tuple[object, ...], list[ObservedStep]] = {}
+    for step in steps:
+        shape, key = step.shape, (step.point, step.kind, step.idle, step.section)
         if step.seconds > 0:
-            groups.setdefault(key, []).append(step)
-    found = []
+            rows = (shape.prefill_rows, shape.prefill_tokens, shape.decode_rows)
+            groups.setdefault((*key, *rows), []).append(step)
+    merged = []
     for group in groups.values():
         group.sort(key=lambda step: step.seconds)
-        middle, single = group[(len(group) - 1) // 2], tuple(time for step in group for time in step.single)
-        blur = 1.5 * jitter / max(1, len(middle.single)) / len(group) ** 0.5
-        found.append(middle._replace(single=single, blur=blur))
-    return found
+        middle, samples = group[(len(group) - 1) // 2], tuple(time for step in group for time in step.samples)
+        error = 1.5 * jitter / max(1, len(middle.samples)) / len(group) ** 0.5
+        merged.append(middle._replace(samples=samples, jitter=error))
+    return merged

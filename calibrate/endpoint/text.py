@@ -1,4 +1,4 @@
-"""A calibrated endpoint, told: the table a person reads, and the part of profile.yaml that keeps it."""
+"""Printed table and profile.yaml of an endpoint calibration."""
 
 from __future__ import annotations
 
@@ -14,86 +14,90 @@ from servesim.core import Shape
 from servesim.files.write import open_text
 
 from .fit import EndpointFit
-from .measure import Caller, Measured
+from .measure import EndpointClient, Measurements
 
-HOW = "endpoint: designed loads over HTTP, steps read off the clients' token times; host, network and padding included"
-USE = "costs are by live rows and tokens: simulate with engine.prefill_gears [] and engine.decode_gears [1]"
+SOURCE = (
+    "endpoint: calibration loads over HTTP, steps from the clients' token times; includes host, network and padding"
+)
+USAGE = "costs are per live row and token: simulate with engine.prefill_buckets [] and engine.decode_buckets [1]"
 
 
-def about(fit: EndpointFit, measured: Measured, caller: Caller, given: Mapping[str, Optional[str]]) -> dict[str, Any]:
-    """Return what profile.yaml says beside the costs; `given` are the name, device and model as the user has them."""
-    told = any(sending.prompt is not None for taken in measured.good for sending in taken.sendings)
+def profile_about(
+    fit: EndpointFit, measured: Measurements, client: EndpointClient, labels: Mapping[str, Optional[str]]
+) -> dict[str, Any]:
+    """Return the keys of profile.yaml besides the costs; `labels` are the user's name, device and model."""
+    counted = any(sent.prompt_tokens is not None for load in measured.good for sent in load.sent_requests)
     return {
-        "name": given.get("name"),
-        "device": given.get("device") or f"behind {caller.url}",
-        "model": given.get("model") or getattr(caller.api, "model", None),
-        "how": HOW,
-        "use": USE,
+        "name": labels.get("name"),
+        "device": labels.get("device") or f"behind {client.url}",
+        "model": labels.get("model") or getattr(client.api, "model", None),
+        "how": SOURCE,
+        "use": USAGE,
         "date": time.strftime("%Y-%m-%d"),
         "versions": {"servesim": __version__},
-        "endpoint": {"url": caller.url, "api": caller.api.path},
-        "prompts": "tokens as the server counts them" if told else "words, taken for a token each",
-        "front_end": {"seconds": fit.solved.values.get("front"), "lag": fit.lag, "end_lag": fit.end_lag},
-        "loads": {"planned": measured.planned, "good": len(measured.good), "ended": measured.ended,
+        "endpoint": {"url": client.url, "api": client.api.path},
+        "prompts": "tokens as the server counts them" if counted else "words, assumed to be one token each",
+        "front_end": {"seconds": fit.chosen.values.get("front"), "lag": fit.lag, "end_lag": fit.end_lag},
+        "loads": {"planned": measured.planned, "good": len(measured.good), "ended": measured.end_reason,
                   "failed": [{"load": load, "why": why} for load, why in measured.failed.items()]},
         "error": fit.error,
         "grid": fit.grid,
         "noise": fit.noise,
         "fit": {
-            "form": fit.solved.form,
-            "steps": len(fit.seen),
+            "form": fit.chosen.form,
+            "steps": len(fit.steps),
             "parameters": parameters(fit),
-            "not_told_apart": list(fit.solved.blended),
-            "compared": dict(fit.compared),
+            "not_told_apart": list(fit.chosen.dependent),
+            "compared": dict(fit.form_errors),
         },
     }  # fmt: skip
 
 
 def write_samples(path: Path, fit: EndpointFit) -> None:
-    """Write every step that was seen, as a probe writes its own; a front end's time is taken off and told beside."""
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(seen.point for seen in fit.seen))}
+    """Write every sample in the columns of a probe. The front end's time is subtracted and has its own column."""
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(step.point for step in fit.steps))}
     with open_text(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["point", "kind", "load", "front", "seconds", *Shape._fields])
-        for seen in fit.seen:
-            front = fit.solved.values.get("front", 0.0) if seen.idle else 0.0
-            told = [numbers[seen.point], seen.kind, seen.point, f"{front:.6f}"]
-            writer.writerows([*told, f"{time - front:.6f}", *seen.shape] for time in seen.single)
+        for step in fit.steps:
+            front = fit.chosen.values.get("front", 0.0) if step.idle else 0.0
+            cells = [numbers[step.point], step.kind, step.point, f"{front:.6f}"]
+            writer.writerows([*cells, f"{time - front:.6f}", *step.shape] for time in step.samples)
 
 
 def parameters(fit: EndpointFit) -> dict[str, dict[str, float]]:
-    """Return the fitted numbers with their intervals."""
-    found = {}
-    for name, value in fit.solved.values.items():
+    """Return the fitted parameters with their intervals."""
+    rows = {}
+    for name, value in fit.chosen.values.items():
         low, high = fit.interval(name)
-        found[name] = {"value": value, "error": fit.solved.errors[name], "low": low, "high": high}
-    return found
+        rows[name] = {"value": value, "error": fit.chosen.errors[name], "low": low, "high": high}
+    return rows
 
 
-def table(fit: EndpointFit, measured: Measured) -> str:
-    """Return the parameters, the errors, the front end and what failed."""
+def format_table(fit: EndpointFit, measured: Measurements) -> str:
+    """Return the parameters, the errors, the front end and the failed loads as text."""
     lines = [f"{'parameter':<22}{'seconds':>12}{'error':>11}   interval"]
-    for name, one in parameters(fit).items():
-        lines.append(f"{name:<22}{one['value']:>12.4g}{one['error']:>11.1g}   {one['low']:.4g} to {one['high']:.4g}")
-    if fit.solved.blended:
-        lines.append(f"not told apart from the rest: {', '.join(fit.solved.blended)}")
-    shares = ", ".join(f"{form} {error:.1%}" for form, error in fit.compared.items())
-    lines += ["", f"form: {fit.solved.form} (held out: {shares})"]
+    for name, row in parameters(fit).items():
+        lines.append(f"{name:<22}{row['value']:>12.4g}{row['error']:>11.1g}   {row['low']:.4g} to {row['high']:.4g}")
+    if fit.chosen.dependent:
+        lines.append(f"not separable from the other parameters: {', '.join(fit.chosen.dependent)}")
+    form_errors = ", ".join(f"{form} {error:.1%}" for form, error in fit.form_errors.items())
+    lines += ["", f"form: {fit.chosen.form} (held-out error: {form_errors})"]
     for kind, errors in fit.held_out.items():
-        off = np.abs(errors)
-        lines.append(f"{kind:<10}held out {off.mean():.1%} on average, {off.max():.1%} at worst, {len(off)} steps")
-    front = fit.solved.values.get("front")
+        error = np.abs(errors)
+        lines.append(f"{kind:<10}held-out error: mean {error.mean():.1%}, max {error.max():.1%}, {len(error)} steps")
+    front = fit.chosen.values.get("front")
     if front is not None:
-        lines.append(f"front end: {1e3 * front:.3g} ms before an idle server begins")
+        lines.append(f"front end: {1e3 * front:.3g} ms on an idle server")
     if fit.lag is not None:
-        late = ", and ends of streams come one call late" if fit.end_lag else ""
-        lines.append(f"           a busy one sees a request after {fit.lag} model call(s){late}")
-    return "\n".join([*lines, *troubles(measured)])
+        late = "; streams end one model call late" if fit.end_lag else ""
+        lines.append(f"           lag of {fit.lag} model call(s) on a busy server{late}")
+    return "\n".join([*lines, *describe_failures(measured)])
 
 
-def troubles(measured: Measured) -> list[str]:
-    """Return what went wrong, one line each."""
+def describe_failures(measured: Measurements) -> list[str]:
+    """Return one line per failed load, and the number of good loads."""
     lines = [f"failed: {load}: {why}" for load, why in measured.failed.items()]
-    if measured.ended is not None:
-        lines.append(f"ended early: {measured.ended}")
-    return [*lines, f"loads: {len(measured.good)} of {measured.planned} went well"]
+    if measured.end_reason is not None:
+        lines.append(f"ended early: {measured.end_reason}")
+    return [*lines, f"loads: {len(measured.good)} of {measured.planned} succeeded"]

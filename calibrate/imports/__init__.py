@@ -1,4 +1,4 @@
-"""Profiles made of step costs that others measured.
+"""Profiles imported from step costs that other projects measured.
 
 It imports costs and files. Only commands imports it.
 """

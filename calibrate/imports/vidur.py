@@ -1,4 +1,4 @@
-"""Vidur's step costs as a profile: its tables copied as they are, and a profile.yaml that says what they are."""
+"""Import Vidur's step costs as a profile: a copy of its tables, and a profile.yaml."""
 
 from __future__ import annotations
 
@@ -8,35 +8,37 @@ from typing import Any
 
 import yaml
 from servesim.core import BadInput
-from servesim.costs.device_profile import rounded
-from servesim.costs.vidur import CONTEXT, VidurCost, load_tables
+from servesim.costs.device_profile import round_numbers
+from servesim.costs.vidur import CONTEXT_STEP, VidurCost, load_tables
 from servesim.files.write import open_text
 
 
 def import_vidur(path: Path, out: Path) -> VidurCost:
-    """Turn a file of Vidur's tables into a profile folder; return the costs as the profile will give them."""
+    """Convert a file of Vidur's tables into a profile folder; return its cost model."""
     cost = load_tables(path)
     if (out / "profile.yaml").exists():
-        raise BadInput(f"{out}: holds a profile already; `sim calibrate import` does not overwrite")
+        raise BadInput(f"{out}: already holds a profile, which is not overwritten; use another folder")
     try:
         out.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, out / "tables.npz")
     except OSError as error:
         raise BadInput(f"{out}: cannot be written: {error.strerror}") from None
     with open_text(out / "profile.yaml") as file:
-        yaml.safe_dump(rounded(about(path, out, cost)), file, sort_keys=False, allow_unicode=True, width=120)
+        yaml.safe_dump(
+            round_numbers(profile_yaml(path, out, cost)), file, sort_keys=False, allow_unicode=True, width=120
+        )
     return cost
 
 
-def about(path: Path, out: Path, cost: VidurCost) -> dict[str, Any]:
-    """Return profile.yaml: where the costs come from, what was measured, how they are read."""
+def profile_yaml(path: Path, out: Path, cost: VidurCost) -> dict[str, Any]:
+    """Return the contents of profile.yaml: source, measured range and cost model."""
     return {
         "name": out.name,
-        "how": f"imported from {path.name}: step costs as Vidur keeps them, in tables read off at rounded-up places",
+        "how": f"imported from {path.name}: Vidur's step-cost tables; shapes are rounded up to the next table entry",
         "grid": {
             "prefill_tokens": [1, len(cost.comp) - 1],
             "decode_rows": [1, len(cost.attend) - 1],
-            "context": [0, (len(cost.attend) - 1) * (len(cost.attend[0]) - 1) * CONTEXT],
+            "context": [0, (len(cost.attend) - 1) * (len(cost.attend[0]) - 1) * CONTEXT_STEP],
         },
         "cost": {"kind": "vidur", "tables": "tables.npz"},
     }

@@ -1,7 +1,7 @@
-"""Which block ids belong to whom, on the device and on the host: the server counts blocks, a backend needs their names.
+"""Block tables of all requests, on the device and on the host. The server counts blocks; a backend needs their ids.
 
-It follows the server turn by turn as an observer of the driver, and its counts must always equal the server's.
-Standard library only, Python 3.9: it runs next to the device. Block 0 belongs to nobody: padding rows write there.
+The tables observe every step of the driver. Their counts must always equal the server's.
+They run in the worker: Python 3.9, standard library only. Block 0 belongs to no request: padding rows write to it.
 """
 
 from __future__ import annotations
@@ -14,112 +14,112 @@ from servesim.core import BadInput, Request
 from servesim.engine.server import Server
 from servesim.engine.step import Step
 
-NOBODYS = 0  # the block that padding rows write to
+PADDING_BLOCK = 0  # the block that padding rows write to
 
 Pairs = list[tuple[int, int]]
 
 
 class BlockTables:
-    """The blocks of every request; free ones are taken in the order they came back, as llm-serving takes them."""
+    """The block ids of every request. Free blocks are reused in the order they were freed, as in llm-serving."""
 
-    def __init__(self, blocks: int, size: int, host_blocks: int = 0) -> None:
+    def __init__(self, blocks: int, block_size: int, host_blocks: int = 0) -> None:
         self.total = blocks
-        self.size = size  # tokens a block
+        self.block_size = block_size  # tokens per block
         self.free: deque[int] = deque(range(1, blocks + 1))
         self.host_free: deque[int] = deque(range(host_blocks))
-        self.tables: dict[Request, array[int]] = {}  # arrays: a backend joins them without looking at each number
-        self.hosted: dict[Request, list[int]] = {}
-        self.leaving: Pairs = []  # (device, host) copies that the next call begins with
-        self.returning: Pairs = []  # (host, device) copies after those
+        self.tables: dict[Request, array[int]] = {}  # arrays: a backend joins them faster than lists
+        self.host_tables: dict[Request, list[int]] = {}
+        self.copies_out: Pairs = []  # (device, host) copies to make before the next model call
+        self.copies_in: Pairs = []  # (host, device) copies to make after those
 
     # -- observing the driver ------------------------------------------------------------------------------------
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        if step.moved:
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        if step.has_moves:
             self._move(step)
         for chunk in step.chunks:
             self.grow(chunk.request, chunk.request.blocks)
-        if step.decoders:
+        if step.decode_rows:
             self._decode(server.running)
-        self._agree(server)
+        self._check_counts(server)
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        if over and not server.traits.frees_blocks_late:
-            for request in over:
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        if finished and not server.traits.frees_blocks_late:
+            for request in finished:
                 self.release(request)
-            self._agree(server)
+            self._check_counts(server)
 
     def _move(self, step: Step) -> None:
         moves = step.plan.moves
         for request in moves.release:
             self.release(request)
-        for request, how, _ in step.evicted:
+        for request, how, _ in step.preempted:
             if how == "swap":
-                self.leaving += self.out(request)
+                self.copies_out += self.swap_out(request)
             elif how != "keep":
                 self.release(request)
-        for request in (*moves.swap_in, *moves.fetch):
-            if request in self.hosted:
-                self.returning += self.back(request)
+        for request in (*moves.swap_in, *moves.prefetch):
+            if request in self.host_tables:
+                self.copies_in += self.swap_in(request)
         for rejection in moves.reject:
             self.release(rejection.request)
 
     def _decode(self, running: Iterable[Request]) -> None:
-        """Give a block to every decoding request whose next token begins one."""
-        tables, size, free = self.tables, self.size, self.free
+        """Allocate a block for every decoding request whose next token starts one."""
+        tables, size, free = self.tables, self.block_size, self.free
         for request in running:
             cohort = request._cohort
             if cohort is not None:
                 table = tables[request]
-                if len(table) * size <= request._cached + cohort.ticks - request._joined:
+                if len(table) * size <= request._cached + cohort.steps - request._joined_step:
                     if not free:
-                        self._short(1)
+                        self._raise_out_of_blocks(1)
                     table.append(free.popleft())
 
-    def _agree(self, server: Server) -> None:
-        """Make sure that the ids and the server's counts tell the same story."""
+    def _check_counts(self, server: Server) -> None:
+        """Check the number of free ids against the server's counts."""
         pool = server.pool
-        if server.policy.paged:
+        if server.policy.uses_block_pool:
             assert len(self.free) == pool.free, f"{len(self.free)} block ids free, the server counts {pool.free}"
         assert len(self.host_free) == pool.host_free, f"{len(self.host_free)} host ids free, not {pool.host_free}"
 
     # -- moving blocks -------------------------------------------------------------------------------------------
 
     def grow(self, request: Request, count: int) -> None:
-        """Let a request hold so many blocks."""
+        """Allocate blocks until a request holds `count` of them."""
         table = self.tables.setdefault(request, array("i"))
         if count - len(table) > len(self.free):
-            self._short(count - len(table))
+            self._raise_out_of_blocks(count - len(table))
         while len(table) < count:
             table.append(self.free.popleft())
 
     def release(self, request: Request) -> None:
-        """Take back all that a request holds, wherever."""
+        """Free all device and host blocks of a request."""
         self.free.extend(self.tables.pop(request, ()))
-        self.host_free.extend(self.hosted.pop(request, ()))
+        self.host_free.extend(self.host_tables.pop(request, ()))
 
-    def out(self, request: Request) -> Pairs:
-        """Move a request's blocks to the host; return the copies to make."""
+    def swap_out(self, request: Request) -> Pairs:
+        """Move the blocks of a request to the host; return the copies to make."""
         table = self.tables.pop(request, array("i"))
-        self.hosted[request] = [self.host_free.popleft() for _ in table]
+        self.host_tables[request] = [self.host_free.popleft() for _ in table]
         self.free.extend(table)
-        return list(zip(table, self.hosted[request]))
+        return list(zip(table, self.host_tables[request]))
 
-    def back(self, request: Request) -> Pairs:
-        """Move a request's blocks back to the device; return the copies to make."""
-        hosted = self.hosted.pop(request)
-        self.tables[request] = array("i", [self.free.popleft() for _ in hosted])
-        self.host_free.extend(hosted)
-        return list(zip(hosted, self.tables[request]))
+    def swap_in(self, request: Request) -> Pairs:
+        """Move the blocks of a request back to the device; return the copies to make."""
+        host_table = self.host_tables.pop(request)
+        self.tables[request] = array("i", [self.free.popleft() for _ in host_table])
+        self.host_free.extend(host_table)
+        return list(zip(host_table, self.tables[request]))
 
-    def copies(self) -> tuple[Pairs, Pairs]:
-        """Return the copies out and in that the next call begins with; they are then considered made."""
-        copies = self.leaving, self.returning
-        self.leaving, self.returning = [], []
+    def take_copies(self) -> tuple[Pairs, Pairs]:
+        """Return the copies out and in to make before the next model call, and clear both lists."""
+        copies = self.copies_out, self.copies_in
+        self.copies_out, self.copies_in = [], []
         return copies
 
-    def _short(self, wanted: int) -> None:
+    def _raise_out_of_blocks(self, count: int) -> None:
         raise BadInput(
-            f"engine.num_blocks: {wanted} more blocks wanted, {len(self.free)} of {self.total} free; this policy "
-            "counts no memory, so the device must have enough for all its rows"
+            f"engine.num_blocks: {count} more blocks needed, {len(self.free)} of {self.total} free; set a larger "
+            "number. This policy does not count blocks, so the device needs enough for all rows"
         )

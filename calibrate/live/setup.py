@@ -1,4 +1,4 @@
-"""Where a live run takes place: a worker with a loaded model, large enough for every scenario that will be replayed."""
+"""A worker with a loaded model, with enough blocks for every scenario of a live run."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from servesim.calibrate.device.backend import MODELS, Model
 from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request, StepCost
-from servesim.core.request import ASKED
+from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.device_profile import Profile
-from servesim.costs.mapping import cost_from, mapping
+from servesim.costs.mapping import cost_from, cost_mapping
 
-QUIET = 900.0  # seconds without a word from a running replay after which it is given up
-FAKE = Model("fake", 1, 1, 1, 1, 1, 32000, 1 << 20)  # a fake device serves any length
+REPLAY_TIMEOUT_S = 900.0  # seconds without a progress report
+FAKE_MODEL = Model("fake", 1, 1, 1, 1, 1, 32000, 1 << 20)  # accepts any sequence length
 
 
-class Stage:
-    """A worker and what it has loaded. Use it as a context."""
+class DeviceSession:
+    """A worker and its loaded model. Use it as a context manager."""
 
     def __init__(
         self, backend: str, model: Optional[str] = None, python: Optional[str] = None, weights: Optional[str] = None,
         options: Optional[Mapping[str, Any]] = None,
     ) -> None:  # fmt: skip
         self.backend = backend
-        self.model = FAKE if backend == "fake" else known_model(model or "tiny")
+        self.model = FAKE_MODEL if backend == "fake" else find_model(model or "tiny")
         self.weights = weights
-        given = dict(options or {})
-        self.pace: Optional[Mapping[str, Any]] = None  # what the steps of a fake device take
+        options = dict(options or {})
+        self.fake_cost: Optional[Mapping[str, Any]] = None  # cost model of a fake backend
         if backend == "fake":
-            self.pace = paced(given.pop("cost", None))
-            given["cost"] = {}  # the clock keeps its time, not the device
-        self.worker = Worker(backend, python, **given)
+            self.fake_cost = check_fake_cost(options.pop("cost", None))
+            options["cost"] = {}  # the clock of the live driver waits instead of the backend
+        self.worker = Worker(backend, python, **options)
         self.about: dict[str, Any] = {}
 
-    def __enter__(self) -> Stage:
+    def __enter__(self) -> DeviceSession:
         return self
 
     def __exit__(
@@ -51,10 +51,10 @@ class Stage:
         self.worker.close()
 
     def load(self, scenarios: Sequence[Scenario]) -> dict[str, Any]:
-        """Load the model with memory for the largest scenario; return what the backend is."""
+        """Load the model with enough blocks for the largest scenario; return the description of the backend."""
         sizes = {scenario.engine.block_size for scenario in scenarios}
         if len(sizes) > 1:
-            raise BadInput(f"engine.block_size: expected one for all scenarios of a replay, got {sorted(sizes)}")
+            raise BadInput(f"engine.block_size: expected one value for all scenarios of a replay, got {sorted(sizes)}")
         blocks = max(scenario.engine.num_blocks for scenario in scenarios) + 1
         host = max(scenario.engine.host_blocks for scenario in scenarios)
         self.worker.load(self.model, blocks, sizes.pop(), host, self.weights)
@@ -69,20 +69,20 @@ class Stage:
         warm_up: int = 0,
         progress: Optional[Callable[[Any], None]] = None,
     ) -> dict[str, Any]:
-        """Replay fresh requests; return what `live.replay` told. Ctrl-C ends it with what there is by then."""
+        """Replay unserved requests; return the result of `driver.replay`. Ctrl-C ends the run and keeps its results."""
         with tempfile.TemporaryDirectory(prefix="servesim-") as folder:
             stop = Path(folder) / "stop"
-            args = arguments(scenario, requests, self.model, warm_up, str(stop))
+            args = replay_arguments(scenario, requests, self.model, warm_up, str(stop))
             if self.backend == "fake":
-                assert cost is not None, "a fake device takes the time a cost model says"
-                args["pace"] = self.pace or mapping(cost)
-            with until_interrupted(stop):
-                told: dict[str, Any] = self.worker.call("replay", QUIET, progress, **args)
-        return told
+                assert cost is not None, "a fake backend needs a cost model"
+                args["pace"] = self.fake_cost or cost_mapping(cost)
+            with stop_on_interrupt(stop):
+                result: dict[str, Any] = self.worker.call("replay", REPLAY_TIMEOUT_S, progress, **args)
+        return result
 
 
-def paced(cost: Any) -> Optional[Mapping[str, Any]]:
-    """Return what a fake device is told to take, checked."""
+def check_fake_cost(cost: Any) -> Optional[Mapping[str, Any]]:
+    """Return the cost option of a fake backend after checking it."""
     if cost is None:
         return None
     if not isinstance(cost, Mapping):
@@ -91,21 +91,21 @@ def paced(cost: Any) -> Optional[Mapping[str, Any]]:
     return cost
 
 
-def known_model(name: str) -> Model:
-    """Return a model by its name."""
+def find_model(name: str) -> Model:
+    """Return the model with this name."""
     if name not in MODELS:
-        raise BadInput(f"model {name!r}: expected one of {', '.join(MODELS)}")
+        raise BadInput(f"--model: expected one of {', '.join(MODELS)}, got {name!r}")
     return MODELS[name]
 
 
-def arguments(
+def replay_arguments(
     scenario: Scenario, requests: Sequence[Request], model: Model, warm_up: int, stop: Optional[str] = None
 ) -> dict[str, Any]:
-    """Return a scenario as `live.replay` takes it, plain JSON."""
+    """Return the arguments of `driver.replay` for a scenario, as JSON."""
     return {
         "policy": scenario.policy,
         "engine": scenario.engine.model_dump(mode="json"),
-        "requests": [[plain(getattr(request, name)) for name in ASKED] for request in requests],
+        "requests": [[to_json(getattr(request, name)) for name in CLIENT_FIELDS] for request in requests],
         "seed": scenario.seed,
         "vocab": model.vocab,
         "context": model.context,
@@ -114,44 +114,44 @@ def arguments(
     }
 
 
-def plain(value: Any) -> Any:
-    """Return a request's field as JSON takes it."""
+def to_json(value: Any) -> Any:
+    """Return a field of a request as a JSON value."""
     return value if value is None or isinstance(value, (int, float, str)) else list(value)
 
 
 @contextlib.contextmanager
-def until_interrupted(stop: Path) -> Iterator[None]:
-    """Turn the first Ctrl-C into a stop file; the second one is what it always is."""
+def stop_on_interrupt(stop: Path) -> Iterator[None]:
+    """Write the stop file at the first Ctrl-C; raise KeyboardInterrupt at the second."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def asked(number: int, frame: Any) -> None:
+    def on_interrupt(number: int, frame: Any) -> None:
         if stop.exists():
             raise KeyboardInterrupt
         stop.touch()
-        print("\nstopping after this step; once more to give up the results", file=sys.stderr)
+        print("\nstopping after this step; press Ctrl-C again to discard the results", file=sys.stderr)
 
-    before = signal.signal(signal.SIGINT, asked)
+    previous = signal.signal(signal.SIGINT, on_interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
 
 
-def same_device(profile: Profile, about: Mapping[str, Any]) -> None:
-    """Refuse a profile that was measured on something else."""
+def check_same_device(profile: Profile, about: Mapping[str, Any]) -> None:
+    """Raise BadInput if the profile was measured on another device or model."""
     for key in ("device", "kernels", "dtype", "model", "threads"):
-        given, found = name_of(profile.about.get(key)), name_of(about.get(key))
-        if given is not None and found is not None and given != found:
+        expected, actual = name_of(profile.about.get(key)), name_of(about.get(key))
+        if expected is not None and actual is not None and expected != actual:
             raise BadInput(
-                f"profile {profile.name}: measured with {key} {given!r}, this is {found!r}; "
-                "measure this one with `sim calibrate probe`, or replay without comparing: --live-only"
+                f"profile {profile.name}: measured with {key} {expected!r}, but this device has {actual!r}; "
+                "calibrate it with `sim calibrate probe`, or replay without comparison: --live-only"
             )
 
 
 def name_of(value: Union[str, Mapping[str, Any], None]) -> Optional[str]:
-    """Return what a profile or a backend calls its device, kernels or model."""
+    """Return the name of a device, kernels or model as text."""
     if isinstance(value, Mapping):
         value = value.get("name")
     return None if value is None else str(value)

@@ -1,10 +1,11 @@
-"""Step costs from logs of real runs, with no device at hand: the simulator runs inside the fit.
+"""Fit step costs to logs of real runs, without a device: the simulator runs inside the fit.
 
-Instants in a log are sums of step times, so errors add up along a run: the fit makes small how much a window's residual
-differs from the one before it. A run's own scatter says how much its differences weigh, those over a longer time weigh
-less, and a reported total weighs as `Runs.spread` says. A parameter's interval is the wider of what the residuals say
-and what leaving out one run after another says. It holds for servers that had a queue; if the server idles between
-requests, small differences change the scheduling, and the fit may miss the best one.
+Times in a log are sums of step times, so errors add up along a run. The fit therefore minimises the change of the
+residual from one stretch of time to the next. The weight of a change comes from the scatter of its run; longer
+stretches weigh less. The weight of a reported total comes from `Runs.spread`.
+The interval of a parameter is the wider one of two: from the residuals, and from leaving out one run at a time.
+Intervals hold for servers with a queue. If the server idles between requests, small differences change the schedule,
+and the fit can miss the best solution.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from servesim.core import StepCost
 from servesim.costs.device_profile import Profile
 from servesim.runs.simulate import simulate
 
-from .least_squares import Solution, beyond, scaled, solve
-from .observed_runs import Observed, Runs, value_of, with_values
+from .least_squares import Solution, scan_scales, search_nearby, solve
+from .observed_runs import ObservedRun, Runs, value_of, with_values
 
 Array = NDArray[np.float64]
-Told = Callable[[str], None]
-Moved = tuple[list[str], Solution]  # parameters found without one of the runs
+Progress = Callable[[str], None]
+PartialFit = tuple[list[str], Solution]  # parameter names and solution without one of the runs
 
-SEARCHES = 2  # times that better points are looked for around a solution
-REWEIGHTS = 3  # times the runs' weights are taken from their own scatter
-COLD = 10.0  # seconds that compiling may take, to begin with
-LEAST = 1e-9  # seconds: a parameter that starts at 0 could never move
-UNDERSTATED = 1.6  # residuals lean on each other: errors from logs that the simulator wrote were too small by this
-SOLE = 3.0  # times as uncertain without a run: that run alone tells of the parameter
-INTERVAL = 2.6  # standard errors either way: 99 of 100
-WINDOWS, EVENTS = 60, 10  # windows of a run at most, and events of one at least
-COARSE = 6  # windows to begin with: long ones show where to go from far away
-SHORTEST = 0.25  # of the mean span between windows: shorter ones are no more certain
-FINEST = 1e-3  # seconds: no log is more exact
+SEARCHES = 2  # searches for a better point around a solution
+REWEIGHTS = 3  # solutions with weights from the residuals before
+COLD_START_S = 10.0  # start value
+MIN_START = 1e-9  # seconds: the solver works on logarithms, so no start value can be 0
+ERROR_INFLATION = 1.6  # residuals are correlated: on simulated logs, standard errors were too small by this factor
+SOLE_SOURCE_RATIO = 3.0  # a parameter this much more uncertain without a run is determined by that run alone
+INTERVAL_ERRORS = 2.6  # standard errors on either side: a 99 % interval
+MAX_STRETCHES, MIN_EVENTS = 60, 10  # stretches per run, events per stretch
+COARSE_STRETCHES = 6  # in the first solution: long stretches work far from the solution
+MIN_RELATIVE_SPAN = 0.25  # of the mean span: shorter stretches get no more weight
+RESOLUTION_S = 1e-3  # of times in logs
 
 
 @dataclass(frozen=True)
-class Predicted:
-    """What the simulator says of an observed run."""
+class Prediction:
+    """Simulated times of an observed run."""
 
     first: Array
     end: Array
@@ -50,14 +51,14 @@ class Predicted:
 
 
 @dataclass(frozen=True)
-class Judged:
-    """How far a prediction is off, as parts of what was measured."""
+class RunError:
+    """Error of a predicted run; latency errors are relative to the measured values."""
 
     name: str
     measured: float  # makespan, seconds
     predicted: float
-    ttft: Optional[float] = None  # median over requests
-    e2e: Optional[float] = None
+    ttft: Optional[float] = None  # median absolute error over requests
+    e2e: Optional[float] = None  # the same
 
     @property
     def error(self) -> float:
@@ -66,93 +67,95 @@ class Judged:
 
 @dataclass(frozen=True)
 class LogFit:
-    """Fitted costs, how certain they are, and how well they do."""
+    """Fitted costs, their uncertainty, and their errors."""
 
     names: list[str]
     values: Array
-    errors: Array  # standard errors, as parts of the values
+    errors: Array  # relative standard errors
     cost: StepCost
-    cold: dict[str, tuple[float, float]]  # by run: seconds that its first prefill and decode took longer
-    fitted: list[Judged]
-    left_out: list[Judged]  # each run predicted from the others
-    predicted: list[Judged]  # runs that the fit never saw
+    cold: dict[str, tuple[float, float]]  # by run: cold start of prefill and decode in seconds
+    fitted: list[RunError]
+    left_out: list[RunError]  # each run predicted by a fit to the others
+    predicted: list[RunError]  # runs that the fit did not use
 
     def interval(self, k: int) -> tuple[float, float]:
-        """Return the bounds of a parameter."""
-        reach = float(np.exp(INTERVAL * min(self.errors[k], 10.0)))
-        return float(self.values[k]) / reach, float(self.values[k]) * reach
+        """Return the confidence interval of a parameter."""
+        factor = float(np.exp(INTERVAL_ERRORS * min(self.errors[k], 10.0)))
+        return float(self.values[k]) / factor, float(self.values[k]) * factor
 
 
-def predict(run: Observed, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0)) -> Predicted:
+def predict(run: ObservedRun, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0)) -> Prediction:
     """Simulate a run."""
     engine = run.scenario.engine.model_copy(update={"cold_start": ColdStart(prefill=cold[0], decode=cold[1])})
     scenario = run.scenario.model_copy(update={"engine": engine})
     done = simulate(scenario, run.trace, profile=Profile("fit", cost))
     start = min(request.arrival for request in run.trace.requests)
     first = np.array([request.first_token for request in done.requests], float)[run.index]
-    end = np.array([request.seen for request in done.requests], float)[run.index]
-    return Predicted(first - start, end - start, done.measures.makespan)
+    end = np.array([request.client_end for request in done.requests], float)[run.index]
+    return Prediction(first - start, end - start, done.measures.makespan)
 
 
-def stretches(order: NDArray[np.int64], seen: Array, most: int) -> list[NDArray[np.int64]]:
-    """Cut events into at most this many stretches of the same time, each with enough events for a median.
+def split_by_time(order: NDArray[np.int64], times: Array, max_stretches: int) -> list[NDArray[np.int64]]:
+    """Split events into stretches of equal time, each with enough events for a median.
 
-    From the end on: what a batch costs that is no longer full is seen in the last few events alone.
+    It starts at the end: only the last few events show the cost of a batch that is no longer full.
     """
-    whole = (seen[order[-1]] - seen[order[0]]) / most
+    span = (times[order[-1]] - times[order[0]]) / max_stretches
     cuts, end = [], len(order)
-    for place in range(len(order) - 1, EVENTS - 1, -1):
-        if end - place >= EVENTS and seen[order[end - 1]] - seen[order[place]] >= whole:
-            cuts.append(place)
-            end = place
+    for start in range(len(order) - 1, MIN_EVENTS - 1, -1):
+        if end - start >= MIN_EVENTS and times[order[end - 1]] - times[order[start]] >= span:
+            cuts.append(start)
+            end = start
     return np.split(order, cuts[::-1])
 
 
-class Windows:
-    """The events of a run in the order they were seen, cut into stretches that are compared as one."""
+class Stretches:
+    """The events of a run in time order, split into stretches of time."""
 
-    def __init__(self, run: Observed, most: int = WINDOWS) -> None:
-        self.seen = np.concatenate([run.first, run.end])
-        order = np.argsort(self.seen, kind="stable")
-        # The first token alone tells the first prefill from the first decode where both compiled.
-        self.parts = [order[:1], *stretches(order[1:], self.seen, most)]
-        spans = np.diff([0.0, *(float(np.median(self.seen[part])) for part in self.parts)])
-        # Step times scatter each by itself: over a span four times as long their sum scatters twice as much.
-        self.widths: Array = np.sqrt(np.maximum(spans / max(float(spans.mean()), FINEST), SHORTEST))
+    def __init__(self, run: ObservedRun, max_stretches: int = MAX_STRETCHES) -> None:
+        self.times = np.concatenate([run.first, run.end])
+        order = np.argsort(self.times, kind="stable")
+        # Only the first token separates a cold start of the prefill from one of the decode.
+        self.stretches = [order[:1], *split_by_time(order[1:], self.times, max_stretches)]
+        spans = np.diff([0.0, *(float(np.median(self.times[events])) for events in self.stretches)])
+        # Step times scatter independently: over four times the span, their sum scatters twice as much.
+        relative = np.maximum(spans / max(float(spans.mean()), RESOLUTION_S), MIN_RELATIVE_SPAN)
+        self.widths: Array = np.sqrt(relative)
 
-    def differences(self, first: Array, end: Array) -> Array:
-        """Return how much the residual of each stretch differs from the one before, as if spans were all alike."""
-        off = np.concatenate([first, end]) - self.seen
-        off = np.where(np.isfinite(off), off, np.nanmax(np.abs(off), initial=1.0))  # never answered in the simulation
-        return np.diff([0.0, *(float(np.median(off[part])) for part in self.parts)]) / self.widths
+    def residual_changes(self, first: Array, end: Array) -> Array:
+        """Return the change of the residual from each stretch to the next, scaled to equal spans."""
+        error = np.concatenate([first, end]) - self.times
+        error = np.where(np.isfinite(error), error, np.nanmax(np.abs(error), initial=1.0))  # unfinished when simulated
+        return np.diff([0.0, *(float(np.median(error[events])) for events in self.stretches)]) / self.widths
 
 
 class Problem:
-    """Residuals of the runs to fit, as a function of the parameters."""
+    """Residuals of the fitted runs as a function of the parameters."""
 
-    def __init__(self, runs: Sequence[Observed], cost: StepCost, free: Mapping[str, float], spread: float) -> None:
+    def __init__(self, runs: Sequence[ObservedRun], cost: StepCost, free: Mapping[str, float], spread: float) -> None:
         self.runs = list(runs)
         self.start_cost = cost
         self.free = list(free)
         self.priors = free
         self.spread = spread
-        self.windows = {run.name: Windows(run, COARSE) for run in runs if run.detailed}
-        self.scatter = {run.name: 0.003 * run.makespan / WINDOWS**0.5 for run in runs if run.detailed}
+        self.stretches = {run.name: Stretches(run, COARSE_STRETCHES) for run in runs if run.has_request_times}
+        self.scatter = {run.name: 0.003 * run.makespan / MAX_STRETCHES**0.5 for run in runs if run.has_request_times}
         self.names = self.free + [
             f"cold.{run.name}.{kind}" for run in runs if run.cold for kind in ("prefill", "decode")
         ]
-        self._known: dict[tuple[object, ...], Array] = {}
+        self._cache: dict[tuple[object, ...], Array] = {}
 
     def start(self) -> Array:
-        """Return the parameters to begin with."""
+        """Return the start values of the parameters."""
         values = [value_of(self.start_cost, name) for name in self.free]
         for run in self.runs:
             if run.cold:
-                values += [max(1.0, float(run.first.min()) - 0.5) if run.detailed else COLD, COLD]
-        return np.asarray(np.maximum(np.array(values), LEAST), float)
+                first = max(1.0, float(run.first.min()) - 0.5) if run.has_request_times else COLD_START_S
+                values += [first, COLD_START_S]
+        return np.asarray(np.maximum(np.array(values), MIN_START), float)
 
     def width(self) -> Array:
-        """Return how far a parameter may be from its start, as a part of it."""
+        """Return the relative widths of the priors."""
         return np.array([self.priors.get(name, 1.0) for name in self.names])
 
     def cost(self, values: Array) -> StepCost:
@@ -160,138 +163,138 @@ class Problem:
         return with_values(self.start_cost, self.free, [float(value) for value in values[: len(self.free)]])
 
     def cold(self, values: Array) -> dict[str, tuple[float, float]]:
-        """Return the cold start of every run that had one."""
-        left = iter([float(value) for value in values[len(self.free) :]])
-        return {run.name: (next(left), next(left)) for run in self.runs if run.cold}
+        """Return the cold start of every run that has one."""
+        seconds = iter([float(value) for value in values[len(self.free) :]])
+        return {run.name: (next(seconds), next(seconds)) for run in self.runs if run.cold}
 
     def residuals(self, values: Array) -> Array:
-        """Return what is off, in standard deviations."""
-        return np.concatenate([self._off(run, values) / self._scale(run) for run in self.runs])
+        """Return the residuals in standard deviations."""
+        return np.concatenate([self._errors(run, values) / self._scale(run) for run in self.runs])
 
     def squares(self, values: Array, limit: float = np.inf) -> float:
-        """Return the sum of the residuals' squares, or what the first runs make of it where that is above the limit."""
-        found = 0.0
+        """Return the sum of squared residuals. It stops at the first run after which the sum is above the limit."""
+        total = 0.0
         for run in self.runs:
-            off = self._off(run, values) / self._scale(run)
-            found += float(off @ off)
-            if found > limit:
+            errors = self._errors(run, values) / self._scale(run)
+            total += float(errors @ errors)
+            if total > limit:
                 break
-        return found
+        return total
 
     def exact(self, values: Array) -> bool:
-        """Say whether all that was seen is explained, as closely as a log can tell."""
-        return all(float(np.abs(self._off(run, values)).max()) <= FINEST for run in self.runs)
+        """Return whether all residuals are within the resolution of a log."""
+        return all(float(np.abs(self._errors(run, values)).max()) <= RESOLUTION_S for run in self.runs)
 
-    def _scale(self, run: Observed) -> float:
-        return self.scatter[run.name] if run.detailed else self.spread * run.makespan
+    def _scale(self, run: ObservedRun) -> float:
+        return self.scatter[run.name] if run.has_request_times else self.spread * run.makespan
 
-    def _off(self, run: Observed, values: Array) -> Array:
-        """Return what is off of a run, in seconds."""
+    def _errors(self, run: ObservedRun, values: Array) -> Array:
+        """Return the errors of a run in seconds."""
         cold = self.cold(values).get(run.name, (0.0, 0.0))
         key = (run.name, *cold, *(float(value) for value in values[: len(self.free)]))
-        if key not in self._known:  # a cold start of one run does not touch the others
+        if key not in self._cache:  # a cold start of one run does not change the others
             predicted = predict(run, self.cost(values), cold)
-            if run.detailed:
-                self._known[key] = self.windows[run.name].differences(predicted.first, predicted.end)
+            if run.has_request_times:
+                self._cache[key] = self.stretches[run.name].residual_changes(predicted.first, predicted.end)
             else:
-                self._known[key] = np.array([predicted.makespan - run.makespan])
-        return self._known[key]
+                self._cache[key] = np.array([predicted.makespan - run.makespan])
+        return self._cache[key]
 
     def refine(self) -> None:
-        """Look at runs as closely as they allow."""
-        self.windows = {run.name: Windows(run) for run in self.runs if run.detailed}
-        self._known.clear()
+        """Use the shortest possible stretches."""
+        self.stretches = {run.name: Stretches(run) for run in self.runs if run.has_request_times}
+        self._cache.clear()
 
     def reweigh(self, values: Array) -> None:
-        """Let every run's scatter say what its differences weigh."""
+        """Set the weight of every run from the scatter of its residuals."""
         for run in self.runs:
-            if run.detailed:
-                rest = self._off(run, values)[1:]  # the first difference is the cold start's
-                self.scatter[run.name] = max(FINEST, float(np.sqrt((rest @ rest) / max(1, len(rest) - 2))))
+            if run.has_request_times:
+                errors = self._errors(run, values)[1:]  # the first one is the cold start
+                self.scatter[run.name] = max(RESOLUTION_S, float(np.sqrt((errors @ errors) / max(1, len(errors) - 2))))
 
 
-def fit_logs(given: Runs, told: Told = lambda line: None, leave_out: bool = True) -> LogFit:
-    """Fit the free parameters to the runs that are to be fitted, and judge all runs."""
-    training = [run for run in given.runs if run.fit]
-    problem = Problem(training, given.cost, given.free, given.spread)
-    solution = settled(problem, told)
+def fit_logs(spec: Runs, progress: Progress = lambda line: None, leave_out: bool = True) -> LogFit:
+    """Fit the free parameters to the runs with `fit: true`; return the errors of all runs."""
+    training = [run for run in spec.runs if run.fit]
+    problem = Problem(training, spec.cost, spec.free, spec.spread)
+    solution = solve_reweighted(problem, progress)
     cost, cold = problem.cost(solution.x), problem.cold(solution.x)
-    errors = UNDERSTATED * solution.errors
-    left_out: list[Judged] = []
+    errors = ERROR_INFLATION * solution.errors
+    left_out: list[RunError] = []
     if leave_out and len(training) > 1:
-        moved, left_out = without_each(problem, solution, told)
-        errors = np.maximum(errors, jackknife(moved, problem.names, solution))
-    others = [run for run in given.runs if not run.fit]
-    judged = [[judge(run, cost, cold) for run in group] for group in (training, others)]
-    return LogFit(problem.names, solution.x, errors, cost, cold, judged[0], left_out, judged[1])
+        partial_fits, left_out = leave_one_out(problem, solution, progress)
+        errors = np.maximum(errors, jackknife(partial_fits, problem.names, solution))
+    others = [run for run in spec.runs if not run.fit]
+    fitted, predicted = ([run_error(run, cost, cold) for run in group] for group in (training, others))
+    return LogFit(problem.names, solution.x, errors, cost, cold, fitted, left_out, predicted)
 
 
-def settled(problem: Problem, told: Told) -> Solution:
-    """Solve, take the weights from what is left, and solve again."""
+def solve_reweighted(problem: Problem, progress: Progress) -> Solution:
+    """Solve, set the weights from the residuals, and solve again."""
     start = problem.start()
-    prompts = [k for k, name in enumerate(problem.free) if name.startswith("prefill")]
-    others = [k for k in range(len(problem.free)) if k not in prompts]
-    x, width = scaled(problem.squares, start, ([*prompts, *others], prompts, others)), problem.width()
-    for turn in range(REWEIGHTS + 1):
-        if turn == 1:
+    prefill = [k for k, name in enumerate(problem.free) if name.startswith("prefill")]
+    others = [k for k in range(len(problem.free)) if k not in prefill]
+    x, width = scan_scales(problem.squares, start, ([*prefill, *others], prefill, others)), problem.width()
+    for number in range(REWEIGHTS + 1):
+        if number == 1:
             problem.refine()
-        if turn:
+        if number:
             problem.reweigh(x)
 
-        def tell(done: int, left: float, turn: int = turn) -> None:
-            told(f"fit {turn + 1} of {REWEIGHTS + 1}, round {done}: sum of squares {left:.1f}")
+        def report(done: int, squares: float, number: int = number) -> None:
+            progress(f"fit {number + 1} of {REWEIGHTS + 1}, round {done}: sum of squares {squares:.1f}")
 
-        solution = solve(problem.residuals, x, start, width, told=tell)
-        for seed in range(SEARCHES if turn < REWEIGHTS else 0):
+        solution = solve(problem.residuals, x, start, width, progress=report)
+        for seed in range(SEARCHES if number < REWEIGHTS else 0):
             if problem.exact(solution.x):
                 break
-            moved = beyond(problem.squares, solution, seed)
-            if moved is solution.x:
+            better = search_nearby(problem.squares, solution, seed)
+            if better is solution.x:
                 break
-            solution = solve(problem.residuals, moved, start, width, told=tell)
+            solution = solve(problem.residuals, better, start, width, progress=report)
         x = solution.x
     return solution
 
 
-def without_each(problem: Problem, solution: Solution, told: Told) -> tuple[list[Moved], list[Judged]]:
-    """Fit without one run after another; return the parameters each time, and how the left-out run is predicted."""
-    moved, judged = [], []
-    whole = dict(zip(problem.names, solution.x))
+def leave_one_out(problem: Problem, solution: Solution, progress: Progress) -> tuple[list[PartialFit], list[RunError]]:
+    """Fit without each run in turn; return the solutions, and the error of each left-out run."""
+    partial_fits, errors = [], []
+    values = dict(zip(problem.names, solution.x))
     for run in problem.runs:
-        told(f"without {run.name}")
+        progress(f"without {run.name}")
         rest = Problem([r for r in problem.runs if r is not run], problem.start_cost, problem.priors, problem.spread)
         rest.refine()
-        rest.scatter = {name: problem.scatter[name] for name in rest.windows}
-        begin = np.array([whole[name] for name in rest.names])
-        again = solve(rest.residuals, begin, rest.start(), rest.width(), rounds=4)
-        moved.append((rest.names, again))
-        # How long its first calls compiled cannot be known from other runs: that much is taken from the whole fit.
-        judged.append(judge(run, rest.cost(again.x), problem.cold(solution.x)))
-    return moved, judged
+        rest.scatter = {name: problem.scatter[name] for name in rest.stretches}
+        start = np.array([values[name] for name in rest.names])
+        partial = solve(rest.residuals, start, rest.start(), rest.width(), rounds=4)
+        partial_fits.append((rest.names, partial))
+        # Other runs do not show the cold start of this run, so it is taken from the full fit.
+        errors.append(run_error(run, rest.cost(partial.x), problem.cold(solution.x)))
+    return partial_fits, errors
 
 
-def jackknife(moved: Sequence[Moved], names: Sequence[str], found: Solution) -> Array:
-    """Return the standard errors, as parts, that leaving out one run at a time says.
+def jackknife(partial_fits: Sequence[PartialFit], names: Sequence[str], full: Solution) -> Array:
+    """Return relative standard errors from the solutions that leave out one run each.
 
-    A run without which a parameter is hardly known at all says nothing about it by being left out.
+    Without its sole source, a parameter only returns to its prior; such a solution is not used for that parameter.
     """
     squares = np.zeros(len(names))
-    for rest, again in moved:
+    for partial_names, partial in partial_fits:
         for k, name in enumerate(names):
-            if name in rest:
-                place = rest.index(name)
-                if again.errors[place] <= SOLE * found.errors[k]:
-                    squares[k] += np.log(again.x[place] / found.x[k]) ** 2
-    return np.asarray(np.sqrt((len(moved) - 1) / len(moved) * squares), float)
+            if name in partial_names:
+                index = partial_names.index(name)
+                if partial.errors[index] <= SOLE_SOURCE_RATIO * full.errors[k]:
+                    squares[k] += np.log(partial.x[index] / full.x[k]) ** 2
+    return np.asarray(np.sqrt((len(partial_fits) - 1) / len(partial_fits) * squares), float)
 
 
-def judge(run: Observed, cost: StepCost, cold: Mapping[str, tuple[float, float]]) -> Judged:
-    """Say how far a run's prediction is off."""
+def run_error(run: ObservedRun, cost: StepCost, cold: Mapping[str, tuple[float, float]]) -> RunError:
+    """Predict a run and return its error."""
     predicted = predict(run, cost, cold.get(run.name, (0.0, 0.0)))
-    if not run.detailed:
-        return Judged(run.name, run.makespan, predicted.makespan)
+    if not run.has_request_times:
+        return RunError(run.name, run.makespan, predicted.makespan)
     start = min(request.arrival for request in run.trace.requests)
     sent = np.array([run.trace.requests[k].arrival for k in run.index]) - start
     ttft = np.abs(predicted.first - run.first) / (run.first - sent)
     e2e = np.abs(predicted.end - run.end) / (run.end - sent)
-    return Judged(run.name, run.makespan, predicted.makespan, float(np.nanmedian(ttft)), float(np.nanmedian(e2e)))
+    return RunError(run.name, run.makespan, predicted.makespan, float(np.nanmedian(ttft)), float(np.nanmedian(e2e)))

@@ -1,7 +1,7 @@
-"""Least squares where each evaluation is a simulation: damped Gauss-Newton steps on differences, with weak priors.
+"""Least squares where each evaluation is a simulation: damped Gauss-Newton steps with numerical derivatives and priors.
 
-Parameters are positive and are moved by factors. Standard deviations of residuals are 1: the caller scales them. A
-prior keeps a parameter that the data say nothing about at its start, and its uncertainty then is the prior's own.
+Parameters are positive; the solver works on their logarithms. The caller scales residuals to a standard deviation of 1.
+A parameter that the data do not determine stays at its prior, with the uncertainty of the prior.
 """
 
 from __future__ import annotations
@@ -15,30 +15,31 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Residuals = Callable[[Array], Array]
-Squares = Callable[[Array, float], float]  # the sum of squares; beyond the limit, any part of it that is
+Squares = Callable[[Array, float], float]  # (parameters, limit) -> sum of squares, or any partial sum above the limit
 
-# Of a parameter, for differences. Moves of 1e-7 change scheduling decisions, whose jumps are no slopes; at 1e-10 the
-# rounding of instants near an hour is a tenth of what a small term makes of them.
-STEP = 1e-8
-DAMPING = (1e-3, 8.0, 7)  # at first; times this when a step fails; so many attempts
-SCALES = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0)  # tried before anything else
-VALLEY = (-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0)  # standard errors
-NEAR, FAR, TRIES = 0.03, 0.12, 24  # how far points tried at random are, as a part of each parameter, and how many
-FACTOR = 1.5  # natural logarithm of the most that one step may change a parameter by
+# Relative difference for derivatives. 1e-7 changes scheduling decisions, which makes residuals jump. At 1e-10, rounding
+# of times near one hour is a tenth of the effect of a small term.
+DIFFERENCE = 1e-8
+DAMPING_START, DAMPING_FACTOR, MAX_ATTEMPTS = 1e-3, 8.0, 7  # of one damped step
+START_SCALES = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0)  # tried before the first step
+SEARCH_OFFSETS = (-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0)  # standard errors
+RANDOM_POINTS = 24
+NEAR_OFFSET, FAR_OFFSET = 0.03, 0.12  # standard deviations of the random points (relative)
+MAX_LOG_STEP = 1.5  # maximum change of a parameter's natural logarithm in one step
 
 
 @dataclass(frozen=True)
 class Solution:
-    """The best parameters, how certain their logarithms are, and what is left."""
+    """The best parameters, the covariance of their logarithms, and the residuals."""
 
     x: Array
     covariance: Array  # of the logarithms
-    residuals: Array  # of the data alone
+    residuals: Array  # of the data, without the priors
     rounds: int
 
     @property
     def errors(self) -> Array:
-        """Standard errors, as parts of the parameters."""
+        """Relative standard errors of the parameters."""
         return np.asarray(np.sqrt(np.diag(self.covariance)), float)
 
 
@@ -48,83 +49,85 @@ def solve(
     centre: Array,
     width: Array,
     rounds: int = 12,
-    gain: float = 2e-3,  # stop when a round takes less than this part off the sum of squares
-    told: Callable[[int, float], None] = lambda done, left: None,
+    min_gain: float = 2e-3,  # stop when a round reduces the sum of squares by a smaller fraction
+    progress: Callable[[int, float], None] = lambda done, squares: None,
 ) -> Solution:
-    """Minimise the residuals and the distance from the priors: a centre, and a width as a part of it."""
+    """Minimise the residuals and the distance from the priors (centre and relative width)."""
 
-    def all_of(logs: Array) -> Array:
+    def with_priors(logs: Array) -> Array:
         return np.concatenate([residuals(np.exp(logs)), (logs - np.log(centre)) / width])
 
     x = np.log(start)
-    left = all_of(x)
-    jacobian, damping, done = slope(all_of, x, left), DAMPING[0], 0
+    rest = with_priors(x)
+    jacobian, damping, done = derivatives(with_priors, x, rest), DAMPING_START, 0
     for done in range(1, rounds + 1):
-        before = float(left @ left)
-        x, left, damping = stepped(all_of, x, left, jacobian, damping)
-        told(done, float(left @ left))
-        if before - float(left @ left) <= gain * before:
+        before = float(rest @ rest)
+        x, rest, damping = damped_step(with_priors, x, rest, jacobian, damping)
+        progress(done, float(rest @ rest))
+        if before - float(rest @ rest) <= min_gain * before:
             break
-        jacobian = slope(all_of, x, left)
+        jacobian = derivatives(with_priors, x, rest)
     covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), float)
-    return Solution(np.exp(x), covariance, left[: len(left) - len(x)], done)
+    return Solution(np.exp(x), covariance, rest[: len(rest) - len(x)], done)
 
 
-def slope(function: Residuals, x: Array, at: Array) -> Array:
-    """Return the derivatives by differences."""
+def derivatives(function: Residuals, x: Array, at: Array) -> Array:
+    """Return the Jacobian by finite differences."""
     columns = []
     for k in range(len(x)):
         moved = x.copy()
-        moved[k] += STEP
-        columns.append((function(moved) - at) / STEP)
+        moved[k] += DIFFERENCE
+        columns.append((function(moved) - at) / DIFFERENCE)
     return np.stack(columns, axis=1)
 
 
-def stepped(function: Residuals, x: Array, left: Array, jacobian: Array, damping: float) -> tuple[Array, Array, float]:
-    """Return the first damped step that is an improvement, or where we stand if none is."""
-    normal, gradient = jacobian.T @ jacobian, jacobian.T @ left
-    _, harder, attempts = DAMPING
-    for _ in range(attempts):
+def damped_step(
+    function: Residuals, x: Array, rest: Array, jacobian: Array, damping: float
+) -> tuple[Array, Array, float]:
+    """Return the first damped step with smaller residuals, or `x` if there is none."""
+    normal, gradient = jacobian.T @ jacobian, jacobian.T @ rest
+    for _ in range(MAX_ATTEMPTS):
         step = np.linalg.solve(normal + damping * np.diag(np.diag(normal)), gradient)
-        tried = x - np.clip(step, -FACTOR, FACTOR)
-        there = function(tried)
-        if there @ there < left @ left:
-            return tried, there, damping / harder
-        damping *= harder
-    return x, left, damping
+        candidate = x - np.clip(step, -MAX_LOG_STEP, MAX_LOG_STEP)
+        residuals = function(candidate)
+        if residuals @ residuals < rest @ rest:
+            return candidate, residuals, damping / DAMPING_FACTOR
+        damping *= DAMPING_FACTOR
+    return x, rest, damping
 
 
-def scaled(squares: Squares, start: Array, groups: Sequence[Sequence[int]]) -> Array:
-    """Return the start with groups of parameters scaled, one group after another, to what fits best.
+def scan_scales(squares: Squares, start: Array, groups: Sequence[Sequence[int]]) -> Array:
+    """Scale groups of start values, one group after another, to the best factor.
 
-    Where a server idles between requests, half of its cost may be no valley's side: steps alone would not get there.
+    If a server idles between requests, the sum of squares can be flat between the start and the solution.
     """
-    best, least = start, squares(start, np.inf)
+    best, minimum = start, squares(start, np.inf)
     for group in groups:
-        place = list(group)
-        begin = best
-        for scale in SCALES if place else ():
-            tried = begin.copy()
-            tried[place] *= scale
-            there = squares(tried, least)
-            if there < least:
-                best, least = tried, there
+        index = list(group)
+        base = best
+        for scale in START_SCALES if index else ():
+            candidate = base.copy()
+            candidate[index] *= scale
+            value = squares(candidate, minimum)
+            if value < minimum:
+                best, minimum = candidate, value
     return best
 
 
-def beyond(squares: Squares, found: Solution, seed: int = 0) -> Array:
-    """Return the best point near a solution, or it: every scheduling decision is a ledge that steps can end on.
+def search_nearby(squares: Squares, solution: Solution, seed: int = 0) -> Array:
+    """Return the best point near a solution, or the solution: scheduling decisions make local minima.
 
-    Looked at are the two lines along which it is least certain, and some points at random.
+    The candidates are on the two least certain directions, plus random points.
     """
-    best, least = found.x, squares(found.x, np.inf)
-    sizes, directions = np.linalg.eigh(found.covariance)
-    reaches = [reach * np.sqrt(sizes[k]) * directions[:, k] for k in (-1, -2)[: len(sizes)] for reach in VALLEY]
-    spread = np.random.default_rng(seed).normal(0.0, 1.0, (TRIES, len(found.x)))
-    reaches += [(NEAR, FAR)[k % 2] * point for k, point in enumerate(spread)]
-    for reach in reaches:
-        tried = found.x * np.exp(np.clip(reach, -FACTOR, FACTOR))
-        there = squares(tried, least)
-        if there < least:
-            best, least = tried, there
+    best, minimum = solution.x, squares(solution.x, np.inf)
+    sizes, directions = np.linalg.eigh(solution.covariance)
+    axes = (-1, -2)[: len(sizes)]
+    offsets = [offset * np.sqrt(sizes[k]) * directions[:, k] for k in axes for offset in SEARCH_OFFSETS]
+    points = np.random.default_rng(seed).normal(0.0, 1.0, (RANDOM_POINTS, len(solution.x)))
+    offsets += [(NEAR_OFFSET, FAR_OFFSET)[k % 2] * point for k, point in enumerate(points)]
+    for offset in offsets:
+        candidate = solution.x * np.exp(np.clip(offset, -MAX_LOG_STEP, MAX_LOG_STEP))
+        value = squares(candidate, minimum)
+        if value < minimum:
+            best, minimum = candidate, value
     return best

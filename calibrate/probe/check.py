@@ -1,4 +1,4 @@
-"""What a profile covers, what it is off by, and what to measure next."""
+"""Check a profile: measured range, held-out error, and the next measurements."""
 
 from __future__ import annotations
 
@@ -11,70 +11,71 @@ from servesim.costs.device_profile import Profile
 
 from .samples import Point, measured_points
 
-TOLERANCE = 0.03  # held-out error of a kind of step above which more of it should be measured
-UNSURE = 0.02  # standard error of a median, as a part, above which a point should be repeated
-WIDE = 0.3  # half of a parameter's interval, as a part of it
-WORST = 3  # points named
+DEFAULT_TOLERANCE = 0.03  # held-out error of a kind of step above which the report asks for more samples
+MAX_MEDIAN_ERROR = 0.02  # relative standard error of a median above which the report asks for a repeat
+WIDE_INTERVAL = 0.3  # half-width of a parameter's interval, as a fraction of the value
+WORST_POINTS = 3  # number of points listed
 KINDS = ("prefill", "decode", "mixed", "swap", "busy")
 
 
 def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bool]:
-    """Return what there is to say about a profile, and whether every error is within the tolerance."""
+    """Return a text about a profile, and whether every held-out error is within the tolerance."""
     points = measured_points(profile.path)
-    lines = [f"profile {profile.name} ({profile.digest})"]
+    lines = [f"profile {profile.name} (digest {profile.digest})"]
     lines += [
         f"  {key}: {profile.about[key]}" for key in ("device", "model", "kernels", "how") if profile.about.get(key)
     ]
-    lines += ["", *coverage(profile, points)]
-    held_out = errors(profile)
-    off_by = [f"held-out error  {kind:<10}{error:>7.2%}" for kind, error in held_out.items()]
-    lines += ["", *(off_by or ["held-out error: none is kept in this profile"])]
+    lines += ["", *coverage_lines(profile, points)]
+    held_out = held_out_errors(profile)
+    error_lines = [f"held-out error  {kind:<10}{error:>7.2%}" for kind, error in held_out.items()]
+    lines += ["", *(error_lines or ["held-out error: not in this profile"])]
     if isinstance(profile.about.get("busy"), (int, float)):
         lines.append(
-            f"while the host's front end is at work in the same process, decodes take {profile.about['busy']:.2f} x"
+            f"decode time with a busy front end in the same process: {profile.about['busy']:.2f} x the time without"
         )
-    lines += logs_lines(profile.about.get("fit"))
-    advice = next_steps(profile, points, held_out, TOLERANCE if tolerance is None else tolerance)
-    lines += ["", "what to measure next:", *(f"  {line}" for line in advice or ["nothing stands out"])]
-    fine = tolerance is None or all(error <= tolerance for error in held_out.values())
-    return "\n".join(lines), fine
+    lines += log_fit_lines(profile.about.get("fit"))
+    advice = next_steps(profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance)
+    lines += ["", "next measurements:", *(f"  {line}" for line in advice or ["none needed"])]
+    within_tolerance = tolerance is None or all(error <= tolerance for error in held_out.values())
+    return "\n".join(lines), within_tolerance
 
 
-def coverage(profile: Profile, points: Sequence[Point]) -> list[str]:
-    """Say what was measured."""
+def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
+    """Return one line per kind of step with its counts, and the measured range."""
     lines = []
     if points:
-        lines.append(f"{'measured':<10}{'points':>8}{'samples':>9}{'flagged':>9}{'failed':>8}{'median known to':>17}")
+        lines.append(f"{'measured':<10}{'points':>8}{'samples':>9}{'outliers':>9}{'failed':>8}{'error of median':>17}")
     for kind in KINDS:
-        mine = [point for point in points if point.kind == kind]
-        if mine:
-            known = [point.unsure for point in mine if len(point.seconds) > 1]
+        group = [point for point in points if point.kind == kind]
+        if group:
+            median_errors = [point.median_error for point in group if len(point.seconds) > 1]
+            median_error = f"{np.median(median_errors):.1%}" if median_errors else "-"
             lines.append(
-                f"{kind:<10}{len(mine):>8}{sum(len(p.seconds) for p in mine):>9}{sum(p.flagged for p in mine):>9}"
-                f"{sum(bool(p.failed) for p in mine):>8}{(f'{np.median(known):.1%}' if known else '-'):>17}"
+                f"{kind:<10}{len(group):>8}{sum(len(p.seconds) for p in group):>9}{sum(p.flagged for p in group):>9}"
+                f"{sum(bool(p.failed) for p in group):>8}{median_error:>17}"
             )
     grid = profile.about.get("grid") or {}
     lines += [f"{name:<16}{low:g} to {high:g}" for name, (low, high) in grid.items()]
-    return lines or ["no samples and no grid: nothing is known about where these costs hold"]
+    return lines or ["no samples and no measured range: the valid range of these costs is unknown"]
 
 
-def errors(profile: Profile) -> dict[str, float]:
-    """Return the mean held-out error by kind of step, as a part of the measured time."""
-    found = {}
+def held_out_errors(profile: Profile) -> dict[str, float]:
+    """Return the mean held-out error per kind of step, as a fraction of the measured time."""
+    errors = {}
     for kind, error in profile.error.items():
         value = error.get("mean") if isinstance(error, Mapping) else error
         if isinstance(value, (int, float)):
-            found[str(kind)] = float(value)
-    return found
+            errors[str(kind)] = float(value)
+    return errors
 
 
-def logs_lines(fit: Any) -> list[str]:
-    """Say how certain parameters fitted from logs are, and how runs are predicted."""
+def log_fit_lines(fit: Any) -> list[str]:
+    """Return the intervals of parameters fitted from logs, and the makespan errors of runs."""
     if not isinstance(fit, Mapping) or not isinstance(fit.get("parameters"), Mapping):
         return []
     lines = ["", f"{'parameter':<26}{'value':>12}   interval"]
-    for name, one in fit["parameters"].items():
-        lines.append(f"{name:<26}{one['value']:>12.4g}   {one['low']:.4g} to {one['high']:.4g}")
+    for name, parameter in fit["parameters"].items():
+        lines.append(f"{name:<26}{parameter['value']:>12.4g}   {parameter['low']:.4g} to {parameter['high']:.4g}")
     for title in ("left_out", "predicted"):
         for row in fit.get(title) or ():
             lines.append(f"{title.replace('_', ' ')}: {row['run']:<24}makespan {row['error']:+.2%}")
@@ -82,42 +83,47 @@ def logs_lines(fit: Any) -> list[str]:
 
 
 def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str, float], tolerance: float) -> list[str]:
-    """Say what would make the profile better, the most pressing first."""
+    """Return what to measure to improve the profile, the most important first."""
     measured = [point for point in points if point.seconds]
     advice = []
     for kind, error in held_out.items():
         if error > tolerance:
-            worst = sorted((p for p in measured if p.kind == kind), key=lambda p: -off(profile.cost, p))[:WORST]
-            names = "; ".join(f"{p.name} ({off(profile.cost, p):.0%} off)" for p in worst)
-            advice.append(f"more {kind} steps: held-out error {error:.1%}" + (f", worst near {names}" if names else ""))
+            group = [point for point in measured if point.kind == kind]
+            worst = sorted(group, key=lambda p: -relative_error(profile.cost, p))[:WORST_POINTS]
+            names = "; ".join(f"{p.name} ({relative_error(profile.cost, p):.0%})" for p in worst)
+            advice.append(
+                f"more {kind} steps: held-out error {error:.1%}" + (f", worst points: {names}" if names else "")
+            )
     failed = [point for point in points if point.failed]
     if failed:
         advice.append(f"{len(failed)} points failed, e.g. {failed[0].name}: {failed[0].failed}")
-    again = any(len(point.seconds) > 1 for point in measured)  # then the others are steps that were seen in passing
-    unsure = [point for point in measured if point.unsure > UNSURE and (len(point.seconds) > 1 or not again)]
-    if unsure:
-        widest = max(unsure, key=lambda point: point.unsure)
+    repeated = any(len(point.seconds) > 1 for point in measured)  # then points with one sample come from live runs
+    candidates = [point for point in measured if len(point.seconds) > 1 or not repeated]
+    imprecise = [point for point in candidates if point.median_error > MAX_MEDIAN_ERROR]
+    if imprecise:
+        worst_point = max(imprecise, key=lambda point: point.median_error)
         advice.append(
-            f"repeat {len(unsure)} of {len(measured)} points whose median is known worse than {UNSURE:.0%}: "
-            f"run the same probe again (worst: {widest.kind} {widest.name}, {widest.unsure:.0%})"
+            f"repeat {len(imprecise)} of {len(measured)} points: the error of their median is above "
+            f"{MAX_MEDIAN_ERROR:.0%}, or unknown (one sample); worst: {worst_point.kind} {worst_point.name}, "
+            f"{'one sample' if len(worst_point.seconds) < 2 else f'{worst_point.median_error:.0%}'}"
         )
     if points:
         missing = [kind for kind in KINDS[:4] if not any(point.kind == kind for point in measured)]
-        advice += [f"{kind} steps: none was measured" for kind in missing]
-    return advice + unsure_parameters(profile.about.get("fit"))
+        advice += [f"{kind} steps: none measured" for kind in missing]
+    return advice + wide_parameters(profile.about.get("fit"))
 
 
-def off(cost: StepCost, point: Point) -> float:
-    """Return what the cost model is off by at a point, as a part."""
+def relative_error(cost: StepCost, point: Point) -> float:
+    """Return the error of the cost model at a point, as a fraction."""
     return abs(cost.seconds(point.shape) / point.median - 1)
 
 
-def unsure_parameters(fit: Any) -> list[str]:
-    """Name the parameters that logs leave open."""
+def wide_parameters(fit: Any) -> list[str]:
+    """Return a line with the parameters that have wide intervals in a fit from logs."""
     parameters = fit.get("parameters") if isinstance(fit, Mapping) else None
     wide = [
         str(name)
-        for name, one in (parameters.items() if isinstance(parameters, Mapping) else ())
-        if one["value"] > 0 and (one["high"] - one["low"]) / 2 > WIDE * one["value"]
+        for name, parameter in (parameters.items() if isinstance(parameters, Mapping) else ())
+        if parameter["value"] > 0 and (parameter["high"] - parameter["low"]) / 2 > WIDE_INTERVAL * parameter["value"]
     ]
-    return [f"runs that tell apart {', '.join(wide)}: intervals are wide"] if wide else []
+    return [f"runs with other step shapes: the intervals of {', '.join(wide)} are wide"] if wide else []

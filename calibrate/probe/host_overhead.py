@@ -1,6 +1,6 @@
-"""What the host adds to a step (booking, deciding, building rows): seconds a step and a row, read off live calls.
+"""Host overhead of a step (scheduling, block tables, building rows), fitted to live calls. Times are seconds.
 
-Python 3.9 and numpy: it runs next to the device, and beside the simulation too.
+Used in the worker and in the simulation: Python 3.9 and numpy.
 """
 
 from __future__ import annotations
@@ -11,34 +11,34 @@ from dataclasses import dataclass
 from servesim.core import Shape, StepCost
 from servesim.engine.step import ModelCall
 
-SLOW = 10.0  # times the median beyond which a call is left out: what a host does there is not its routine
-FEWEST = 20  # calls a line is drawn through
+SLOW_RATIO = 10.0  # calls above this multiple of the median are excluded as outliers
+MIN_CALLS = 20  # needed for a fit of all terms
 
 
 @dataclass(frozen=True)
-class Host:
-    """Seconds of host work around a backend's call."""
+class HostOverhead:
+    """Seconds of host work around a model call."""
 
-    step: float = 0.0
-    row: float = 0.0  # a row of the step, prompts and decodes alike
-    prompt: float = 0.0  # a prompt's part, beyond its being a row: it moves between queues and takes blocks
-    token: float = 0.0  # of a prompt's part: it is told, and its block is taken
+    step: float = 0.0  # per step
+    row: float = 0.0  # per row, prompt or decode
+    prompt: float = 0.0  # per prompt chunk, in addition to its row: queue moves and block allocation
+    token: float = 0.0  # per prompt token
 
     def seconds(self, rows: int, prompts: int = 0, tokens: int = 0) -> float:
-        """Return the host's part of a step; `tokens` are those of its prompts together."""
+        """Return the host overhead of a step; `tokens` are the prompt tokens of all its chunks."""
         return self.step + self.row * rows + self.prompt * prompts + self.token * tokens
 
 
-class Hosted(StepCost):
-    """A device's step costs with the host's part added."""
+class CostWithHost(StepCost):
+    """Step costs of a device plus the host overhead."""
 
-    def __init__(self, cost: StepCost, host: Host) -> None:
+    def __init__(self, cost: StepCost, host: HostOverhead) -> None:
         self.cost = cost
         self.host = host
 
     @property
-    def steady(self) -> bool:
-        return self.cost.steady
+    def deterministic(self) -> bool:
+        return self.cost.deterministic
 
     def seconds(self, shape: Shape) -> float:
         rows = shape.prefill_rows + shape.decode_live
@@ -48,9 +48,9 @@ class Hosted(StepCost):
         return self.cost.decode(rows, live, context) + self.host.seconds(live)
 
 
-def parts_of(calls: Sequence[ModelCall]) -> list[tuple[float, int, int, int]]:
-    """Return (seconds of the host, rows, prompts, their tokens) of measured calls."""
-    # The first call waited for its arrival awake, which is not work.
+def overhead_samples(calls: Sequence[ModelCall]) -> list[tuple[float, int, int, int]]:
+    """Return (host seconds, rows, prompt chunks, prompt tokens) of measured calls."""
+    # Before the first call the driver waits for an arrival; that is no host overhead.
     return [
         (call.called - call.start, call.shape.prefill_rows + call.shape.decode_live, call.shape.prefill_rows,
          call.shape.prefill_tokens)
@@ -58,21 +58,21 @@ def parts_of(calls: Sequence[ModelCall]) -> list[tuple[float, int, int, int]]:
     ]  # fmt: skip
 
 
-def host_of(parts: Sequence[Sequence[float]]) -> Host:
-    """Fit the host's part of a step to those of many."""
+def fit_overhead(samples: Sequence[Sequence[float]]) -> HostOverhead:
+    """Fit the host overhead to the result of `overhead_samples`."""
     import numpy as np
 
-    if len(parts) < FEWEST:
-        return Host(float(np.median([part[0] for part in parts])) if parts else 0.0)
-    told = np.array(parts, dtype=float)
-    told = told[told[:, 0] <= SLOW * np.median(told[:, 0])]
-    terms, host = np.column_stack([np.ones(len(told)), told[:, 1:]]), told[:, 0]
-    kept = list(range(terms.shape[1]))
-    while True:  # none of them can be less than nothing
-        found = np.linalg.lstsq(terms[:, kept], host, rcond=None)[0]
-        worst = int(found.argmin())
-        if found[worst] >= 0 or len(kept) == 1:
+    if len(samples) < MIN_CALLS:
+        return HostOverhead(float(np.median([sample[0] for sample in samples])) if samples else 0.0)
+    table = np.array(samples, dtype=float)
+    table = table[table[:, 0] <= SLOW_RATIO * np.median(table[:, 0])]
+    design, seconds = np.column_stack([np.ones(len(table)), table[:, 1:]]), table[:, 0]
+    active = list(range(design.shape[1]))
+    while True:  # no term may be negative: drop the most negative one and solve again
+        solution = np.linalg.lstsq(design[:, active], seconds, rcond=None)[0]
+        worst = int(solution.argmin())
+        if solution[worst] >= 0 or len(active) == 1:
             break
-        del kept[worst]
-    fitted = dict(zip(kept, found.tolist()))
-    return Host(*(max(0.0, fitted.get(term, 0.0)) for term in range(terms.shape[1])))
+        del active[worst]
+    fitted = dict(zip(active, solution.tolist()))
+    return HostOverhead(*(max(0.0, fitted.get(term, 0.0)) for term in range(design.shape[1])))

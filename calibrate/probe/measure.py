@@ -1,8 +1,8 @@
-"""Measure a device's steps over the grid: shapes shuffled, each repeated until its median is known well enough.
+"""Measure the steps of the grid on a device. Each is repeated until the standard error of its median is small enough.
 
-Runs inside the worker, next to the device: Python 3.9, the standard library and whatever the backend needs. Repeating
-one shape under-measures it, so every round visits all open points in another order. Their rows are made beforehand:
-a device that waits for its host cools down between two steps, and runs the next one faster than a busy server's would.
+It runs in the worker: Python 3.9, the standard library and the packages of the backend. A shape repeated in a row
+measures too fast, so every round visits all open points in a new order. All rows are built beforehand: a device that
+waits for its host cools down between two steps and runs the next one faster than on a busy server.
 """
 
 from __future__ import annotations
@@ -21,148 +21,145 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
-from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape
+from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape_of_rows
 
-from .grid import GEARS, Point, grid, lengths
+from .grid import ROW_BUCKETS, Point, grid, lengths
 
 COLUMNS = (
     "kind", "prefill_rows", "prefill_tokens", "prefill_live", "squares", "cross", "decode_rows", "decode_live",
     "context", "swapped", "seconds", "point", "round", "order", "flagged", "failed",
 )  # fmt: skip
-FEWEST, MOST = 8, 60  # samples of a point
-OUTLIER = 1.5  # times the median
-WEIGHTS = (0, 64, 128, 192, 256, 384, 512, 1024, 2048)  # tokens up to which steps work the device alike
-FAILURES = (RuntimeError, MemoryError, ValueError)  # of one point; OutOfMemory is the first of them
-TELL = 1.0  # seconds after which the parent is given what has been measured
-GIVE_UP = 12  # points that fail one after another: the device is gone
+MIN_SAMPLES, MAX_SAMPLES = 8, 60  # per point
+OUTLIER_RATIO = 1.5  # samples above this multiple of the median are flagged
+LOAD_CLASSES = (0, 64, 128, 192, 256, 384, 512, 1024, 2048)  # upper bounds, in tokens per step
+FAILURES = (RuntimeError, MemoryError, ValueError)  # errors of one point; OutOfMemory is a RuntimeError
+REPORT_INTERVAL_S = 1.0  # seconds between two reports to the parent
+MAX_FAILED_POINTS = 12  # failed points in a row after which the probe ends: the device is lost
 
 
-class FrontEnd:
-    """What an HTTP front end does meanwhile in the same process: a thread that writes and reads answers as JSON."""
+class FrontEndLoad:
+    """Imitates an HTTP front end in the same process: a thread that encodes and decodes responses as JSON."""
 
     def __enter__(self) -> None:
-        self._over = threading.Event()
+        self._stop = threading.Event()
         self._thread = threading.Thread(target=self._serve, daemon=True)
         self._thread.start()
 
     def __exit__(self, *_: Any) -> None:
-        self._over.set()
+        self._stop.set()
         self._thread.join()
 
     def _serve(self) -> None:
-        answer = {"event": "message", "data": [{"generated_text": "token " * 8, "tokens": list(range(16))}]}
-        while not self._over.is_set():
-            json.loads(json.dumps(answer))
+        response = {"event": "message", "data": [{"generated_text": "token " * 8, "tokens": list(range(16))}]}
+        while not self._stop.is_set():
+            json.loads(json.dumps(response))
 
 
-def reason(error: BaseException) -> str:
-    """Return why a point failed, in one line."""
-    said = " ".join(str(error).split())[:200]
-    return said or type(error).__name__ if isinstance(error, OutOfMemory) else f"{type(error).__name__}: {said}"
+def failure_reason(error: BaseException) -> str:
+    """Return the error of a failed point in one line."""
+    message = " ".join(str(error).split())[:200]
+    return message or type(error).__name__ if isinstance(error, OutOfMemory) else f"{type(error).__name__}: {message}"
 
 
 class Probe:
-    """One sitting: points, their samples so far, and what is left of the time."""
+    """One probe session in the worker: the points, their samples so far, and the time left."""
 
     def __init__(self, backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> None:
         self.backend = backend
         self.emit = emit
         self.about = backend.describe()
-        self.size = int(self.about["block_size"])
+        self.block_size = int(self.about["block_size"])
         self.blocks = int(self.about["blocks"])
         self.vocab = int(self.about["model"]["vocab"])
-        self.longest = longest = min(int(self.about["model"]["context"]), int(args.get("longest", 1 << 30)))
-        gears = self.about.get("gears") or GEARS
-        most_rows, most_tokens = int(args.get("most_rows", 64)), int(args.get("most_tokens", 2048))
-        host = int(self.about.get("host_blocks") or 0)
-        self.points = grid(most_rows, most_tokens, longest, host, gears, int(args.get("seed", 0)))
-        self.gears = sorted(gears)
+        self.max_seq_len = min(int(self.about["model"]["context"]), int(args.get("longest", 1 << 30)))
+        row_buckets = self.about.get("gears") or ROW_BUCKETS
+        max_rows, max_tokens = int(args.get("most_rows", 64)), int(args.get("most_tokens", 2048))
+        host_blocks = int(self.about.get("host_blocks") or 0)
+        seed = int(args.get("seed", 0))
+        self.points = grid(max_rows, max_tokens, self.max_seq_len, host_blocks, row_buckets, seed)
         self.precision = float(args.get("precision", 0.01))
         self.rows: list[dict[str, Any]] = list(args.get("resume") or ())
-        self.seed = int(args.get("seed", 0))
-        self.chance = random.Random(f"probe order {self.seed} {len(self.rows)}")
-        self.built: dict[int, list[Row]] = {}
-        self.rounds: Optional[int] = args.get("rounds")  # of one call, at most
+        self.seed = seed
+        self.rng = random.Random(f"probe order {self.seed} {len(self.rows)}")
+        self.rows_by_point: dict[int, list[Row]] = {}
+        self.rounds: Optional[int] = args.get("rounds")  # maximum per call of `run`
         self.round = 0
-        self.seconds: dict[int, list[float]] = {place: [] for place in range(len(self.points))}
+        self.seconds: dict[int, list[float]] = {index: [] for index in range(len(self.points))}
         self.failed: set[int] = set()
         for row in self.rows:
-            self._note(int(row["point"]), None if row["failed"] else float(row["seconds"]))
-        self.begun = self._told = time.perf_counter()  # again when the rows are made
+            self._add_sample(int(row["point"]), None if row["failed"] else float(row["seconds"]))
+        self.started_at = self._reported_at = time.perf_counter()  # `run` sets it again when the rows are built
         self.budget = float(args.get("budget", 120.0))
-        self._sent = len(self.rows)  # of them, the parent has these
-        self._failing = 0  # points that have failed since one went well
+        self._rows_reported = len(self.rows)  # number of rows that the parent already has
+        self._failed_in_a_row = 0
 
     def run(self) -> None:
-        """Go round until every median is known or the time is up; an interruption keeps what there is.
-
-        It can be called again: it then goes on.
-        """
-        if not self.built:
-            for place, point in enumerate(self.points):
-                self.built[place] = self._rows(point, random.Random(f"probe rows {self.seed} {place}"))
-            self.begun = time.perf_counter()
+        """Measure in rounds until every median is known or the time is up. Call it again to continue."""
+        if not self.rows_by_point:
+            for index, point in enumerate(self.points):
+                self.rows_by_point[index] = self._rows(point, random.Random(f"probe rows {self.seed} {index}"))
+            self.started_at = time.perf_counter()
             self._warm_up()
         last = None if self.rounds is None else self.round + self.rounds
-        while not self._late() and self.round != last:
-            open_points = [place for place in self.seconds if not self._known(place)]
+        while not self._out_of_time() and self.round != last:
+            open_points = [index for index in self.seconds if not self._is_known(index)]
             if not open_points:
                 return
-            self.chance.shuffle(open_points)
-            open_points.sort(key=lambda place: weight(self.points[place]))
-            for order, place in enumerate(open_points):
-                if self._late():
+            self.rng.shuffle(open_points)
+            open_points.sort(key=lambda point: load_class(self.points[point]))
+            for order, index in enumerate(open_points):
+                if self._out_of_time():
                     return
-                self._sample(place, self.round, order)
+                self._sample(index, self.round, order)
             self.round += 1
-            self._tell(self.round)
+            self._report(self.round)
 
     def _warm_up(self) -> None:
-        for place in range(0, len(self.points), max(1, len(self.points) // 12)):
+        for index in range(0, len(self.points), max(1, len(self.points) // 12)):
             with contextlib.suppress(*FAILURES):
-                self._take(self.points[place], self.built[place])
+                self._time_step(self.points[index], self.rows_by_point[index])
 
-    def _late(self) -> bool:
-        return time.perf_counter() - self.begun > self.budget
+    def _out_of_time(self) -> bool:
+        return time.perf_counter() - self.started_at > self.budget
 
-    def _known(self, place: int) -> bool:
-        """Whether a point's median has a standard error below the precision, or it is no use to go on."""
-        seconds = self.seconds[place]
-        if place in self.failed or len(seconds) >= MOST:
+    def _is_known(self, index: int) -> bool:
+        """Return whether a point is done: its median is precise enough, it failed, or it has MAX_SAMPLES."""
+        seconds = self.seconds[index]
+        if index in self.failed or len(seconds) >= MAX_SAMPLES:
             return True
-        if len(seconds) < FEWEST:
+        if len(seconds) < MIN_SAMPLES:
             return False
         ordered = sorted(seconds)
         count = len(ordered)
         spread = ordered[(3 * count) // 4] - ordered[count // 4]
         return 0.93 * spread / math.sqrt(count) < self.precision * ordered[count // 2]
 
-    def _sample(self, place: int, round_number: int, order: int) -> None:
-        point, rows = self.points[place], self.built[place]
-        step = shape(rows[: point.rows], rows[point.rows :], point.blocks)
-        row: dict[str, Any] = {"kind": point.kind, **step._asdict(), "point": place, "round": round_number}
+    def _sample(self, index: int, round_number: int, order: int) -> None:
+        point, rows = self.points[index], self.rows_by_point[index]
+        shape = shape_of_rows(rows[: point.rows], rows[point.rows :], point.blocks)
+        row: dict[str, Any] = {"kind": point.kind, **shape._asdict(), "point": index, "round": round_number}
         row.update(order=order, flagged="")
         try:
-            row.update(seconds=self._take(point, rows), failed="")
-            self._failing = 0
+            row.update(seconds=self._time_step(point, rows), failed="")
+            self._failed_in_a_row = 0
         except FAILURES as error:
-            row.update(seconds="", failed=reason(error))
-            self._failing += 1
+            row.update(seconds="", failed=failure_reason(error))
+            self._failed_in_a_row += 1
         self.rows.append(row)
-        self._note(place, None if row["failed"] else row["seconds"])
-        if time.perf_counter() - self._told > TELL:
-            self._tell(round_number)
-        if self._failing >= GIVE_UP:
-            raise RuntimeError(f"{self._failing} points failed one after another, the last with: {row['failed']}")
+        self._add_sample(index, None if row["failed"] else row["seconds"])
+        if time.perf_counter() - self._reported_at > REPORT_INTERVAL_S:
+            self._report(round_number)
+        if self._failed_in_a_row >= MAX_FAILED_POINTS:
+            raise RuntimeError(f"{self._failed_in_a_row} points failed in a row, the last with: {row['failed']}")
 
-    def _note(self, place: int, seconds: Optional[float]) -> None:
+    def _add_sample(self, index: int, seconds: Optional[float]) -> None:
         if seconds is None:
-            self.failed.add(place)
-        elif place in self.seconds:
-            self.seconds[place].append(seconds)
+            self.failed.add(index)
+        elif index in self.seconds:
+            self.seconds[index].append(seconds)
 
-    def _take(self, point: Point, rows: Sequence[Row]) -> float:
-        """Run a point once; return its seconds. A swap goes out and in, and half of that is one copy."""
+    def _time_step(self, point: Point, rows: Sequence[Row]) -> float:
+        """Run a point once; return its seconds. For a swap, return half the time of a swap out and in."""
         if point.kind == "swap":
             pairs = [(1 + block, block) for block in range(point.blocks)]
             start = time.perf_counter()
@@ -171,57 +168,57 @@ class Probe:
             self.backend.synchronize()
             return (time.perf_counter() - start) / 2
         self.backend.synchronize()
-        with FrontEnd() if point.kind == "busy" else contextlib.nullcontext():
+        with FrontEndLoad() if point.kind == "busy" else contextlib.nullcontext():
             start = time.perf_counter()
             self.backend.step(rows)
             self.backend.synchronize()
             return time.perf_counter() - start
 
-    def _rows(self, point: Point, chance: random.Random) -> list[Row]:
-        """Return rows of random tokens over blocks of their own as far as there are enough."""
-        rows, next_block = [], chance.randrange(self.blocks)
-        for tokens, cached in lengths(point, self.longest, chance):
-            held = -(-(tokens + cached) // self.size)
-            table = [1 + (next_block + place) % (self.blocks - 1) for place in range(held)]
-            next_block += held
-            rows.append(Row(array("i", chance.choices(range(1, self.vocab), k=tokens)), cached, array("i", table)))
+    def _rows(self, point: Point, rng: random.Random) -> list[Row]:
+        """Return rows of random tokens. Rows use different blocks while there are enough."""
+        rows, next_block = [], rng.randrange(self.blocks)
+        for tokens, cached in lengths(point, self.max_seq_len, rng):
+            count = -(-(tokens + cached) // self.block_size)
+            table = [1 + (next_block + index) % (self.blocks - 1) for index in range(count)]
+            next_block += count
+            rows.append(Row(array("i", rng.choices(range(1, self.vocab), k=tokens)), cached, array("i", table)))
         return rows
 
-    def _tell(self, round_number: int) -> None:
-        """Report how it goes, with the samples taken since the last report: the parent keeps them at once."""
-        known = sum(self._known(place) for place in self.seconds)
-        self._told = time.perf_counter()
-        spent = self._told - self.begun
+    def _report(self, round_number: int) -> None:
+        """Report the progress and the samples since the last report; the parent writes them to disk at once."""
+        known = sum(self._is_known(index) for index in self.seconds)
+        self._reported_at = time.perf_counter()
+        spent = self._reported_at - self.started_at
         self.emit({
             "round": round_number, "known": known, "points": len(self.points), "samples": len(self.rows),
             "failed": len(self.failed), "seconds": spent, "left": max(0.0, self.budget - spent),
-            "rows": [[row.get(name, "") for name in COLUMNS] for row in self.rows[self._sent :]],
+            "rows": [[row.get(name, "") for name in COLUMNS] for row in self.rows[self._rows_reported :]],
         })  # fmt: skip
-        self._sent = len(self.rows)
+        self._rows_reported = len(self.rows)
 
     def flag(self) -> None:
-        """Mark outliers; they stay in the file."""
-        medians = {place: sorted(seconds)[len(seconds) // 2] for place, seconds in self.seconds.items() if seconds}
+        """Flag outliers. They stay in the file."""
+        medians = {index: sorted(seconds)[len(seconds) // 2] for index, seconds in self.seconds.items() if seconds}
         for row in self.rows:
             median = medians.get(int(row["point"]))
-            if median and row["seconds"] != "" and float(row["seconds"]) > OUTLIER * median:
+            if median and row["seconds"] != "" and float(row["seconds"]) > OUTLIER_RATIO * median:
                 row["flagged"] = "outlier"
 
 
-def weight(point: Point) -> int:
-    """Return how hard a step works the device: heavy ones pull its clock down, and run one after another in real life.
+def load_class(point: Point) -> int:
+    """Return the load class of a point. Heavy steps lower the device clock, and on a server they run in a row.
 
-    A round visits its points by weight, shuffled within each, so that a step meets the device as its like would.
+    A round visits its points by class, shuffled within each class. Each step then meets a device clock as on a server.
     """
-    return bisect_left(WEIGHTS, point.rows * point.tokens + point.decoding) if point.rows else 0
+    return bisect_left(LOAD_CLASSES, point.rows * point.tokens + point.decoding) if point.rows else 0
 
 
 def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:
-    """Measure; return every sample as CSV, what the device is, and how it went."""
+    """Measure; return all samples as CSV, the description of the backend, and counts."""
     probe = Probe(backend, args, emit)
     interrupted = False
     gc.collect()
-    gc.disable()  # a collection in the middle of a step would be measured as the device's
+    gc.disable()  # a garbage collection during a step would be measured as device time
     try:
         probe.run()
     except KeyboardInterrupt:
@@ -233,15 +230,15 @@ def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> 
         "csv": as_csv(probe.rows),
         "about": probe.about,
         "points": len(probe.points),
-        "known": sum(probe._known(place) for place in probe.seconds),
+        "known": sum(probe._is_known(index) for index in probe.seconds),
         "failed": sorted(probe.failed),
         "interrupted": interrupted,
-        "seconds": time.perf_counter() - probe.begun,
+        "seconds": time.perf_counter() - probe.started_at,
     }
 
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return samples as the text of a samples.csv."""
+    """Return samples as the text of samples.csv."""
     file = io.StringIO()
     writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
     writer.writeheader()

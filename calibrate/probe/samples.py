@@ -1,7 +1,7 @@
-"""Read samples.csv: one row for each measured step, with its kind, its shape, its seconds and its point of the grid.
+"""Read samples.csv: one row per measured step, with its kind, its shape, its seconds and its point of the grid.
 
-Other columns are kept as they are. A flagged row is an outlier; a failed one has the reason instead of seconds.
-Also runs next to the device: at import it needs only the standard library and Python 3.9.
+Other columns are kept. A flagged row is an outlier. A failed row has the reason instead of seconds.
+It also runs in the worker: importing it needs only Python 3.9 and the standard library.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from typing import NamedTuple, Optional
 
 from servesim.core import BadInput, Shape
 
-FILES = ("samples.csv", "samples.csv.gz")
-NEEDED = ("kind", "point", "seconds", *Shape._fields)
+SAMPLE_FILES = ("samples.csv", "samples.csv.gz")
+REQUIRED_COLUMNS = ("kind", "point", "seconds", *Shape._fields)
 
 
 class Sample(NamedTuple):
-    """One row of the file."""
+    """One row of samples.csv."""
 
     kind: str
     point: int
     shape: Shape
-    seconds: Optional[float]  # None where it failed
+    seconds: Optional[float]  # None if the step failed
     flagged: str
     failed: str
-    fields: dict[str, str]  # all columns as they are in the file
+    fields: dict[str, str]  # all columns, as text
 
     @property
     def good(self) -> bool:
-        """Whether it was measured and is no outlier."""
+        """Whether the sample is neither failed nor an outlier."""
         return not (self.failed or self.flagged)
 
 
 @dataclass
 class Point:
-    """All samples of one point of the grid: they have one shape."""
+    """All samples of one point of the grid. They share one shape."""
 
     kind: str
     shape: Shape
@@ -48,14 +48,14 @@ class Point:
 
     @property
     def median(self) -> float:
-        """Median of its samples."""
+        """Median of the samples, in seconds."""
         import numpy as np
 
         return float(np.median(self.seconds))
 
     @property
-    def unsure(self) -> float:
-        """Standard error of the median, as a part of it."""
+    def median_error(self) -> float:
+        """Standard error of the median, as a fraction of the median."""
         import numpy as np
 
         if len(self.seconds) < 2:
@@ -65,47 +65,46 @@ class Point:
 
     @property
     def name(self) -> str:
-        """What it is, in the words of the grid."""
-        shape, parts = self.shape, []
+        """Short text of the shape, for example "2x64 tokens, 4 rows of context 100"."""
+        shape, sizes = self.shape, []
         if shape.prefill_rows:
-            parts.append(f"{shape.prefill_rows}x{shape.prefill_tokens // shape.prefill_rows} tokens")
-            if shape.cross:
-                parts.append(f"behind {shape.cross // shape.prefill_tokens}")
+            after = f" after {shape.cross // shape.prefill_tokens} cached" if shape.cross else ""
+            sizes.append(f"{shape.prefill_rows}x{shape.prefill_tokens // shape.prefill_rows} tokens{after}")
         if shape.decode_rows:
-            parts.append(f"{shape.decode_rows} rows over {shape.context // shape.decode_rows}")
+            sizes.append(f"{shape.decode_rows} rows of context {shape.context // shape.decode_rows}")
         if shape.swapped:
-            parts.append(f"{shape.swapped} blocks")
-        return " ".join(parts)
+            sizes.append(f"{shape.swapped} blocks")
+        return ", ".join(sizes)
 
 
 def samples_file(folder: Optional[Path]) -> Optional[Path]:
-    """Return the file of samples of a folder, if it has one."""
-    paths = [] if folder is None else [folder / name for name in FILES]
+    """Return the path of a folder's samples, or None without any."""
+    paths = [] if folder is None else [folder / name for name in SAMPLE_FILES]
     return next((path for path in paths if path.is_file()), None)
 
 
 def read_samples(path: Path, resume: bool = False) -> list[Sample]:
-    """Read all rows. With `resume`, a last row that was cut off is left out."""
+    """Read all rows. With `resume`, skip a truncated last row."""
     reader = _reader(path)
     rows = [(reader.line_num, row) for row in reader]
     if resume and rows and None in rows[-1][1].values():
         del rows[-1]
-    found = []
+    samples = []
     for line, row in rows:
         try:
-            found.append(_sample(row))
+            samples.append(_sample(row))
         except (KeyError, TypeError, ValueError):
-            raise BadInput(f"{path}:{line}: expected a sample with {', '.join(NEEDED)}") from None
-    return found
+            raise BadInput(f"{path}:{line}: expected a sample with {', '.join(REQUIRED_COLUMNS)}") from None
+    return samples
 
 
 def holds_steps(path: Path) -> bool:
-    """Whether a file has the columns of measured steps. A file of reported figures has others."""
-    return set(NEEDED) <= set(_reader(path).fieldnames or ())
+    """Return whether a file has the columns of measured steps. A file of reported totals has others."""
+    return set(REQUIRED_COLUMNS) <= set(_reader(path).fieldnames or ())
 
 
 def measured_points(folder: Optional[Path]) -> list[Point]:
-    """Return the points of a profile folder, none where it has no samples."""
+    """Return the points of a profile folder, an empty list without samples."""
     path = samples_file(folder)
     points: dict[tuple[str, int], Point] = {}
     for sample in [] if path is None else read_samples(path):

@@ -1,4 +1,4 @@
-"""A replay from the client's side: a trace sent to a running server, and its answers as a measured run."""
+"""Replay against a running server: send a trace over HTTP and record the responses as a measured run."""
 
 from __future__ import annotations
 
@@ -8,46 +8,46 @@ from dataclasses import dataclass, replace
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.client.load_generator import Load, first_model, send
+from servesim.calibrate.client.load_generator import LoadGenerator, first_model, send
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.runs.run_folder import run_data
-from servesim.runs.simulate import fresh, simulate
+from servesim.runs.simulate import copy_requests, simulate
 from servesim.traces.trace import Trace
 
-from .live_run import LiveRun, live_run
-from .replay import ProgressLine, Replayed
+from .live_run import MeasuredRun, run_from_result
+from .replay import ProgressLine, ReplayedScenario
 from .verify import compare
 
 
 @dataclass(frozen=True)
 class Target:
-    """The server that requests are sent to, and how."""
+    """A server, and how to send requests to it."""
 
     url: str
     api: str = "openai"  # or llm-serving
-    model: Optional[str] = None  # its name there; None for the first that the server lists
-    timeout: float = 3600.0  # seconds after which a request is given up
-    warm_up: int = 0  # requests sent before and not measured
+    model: Optional[str] = None  # served name; None: the first model that the server lists
+    timeout: float = 3600.0  # seconds per request
+    warm_up: int = 0  # warm-up requests, not measured
 
 
 def replay_against(
     target: Target, name: str, scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile], quiet: bool
-) -> Replayed:
+) -> ReplayedScenario:
     """Send requests to a server; with a profile, simulate and compare too."""
     if not target.url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://HOST:PORT, got {target.url!r}")
     api: Api = LlmServing() if target.api == "llm-serving" else OpenAI(target.model or first_model(target.url))
     if target.warm_up:
-        send(target.url, api, at_once(requests[: target.warm_up]), target.timeout)
+        send(target.url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
     line = ProgressLine(name, len(requests), quiet)
-    load = send(target.url, api, requests, target.timeout, lambda state: line(shown(state, len(requests))))
+    load = send(target.url, api, requests, target.timeout, lambda state: line(progress(state, len(requests))))
     line.end()
-    live = as_live(load, scenario, profile or Profile("none", LinearCost()), requests)
-    replayed = Replayed(name, live, replace(run_data(live), name=name))
+    live = run_from_responses(load, scenario, profile or Profile("none", LinearCost()), requests)
+    replayed = ReplayedScenario(name, live, replace(run_data(live), name=name))
     if profile is not None and not live.stopped:
         trace = Trace(list(requests), "replay", "synth")
         replayed.run = simulate(scenario, trace, profile=profile)
@@ -56,58 +56,61 @@ def replay_against(
     return replayed
 
 
-def shown(state: dict[str, Any], total: int) -> dict[str, Any]:
-    """Return a client's state as the progress line shows it: what is open is waiting or running, nobody can tell."""
+def progress(state: dict[str, Any], total: int) -> dict[str, Any]:
+    """Return the state for the progress line. Open requests count as running: a client cannot see the queues."""
     rate = state["written"] / max(state["t"], 1e-9)
     return {**state, "waiting": total - state["done"] - state["open"], "running": state["open"], "swapped": 0,
             "tokens_per_s": rate}  # fmt: skip
 
 
-def at_once(requests: Sequence[Request]) -> list[Request]:
-    """Return copies that all arrive now and write little."""
-    copies = fresh(requests)
+def warm_up_requests(requests: Sequence[Request]) -> list[Request]:
+    """Return copies that all arrive at time 0 and generate at most 16 tokens."""
+    copies = copy_requests(requests)
     for request in copies:
-        request.arrival, request.after = 0.0, None
+        request.arrival, request.follows = 0.0, None
         request.limit = min(16, request.limit)
     return copies
 
 
-def as_live(load: Load, scenario: Scenario, profile: Profile, requests: Sequence[Request]) -> LiveRun:
-    """Return what the clients saw as a measured run; latencies count from the real sending."""
+def run_from_responses(
+    load: LoadGenerator, scenario: Scenario, profile: Profile, requests: Sequence[Request]
+) -> MeasuredRun:
+    """Return the client-side times as a measured run; latencies count from the actual send time."""
     rows, gaps = [], []
-    for sending in load.sendings:
-        first = sending.times[0] if sending.times else None
-        last = sending.times[-1] if sending.times else None
-        gaps += np.diff(sending.times).tolist()
-        sent = sending.due if sending.sent is None else sending.sent
-        end = sending.end if sending.outcome is not None else None
-        outcome = sending.outcome
+    for sent in load.sent_requests:
+        first = sent.times[0] if sent.times else None
+        last = sent.times[-1] if sent.times else None
+        gaps += np.diff(sent.times).tolist()
+        start = sent.due if sent.sent_at is None else sent.sent_at
+        end = sent.ended_at if sent.outcome is not None else None
+        outcome = sent.outcome
         if outcome == "finished" and first is None:
-            outcome, sending.reason = "failed", "an answer without a token"
-        rows.append([sending.written, sent, sent, None, first, last, end, end, 0.0, 0.0, 0.0, 0.0, 0,
-                     outcome, sending.reason])  # fmt: skip
-    told = {
+            outcome, sent.reason = "failed", "a response without a token"
+        rows.append([sent.written, start, start, None, first, last, end, end, 0.0, 0.0, 0.0, 0.0, 0,
+                     outcome, sent.reason])  # fmt: skip
+    result = {
         "requests": rows, "calls": [], "gaps": [gaps, [1] * len(gaps)], "computed": 0, "stuck": None,
-        "end": max((sending.end or 0.0 for sending in load.sendings), default=0.0), "stopped": load.stopped,
+        "end": max((sent.ended_at or 0.0 for sent in load.sent_requests), default=0.0), "stopped": load.stopped,
         "backend": {"url": load.url}, "decisions": [], "host": [0.0, 0.0], "late": 0.0,
         "blocks_left": None, "blocks": None,
     }  # fmt: skip
-    live = live_run(scenario, profile, fresh(requests), told)
-    live.extra = about(load)
+    live = run_from_result(scenario, profile, copy_requests(requests), result)
+    live.extra = client_metrics(load)
     return live
 
 
-def about(load: Load) -> dict[str, Any]:
-    """Return how the sending itself went."""
-    late = np.array([1e3 * (s.sent - s.due) for s in load.sendings if s.sent is not None])
-    reasons = Counter(sending.reason for sending in load.sendings if sending.reason)
-    wrong = sum(s.outcome == "finished" and s.written != min(s.request.output, s.request.limit) for s in load.sendings)
+def client_metrics(load: LoadGenerator) -> dict[str, Any]:
+    """Return metrics of the load generator itself: lateness, failures, pings."""
+    late = np.array([1e3 * (s.sent_at - s.due) for s in load.sent_requests if s.sent_at is not None])
+    reasons = Counter(sent.reason for sent in load.sent_requests if sent.reason)
+    finished = [s for s in load.sent_requests if s.outcome == "finished"]
+    wrong = sum(s.written != min(s.request.output, s.request.limit) for s in finished)
     return {
         "lateness_ms": {} if not len(late) else {
             "mean": float(late.mean()), "p99": float(np.percentile(late, 99)), "max": float(late.max()),
         },
         "reasons": dict(reasons.most_common(20)),
         "wrong_length": wrong,
-        "pings": sum(sending.pings for sending in load.sendings),
-        "most_open": load.most_open,
+        "pings": sum(sent.pings for sent in load.sent_requests),
+        "most_open": load.max_open,
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""What came of a live run: the files of `sim run`, and beside them what was sent, decided and measured call by call."""
+"""A measured run and its files: those of `sim run`, plus sent requests, decisions and model calls."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from servesim.calibrate.live.driver import TIMES
+from servesim.calibrate.live.driver import RESULT_FIELDS
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Stuck
 from servesim.costs.device_profile import Profile
@@ -18,18 +18,18 @@ from servesim.runs.simulate import Run, measure
 
 
 @dataclass
-class LiveRun(Run):
+class MeasuredRun(Run):
     """A run that was measured instead of simulated."""
 
-    backend: Mapping[str, Any] = field(default_factory=dict)  # what ran it
+    backend: Mapping[str, Any] = field(default_factory=dict)  # its description
     model_calls: Sequence[ModelCall] = ()
     decisions: Sequence[Mapping[str, Any]] = ()
-    host: Sequence[float] = ()  # what the host adds, from the warm-up: the fields of host.Host
-    stopped: bool = False  # before all was served
-    extra: Mapping[str, Any] = field(default_factory=dict)  # what else was seen
+    host: Sequence[float] = ()  # host overhead, measured in the warm-up: the fields of host_overhead.HostOverhead
+    stopped: bool = False  # before all requests were served
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further metrics
 
     def result(self) -> dict[str, Any]:
-        """Return the figures of a run, then what only a measurement knows."""
+        """Return the metrics of a run, then those that only a measurement has."""
         calls = self.model_calls
         return {
             **super().result(),
@@ -42,41 +42,43 @@ class LiveRun(Run):
         }
 
 
-def live_run(scenario: Scenario, profile: Profile, requests: Sequence[Request], told: Mapping[str, Any]) -> LiveRun:
-    """Return the run that the live driver told of, the requests filled in."""
-    for request, (written, arrival, *times) in zip(requests, told["requests"]):
+def run_from_result(
+    scenario: Scenario, profile: Profile, requests: Sequence[Request], result: Mapping[str, Any]
+) -> MeasuredRun:
+    """Return a measured run from the result of the live driver; fills in the times of the requests."""
+    for request, (written, arrival, *times) in zip(requests, result["requests"]):
         request._written, request.arrival = written, arrival
-        for name, value in zip(TIMES, times):
+        for name, value in zip(RESULT_FIELDS, times):
             setattr(request, name, value)
     server = build_server(scenario.make_policy(), scenario.engine.model_dump())
-    server.computed = told["computed"]
-    for seconds, seen in zip(*told["gaps"]):
-        server.gaps.add(seconds, seen)
-    calls = [model_call(row) for row in told["calls"]]
-    stuck = Stuck(told["stuck"], [], told["end"]) if told["stuck"] else None
-    return LiveRun(
+    server.prompt_tokens_computed = result["computed"]
+    for seconds, count in zip(*result["gaps"]):
+        server.token_gaps.add(seconds, count)
+    calls = [model_call(row) for row in result["calls"]]
+    stuck = Stuck(result["stuck"], [], result["end"]) if result["stuck"] else None
+    return MeasuredRun(
         scenario=scenario,
         profile=profile,
         requests=requests,
         measures=measure(scenario, requests, server),
         server=server,
         calls=len(calls),
-        busy=sum(call.end - call.start for call in calls),
-        end=told["end"],
+        busy_seconds=sum(call.end - call.start for call in calls),
+        end=result["end"],
         padded_tokens=0,
         padded_rows=0,
         stuck=stuck,
-        backend=told["backend"],
+        backend=result["backend"],
         model_calls=calls,
-        decisions=told["decisions"],
-        host=told["host"],
-        stopped=told["stopped"],
-        extra={"late_s": told["late"], "blocks_left": told["blocks_left"], "blocks": told["blocks"]},
+        decisions=result["decisions"],
+        host=result["host"],
+        stopped=result["stopped"],
+        extra={"late_s": result["late"], "blocks_left": result["blocks_left"], "blocks": result["blocks"]},
     )
 
 
-def write_live(run: LiveRun, folder: Path) -> None:
-    """Write a live run's files."""
+def write_live(run: MeasuredRun, folder: Path) -> None:
+    """Write the files of a measured run."""
     write_run(run, folder)
     write_sent(run.requests, folder / SENT)
     if run.decisions:

@@ -1,7 +1,7 @@
-"""Simulate again with the measured step times: the error that is left does not come from them.
+"""Simulate again with the measured step times. The error that remains does not come from step times.
 
-While the simulation makes the same calls as the device, its calls end when the device's did. After that, steps take the
-profile's time, corrected by measured over predicted time of such steps.
+While the simulation makes the same calls as the device, each call ends at its measured time. After the first different
+call, steps take the profile's time, scaled by measured over predicted time of that kind of step.
 """
 
 from __future__ import annotations
@@ -10,88 +10,89 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
-from servesim.calibrate.probe.host_overhead import Host, Hosted
+from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.loop import Loop
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import ModelCall
-from servesim.runs.decision_log import Notes
+from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.run_folder import RunData, run_data
-from servesim.runs.simulate import Run, build, fresh, run_loop
+from servesim.runs.simulate import Run, build_scenario_loop, copy_requests, run_loop
 
 from .verify import Comparison, compare
 
 
-class Measured(StepCost):
-    """Step times as measured, call by call."""
+class MeasuredCost(StepCost):
+    """The measured time of each model call."""
 
     @property
-    def steady(self) -> bool:
+    def deterministic(self) -> bool:
         return False
 
     def __init__(self, calls: Sequence[ModelCall], profile: StepCost) -> None:
         self.ends = [call.end for call in calls]
         self.shapes = [call.shape for call in calls]
         self.profile = profile
-        self.loop: Optional[Loop] = None  # whose time says how long it is until a measured end
-        self.followed = 0  # calls that went as measured
-        self.strayed = False
+        self.loop: Optional[Loop] = None  # gives the current time
+        self.calls_matched = 0
+        self.diverged = False
         self.ratios = ratios(calls, self.shapes, profile)
 
     def seconds(self, shape: Shape) -> float:
         assert self.loop is not None
-        place = self.followed
-        if not self.strayed and place < len(self.ends) and self.shapes[place] == shape:
-            self.followed += 1
-            return max(0.0, self.ends[place] - self.loop.now)
-        self.strayed = True
+        index = self.calls_matched
+        if not self.diverged and index < len(self.ends) and self.shapes[index] == shape:
+            self.calls_matched += 1
+            return max(0.0, self.ends[index] - self.loop.now)
+        self.diverged = True
         return self.profile.seconds(shape) * self.ratios.get(bool(shape.prefill_rows), 1.0)
 
 
 def ratios(calls: Sequence[ModelCall], shapes: Sequence[Shape], profile: StepCost) -> dict[bool, float]:
-    """Return measured over predicted time, of the steps with prompts and of those without."""
+    """Return measured over predicted time, for steps with prefill (True) and without (False)."""
     sums: dict[bool, list[float]] = {}
     for call, shape in zip(calls, shapes):
         pair = sums.setdefault(bool(shape.prefill_rows), [0.0, 0.0])
         pair[0] += call.end - call.start
         pair[1] += profile.seconds(shape)
-    return {kind: took / told for kind, (took, told) in sums.items() if told > 0}
+    return {kind: measured / predicted for kind, (measured, predicted) in sums.items() if predicted > 0}
 
 
 def resimulate(live: RunData, profile: Profile, scenario: Optional[Scenario] = None) -> tuple[RunData, int]:
-    """Simulate a live run, or what another scenario makes of it, with the live step times.
+    """Simulate the requests of a live run with its step times, in its own or in another scenario.
 
-    Return it, and how many calls went as they did live.
+    Return the simulated run and the number of leading calls that match the live run.
     """
     scenario = live.scenario if scenario is None else scenario
     assert scenario is not None
     assert live.sent is not None
-    cost = Measured(live.calls, profile.cost)
-    run, decisions = simulated(scenario, fresh(live.sent), profile, cost)
-    return run_data(run, decisions), cost.followed
+    cost = MeasuredCost(live.calls, profile.cost)
+    run, decisions = simulate_with_cost(scenario, copy_requests(live.sent), profile, cost)
+    return run_data(run, decisions), cost.calls_matched
 
 
-def simulated(
+def simulate_with_cost(
     scenario: Scenario, requests: Sequence[Request], profile: Profile, cost: StepCost
 ) -> tuple[Run, Sequence[Mapping[str, Any]]]:
-    """Simulate fresh requests as a backend runs them, nothing padded; return the run and its decisions."""
-    notes = Notes()
+    """Simulate unserved requests without padding, as a backend runs them; return the run and its decisions."""
+    notes = InMemoryLog()
     clock = SimulatedClock(cost)
-    loop = build(scenario, requests, clock, (notes,), profile.front_end)
-    if isinstance(cost, Measured):
+    loop = build_scenario_loop(scenario, requests, clock, (notes,), profile.front_end)
+    if isinstance(cost, MeasuredCost):
         cost.loop = loop
     run = run_loop(loop, clock, scenario, profile, requests)
-    return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # as the live run, which does not count them
+    return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # a live run does not count padding
 
 
 def compare_runs(name: str, simulated: RunData, measured: RunData, profile: Optional[str] = None) -> Comparison:
-    """Compare two runs, with the split of the error where the measured one has its calls."""
+    """Compare two runs. The error is split into its sources if the measured run has its model calls."""
     measured = replace(measured, name=name or measured.name)
     if not measured.calls or measured.sent is None or simulated.scenario is None:
         return compare(simulated, measured)
-    found = load_profile(profile or simulated.scenario.profile)
-    host = Host(*measured.result.get("host", (0.0, 0.0)))
-    again, followed = resimulate(measured, replace(found, cost=Hosted(found.cost, host)), simulated.scenario)
-    return compare(simulated, measured, again, followed)
+    loaded = load_profile(profile or simulated.scenario.profile)
+    host = HostOverhead(*measured.result.get("host", (0.0, 0.0)))
+    with_host = replace(loaded, cost=CostWithHost(loaded.cost, host))
+    resimulated, calls_matched = resimulate(measured, with_host, simulated.scenario)
+    return compare(simulated, measured, resimulated, calls_matched)

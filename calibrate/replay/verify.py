@@ -1,7 +1,7 @@
-"""Simulated against measured: the error of every figure with its sign, where it comes from, and whether ranks hold.
+"""Simulated against measured: the signed error of every metric, its sources, and the order of scenarios.
 
-An error is (simulated - measured) / measured. Its part from step times is what goes away when the simulation is run
-with the measured ones; what is left comes from other decisions. Times in milliseconds where vLLM has them so.
+An error is (simulated - measured) / measured. The error from step times disappears when the simulation uses the
+measured ones. The rest is the error from decisions. Latencies are in milliseconds, as in vLLM.
 """
 
 from __future__ import annotations
@@ -22,107 +22,107 @@ METRICS = (
     *(f"{kind}_{name}_ms" for name in LATENCIES for kind in ("mean", "median", "p90", "p99")),
     "evictions", "model_calls",
 )  # fmt: skip
-JUDGED = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")  # unless others are named
-RANKED = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")
-DECIDED = ("kind", "chunks", "evicted", "swapped_in", "rejected")  # of a turn: what was decided
+CHECKED_METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")  # default
+RANKED_METRICS = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")  # default
+DECISION_FIELDS = ("kind", "chunks", "evicted", "swapped_in", "rejected")  # of a step in the decision log
 
 
 @dataclass(frozen=True)
-class Line:
-    """One figure on both sides."""
+class MetricRow:
+    """One metric, simulated and measured."""
 
     metric: str
     simulated: Optional[float]
     measured: Optional[float]
-    again: Optional[float] = None  # simulated with the measured step times
+    resimulated: Optional[float] = None  # with the measured step times
 
     @property
     def error(self) -> Optional[float]:
-        """The relative error, signed; None where there is nothing to divide by."""
-        return relative(self.simulated, self.measured)
+        """The signed relative error; None if the measured value is missing or zero."""
+        return relative_error(self.simulated, self.measured)
 
     @property
-    def decisions(self) -> Optional[float]:
-        """The part of the error that measured step times leave."""
-        return relative(self.again, self.measured)
+    def from_decisions(self) -> Optional[float]:
+        """The error that remains with measured step times."""
+        return relative_error(self.resimulated, self.measured)
 
     @property
-    def steps(self) -> Optional[float]:
-        """The part that they take away."""
-        if self.error is None or self.decisions is None:
+    def from_step_times(self) -> Optional[float]:
+        """The error that disappears with measured step times."""
+        if self.error is None or self.from_decisions is None:
             return None
-        return self.error - self.decisions
+        return self.error - self.from_decisions
 
-    def outside(self, tolerance: float) -> bool:
-        """Whether the error is larger; a figure that one side lacks is outside too."""
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether the error is larger than the tolerance, or one side has no value."""
         if self.error is None:
             return self.simulated != self.measured
         return abs(self.error) > tolerance
 
     def as_dict(self) -> dict[str, Optional[float]]:
-        """Return both values, the error and its two parts."""
+        """Return both values, the error and its two sources."""
         return {
             "simulated": self.simulated,
             "measured": self.measured,
             "error": self.error,
-            "from_step_times": self.steps,
-            "from_decisions": self.decisions,
+            "from_step_times": self.from_step_times,
+            "from_decisions": self.from_decisions,
         }
 
 
 @dataclass(frozen=True)
 class Decisions:
-    """How far the two sides decided alike."""
+    """Number of equal steps in two decision logs. The fields are keys of verify.json."""
 
-    simulated: int  # turns
-    measured: int
-    same: int  # equal from the start, one by one
-    alike: int  # equal at the same place
-    first: Optional[Mapping[str, Any]] = None  # the first turn that differs, as measured
+    simulated: int  # steps
+    measured: int  # steps
+    same: int  # equal steps before the first difference
+    alike: int  # equal steps at the same index, also after it
+    first: Optional[Mapping[str, Any]] = None  # the first step that differs, as measured
 
     @property
     def identical(self) -> bool:
-        """Whether every turn is the same."""
+        """Whether all steps are equal."""
         return self.simulated == self.measured == self.same
 
 
 @dataclass(frozen=True)
-class Paired:
-    """One latency, request by request: simulated minus measured, in seconds."""
+class LatencyDifference:
+    """One latency, simulated minus measured per request, in seconds. The fields are keys of verify.json."""
 
     name: str
     count: int
     mean: float
     median: float
     spread: float  # standard deviation
-    within: float  # share of requests whose error is at most 5 % of the measured value
+    within: float  # fraction of requests with an error of at most 5 % of the measured value
     worst: tuple[tuple[str, float, float], ...]  # id, simulated, measured
 
 
 @dataclass
 class Comparison:
-    """One setting, simulated and measured."""
+    """One scenario, simulated and measured."""
 
     name: str
-    lines: Sequence[Line]
+    rows: Sequence[MetricRow]
     decisions: Optional[Decisions]
-    paired: Sequence[Paired]
-    followed: Optional[tuple[int, int]] = None  # calls that went as measured when simulated with measured times, of all
+    paired: Sequence[LatencyDifference]
+    calls_matched: Optional[tuple[int, int]] = None  # with measured step times: equal leading calls, all calls
     outcomes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
-    def line(self, metric: str) -> Line:
-        """Return one figure's line."""
-        for line in self.lines:
-            if line.metric == metric:
-                return line
-        raise BadInput(f"metric {metric!r}: not compared; known: {', '.join(line.metric for line in self.lines)}")
+    def row(self, metric: str) -> MetricRow:
+        """Return the row of a metric."""
+        for row in self.rows:
+            if row.metric == metric:
+                return row
+        raise BadInput(f"metric {metric!r}: not compared; known: {', '.join(row.metric for row in self.rows)}")
 
-    def outside(self, tolerance: float, metrics: Sequence[str] = JUDGED) -> list[Line]:
-        """Return the judged figures whose error is larger."""
-        return [line for line in map(self.line, metrics) if line.outside(tolerance)]
+    def outside(self, tolerance: float, metrics: Sequence[str] = CHECKED_METRICS) -> list[MetricRow]:
+        """Return the checked metrics whose error exceeds the tolerance."""
+        return [row for row in map(self.row, metrics) if row.exceeds(tolerance)]
 
 
-def relative(simulated: Optional[float], measured: Optional[float]) -> Optional[float]:
+def relative_error(simulated: Optional[float], measured: Optional[float]) -> Optional[float]:
     """Return the signed relative error, or None."""
     if simulated is None or measured is None:
         return None
@@ -132,64 +132,63 @@ def relative(simulated: Optional[float], measured: Optional[float]) -> Optional[
 
 
 def compare(
-    simulated: RunData, measured: RunData, again: Optional[RunData] = None, followed: Optional[int] = None
+    simulated: RunData, measured: RunData, resimulated: Optional[RunData] = None, calls_matched: Optional[int] = None
 ) -> Comparison:
-    """Compare the two sides; `again` is the simulation with measured step times."""
-    lines = [
-        Line(m, figure(simulated, m), figure(measured, m), None if again is None else figure(again, m)) for m in METRICS
-    ]
+    """Compare two runs; `resimulated` is the simulation with measured step times."""
+    resimulated = RunData({}, {}) if resimulated is None else resimulated
+    latencies = (compare_latency(name, simulated, measured) for name in ("ttft", "e2el"))
     return Comparison(
         measured.name or simulated.name,
-        lines,
-        decisions(simulated, measured),
-        [found for name in ("ttft", "e2el") if (found := paired(name, simulated, measured)) is not None],
-        None if followed is None else (followed, len(measured.calls)),
+        [MetricRow(m, *(metric_value(run, m) for run in (simulated, measured, resimulated))) for m in METRICS],
+        compare_decisions(simulated, measured),
+        [difference for difference in latencies if difference is not None],
+        None if calls_matched is None else (calls_matched, len(measured.calls)),
         {"simulated": simulated.result.get("outcomes", {}), "measured": measured.result.get("outcomes", {})},
     )
 
 
-def figure(side: RunData, metric: str) -> Optional[float]:
-    """Return a figure of a side, or None."""
-    value = side.result.get(metric)
+def metric_value(run: RunData, metric: str) -> Optional[float]:
+    """Return a metric of a run; None if it is missing or NaN."""
+    value = run.result.get(metric)
     return None if value is None or (isinstance(value, float) and math.isnan(value)) else float(value)
 
 
-def decisions(simulated: RunData, measured: RunData) -> Optional[Decisions]:
-    """Compare the decision logs turn by turn."""
+def compare_decisions(simulated: RunData, measured: RunData) -> Optional[Decisions]:
+    """Compare two decision logs step by step."""
     if simulated.decisions is None or measured.decisions is None:
         return None
     ours, theirs = simulated.decisions, measured.decisions
-    equal = [all(a[key] == b[key] for key in DECIDED) for a, b in zip(ours, theirs)]
-    same = next((place for place, alike in enumerate(equal) if not alike), len(equal))
+    equal = [all(a[key] == b[key] for key in DECISION_FIELDS) for a, b in zip(ours, theirs)]
+    same = equal.index(False) if False in equal else len(equal)
     first = theirs[same] if same < len(theirs) else None
     return Decisions(len(ours), len(theirs), same, sum(equal), first)
 
 
-def paired(name: str, simulated: RunData, measured: RunData) -> Optional[Paired]:
-    """Compare a latency of the requests that both sides finished."""
-    found = latencies(name, simulated, measured)
-    if not found:
+def compare_latency(name: str, simulated: RunData, measured: RunData) -> Optional[LatencyDifference]:
+    """Compare a latency of the requests that finished in both runs."""
+    pairs = latency_pairs(name, simulated, measured)
+    if not pairs:
         return None
-    ids, (ours, theirs) = list(found), np.array(list(found.values())).T
-    off = ours - theirs
-    worst = [(ids[i], float(ours[i]), float(theirs[i])) for i in np.argsort(-np.abs(off), kind="stable")[:5]]
-    within = float(np.mean(np.abs(off) <= 0.05 * theirs))
-    return Paired(name, len(ids), float(off.mean()), float(np.median(off)), float(off.std()), within, tuple(worst))
+    ids, (ours, theirs) = list(pairs), np.array(list(pairs.values())).T
+    error = ours - theirs
+    mean, median, std = float(error.mean()), float(np.median(error)), float(error.std())
+    worst = [(ids[i], float(ours[i]), float(theirs[i])) for i in np.argsort(-np.abs(error), kind="stable")[:5]]
+    within = float(np.mean(np.abs(error) <= 0.05 * theirs))
+    return LatencyDifference(name, len(ids), mean, median, std, within, tuple(worst))
 
 
-def latencies(name: str, simulated: RunData, measured: RunData) -> dict[str, tuple[float, float]]:
-    """Return a latency in seconds, simulated and measured, of the requests that both sides finished."""
-    end, found = "first_token" if name == "ttft" else "finish", {}
+def latency_pairs(name: str, simulated: RunData, measured: RunData) -> dict[str, tuple[float, float]]:
+    """Return a latency in seconds, simulated and measured, per request that finished in both runs."""
+    end, pairs = "first_token" if name == "ttft" else "finish", {}
     for id, theirs in measured.requests.items():
         ours = simulated.requests.get(id)
         if ours is not None and ours["outcome"] == theirs["outcome"] == "finished":
-            took = [float(row[end]) - float(row["arrival"]) for row in (ours, theirs)]
-            found[id] = (took[0], took[1])
-    return found
+            pairs[id] = (float(ours[end]) - float(ours["arrival"]), float(theirs[end]) - float(theirs["arrival"]))
+    return pairs
 
 
-def kendall(ours: Sequence[float], theirs: Sequence[float]) -> Optional[float]:
-    """Return Kendall's tau-b of two rankings, None where one of them ranks nothing."""
+def kendall_tau(ours: Sequence[float], theirs: Sequence[float]) -> Optional[float]:
+    """Return Kendall's tau-b of two rankings; None if all values of one are equal."""
     from scipy.stats import kendalltau
 
     if len(set(ours)) < 2 or len(set(theirs)) < 2:
@@ -197,31 +196,33 @@ def kendall(ours: Sequence[float], theirs: Sequence[float]) -> Optional[float]:
     return float(kendalltau(ours, theirs).statistic)
 
 
-def ranks(comparisons: Sequence[Comparison], metrics: Sequence[str] = RANKED) -> dict[str, Optional[float]]:
-    """Return how well the order of settings holds, by metric."""
-    found: dict[str, Optional[float]] = {}
+def rank_correlations(
+    comparisons: Sequence[Comparison], metrics: Sequence[str] = RANKED_METRICS
+) -> dict[str, Optional[float]]:
+    """Return Kendall's tau of the simulated and the measured order of scenarios, per metric."""
+    taus: dict[str, Optional[float]] = {}
     for metric in metrics:
-        lines = [c.line(metric) for c in comparisons]
-        pairs = [(a.simulated, a.measured) for a in lines if a.simulated is not None and a.measured is not None]
-        found[metric] = kendall([a for a, _ in pairs], [b for _, b in pairs])
-    return found
+        rows = [comparison.row(metric) for comparison in comparisons]
+        pairs = [(a.simulated, a.measured) for a in rows if a.simulated is not None and a.measured is not None]
+        taus[metric] = kendall_tau([a for a, _ in pairs], [b for _, b in pairs])
+    return taus
 
 
 def as_json(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as plain JSON."""
-    alike = comparison.decisions
+    decisions = comparison.decisions
     return {
         "name": comparison.name,
-        "metrics": {line.metric: line.as_dict() for line in comparison.lines},
-        "decisions": alike and {**vars(alike), "identical": alike.identical},
+        "metrics": {row.metric: row.as_dict() for row in comparison.rows},
+        "decisions": decisions and {**vars(decisions), "identical": decisions.identical},
         "paired": [vars(pair) for pair in comparison.paired],
-        "followed": comparison.followed,
+        "followed": comparison.calls_matched,
         "outcomes": comparison.outcomes,
     }
 
 
 def pair_folders(simulated: Path, measured: Path) -> tuple[list[tuple[str, Path, Path]], list[str]]:
-    """Return the runs that both folders have, as (name, simulated, measured), and the names that only one has."""
+    """Return the runs that are in both folders (name, simulated, measured), and the names that are in one only."""
     for folder in (simulated, measured):
         if not folder.is_dir():
             raise BadInput(f"{folder}: no such folder")
@@ -230,6 +231,6 @@ def pair_folders(simulated: Path, measured: Path) -> tuple[list[tuple[str, Path,
     ours = {path.parent.name for path in simulated.glob(f"*/{RESULT}")}
     theirs = {path.parent.name for path in measured.glob(f"*/{RESULT}")}
     if not ours & theirs:
-        raise BadInput(f"{simulated} and {measured}: expected runs in both, under the same names; there are none")
+        raise BadInput(f"{simulated} and {measured}: expected runs in both folders with the same names, got none")
     both = [(name, simulated / name, measured / name) for name in sorted(ours & theirs)]
     return both, sorted(ours ^ theirs)

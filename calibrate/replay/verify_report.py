@@ -1,4 +1,4 @@
-"""A comparison as text and as a picture."""
+"""Print, plot and write comparisons."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Optional
 from servesim.files.write import write_json
 from servesim.runs.run_folder import RunData
 
-from .verify import JUDGED, Comparison, Line, as_json, latencies, ranks
+from .verify import CHECKED_METRICS, Comparison, MetricRow, as_json, latency_pairs, rank_correlations
 
 HEAD = f"{'metric':<24}{'simulated':>13}{'measured':>13}{'error':>11}{'steps':>11}{'decisions':>11}"
 
 
-def percent(value: Optional[float]) -> str:
-    """Return a share as signed percent."""
+def format_percent(value: Optional[float]) -> str:
+    """Return a fraction as signed percent."""
     return "-" if value is None else f"{100 * value:+.2f}%"
 
 
-def number(value: Optional[float]) -> str:
-    """Return a figure, short."""
+def format_number(value: Optional[float]) -> str:
+    """Return a metric with a few digits."""
     if value is None:
         return "-"
     return (
@@ -28,51 +28,54 @@ def number(value: Optional[float]) -> str:
     )
 
 
-def row(line: Line, judged: Sequence[str]) -> str:
-    """Return a figure's line; those that are judged are marked."""
-    mark = "*" if line.metric in judged else " "
-    cells = f"{number(line.simulated):>13}{number(line.measured):>13}{percent(line.error):>11}"
-    return f"{mark}{line.metric:<23}{cells}{percent(line.steps):>11}{percent(line.decisions):>11}"
+def format_row(row: MetricRow, checked: Sequence[str]) -> str:
+    """Return the line of a metric; a star marks checked metrics."""
+    mark = "*" if row.metric in checked else " "
+    cells = f"{format_number(row.simulated):>13}{format_number(row.measured):>13}{format_percent(row.error):>11}"
+    sources = f"{format_percent(row.from_step_times):>11}{format_percent(row.from_decisions):>11}"
+    return f"{mark}{row.metric:<23}{cells}{sources}"
 
 
-def text(comparison: Comparison, judged: Sequence[str] = JUDGED, tolerance: Optional[float] = None) -> str:
-    """Return one setting's report."""
+def format_comparison(
+    comparison: Comparison, checked: Sequence[str] = CHECKED_METRICS, tolerance: Optional[float] = None
+) -> str:
+    """Return the report of one scenario."""
     title = f" simulated against measured{': ' + comparison.name if comparison.name else ''} "
-    lines = [f"{title:=^83}", HEAD, *(row(line, judged) for line in comparison.lines)]
-    lines += ["-" * 83, *about_decisions(comparison)]
+    lines = [f"{title:=^83}", HEAD, *(format_row(row, checked) for row in comparison.rows)]
+    lines += ["-" * 83, *describe_decisions(comparison)]
     for pair in comparison.paired:
         lines.append(
             f"{pair.name} of {pair.count} requests, simulated - measured: mean {1e3 * pair.mean:+.2f} ms, "
             f"median {1e3 * pair.median:+.2f} ms, sd {1e3 * pair.spread:.2f} ms, {100 * pair.within:.0f} % within 5 %"
         )
     if tolerance is not None:
-        outside = comparison.outside(tolerance, judged)
-        names = ", ".join(f"{line.metric} {percent(line.error)}" for line in outside)
+        outside = comparison.outside(tolerance, checked)
+        names = ", ".join(f"{row.metric} {format_percent(row.error)}" for row in outside)
         lines.append(f"tolerance {100 * tolerance:g} %: " + (f"missed by {names}" if outside else "met"))
     return "\n".join(lines)
 
 
-def about_decisions(comparison: Comparison) -> list[str]:
-    """Say how far both sides decided alike."""
-    alike = comparison.decisions
-    if alike is None:
-        said = "not compared (one side has no log)"
-    elif alike.identical:
-        said = f"identical, {alike.same} turns"
+def describe_decisions(comparison: Comparison) -> list[str]:
+    """Return how many decisions and model calls of both runs are equal."""
+    decisions = comparison.decisions
+    if decisions is None:
+        text = "not compared (one run has no decision log)"
+    elif decisions.identical:
+        text = f"identical, {decisions.same} steps"
     else:
-        where = "" if alike.first is None else f", at t={alike.first['t']:.4f} s"
-        said = f"{alike.simulated} turns simulated, {alike.measured} measured; the first difference is turn "
-        said += f"{alike.same}{where}; {alike.alike} equal place by place"
-    lines = [f"decisions: {said}"]
-    if comparison.followed is not None:
-        followed, calls = comparison.followed
-        lines.append(f"with measured step times the simulation makes {followed} of {calls} calls as measured")
+        time = "" if decisions.first is None else f", at t={decisions.first['t']:.4f} s"
+        text = f"{decisions.simulated} steps simulated, {decisions.measured} measured; first difference at step "
+        text += f"{decisions.same}{time}; {decisions.alike} steps equal at the same index"
+    lines = [f"decisions: {text}"]
+    if comparison.calls_matched is not None:
+        matched, calls = comparison.calls_matched
+        lines.append(f"with measured step times, {matched} of {calls} simulated model calls match the measured ones")
     return lines
 
 
-def rank_text(comparisons: Sequence[Comparison]) -> str:
-    """Say whether the order of settings holds."""
-    taus = ranks(comparisons).items()
+def format_ranks(comparisons: Sequence[Comparison]) -> str:
+    """Return the rank correlation per metric."""
+    taus = rank_correlations(comparisons).items()
     cells = ", ".join(f"{metric} {'-' if tau is None else f'{tau:+.2f}'}" for metric, tau in taus)
     return f"rank agreement over {len(comparisons)} settings (Kendall's tau): {cells}"
 
@@ -81,33 +84,34 @@ def write_report(comparisons: Sequence[Comparison], folder: Path, tolerance: Opt
     """Write verify.json."""
     report: dict[str, Any] = {"tolerance": tolerance, "settings": [as_json(c) for c in comparisons]}
     if len(comparisons) > 1:
-        report["kendall_tau"] = ranks(comparisons)
+        report["kendall_tau"] = rank_correlations(comparisons)
     write_json(folder / "verify.json", report)
 
 
-def plot(sides: Mapping[str, tuple[RunData, RunData]], comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draw simulated over measured, request by request, and the errors of the judged figures."""
+def plot_comparisons(
+    runs: Mapping[str, tuple[RunData, RunData]], comparisons: Sequence[Comparison], path: Path
+) -> None:
+    """Plot simulated over measured latency per request, and the errors of the checked metrics."""
     import matplotlib
 
     matplotlib.use("Agg", force=False)
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(13, 4.2), layout="constrained")
-    for place, name in enumerate(("ttft", "e2el"), 1):
-        axes = figure.add_subplot(1, 3, place)
-        for label, (simulated, measured) in sides.items():
-            pairs = latencies(name, simulated, measured).values()
+    for column, name in enumerate(("ttft", "e2el"), 1):
+        axes = figure.add_subplot(1, 3, column)
+        for label, (simulated, measured) in runs.items():
+            pairs = latency_pairs(name, simulated, measured).values()
             axes.plot([b for _, b in pairs], [a for a, _ in pairs], ".", markersize=3, label=label or None)
         low, high = axes.get_xlim()
         axes.plot([low, high], [low, high], color="grey", linewidth=0.8)
-        axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)", title=f"{name}, a dot a request")
+        axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)", title=f"{name}, one dot per request")
     axes = figure.add_subplot(1, 3, 3)
-    width = 0.8 / max(1, len(comparisons))
+    positions, width = range(len(CHECKED_METRICS)), 0.8 / max(1, len(comparisons))
     for index, comparison in enumerate(comparisons):
-        errors = [100 * (comparison.line(metric).error or 0.0) for metric in JUDGED]
-        places = [place + index * width for place in range(len(JUDGED))]
-        axes.bar(places, errors, width, label=comparison.name or None)
-    axes.set_xticks([place + 0.4 - width / 2 for place in range(len(JUDGED))], JUDGED, rotation=30, ha="right")
+        errors = [100 * (comparison.row(metric).error or 0.0) for metric in CHECKED_METRICS]
+        axes.bar([bar + index * width for bar in positions], errors, width, label=comparison.name or None)
+    axes.set_xticks([bar + 0.4 - width / 2 for bar in positions], CHECKED_METRICS, rotation=30, ha="right")
     axes.axhline(0, color="grey", linewidth=0.8)
     axes.set(ylabel="error (%)", title="simulated - measured")
     if len(comparisons) > 1:

@@ -1,4 +1,4 @@
-"""The other end of the desk's socket, inside the HTTP server: requests over, tokens back, one ticket each."""
+"""HTTP-server side of the engine's socket: sends requests and distributes tokens, one handle per request."""
 
 from __future__ import annotations
 
@@ -9,108 +9,111 @@ from typing import Any, NamedTuple, Optional, Union
 
 
 class End(NamedTuple):
-    """The last thing a ticket hears."""
+    """The last event of a request."""
 
     outcome: str
     reason: Optional[str] = None
 
 
-class Busy(RuntimeError):
-    """As many requests are open as may be."""
+EngineEvent = Union[int, End]  # a token id, or the end
 
 
-class Ticket:
-    """A request that was handed over: its tokens as they come, then an End."""
+class TooManyRequests(RuntimeError):
+    """The server accepts no further request now."""
+
+
+class RequestHandle:
+    """A submitted request: its tokens as they arrive, then an End."""
 
     def __init__(self, id: int, prompt: int, limit: int) -> None:
         self.id = id
         self.prompt = prompt
         self.limit = limit
-        self._news: list[Union[int, End]] = []
-        self._bell = asyncio.Event()
-        self.over = False
+        self.finished = False
+        self._events: list[EngineEvent] = []
+        self._arrived = asyncio.Event()
 
-    async def next(self, patience: Optional[float] = None) -> Optional[list[Union[int, End]]]:
-        """Return what came since the last time, waiting for something; None when nothing came for so long."""
-        if not self._news:
-            self._bell.clear()
+    async def next(self, timeout: Optional[float] = None) -> Optional[list[EngineEvent]]:
+        """Return the events since the last call; wait for at least one. None after `timeout` seconds."""
+        if not self._events:
+            self._arrived.clear()
             try:
-                await (self._bell.wait() if patience is None else asyncio.wait_for(self._bell.wait(), patience))
+                await (self._arrived.wait() if timeout is None else asyncio.wait_for(self._arrived.wait(), timeout))
             except asyncio.TimeoutError:
                 return None
-        news, self._news = self._news, []
-        return news
+        events, self._events = self._events, []
+        return events
 
-    def hear(self, news: Union[int, End]) -> None:
-        self.over = isinstance(news, End)
-        self._news.append(news)
-        self._bell.set()
+    def add(self, event: EngineEvent) -> None:
+        self.finished = isinstance(event, End)
+        self._events.append(event)
+        self._arrived.set()
 
 
-class Counter:
-    """Tickets on one side, the desk's socket on the other."""
+class EngineClient:
+    """Submits requests to the engine and passes its tokens to their handles."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most  # open requests
-        self.tickets: dict[int, Ticket] = {}
+    def __init__(self, max_open: int) -> None:
+        self.max_open = max_open
+        self.handles: dict[int, RequestHandle] = {}  # open requests by id
         self.state: Mapping[str, Any] = {}
         self.served = 0
         self.closed = False
-        self._serial = 0
+        self._last_id = 0
         self._writer: Optional[asyncio.StreamWriter] = None
         self.ready = asyncio.Event()
-        self.gone = asyncio.Event()
+        self.disconnected = asyncio.Event()
 
-    async def attend(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Speak with the desk until it is gone."""
+    async def connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Process messages of the engine until it disconnects."""
         self._writer = writer
         try:
             async for line in reader:
-                self._hear(json.loads(line))
+                self._on_message(json.loads(line))
         except (OSError, ValueError, asyncio.IncompleteReadError):
             pass
         finally:
             self.closed = True
-            for ticket in list(self.tickets.values()):
-                self._end(ticket, End("failed", "the engine is gone"))
+            for handle in list(self.handles.values()):
+                self._finish(handle, End("failed", "the engine stopped"))
             writer.close()
-            self.gone.set()
+            self.disconnected.set()
 
-    def _hear(self, message: Mapping[str, Any]) -> None:
+    def _on_message(self, message: Mapping[str, Any]) -> None:
         self.state = message["state"]
-        self.ready.set()  # the desk says how it stands before anything else
+        self.ready.set()  # the first message has only the state
         for id, token in message["tokens"]:
-            if id in self.tickets:
-                self.tickets[id].hear(token)
-        for id, outcome, reason in message["over"]:
-            if id in self.tickets:
-                self._end(self.tickets[id], End(outcome, reason))
+            if id in self.handles:
+                self.handles[id].add(token)
+        for id, outcome, reason in message["finished"]:
+            if id in self.handles:
+                self._finish(self.handles[id], End(outcome, reason))
 
-    def _end(self, ticket: Ticket, end: End) -> None:
+    def _finish(self, handle: RequestHandle, end: End) -> None:
         self.served += end.outcome == "finished"
-        self.tickets.pop(ticket.id, None)
-        ticket.hear(end)
+        self.handles.pop(handle.id, None)
+        handle.add(end)
 
-    def post(self, tokens: Sequence[int], limit: int) -> Ticket:
-        """Hand a request over; Busy when too many are open."""
-        if len(self.tickets) >= self.most:
-            raise Busy(f"{self.most} requests are open already")
+    def submit(self, tokens: Sequence[int], limit: int) -> RequestHandle:
+        """Send a request to the engine. Raises TooManyRequests."""
+        if len(self.handles) >= self.max_open:
+            raise TooManyRequests(f"{self.max_open} requests are open already")
         if self.closed or self._writer is None:
-            raise Busy("the engine is not there")
-        self._serial += 1
-        ticket = self.tickets[self._serial] = Ticket(self._serial, len(tokens), limit)
-        self._say({"post": [ticket.id, list(tokens), limit]})
-        return ticket
+            raise TooManyRequests("the engine is not running")
+        self._last_id += 1
+        handle = self.handles[self._last_id] = RequestHandle(self._last_id, len(tokens), limit)
+        self._send({"submit": [handle.id, list(tokens), limit]})
+        return handle
 
-    def drop(self, ticket: Ticket) -> None:
-        """Forget a request whose client is gone."""
-        if self.tickets.pop(ticket.id, None) is not None and not self.closed:
-            self._say({"drop": ticket.id})
+    def abort(self, handle: RequestHandle) -> None:
+        """Abort a request whose client disconnected."""
+        if self.handles.pop(handle.id, None) is not None and not self.closed:
+            self._send({"abort": handle.id})
 
     def stop(self) -> None:
         if not self.closed and self._writer is not None:
-            self._say({"stop": True})
+            self._send({"stop": True})
 
-    def _say(self, message: Mapping[str, Any]) -> None:
+    def _send(self, message: Mapping[str, Any]) -> None:
         assert self._writer is not None
         self._writer.write((json.dumps(message) + "\n").encode())

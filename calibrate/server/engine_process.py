@@ -1,7 +1,8 @@
-"""The live driver behind a server: requests come over a socket while it runs, tokens go back over it.
+"""The live driver behind `sim serve`: requests arrive over a socket while it runs, and tokens leave over it.
 
-It runs next to the device: Python 3.9, standard library. Lines of JSON. In: {"post": [id, tokens, limit]},
-{"drop": id}, {"stop": true}. Out: {"t", "tokens": [[id, token]...], "over": [[id, outcome, reason]...], "state"}.
+It runs next to the device: Python 3.9, standard library. Messages are JSON lines.
+In: {"submit": [id, tokens, limit]}, {"abort": id}, {"stop": true}.
+Out: {"t", "tokens": [[id, token]...], "finished": [[id, outcome, reason]...], "state"}.
 """
 
 from __future__ import annotations
@@ -15,162 +16,163 @@ from collections.abc import Mapping
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory
-from servesim.calibrate.live.driver import Live, clock_of
+from servesim.calibrate.live.driver import LiveDriver, make_clock
 from servesim.core import Request, Stuck
 from servesim.engine.server import Server
-from servesim.engine.step import Gaps, Step
+from servesim.engine.step import Step, TokenGaps
 
-IDLE = 1.0  # longest sleep of a desk with nothing to do
-TIDY = 1000  # calls between two clearings of what a run would keep and a server must not
+MAX_IDLE_S = 1.0  # maximum seconds of one sleep without work
+CALLS_KEPT = 1000  # model calls after which the history is cleared: a server has no end
 
 
-class Desk(Live):
-    """A live run without an end: its inbox is a socket."""
+class EngineLoop(LiveDriver):
+    """A live run without an end: its requests come from a socket."""
 
-    def __init__(self, backend: Backend, args: Mapping[str, Any], line: socket.socket) -> None:
+    def __init__(self, backend: Backend, args: Mapping[str, Any], connection: socket.socket) -> None:
         self.prompts: dict[Request, list[int]] = {}
-        engine = {**args["engine"], "refuse": "always"}
-        super().__init__(args["policy"], engine, (), backend, self.prompts.pop, clock_of(args.get("pace")))
-        self.here: dict[Any, Request] = {}  # by id, until told that it is over
-        self.dropped: dict[Any, str] = {}  # ids to be taken out, and why
+        engine = {**args["engine"], "reject_oversized": "always"}
+        super().__init__(args["policy"], engine, (), backend, self.prompts.pop, make_clock(args.get("pace")))
+        self.open: dict[Any, Request] = {}  # by id, until the client knows the outcome
+        self.aborted: dict[Any, str] = {}  # ids to abort, with the reason
         self.messages: queue.SimpleQueue[Optional[dict[str, Any]]] = queue.SimpleQueue()
-        self._line = line
-        self._done = 0  # of server.done, how many were told
+        self._connection = connection
+        self._reported = 0  # number of entries of server.done that were sent
         self._tokens: list[list[Any]] = []  # of the last call, not yet sent
         self._failed = False  # whether the last call ran out of memory
 
     def run(self) -> float:
-        """Serve until told to stop, or until the other side is gone."""
-        threading.Thread(target=listen, args=(self._line, self.messages.put), daemon=True).start()
+        """Serve until a stop message, or until the connection closes."""
+        threading.Thread(target=listen, args=(self._connection, self.messages.put), daemon=True).start()
         self.loop.now = self.clock.start()
-        self._say({"t": self.loop.now, "tokens": [], "over": [], "state": self.state()})
+        self._send({"t": self.loop.now, "tokens": [], "finished": [], "state": self.state()})
         while not self.stopped:
             self._read(0.0)
-            self._drop()
+            self._abort_requests()
             try:
-                instant = self.loop.step()
-                self._tell()
-                if len(self.calls) >= TIDY:
-                    self._tidy()
-                if instant is not None:
-                    self._idle(instant)
-            except Stuck as stuck:  # a livelock of the policy may not end the server
-                self._clear(str(stuck))
+                wake_at = self.loop.step()
+                self._send_results()
+                if len(self.calls) >= CALLS_KEPT:
+                    self._trim_history()
+                if wake_at is not None:
+                    self._idle(wake_at)
+            except Stuck as stuck:  # a livelock of the policy must not end the server
+                self._abort_all(str(stuck))
         return self.loop.now
 
     def compute(self, step: Step) -> None:
-        """Run a call; what does not fit on the device costs its requests their answer, not the server its life."""
+        """Run a model call. Out of memory fails the requests of this step; the server continues."""
         try:
             super().compute(step)
         except OutOfMemory as error:
-            self.written = [0] * len(self.stories.writers)
-            self.dropped.update({r.id: f"out of memory: {error}" for r in self.stories.writers if r is not None})
+            self.step_tokens = [0] * len(self.history.row_requests)
+            self.aborted.update({r.id: f"out of memory: {error}" for r in self.history.row_requests if r is not None})
             self._failed = True
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        super().ended(server, step, now, over)
-        for request in over:
-            if request.id in self.dropped:
-                request.outcome, request.reason = "failed", self.dropped[request.id]
-        if step.calls and not self._failed:
-            self._tokens = [[r.id, token] for r, token in zip(self.stories.writers, self.written) if r is not None]
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        super().on_step_end(server, step, now, finished)
+        for request in finished:
+            if request.id in self.aborted:
+                request.outcome, request.reason = "failed", self.aborted[request.id]
+        if step.runs_model and not self._failed:
+            pairs = zip(self.history.row_requests, self.step_tokens)
+            self._tokens = [[r.id, token] for r, token in pairs if r is not None]
         self._failed = False
 
-    def _idle(self, instant: float) -> None:
-        """Sleep until a message comes or something is due."""
-        left = min(IDLE, instant - self.clock.now())
+    def _idle(self, wake_at: float) -> None:
+        """Sleep until a message arrives or `wake_at`."""
+        left = min(MAX_IDLE_S, wake_at - self.clock.now())
         if left > 0:
             self._read(left)
         self.loop.now = self.clock.wait(max(self.loop.now, self.clock.now()))
 
-    def _read(self, patience: float) -> None:
-        """Take in the messages there are, waiting for the first."""
+    def _read(self, timeout: float) -> None:
+        """Process all messages in the queue; wait `timeout` seconds for the first one."""
         while True:
             try:
-                message = self.messages.get(timeout=patience) if patience > 0 else self.messages.get_nowait()
+                message = self.messages.get(timeout=timeout) if timeout > 0 else self.messages.get_nowait()
             except queue.Empty:
                 return
-            patience = 0.0
+            timeout = 0.0
             if message is None or message.get("stop"):
                 self.stopped = True
                 return
-            self._take(message)
+            self._handle(message)
 
-    def _take(self, message: dict[str, Any]) -> None:
-        if "post" in message:
-            id, tokens, limit = message["post"]
+    def _handle(self, message: dict[str, Any]) -> None:
+        if "submit" in message:
+            id, tokens, limit = message["submit"]
             request = Request(id, self.loop.now, len(tokens), limit)
-            self.here[id] = request
+            self.open[id] = request
             self.prompts[request] = tokens
-            self.loop.inbox.post(request)
-        elif "drop" in message and message["drop"] in self.here:
-            self.dropped[message["drop"]] = "its client is gone"
+            self.loop.inbox.add(request)
+        elif "abort" in message and message["abort"] in self.open:
+            self.aborted[message["abort"]] = "the client disconnected"
 
-    def _drop(self) -> None:
-        """Take out requests whose clients are gone; one that nobody has seen yet comes in first."""
-        for id, why in list(self.dropped.items()):
-            request = self.here.get(id)
-            if request is not None and request.place in ("waiting", "running", "swapped"):
-                self.loop.abort(request, self.loop.now, why)
-                self.stories.forget([request])
-            if request is None or request.place == "done":
-                del self.dropped[id]
+    def _abort_requests(self) -> None:
+        """Abort requests whose clients disconnected. A request must reach a queue before it can be aborted."""
+        for id, reason in list(self.aborted.items()):
+            request = self.open.get(id)
+            if request is not None and request.status in ("waiting", "running", "swapped"):
+                self.loop.abort(request, self.loop.now, reason)
+                self.history.drop([request])
+            if request is None or request.status == "done":
+                del self.aborted[id]
 
     def close(self) -> None:
-        """Take out everybody who is still here."""
-        self.dropped.update(dict.fromkeys(self.here, "the server ends"))
-        self._drop()
+        """Abort all open requests."""
+        self.aborted.update(dict.fromkeys(self.open, "the server stops"))
+        self._abort_requests()
 
-    def _clear(self, why: str) -> None:
-        for request in self.loop.server.present():
-            self.loop.abort(request, self.loop.now, why)
-            self.stories.forget([request])
-        self._tell()
+    def _abort_all(self, reason: str) -> None:
+        for request in self.loop.server.all_requests():
+            self.loop.abort(request, self.loop.now, reason)
+            self.history.drop([request])
+        self._send_results()
 
-    def _tell(self) -> None:
-        """Send the tokens of the last call, and the requests that are over."""
+    def _send_results(self) -> None:
+        """Send the tokens of the last call and the finished requests."""
         tokens, self._tokens = self._tokens, []
         server = self.loop.server
-        over = []
-        for request in server.done[self._done :]:
-            self.here.pop(request.id, None)
+        finished = []
+        for request in server.done[self._reported :]:
+            self.open.pop(request.id, None)
             self.prompts.pop(request, None)
-            over.append([request.id, request.outcome, request.reason])
-        self._done = len(server.done)
-        if tokens or over:
-            self._say({"t": self.loop.now, "tokens": tokens, "over": over, "state": self.state()})
+            finished.append([request.id, request.outcome, request.reason])
+        self._reported = len(server.done)
+        if tokens or finished:
+            self._send({"t": self.loop.now, "tokens": tokens, "finished": finished, "state": self.state()})
 
     def state(self) -> dict[str, int]:
-        """Return the queues and the memory."""
+        """Return the queue lengths and the block counts."""
         server = self.loop.server
         flushed = sum(len(self.tables.tables.get(request, ())) for request in server.finished)
         return {
             "waiting": len(server.waiting),
             "running": len(server.running),
             "swapped": len(server.swapped),
-            "free_blocks": len(self.tables.free) + flushed,  # what the next plan gives back counts
+            "free_blocks": len(self.tables.free) + flushed,  # includes blocks that the next plan frees
             "total_blocks": self.tables.total,
             "calls": self.loop.calls,
         }
 
-    def _say(self, message: dict[str, Any]) -> None:
+    def _send(self, message: dict[str, Any]) -> None:
         try:
-            self._line.sendall((json.dumps(message) + "\n").encode())
+            self._connection.sendall((json.dumps(message) + "\n").encode())
         except OSError:
             self.stopped = True
 
-    def _tidy(self) -> None:
+    def _trim_history(self) -> None:
         server = self.loop.server
         self.calls.clear()
         server.done.clear()
-        self._done = 0
-        server.gaps = Gaps()
+        self._reported = 0
+        server.token_gaps = TokenGaps()
 
 
-def listen(line: socket.socket, put: Callable[[Optional[dict[str, Any]]], None]) -> None:
-    """Pass messages on as they come, None at their end."""
+def listen(connection: socket.socket, put: Callable[[Optional[dict[str, Any]]], None]) -> None:
+    """Forward each message to `put`, and None at the end of the stream."""
     try:
-        with line.makefile("r", encoding="utf-8") as lines:
+        with connection.makefile("r", encoding="utf-8") as lines:
             for text in lines:
                 put(json.loads(text))
     except (OSError, ValueError):
@@ -179,12 +181,12 @@ def listen(line: socket.socket, put: Callable[[Optional[dict[str, Any]]], None])
 
 
 def serve(backend: Backend, args: Mapping[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:
-    """Serve on a loaded backend what comes over the socket that `args` names; return the state at the end."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.connect(args["socket"])
-        desk = Desk(backend, args, line)
-        desk.run()
-        desk.close()
+    """Serve requests from the socket `args["socket"]` on a loaded backend; return the final state."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(args["socket"])
+        engine = EngineLoop(backend, args, connection)
+        engine.run()
+        engine.close()
         with contextlib.suppress(OSError):
-            line.shutdown(socket.SHUT_RDWR)  # the listener holds it open otherwise
-        return desk.state()
+            connection.shutdown(socket.SHUT_RDWR)  # otherwise the listener thread keeps it open
+        return engine.state()

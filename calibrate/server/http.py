@@ -1,4 +1,7 @@
-"""What both interfaces of the server share: limits on bodies, silence and stalls, so that one client costs no other."""
+"""Shared by both HTTP interfaces: limits on body size, silent clients and slow readers.
+
+A slow, disconnected or invalid client loses its own response. Other clients are not affected.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +11,22 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Union
+from typing import Any, Callable, Optional
 
 from aiohttp import web
 
-from .engine_client import Busy, Counter, End, Ticket
+from .engine_client import End, EngineClient, EngineEvent, RequestHandle, TooManyRequests
 
-BODY = 1 << 20  # bytes a request may have
-BODY_SECONDS = 30.0  # to send them
-STALL_SECONDS = 60.0  # a client may leave what was written to it unread
-HEAD_SECONDS = 30.0  # to send the head of a request on a new or kept connection
-PING = 600.0  # seconds without a token after which a stream hears a comment
-WATCH = 2.0  # seconds between two looks at silent connections
+MAX_BODY_BYTES = 1 << 20
+BODY_SECONDS = 30.0  # maximum time to send the body
+STALL_SECONDS = 60.0  # maximum time of one write to a client that does not read
+HEAD_SECONDS = 30.0  # maximum time to send a request head on a new or idle connection
+PING_INTERVAL_S = 600.0  # a stream without tokens gets a comment after this time
+CHECK_INTERVAL_S = 2.0  # between two checks for idle connections
 
 
 class Refused(Exception):
-    """A request is answered with this status and body."""
+    """Reject a request with this status and body."""
 
     def __init__(self, status: int, body: Any) -> None:
         self.status = status
@@ -32,24 +35,24 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Front:
-    """The desk's counter and what is served there."""
+class HttpFrontEnd:
+    """The engine client, the served model, and the open streams."""
 
-    counter: Counter
+    engine: EngineClient
     model: str
     vocab: int
-    context: int  # longest prompt + answer
-    batch: int  # requests that run at once
+    context: int  # maximum prompt + output tokens
+    batch: int  # maximum running requests
     device: str
     dtype: str
-    streams: set[Stream] = field(default_factory=set)  # answers on their way
+    streams: set[Stream] = field(default_factory=set)  # open responses
 
     async def json_body(self, request: web.Request, invalid: Callable[[str, int], Refused]) -> dict[str, Any]:
-        """Return a request's body, a mapping."""
+        """Return the body of a request, which must be a JSON object."""
         try:
             raw = await asyncio.wait_for(request.read(), BODY_SECONDS)
         except asyncio.TimeoutError:
-            raise Refused(408, {"detail": f"the body did not come within {BODY_SECONDS:g} s"}) from None
+            raise Refused(408, {"detail": f"the body did not arrive within {BODY_SECONDS:g} s"}) from None
         try:
             body = json.loads(raw)
         except json.JSONDecodeError as error:
@@ -60,25 +63,25 @@ class Front:
             raise invalid("expected an object", 0)
         return body
 
-    def post(self, tokens: Sequence[int], limit: int) -> Ticket:
-        """Hand a request over, or refuse it while too many are open."""
+    def submit(self, tokens: Sequence[int], limit: int) -> RequestHandle:
+        """Submit a request to the engine; reject it with 503 while too many are open."""
         try:
-            return self.counter.post(tokens, max(1, min(limit, self.context - len(tokens))))
-        except Busy as busy:
+            return self.engine.submit(tokens, max(1, min(limit, self.context - len(tokens))))
+        except TooManyRequests as busy:
             raise Refused(503, {"detail": str(busy), "error": {"message": str(busy), "type": "server_busy"}}) from None
 
     @contextlib.asynccontextmanager
-    async def following(self, ticket: Optional[Ticket]) -> AsyncIterator[None]:
-        """Give the ticket back however the answer ends."""
+    async def abort_on_exit(self, handle: Optional[RequestHandle]) -> AsyncIterator[None]:
+        """Abort the request if the response ends before it."""
         try:
             yield
         finally:
-            if ticket is not None and not ticket.over:
-                self.counter.drop(ticket)
+            if handle is not None and not handle.finished:
+                self.engine.abort(handle)
 
     @contextlib.asynccontextmanager
     async def stream(self, request: web.Request, headers: Mapping[str, str]) -> AsyncIterator[Stream]:
-        """Answer bit by bit, watched until the end."""
+        """Open a streamed response. `close_idle_connections` aborts it if its client stops reading."""
         stream = Stream(request, headers)
         self.streams.add(stream)
         try:
@@ -89,69 +92,69 @@ class Front:
 
 
 class Stream:
-    """An answer on its way to a client, which has to keep reading it."""
+    """A streamed response."""
 
     def __init__(self, request: web.Request, headers: Mapping[str, str]) -> None:
         self.response = web.StreamResponse(headers=headers)
         self.transport = request.transport
-        self.since: Optional[float] = None  # a write that has not ended yet was begun
+        self.write_started: Optional[float] = None  # None while no write is pending
 
-    async def news(self, ticket: Ticket) -> list[Union[int, End]]:
-        """Return what came, pinging the client while nothing does."""
+    async def next_events(self, handle: RequestHandle) -> list[EngineEvent]:
+        """Return the next events of a request; ping the client while there are none."""
         while True:
-            news = await ticket.next(PING)
-            if news is not None:
-                return news
+            events = await handle.next(PING_INTERVAL_S)
+            if events is not None:
+                return events
             await self.write(b": You can't see this ping\n\n")
 
     async def write(self, data: bytes) -> None:
-        """Send a part of the answer."""
-        self.since = time.monotonic()
+        """Send a chunk of the response."""
+        self.write_started = time.monotonic()
         await self.response.write(data)
-        self.since = None
+        self.write_started = None
 
 
-async def answered(ticket: Ticket) -> tuple[list[int], End]:
-    """Return a whole answer."""
+async def collect(handle: RequestHandle) -> tuple[list[int], End]:
+    """Wait for the end of a request; return all its tokens and the end."""
     tokens: list[int] = []
     while True:
-        for news in await ticket.next() or ():
-            if isinstance(news, End):
-                return tokens, news
-            tokens.append(news)
+        for event in await handle.next() or ():
+            if isinstance(event, End):
+                return tokens, event
+            tokens.append(event)
 
 
 @web.middleware
-async def worded(request: web.Request, handler: Any) -> web.StreamResponse:
-    """Word refusals and errors as JSON."""
+async def json_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Return rejections and errors as JSON."""
     try:
         response: web.StreamResponse = await handler(request)
         return response
     except Refused as refused:
         return web.json_response(refused.body, status=refused.status)
-    except ConnectionError:  # nobody is there to be told, and nothing is wrong here
+    except ConnectionError:  # the client disconnected: not an error of the server
         return web.Response(status=400)
     except web.HTTPException as error:
         headers = {key: value for key, value in error.headers.items() if key.lower() == "allow"}
         return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
 
 
-async def watch(runner: web.AppRunner, front: Front) -> None:
-    """Close connections whose client says nothing, or reads nothing, for too long: aiohttp would wait forever."""
-    silent: dict[Any, float] = {}  # connections, and since when
+async def close_idle_connections(runner: web.AppRunner, front_end: HttpFrontEnd) -> None:
+    """Close connections whose client sends or reads nothing for too long: aiohttp would wait forever."""
+    idle_since: dict[Any, float] = {}  # by connection
     while True:
-        await asyncio.sleep(WATCH)
+        await asyncio.sleep(CHECK_INTERVAL_S)
         now = time.monotonic()
         connections = [] if runner.server is None else runner.server.connections
-        idle = [one for one in connections if getattr(one, "_current_request", None) is None]
-        silent = {one: silent.get(one, now) for one in idle}
-        for one, since in silent.items():
-            if now - since > HEAD_SECONDS:
-                one.force_close()
-                transport: Optional[asyncio.Transport] = getattr(one, "transport", None)
+        idle = [connection for connection in connections if getattr(connection, "_current_request", None) is None]
+        idle_since = {connection: idle_since.get(connection, now) for connection in idle}
+        for connection, start in idle_since.items():
+            if now - start > HEAD_SECONDS:
+                connection.force_close()
+                transport: Optional[asyncio.Transport] = getattr(connection, "transport", None)
                 if transport is not None:
                     transport.close()
-        for stream in list(front.streams):
-            stalled = stream.since is not None and now - stream.since > STALL_SECONDS
+        for stream in list(front_end.streams):
+            stalled = stream.write_started is not None and now - stream.write_started > STALL_SECONDS
             if stalled and stream.transport is not None:
                 stream.transport.abort()

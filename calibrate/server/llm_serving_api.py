@@ -1,4 +1,4 @@
-"""llm-serving's endpoints, as its clients know them: bare JSON lines in an event stream, errors inside a 200."""
+"""llm-serving's endpoints: bare JSON lines in an event stream, and errors inside a 200 response."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any, Callable, Optional
 
 from aiohttp import web
 
-from .engine_client import End, Ticket
-from .http import Front, Refused, Stream, answered
-from .word_tokenizer import event, partial, piece, tokens_of, whole
+from .engine_client import End, RequestHandle
+from .http import HttpFrontEnd, Refused, Stream, collect
+from .word_tokenizer import encode, full_response, partial_response, token_event, wrap_event
 
 PATHS = ("/models/llama2", "/models/internlm")
 ERRORS = {"refused": "Error202: prompt out of range", "empty": "Error203: prompt token empty"}
@@ -21,8 +21,8 @@ DEFAULT_LIMIT = 300
 class ServingApi:
     """The handlers of llm-serving's paths."""
 
-    def __init__(self, front: Front) -> None:
-        self.front = front
+    def __init__(self, front_end: HttpFrontEnd) -> None:
+        self.front_end = front_end
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -33,101 +33,103 @@ class ServingApi:
         ]
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
-        """Answer token by token or with one JSON line, as the path says, else the body's stream flag."""
+        """Stream the response or send one JSON line: the path decides, or the `stream` flag of the body."""
         body = await self._body(request)
-        streamed = truth(body.get("stream")) if request.path in PATHS else request.path.endswith("_stream")
-        return await (self._stream(request, body) if streamed else self._whole(body))
+        streamed = parse_bool(body.get("stream")) if request.path in PATHS else request.path.endswith("_stream")
+        return await (self._stream(request, body) if streamed else self._generate(body))
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
-        body = await self.front.json_body(request, invalid_json)
+        body = await self.front_end.json_body(request, invalid_json)
         if not isinstance(body.get("inputs"), str):
             if "inputs" in body:
                 raise unprocessable(["body", "inputs"], "str type expected", "type_error.str")
             raise unprocessable(["body", "inputs"], "field required", "value_error.missing")
         parameters = body.get("parameters") or {}
         limit = parameters.get("max_new_tokens") if isinstance(parameters, dict) else None
-        if not isinstance(parameters, dict) or (limit is not None and whole_number(limit) is None):
-            place = ["body", "parameters", "max_new_tokens"]
-            raise unprocessable(place, "value is not a valid integer", "type_error.integer")
+        if not isinstance(parameters, dict) or (limit is not None and parse_int(limit) is None):
+            location = ["body", "parameters", "max_new_tokens"]
+            raise unprocessable(location, "value is not a valid integer", "type_error.integer")
         return body
 
-    def _hand_over(self, body: dict[str, Any]) -> Optional[Ticket]:
-        """Hand a request over; None when it has nothing in it."""
-        tokens = tokens_of(body["inputs"], self.front.vocab)
-        limit = whole_number((body.get("parameters") or {}).get("max_new_tokens"))
-        return self.front.post(tokens, DEFAULT_LIMIT if limit is None else limit) if tokens else None
+    def _submit(self, body: dict[str, Any]) -> Optional[RequestHandle]:
+        """Submit a request to the engine; None when the prompt is empty."""
+        tokens = encode(body["inputs"], self.front_end.vocab)
+        limit = parse_int((body.get("parameters") or {}).get("max_new_tokens"))
+        return self.front_end.submit(tokens, DEFAULT_LIMIT if limit is None else limit) if tokens else None
 
-    async def _whole(self, body: dict[str, Any]) -> web.Response:
-        ticket = self._hand_over(body)
+    async def _generate(self, body: dict[str, Any]) -> web.Response:
+        handle = self._submit(body)
         tokens: list[dict[str, Any]] = []
         end = End("empty")
-        if ticket is not None:
-            async with self.front.following(ticket):
-                numbers, end = await answered(ticket)
-                tokens = [piece(number, place == len(numbers)) for place, number in enumerate(numbers, 1)]
-        text = json.dumps({**self._answer(tokens, end), "details": None}) + "\n"
+        if handle is not None:
+            async with self.front_end.abort_on_exit(handle):
+                numbers, end = await collect(handle)
+                tokens = [token_event(number, count == len(numbers)) for count, number in enumerate(numbers, 1)]
+        text = json.dumps({**self._response(tokens, end), "details": None}) + "\n"
         return web.Response(text=text, content_type="application/json")
 
     async def _stream(self, request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
-        """Send an event a token, and the whole answer at the end if that is wanted."""
+        """Send one event per token, and the full response at the end if `return_full_text` is set."""
         parameters = body.get("parameters") or {}
         bare = parameters.get("return_protocol", "sse") == "sse"
-        ticket = self._hand_over(body)
+        handle = self._submit(body)
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"} if bare else {}
         line = bare_line if bare else data_line
-        full = truth(parameters.get("return_full_text", True))
-        async with self.front.following(ticket), self.front.stream(request, headers) as stream:
-            if ticket is None:
-                await stream.write(self._ending([], End("empty"), full, line))
+        full = parse_bool(parameters.get("return_full_text", True))
+        async with self.front_end.abort_on_exit(handle), self.front_end.stream(request, headers) as stream:
+            if handle is None:
+                await stream.write(self._last_lines([], End("empty"), full, line))
             else:
-                await self._tokens(ticket, stream, full, line)
+                await self._stream_tokens(handle, stream, full, line)
         return stream.response
 
-    async def _tokens(self, ticket: Ticket, stream: Stream, full: bool, line: Callable[[Any], bytes]) -> None:
-        """Pass tokens on as they come, then the end."""
+    async def _stream_tokens(
+        self, handle: RequestHandle, stream: Stream, full: bool, line: Callable[[Any], bytes]
+    ) -> None:
+        """Send the tokens as they arrive, then the end."""
         tokens: list[dict[str, Any]] = []
         while True:
             data = b""
-            for news in await stream.news(ticket):
-                if isinstance(news, End):
-                    await stream.write(data + self._ending(tokens, news, full, line))
+            for event in await stream.next_events(handle):
+                if isinstance(event, End):
+                    await stream.write(data + self._last_lines(tokens, event, full, line))
                     return
-                tokens.append(piece(news, len(tokens) + 1 == ticket.limit))
-                data += line(partial(tokens[-1]))
+                tokens.append(token_event(event, len(tokens) + 1 == handle.limit))
+                data += line(partial_response(tokens[-1]))
             await stream.write(data)
 
-    def _ending(self, tokens: list[dict[str, Any]], end: End, full: bool, line: Callable[[Any], bytes]) -> bytes:
-        answer = self._answer(tokens, end)
+    def _last_lines(self, tokens: list[dict[str, Any]], end: End, full: bool, line: Callable[[Any], bytes]) -> bytes:
+        response = self._response(tokens, end)
         if end.outcome == "finished":
-            return line(answer) if full else b""
-        return line(partial(answer["tokens"][-1])) + line(answer)
+            return line(response) if full else b""
+        return line(partial_response(response["tokens"][-1])) + line(response)
 
-    def _answer(self, tokens: list[dict[str, Any]], end: End) -> dict[str, Any]:
+    def _response(self, tokens: list[dict[str, Any]], end: End) -> dict[str, Any]:
         if end.outcome == "finished":
-            return whole(tokens, "length", len(tokens))
+            return full_response(tokens, "length", len(tokens))
         text = ERRORS.get(end.outcome, ABNORMAL)
-        return whole([piece(0, False, text)], REASONS.get(end.outcome, "predict_failed"), 0)
+        return full_response([token_event(0, False, text)], REASONS.get(end.outcome, "predict_failed"), 0)
 
     async def batch_size(self, request: web.Request) -> web.Response:
-        """Answer the number of slots."""
-        return server_sent(event(self.front.batch))
+        """Return the number of slots."""
+        return server_sent(wrap_event(self.front_end.batch))
 
     async def request_numbers(self, request: web.Request) -> web.Response:
-        """Answer how many requests wait."""
-        return server_sent(event(self.front.counter.state.get("waiting", 0)))
+        """Return the number of waiting requests."""
+        return server_sent(wrap_event(self.front_end.engine.state.get("waiting", 0)))
 
     async def model_info(self, request: web.Request) -> web.Response:
-        """Answer what is served."""
+        """Return the served model and its limits."""
         return server_sent(
             {
                 "docker_label": "",
-                "max_batch_total_tokens": self.front.batch * self.front.context,
-                "max_concurrent_requests": self.front.counter.most,
-                "max_input_length": self.front.context,
-                "max_total_tokens": self.front.context,
-                "model_device_type": self.front.device,
-                "model_dtype": self.front.dtype,
-                "model_id": self.front.model,
+                "max_batch_total_tokens": self.front_end.batch * self.front_end.context,
+                "max_concurrent_requests": self.front_end.engine.max_open,
+                "max_input_length": self.front_end.context,
+                "max_total_tokens": self.front_end.context,
+                "model_device_type": self.front_end.device,
+                "model_dtype": self.front_end.dtype,
+                "model_id": self.front_end.model,
                 "model_pipeline_tag": "text-generation",
                 "version": "2.3",
             }
@@ -135,29 +137,29 @@ class ServingApi:
 
 
 def bare_line(data: Any) -> bytes:
-    """Return an event as llm-serving writes it, without a name before it."""
-    return (json.dumps(event([{"details": None, **data}])) + "\n").encode()
+    """Return an event as llm-serving sends it, without the prefix `data:`."""
+    return (json.dumps(wrap_event([{"details": None, **data}])) + "\n").encode()
 
 
 def data_line(data: Any) -> bytes:
-    """Return what other protocols than sse get."""
+    """Return an event of the other protocols than `sse`."""
     return ("data:" + json.dumps({**data, "details": None}) + "\n").encode()
 
 
 def server_sent(value: Any) -> web.Response:
-    """Return a proper server-sent event."""
+    """Return a standard server-sent event."""
     return web.Response(
         text=f"data: {json.dumps(value)}\n\n", content_type="text/event-stream", headers={"Cache-Control": "no-cache"}
     )
 
 
-def truth(value: Any) -> bool:
-    """Read true, "True" and the like."""
+def parse_bool(value: Any) -> bool:
+    """Parse true, "True", "yes", "on" and "1" as true."""
     return value.strip().lower() in ("true", "1", "yes", "on") if isinstance(value, str) else bool(value)
 
 
-def whole_number(value: Any) -> Optional[int]:
-    """Read a whole number, also as text; None for anything else."""
+def parse_int(value: Any) -> Optional[int]:
+    """Parse an integer, also from a string; None for other values."""
     if isinstance(value, bool):
         return None
     try:
@@ -167,12 +169,13 @@ def whole_number(value: Any) -> Optional[int]:
     return number if number == value or isinstance(value, str) else None
 
 
-def unprocessable(place: list[Any], message: str, kind: str) -> Refused:
-    """Return the 422 that FastAPI would give."""
-    return Refused(422, {"detail": [{"loc": place, "msg": message, "type": kind}]})
+def unprocessable(location: list[Any], message: str, kind: str) -> Refused:
+    """Return FastAPI's 422 response."""
+    return Refused(422, {"detail": [{"loc": location, "msg": message, "type": kind}]})
 
 
-def invalid_json(error: str, place: int) -> Refused:
-    """Return the 422 for a body that is no JSON."""
-    fault = {"type": "json_invalid", "loc": ["body", place], "msg": "JSON decode error", "input": {}}
+def invalid_json(error: str, offset: int) -> Refused:
+    """Return FastAPI's 422 response for a body that is not JSON."""
+    fault = {"type": "json_invalid", "loc": ["body", offset], "msg": "JSON decode error", "input": {}}
+
     return Refused(422, {"detail": [{**fault, "ctx": {"error": error}}]})

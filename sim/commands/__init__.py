@@ -1,4 +1,4 @@
-"""The commands of `sim`, one module each: their options and what they print.
+"""The commands of `sim`, one module each: options, help texts and printed output.
 
-They import everything below, when they run. Only cli imports them: the library never does.
+Each command imports its libraries when it runs. Only cli imports this package.
 """

@@ -1,4 +1,4 @@
-"""`sim calibrate`: real step costs, from a device, from samples, from logs of real runs."""
+"""`sim calibrate`: get step costs from a device, from samples, from logs or from a running server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 
 from .calibrate_device import register_check, register_fit, register_probe
 from .endpoint import register_endpoint
+from .options import add_renamed_option
 
 
 def register(commands: Any) -> None:
-    calibrate = commands.add_parser("calibrate", help="find out what steps cost on a device")
-    kinds = calibrate.add_subparsers(metavar="WHAT", required=True)
+    calibrate = commands.add_parser("calibrate", help="measure or fit the step costs of a device")
+    kinds = calibrate.add_subparsers(metavar="ACTION", required=True)
     register_probe(kinds)
     register_fit(kinds)
     register_check(kinds)
@@ -26,40 +27,46 @@ def register_logs(kinds: Any) -> None:
     logs = kinds.add_parser(
         "logs",
         help="fit step costs to logs of real runs",
-        description="Fit step costs to logs and reported totals of real runs: the simulator runs inside the fit.",
+        description="Fit step costs to logs and reported totals of real runs. The fit runs the simulator for each "
+        "trial value.",
     )
-    logs.add_argument("runs", metavar="RUNS.yaml", help="the runs, how each was set up and what was seen of it")
-    logs.add_argument("-o", "--output", metavar="DIR", help="write profile.yaml there")
-    logs.add_argument("--no-leave-out", action="store_true", help="do not fit again without each run (faster)")
-    logs.add_argument("-q", "--quiet", action="store_true", help="do not tell how the fit goes on")
+    logs.add_argument(
+        "runs", metavar="RUNS.yaml", help="YAML file with the scenario and the measured times of each run"
+    )
+    logs.add_argument("-o", "--output", metavar="DIR", help="folder for profile.yaml (default: print the fit only)")
+    add_renamed_option(
+        logs, "--no-cross-validation", "--no-leave-out", action="store_true",
+        help="skip the fits that leave out one run each (faster, no held-out error)",
+    )  # fmt: skip
+    logs.add_argument("-q", "--quiet", action="store_true", help="no progress output")
     logs.set_defaults(run=fit_from_logs)
 
 
 def register_import(kinds: Any) -> None:
-    imported = kinds.add_parser("import", help="make a profile from another tool's measurements")
-    imported.add_argument("kind", choices=["vidur"], help="whose measurements")
-    imported.add_argument("file", metavar="FILE")
+    imported = kinds.add_parser("import", help="convert the step costs of another tool into a profile")
+    imported.add_argument("kind", choices=["vidur"], help="tool that wrote FILE")
+    imported.add_argument("file", metavar="FILE", help="file with Vidur's tables of step costs (.npz)")
     imported.add_argument("-o", "--output", metavar="DIR", required=True, help="profile folder to write")
     imported.set_defaults(run=import_profile)
 
 
 def fit_from_logs(args: argparse.Namespace) -> int:
-    """Fit, tell, and write the profile."""
+    """Fit, print the fit, and write the profile."""
     from servesim.calibrate.logs.fit import fit_logs
     from servesim.calibrate.logs.observed_runs import read_runs
-    from servesim.calibrate.logs.text import about, table
+    from servesim.calibrate.logs.text import format_table, profile_about
     from servesim.costs.device_profile import write_profile
 
     runs = read_runs(Path(args.runs))
 
-    def told(line: str) -> None:
+    def show_progress(line: str) -> None:
         if not args.quiet:
             print(line, file=sys.stderr, flush=True)
 
-    fit = fit_logs(runs, told, leave_out=not args.no_leave_out)
-    print(table(fit))
+    fit = fit_logs(runs, show_progress, leave_out=not args.no_cross_validation)
+    print(format_table(fit))
     if args.output:
-        write_profile(Path(args.output), about(fit, runs), fit.cost)
+        write_profile(Path(args.output), profile_about(fit, runs), fit.cost)
         print(f"profile: {Path(args.output) / 'profile.yaml'}")
     return 0
 

@@ -1,4 +1,4 @@
-"""`sim compare`: two scenarios, runs or configurations, pair by pair, with a verdict."""
+"""`sim compare`: paired differences of two scenarios, runs or configurations."""
 
 from __future__ import annotations
 
@@ -7,52 +7,79 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .options import add_executor_options, share
+from .options import add_executor_options, fraction
 
 
 def register(commands: Any) -> None:
     compare = commands.add_parser(
         "compare", help="compare two scenarios, runs or configurations of a sweep",
-        description="Compare B with A, pair by pair: scenario files are run on common random numbers, folders of runs "
-        "are paired by batches of requests, configurations of sweeps (DIR, DIR:CONFIG) by replication.",
+        description="Compare B with A by paired differences. Scenario files run on common random numbers. They and "
+        "configurations of sweeps are paired by replication, folders of single runs by batches of requests.",
     )  # fmt: skip
-    compare.add_argument("a", metavar="A", help="scenario YAML, folder of `sim run -o`, or sweep folder")
-    compare.add_argument("b", metavar="B")
-    compare.add_argument("--metric", action="append", metavar="NAME", help="figures to compare (repeatable)")
-    compare.add_argument("--replications", type=int, default=10, metavar="N", help="of scenarios (default 10)")
-    compare.add_argument("--confidence", type=share, default=0.95, metavar="SHARE", help="of intervals (95%%)")
     compare.add_argument(
-        "--tolerance", type=share, metavar="SHARE", help="exit 3 if a figure differs by more: 0.05 or 5%%"
+        "a", metavar="A",
+        help="scenario YAML file, folder of `sim run -o`, or sweep: DIR is its winner, DIR:CONFIG one configuration",
+    )  # fmt: skip
+    compare.add_argument("b", metavar="B", help="file or folder to compare with A, given in the same way")
+    compare.add_argument(
+        "--metric", action="append", metavar="NAME",
+        help="metric to compare (repeatable; default: makespan, output_throughput, mean TTFT, TPOT and E2EL)",
+    )  # fmt: skip
+    compare.add_argument(
+        "--replications", type=int, default=10, metavar="N", help="replications of each scenario (default 10)"
     )
-    compare.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of both")
+    compare.add_argument(
+        "--confidence", type=fraction, default=0.95, metavar="FRACTION", help="confidence level (default 95%%)"
+    )
+    compare.add_argument(
+        "--tolerance", type=fraction, metavar="FRACTION",
+        help="exit with 3 if the relative difference of a metric is larger, e.g. 0.05 or 5%%",
+    )  # fmt: skip
+    compare.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a scenario key of A and B (repeatable)",
+    )
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_executor_options(compare)
     compare.set_defaults(run=run_compare)
 
 
 def run_compare(args: argparse.Namespace) -> int:
-    """Compare and judge; 3 when a figure is outside the tolerance."""
+    """Compare and print; return 3 if a metric is outside the tolerance."""
     import json
 
-    from servesim.study.compare import METRICS, compare, side, table, verdict
-    from servesim.study.executor import core_count, executing, executor
-    from servesim.study.objective import objective
+    from servesim.study.compare import DEFAULT_METRICS, compare, format_table, load_runs, summarise
+    from servesim.study.executor import close_on_exit, make_executor, process_count
+    from servesim.study.objective import parse_objective
 
     tolerance = args.tolerance
-    if not 0 < args.confidence < 1 or args.replications < 1:
-        raise BadInput("--confidence: expected a part between 0 and 1, --replications: at least 1")
-    wanted = [objective(name, "--metric") for name in args.metric or METRICS]
-    with executing(executor(args.executor, min(core_count(args.jobs), args.replications))) as where:
-        a, b = (side(given, args.set, args.replications, where) for given in (args.a, args.b))
-    found = compare(a, b, wanted, args.confidence)
+    if not 0 < args.confidence < 1:
+        raise BadInput(f"--confidence: expected a fraction between 0 and 1, got {args.confidence:g}")
+    if args.replications < 1:
+        raise BadInput(f"--replications: expected at least 1, got {args.replications}")
+    metrics = [parse_objective(name, "--metric") for name in args.metric or DEFAULT_METRICS]
+    with close_on_exit(make_executor(args.executor, min(process_count(args.jobs), args.replications))) as executor:
+        a, b = (load_runs(source, args.set, args.replications, executor) for source in (args.a, args.b))
+    differences = compare(a, b, metrics, args.confidence)
     if args.json:
-        rows = {one.objective.metric: {"a": one.a, "b": one.b, "difference": one.change.mean, "half": one.change.half,
-                                       "part": one.part.mean, "pairs": one.change.size, "words": one.words()}
-                for one in found}  # fmt: skip
-        print(json.dumps({"a": a.name, "b": b.name, "figures": rows, "verdict": verdict(found, tolerance)}, indent=1))
+        rows = {}
+        for row in differences:
+            change, relative = row.change, row.relative
+            rows[row.objective.metric] = {
+                "a": row.a, "b": row.b, "difference": change.mean, "half": change.half_width, "part": relative.mean,
+                "pairs": change.n, "words": row.describe(),
+            }  # fmt: skip
+        print(
+            json.dumps(
+                {"a": a.name, "b": b.name, "figures": rows, "verdict": summarise(differences, tolerance)}, indent=1
+            )
+        )
     else:
-        size = max(one.change.size for one in found)
-        kind = next(one.pairs for one in found if one.change.size == size)
+        size = max(row.change.n for row in differences)
+        kind = next(row.pairs for row in differences if row.change.n == size)
         pairs = f"{size} pairs of {kind}, {100 * args.confidence:g} % t intervals" if size > 1 else "One run each"
-        print(f"A: {a.name}\nB: {b.name}\n{table(found)}\n{verdict(found, tolerance)} {pairs}.")
-    return 3 if tolerance is not None and any(one.outside(tolerance) for one in found) else 0
+        print(f"A: {a.name}\nB: {b.name}\n{format_table(differences)}\n{summarise(differences, tolerance)} {pairs}.")
+    return 3 if tolerance is not None and any(row.exceeds(tolerance) for row in differences) else 0

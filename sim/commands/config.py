@@ -1,4 +1,4 @@
-"""`sim config`: the scenario file: its schema, a check, a start."""
+"""`sim config`: print the schema of scenario files, check files, write a first file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from servesim.core import BadInput
 
 START = """\
-# A scenario: what is served, by which policy, on which engine, at what cost. `sim run FILE`
+# A scenario: requests, policy, engine and step costs. Run it: `sim run FILE`
 workload:
   contest: {X: 0.5, T: 3000}     # or e.g. {requests: 1000, arrivals: {kind: poisson, rate: 2}, lengths: {...}}
 # trace: path/to/trace.csv       # instead of workload
@@ -19,7 +19,7 @@ engine:
   num_blocks: 1024
   block_size: 16
   max_model_len: 4096
-  prefill_gears: [4096]          # every prompt is padded to the seq_length gear
+  prefill_buckets: [4096]        # every prompt is padded to 4096 tokens (llm-serving: seq_length)
   front_end: {lag: 7, end_lag: true}
 profile: ascend910b4-llama2-7b   # bundled, or a profile folder
 seed: 0
@@ -28,15 +28,15 @@ slo: {ttft: 5000, tpot: 200}     # milliseconds
 
 
 def register(commands: Any) -> None:
-    group = commands.add_parser("config", help="the scenario file: schema, validate, init")
+    group = commands.add_parser("config", help="scenario files: schema, validate, init")
     actions = group.add_subparsers(metavar="ACTION", required=True)
-    schema = actions.add_parser("schema", help="print the JSON schema of scenarios")
+    schema = actions.add_parser("schema", help="print the JSON schema of scenario files")
     schema.set_defaults(run=print_schema)
     validate = actions.add_parser("validate", help="check scenario files")
-    validate.add_argument("files", nargs="+", metavar="FILE")
+    validate.add_argument("files", nargs="+", metavar="FILE", help="scenario YAML file")
     validate.set_defaults(run=validate_files)
-    start = actions.add_parser("init", help="write a scenario to start from")
-    start.add_argument("file", nargs="?", metavar="FILE", help="where to (standard output if left out)")
+    start = actions.add_parser("init", help="write a first scenario file")
+    start.add_argument("file", nargs="?", metavar="FILE", help="file to write (default: standard output)")
     start.set_defaults(run=write_start)
 
 
@@ -50,20 +50,20 @@ def print_schema(args: argparse.Namespace) -> int:
 
 
 def validate_files(args: argparse.Namespace) -> int:
-    """Check files one by one, the first fault ending it."""
-    from servesim.config.overrides import read_tree
+    """Check the files in order; stop at the first error."""
+    from servesim.config.overrides import read_scenario_file
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
 
     for file in args.files:
-        scenario = scenario_from(read_tree(file), file)
+        scenario = scenario_from(read_scenario_file(file), file)
         load_profile(scenario.profile)
-        print(f"{file}: fine")
+        print(f"{file}: valid")
     return 0
 
 
 def write_start(args: argparse.Namespace) -> int:
-    """Write the scenario to start from, never over an existing file."""
+    """Write the first scenario file; never overwrite a file."""
     if args.file is None:
         print(START, end="")
         return 0
@@ -71,7 +71,7 @@ def write_start(args: argparse.Namespace) -> int:
         with open(args.file, "x", encoding="utf-8") as file:
             file.write(START)
     except FileExistsError:
-        raise BadInput(f"{args.file}: exists already; `sim config init` does not overwrite") from None
+        raise BadInput(f"{args.file}: exists already and is not overwritten; use another name") from None
     except OSError as error:
         raise BadInput(f"{args.file}: cannot be written: {error.strerror}") from None
     print(f"wrote {args.file}; next: sim run {args.file}")

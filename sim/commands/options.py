@@ -1,4 +1,4 @@
-"""Options that several commands share: the scenario, the device, where to run, and tolerances."""
+"""Options shared by several commands: scenario, device, executor and tolerance."""
 
 from __future__ import annotations
 
@@ -11,31 +11,58 @@ if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
 
 
+def add_renamed_option(group: Any, name: str, *old_names: str, **option: Any) -> None:
+    """Add an option whose old names still work but are not shown in the help."""
+    dest = group.add_argument(name, **option).dest
+    hidden = {**option, "dest": dest, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    group.add_argument(*old_names, **hidden)
+
+
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `scenario_tree` reads."""
-    given = parser.add_argument_group("scenario")
-    given.add_argument("scenario", nargs="?", metavar="FILE", help="scenario YAML, or llm-serving's own configuration")
-    given.add_argument("--preset", metavar="NAME", help="start from a preset (see `sim policies list`)")
-    given.add_argument("--policy", metavar="NAME", help="a policy by name, or path/to/file.py:Name")
-    given.add_argument("--trace", metavar="FILE", help="requests to serve, in any known trace format")
-    given.add_argument("--format", metavar="NAME", help="the trace's format, if it is not to be recognised")
-    given.add_argument(
+    group = parser.add_argument_group("scenario")
+    group.add_argument(
+        "scenario", nargs="?", metavar="FILE", help="scenario YAML file, or an llm-serving configuration"
+    )
+    group.add_argument(
+        "--preset", metavar="NAME", help="preset to start from; `sim policies list` lists them (default: none)"
+    )
+    group.add_argument(
+        "--policy",
+        metavar="NAME",
+        help="policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving)",
+    )
+    group.add_argument("--trace", metavar="FILE", help="trace file with the requests, instead of a workload")
+    group.add_argument(
+        "--format", metavar="NAME", help="trace format, see `sim trace convert --list` (default: detected)"
+    )
+    group.add_argument(
         "--column", action="append", default=[], metavar="FIELD=NAME",
-        help="the trace's column that holds a field, e.g. prompt=tokens_in",
+        help="column of the trace that holds a field, e.g. prompt=tokens_in (repeatable)",
     )  # fmt: skip
-    given.add_argument("-X", type=float, metavar="QPS", help="the contest's workload at this rate")
-    given.add_argument("-T", type=float, metavar="S", help="seconds of it (1500 / X if left out)")
-    given.add_argument("--profile", metavar="NAME", help="step costs: a bundled profile or a profile folder")
-    given.add_argument("--seed", type=int, metavar="N", help="seed of all that is drawn")
-    given.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override any scenario key")
-    given.add_argument("--goodput", nargs="+", metavar="KEY:MS", help="objectives, e.g. ttft:500 tpot:50 e2el:10000")
+    group.add_argument(
+        "-X", type=float, metavar="QPS", help="use the contest's workload at this rate, requests per second"
+    )
+    group.add_argument("-T", type=float, metavar="S", help="with -X: seconds of the workload (default: 1500 / X)")
+    group.add_argument(
+        "--profile", metavar="NAME",
+        help="step costs: bundled profile or profile folder (default: the scenario's, else ascend910b4-llama2-7b)",
+    )  # fmt: skip
+    group.add_argument("--seed", type=int, metavar="N", help="random seed of the run (default: the scenario's, else 0)")
+    group.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="override a scenario key, e.g. policy.decode_batch=64 (repeatable)",
+    )  # fmt: skip
+    group.add_argument(
+        "--goodput", nargs="+", metavar="KEY:MS", help="SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"
+    )
 
 
 def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the tree that file, preset, options and settings give together."""
-    from servesim.config.overrides import merge, override, read_tree, with_preset
+    """Return the scenario tree: the file over the preset, then the options, then `--set`."""
+    from servesim.config.overrides import merge, override, read_scenario_file, with_preset
 
-    tree: dict[str, Any] = read_tree(args.scenario) if args.scenario else {}
+    tree: dict[str, Any] = read_scenario_file(args.scenario) if args.scenario else {}
     if args.preset:
         tree = merge(with_preset({"preset": args.preset}), tree)
     if args.policy:
@@ -44,11 +71,11 @@ def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
         trace = {"path": args.trace, "format": args.format, "columns": columns(args.column)}
         tree = merge(tree, {"trace": {key: value for key, value in trace.items() if value}})
     elif args.format or args.column:
-        raise BadInput(f"{'--format' if args.format else '--column'}: expected --trace FILE beside it")
+        raise BadInput(f"{'--format' if args.format else '--column'}: also needs --trace FILE")
     if args.T is not None and args.X is None:
-        raise BadInput("-T: expected -X, the requests a second, beside it")
+        raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
     if args.X is not None:
-        # the generator sends int(T * X): a hair more than 1500 / X makes that 1500 for every X
+        # The client sends int(T * X) requests. A T slightly above 1500 / X makes that 1500 for every X.
         seconds = args.T if args.T is not None else 1500 / args.X * (1 + 1e-9) if args.X > 0 else 0.0
         tree = merge(tree, {"workload": {"contest": {"X": args.X, "T": seconds}}})
     if args.profile:
@@ -56,71 +83,93 @@ def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
     if args.seed is not None:
         tree["seed"] = args.seed
     if args.goodput:
-        tree["slo"] = objectives(args.goodput)
+        tree["slo"] = slo_bounds(args.goodput)
     return override(tree, args.set)
 
 
-def columns(given: list[str]) -> dict[str, str]:
-    """Read FIELD=NAME, which column holds which field."""
-    found = {}
-    for item in given:
+def columns(options: list[str]) -> dict[str, str]:
+    """Read FIELD=NAME options: which column holds a field."""
+    result = {}
+    for item in options:
         field, sign, name = item.partition("=")
         if not (field and sign and name):
             raise BadInput(f"--column {item}: expected FIELD=NAME, e.g. prompt=tokens_in")
-        found[field] = name
-    return found
+        result[field] = name
+    return result
 
 
-def objectives(given: list[str]) -> dict[str, float]:
-    """Read vLLM's KEY:MS objectives."""
-    found: dict[str, float] = {}
-    for item in given:
+def slo_bounds(options: list[str]) -> dict[str, float]:
+    """Read KEY:MS bounds, as `vllm bench serve --goodput` has them."""
+    result: dict[str, float] = {}
+    for item in options:
         name, _, text = item.partition(":")
         try:
-            found[name] = float(text)
+            result[name] = float(text)
         except ValueError:
             raise BadInput(f"--goodput {item}: expected KEY:MS, e.g. ttft:500") from None
-    return found
+    return result
 
 
 def scenario_of(args: argparse.Namespace) -> Scenario:
-    """Return the scenario that the command line gives."""
+    """Return the checked scenario of a command line."""
     from servesim.config.scenario import scenario_from
 
     return scenario_from(scenario_tree(args), args.scenario or "scenario")
 
 
 def add_device_options(parser: argparse.ArgumentParser, model: Optional[str] = "tiny", required: bool = True) -> Any:
-    """Add them in a group of their own, which is returned; `model` is the one that is taken if none is named."""
+    """Add the device options and return their group; `model` is the default model."""
     group = parser.add_argument_group("device")
-    taken = model or "the profile's if left out"
+    default = model or "the profile's model"
     group.add_argument(
-        "--backend", choices=("kbk", "torch", "fake"), required=required, help="what runs the model calls"
+        "--backend",
+        choices=("kbk", "torch", "fake"),
+        required=required,
+        help="backend that runs the model calls; fake sleeps instead",
     )
-    group.add_argument("--model", default=model, metavar="NAME", help=f"llama2-7b, tiny or micro ({taken})")
-    group.add_argument("--weights", metavar="PATH", help="weights to load; random ones if left out")
-    group.add_argument("--worker-python", metavar="PATH", help="the interpreter that has the framework")
-    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="an option of the backend")
+    group.add_argument(
+        "--model",
+        default=model,
+        metavar="NAME",
+        help=f"model: llama2-7b, tiny or micro (default: {default})",
+    )
+    group.add_argument("--weights", metavar="PATH", help="weights to load (default: random weights)")
+    group.add_argument(
+        "--worker-python",
+        metavar="PATH",
+        help="Python interpreter of the worker, with the framework installed (default: this one)",
+    )
+    group.add_argument("--option", action="append", default=[], metavar="KEY=VALUE", help="backend option (repeatable)")
     return group
 
 
 def add_executor_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where runs are made."""
-    where = parser.add_argument_group("where to run")
-    where.add_argument("-j", "--jobs", type=int, metavar="N", help="processes (default: one a core)")
-    where.add_argument("--executor", default="local", metavar="WHERE", help="local, or dask:ADDRESS of a scheduler")
-    where.add_argument("-q", "--quiet", action="store_true", help="no progress")
+    """Add the options that select where runs are computed."""
+    where = parser.add_argument_group("execution")
+    where.add_argument("-j", "--jobs", type=int, metavar="N", help="worker processes (default: one per core)")
+    where.add_argument(
+        "--executor", default="local", metavar="WHERE", help="`local` (default), or dask:ADDRESS of a dask scheduler"
+    )
+    where.add_argument("-q", "--quiet", action="store_true", help="no progress output")
 
 
 def add_tolerance(group: Any) -> None:
-    """Add the options that `judge` reads."""
-    group.add_argument("--tolerance", type=share, metavar="SHARE", help="exit 3 when an error is larger: 0.05 or 5%%")
-    group.add_argument("--metrics", nargs="+", metavar="NAME", help="the figures that are judged")
+    """Add the options that check and print a comparison."""
+    group.add_argument(
+        "--tolerance", type=fraction, metavar="FRACTION",
+        help="exit with 3 if a relative error is larger, e.g. 0.05 or 5%%",
+    )  # fmt: skip
+    group.add_argument(
+        "--metrics",
+        nargs="+",
+        metavar="NAME",
+        help="metrics that --tolerance applies to (default: those marked with * in the table)",
+    )
     group.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
 
-def share(text: str) -> float:
-    """Read 5% or 0.05. More than the whole must be in percent: a 5 alone could be meant as either."""
+def fraction(text: str) -> float:
+    """Read 5% or 0.05. Values above 1 must be in percent: a plain 5 is ambiguous."""
     text = text.strip()
     percent = text.endswith("%")
     try:
@@ -128,5 +177,7 @@ def share(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < float("inf") or (value > 1 and not percent):
-        raise argparse.ArgumentTypeError(f"expected a share such as 0.05 or 5%, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a fraction from 0 to 1 or a percentage, e.g. 0.05 or 5%, got {text!r}"
+        )
     return value

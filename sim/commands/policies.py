@@ -1,4 +1,4 @@
-"""`sim policies`: what schedulers there are, and what each one's knobs mean."""
+"""`sim policies`: list policies and presets, show their fields, check a policy."""
 
 from __future__ import annotations
 
@@ -9,30 +9,32 @@ from typing import Any
 
 from servesim.core import Policy
 
-SEEDS = 8  # random workloads that a policy is checked on
+SEEDS = 8  # random workloads per check
 
 
 def register(commands: Any) -> None:
-    group = commands.add_parser("policies", help="list policies and presets, show one's fields")
+    group = commands.add_parser("policies", help="list, show and check policies and presets")
     group.set_defaults(run=list_policies)
     actions = group.add_subparsers(metavar="ACTION")
-    listing = actions.add_parser("list", help="all policies and presets")
+    listing = actions.add_parser("list", help="list all policies and presets")
     listing.set_defaults(run=list_policies)
-    show = actions.add_parser("show", help="fields, defaults, help, what it mirrors and how it was proven")
-    show.add_argument("name", metavar="NAME", help="a policy, a preset, or path/to/file.py:Name")
+    show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
+    show.add_argument("name", metavar="NAME", help="name of a policy or preset, or path/to/file.py:Name")
     show.set_defaults(run=show_policy)
     check = actions.add_parser(
-        "check", help="put a policy through the contract that every policy keeps",
-        description="Put a policy through the contract that every policy keeps, on random requests: leaps change "
-        "nothing, equal views give equal plans, nobody is lost, both clocks decide alike.",
+        "check", help="check that a policy follows the policy contract",
+        description="Check the policy contract on random workloads. The policy must be deterministic, respect `hold`, "
+        "lose no request, and make the same decisions in simulated and live runs.",
     )  # fmt: skip
-    check.add_argument("name", metavar="NAME", help="a policy, or path/to/file.py:Name")
-    check.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="a field of the policy")
+    check.add_argument("name", metavar="NAME", help="policy name, or path/to/file.py:Name")
+    check.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="value of a policy field (repeatable)"
+    )
     check.set_defaults(run=run_check)
 
 
 def list_policies(args: argparse.Namespace) -> int:
-    """Print one line each."""
+    """Print one line per policy and preset."""
     from servesim.config.registry import about_preset, presets
     from servesim.policies import POLICIES
 
@@ -46,22 +48,22 @@ def list_policies(args: argparse.Namespace) -> int:
 
 
 def show_policy(args: argparse.Namespace) -> int:
-    """Print a policy's fields, or a preset's."""
+    """Print the fields of a policy or of a preset."""
     from servesim.config.registry import about_preset, make_policy, policy_class, preset, presets
     from servesim.core import traits_of
 
-    given: dict[str, Any] = {"name": args.name}
+    settings: dict[str, Any] = {"name": args.name}
     if args.name in presets():
         print(f"preset {args.name}: {about_preset(args.name) or ''}")
         tree = preset(args.name)
-        given = tree.get("policy", given)
-        print(f"engine: {tree.get('engine', {})}")
-    kind = policy_class(given["name"])
-    policy = make_policy(given)
+        settings = tree.get("policy", settings)
+        print(f"engine settings: {tree.get('engine', {})}")
+    kind = policy_class(settings["name"])
+    policy = make_policy(settings)
     traits = traits_of(policy)
-    print(f"{given['name']}: {(kind.__doc__ or '').strip().splitlines()[0]}")
-    print(f"mirrors: {traits.engine or 'no engine'}")
-    print(f"proven:  {traits.validated_against}")
+    print(f"{settings['name']}: {(kind.__doc__ or '').strip().splitlines()[0]}")
+    print(f"engine: {traits.engine or 'none'}")
+    print(f"validated against: {traits.validated_against}")
     print("fields:")
     for name, value, default, comment in rows(policy):
         note = "" if value == default else f" (default {default!r})"
@@ -70,9 +72,9 @@ def show_policy(args: argparse.Namespace) -> int:
 
 
 def run_check(args: argparse.Namespace) -> int:
-    """Try the contract on a few workloads; 1 where it is broken."""
+    """Check the contract on random workloads; return 1 if the policy breaks it."""
     from servesim.config.overrides import override
-    from servesim.config.registry import blamed, make_policy
+    from servesim.config.registry import make_policy, user_policy_line
     from servesim.testing import check_policy
 
     policy = make_policy(override({"name": args.name}, args.set))
@@ -80,17 +82,17 @@ def run_check(args: argparse.Namespace) -> int:
         try:
             check_policy(policy, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
         except Exception as broken:
-            if blamed(broken) is not None:
+            if user_policy_line(broken) is not None:
                 raise
             kind = "" if isinstance(broken, AssertionError) else f"{type(broken).__name__}: "
-            print(f"sim: {args.name} breaks the contract: {kind}{broken}", file=sys.stderr)
+            print(f"sim: {args.name} breaks the policy contract: {kind}{broken}", file=sys.stderr)
             return 1
-    print(f"{args.name}: pure, loses nobody, holds what it promises, decides alike on both clocks ({SEEDS} workloads)")
+    print(f"{args.name}: follows the policy contract on {SEEDS} random workloads")
     return 0
 
 
 def rows(policy: Any) -> list[tuple[str, Any, Any, str]]:
-    """Return name, value, default and help of every field, the policy's own before the common ones."""
+    """Return name, value, default and help of every field; fields that all policies have come last."""
     from servesim.config.registry import field_help
 
     comments = field_help(type(policy))

@@ -1,4 +1,4 @@
-"""`sim run`: one scenario, its figures, its files."""
+"""`sim run`: simulate one scenario, print its metrics, write its files."""
 
 from __future__ import annotations
 
@@ -7,23 +7,34 @@ import sys
 from contextlib import ExitStack
 from typing import Any
 
-from .options import add_scenario_options, scenario_of
+from .options import add_renamed_option, add_scenario_options, scenario_of
 
 
 def register(commands: Any) -> None:
-    run = commands.add_parser("run", help="simulate one scenario", description="Simulate one scenario.")
+    run = commands.add_parser(
+        "run", help="simulate one scenario", description="Simulate one scenario and print its metrics."
+    )
     add_scenario_options(run)
     out = run.add_argument_group("output")
-    out.add_argument("-o", "--output", metavar="DIR", help="write manifest.json, result.json and requests.csv there")
-    out.add_argument("--decisions", metavar="FILE", help="write one JSON line a step (.gz is compressed)")
-    out.add_argument("--timeline", metavar="FILE", help="write a trace for Perfetto (FILE.json.gz)")
+    out.add_argument("-o", "--output", metavar="DIR", help="folder for manifest.json, result.json and requests.csv")
+    out.add_argument(
+        "--decisions",
+        metavar="FILE",
+        help="write the decision log: one JSON line per step (compressed if it ends in .gz)",
+    )
+    out.add_argument(
+        "--timeline", metavar="FILE", help="write the timeline of the run for Perfetto, e.g. timeline.json.gz"
+    )
     out.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
-    run.add_argument("--no-leaps", action="store_true", help="decide every iteration anew (slower, same result)")
+    add_renamed_option(
+        run, "--no-fast-forward", "--no-leaps", action="store_true",
+        help="call the policy in every decode step (slower, same result)",
+    )  # fmt: skip
     run.set_defaults(run=run_scenario)
 
 
 def run_scenario(args: argparse.Namespace) -> int:
-    """Simulate and report; 1 when the engine got stuck."""
+    """Simulate and print; return 1 if the engine got stuck."""
     import json
 
     from servesim.files.write import open_text
@@ -44,7 +55,7 @@ def run_scenario(args: argparse.Namespace) -> int:
             from servesim.runs.timeline import Timeline
 
             observers.append(files.enter_context(Timeline(args.timeline)))
-        run = simulate(scenario, trace, observers, leaps=not args.no_leaps)
+        run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
     if args.output:
         write_run(run, args.output)
     print(json.dumps(run.result(), indent=1) if args.json else show_run(run))

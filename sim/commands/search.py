@@ -1,4 +1,4 @@
-"""`sim search`: the best policy by Optuna, or the highest rate that meets an objective by bisection."""
+"""`sim search`: find the best policy with Optuna, or the highest rate that meets a bound by bisection."""
 
 from __future__ import annotations
 
@@ -9,42 +9,59 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .options import add_executor_options, objectives, share
+from .options import add_executor_options, fraction, slo_bounds
 from .sweep import finish
 
 
 def register(commands: Any) -> None:
     search = commands.add_parser(
-        "search", help="search for the best policy, or for the highest rate that meets an objective",
-        description="Search the spaces of a search file with Optuna (TPE, or NSGA-II for several objectives), with "
-        "successive halving over the trace if the file says so. With --meet, find instead the highest request rate at "
-        "which a scenario meets its objectives, by bisection.",
+        "search", help="search for the best policy, or for the highest rate that meets a bound",
+        description="Search the parameter space of a search file with Optuna: TPE, or NSGA-II for several objectives. "
+        "The key `halving` turns on successive halving over the trace length. With --meet, find the highest "
+        "request rate at which a scenario meets all bounds, by bisection.",
     )  # fmt: skip
-    search.add_argument("file", metavar="FILE", help="search YAML; with --meet, a scenario")
+    search.add_argument("file", metavar="FILE", help="search YAML file; with --meet, a scenario YAML file")
     search.add_argument("-o", "--output", metavar="DIR", help="folder of the search (default: runs/NAME)")
-    search.add_argument("--resume", action="store_true", help="continue what was interrupted, or add trials")
-    search.add_argument("--trials", type=int, metavar="N", help="instead of the file's")
-    search.add_argument("--replications", type=int, metavar="N", help="runs of each trial or rate")
-    search.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the base")
-    search.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table (default 10)")
-    search.add_argument("--emit-config", choices=["llm-serving"], help="write the winner as the server's own YAML too")
-    search.add_argument("--no-report", action="store_true", help="leave report.html out")
+    search.add_argument("--resume", action="store_true", help="continue an interrupted search, or add trials")
+    search.add_argument("--trials", type=int, metavar="N", help="number of trials (default: the file's)")
+    search.add_argument(
+        "--replications", type=int, metavar="N", help="replications of each trial or rate (default: the file's, or 1)"
+    )
+    search.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario key (repeatable)"
+    )
+    search.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
+    search.add_argument(
+        "--emit-config", choices=["llm-serving"], help="also write the winner as a configuration of this server"
+    )
+    search.add_argument("--no-report", action="store_true", help="do not write report.html")
     rate = search.add_argument_group("highest rate")
-    rate.add_argument("--meet", action="append", metavar="BOUND", help="e.g. 'p99_ttft_ms<=500' or 'attainment>=0.99'")
-    rate.add_argument("--goodput", nargs="+", metavar="KEY:MS", help="what a good answer is, e.g. ttft:500 tpot:50")
-    rate.add_argument("--precision", type=share, default=0.01, metavar="SHARE", help="of the rate (default 1%%)")
-    rate.add_argument("--steady", action="store_true", help="cut warm-up and drain from every run")
+    rate.add_argument(
+        "--meet", action="append", metavar="BOUND",
+        help="bound of a metric, e.g. 'p99_ttft_ms<=500' or 'attainment>=0.99' (repeatable)",
+    )  # fmt: skip
+    rate.add_argument(
+        "--goodput", nargs="+", metavar="KEY:MS", help="SLO bounds in milliseconds, e.g. ttft:500 tpot:50"
+    )
+    rate.add_argument(
+        "--precision",
+        type=fraction,
+        default=0.01,
+        metavar="FRACTION",
+        help="relative precision of the rate (default 1%%)",
+    )
+    rate.add_argument("--steady", action="store_true", help="measure steady state: leave out warm-up and drain")
     add_executor_options(search)
     search.set_defaults(run=run_search)
 
 
 def run_search(args: argparse.Namespace) -> int:
-    """Search; 3 when no rate meets the objectives."""
-    from servesim.study.executor import WorkerLost, core_count, executing, executor
+    """Search; return 3 if no rate meets the bounds."""
+    from servesim.study.executor import WorkerLost, close_on_exit, make_executor, process_count
 
     try:
-        with executing(executor(args.executor, core_count(args.jobs))) as where:
-            return highest_rate(args, where) if args.meet else best_policy(args, where)
+        with close_on_exit(make_executor(args.executor, process_count(args.jobs))) as executor:
+            return highest_rate(args, executor) if args.meet else best_policy(args, executor)
     except BrokenPipeError:
         raise
     except (OSError, WorkerLost) as error:
@@ -52,38 +69,39 @@ def run_search(args: argparse.Namespace) -> int:
         return 1
 
 
-def best_policy(args: argparse.Namespace, where: Any) -> int:
-    """Run the trials, print the table."""
+def best_policy(args: argparse.Namespace, executor: Any) -> int:
+    """Run the trials and print the table."""
     from servesim.study.progress import Progress
     from servesim.study.search import read_search, search
 
-    given = read_search(args.file, args.set, trials=args.trials, replications=args.replications)
-    folder = Path(args.output) if args.output else Path("runs") / given.experiment.name
+    plan = read_search(args.file, args.set, trials=args.trials, replications=args.replications)
+    folder = Path(args.output) if args.output else Path("runs") / plan.experiment.name
     with Progress("search", args.quiet, unit="trial") as progress:
-        summary = search(given, folder, where, args.resume, progress)
+        summary = search(plan, folder, executor, args.resume, progress)
     return finish(summary, folder, args)
 
 
-def highest_rate(args: argparse.Namespace, where: Any) -> int:
-    """Climb to the highest rate, print it, and write the scenario at it where that can be said."""
+def highest_rate(args: argparse.Namespace, executor: Any) -> int:
+    """Find and print the highest rate; write its scenario if the workload has a rate to set."""
     import yaml
-    from servesim.config.overrides import override, read_tree
+    from servesim.config.old_keys import OLD, rename_keys
+    from servesim.config.overrides import override, read_scenario_file
     from servesim.files.write import open_text
     from servesim.runs.steady_state import STEADY
-    from servesim.study.capacity import Ladder, at_rate, bound, told
+    from servesim.study.capacity import CapacitySearch, format_result, parse_bound, scenario_at_rate
 
     if not 0 < args.precision < 1:
-        raise BadInput(f"--precision: expected a part between 0 and 1, got {args.precision:g}")
-    tree = override(read_tree(args.file), args.set)
+        raise BadInput(f"--precision: expected a fraction between 0 and 1, got {args.precision:g}")
+    tree = override(read_scenario_file(args.file), args.set)
     if args.goodput:
-        tree["slo"] = objectives(args.goodput)
-    bounds = [bound(given) for given in args.meet]
-    ladder = Ladder(tree, bounds, args.replications or 1, where, STEADY if args.steady else None)
-    best = ladder.climb(args.precision)
-    print(told(ladder, best))
-    found = None if best is None else at_rate(tree, best)
-    if args.output and found is not None:
+        tree["slo"] = slo_bounds(args.goodput)
+    bounds = [parse_bound(text) for text in args.meet]
+    search = CapacitySearch(tree, bounds, args.replications or 1, executor, STEADY if args.steady else None)
+    best = search.find_rate(args.precision)
+    print(format_result(search, best))
+    scenario = None if best is None else scenario_at_rate(tree, best)
+    if args.output and scenario is not None:
         with open_text(Path(args.output) / "best.yaml") as file:
-            yaml.safe_dump(found, file, sort_keys=False)
+            yaml.safe_dump(rename_keys(scenario, OLD), file, sort_keys=False)
         print(f"scenario: {Path(args.output) / 'best.yaml'}")
     return 3 if best is None else 0

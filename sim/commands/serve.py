@@ -1,4 +1,4 @@
-"""`sim serve`: a policy behind llm-serving's endpoints and OpenAI's completions, on a live backend."""
+"""`sim serve`: serve llm-serving's API and OpenAI completions with a policy on a live backend."""
 
 from __future__ import annotations
 
@@ -8,50 +8,59 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .options import add_device_options, add_scenario_options, scenario_tree
+from .options import add_device_options, add_renamed_option, add_scenario_options, scenario_tree
 
 
 def register(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve HTTP clients with a policy on a live backend",
-        description="Answer llm-serving's endpoints and OpenAI completions with the scenario's policy and engine.",
+        description="Serve llm-serving's API and OpenAI completions with the policy and engine of a scenario.",
     )
     add_scenario_options(serve)
     add_device_options(serve)
     where = serve.add_argument_group("server")
-    where.add_argument("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine only)")
-    where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free one (8835)")
-    where.add_argument("--queue", type=int, default=4096, metavar="N", help="requests that may be open at once (4096)")
+    where.add_argument(
+        "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
+    )
+    where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
+    add_renamed_option(
+        where, "--max-open-requests", "--queue", type=int, default=4096, metavar="N",
+        help="maximum open requests; further ones get status 503 (default 4096)",
+    )  # fmt: skip
     serve.set_defaults(run=serve_clients)
 
 
 def serve_clients(args: argparse.Namespace) -> int:
-    """Serve until interrupted; 1 when blocks were lost."""
+    """Serve until interrupted; return 1 if KV blocks were leaked."""
     from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.fake import COST
+    from servesim.calibrate.device.fake import DEFAULT_COST
     from servesim.calibrate.device.worker_client import WorkerFailed
-    from servesim.calibrate.live.setup import Stage
+    from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.server.service import serve
     from servesim.config.overrides import override
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
-    from servesim.costs.mapping import mapping
+    from servesim.costs.mapping import cost_mapping
 
-    if args.queue < 1 or not 0 <= args.port < 65536:
-        raise BadInput(f"--queue {args.queue} --port {args.port}: expected at least 1, and a port")
+    if args.max_open_requests < 1:
+        raise BadInput(f"--max-open-requests: expected at least 1, got {args.max_open_requests}")
+    if not 0 <= args.port < 65536:
+        raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
     tree = scenario_tree(args)
     scenario = scenario_from(tree, args.scenario or "scenario")
     options = override({}, args.option)
     if args.backend == "fake":
-        options.setdefault("cost", mapping(load_profile(scenario.profile).cost) if "profile" in tree else COST)
+        options.setdefault(
+            "cost", cost_mapping(load_profile(scenario.profile).cost) if "profile" in tree else DEFAULT_COST
+        )
     try:
-        with Stage(args.backend, args.model, args.worker_python, args.weights, options) as stage:
-            stage.load([scenario])
-            state = serve(stage, scenario, args.host, args.port, args.queue)
+        with DeviceSession(args.backend, args.model, args.worker_python, args.weights, options) as session:
+            session.load([scenario])
+            state = serve(session, scenario, args.host, args.port, args.max_open_requests)
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
-    lost = state["total_blocks"] - state["free_blocks"]
-    print(f"ended after {state['calls']} model calls" + (f"; {lost} blocks lost" if lost else ""))
-    return 1 if lost else 0
+    leaked = state["total_blocks"] - state["free_blocks"]
+    print(f"stopped after {state['calls']} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))
+    return 1 if leaked else 0

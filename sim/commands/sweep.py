@@ -1,4 +1,4 @@
-"""`sim sweep`: many configurations, replicated on common random numbers; `sim sweep merge` puts shards together."""
+"""`sim sweep`: run many configurations on common random numbers and rank them; `sim sweep merge` joins shards."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
-from .options import add_executor_options, share
+from .options import add_executor_options, fraction
 
 if TYPE_CHECKING:
     from servesim.study.experiment import Experiment
@@ -21,52 +21,67 @@ def register(commands: Any) -> None:
     sweep = commands.add_parser(
         "sweep", help="run a grid of configurations and rank them",
         description="Run every configuration of a sweep file on the same random numbers and rank them against a "
-        "baseline. `sim sweep merge DIR` puts the shards of a folder together.",
+        "baseline. `sim sweep merge DIR` joins the shards of a folder.",
     )  # fmt: skip
-    sweep.add_argument("file", metavar="FILE", help="sweep YAML, the folder of an experiment to continue, or `merge`")
-    sweep.add_argument("folder", nargs="?", metavar="DIR", help="of `merge`: the folder that the shards wrote to")
-    sweep.add_argument("-o", "--output", metavar="DIR", help="experiment folder (default: runs/NAME)")
-    sweep.add_argument("--resume", action="store_true", help="continue what was interrupted or killed")
-    sweep.add_argument("--fresh", action="store_true", help="if DIR is taken, write to DIR-2, DIR-3 ... instead")
-    add_executor_options(sweep)
-    sweep.add_argument("--shard", metavar="I/N", help="run only part I of N; then `sim sweep merge DIR`")
-    how = sweep.add_argument_group("instead of the file's")
-    how.add_argument("--replications", type=int, metavar="N")
-    how.add_argument(
-        "--ci", type=share, metavar="SHARE", help="replicate until half-widths are so much of the mean: 0.01 or 1%%"
+    sweep.add_argument("file", metavar="FILE", help="sweep YAML file, sweep folder to continue, or `merge`")
+    sweep.add_argument("folder", nargs="?", metavar="DIR", help="with `merge`: folder of the shards")
+    sweep.add_argument(
+        "-o", "--output", metavar="DIR", help="folder of the sweep (default: runs/NAME, NAME from the sweep file)"
     )
-    how.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the base")
+    sweep.add_argument("--resume", action="store_true", help="continue an interrupted or killed sweep")
+    sweep.add_argument("--fresh", action="store_true", help="if DIR exists, write to DIR-2, DIR-3 ... instead")
+    add_executor_options(sweep)
+    sweep.add_argument(
+        "--shard", metavar="I/N", help="run only shard I of N; join the shards with `sim sweep merge DIR`"
+    )
+    how = sweep.add_argument_group("overrides of the file")
+    how.add_argument(
+        "--replications", type=int, metavar="N", help="replications of each configuration (default: the file's)"
+    )
+    how.add_argument(
+        "--ci", type=fraction, metavar="FRACTION",
+        help="add replications until the half-width is at most this fraction of the mean, e.g. 0.01 or 1%%",
+    )  # fmt: skip
+    how.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="override a scenario key of the base (repeatable)",
+    )
     out = sweep.add_argument_group("output")
-    out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the table (default 10)")
-    out.add_argument("--emit-config", choices=["llm-serving"], help="write the winner as the server's own YAML too")
-    out.add_argument("--no-report", action="store_true", help="leave report.html out")
+    out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
+    out.add_argument(
+        "--emit-config", choices=["llm-serving"], help="also write the winner as a configuration of this server"
+    )
+    out.add_argument("--no-report", action="store_true", help="do not write report.html")
     sweep.set_defaults(run=run_sweep)
 
 
 def run_sweep(args: argparse.Namespace) -> int:
-    """Run, sum up, print the table; 1 when a run failed or the disk was full."""
-    from servesim.study.executor import WorkerLost, core_count, executing, executor
+    """Run, write the files and print the table; return 1 if a run failed or the disk is full."""
+    from servesim.study.executor import WorkerLost, close_on_exit, make_executor, process_count
     from servesim.study.experiment import read_experiment
     from servesim.study.progress import Progress
     from servesim.study.ranking import Summary
-    from servesim.study.sweep import merge, sweep
+    from servesim.study.sweep import merge_shards, sweep
 
     if args.file == "merge":
-        experiment, found = merge(args.folder or "")
-        return finish(Summary(experiment, found), Path(args.folder), args)
+        experiment, records = merge_shards(args.folder or "")
+        return finish(Summary(experiment, records), Path(args.folder), args)
     experiment = read_experiment(args.file, args.set, replications=args.replications, ci=args.ci)
-    given = Path(args.file)
-    folder = Path(args.output) if args.output else given if given.is_dir() else Path("runs") / experiment.name
-    folder = vacant(folder) if args.fresh else folder
+    source = Path(args.file)
+    folder = Path(args.output) if args.output else source if source.is_dir() else Path("runs") / experiment.name
+    folder = free_folder(folder) if args.fresh else folder
     shard = shard_of(args.shard, experiment)
     try:
-        workers = executor(args.executor, core_count(args.jobs))
-        with executing(workers) as where, Progress("sweep", args.quiet) as progress:
-            found = sweep(experiment, folder, where, args.resume or given.is_dir(), shard, progress)
-        if shard.parts > 1:
-            print(f"{folder / shard.journal}: {len(found)} runs; `sim sweep merge {folder}` when all parts are done")
+        workers = make_executor(args.executor, process_count(args.jobs))
+        with close_on_exit(workers) as executor, Progress("sweep", args.quiet) as progress:
+            records = sweep(experiment, folder, executor, args.resume or source.is_dir(), shard, progress)
+        if shard.total > 1:
+            print(f"{folder / shard.journal}: {len(records)} runs; run `sim sweep merge {folder}` after the last shard")
             return 0
-        return finish(Summary(experiment, found), folder, args)
+        return finish(Summary(experiment, records), folder, args)
     except BrokenPipeError:
         raise
     except (OSError, WorkerLost) as error:
@@ -77,38 +92,40 @@ def run_sweep(args: argparse.Namespace) -> int:
         return 130
 
 
-def vacant(folder: Path) -> Path:
-    """Return the folder, or the first of DIR-2, DIR-3 ... that nobody has taken."""
-    number, found = 1, folder
-    while found.exists():
+def free_folder(folder: Path) -> Path:
+    """Return the folder, or the first of DIR-2, DIR-3 ... that does not exist."""
+    number, result = 1, folder
+    while result.exists():
         number += 1
-        found = folder.with_name(f"{folder.name}-{number}")
-    return found
+        result = folder.with_name(f"{folder.name}-{number}")
+    return result
 
 
-def shard_of(given: str | None, experiment: Experiment) -> Shard:
-    """Read I/N."""
-    from servesim.study.sweep import WHOLE, Shard
+def shard_of(text: str | None, experiment: Experiment) -> Shard:
+    """Read I/N; None is the whole sweep."""
+    from servesim.study.sweep import ONLY_SHARD, Shard
 
-    if given is None:
-        return WHOLE
-    part, _, parts = given.partition("/")
+    if text is None:
+        return ONLY_SHARD
+    part, _, parts = text.partition("/")
     if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise BadInput(f"--shard {given}: expected I/N, e.g. 2/4")
+        raise BadInput(f"--shard {text}: expected I/N, e.g. 2/4")
     if experiment.ci is not None or experiment.confirm:
-        raise BadInput("--shard: with ci or confirm, all runs must be in one place; use --executor dask for those")
+        raise BadInput(
+            "--shard: not possible with the keys `ci` and `confirm`; remove them or use --executor dask:ADDRESS"
+        )
     return Shard(int(part), int(parts))
 
 
 def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
-    """Write the result's files, print the table."""
-    from servesim.study.files import table, write_summary
+    """Write the result files and print the table."""
+    from servesim.study.files import format_table, write_summary
 
     if len(summary.failures) == sum(len(row.runs) for row in summary.rows):
-        print(f"sim: every run failed, the first of them so: {summary.failures[0]['error']}", file=sys.stderr)
+        print(f"sim: every run failed; the first error is: {summary.failures[0]['error']}", file=sys.stderr)
         return 1
     write_summary(summary, folder)
-    print(table(summary, args.top))
+    print(format_table(summary, args.top))
     if summary.winner is not None:
         print(f"winner: {folder / 'best.yaml'}")
     if not args.no_report:
@@ -122,7 +139,7 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
 
 
 def emit(summary: Summary, folder: Path) -> Path:
-    """Write the winner as llm-serving's own YAML."""
+    """Write the winner as an llm-serving configuration."""
     import yaml
     from servesim.config.llm_serving_yaml import to_llm_serving
     from servesim.config.scenario import scenario_from

@@ -1,4 +1,4 @@
-"""`sim trace`: convert traces, make them, look at them."""
+"""`sim trace`: convert, generate and inspect traces."""
 
 from __future__ import annotations
 
@@ -8,87 +8,122 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
-from .options import columns
+from .options import add_renamed_option, columns
 
 if TYPE_CHECKING:
     from servesim.traces.trace import Trace
 
 
 def register(commands: Any) -> None:
-    group = commands.add_parser("trace", help="convert, make and inspect workload traces")
+    group = commands.add_parser("trace", help="convert, generate and inspect traces")
     actions = group.add_subparsers(metavar="ACTION", required=True)
 
-    convert = actions.add_parser("convert", help="read a trace of any known format, change it, write it down")
-    convert.add_argument("files", nargs="*", metavar="FILE", help="a trace, .gz or not; several are merged")
-    convert.add_argument("--list", action="store_true", help="list the formats that can be read and written")
-    _reading(convert)
-    _changing(convert)
-    _writing(convert)
+    convert = actions.add_parser("convert", help="convert traces between formats, and edit them")
+    convert.add_argument("files", nargs="*", metavar="FILE", help="trace file, plain or .gz; several files are merged")
+    convert.add_argument("--list", action="store_true", help="list the formats that can be read and written, then exit")
+    _add_reading_options(convert)
+    _add_editing_options(convert)
+    _add_writing_options(convert)
     convert.set_defaults(run=convert_trace)
 
-    synth = actions.add_parser("synth", help="make a trace from a workload description")
-    synth.add_argument(
-        "file", nargs="?", metavar="FILE", help="YAML: a scenario with `workload`, or that section alone"
-    )
-    synth.add_argument(
-        "-X", type=float, metavar="QPS", help="the contest's workload at this rate (performance_serving -X)"
-    )
-    synth.add_argument("-T", type=float, metavar="S", help="seconds of it (performance_serving -T)")
-    synth.add_argument("--lengths", metavar="FILE", help="with -X: lengths CSV, or alpaca json with --tokenizer")
-    synth.add_argument("--tokenizer", metavar="PATH", help="with --lengths: tokenizer.model or tokenizer.json")
-    synth.add_argument("--dispatch", type=float, metavar="S", help="with -X: seconds each gap is longer in reality")
-    synth.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="e.g. arrivals.rate=8.2")
-    synth.add_argument("--seed", type=int, default=0, metavar="N", help="seed of all that is drawn (default 0)")
-    _changing(synth)
-    _writing(synth)
-    synth.set_defaults(run=synth_trace)
+    _register_synth(actions)
 
-    inspect = actions.add_parser("inspect", help="arrivals, lengths, prefixes and sessions of a trace")
-    inspect.add_argument("file", metavar="FILE", help="a trace, .gz or not")
-    _reading(inspect)
-    _changing(inspect)
-    inspect.add_argument("--picture", metavar="FILE", help="draw it (PNG, SVG or PDF)")
-    inspect.add_argument("--json", action="store_true", help="print figures as JSON")
+    inspect = actions.add_parser("inspect", help="print arrivals, lengths, prefixes and sessions of a trace")
+    inspect.add_argument("file", metavar="FILE", help="trace file, plain or .gz")
+    _add_reading_options(inspect)
+    _add_editing_options(inspect)
+    add_renamed_option(
+        inspect, "--plot", "--picture", metavar="FILE", help="draw arrivals and lengths (PNG, SVG or PDF)"
+    )
+    inspect.add_argument("--json", action="store_true", help="print the metrics as JSON")
     inspect.set_defaults(run=inspect_trace)
 
 
-def _reading(parser: argparse.ArgumentParser) -> None:
+def _register_synth(actions: Any) -> None:
+    synth = actions.add_parser("synth", help="generate a trace from a workload description")
+    synth.add_argument(
+        "file", nargs="?", metavar="FILE", help="YAML file: a scenario with `workload`, or that section alone"
+    )
+    synth.add_argument(
+        "-X", type=float, metavar="QPS",
+        help="use the contest's workload at this rate, requests per second (performance_serving -X)",
+    )  # fmt: skip
+    synth.add_argument(
+        "-T", type=float, metavar="S", help="with -X, required: seconds of the workload (performance_serving -T)"
+    )
+    synth.add_argument(
+        "--lengths", metavar="FILE", help="with -X: CSV file of lengths, or alpaca JSON with --tokenizer"
+    )
+    synth.add_argument("--tokenizer", metavar="PATH", help="with --lengths: tokenizer.model or tokenizer.json")
+    add_renamed_option(
+        synth, "--send-overhead", "--dispatch", type=float, metavar="S",
+        help="with -X: seconds that the client adds to each gap (default 0)",
+    )  # fmt: skip
+    synth.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE",
+        help="override a workload key, e.g. arrivals.rate=8.2 (repeatable)",
+    )  # fmt: skip
+    synth.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default 0)")
+    _add_editing_options(synth)
+    _add_writing_options(synth)
+    synth.set_defaults(run=synth_trace)
+
+
+def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     reading = parser.add_argument_group("reading")
-    reading.add_argument("--format", metavar="NAME", help="the format, if it is not to be recognised from the content")
+    reading.add_argument(
+        "--format", metavar="NAME", help="trace format, see `sim trace convert --list` (default: detected)"
+    )
     reading.add_argument(
         "--column", action="append", default=[], metavar="FIELD=NAME",
-        help="the column that holds a field: arrival, prompt, output, id, limit, priority, session, prefix, ...",
+        help="column that holds a field (repeatable): arrival, prompt, output, id, limit, priority, session, ...",
     )  # fmt: skip
-    reading.add_argument("--time-unit", choices=("s", "ms", "us", "ns"), help="unit of its times, if not the usual one")
-    reading.add_argument("--tokenizer", metavar="PATH", help="tokenizer.model or tokenizer.json, for formats with text")
-    reading.add_argument("--sort", action="store_true", help="put rows in order of arrival")
-    reading.add_argument("--limit", type=int, metavar="N", help="keep the first N requests")
     reading.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of formats that are sampled, and of jitter"
+        "--time-unit", choices=("s", "ms", "us", "ns"), help="unit of the times (default: the format's own)"
+    )
+    reading.add_argument(
+        "--tokenizer", metavar="PATH", help="tokenizer.model or tokenizer.json, for formats that hold text"
+    )
+    reading.add_argument("--sort", action="store_true", help="sort rows by arrival time")
+    reading.add_argument("--limit", type=int, metavar="N", help="keep only the first N requests")
+    reading.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="random seed of --jitter and of sampled formats (default 0)"
     )
 
 
-def _changing(parser: argparse.ArgumentParser) -> None:
-    changing = parser.add_argument_group("changing (done in this order)")
-    changing.add_argument("--slice", metavar="START:END", help="keep what arrives from START to before END seconds")
-    changing.add_argument("--scale", type=float, metavar="F", help="F times as many requests a second")
-    changing.add_argument("--rate", type=float, metavar="R", help="bring it to R requests a second on average")
-    changing.add_argument("--scale-prompt", type=float, default=1.0, metavar="F", help="prompts F times as long")
-    changing.add_argument("--scale-output", type=float, default=1.0, metavar="F", help="outputs F times as long")
-    changing.add_argument("--jitter", type=float, metavar="S", help="delay each arrival by up to S seconds")
-    changing.add_argument("--repeat", type=int, metavar="N", help="N times in a row")
+def _add_editing_options(parser: argparse.ArgumentParser) -> None:
+    editing = parser.add_argument_group("editing (applied in this order)")
+    editing.add_argument(
+        "--slice", metavar="START:END", help="keep requests that arrive from START to before END, seconds"
+    )
+    editing.add_argument("--scale", type=float, metavar="F", help="multiply the request rate by F (default 1)")
+    editing.add_argument("--rate", type=float, metavar="R", help="set the mean rate to R requests per second")
+    editing.add_argument(
+        "--scale-prompt", type=float, default=1.0, metavar="F", help="multiply prompt lengths by F (default 1)"
+    )
+    editing.add_argument(
+        "--scale-output", type=float, default=1.0, metavar="F", help="multiply output lengths by F (default 1)"
+    )
+    editing.add_argument(
+        "--jitter", type=float, metavar="S", help="delay each arrival by a random time of up to S seconds"
+    )
+    editing.add_argument(
+        "--repeat", type=int, metavar="N", help="number of copies of the trace, one after the other (default 1)"
+    )
 
 
-def _writing(parser: argparse.ArgumentParser) -> None:
+def _add_writing_options(parser: argparse.ArgumentParser) -> None:
     writing = parser.add_argument_group("writing")
-    writing.add_argument("--to", default="servesim", metavar="NAME", help="servesim (default), mooncake, timed-trace")
     writing.add_argument(
-        "-o", "--output", metavar="FILE", help="file to write, .gz packs it (default: standard output)"
+        "--to", default="servesim", metavar="NAME", help="output format: servesim (default), mooncake or timed-trace"
+    )
+    writing.add_argument(
+        "-o", "--output", metavar="FILE", help="file to write, compressed if it ends in .gz (default: standard output)"
     )
 
 
 def convert_trace(args: argparse.Namespace) -> int:
-    """Read, change, write."""
+    """Read, edit and write traces."""
     from servesim.traces.edit import merge
 
     if args.list:
@@ -97,8 +132,8 @@ def convert_trace(args: argparse.Namespace) -> int:
         raise BadInput("sim trace convert: expected a FILE (or --list)")
     traces = [_load(args, file) for file in args.files]
     for trace in traces:
-        _remark(trace)
-    _write(args, _changed(args, traces[0] if len(traces) == 1 else merge(traces)))
+        _print_remarks(trace)
+    _write(args, _edit(args, traces[0] if len(traces) == 1 else merge(traces)))
     return 0
 
 
@@ -114,43 +149,51 @@ def _list_formats() -> int:
 
 
 def synth_trace(args: argparse.Namespace) -> int:
-    """Make a trace and write it."""
-    from servesim.config.overrides import override, read_tree
+    """Generate a trace and write it."""
+    from servesim.config.old_keys import NEW, rename_keys
+    from servesim.config.overrides import override, read_scenario_file
     from servesim.traces.make.synth import synthesise
 
-    tree: dict[str, Any] = read_tree(args.file) if args.file else {}
+    tree: dict[str, Any] = read_scenario_file(args.file) if args.file else {}
     workload = tree.get("workload", tree)
     if args.X is not None:
         workload = {"contest": _contest(args)}
     elif args.T is not None:
-        raise BadInput("-T: expected with -X")
-    workload = override({"workload": workload}, [f"workload.{setting}" for setting in args.set])["workload"]
+        raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
+    tree = rename_keys({"workload": workload}, NEW, f"{args.file}: ")
+    workload = override(tree, [f"workload.{setting}" for setting in args.set])["workload"]
     trace = synthesise(workload, args.seed)
-    _remark(trace)
-    _write(args, _changed(args, trace))
+    _print_remarks(trace)
+    _write(args, _edit(args, trace))
     return 0
 
 
 def _contest(args: argparse.Namespace) -> dict[str, Any]:
-    keys = {"X": args.X, "T": args.T, "lengths": args.lengths, "tokenizer": args.tokenizer, "dispatch": args.dispatch}
+    keys = {
+        "X": args.X,
+        "T": args.T,
+        "lengths": args.lengths,
+        "tokenizer": args.tokenizer,
+        "send_overhead": args.send_overhead,
+    }
     return {key: value for key, value in keys.items() if value is not None}
 
 
 def inspect_trace(args: argparse.Namespace) -> int:
-    """Print what a trace is like."""
+    """Print the metrics of a trace."""
     import json
 
-    from servesim.traces.describe import described, statistics
+    from servesim.traces.describe import format_statistics, statistics
 
     trace = _load(args, args.file)
-    _remark(trace)
-    trace = _changed(args, trace)
-    figures = statistics(trace)
-    print(json.dumps(figures, indent=1) if args.json else described(figures))
-    if args.picture:
-        from servesim.traces.picture import picture
+    _print_remarks(trace)
+    trace = _edit(args, trace)
+    metrics = statistics(trace)
+    print(json.dumps(metrics, indent=1) if args.json else format_statistics(metrics))
+    if args.plot:
+        from servesim.traces.plot import plot_trace
 
-        picture(trace, args.picture)
+        plot_trace(trace, args.plot)
     return 0
 
 
@@ -165,7 +208,7 @@ def _load(args: argparse.Namespace, file: str) -> Trace:
 
 
 def _window(text: Optional[str]) -> Optional[tuple[float, float]]:
-    """Read START:END; either may be left out."""
+    """Read START:END; START is 0 and END is infinite by default."""
     if text is None:
         return None
     start, colon, end = text.partition(":")
@@ -178,26 +221,26 @@ def _window(text: Optional[str]) -> Optional[tuple[float, float]]:
     return window
 
 
-def _changed(args: argparse.Namespace, trace: Trace) -> Trace:
+def _edit(args: argparse.Namespace, trace: Trace) -> Trace:
     from servesim.traces import edit
 
     window = _window(args.slice)
-    if window is not None and args.run is synth_trace:  # a trace that was read is cut while reading
-        trace = edit.cut(trace, *window)
+    if window is not None and args.run is synth_trace:  # reading a file applies the slice itself
+        trace = edit.slice_time(trace, *window)
     if args.scale is not None or args.scale_prompt != 1.0 or args.scale_output != 1.0:
         trace = edit.scale(trace, 1.0 if args.scale is None else args.scale, args.scale_prompt, args.scale_output)
     if args.rate is not None:
-        trace = edit.at_rate(trace, args.rate)
+        trace = edit.set_rate(trace, args.rate)
     if args.jitter is not None:
         trace = edit.jitter(trace, args.jitter, args.seed)
     return trace if args.repeat is None else edit.repeat(trace, args.repeat)
 
 
 def _write(args: argparse.Namespace, trace: Trace) -> None:
-    from servesim.traces.export import export, exported
+    from servesim.traces.export import export, to_text
 
     if args.output is None:
-        text, notes = exported(trace, args.to)
+        text, notes = to_text(trace, args.to)
         sys.stdout.write(text)
     else:
         notes = export(trace, args.output, args.to)
@@ -206,6 +249,6 @@ def _write(args: argparse.Namespace, trace: Trace) -> None:
         print(f"{args.output or 'output'}: {note}", file=sys.stderr)
 
 
-def _remark(trace: Trace) -> None:
+def _print_remarks(trace: Trace) -> None:
     for line in trace.remarks():
         print(line, file=sys.stderr)

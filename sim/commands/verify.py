@@ -1,4 +1,4 @@
-"""`sim verify`: a simulated run against a measured one, or many against many."""
+"""`sim verify`: compare simulated runs with measured runs."""
 
 from __future__ import annotations
 
@@ -13,53 +13,60 @@ from .options import add_tolerance
 def register(commands: Any) -> None:
     verify = commands.add_parser(
         "verify",
-        help="simulated against measured: errors, where they come from, ranks",
-        description="Compare folders of `sim run -o` and `sim replay -o`; folders of such folders are paired by name.",
+        help="compare simulated with measured runs: errors, their sources, ranks",
+        description="Compare folders of `sim run -o` and `sim replay -o`. Folders that hold several runs are paired "
+        "by name.",
     )
-    verify.add_argument("simulated", metavar="SIM", help="folder of a simulated run, or of several")
-    verify.add_argument("measured", metavar="LIVE", help="folder of a measured run, or of several")
-    verify.add_argument("--profile", metavar="NAME", help="for splitting the error (the simulated run's if left out)")
-    verify.add_argument("-o", "--output", metavar="DIR", help="write verify.json and verify.png there")
+    verify.add_argument("simulated", metavar="SIM", help="folder of one or several simulated runs")
+    verify.add_argument("measured", metavar="LIVE", help="folder of one or several measured runs")
+    verify.add_argument(
+        "--profile",
+        metavar="NAME",
+        help="profile used to find the sources of the error (default: that of the simulated run)",
+    )
+    verify.add_argument("-o", "--output", metavar="DIR", help="folder for verify.json and verify.png")
     add_tolerance(verify)
     verify.set_defaults(run=verify_folders)
 
 
 def verify_folders(args: argparse.Namespace) -> int:
-    """Compare, print, judge."""
+    """Compare the runs, print the errors, apply the tolerance."""
     from servesim.calibrate.replay.resimulate import compare_runs
     from servesim.calibrate.replay.verify import pair_folders
     from servesim.runs.run_folder import read_run
 
     pairs, left_out = pair_folders(Path(args.simulated), Path(args.measured))
     for name in left_out:
-        print(f"left out, only on one side: {name}")
+        print(f"skipped, found in one folder only: {name}")
     sides = {name: (read_run(ours), read_run(theirs)) for name, ours, theirs in pairs}
     comparisons = [compare_runs(name, *both, args.profile) for name, both in sides.items()]
-    return judge(args, comparisons, sides, args.output)
+    return report_comparisons(args, comparisons, sides, args.output)
 
 
-def judge(args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[str, Any], output: Optional[str]) -> int:
-    """Print and write comparisons; return 3 when one is outside the tolerance."""
+def report_comparisons(
+    args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[str, Any], output: Optional[str]
+) -> int:
+    """Print and write comparisons; return 3 if one is outside the tolerance."""
     import json
 
-    from servesim.calibrate.replay.verify import JUDGED, as_json, ranks
-    from servesim.calibrate.replay.verify_report import plot, rank_text, text, write_report
+    from servesim.calibrate.replay.verify import CHECKED_METRICS, as_json, rank_correlations
+    from servesim.calibrate.replay.verify_report import format_comparison, format_ranks, plot_comparisons, write_report
 
-    judged = args.metrics or JUDGED
+    metrics = args.metrics or CHECKED_METRICS
     for comparison in comparisons:
-        for metric in judged:
-            comparison.line(metric)  # an unknown name is bad input before anything is printed
+        for metric in metrics:
+            comparison.row(metric)  # raises BadInput for an unknown name before anything is printed
     if args.json:
-        report = {"settings": [as_json(c) for c in comparisons], "kendall_tau": ranks(comparisons)}
+        report = {"settings": [as_json(c) for c in comparisons], "kendall_tau": rank_correlations(comparisons)}
         print(json.dumps(report, indent=1, default=str))
     else:
         for comparison in comparisons:
-            print(text(comparison, judged, args.tolerance))
+            print(format_comparison(comparison, metrics, args.tolerance))
         if len(comparisons) > 1:
-            print(rank_text(comparisons))
+            print(format_ranks(comparisons))
     if output:
         write_report(comparisons, Path(output), args.tolerance)
-        plot(sides, comparisons, Path(output) / "verify.png")
+        plot_comparisons(sides, comparisons, Path(output) / "verify.png")
     if args.tolerance is None:
         return 0
-    return 3 if any(c.outside(args.tolerance, judged) for c in comparisons) else 0
+    return 3 if any(c.outside(args.tolerance, metrics) for c in comparisons) else 0

@@ -1,4 +1,4 @@
-"""Configuration: scenarios, workloads, policies by name, presets, and overrides, all checked with pydantic.
+"""Configuration: scenarios, policies by name, presets and overrides, checked with pydantic.
 
 It imports core, files, costs, policies and traces. runs and everything above import it.
 """

@@ -1,4 +1,4 @@
-"""llm-serving's own YAML, read as a scenario and written from one."""
+"""Convert configurations of llm-serving to scenarios and back."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any
 from servesim.core import BadInput
 
 SECTIONS = {"model_config", "serving_config", "pa_config"}
-# Measured on the real server: the call in flight and six whole calls end before a request sent meanwhile is seen.
+# Measured: 7 model calls end before the scheduler sees a new request (the current call and 6 more).
 FRONT_END = {"lag": 7, "end_lag": True}
-LOST_AFTER = 600.0  # its SSE ping breaks performance_serving's client
+CLIENT_TIMEOUT_S = 600.0  # the server's SSE ping breaks performance_serving's client
 
 
 def is_llm_serving(tree: Mapping[str, Any]) -> bool:
-    """Whether a YAML tree is the server's own configuration."""
+    """Whether a YAML tree is a configuration of llm-serving."""
     return "model_config" in tree and bool(SECTIONS & set(tree))
 
 
 def from_llm_serving(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the scenario that a server with this configuration is."""
+    """Return the scenario of a server with this configuration."""
     model, paging = section(tree, "model_config", where), section(tree, "pa_config", where)
     lengths = as_list(model.get("seq_length") or [4096])
     batches = as_list(model.get("decode_batch_size") or [1])
     if len(batches) > 1:
-        raise BadInput(f"{where}: model_config.decode_batch_size: gears {batches} kill the real server; give one size")
+        raise BadInput(
+            f"{where}: model_config.decode_batch_size: several sizes {batches} crash the real server; give one"
+        )
     paged = bool(model.get("page_attention", False))
     policy: dict[str, Any] = {"name": "llm-serving", "decode_batch": batches[0]}
     strategy = model.get("batching_strategy", "continuous")
@@ -37,9 +39,9 @@ def from_llm_serving(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
         "num_blocks": paging.get("num_blocks", 1024),
         "block_size": paging.get("block_size", 16),
         "max_model_len": max(lengths),
-        "prefill_gears": [] if model.get("seq_type") == "dyn" else lengths,
+        "prefill_buckets": [] if model.get("seq_type") == "dyn" else lengths,
         "front_end": dict(FRONT_END),
-        "lost_after": LOST_AFTER,
+        "client_timeout": CLIENT_TIMEOUT_S,
     }
     if model.get("max_generate_length"):
         engine["max_generate_length"] = model["max_generate_length"]
@@ -47,17 +49,17 @@ def from_llm_serving(tree: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def to_llm_serving(policy: Mapping[str, Any], engine: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the server's configuration for a scenario; what it cannot express is a BadInput."""
+    """Return the llm-serving configuration of a scenario; raise BadInput if there is none."""
     if policy.get("name") != "llm-serving":
         raise BadInput(f"policy {policy.get('name')}: only llm-serving policies have an llm-serving configuration")
     strategy = policy.get("strategy", "paged")
-    longest = engine.get("max_model_len") or 4096
+    max_length = engine.get("max_model_len") or 4096
     return {
         "model_config": {
             "model_name": "llama_7b",
-            "max_generate_length": engine.get("max_generate_length") or longest,
-            "seq_length": list(engine.get("prefill_gears") or [longest]),
-            "seq_type": "static" if engine.get("prefill_gears") else "dyn",
+            "max_generate_length": engine.get("max_generate_length") or max_length,
+            "seq_length": list(engine.get("prefill_buckets") or [max_length]),
+            "seq_type": "static" if engine.get("prefill_buckets") else "dyn",
             "prefill_batch_size": [policy.get("prefill_batch", 1)],
             "decode_batch_size": [policy.get("decode_batch", 1)],
             "batching_strategy": "static" if strategy.startswith("static") else "continuous",
@@ -67,19 +69,19 @@ def to_llm_serving(policy: Mapping[str, Any], engine: Mapping[str, Any]) -> dict
         "pa_config": {
             "num_blocks": engine.get("num_blocks", 1024),
             "block_size": engine.get("block_size", 16),
-            "decode_seq_length": longest,
+            "decode_seq_length": max_length,
         },
     }
 
 
 def section(tree: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]:
-    """Return a section of the configuration, empty where it is missing."""
-    found = tree.get(name) or {}
-    if not isinstance(found, Mapping):
-        raise BadInput(f"{where}: {name}: expected a mapping, got {found!r}")
-    return found
+    """Return a section of the configuration; a missing one is empty."""
+    keys = tree.get(name) or {}
+    if not isinstance(keys, Mapping):
+        raise BadInput(f"{where}: {name}: expected a mapping, got {keys!r}")
+    return keys
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list of gears, whether one or several were given."""
+    """Return a value as a list; the configuration may hold one size or a list of sizes."""
     return list(value) if isinstance(value, list) else [value]

@@ -1,4 +1,4 @@
-"""A scenario as a tree of plain mappings: read from a file, laid over another, changed by `--set`."""
+"""Scenarios as trees of mappings: read a file, merge trees, apply `--set`."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from servesim.core import BadInput
 from servesim.files.yaml_reader import parse, read_yaml
 
 from .llm_serving_yaml import from_llm_serving, is_llm_serving
+from .old_keys import NEW, rename_keys, rename_path
 from .registry import preset
 
 Tree = dict[str, Any]
 
 
-def read_tree(path: Union[str, Path]) -> Tree:
-    """Read a scenario file, ours or llm-serving's own, with the preset it names merged under it."""
+def read_scenario_file(path: Union[str, Path]) -> Tree:
+    """Read a scenario file or an llm-serving configuration; load its preset first."""
     tree = read_mapping(path, "scenario")
     if is_llm_serving(tree):
         tree = from_llm_serving(tree, str(path))
-    return with_preset(tree)
+    return with_preset(rename_keys(tree, NEW, f"{path}: "))
 
 
 def read_mapping(path: Union[str, Path], what: str) -> Tree:
@@ -32,46 +33,57 @@ def read_mapping(path: Union[str, Path], what: str) -> Tree:
 
 
 def with_preset(tree: Tree) -> Tree:
-    """Merge a scenario over the preset that its key `preset` names."""
-    over = {key: value for key, value in tree.items() if key != "preset"}
-    return merge(preset(str(tree["preset"])) if "preset" in tree else {}, over)
+    """Load the preset that the key `preset` names; the other keys override it."""
+    overrides = {key: value for key, value in tree.items() if key != "preset"}
+    return merge(preset(str(tree["preset"])) if "preset" in tree else {}, overrides)
 
 
-def merge(base: Tree, over: Mapping[str, Any]) -> Tree:
-    """Return the base with a tree laid over it, key by key; another policy brings its own fields only."""
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
+    """Return the base with a tree merged over it, key by key. If `over` names another policy, the old fields go."""
+    return merge_renamed(rename_keys(base, NEW), rename_keys(over, NEW))
+
+
+def merge_renamed(base: Tree, over: Mapping[str, Any]) -> Tree:
+    """Merge two trees of which neither has an old key name."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
         if isinstance(old, dict) and isinstance(value, Mapping):
             other = key == "policy" and "name" in value and value["name"] != old.get("name")
-            result[key] = dict(value) if other else merge(old, value)
+            result[key] = dict(value) if other else merge_renamed(old, value)
         else:
             result[key] = value
-    for one, other in (("trace", "workload"), ("workload", "trace")):
-        if over.get(one) is not None and other not in over:
+    for source, other in (("trace", "workload"), ("workload", "trace")):
+        if over.get(source) is not None and other not in over:
             result.pop(other, None)
     return result
 
 
 def override(tree: Tree, settings: Sequence[str]) -> Tree:
-    """Apply `key.key=value` settings, the values read as YAML."""
+    """Apply `section.key=value` settings; values are YAML."""
     for setting in settings:
         key, sign, text = setting.partition("=")
         if not sign or not key:
             raise BadInput(f"--set {setting}: expected KEY=VALUE, e.g. policy.delay_factor=0.5")
         value = parse(text, f"--set {setting}")
         try:
-            tree = put(tree, key.split("."), value)
+            tree = set_key(tree, key, value)
         except BadInput as bad:
             raise BadInput(f"--set {setting}: {bad}") from None
     return tree
 
 
-def put(tree: Any, keys: Sequence[str], value: Any) -> Tree:
-    """Return the tree with one value set; `policy: name` grows into a mapping when a field of it is set."""
+def set_key(tree: Tree, key: str, value: Any) -> Tree:
+    """Return the tree with the value of `section.key` replaced; the key may be given by its old name."""
+    name, names = rename_path(key, NEW)
+    return set_in(tree, name.split("."), rename_keys(value, names, f"{key}."))
+
+
+def set_in(tree: Any, keys: Sequence[str], value: Any) -> Tree:
+    """Return the tree with one value set; `policy: name` becomes a mapping when one of its fields is set."""
     tree = {"name": tree} if isinstance(tree, str) else tree
     if not isinstance(tree, Mapping):
-        raise BadInput(f"expected a section to set {'.'.join(keys)} in, got {tree!r}")
+        raise BadInput(f"expected a section that holds {'.'.join(keys)}, got {tree!r}")
     if len(keys) == 1:
         return {**tree, keys[0]: value}
-    return {**tree, keys[0]: put(tree.get(keys[0]) or {}, keys[1:], value)}
+    return {**tree, keys[0]: set_in(tree.get(keys[0]) or {}, keys[1:], value)}

@@ -1,4 +1,4 @@
-"""A scenario: workload, policy, engine, profile and seed, read from YAML and checked at the edge."""
+"""Scenarios: workload, policy, engine, profile and seed, as pydantic models."""
 
 from __future__ import annotations
 
@@ -17,68 +17,77 @@ from pydantic import (
     model_validator,
 )
 from servesim.core import BadInput, Policy, traits_of
-from servesim.files.checked import complaint, path
-from servesim.files.suggestions import meant
+from servesim.files.checked import format_fault, key_path
+from servesim.files.suggestions import did_you_mean
 from servesim.policies import POLICIES
 
+from .old_keys import NEW, rename_keys
 from .overrides import Tree
 from .registry import hints_of, make_policy
 
 
 class Section(BaseModel):
-    """A mapping whose unknown keys are errors."""
+    """A section of a file; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
 
 
 class FrontEnd(Section):
-    """How an engine's HTTP side lags behind its scheduler."""
+    """Delay between the HTTP side of an engine and its scheduler."""
 
-    lag: int = Field(1, ge=1, description="model calls that end before a request sent during the first one is seen")
-    end_lag: bool = Field(False, description="clients see the end of a stream one model call late")
+    lag: int = Field(1, ge=1, description="model calls until the scheduler sees a new request; 1 = no lag")
+    end_lag: bool = Field(False, description="clients see the end of a stream one model call later")
     seconds: Optional[float] = Field(
-        None, ge=0, description="from sending to the scheduler, at the least; instead of the profile's"
+        None, ge=0, description="minimum seconds from sending to the scheduler (default: the profile's)"
     )
 
 
 class ColdStart(Section):
-    """Seconds the first calls take longer."""
+    """Extra seconds of the first model calls."""
 
-    prefill: float = Field(0.0, ge=0, description="of the first prefill, seconds")
-    decode: float = Field(0.0, ge=0, description="of the first decode, seconds")
+    prefill: float = Field(0.0, ge=0, description="extra seconds of the first prefill")
+    decode: float = Field(0.0, ge=0, description="extra seconds of the first decode")
 
 
 class EngineConfig(Section):
-    """The engine around the policy: its memory, its limits, what it pads, its front end."""
+    """The engine: KV blocks, limits, padding and front end."""
 
     num_blocks: int = Field(1024, gt=0, description="KV blocks on the device")
-    block_size: int = Field(16, gt=0, description="tokens a block")
-    host_blocks: int = Field(0, ge=0, description="KV blocks on the host, for swapping")
-    max_model_len: Optional[int] = Field(None, gt=0, description="longest prompt + output")
+    block_size: int = Field(16, gt=0, description="tokens per KV block")
+    host_blocks: int = Field(0, ge=0, description="KV blocks in host memory, for swapping")
+    max_model_len: Optional[int] = Field(None, gt=0, description="maximum tokens of prompt + output")
     max_generate_length: Optional[int] = Field(
-        None, gt=0, description="paged llm-serving: stop silently at this length"
+        None, gt=0, description="paged llm-serving stops a request at this many tokens, without an error"
     )
-    prefill_gears: list[int] = Field([], description="a prompt is padded to the first of these longer than itself")
-    decode_gears: list[int] = Field([], description="a decode batch is padded to the first of these that holds it")
-    refuse: Literal["auto", "always", "never"] = Field("auto", description="requests that can never fit")
-    front_end: FrontEnd = Field(FrontEnd(), description="how late requests and ends are seen")
-    lost_after: Optional[float] = Field(None, gt=0, description="seconds after which a client's stream breaks")
-    cold_start: Optional[ColdStart] = Field(None, description="instead of the profile's")
+    prefill_buckets: list[int] = Field(
+        [], description="padded prompt lengths: a prompt is padded to the next larger one (llm-serving: gears)"
+    )
+    decode_buckets: list[int] = Field(
+        [], description="padded decode batch sizes: a batch is padded to the next size that holds it"
+    )
+    reject_oversized: Literal["auto", "always", "never"] = Field(
+        "auto", description="reject requests that can never fit: always, never, or as the policy's engine does (auto)"
+    )
+    front_end: FrontEnd = Field(FrontEnd(), description="front-end lag")
+    client_timeout: Optional[float] = Field(None, gt=0, description="seconds after which a client gives up")
+    cold_start: Optional[ColdStart] = Field(
+        None, description="extra seconds of the first calls (default: the profile's)"
+    )
 
-    @field_validator("prefill_gears", "decode_gears")
+    @field_validator("prefill_buckets", "decode_buckets")
     @classmethod
-    def _positive(cls, gears: list[int]) -> list[int]:
-        if any(gear <= 0 for gear in gears):
+    def _positive(cls, sizes: list[int]) -> list[int]:
+        if any(size <= 0 for size in sizes):
             raise ValueError("expected positive numbers")
-        return sorted(gears)
+        return sorted(sizes)
 
 
 class Slo(Section):
-    """What a good answer is, in milliseconds."""
+    """SLO: latency bounds of a good response, in milliseconds."""
 
-    ttft: Optional[float] = Field(None, gt=0, description="to the first token, at most; milliseconds")
-    tpot: Optional[float] = Field(None, gt=0, description="for each further token, at most; milliseconds")
-    e2el: Optional[float] = Field(None, gt=0, description="to the last token, at most; milliseconds")
+    ttft: Optional[float] = Field(None, gt=0, description="maximum time to first token, milliseconds")
+    tpot: Optional[float] = Field(None, gt=0, description="maximum mean time per further token, milliseconds")
+    e2el: Optional[float] = Field(None, gt=0, description="maximum time to the last token, milliseconds")
 
     def seconds(self) -> dict[str, float]:
         """Return the bounds that are set, in seconds."""
@@ -86,20 +95,22 @@ class Slo(Section):
 
 
 class TraceFile(Section):
-    """A trace on disk."""
+    """A trace file."""
 
-    path: str = Field(description="the file")
-    format: Optional[str] = Field(None, description="if it is not to be recognised")
-    limit: Optional[int] = Field(None, gt=0, description="only the first so many requests")
-    columns: Optional[dict[str, str]] = Field(None, description="which column holds a field: {prompt: tokens_in}")
-    unit: Optional[Literal["s", "ms", "us", "ns"]] = Field(None, description="of its times, if not the format's own")
-    sort: bool = Field(False, description="put rows in order of arrival that are not")
-    window: Optional[tuple[float, float]] = Field(None, description="from which second to which")
+    path: str = Field(description="trace file")
+    format: Optional[str] = Field(None, description="trace format (default: detected from the content)")
+    limit: Optional[int] = Field(None, gt=0, description="use only the first N requests")
+    columns: Optional[dict[str, str]] = Field(None, description="column names of fields, e.g. {prompt: tokens_in}")
+    unit: Optional[Literal["s", "ms", "us", "ns"]] = Field(
+        None, description="unit of the times (default: the format's own)"
+    )
+    sort: bool = Field(False, description="sort rows by arrival time")
+    window: Optional[tuple[float, float]] = Field(None, description="keep arrivals in [start, end), seconds")
     tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
 
 
-def checked(workload: Any) -> Any:
-    """Check a workload and return it as it was written: results keep it so."""
+def check_workload(workload: Any) -> Any:
+    """Check a workload and return it unchanged: results store it as written."""
     from servesim.traces.make.workload import workload_from
 
     workload_from(workload)
@@ -107,7 +118,7 @@ def checked(workload: Any) -> Any:
 
 
 class WorkloadSchema:
-    """Describes a workload in the JSON schema; to build this takes long, so no run does it."""
+    """The JSON schema of a workload. Building it is slow, so it is built on demand."""
 
     def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
         from servesim.traces.make.workload import Workload
@@ -116,19 +127,21 @@ class WorkloadSchema:
 
 
 class Scenario(Section):
-    """All that a run depends on."""
+    """All inputs of a run."""
 
-    name: Optional[str] = Field(None, description="what to call it in results")
-    trace: Optional[TraceFile] = Field(None, description="a file of requests, or its path alone")
-    workload: Optional[Annotated[Tree, BeforeValidator(checked), WorkloadSchema()]] = Field(
-        None, description="requests that are made up, instead of a trace"
+    name: Optional[str] = Field(None, description="name of the scenario in results")
+    trace: Optional[TraceFile] = Field(None, description="trace file: its path, or the keys below")
+    workload: Optional[Annotated[Tree, BeforeValidator(check_workload), WorkloadSchema()]] = Field(
+        None, description="synthetic workload, instead of a trace"
     )
-    policy: Tree = Field({"name": "llm-serving"}, description="name and fields; see `sim policies list`")
-    engine: EngineConfig = Field(EngineConfig(), description="memory, limits, padding, front end")
-    profile: Union[str, dict[str, Any]] = Field("ascend910b4-llama2-7b", description="bundled name, folder or costs")
-    seed: int = Field(0, ge=0, description="of all that is drawn")
-    slo: Slo = Field(Slo(), description="bounds of a good answer, in milliseconds")
-    noise: bool = Field(False, description="draw step times from the profile's residuals")
+    policy: Tree = Field({"name": "llm-serving"}, description="name and fields of the policy; see `sim policies list`")
+    engine: EngineConfig = Field(EngineConfig(), description="KV blocks, limits, padding, front end")
+    profile: Union[str, dict[str, Any]] = Field(
+        "ascend910b4-llama2-7b", description="step costs: bundled profile, profile folder, or a cost mapping"
+    )
+    seed: int = Field(0, ge=0, description="random seed of the run")
+    slo: Slo = Field(Slo(), description="SLO: latency bounds of a good response, milliseconds")
+    noise: bool = Field(False, description="add random noise to step times, from the residuals of the profile")
 
     @model_validator(mode="before")
     @classmethod
@@ -145,25 +158,25 @@ class Scenario(Section):
 
     @property
     def varies(self) -> bool:
-        """Whether anything is random: a trace from a file runs the same every time."""
+        """Whether the run depends on the seed; a trace from a file without noise does not."""
         return self.trace is None or self.noise
 
     def make_policy(self) -> Policy:
         """Return the policy object."""
         return make_policy(self.policy)
 
-    def gears(self, policy: Policy) -> list[int]:
-        """Return the decode gears; llm-serving always decodes as many rows as it has slots."""
-        if self.engine.decode_gears:
-            return self.engine.decode_gears
+    def decode_buckets(self, policy: Policy) -> list[int]:
+        """Return the padded decode batch sizes; llm-serving always decodes all of its slots."""
+        if self.engine.decode_buckets:
+            return self.engine.decode_buckets
         slots = getattr(policy, "decode_batch", None)
         return [slots] if slots and traits_of(policy).running_order == "slot" else []
 
 
 def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
-    """Check a tree and return the scenario; errors are one line that names the key and what was expected."""
+    """Check a tree and return the scenario; an error is one line with the key and the expected value."""
     try:
-        scenario = Scenario.model_validate(tree)
+        scenario = Scenario.model_validate(rename_keys(tree, NEW, f"{where}: "))
     except ValidationError as error:
         raise BadInput(f"{where}: {first_error(error)}") from None
     if scenario.trace is not None and scenario.workload is not None:
@@ -176,32 +189,33 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
 
 
 def first_error(error: ValidationError) -> str:
-    """Return pydantic's first complaint as one line."""
+    """Return the first error of pydantic as one line."""
     fault = error.errors()[0]
     loc = [part for part in fault["loc"] if not str(part).startswith(("dict[", "str"))]
-    key = path(loc) or "scenario"
+    key = key_path(loc) or "scenario"
     if fault["type"] != "extra_forbidden":
-        return complaint(fault, key)
-    place = [str(part) for part in loc]
-    known = known_keys(place[:-1])
-    return f"{key}: unknown key; known: {', '.join(known)}{meant(place[-1], known) or misplaced(place)}"
+        return format_fault(fault, key)
+    keys = [str(part) for part in loc]
+    known = known_keys(keys[:-1])
+    return f"{key}: unknown key; known: {', '.join(known)}{did_you_mean(keys[-1], known) or suggest_section(keys)}"
 
 
-def misplaced(place: Sequence[str]) -> str:
-    """Return where a key belongs that stands at the top by mistake, or what takes a file that has it."""
-    if len(place) != 1:
+def suggest_section(keys: Sequence[str]) -> str:
+    """Return the section of a key that is at the top level by mistake, or the command that reads such a file."""
+    if len(keys) != 1:
         return ""
-    if place[0] in ("base", "params", "objectives", "replications"):
+    if keys[0] in ("base", "params", "objectives", "replications"):
         return "; this is a key of sweep files: `sim sweep FILE`"
-    homes = [f"{section}.{place[0]}" for section in ("engine", "trace", "slo") if place[0] in known_keys([section])]
-    homes += [f"policy.{place[0]}" for kind in POLICIES.values() if place[0] in hints_of(kind)]
-    return f"; did you mean {homes[0]}?" if homes else ""
+    key = keys[0]
+    matches = [f"{section}.{key}" for section in ("engine", "trace", "slo") if key in known_keys([section])]
+    matches += [f"policy.{key}" for kind in POLICIES.values() if key in hints_of(kind)]
+    return f"; did you mean {matches[0]}?" if matches else ""
 
 
-def known_keys(place: Sequence[str]) -> list[str]:
-    """Return the keys of a section."""
+def known_keys(sections: Sequence[str]) -> list[str]:
+    """Return the keys of a section, given by its path."""
     section: Any = Scenario
-    for part in place:
+    for part in sections:
         kinds = [section.model_fields[part].annotation] if part in section.model_fields else []
         kinds += list(getattr(kinds[0], "__args__", ())) if kinds else []
         section = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), section)

@@ -1,4 +1,4 @@
-"""What a step time depends on, and the interface of a cost model."""
+"""The shape of a step, and the interface of a cost model that predicts its duration from the shape."""
 
 from __future__ import annotations
 
@@ -6,48 +6,48 @@ from typing import NamedTuple, Optional
 
 
 class Shape(NamedTuple):
-    """What a step's time depends on; padded is what the device runs, live is what was asked for."""
+    """The numbers that the duration of a step depends on. Padded counts include padding, live counts do not."""
 
-    prefill_rows: int = 0
+    prefill_rows: int = 0  # padded
     prefill_tokens: int = 0  # padded
-    prefill_live: int = 0
-    squares: int = 0  # sum of squared chunk lengths: attention inside the chunks
-    cross: int = 0  # sum of chunk x context before it: attention to what was cached
+    prefill_live: int = 0  # tokens
+    squares: int = 0  # sum of tokens ** 2 over the chunks: attention inside a chunk
+    cross: int = 0  # sum of tokens * cached over the chunks: attention to tokens cached before
     decode_rows: int = 0  # padded
-    decode_live: int = 0
-    context: int = 0  # sum of cached tokens the decoding rows read
-    swapped: int = 0  # blocks copied to or from the host
+    decode_live: int = 0  # rows
+    context: int = 0  # sum of cached tokens that the decoding rows read
+    swapped: int = 0  # KV blocks copied to or from the host
 
     @property
     def kind(self) -> str:
-        """What the step does: prefill, decode, mixed or swap."""
+        """The kind of step: prefill, decode, mixed or swap."""
         if self.prefill_rows:
             return "mixed" if self.decode_rows else "prefill"
         return "decode" if self.decode_rows else "swap"
 
 
 class StepCost:
-    """Seconds a step takes."""
+    """A cost model: predicts the seconds of a step."""
 
     @property
-    def steady(self) -> bool:
-        """Whether steps of one shape always take the same time."""
+    def deterministic(self) -> bool:
+        """Whether two steps of one shape always take the same time."""
         return True
 
     def seconds(self, shape: Shape) -> float:
-        """Return the duration of one step."""
+        """Return the predicted seconds of a step. Subclasses implement this."""
         raise NotImplementedError
 
     def duration(self, shape: Shape) -> float:
-        """Return the duration of one step, a decode-only one by the short cut: clocks agree to the last bit."""
+        """Return the seconds of a step. Like fast-forward, it uses `decode` if it can, so all results are identical."""
         if shape.prefill_rows or shape.swapped:
             return self.seconds(shape)
         return self.decode(shape.decode_rows, shape.decode_live, shape.context)
 
     def decode(self, rows: int, live: int, context: int) -> float:
-        """Return the duration of a decode-only step: the inner loop's short cut."""
+        """Return the seconds of a decode-only step. A subclass may override it with faster code of the same result."""
         return self.seconds(Shape(decode_rows=rows, decode_live=live, context=context))
 
-    def line(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        """Return a and b where `decode` is exactly a + b * context for such a batch; leaps are faster for it."""
+    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+        """Return (a, b) if `decode` is exactly a + b * context for this batch, else None. Makes fast-forward faster."""
         return None

@@ -10,15 +10,15 @@ if TYPE_CHECKING:
 
 
 class BadInput(ValueError):
-    """The user gave something unusable: one line that says what, where, and what was expected. Exit code 2."""
+    """Invalid user input. The message is one line: where, what is wrong, what was expected. Exit code 2."""
 
 
 class Stuck(RuntimeError):
-    """Nothing can ever run again although requests are left."""
+    """The engine can never run again although requests are left (deadlock or livelock)."""
 
-    def __init__(self, why: str, requests: Sequence[Request], now: float) -> None:
+    def __init__(self, reason: str, requests: Sequence[Request], now: float) -> None:
         self.requests = tuple(requests)
         self.now = now
         names = ", ".join(str(request.id) for request in self.requests[:8])
         more = f" and {len(self.requests) - 8} more" if len(self.requests) > 8 else ""
-        super().__init__(f"stuck at t={now:g} s: {why} (requests {names}{more})")
+        super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more})")

@@ -1,24 +1,25 @@
-"""What a policy returns: the requests that change queues, and the model call."""
+"""The result of `Policy.decide`: the requests that change queues, and the model call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
+from .old_names import PLAN_FIELDS, new_names
 from .request import Request
 
-FOREVER = 1 << 60  # `hold` of a plan that stays right until something happens
+FOREVER = 1 << 60  # no limit: for `hold`, block counts, lengths and step numbers
 
 
 class Chunk:
-    """Tokens a request computes in one step."""
+    """A number of tokens of one request that a step computes."""
 
     __slots__ = ("blocks", "request", "tokens")
 
     def __init__(self, request: Request, tokens: int, blocks: int = 0) -> None:
         self.request = request
         self.tokens = tokens
-        self.blocks = blocks  # blocks to hold from now on, where the engine takes more than the tokens need
+        self.blocks = blocks  # blocks that the request holds from now on; 0: as many as its tokens need
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.request, self.tokens, self.blocks))
@@ -30,33 +31,48 @@ class Chunk:
         return f"Chunk({self.request!r}, {self.tokens}, {self.blocks})"
 
 
-class Eviction(NamedTuple):
-    """A request loses its place in the batch, and its blocks."""
+class Preemption(NamedTuple):
+    """Take a request out of the running batch."""
 
     request: Request
-    # recompute: cache dropped | swap: blocks copied to the host | keep: blocks stay, and it joins swapped.
-    # A request that was kept may later be swapped or dropped, and stays in swapped.
-    how: str = "recompute"
-    to: str = "front"  # front or back of waiting | ranked: by the order of waiting | swapped
+    # recompute: drop its blocks | swap: copy its blocks to the host | keep: leave its blocks on the device.
+    # swap and keep need queue="swapped". A later plan may swap or drop the blocks of a request that was kept.
+    mode: str = "recompute"
+    # front or back of a FIFO waiting queue | sorted: by its sort key | swapped. A sorted waiting queue always uses the
+    # sort key.
+    queue: str = "front"
+
+    @property
+    def how(self) -> str:
+        return self.mode
+
+    @property
+    def to(self) -> str:
+        return self.queue
+
+
+def Eviction(request: Request, how: str = "recompute", to: str = "front") -> Preemption:
+    """Return a preemption; the name in servesim 0.1."""
+    return Preemption(request, how, "sorted" if to == "ranked" else to)
 
 
 class Rejection(NamedTuple):
-    """A request leaves without an answer, or with an error for one."""
+    """Remove a request without serving it to the end."""
 
     request: Request
     reason: str
-    outcome: str = "refused"  # refused | unanswered: its client gets no reply
+    outcome: str = "refused"  # refused: client gets an error | unanswered: client gets no reply | aborted: no client
 
 
 class Moves(NamedTuple):
-    """The requests that change queues before the model call, in this order."""
+    """Changes before the model call: queues, freed blocks and swaps. The engine applies the fields in this order."""
 
-    release: Sequence[Request] = ()  # finished requests whose blocks are given back only now
-    evict: Sequence[Eviction] = ()
-    waiting: Optional[Sequence[Request]] = None  # a new order of the waiting queue
-    swap_in: Sequence[Request] = ()  # back from the host; they decode in this very step if the plan decodes
-    fetch: Sequence[Request] = ()  # copied back from the host ahead of need; they stay in swapped
-    admit: Sequence[Request] = ()  # join running, and take no blocks yet
+    release: Sequence[Request] = ()  # finished requests whose blocks are freed only now
+    preempt: Sequence[Preemption] = ()
+    reorder_waiting: Optional[Sequence[Request]] = None  # the new order of the waiting queue
+    swap_in: Sequence[Request] = ()  # back from the host; they decode in this step if the plan decodes
+    prefetch: Sequence[Request] = ()  # blocks copied back early; the requests stay in the swapped queue
+    admit: Sequence[Request] = ()  # move to running without blocks
     reject: Sequence[Rejection] = ()
 
 
@@ -64,54 +80,66 @@ NO_MOVES = Moves()
 
 
 class Plan:
-    """What a policy wants done now: first `moves`, then one model call of `chunks` and decodes.
+    """One step: first `moves`, then one model call of `chunks` and decodes.
 
-    `hold` promises the same plan for further steps, so that the simulator can run them as one event.
+    `hold` is a promise: `decide` would return the same plan for this number of further steps, if no request arrives,
+    finishes or lacks a block. The simulator then runs these steps as one event. It counts for decode-only plans.
     """
 
     __slots__ = (
-        "moves", "chunks", "decode", "decode_first", "running", "padding", "wake", "hold", "spare", "lasts", "memory",
+        "moves", "chunks", "decode", "decode_first", "reorder_running", "padding_rows", "wake_at", "hold", "keep_free",
+        "hold_past_finish", "state",
     )  # fmt: skip
 
     def __init__(
         self,
         release: Sequence[Request] = (),
-        evict: Sequence[Eviction] = (),
-        waiting: Optional[Sequence[Request]] = None,
+        preempt: Sequence[Preemption] = (),
+        reorder_waiting: Optional[Sequence[Request]] = None,
         swap_in: Sequence[Request] = (),
-        fetch: Sequence[Request] = (),
+        prefetch: Sequence[Request] = (),
         admit: Sequence[Request] = (),
         reject: Sequence[Rejection] = (),
         chunks: Sequence[Chunk] = (),
         decode: bool = False,
         decode_first: bool = False,
-        running: Optional[Sequence[Request]] = None,
-        padding: int = 0,
-        wake: Optional[float] = None,
+        reorder_running: Optional[Sequence[Request]] = None,
+        padding_rows: int = 0,
+        wake_at: Optional[float] = None,
         hold: int = 0,
-        spare: int = 0,
-        lasts: bool = False,
-        memory: Any = None,
+        keep_free: int = 0,
+        hold_past_finish: bool = False,
+        state: Any = None,
+        **old: Any,
     ) -> None:
-        if evict or admit or reject or swap_in or fetch or release or waiting is not None:
-            self.moves = Moves(release, evict, waiting, swap_in, fetch, admit, reject)
+        if preempt or admit or reject or swap_in or prefetch or release or reorder_waiting is not None:
+            self.moves = Moves(release, preempt, reorder_waiting, swap_in, prefetch, admit, reject)
         else:
             self.moves = NO_MOVES
-        self.chunks = chunks  # in batch order; a waiting request is admitted by its first chunk
+        # In batch order. The first chunk of a waiting or swapped request admits it. Without `decode`, a one-token chunk
+        # of a decoding request lets only that request decode.
+        self.chunks = chunks
         self.decode = decode  # every running request with a complete prompt generates one token, in running order
-        self.decode_first = decode_first  # in the batch, the decodes stand before the chunks
-        self.running = running  # a new order of the running queue
-        self.padding = padding  # rows the engine runs and pays for besides the live ones
-        self.wake = wake  # decide again then, even if nothing happens
-        self.hold = hold  # further steps for which this stays the plan while nothing arrives, ends or runs short
-        self.spare = spare  # blocks that must stay free for that
-        self.lasts = lasts  # it holds beyond the end of requests too, since no request waits for their places
-        self.memory = memory  # state of the policy, part of its next view
+        self.decode_first = decode_first  # in the batch, decodes come before the chunks
+        self.reorder_running = reorder_running  # the new order of the running queue
+        self.padding_rows = padding_rows  # rows that the engine computes in addition to the live ones
+        self.wake_at = wake_at  # call `decide` again at this time, even if nothing happens
+        self.hold = hold  # further steps for which `decide` would return this plan; see the class
+        self.keep_free = keep_free  # the hold ends before fewer blocks than this would be free
+        self.hold_past_finish = hold_past_finish  # the hold does not end when a request finishes
+        self.state = state  # policy state, part of the next view
+        if old:
+            plan = self._replace(**new_names(old, PLAN_FIELDS, "Plan()"))
+            for name in self.__slots__:
+                setattr(self, name, getattr(plan, name))
 
     def __getattr__(self, name: str) -> Any:
-        """Return a field of `moves`, as in 0.1."""
+        """Return a field of `moves`, or a field by its name in servesim 0.1."""
+        name = PLAN_FIELDS.get(name, name)
         if name in Moves._fields:
             return getattr(self.moves, name)
+        if name in self.__slots__:
+            return object.__getattribute__(self, name)
         raise AttributeError(f"a Plan has no field {name!r}")
 
     def _replace(self, **changes: Any) -> Plan:

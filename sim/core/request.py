@@ -1,30 +1,35 @@
-"""One request: what was asked, how far it is, and where its seconds went. Lengths are tokens, times are seconds."""
+"""One request: what the client asks, and its progress in a server. Lengths are tokens, times are seconds."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Optional, Protocol
 
-# What a client asks: the arguments of Request, in order.
-ASKED = ("id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix", "after", "delay", "fails")
+from .old_names import REQUEST_FIELDS, OldRequestNames, new_names
+
+# What a client asks: the arguments of ClientRequest, in order.
+CLIENT_FIELDS = (
+    "id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix_hashes", "follows", "think_time",
+    "fails_at_token",
+)  # fmt: skip
 
 
 class DecodeCohort(Protocol):
-    """The decoding requests of a server, as a request and a policy see them (sim/engine/cohort.py)."""
+    """The part of the cohort that requests and policies read (sim/engine/cohort.py)."""
 
     size: int
     context: int  # sum of their cached tokens
-    ticks: int  # decode steps of all of them so far
+    steps: int  # decode steps of the cohort so far
 
-    def need(self, ahead: int = 0) -> int: ...  # blocks that the next decode step takes, or a later one
+    def blocks_needed(self, ahead: int = 0) -> int: ...  # new blocks of the decode step after `ahead` others
 
-    def blocks(self, request: Request) -> int: ...  # device blocks that one of them holds
+    def blocks(self, request: Request) -> int: ...  # device blocks that a member holds
 
 
-class ClientRequest:
-    """What a client asks: one prompt, the tokens it may get, and when. A trace is a list of these."""
+class ClientRequest(OldRequestNames):
+    """What a client asks: a prompt, an output limit and an arrival time. A trace is a list of these."""
 
-    __slots__ = ASKED
+    __slots__ = CLIENT_FIELDS
 
     def __init__(
         self,
@@ -35,42 +40,47 @@ class ClientRequest:
         limit: Optional[int] = None,
         priority: int = 0,
         session: Optional[str] = None,
-        prefix: Sequence[int] = (),
-        after: Any = None,
-        delay: float = 0.0,
-        fails: Optional[int] = None,
+        prefix_hashes: Sequence[int] = (),
+        follows: Any = None,
+        think_time: float = 0.0,
+        fails_at_token: Optional[int] = None,
+        **old: Any,
     ) -> None:
         self.id = id
         self.arrival = arrival
-        self.prompt = prompt
-        self.output = output  # tokens it will get, end-of-sequence included; a policy may not read it
-        self.limit = output if limit is None else limit  # tokens it may get (max_new_tokens)
-        self.priority = priority  # smaller is served first
+        self.prompt = prompt  # prompt tokens
+        self.output = output  # tokens it will generate, including end-of-sequence; a policy must not read it
+        self.limit = output if limit is None else limit  # output limit in tokens (max_tokens)
+        self.priority = priority  # lower is served first
         self.session = session
-        self.prefix = prefix  # hash ids of its prompt's blocks, as in Mooncake traces
-        self.after = after  # id of the request whose end it waits for (sessions, closed loops)
-        self.delay = delay  # seconds from that end to its own arrival
-        self.fails = fails  # the model call that would generate this token fails
+        self.prefix_hashes = prefix_hashes  # hash ids of the prompt's blocks, as in Mooncake traces
+        self.follows = follows  # id of the request that must finish first (sessions, closed loops)
+        self.think_time = think_time  # seconds from that finish to this arrival
+        self.fails_at_token = fails_at_token  # the model call that would generate this token fails
+        if old:
+            for name, value in new_names(old, REQUEST_FIELDS, type(self).__name__ + "()").items():
+                setattr(self, name, value)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {self.arrival:g} s, {self.prompt}+{self.output})"
 
 
 class Request(ClientRequest):
-    """A request in a server: what was asked, its progress, and when things happened to it.
+    """A request in a server: what the client asks, its progress, and the times of its events.
 
-    While it decodes with its cohort, `cached` and `written` follow the cohort's steps instead of being stored.
+    While it decodes with the cohort, `cached` and `written` follow the cohort's step count.
     """
 
     __slots__ = (
-        "serial", "place", "slot", "end", "host", "complete", "evictions", "outcome", "reason",
-        "visible", "scheduled", "first_token", "last_token", "finish", "seen",
-        "queued", "prefilling", "decoding", "swapped", "since",
-        "_written", "_cached", "_held", "_cohort", "_joined", "_due", "_busy", "_listed",
+        "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "outcome", "reason",
+        "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
+        "queued", "prefilling", "decoding", "swapped", "state_since",
+        "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
+        "_in_prefilling",
     )  # fmt: skip
-    _joined: int  # these three are its cohort's
-    _due: int
-    _busy: float
+    _joined_step: int  # the cohort sets these three
+    _finish_step: int
+    _joined_busy_s: float
 
     def __init__(
         self,
@@ -81,71 +91,82 @@ class Request(ClientRequest):
         limit: Optional[int] = None,
         priority: int = 0,
         session: Optional[str] = None,
-        prefix: Sequence[int] = (),
-        after: Any = None,
-        delay: float = 0.0,
-        fails: Optional[int] = None,
+        prefix_hashes: Sequence[int] = (),
+        follows: Any = None,
+        think_time: float = 0.0,
+        fails_at_token: Optional[int] = None,
+        **old: Any,
     ) -> None:
-        super().__init__(id, arrival, prompt, output, limit, priority, session, prefix, after, delay, fails)
-        self.serial = 0  # rank of submission, the last tie-break
-        self.place = "outside"  # outside | waiting | running | swapped | done
-        self.slot: Optional[int] = None  # its row in an engine of fixed slots
-        # tokens after which it is over; the server may cap it
-        self.end = output if limit is None or output < limit else limit
-        self.host = 0  # blocks it holds in host memory
-        self.complete = False  # its prompt was complete when it was swapped out: it decodes when it comes back
-        self.evictions = 0
-        self.outcome: Optional[str] = None  # finished | refused | failed | unanswered | lost | aborted
+        super().__init__(
+            id, arrival, prompt, output, limit, priority, session, prefix_hashes, follows, think_time, fails_at_token,
+            **old,
+        )  # fmt: skip
+        self.serial = 0  # position in the trace, later requests behind it; breaks ties
+        self.status = "outside"  # outside | waiting | running | swapped | done
+        self.slot: Optional[int] = None  # its row in an engine with fixed slots
+        # generated tokens at which it finishes; the server may lower it
+        self.stop_at = output if limit is None or output < limit else limit
+        self.host_blocks = 0  # blocks that it holds in host memory
+        self.prompt_done = False  # set by a preemption: its prompt was complete, so it decodes after swap-in
+        self.preemptions = 0
+        # finished | refused: rejected | failed: its model call failed | unanswered: no final message to the client |
+        # lost: client timeout | aborted: client disconnected
+        self.outcome: Optional[str] = None
         self.reason: Optional[str] = None
-        self.visible: Optional[float] = None  # when the scheduler could first see it
-        self.scheduled: Optional[float] = None  # start of its first step
-        self.first_token: Optional[float] = None
-        self.last_token: Optional[float] = None
-        self.finish: Optional[float] = None  # when the engine was done with it
-        self.seen: Optional[float] = None  # when the client saw the end
-        self.queued = 0.0
+        self.visible_at: Optional[float] = None  # end of its front-end time; its queueing time starts here
+        self.scheduled: Optional[float] = None  # time of its first step
+        self.first_token: Optional[float] = None  # time of its first token
+        self.last_token: Optional[float] = None  # time of its newest token
+        self.finish: Optional[float] = None  # time at which it finished in the engine
+        self.client_end: Optional[float] = None  # time at which the client saw the end
+        self.queued = 0.0  # seconds in this state, and so on
         self.prefilling = 0.0
         self.decoding = 0.0
         self.swapped = 0.0
-        self.since = arrival  # when it entered the state it is in
+        self.state_since = arrival  # start of the queued or swapped time that is not counted yet
         self._written = 0
         self._cached = 0
-        self._held = 0
+        self._blocks = 0
         self._cohort: Optional[DecodeCohort] = None
-        self._listed = False  # among its server's prefilling
+        self._in_prefilling = False  # whether it is in its server's prefilling queue
 
     def __repr__(self) -> str:
-        return f"Request({self.id!r}, {self.place}, {self.prompt}+{self.written}, cached {self.cached})"
+        return f"Request({self.id!r}, {self.status}, {self.prompt}+{self.written}, cached {self.cached})"
 
     @property
     def written(self) -> int:
-        """Tokens of the answer so far."""
+        """Tokens generated so far."""
         cohort = self._cohort
-        return self._written if cohort is None else self._written + cohort.ticks - self._joined
+        return self._written if cohort is None else self._written + cohort.steps - self._joined_step
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far (the same as `written`)."""
+        return self.written
 
     @property
     def cached(self) -> int:
         """Tokens whose keys and values are in device or host memory."""
         cohort = self._cohort
-        return self._cached if cohort is None else self._cached + cohort.ticks - self._joined
+        return self._cached if cohort is None else self._cached + cohort.steps - self._joined_step
 
     @property
     def length(self) -> int:
-        """Prompt and answer so far."""
+        """Prompt tokens plus tokens generated so far."""
         return self.prompt + self.written
 
     @property
     def pending(self) -> int:
-        """Tokens to compute before it can write the next one: the rest of its prompt, or 1."""
+        """Tokens to compute before its next token: rest of the prompt, tokens to recompute, or 1 if it decodes."""
         return self.prompt + self.written - self.cached
 
     @property
     def blocks(self) -> int:
-        """Device blocks it holds."""
+        """Device blocks that it holds."""
         cohort = self._cohort
-        return self._held if cohort is None else cohort.blocks(self)
+        return self._blocks if cohort is None else cohort.blocks(self)
 
     @property
     def decodes(self) -> bool:
-        """Whether its prompt is complete and it now writes a token a step."""
+        """Whether it is running with a complete prompt, so that it generates one token per decode step."""
         return self._cohort is not None

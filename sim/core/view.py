@@ -1,10 +1,11 @@
-"""What a policy sees: the queues, the block pool and the clock."""
+"""The input of `Policy.decide`: the queues, the block pool and the time."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Optional, Protocol
 
+from .old_names import OldPoolNames, OldViewNames
 from .request import DecodeCohort, Request
 
 
@@ -17,37 +18,37 @@ class Queue(Protocol):
 
     def __reversed__(self) -> Iterator[Request]: ...
 
-    def __getitem__(self, place: int, /) -> Request: ...
+    def __getitem__(self, index: int, /) -> Request: ...
 
 
 class WaitingQueue(Queue, Protocol):
-    """The waiting queue also knows its oldest request."""
+    """The waiting queue also knows the arrival time of its oldest request."""
 
     def oldest(self) -> float:
-        """Return the earliest arrival in the queue, which is not empty."""
+        """Return the earliest arrival time in the queue. The queue must not be empty."""
 
 
-class BlockPool:
-    """Memory in blocks, on the device and on the host: a count, since which block is whose never matters here."""
+class BlockPool(OldPoolNames):
+    """The KV blocks on the device and on the host, as counts. Block ids do not matter in a simulation."""
 
-    __slots__ = ("free", "host_free", "host_total", "size", "total")
+    __slots__ = ("block_size", "free", "host_free", "host_total", "total")
 
-    def __init__(self, total: int, size: int, host: int = 0) -> None:
+    def __init__(self, total: int, block_size: int, host_blocks: int = 0) -> None:
         self.total = self.free = total
-        self.size = size  # tokens a block
-        self.host_total = self.host_free = host
+        self.block_size = block_size  # tokens per block
+        self.host_total = self.host_free = host_blocks
 
-    def blocks(self, tokens: int) -> int:
-        """Return the blocks that hold this many tokens."""
-        return -(-tokens // self.size)
+    def blocks_for(self, tokens: int) -> int:
+        """Return the number of blocks that hold this many tokens."""
+        return -(-tokens // self.block_size)
 
 
-class View:
-    """All a policy may know. Read-only by contract: equal views give equal plans."""
+class View(OldViewNames):
+    """Everything that a policy may read. A policy must not change it; equal views give equal plans."""
 
     __slots__ = (
         "now", "waiting", "running", "swapped", "prefilling", "finished", "pool", "cohort", "max_model_len",
-        "last_prefill", "memory",
+        "last_prefill", "state",
     )  # fmt: skip
 
     def __init__(
@@ -64,21 +65,21 @@ class View:
         self.now = 0.0
         self.waiting = waiting
         self.running = running
-        self.swapped = swapped
-        self.prefilling = prefilling  # the running requests whose prompt is not complete, in running order
-        self.finished = finished  # done, but their blocks not yet released (engines that flush late)
+        self.swapped = swapped  # preempted requests: blocks on the host, kept on the device, or dropped
+        self.prefilling = prefilling  # running requests whose prompt is not complete, in running order
+        self.finished = finished  # finished requests that still hold blocks (Traits.frees_blocks_late)
         self.pool = pool
         self.cohort = cohort
         self.max_model_len = max_model_len
-        self.last_prefill: Optional[tuple[float, float]] = None  # start and end of the last step with a prompt
-        self.memory: Any = None
+        self.last_prefill: Optional[tuple[float, float]] = None  # start and end of the last step with a chunk
+        self.state: Any = None  # `state` of the policy's last plan
 
     @property
     def decoding(self) -> int:
-        """How many running requests write a token a step."""
+        """Number of decoding requests: running, with a complete prompt."""
         return self.cohort.size
 
     @property
-    def need(self) -> int:
-        """Blocks that one decode of all of them takes."""
-        return self.cohort.need()
+    def decode_block_need(self) -> int:
+        """Number of new blocks that one decode step of all decoding requests needs."""
+        return self.cohort.blocks_needed()

@@ -1,4 +1,4 @@
-"""Cost models: what a step takes, from terms, tables or measurements, and the profile folder that keeps them.
+"""Cost models, which predict the seconds of a step, and the profile folder that stores them.
 
-It imports core and files. Everything above imports it; the engine knows only the interface in core.
+It imports core and files. All packages above import it, except the engine, which uses the interface in core.
 """

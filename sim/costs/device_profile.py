@@ -1,7 +1,7 @@
-"""A profile: what steps cost on one device, where that is known from, and how far it can be trusted.
+"""A profile: the cost model of one device and model, its source and its error.
 
-A folder with profile.yaml (device, model, versions, how measured, the cost model, its held-out error, the measured
-grid) and samples.csv (every raw sample, where there are any).
+It is a folder with profile.yaml and, for a probed device, samples.csv with all raw samples. profile.yaml has the
+device, model, versions, method, cost model, held-out error and measured range.
 """
 
 from __future__ import annotations
@@ -19,70 +19,70 @@ from servesim.core import BadInput, StepCost
 from servesim.files.write import open_text
 from servesim.files.yaml_reader import read_yaml
 
-from .mapping import cost_from, mapping
+from .mapping import cost_from, cost_mapping
 from .noise import NoisyCost
 from .vidur import load_tables
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Step costs and what is known about them."""
+    """A cost model and its description."""
 
     name: str
     cost: StepCost
-    about: Mapping[str, Any] = field(default_factory=dict)  # everything else in profile.yaml
+    about: Mapping[str, Any] = field(default_factory=dict)  # the other keys of profile.yaml
     path: Optional[Path] = None
-    digest: str = ""  # of the folder's content: what anything cached is keyed by
+    digest: str = ""  # hash of the folder's content
 
     @property
     def cold_start(self) -> tuple[float, float]:
-        """Seconds that the first prefill and the first decode take longer."""
+        """Extra seconds of the first prefill and of the first decode."""
         cold = self.about.get("cold_start") or {}
         return float(cold.get("prefill", 0.0)), float(cold.get("decode", 0.0))
 
     @property
     def front_end(self) -> float:
-        """Seconds from sending a request to the scheduler, where the profile was measured from outside."""
+        """Seconds from sending a request to the scheduler; 0 unless the profile comes from a black-box server."""
         return float((self.about.get("front_end") or {}).get("seconds") or 0.0)
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """What the fit is off by on held-out points, by kind of step, as a part of the measured time."""
+        """Held-out error per kind of step, as a fraction of the measured time."""
         return dict(self.about.get("error") or {})
 
-    def noisy(self, seed: int) -> StepCost:
-        """Return costs that scatter as the measured steps did; the same seed gives the same scatter."""
+    def with_noise(self, seed: int) -> StepCost:
+        """Return a cost model with the noise of the measured steps; the seed makes it reproducible."""
         noise = self.about.get("noise")
         if not isinstance(noise, Mapping) or not noise:
-            raise BadInput(f"noise: profile {self.name} keeps no residuals; measure it with `sim calibrate probe`")
+            raise BadInput(f"noise: profile {self.name} has no measured noise; measure it with `sim calibrate probe`")
         return NoisyCost(self.cost, noise, seed)
 
-    def outside(self, extremes: Mapping[str, float]) -> list[str]:
-        """Say which of a run's extremes lie beyond the measured grid."""
+    def outside_range(self, largest: Mapping[str, float]) -> list[str]:
+        """Return the values of a run's largest step shape that exceed the measured range."""
         grid = self.about.get("grid") or {}
         return [
             f"{name} {value:g} (measured {grid[name][0]:g} to {grid[name][1]:g})"
-            for name, value in extremes.items()
+            for name, value in largest.items()
             if name in grid and value > grid[name][1]
         ]
 
 
-def bundled() -> dict[str, Path]:
-    """Return the profiles that come with the package."""
+def bundled_profiles() -> dict[str, Path]:
+    """Return the folders of the profiles in the package, by name."""
     folder = Path(str(files("servesim.calibrate.profiles")))
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/profile.yaml"))}
 
 
-def load_profile(given: Any) -> Profile:
-    """Load a bundled profile by name, a folder by path, or costs written out in the scenario."""
-    if isinstance(given, Mapping):
-        digest = hashlib.sha256(repr(sorted(given.items(), key=str)).encode()).hexdigest()[:16]
-        return Profile("inline", cost_from(given, "profile"), digest=digest)
-    folder = bundled().get(str(given)) or Path(str(given))
+def load_profile(source: Any) -> Profile:
+    """Load a bundled profile by name, a folder by path, or the costs of a scenario (a mapping)."""
+    if isinstance(source, Mapping):
+        digest = hashlib.sha256(repr(sorted(source.items(), key=str)).encode()).hexdigest()[:16]
+        return Profile("inline", cost_from(source, "profile"), digest=digest)
+    folder = bundled_profiles().get(str(source)) or Path(str(source))
     file = folder / "profile.yaml" if folder.is_dir() else folder
     if not file.is_file():
-        known = ", ".join(bundled()) or "none"
-        raise BadInput(f"profile {given}: no such bundled profile or folder with a profile.yaml; bundled: {known}")
+        known = ", ".join(bundled_profiles()) or "none"
+        raise BadInput(f"profile {source}: no such bundled profile or folder with a profile.yaml; bundled: {known}")
     about = read_yaml(file)
     if not isinstance(about, dict) or not isinstance(about.get("cost"), dict):
         raise BadInput(f"{file}: expected a mapping with a `cost` section")
@@ -91,31 +91,33 @@ def load_profile(given: Any) -> Profile:
         cost: StepCost = load_tables(file.parent / str(terms.get("tables", "tables.npz")))
     else:
         cost = cost_from(terms, f"{file}: cost")
-    return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, digest_of(file.parent))
+    return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, folder_digest(file.parent))
 
 
-def digest_of(folder: Path) -> str:
+def folder_digest(folder: Path) -> str:
     """Return a digest of a profile folder's content."""
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for path in sorted(folder.glob("*")):
         if path.name in ("profile.yaml", "samples.csv", "samples.csv.gz", "tables.npz"):
-            found.update(path.name.encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+            digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
 
 
 def write_profile(folder: Path, about: Mapping[str, Any], cost: StepCost) -> None:
-    """Write profile.yaml, whole or not at all; what stands in the folder already stays."""
-    tree = {**{key: value for key, value in about.items() if value is not None}, "cost": mapping(cost)}
+    """Write profile.yaml; other files in the folder stay."""
+    tree = {**{key: value for key, value in about.items() if value is not None}, "cost": cost_mapping(cost)}
     with open_text(folder / "profile.yaml") as file:
-        yaml.safe_dump(rounded(tree), file, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None)
+        yaml.safe_dump(
+            round_numbers(tree), file, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
+        )
 
 
-def rounded(value: Any) -> Any:
-    """Return plain YAML data with its numbers cut to six significant digits."""
+def round_numbers(value: Any) -> Any:
+    """Return YAML data with floats rounded to six significant digits."""
     if isinstance(value, Mapping):
-        return {str(key): rounded(inner) for key, inner in value.items()}
+        return {str(key): round_numbers(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return [rounded(inner) for inner in value]
+        return [round_numbers(inner) for inner in value]
     if hasattr(value, "item"):  # a numpy scalar
         value = value.item()
     if isinstance(value, float):

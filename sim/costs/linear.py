@@ -9,18 +9,18 @@ from servesim.core import Shape, StepCost
 
 @dataclass(frozen=True)
 class LinearCost(StepCost):
-    """Seconds as a sum of what a step does; small, readable, and what most fits come out as."""
+    """Seconds of a step as a sum of terms; each field is the seconds per unit in its comment."""
 
-    base: float = 0.0  # every step
-    prefill: float = 0.0  # a step with prompts
+    base: float = 0.0  # per step
+    prefill: float = 0.0  # per step with prompts
     prefill_row: float = 0.0
-    prefill_token: float = 0.0  # padded
-    prefill_square: float = 0.0  # a squared token of a chunk
-    prefill_cross: float = 0.0  # a token of a chunk x a token cached before it
-    decode_step: float = 0.0  # a step with decodes
-    decode_row: float = 0.0  # padded
+    prefill_token: float = 0.0  # per token, padding included
+    prefill_square: float = 0.0  # per squared token of a chunk
+    prefill_cross: float = 0.0  # per token of a chunk x token cached before it
+    decode_step: float = 0.0  # per step with decodes
+    decode_row: float = 0.0  # per row, padding included
     decode_live: float = 0.0
-    context: float = 0.0  # a cached token that is read
+    context: float = 0.0  # per cached token that is read
     swap_block: float = 0.0
 
     def seconds(self, shape: Shape) -> float:
@@ -43,8 +43,8 @@ class LinearCost(StepCost):
         return seconds + self.swap_block * shape.swapped
 
     def decode(self, rows: int, live: int, context: int) -> float:
-        fixed, slope = self.line(rows, live)
+        fixed, slope = self.linear_in_context(rows, live)
         return fixed + slope * context
 
-    def line(self, rows: int, live: int) -> tuple[float, float]:
+    def linear_in_context(self, rows: int, live: int) -> tuple[float, float]:
         return self.base + (self.decode_step + self.decode_row * rows + self.decode_live * live), self.context

@@ -1,4 +1,4 @@
-"""Step times that scatter as measured steps did."""
+"""Random step times with the distribution of measured steps."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from servesim.core import Shape, StepCost
 
 
 class NoisyCost(StepCost):
-    """Another model's times, each stretched by a factor drawn from how measured steps of its kind scattered."""
+    """Multiplies the times of another cost model by random factors from measured steps of the same kind."""
 
     def __init__(self, cost: StepCost, noise: Mapping[str, Sequence[float]], seed: int) -> None:
         self.cost = cost
-        # Quantiles of measured over expected time, evenly spaced from the least to the most.
+        # Quantiles of measured / predicted time, evenly spaced from minimum to maximum.
         self.noise = {kind: [float(factor) for factor in factors] for kind, factors in noise.items() if factors}
         self._random = random.Random(f"step noise {seed}")
 
     @property
-    def steady(self) -> bool:
+    def deterministic(self) -> bool:
         return False
 
     def seconds(self, shape: Shape) -> float:
@@ -29,10 +29,10 @@ class NoisyCost(StepCost):
         return self.cost.decode(rows, live, context) * self._factor("decode")
 
     def _factor(self, kind: str) -> float:
-        drawn = self._random.random()  # drawn even where there is no noise, so that kinds do not shift each other
+        quantile = self._random.random()  # also without noise, so that one kind does not change the others
         factors = self.noise.get(kind)
         if not factors:
             return 1.0
-        place = drawn * (len(factors) - 1)
-        low = int(place)
-        return factors[low] + (factors[min(low + 1, len(factors) - 1)] - factors[low]) * (place - low)
+        position = quantile * (len(factors) - 1)
+        low = int(position)
+        return factors[low] + (factors[min(low + 1, len(factors) - 1)] - factors[low]) * (position - low)

@@ -1,4 +1,4 @@
-"""A cost model read from measured curves: prefill over tokens, decode over rows and context."""
+"""A cost model from measured curves: prefill by tokens, decode by rows and context."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from typing import Any, Optional
 from servesim.core import Shape, StepCost
 
 Points = Sequence[tuple[float, float]]
-NEAR = 128  # cached tokens of a row up to which attention is split up in another way than further on
+NEAR_TOKENS = 128  # per row: attention kernels split the first cached tokens differently from the rest
 
 
 @dataclass(frozen=True)
 class TableCost(StepCost):
-    """Prompts by a curve over padded tokens, decodes by a line for each batch gear, both interpolated between."""
+    """Prefill: a curve over padded tokens. Decode: a linear cost per padding bucket (gear). Both are interpolated."""
 
-    prefill: Points = ()  # (padded tokens of the step, seconds), rising
-    decode_gears: Sequence[Sequence[float]] = ()  # (rows, base, a live row, a cached token), the last two optional
-    decode_curves: Sequence[Sequence[Any]] = ()  # instead of lines: (rows, curve over the context), rows to the next
+    prefill: Points = ()  # (padded tokens of the step, seconds), increasing
+    decode_gears: Sequence[Sequence[float]] = ()  # (rows, base, per live row, per cached token); the last two optional
+    decode_curves: Sequence[Sequence[Any]] = ()  # instead of decode_gears: (rows, curve over context)
     prefill_row: float = 0.0
     prefill_square: float = 0.0
     prefill_cross: float = 0.0
-    prefill_depth: float = 0.0  # a key that a prompt token attends to, in the mean: what a lone row cannot spread out
-    prefill_area: float = 0.0  # squared padded tokens over rows: attention of rows that are all padded alike
-    decode_live: float = 0.0  # a live row, whatever the gear
-    context: float = 0.0  # a cached token that is read, whatever the gear
-    token_gears: Sequence[int] = ()  # tokens of a step with prompts run as the next of these, more as they are
-    rounded: bool = False  # rows between two gears run as the larger one, as where the device pads them
-    mixed: float = 0.0  # seconds that a step of both kinds takes beyond the two parts; negative where they share
-    mixed_row: float = 0.0  # a decode in a step with prompts
-    mixed_context: Optional[float] = None  # if given, decodes of such a step are tokens of its prompts, and this a read
-    mixed_near: float = 0.0  # a read beyond that, among the first NEAR of each decode
-    mixed_token: float = 0.0  # a token of such a step, padded and up to the last gear: what both kinds' kernels share
-    swap: float = 0.0  # a step that copies blocks
+    prefill_depth: float = 0.0  # per key that a prompt token attends to, on average
+    prefill_area: float = 0.0  # per (padded tokens)^2 / rows: attention of equally padded rows
+    decode_live: float = 0.0  # per live row, in every bucket
+    context: float = 0.0  # per cached token that is read, in every bucket
+    token_gears: Sequence[int] = ()  # padding buckets of prefill tokens; larger steps are not padded
+    rounded: bool = False  # decode rows are padded to the next bucket
+    mixed: float = 0.0  # mixed step: seconds on top of prefill and decode; can be negative
+    mixed_row: float = 0.0  # mixed step: per decode row
+    mixed_context: Optional[float] = None  # mixed step: per cached token; decodes then count as prefill tokens
+    mixed_near: float = 0.0  # extra per cached token among the first NEAR_TOKENS of each decode
+    mixed_token: float = 0.0  # mixed step: per padded token, up to the last bucket
+    swap: float = 0.0  # per step that swaps blocks
     swap_block: float = 0.0
     _lines: dict[int, tuple[float, float, float]] = field(default_factory=dict, repr=False, compare=False)
 
@@ -51,7 +51,7 @@ class TableCost(StepCost):
                 tokens += shape.decode_rows
                 seconds += self.mixed_row * shape.decode_rows + self.mixed_context * shape.context
                 if self.mixed_near:
-                    seconds += self.mixed_near * min(shape.context, NEAR * shape.decode_rows)
+                    seconds += self.mixed_near * min(shape.context, NEAR_TOKENS * shape.decode_rows)
         if self.token_gears and tokens <= self.token_gears[-1]:
             tokens = self.token_gears[bisect_left(self.token_gears, tokens)]
         if shape.decode_rows and self.mixed_token:
@@ -68,36 +68,37 @@ class TableCost(StepCost):
         fixed, slope = self._line(rows, live)
         return fixed + slope * context
 
-    def line(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
         return None if self.decode_curves else self._line(rows, live)
 
     def _line(self, rows: int, live: int) -> tuple[float, float]:
-        line = self._lines.get(rows)
-        if line is None:
-            line = self._lines[rows] = self._gear(rows)
-        return line[0] + line[1] * live, line[2]
+        terms = self._lines.get(rows)
+        if terms is None:
+            terms = self._lines[rows] = self._bucket_terms(rows)
+        return terms[0] + terms[1] * live, terms[2]
 
     def _curve(self, rows: int) -> Points:
-        for gear, curve in self.decode_curves:
-            if gear >= rows:
+        for bucket, curve in self.decode_curves:
+            if bucket >= rows:
                 return curve  # type: ignore[no-any-return]
-        gear, curve = self.decode_curves[-1]  # beyond the last, every row costs what it does there
-        return [(x * rows / gear, y * rows / gear) for x, y in curve]
+        bucket, curve = self.decode_curves[-1]  # above the last bucket, the cost per row stays constant
+        return [(x * rows / bucket, y * rows / bucket) for x, y in curve]
 
-    def _gear(self, rows: int) -> tuple[float, float, float]:
-        gears = self.decode_gears
+    def _bucket_terms(self, rows: int) -> tuple[float, float, float]:
+        """Return the fixed seconds, the seconds per live row, and the seconds per cached token."""
+        points = self.decode_gears
         if self.rounded:
-            rows = next((int(gear[0]) for gear in gears if gear[0] >= rows), rows)
+            rows = next((int(point[0]) for point in points if point[0] >= rows), rows)
         base, row, token = (
-            interpolate([(gear[0], gear[i] if len(gear) > i else 0.0) for gear in gears], rows) for i in (1, 2, 3)
+            interpolate([(point[0], point[i] if len(point) > i else 0.0) for point in points], rows) for i in (1, 2, 3)
         )
         return base, row + self.decode_live, token + self.context
 
 
 def interpolate(points: Points, x: float) -> float:
-    """Read a curve between its points, and along its end pieces beyond them."""
+    """Interpolate a curve linearly; extrapolate from its first or last two points."""
     if len(points) == 1:
         return points[0][1]
-    place = min(max(1, bisect_right(points, (x, float("inf")))), len(points) - 1)
-    (x0, y0), (x1, y1) = points[place - 1], points[place]
+    index = min(max(1, bisect_right(points, (x, float("inf")))), len(points) - 1)
+    (x0, y0), (x1, y1) = points[index - 1], points[index]
     return y0 + (y1 - y0) * (x - x0) / (x1 - x0)

@@ -1,4 +1,4 @@
-"""Step costs as Vidur keeps them: tables in milliseconds a layer, read off at rounded-up places, never in between."""
+"""Vidur's step costs: tables in milliseconds per layer, with tokens and context rounded up, not interpolated."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 from servesim.core import BadInput, Shape, StepCost
 
 TABLES = ("comp_ms_per_layer", "kvsave_ms_per_layer", "attn_decode_ms_per_layer", "attn_prefill_ms_per_layer")
-TOKENS, CONTEXT = 8, 64  # what Vidur rounds tokens and context up to
+TOKEN_STEP, CONTEXT_STEP = 8, 64  # Vidur rounds tokens and context up to multiples of these
 
 
 class VidurCost(StepCost):
-    """Seconds from Vidur's tables: everything but attention by tokens, attention by batch and context or by prompt."""
+    """Seconds from Vidur's tables: attention by batch and context or by prompt, all other operations by tokens."""
 
     def __init__(self, comp: Any, save: Any, decode: Any, prefill: Any, layers: int) -> None:
         seconds = layers * 1e-3
@@ -37,42 +37,42 @@ class VidurCost(StepCost):
         return self._tokens(rows) + self._decode(rows, context)
 
     def _tokens(self, tokens: int) -> float:
-        return beyond(self.comp, -(-tokens // TOKENS) * TOKENS) + beyond(self.save, tokens)
+        return look_up(self.comp, -(-tokens // TOKEN_STEP) * TOKEN_STEP) + look_up(self.save, tokens)
 
     def _decode(self, rows: int, context: int) -> float:
         mean = (context + rows) // rows  # Vidur counts the token that is being computed
         last = len(self.attend) - 1
-        seconds = beyond(self.attend[min(rows, last)], -(-mean // CONTEXT))
+        seconds = look_up(self.attend[min(rows, last)], -(-mean // CONTEXT_STEP))
         return seconds if rows <= last else seconds * rows / last
 
     def _prefill(self, shape: Shape) -> float:
         context = int(shape.cross / shape.prefill_live)
-        row = self.prefill[min(-(-context // CONTEXT), len(self.prefill) - 1)]
-        return beyond(row, round(math.sqrt(shape.squares)))
+        row = self.prefill[min(-(-context // CONTEXT_STEP), len(self.prefill) - 1)]
+        return look_up(row, round(math.sqrt(shape.squares)))
 
 
-def beyond(table: list[float], place: int) -> float:
-    """Read a table, and along the line through its last value past its end."""
+def look_up(table: list[float], index: int) -> float:
+    """Return a value of a table; after its end, scale the last value in proportion to the index."""
     last = len(table) - 1
-    return table[place] if place <= last else table[last] * place / last
+    return table[index] if index <= last else table[last] * index / last
 
 
 def load_tables(file: Path) -> VidurCost:
-    """Read the tables that `sim calibrate import vidur` keeps in a profile."""
+    """Read the tables that `sim calibrate import vidur` wrote to a profile."""
     import numpy
 
     if not file.is_file():
         raise BadInput(f"{file}: no such file; expected Vidur's step costs as .npz")
     try:
         with numpy.load(file) as tables:
-            found = {name: tables[name] for name in tables.files}
+            arrays = {name: tables[name] for name in tables.files}
     except (OSError, ValueError) as error:
         raise BadInput(f"{file}: not an .npz of tables: {error}") from None
-    missing = [name for name in (*TABLES, "layers") if name not in found]
+    missing = [name for name in (*TABLES, "layers") if name not in arrays]
     if missing:
-        raise BadInput(f"{file}: no table {', '.join(missing)}; found {', '.join(found)}")
+        raise BadInput(f"{file}: no table {', '.join(missing)}; found {', '.join(arrays)}")
     for name, width in zip(TABLES, (1, 1, 2, 2)):
-        if found[name].ndim != width or not numpy.isfinite(found[name]).all():
+        if arrays[name].ndim != width or not numpy.isfinite(arrays[name]).all():
             raise BadInput(f"{file}: {name}: expected finite numbers in {width} dimension{'s' * (width > 1)}")
-    comp, save, decode, prefill = (found[name].tolist() for name in TABLES)
-    return VidurCost(comp, save, decode, prefill, int(found["layers"]))
+    comp, save, decode, prefill = (arrays[name].tolist() for name in TABLES)
+    return VidurCost(comp, save, decode, prefill, int(arrays["layers"]))

@@ -1,4 +1,4 @@
-"""What a server can serve at all: the longest sequence, where an answer is cut off, what can never fit."""
+"""The limits of a server: the longest sequence, where an output is cut off, and which requests can never run."""
 
 from __future__ import annotations
 
@@ -8,38 +8,37 @@ from servesim.core import FOREVER, BlockPool, Request
 
 
 class Limits:
-    """The bounds of one server."""
+    """The length and memory limits of one server."""
 
-    __slots__ = ("longest", "max_generate_length", "max_model_len", "pool")
+    __slots__ = ("max_generate_length", "max_length", "max_model_len", "pool")
 
     def __init__(self, pool: BlockPool, max_model_len: Optional[int], max_generate_length: Optional[int]) -> None:
         self.pool = pool
-        self.max_model_len = max_model_len  # longest prompt + answer
-        self.max_generate_length = max_generate_length  # llm-serving stops there without telling the client
-        given = [length for length in (max_model_len, max_generate_length) if length is not None]
-        self.longest = min(given, default=FOREVER)
+        self.max_model_len = max_model_len  # most tokens of prompt + output
+        self.max_generate_length = max_generate_length  # llm-serving stops at this number of prompt + output tokens
+        lengths = [length for length in (max_model_len, max_generate_length) if length is not None]
+        self.max_length = min(lengths, default=FOREVER)  # the smaller of both
 
-    def last_token(self, request: Request) -> int:
-        """Return how many tokens a request will have written when it is over."""
-        end = request.output if request.output < request.limit else request.limit
-        room = self.longest - request.prompt
-        if end > room:
-            end = room
-        return end if end > 1 else 1
+    def output_tokens(self, request: Request) -> int:
+        """Return the number of tokens that a request will generate on this server."""
+        tokens = request.output if request.output < request.limit else request.limit
+        if tokens > self.max_length - request.prompt:
+            tokens = self.max_length - request.prompt
+        return tokens if tokens > 1 else 1
 
     def cut_off(self, request: Request) -> bool:
-        """Whether a request ended at max_generate_length rather than of itself."""
+        """Whether a length limit ended a request early, on a server with max_generate_length."""
         return self.max_generate_length is not None and request.written < min(request.output, request.limit)
 
-    def misfit(self, request: Request) -> Optional[str]:
-        """Say why a request can never run, or None."""
+    def rejection_reason(self, request: Request) -> Optional[str]:
+        """Return why a request can never run, or None if it can."""
         if self.max_model_len is not None and request.prompt > self.max_model_len:
             return f"prompt of {request.prompt} tokens, max_model_len is {self.max_model_len}"
-        limit = request.limit if self.max_model_len is None else min(request.limit, self._room(request))
-        need = self.pool.blocks(request.prompt + max(1, limit) - 1)
+        limit = request.limit if self.max_model_len is None else min(request.limit, self._max_output(request))
+        need = self.pool.blocks_for(request.prompt + max(1, limit) - 1)
         if need > self.pool.total:
             return f"needs {need} blocks for {request.prompt}+{limit} tokens, the pool has {self.pool.total}"
         return None
 
-    def _room(self, request: Request) -> int:
+    def _max_output(self, request: Request) -> int:
         return max(1, (self.max_model_len or 0) - request.prompt)

@@ -1,4 +1,4 @@
-"""Build an engine from a policy and the `engine` section of a scenario; the same for simulated and live runs."""
+"""Build an engine from a policy and the `engine` section of a scenario, for simulated and live runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from .loop import Loop, Observer
 from .server import Server
 from .step import Step
 
-REFUSES = {"auto": None, "always": True, "never": False}  # engine.refuse; None: as the policy says
+REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the traits of the policy decide
 
 
 def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
-    """Return the empty server of an engine."""
+    """Return a server without requests, from the `engine` section of a scenario."""
     blocks: int = engine["num_blocks"]
     reserved = traits_of(policy).reserved_blocks
     if blocks <= reserved:
-        raise BadInput(f"engine.num_blocks: expected more than {reserved}, got {blocks}")
+        raise BadInput(f"engine.num_blocks: expected more than {reserved} (reserved by this engine), got {blocks}")
     return Server(
         policy,
         blocks,
@@ -29,7 +29,7 @@ def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
         engine.get("host_blocks", 0),
         engine.get("max_model_len"),
         engine.get("max_generate_length"),
-        REFUSES[engine.get("refuse", "auto")],
+        REJECT_OVERSIZED[engine.get("reject_oversized", "auto")],
     )
 
 
@@ -42,7 +42,7 @@ def build_loop(
     front_end: float = 0.0,
     compute: Optional[Callable[[Step], None]] = None,
 ) -> Loop:
-    """Return the loop of a server; `front_end` is a profile's seconds, used where the engine sets none."""
+    """Return the loop of a server. `front_end`: seconds from the profile, used if the scenario sets none."""
     front = engine.get("front_end") or {}
     seconds = front.get("seconds")
     inbox = Inbox(requests, front.get("lag", 1), front_end if seconds is None else seconds)

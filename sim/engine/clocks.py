@@ -1,6 +1,6 @@
 """The clocks of the engine loop: virtual, wall and paced. The simulated clock is in simulated.py.
 
-A clock says when a model call ended, and waits for the next event. Times are seconds since the run began.
+A clock gives the end time of a model call and waits for the next event. Times are seconds since the start of the run.
 Standard library only, Python 3.9.
 """
 
@@ -12,49 +12,49 @@ from typing import Any, Callable, Optional
 
 from servesim.core import StepCost, Traits
 
-from .shape import NO_PADDING, shape_of
+from .shape import NO_PADDING, step_shape
 from .step import Step
 
-BUSY_WAIT_S = 1e-3  # a sleep may end this late, so the rest of a wait is spent awake
-MAX_LATENESS_S = 0.25  # how late the host of a paced clock may be before its time slips
-SLEEP_S = 0.1  # longest sleep between two checks whether to stop
+BUSY_WAIT_S = 1e-3  # a sleep may end this late, so the clock busy-waits for the rest
+MAX_LATENESS_S = 0.25  # a paced clock that is later than this does not catch up
+MAX_SLEEP_S = 0.1  # maximum sleep between two calls of `stop`
 
-Stop = Optional[Callable[[], bool]]
+StopCheck = Optional[Callable[[], bool]]
 
 
 class Clock:
-    """What a loop asks of time."""
+    """The time of a loop."""
 
-    def end_of(self, step: Step, start: float, traits: Traits) -> float:
-        """Return the time at which the model call of a step has ended."""
+    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
+        """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""
         raise NotImplementedError
 
     def start(self) -> float:
-        """Begin at 0."""
+        """Start the clock at 0."""
         return 0.0
 
-    def wait(self, instant: float, stop: Stop = None) -> float:
-        """Wait until a time, or until `stop` says so; return the time it is then."""
+    def wait(self, until: float, stop: StopCheck = None) -> float:
+        """Wait until a time, or until `stop` returns true. Return `until`, or the real time after `stop`."""
         raise NotImplementedError
 
-    def drive(self, loop: Any, stop: Stop = None) -> None:
-        """Run a loop until everything is served, or until `stop` says so."""
+    def run_loop(self, loop: Any, stop: StopCheck = None) -> None:
+        """Run a loop until all requests are done, or until `stop` returns true."""
         loop.now = self.start()
         while stop is None or not stop():
-            instant = loop.step()
-            if instant is None:
+            next_event = loop.step()
+            if next_event is None:
                 continue
-            if instant == math.inf:
+            if next_event == math.inf:
                 return
-            loop.now = self.wait(instant, stop)
+            loop.now = self.wait(next_event, stop)
 
-    def fast_forward(self, loop: Any) -> Any:
-        """Return what runs held steps as one event, None where every step is run by itself."""
+    def make_fast_forward(self, loop: Any) -> Any:
+        """Return the object that runs held steps as one event, or None if steps run one by one."""
         return None
 
 
 class VirtualClock(Clock):
-    """Time that passes only when a step costs it: repeatable to the last bit."""
+    """Time of the cost model without SimPy, padding and fast-forward. Tests use it to run the live loop repeatably."""
 
     def __init__(self, cost: StepCost) -> None:
         self.cost = cost
@@ -68,13 +68,13 @@ class VirtualClock(Clock):
         """Return the time."""
         return self._now
 
-    def end_of(self, step: Step, start: float, traits: Traits) -> float:
-        self._now += self.cost.duration(shape_of(step, NO_PADDING, traits))
+    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
+        self._now += self.cost.duration(step_shape(step, NO_PADDING, traits))
         return self._now
 
-    def wait(self, instant: float, stop: Stop = None) -> float:
-        self._now = instant
-        return instant
+    def wait(self, until: float, stop: StopCheck = None) -> float:
+        self._now = until
+        return until
 
 
 class WallClock(Clock):
@@ -91,49 +91,49 @@ class WallClock(Clock):
         """Return the seconds since the start."""
         return time.perf_counter() - self.origin
 
-    def end_of(self, step: Step, start: float, traits: Traits) -> float:
+    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
         return time.perf_counter() - self.origin
 
-    def wait(self, instant: float, stop: Stop = None) -> float:
-        due = instant + self.origin
+    def wait(self, until: float, stop: StopCheck = None) -> float:
+        end = until + self.origin
         while True:
-            left = due - time.perf_counter()
+            left = end - time.perf_counter()
             if left <= BUSY_WAIT_S:
                 break
             if stop is not None and stop():
                 return self.now()
-            time.sleep(min(left - BUSY_WAIT_S, SLEEP_S))
-        while time.perf_counter() < due:
+            time.sleep(min(left - BUSY_WAIT_S, MAX_SLEEP_S))
+        while time.perf_counter() < end:
             pass
-        return instant
+        return until
 
 
 class PacedClock(WallClock):
-    """Real time of a fake device: a step takes what a cost model says, host overhead included.
+    """Real time of a fake backend: a step takes the time of a cost model, including host overhead.
 
-    Times are those of the cost model, not of the sleep that imitates it: a host that is a little late catches up.
-    A host that is far behind is too slow for the device it imitates, and its steps take as long as they take.
+    Times come from the cost model, not from the sleep, so a host that is a little late catches up. A host that is later
+    than MAX_LATENESS_S is too slow for the device; then a step takes its real time.
     """
 
     def __init__(self, cost: StepCost) -> None:
         super().__init__()
         self.cost = cost
-        self.late = 0.0  # seconds the host was behind at worst
-        self._begun = 0.0
+        self.late = 0.0  # maximum lateness of the host in seconds
+        self._last_end = 0.0
 
     def start(self) -> float:
-        self._begun = super().start()
-        return self._begun
+        self._last_end = super().start()
+        return self._last_end
 
-    def end_of(self, step: Step, start: float, traits: Traits) -> float:
-        end = self._begun + self.cost.duration(shape_of(step, NO_PADDING, traits))
+    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
+        end = self._last_end + self.cost.duration(step_shape(step, NO_PADDING, traits))
         behind = self.now() - end
         self.late = max(self.late, behind)
         if behind > MAX_LATENESS_S:
             end += behind
-        self._begun = self.wait(end)
-        return self._begun
+        self._last_end = self.wait(end)
+        return self._last_end
 
-    def wait(self, instant: float, stop: Stop = None) -> float:
-        self._begun = super().wait(instant, stop)
-        return self._begun
+    def wait(self, until: float, stop: StopCheck = None) -> float:
+        self._last_end = super().wait(until, stop)
+        return self._last_end

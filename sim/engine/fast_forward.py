@@ -1,14 +1,15 @@
 """Fast-forward: while a plan holds, its decode steps run as one event, with bit-identical results.
 
-How it works. A policy returns `hold=n`: it would return the same plan for n further steps as long as nothing arrives,
-finishes or runs short of blocks. These steps need no decision, and the cohort makes a step of all requests O(1), so
-only their durations and blocks are left to compute. A segment ends at the first of: the hold, the end of a request, an
-arrival that the scheduler sees, a wake-up or promotion, a step for which blocks are missing. If the plan also holds
-past the end of requests (`lasts`), the next segment follows at once.
+How it works. A policy returns `hold=n`: it would return the same plan for n further steps if nothing arrives, finishes
+or lacks blocks. These steps need no decision, and the cohort makes a step of all requests O(1), so only their durations
+and blocks are left to compute. A segment ends if the hold ends, a request finishes, an arrival becomes visible,
+`wake_at` or `max_wait` is reached, or a step lacks blocks. If the plan also holds past the finish of requests
+(`hold_past_finish`), the next segment follows at once.
 
-Why it is exact. Every duration is computed as for a single step (`fixed + slope * context`, or `StepCost.decode`), and
-durations are added to the time one by one in the same order, so no float is rounded differently. Blocks are taken in
-the order of the steps. Tests run every policy with and without fast-forward and compare every time to the last bit.
+Why it is exact. Every duration uses the formula of a single step (`fixed + slope * context`, or `StepCost.decode`).
+Durations are added to the time one by one, in the same order. So every float is rounded in the same way. Blocks are
+allocated in the order of the steps. Tests run every policy with and without fast-forward and compare every time, bit by
+bit.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ from .results import record_decode
 from .shape import Padding
 from .step import Step
 
-Line = tuple[int, float, float, bool]  # padded rows, seconds at no context, seconds a token of it, whether that is so
-SHORT = 10  # iterations that are cheaper one by one
-STRIDE = 1024  # iterations at once
+# The cost of a decode: padded rows, seconds at context 0, seconds per context token, whether the cost is linear.
+DecodeCost = tuple[int, float, float, bool]
+LOOP_STEPS = 10  # up to this number of steps, `_run_few` is faster than `run_steps`
+MAX_STEPS = 1024  # steps per call of `run_steps`
 
 
 class FastForward:
@@ -38,169 +40,171 @@ class FastForward:
         self.cold_start = cold_start
         self.cost = cost
         self.padding = padding
-        self.padded = 0  # decode rows run that nobody asked for
-        self.context = 0  # the most there was
-        self._patient = loop.policy.max_wait is None
-        self._lines: dict[int, dict[int, Line]] = {}  # by rows that the plan adds, and live ones
+        self.padding_rows = 0  # of all decodes
+        self.max_context = 0
+        self._no_max_wait = loop.policy.max_wait is None
+        self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         server = loop.server
-        self._parts = (loop, loop.inbox, server, server.cohort, server.pool, cost.decode)  # looked up once
+        self._hot_objects = (loop, loop.inbox, server, server.cohort, server.pool, cost.decode)  # looked up once
 
     @property
-    def rows(self) -> int:
-        """Return the most decode rows that ran."""
-        return max((rows for lines in self._lines.values() for rows, _, _, _ in lines.values()), default=0)
+    def max_rows(self) -> int:
+        """The largest number of decode rows, including padding."""
+        return max((rows for costs in self._costs.values() for rows, _, _, _ in costs.values()), default=0)
 
     def run(self, step: Step, now: float) -> float:
-        """Run a decode that has begun for as long as its plan holds; return when its last step ended."""
-        loop, inbox, server, cohort, pool, decode = self._parts
-        plan, phases, begun = step.plan, cohort.phases, loop.calls
-        extra, wake, spare = plan.padding, plan.wake, plan.spare
-        hold, horizon, lasts = self._bounds(plan)
-        lines = self._lines.setdefault(extra, {})
-        late = self.cold_start("decode")
-        while True:  # from the end of one request to the end of the next
-            start, live, ticks = now, cohort.size, 1
-            context, phase, free = cohort.context, 1 - cohort.ticks, pool.free - spare
-            line = lines.get(live) or self._line(live, extra)
-            rows, fixed, slope, linear = line
-            limit = cohort.next_end - cohort.ticks
+        """Finish a decode step that has started and repeat it while its plan holds. Return the end of the last step."""
+        loop, inbox, server, cohort, pool, decode = self._hot_objects
+        plan, offsets, first_call = step.plan, cohort.block_offsets, loop.calls
+        extra, wake_at, keep_free = plan.padding_rows, plan.wake_at, plan.keep_free
+        hold, horizon, past_finish = self._bounds(plan)
+        costs = self._costs.setdefault(extra, {})
+        cold = self.cold_start("decode")
+        while True:  # one segment
+            start, live, steps = now, cohort.size, 1
+            context, offset, free = cohort.context, 1 - cohort.steps, pool.free - keep_free
+            cost = costs.get(live) or self._decode_cost(live, extra)
+            rows, fixed, slope, linear = cost
+            limit = cohort.next_finish - cohort.steps
             if limit > hold:
                 limit = hold
             duration = fixed + slope * context if linear else decode(rows, live, context)
-            now = first = start + (duration + late)
-            if limit > 1 and now < horizon and (limit <= SHORT or horizon - now < SHORT * duration or not linear):
-                ticks, limit, now, context, free = self._near(line, live, context, now, limit, horizon, free, phase)
-            if ticks < limit and (now < horizon or inbox.lag > 1):
-                ticks, now, context, free, horizon = self._far(
-                    wake, line, live, context, now, ticks, limit, horizon, free, phase
+            now = first = start + (duration + cold)
+            few = limit <= LOOP_STEPS or horizon - now < LOOP_STEPS * duration
+            if limit > 1 and now < horizon and (few or not linear):
+                steps, limit, now, context, free = self._run_few(cost, live, context, now, limit, horizon, free, offset)
+            if steps < limit and (now < horizon or inbox.lag > 1):
+                steps, now, context, free, horizon = self._run_long(
+                    wake_at, cost, live, context, now, steps, limit, horizon, free, offset
                 )
-            if ticks > 1:
-                pool.free = free + spare
-            self.padded += (rows - live) * ticks
-            if context > self.context:
-                self.context = context
-            finished = record_decode(server, start, now, ticks, first)
-            loop.calls += ticks
-            if not loop.plain:
+            if steps > 1:
+                pool.free = free + keep_free
+            self.padding_rows += (rows - live) * steps
+            if context > self.max_context:
+                self.max_context = context
+            finished = record_decode(server, start, now, steps, first)
+            loop.calls += steps
+            if not loop.fast_path:
                 loop.notify_end(step, now, first, finished)
-            if not lasts or now >= horizon or inbox.lobby or not cohort.size:
+            if not past_finish or now >= horizon or inbox.delayed or not cohort.size:
                 break
-            hold -= ticks
-            need = phases[-cohort.ticks % cohort.block]
-            if need + spare > pool.free or hold <= 0:
+            hold -= steps
+            needed = offsets[-cohort.steps % cohort.block_size]
+            if needed + keep_free > pool.free or hold <= 0:
                 break
-            pool.free -= need
-            late = 0.0
-        if loop.calls - begun > 1:
-            server.view.memory = loop.policy.leap(server.view.memory, loop.calls - begun - 1)
+            pool.free -= needed
+            cold = 0.0
+        if loop.calls - first_call > 1:
+            server.view.state = loop.policy.advance_state(server.view.state, loop.calls - first_call - 1)
         return now
 
     def _bounds(self, plan: Plan) -> tuple[int, float, bool]:
-        """Return how many steps a plan may run, until when, and whether it goes on when a request finishes."""
-        inbox, wake = self.loop.inbox, plan.wake
+        """Return the steps that a plan may run, the time limit, and whether it continues when a request finishes."""
+        inbox, wake_at = self.loop.inbox, plan.wake_at
         hold = plan.hold + 1
-        if inbox.lobby or inbox.chained:
-            hold = self._limit(hold)
-        horizon = inbox.next_arrival if self._patient and wake is None else self._horizon(wake)
-        return hold, horizon, plan.lasts and wake is None and not inbox.chained
+        if inbox.delayed or inbox.followers:
+            hold = self._steps_until_visible(hold)
+        horizon = inbox.next_arrival if self._no_max_wait and wake_at is None else self._horizon(wake_at)
+        return hold, horizon, plan.hold_past_finish and wake_at is None and not inbox.followers
 
-    def _near(
-        self, line: Line, live: int, context: int, now: float, limit: int, horizon: float, free: int, phase: int
+    def _run_few(
+        self, cost: DecodeCost, live: int, context: int, now: float, limit: int, horizon: float, free: int, offset: int
     ) -> tuple[int, int, float, int, int]:
-        """Run a few steps one by one, which is cheaper; return them, the limit, the end, the context, free blocks."""
-        rows, fixed, slope, linear = line
-        gaps, cohort = self.loop.server.gaps, self.loop.server.cohort
-        phases, block, seconds = cohort.phases, cohort.block, gaps.seconds
-        ticks = 1
-        for ticks in range(2, (limit if limit < SHORT else SHORT) + 1):
-            taken = phases[(phase - ticks) % block]
-            if taken > free:
-                limit = ticks = ticks - 1
+        """Run at most LOOP_STEPS steps in a loop. Return steps, limit, end, context and free blocks."""
+        rows, fixed, slope, linear = cost
+        gaps, cohort = self.loop.server.token_gaps, self.loop.server.cohort
+        offsets, block_size, seconds = cohort.block_offsets, cohort.block_size, gaps.seconds
+        steps = 1
+        for steps in range(2, (limit if limit < LOOP_STEPS else LOOP_STEPS) + 1):
+            needed = offsets[(offset - steps) % block_size]
+            if needed > free:
+                limit = steps = steps - 1
                 break
-            free -= taken
+            free -= needed
             context += live
             duration = fixed + slope * context if linear else self.cost.decode(rows, live, context)
             seconds.append(duration)
             now += duration
             if now >= horizon:
                 break
-        if ticks > 1:
-            gaps.seen.extend([live] * (ticks - 1))
-        return ticks, limit, now, context, free
+        if steps > 1:
+            gaps.counts.extend([live] * (steps - 1))
+        return steps, limit, now, context, free
 
-    def _line(self, live: int, extra: int) -> Line:
-        """Return a decode's padded rows, and its duration as a line over the context if it is one."""
-        rows = max(self.padding.rows(live), live + extra)
-        line = self.cost.line(rows, live)
-        found = (rows, *(line or (0.0, 0.0)), line is not None)
-        self._lines[extra][live] = found
-        return found
+    def _decode_cost(self, live: int, extra: int) -> DecodeCost:
+        """Return the cost of a decode with this number of live rows, and cache it."""
+        rows = max(self.padding.pad_rows(live), live + extra)
+        linear = self.cost.linear_in_context(rows, live)
+        cost = (rows, *(linear or (0.0, 0.0)), linear is not None)
+        self._costs[extra][live] = cost
+        return cost
 
-    def _far(
-        self, wake: Optional[float], line: Line, live: int, context: int, now: float, ticks: int, limit: int,
-        horizon: float, free: int, phase: int,
+    def _run_long(
+        self, wake_at: Optional[float], cost: DecodeCost, live: int, context: int, now: float, steps: int, limit: int,
+        horizon: float, free: int, offset: int,
     ) -> tuple[int, float, int, int, float]:  # fmt: skip
-        """Run a leap that is longer than a few iterations, or in which people arrive who are not seen at once.
+        """Run many steps, also past arrivals that the scheduler does not see yet.
 
-        Return its iterations, the end of the last, its context, the free blocks and the horizon.
+        Return steps, end, context, free blocks and horizon.
         """
-        rows, fixed, slope, linear = line
-        gaps, phases = self.loop.server.gaps, self.loop.server.cohort.phases
-        while ticks < limit:
+        rows, fixed, slope, linear = cost
+        gaps, offsets = self.loop.server.token_gaps, self.loop.server.cohort.block_offsets
+        while steps < limit:
             if now >= horizon:
-                limit, horizon = self._arrivals(wake, now, ticks, limit)
-                if ticks >= limit or now >= horizon:
+                limit, horizon = self._receive(wake_at, now, steps, limit)
+                if steps >= limit or now >= horizon:
                     break
             count = 1
             if linear:
-                count = int(min(limit - ticks, STRIDE, (horizon - now) / (fixed + slope * context or 1.0) + 2))
-                ahead = range(context + live, context + live * count + 1, live)
-                ran, now, taken = stride([fixed + slope * c for c in ahead], now, horizon, free, phases, phase - ticks)
-                gaps.add_line(fixed, slope, context, live, ran)
+                count = int(min(limit - steps, MAX_STEPS, (horizon - now) / (fixed + slope * context or 1.0) + 2))
+                contexts = range(context + live, context + live * count + 1, live)
+                durations = [fixed + slope * tokens for tokens in contexts]
+                ran, now, used = run_steps(durations, now, horizon, free, offsets, offset - steps)
+                gaps.add_linear(fixed, slope, context, live, ran)
             else:
                 duration = self.cost.decode(rows, live, context + live)
-                ran, now, taken = stride([duration], now, horizon, free, phases, phase - ticks)
+                ran, now, used = run_steps([duration], now, horizon, free, offsets, offset - steps)
                 if ran:
                     gaps.add(duration, live)
-            free, context, ticks = free - taken, context + live * ran, ticks + ran
+            free, context, steps = free - used, context + live * ran, steps + ran
             if ran < count and now < horizon:
-                break  # short of blocks
-        return ticks, now, context, free, horizon
+                break  # the next step lacks blocks
+        return steps, now, context, free, horizon
 
-    def _limit(self, limit: int) -> int:
-        """Return how many iterations can run before somebody is seen, or may come because of an end."""
-        lobby = self.loop.inbox.lobby
+    def _steps_until_visible(self, limit: int) -> int:
+        """Return the steps that can run before the scheduler sees a request, or before a follower may arrive."""
+        delayed = self.loop.inbox.delayed
         if self.loop.has_pending_followers:
             return 1
-        return min(limit, lobby[0][0] - self.loop.calls) if lobby else limit
+        return min(limit, delayed[0][0] - self.loop.calls) if delayed else limit
 
-    def _horizon(self, wake: Optional[float]) -> float:
-        """Return the instant before which nobody arrives, wakes the policy or is promoted."""
-        promotion = None if self._patient else self.loop.server.next_promotion()
-        instants = (self.loop.inbox.next_arrival, wake, promotion)
-        return min(instant for instant in instants if instant is not None)
+    def _horizon(self, wake_at: Optional[float]) -> float:
+        """Return the time of the next arrival, wake-up or promotion."""
+        promotion = None if self._no_max_wait else self.loop.server.next_promotion()
+        times = (self.loop.inbox.next_arrival, wake_at, promotion)
+        return min(time for time in times if time is not None)
 
-    def _arrivals(self, wake: Optional[float], now: float, ticks: int, limit: int) -> tuple[int, float]:
-        """Let those in who arrive during a leap; return how many iterations it may still have, and its horizon."""
+    def _receive(self, wake_at: Optional[float], now: float, steps: int, limit: int) -> tuple[int, float]:
+        """Receive arrivals that are not visible yet. Return the new limit and horizon (`now` ends the segment)."""
         loop, inbox = self.loop, self.loop.inbox
         if inbox.lag == 1 or inbox.next_arrival > now:
             return limit, now
-        inbox.receive(now, loop.calls + ticks)
-        return min(limit, inbox.lobby[0][0] - loop.calls), self._horizon(wake)
+        inbox.receive(now, loop.calls + steps)
+        return min(limit, inbox.delayed[0][0] - loop.calls), self._horizon(wake_at)
 
 
-def stride(
-    durations: Sequence[float], now: float, horizon: float, free: int, phases: list[int], phase: int
+def run_steps(
+    durations: Sequence[float], now: float, horizon: float, free: int, offsets: list[int], offset: int
 ) -> tuple[int, float, int]:
-    """Run iterations of such durations, none begun beyond the horizon or without blocks.
+    """Run decode steps with these durations: each must start before the horizon and get its blocks.
 
-    `phase` is where the cohort stands in its blocks. Return how many ran, when the last ended and the blocks taken.
-    Accumulation adds one by one, as single steps do.
+    The index of the first step in `offsets` is `offset` - 1 modulo the block size. Return the number of steps, the end
+    of the last one and the blocks that they used. `accumulate` adds durations one by one, as single steps do.
     """
-    count, block = len(durations), len(phases)
+    count, block_size = len(durations), len(offsets)
     ends = list(accumulate(durations, initial=now))
-    first = (phase - 1) % block
-    takes = (phases[first::-1] + phases[:first:-1]) * (count // block + 1)  # in the order of coming ticks
-    taken = list(accumulate(takes[:count], initial=0))
-    ran = max(0, min(count, bisect_left(ends, horizon), bisect_right(taken, free) - 1))
-    return ran, ends[ran], taken[ran]
+    first = (offset - 1) % block_size
+    needed = (offsets[first::-1] + offsets[:first:-1]) * (count // block_size + 1)  # in the order of the steps
+    used = list(accumulate(needed[:count], initial=0))
+    ran = max(0, min(count, bisect_left(ends, horizon), bisect_right(used, free) - 1))
+    return ran, ends[ran], used[ran]

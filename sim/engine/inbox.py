@@ -1,8 +1,8 @@
-"""Where requests arrive: pulled by whoever drives the server, so that ties never depend on who was asked first.
+"""Requests that have not reached the scheduler. The loop pulls them, so simultaneous arrivals always keep one order.
 
-A front end may be slow to show them: it takes some seconds, and llm-serving blocks its only event loop during a model
-call: a request that comes while a call is in flight is seen `lag` calls later, that call counted; while the server
-idles it is seen at once.
+A front end can delay requests. It adds `seconds` to each request. llm-serving also blocks its only event loop during a
+model call: a request that arrives during call n is visible to the scheduler after call n + lag - 1. With lag 1, this is
+the end of call n. If the server is idle, the request is visible at once.
 """
 
 from __future__ import annotations
@@ -21,71 +21,71 @@ class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_arrivals", "_coming", "_direct", "_next", "_released", "_serials", "chained", "lag", "lobby", "next_arrival",
-        "seconds",
+        "_arrivals", "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "followers", "lag",
+        "next_arrival", "seconds",
     )  # fmt: skip
 
     def __init__(self, requests: Iterable[Request], lag: int = 1, seconds: float = 0.0) -> None:
-        self.lag = max(1, lag)  # model calls that end before a request sent during the first of them is seen
-        self.seconds = seconds  # from sending to the scheduler, at the least
-        self.chained: dict[Any, list[Request]] = defaultdict(list)  # by the id they wait for
-        everybody = list(requests)
-        for serial, request in enumerate(everybody):
+        self.lag = max(1, lag)  # model calls until the scheduler sees a request; 1 = no lag
+        self.seconds = seconds  # minimum time from sending to the scheduler
+        self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
+        all_requests = list(requests)
+        for serial, request in enumerate(all_requests):
             request.serial = serial
-            if request.after is not None:
-                self.chained[request.after].append(request)
-        self._coming = [request for request in everybody if request.after is None]
-        self._coming.sort(key=attrgetter("arrival"))  # and as they were given, where they arrive at once
+            if request.follows is not None:
+                self.followers[request.follows].append(request)
+        self._coming = [request for request in all_requests if request.follows is None]
+        self._coming.sort(key=attrgetter("arrival"))  # a stable sort: equal arrival times keep the given order
         self._arrivals = [request.arrival + seconds for request in self._coming] + [math.inf]
         self._next = 0
         self._direct = self.lag == 1
-        self._serials = len(everybody)  # the next one to give
-        self._released: list[tuple[float, int, Request]] = []  # chained requests whose turn has come
-        self.lobby: deque[tuple[int, Request]] = deque()  # sent, with the call after which they are seen
+        self._next_serial = len(all_requests)
+        self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
+        self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
         self.next_arrival = self._arrivals[0]
 
-    def __len__(self) -> int:
-        return len(self._coming) - self._next + len(self._released) + len(self.lobby)
+    def __len__(self) -> int:  # without followers that are not released
+        return len(self._coming) - self._next + len(self._released) + len(self.delayed)
 
     def receive(self, now: float, calls: int) -> None:
-        """Let in what has been sent by now, `calls` model calls having ended; the last was in flight meanwhile."""
-        seen_after = calls + self.lag - 1
+        """Move arrivals up to now to `delayed`. `calls` model calls have ended; they arrived during the last one."""
+        visible_after = calls + self.lag - 1
         while self.next_arrival <= now:
-            self.lobby.append((seen_after, self._pop()))
+            self.delayed.append((visible_after, self._pop()))
 
-    def due(self, now: float, calls: int, idle: bool) -> list[Request]:
-        """Return what the scheduler sees now, in order of arrival."""
-        if self._direct and not self._released:  # nothing stands between sending and seeing: the usual case
+    def pop_visible(self, now: float, calls: int, idle: bool) -> list[Request]:
+        """Return the requests that become visible now, in order of arrival. `idle`: no call blocks the front end."""
+        if self._direct and not self._released:  # the usual case: no lag
             first, arrivals = self._next, self._arrivals
             last = first
             while arrivals[last] <= now:
                 last += 1
             self._next, self.next_arrival = last, arrivals[last]
             return self._coming[first:last]
-        seen = []
+        visible = []
         self.receive(now, calls)
-        lobby = self.lobby
-        while lobby and (idle or lobby[0][0] <= calls):
-            seen.append(lobby.popleft()[1])
-        return seen
+        delayed = self.delayed
+        while delayed and (idle or delayed[0][0] <= calls):
+            visible.append(delayed.popleft()[1])
+        return visible
 
-    def post(self, request: Request) -> None:
-        """Take in a request that nobody knew of before, to arrive when it says."""
-        request.serial = self._serials
-        self._serials += 1
+    def add(self, request: Request) -> None:
+        """Add a request during the run. It arrives at its arrival time."""
+        request.serial = self._next_serial
+        self._next_serial += 1
         heappush(self._released, (request.arrival + self.seconds, request.serial, request))
-        self._look()
+        self._update_next_arrival()
 
-    def release(self, id: Any, now: float) -> None:
-        """Start the delay of the requests that waited for this one's end."""
-        for request in self.chained.pop(id, ()):
-            request.arrival = request.since = now + request.delay
+    def release_followers(self, id: Any, now: float) -> None:
+        """Start the think time of the requests that follow this one."""
+        for request in self.followers.pop(id, ()):
+            request.arrival = request.state_since = now + request.think_time
             heappush(self._released, (request.arrival + self.seconds, request.serial, request))
-        self._look()
+        self._update_next_arrival()
 
-    def orphans(self) -> list[Request]:
-        """Return the requests whose predecessor never came."""
-        return [request for chain in self.chained.values() for request in chain]
+    def unreleased(self) -> list[Request]:
+        """Return the requests whose predecessor has not finished or does not exist."""
+        return [request for followers in self.followers.values() for request in followers]
 
     def _pop(self) -> Request:
         if self._released and self._released[0][0] == self.next_arrival:
@@ -93,10 +93,10 @@ class Inbox:
         else:
             request = self._coming[self._next]
             self._next += 1
-        self._look()
+        self._update_next_arrival()
         return request
 
-    def _look(self) -> None:
+    def _update_next_arrival(self) -> None:
         self.next_arrival = self._arrivals[self._next]
         if self._released and self._released[0][0] < self.next_arrival:
             self.next_arrival = self._released[0][0]

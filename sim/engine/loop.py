@@ -1,6 +1,6 @@
 """The engine loop: deliver arrivals, call the policy, carry out its plan, run the model call, record the results.
 
-Simulated and live runs use this loop. They differ in the clock, which says when a call ended, and in `compute`, which
+Simulated and live runs use this loop. They differ in the clock, which gives the end of a call, and in `compute`, which
 runs the call on a device.
 """
 
@@ -18,21 +18,21 @@ from .results import finish_step
 from .server import Server
 from .step import Step
 
-MAX_STEPS_WITHOUT_CALL = 10_000  # at one time; a policy that moves requests that often would never stop
+MAX_STEPS_WITHOUT_CALL = 10_000  # at one time; more raise Stuck
 
 
 class Observer(Protocol):
     """Receives a call at the start and at the end of every step, for example the decision log."""
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        """A plan has been carried out."""
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        """A plan has been carried out. Its model call has not started."""
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
-        """Its model call has ended, or there was none."""
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        """The model call has ended, or the step had none."""
 
 
 class Loop:
-    """One server, the requests on their way to it, its clock, and the model call in flight."""
+    """Runs one server: its policy, its inbox and its clock."""
 
     def __init__(
         self,
@@ -49,143 +49,153 @@ class Loop:
         self.inbox = inbox
         self.clock = clock
         self.observers = observers
-        self.end_lag = end_lag  # clients see the end of a stream only when the next call has ended
-        self.check = check  # verify the counts of the server after every step
-        self.compute = compute  # runs a model call on a device; a simulation has none
+        self.end_lag = end_lag  # a client sees the end of its stream one model call late
+        self.check_every_step = check  # verify the counts of the server after every step
+        self.compute = compute  # runs a model call on a device; None in a simulation
         self.now = 0.0
-        self.calls = 0  # model calls ended
-        self._idle = True  # no call was in flight before this step
-        self._without_call = 0  # steps since a call or a pause
-        self._unreported: list[Request] = []  # finished, their clients do not know yet
-        self._progress = 0  # the last call that generated a token
-        self._written = 0
-        self._max_calls_without_token = 1000 + server.pool.total * server.pool.size
+        self.calls = 0  # model calls that have ended
+        self._idle = True  # no model call has run since the last wait
+        self._steps_without_call = 0  # steps since the last call or wait
+        self._unreported: list[Request] = []  # finished; their clients have not seen the end
+        self._last_progress = 0  # the last call that generated a token
+        self._tokens_generated = 0
+        self._max_calls_without_token = 1000 + server.pool.total * server.pool.block_size
         self._no_max_wait = self.policy.max_wait is None
-        server.recording = bool(observers)
-        # no observer, and a client sees the end of its stream at once and sends nothing after it
-        self.plain = not (observers or check or end_lag or inbox.chained)
-        self.fast_forward = clock.fast_forward(self)
+        server.record_moves = bool(observers)
+        # no observer, client or follower waits for the end of a step
+        self.fast_path = not (observers or check or end_lag or inbox.followers)
+        self.fast_forward = clock.make_fast_forward(self)
 
     def run(self, stop: Optional[Callable[[], bool]] = None) -> float:
-        """Serve everything, or until `stop` says so; return the time at which the last call ended."""
-        self.clock.drive(self, stop)
+        """Run until all requests are done or `stop` returns true. Return the time."""
+        self.clock.run_loop(self, stop)
         return self.now
 
     def step(self) -> Optional[float]:
-        """Run one step; return None, or, if nothing can run now, the time of the next event (inf: all is served)."""
+        """Run one step, or fast-forward. Return None to continue, else the time of the next event (inf: all done)."""
         server, now = self.server, self.now
-        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.lobby else []
+        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else []
         if not self._no_max_wait:
             server.promote(now)
         view = server.view
-        view.now, memory = now, view.memory
+        view.now, state = now, view.state
         plan = self.policy.decide(view)
         step = start_step(server, plan, now)
-        if step.moved or self.observers:
+        if step.has_moves or self.observers:
             self._notify_start(step, arrived, now)
-        if not (step.decoders or step.chunks or step.calls):
-            return self._no_call(step, memory)
-        self._idle, self._without_call = False, 0
+        if not (step.decode_rows or step.chunks or step.runs_model):
+            return self._step_without_call(step, state)
+        self._idle, self._steps_without_call = False, 0
         if step.hold and self.fast_forward is not None:
             self.now = self.fast_forward.run(step, now)
             return None
         if self.compute is not None:
             self.compute(step)
-        self.now = now = self.clock.end_of(step, now, server.traits)
+        self.now = now = self.clock.finish_call(step, now, server.traits)
         self._finish(step, now)
         return None
 
     def _deliver(self, now: float) -> list[Request]:
-        """Show the scheduler what has arrived."""
+        """Submit the requests that the scheduler sees now."""
         inbox, server = self.inbox, self.server
-        arrived = inbox.due(now, self.calls, self._idle)
-        for request in arrived:  # a front end that lags is what it waited for; otherwise it has queued all along
+        arrived = inbox.pop_visible(now, self.calls, self._idle)
+        for request in arrived:  # with a lag, the time before is front-end time, not queueing time
             server.submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
-            if request.place == "done":
-                self._report(request, now)
+            if request.status == "done":
+                self._report_to_client(request, now)
         return arrived
 
-    def _no_call(self, step: Step, memory: Any) -> Optional[float]:
-        """Go on at once if a request moved or the policy's state changed; else rest until the next event."""
-        if step.moved or step.plan.memory != memory:
+    def _step_without_call(self, step: Step, state: Any) -> Optional[float]:
+        """Return None to decide again at once: a request moved or the state changed. Else return the next event."""
+        if step.has_moves or step.plan.state != state:
             for observer in self.observers:
-                observer.ended(self.server, step, self.now, [])
-        elif not self.inbox.lobby:
-            return self._rest(step.plan, self.now)
+                observer.on_step_end(self.server, step, self.now, [])
+        elif not self.inbox.delayed:
+            return self._go_idle(step.plan, self.now)
         else:
-            self._idle = True  # nothing to run: the front end is free and shows all that was sent
-        self._without_call += 1
-        if self._without_call == MAX_STEPS_WITHOUT_CALL:
-            raise Stuck("the policy moves requests in circles and runs nothing", self.server.present(), self.now)
+            self._idle = True  # no model call blocks the front end, so the scheduler sees all requests
+        self._steps_without_call += 1
+        if self._steps_without_call == MAX_STEPS_WITHOUT_CALL:
+            raise Stuck(
+                f"{MAX_STEPS_WITHOUT_CALL} steps at the same time without a model call",
+                self.server.all_requests(),
+                self.now,
+            )
         return None
 
-    def _rest(self, plan: Plan, now: float) -> float:
-        """Report what finished, and make sure that something will happen; return when."""
-        self._idle, self._without_call = True, 0
+    def _go_idle(self, plan: Plan, now: float) -> float:
+        """Report finished requests and return the time of the next event. Raise Stuck if there is none."""
+        self._idle, self._steps_without_call = True, 0
         self._report_all(now)
-        wakes = [instant for instant in (plan.wake, self.server.next_promotion()) if instant is not None]
-        wake = min(wakes, default=math.inf)
-        instant = min(self.inbox.next_arrival, wake)
-        if instant == math.inf:
+        times = [time for time in (plan.wake_at, self.server.next_promotion()) if time is not None]
+        wake_at = min(times, default=math.inf)
+        next_event = min(self.inbox.next_arrival, wake_at)
+        if next_event == math.inf:
             if not self.server.idle():
-                raise Stuck("nothing runs, nothing arrives", self.server.present(), now)
-            if self.inbox.orphans():
-                raise Stuck("they follow requests that do not exist or never ended", self.inbox.orphans(), now)
-        elif wake <= now and self.inbox.next_arrival > now:
-            raise Stuck(f"the policy asks to be woken at {wake:g} s, which has passed", self.server.present(), now)
-        return instant
+                raise Stuck("no request runs and no request will arrive", self.server.all_requests(), now)
+            if self.inbox.unreleased():
+                raise Stuck(
+                    "these requests wait for a request that does not exist or never finished",
+                    self.inbox.unreleased(),
+                    now,
+                )
+        elif wake_at <= now and self.inbox.next_arrival > now:
+            raise Stuck(
+                f"the plan has wake_at={wake_at:g} s, which is not later than now", self.server.all_requests(), now
+            )
+        return next_event
 
     def _finish(self, step: Step, now: float) -> None:
-        """Record a call that ended now; calls that go on and on without a token are a livelock."""
+        """Record the end of a model call. Raise Stuck after too many calls without a token."""
         server = self.server
         finished = finish_step(server, step, now)
         self.calls += 1
-        if not self.plain:
+        if not self.fast_path:
             self.notify_end(step, now, now, finished)
-        if server.written != self._written:
-            self._written, self._progress = server.written, self.calls
-        elif self.calls - self._progress > self._max_calls_without_token:
-            why = f"no token in the last {self.calls - self._progress} model calls"
-            raise Stuck(why, server.present(), now)
+        if server.tokens_generated != self._tokens_generated:
+            self._tokens_generated, self._last_progress = server.tokens_generated, self.calls
+        elif self.calls - self._last_progress > self._max_calls_without_token:
+            why = f"no token in the last {self.calls - self._last_progress} model calls"
+            raise Stuck(why, server.all_requests(), now)
 
     def _notify_start(self, step: Step, arrived: list[Request], now: float) -> None:
         for rejection in step.plan.moves.reject:
-            self._report(rejection.request, now)
+            self._report_to_client(rejection.request, now)
         for observer in self.observers:
-            observer.begun(self.server, step, arrived)
+            observer.on_step_start(self.server, step, arrived)
 
     def notify_end(self, step: Step, now: float, first: float, finished: list[Request]) -> None:
-        """Tell clients and observers what finished; the step, or the first of several, ended at `first`."""
+        """Notify clients and observers. If steps were fast-forwarded, the first of them ended at `first`."""
         if self._unreported:
             self._report_all(first)
         if self.end_lag:
             self._unreported.extend(finished)
         else:
             for request in finished:
-                self._report(request, now)
-        if self.check:
+                self._report_to_client(request, now)
+        if self.check_every_step:
             self.server.check()
         for observer in self.observers:
-            observer.ended(self.server, step, now, finished)
+            observer.on_step_end(self.server, step, now, finished)
 
     def abort(self, request: Request, now: float, reason: str) -> None:
-        """Take out, between two calls, a request whose client has gone; its blocks are freed."""
-        plan = Plan(reject=[Rejection(request, reason, "aborted")], memory=self.server.view.memory)
+        """Remove a request whose client has disconnected and free its blocks. Call it only between two steps."""
+        plan = Plan(reject=[Rejection(request, reason, "aborted")], state=self.server.view.state)
         step = start_step(self.server, plan, now)
         self._notify_start(step, [], now)
         for observer in self.observers:
-            observer.ended(self.server, step, now, [])
+            observer.on_step_end(self.server, step, now, [])
 
     @property
     def has_pending_followers(self) -> bool:
-        """Whether a client will send its next request once it sees an end that the engine already has."""
-        return bool(self._unreported and self.inbox.chained)
+        """Whether a finished request, whose client has not seen the end yet, may release followers."""
+        return bool(self._unreported and self.inbox.followers)
 
     def _report_all(self, now: float) -> None:
         unreported, self._unreported = self._unreported, []
         for request in unreported:
-            self._report(request, now)
+            self._report_to_client(request, now)
 
-    def _report(self, request: Request, now: float) -> None:
-        request.seen = now
-        self.inbox.release(request.id, now)
+    def _report_to_client(self, request: Request, now: float) -> None:
+        request.client_end = now
+        self.inbox.release_followers(request.id, now)

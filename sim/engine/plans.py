@@ -1,4 +1,4 @@
-"""Carry out a plan: move requests, take the blocks that the model call needs, and return the call."""
+"""Carry out a plan: move requests, allocate the blocks of the model call, and return the step."""
 
 from __future__ import annotations
 
@@ -11,88 +11,88 @@ from .step import Step
 
 
 def start_step(server: Server, plan: Plan, now: float) -> Step:
-    """Move what the plan moves, take its blocks, and return the model call."""
+    """Move requests, allocate blocks, and return the step."""
     step = Step(plan, now)
     if plan.moves is not NO_MOVES:
         _move(server, plan.moves, step, now)
     chunks = plan.chunks
     if chunks:
         _start_chunks(server, chunks, step, now)
-    if plan.running is not None:
-        server.running.reorder(plan.running)
-        server.prefilling.reorder([request for request in plan.running if request._listed])
+    if plan.reorder_running is not None:
+        server.running.reorder(plan.reorder_running)
+        server.prefilling.reorder([request for request in plan.reorder_running if request._in_prefilling])
     if plan.decode:
         _decode(server, step)
         if not chunks:
             step.hold = plan.hold
     elif len(step.chunks) < len(chunks):
         _decode_some(server, plan, step)
-    server.view.memory = plan.memory
+    server.view.state = plan.state
     return step
 
 
 def _move(server: Server, moves: Moves, step: Step, now: float) -> None:
-    step.moved = True
+    step.has_moves = True
     for request in moves.release:
         server.finished.remove(request)
-        server.pool.free += request._held
-        request._held = 0
-    for eviction in moves.evict:
-        if server.recording:
-            step.evicted.append((eviction.request, eviction.how, eviction.request.slot))
-        step.swapped += server.evict(eviction, now)
-    if moves.waiting is not None:
-        server.waiting.reorder(moves.waiting)
+        server.pool.free += request._blocks
+        request._blocks = 0
+    for preemption in moves.preempt:
+        if server.record_moves:
+            step.preempted.append((preemption.request, preemption.mode, preemption.request.slot))
+        step.copied_blocks += server.preempt(preemption, now)
+    if moves.reorder_waiting is not None:
+        server.waiting.reorder(moves.reorder_waiting)
     for request in moves.swap_in:
-        step.swapped += server.swap_in(request, now)
-    for request in moves.fetch:
-        step.swapped += server.fetch(request, now)
+        step.copied_blocks += server.swap_in(request, now)
+    for request in moves.prefetch:
+        step.copied_blocks += server.prefetch(request, now)
     for request in moves.admit:
-        server.admit(request, step, True)
+        server.admit(request, step, prefilling=True)
     for rejection in moves.reject:
         server.reject(rejection, now)
 
 
 def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: float) -> None:
-    """Start the chunks of prompts; a chunk of a request that decodes already is a decode."""
-    pool, mixed = server.pool, False
+    """Start the chunks of prompts. A chunk of a request that already decodes is a decode."""
+    pool, has_decodes = server.pool, False
     for chunk in chunks:
         request, tokens, blocks = chunk.request, chunk.tokens, chunk.blocks
         if request._cohort is not None:
-            mixed = True
+            has_decodes = True
             continue
         cached = request._cached
         pending = request.prompt + request._written - cached
-        assert 0 < tokens <= pending, f"a chunk of {tokens} of {request}"
-        if request.place != "running":
+        assert 0 < tokens <= pending, f"a chunk has {tokens} tokens, {request} has {pending} pending"
+        if request.status != "running":
             server.admit(request, step, tokens < pending)
-        held = -(-(cached + tokens) // pool.size)
-        if held < blocks:
-            held = blocks
-        if held > request._held:
-            pool.free -= held - request._held
-            request._held = held
+        needed = -(-(cached + tokens) // pool.block_size)
+        if needed < blocks:
+            needed = blocks
+        if needed > request._blocks:
+            pool.free -= needed - request._blocks
+            request._blocks = needed
         if not cached:
-            request.queued += now - request.since
+            request.queued += now - request.state_since
             if request.scheduled is None:
                 request.scheduled = now
-    assert pool.free >= 0, "a plan may not take more blocks than are free"
-    step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if mixed else chunks
+    assert pool.free >= 0, f"the plan needs {-pool.free} more blocks than are free"
+    step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if has_decodes else chunks
 
 
 def _decode(server: Server, step: Step) -> None:
-    """Let the whole cohort decode."""
+    """Start one decode step of the whole cohort."""
     cohort, pool = server.cohort, server.pool
-    step.decoders, step.context = cohort.size, cohort.context
-    pool.free -= cohort.phases[-cohort.ticks % cohort.block]
-    assert pool.free >= 0, "a decode may not take more blocks than are free"
+    step.decode_rows, step.context = cohort.size, cohort.context
+    pool.free -= cohort.block_offsets[-cohort.steps % cohort.block_size]
+    assert pool.free >= 0, f"the decode needs {-pool.free} more blocks than are free"
 
 
 def _decode_some(server: Server, plan: Plan, step: Step) -> None:
-    """Let only those members of the cohort decode that the plan names."""
-    named = {chunk.request for chunk in plan.chunks if chunk.request._cohort is not None}
-    if len(named) < server.cohort.size:
-        step.skipped = [r for r in server.running if r._cohort is not None and r not in named]
-        for request in step.skipped:
+    """Start a decode step of the cohort members that the plan names."""
+    chosen = {chunk.request for chunk in plan.chunks if chunk.request._cohort is not None}
+    if len(chosen) < server.cohort.size:
+        step.paused = [r for r in server.running if r._cohort is not None and r not in chosen]
+        for request in step.paused:
             server.cohort.leave(request)
     _decode(server, step)

@@ -1,4 +1,4 @@
-"""Request queues: FIFO, sorted, or fixed slots. All have the same methods; a policy sees them as `core.Queue`."""
+"""Request queues: FIFO, sorted, or fixed slots. All have the same methods. A policy sees them as `core.Queue`."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from typing import Any, Callable, Optional, Protocol, Union
 
 from servesim.core import Request, WaitingQueue
 
-Rank = Callable[[Request], Any]
+SortKey = Callable[[Request], Any]
 
 
 class RequestQueue(WaitingQueue, Protocol):
-    """What the server does with a queue, besides what a policy sees."""
+    """The methods of a queue that only the server uses."""
 
     def push(self, request: Request) -> None:
-        """Add a request where it belongs."""
+        """Add a request at its position."""
 
     def push_front(self, request: Request) -> None:
         """Add a request before all others."""
 
     def remove(self, request: Request) -> None:
-        """Take a request out, wherever it is."""
+        """Remove a request from any position."""
 
     def reorder(self, requests: Sequence[Request]) -> None:
-        """Take the same requests in a new order."""
+        """Put the same requests into a new order."""
 
 
 class ArrivalIndex:
-    """The earliest arrival of a queue; kept up to date only from the first question on."""
+    """The earliest arrival time of a queue. The heap is built at the first call of `oldest`."""
 
     __slots__ = ("_heap",)
 
@@ -39,22 +39,22 @@ class ArrivalIndex:
         self._heap: Optional[list[tuple[float, int, Request]]] = None
 
     def add(self, request: Request) -> None:
-        """Note a request that joins the queue."""
+        """Add a request that joins the queue."""
         if self._heap is not None:
             heappush(self._heap, (request.arrival, request.serial, request))
 
-    def oldest(self, queue: Iterable[Request], place: str) -> float:
-        """Return the earliest arrival in the queue, which is not empty."""
+    def oldest(self, queue: Iterable[Request], status: str) -> float:
+        """Return the earliest arrival time. The queue must not be empty, and `status` is that of its requests."""
         if self._heap is None:
             self._heap = [(request.arrival, request.serial, request) for request in queue]
             heapify(self._heap)
-        while self._heap[0][2].place != place:  # it left; if it comes back, it is added again
+        while self._heap[0][2].status != status:  # it left the queue; if it returns, `add` is called again
             heappop(self._heap)
         return self._heap[0][0]
 
 
-class ListedQueue:
-    """A queue kept as a list or deque of its requests."""
+class ListQueue:
+    """A queue that keeps its requests in a list or deque."""
 
     __slots__ = ("_arrivals", "_items")
     _items: Union[deque[Request], list[Request]]
@@ -75,11 +75,11 @@ class ListedQueue:
         return self._items[index]
 
     def oldest(self) -> float:
-        return self._arrivals.oldest(self._items, self._items[0].place)
+        return self._arrivals.oldest(self._items, self._items[0].status)
 
 
-class FifoQueue(ListedQueue):
-    """A queue in order of arrival; preempted requests may be pushed to the front."""
+class FifoQueue(ListQueue):
+    """A first-in, first-out queue. Preempted requests may be pushed to the front."""
 
     __slots__ = ()
     _items: deque[Request]
@@ -100,26 +100,26 @@ class FifoQueue(ListedQueue):
         self._items.remove(request)
 
     def reorder(self, requests: Sequence[Request]) -> None:
-        check_same(requests, self._items)
+        check_same_requests(requests, self._items)
         self._items = deque(requests)
 
 
-class SortedQueue(ListedQueue):
-    """A queue sorted by rank, equals in order of arrival; requests pushed to the front stand before the sorted part."""
+class SortedQueue(ListQueue):
+    """A queue sorted by a key. Requests that were pushed or moved to the front come before the sorted ones."""
 
-    __slots__ = ("_fronts", "_keys", "_rank")
+    __slots__ = ("_front_size", "_keys", "_sort_key")
     _items: list[Request]
 
-    def __init__(self, rank: Rank) -> None:
+    def __init__(self, sort_key: SortKey) -> None:
         super().__init__()
-        self._rank = rank
+        self._sort_key = sort_key
         self._items = []
-        self._keys: list[Any] = []  # one per item; None for those in front
-        self._fronts = 0
+        self._keys: list[Any] = []  # one per item; None for the items at the front
+        self._front_size = 0
 
     def push(self, request: Request) -> None:
-        key = self._rank(request)
-        index = bisect_right(self._keys, key, self._fronts)
+        key = self._sort_key(request)
+        index = bisect_right(self._keys, key, self._front_size)
         self._keys.insert(index, key)
         self._items.insert(index, request)
         self._arrivals.add(request)
@@ -129,37 +129,37 @@ class SortedQueue(ListedQueue):
         self._arrivals.add(request)
 
     def move_to_front(self, request: Request) -> None:
-        """Move a request behind those already in front, before all others."""
+        """Move a request to the front, behind the requests that are already there."""
         self.remove(request)
-        self._insert_front(self._fronts, request)
+        self._insert_front(self._front_size, request)
 
     def remove(self, request: Request) -> None:
         index = self._items.index(request)
         del self._items[index]
         del self._keys[index]
-        if index < self._fronts:
-            self._fronts -= 1
+        if index < self._front_size:
+            self._front_size -= 1
 
     def reorder(self, requests: Sequence[Request]) -> None:
-        check_same(requests, self._items)
+        check_same_requests(requests, self._items)
         self._items = list(requests)
         self._keys = [None] * len(requests)
-        self._fronts = len(requests)
+        self._front_size = len(requests)
 
     def _insert_front(self, index: int, request: Request) -> None:
         self._items.insert(index, request)
         self._keys.insert(index, None)
-        self._fronts += 1
+        self._front_size += 1
 
 
 class SlotQueue:
-    """Numbered slots: a request takes the lowest free one, and they are listed in the order of their numbers."""
+    """Numbered slots. A request takes the lowest free slot; the order of the queue is the order of the slots."""
 
     __slots__ = ("_free", "_items")
 
     def __init__(self) -> None:
         self._items: dict[Request, None] = {}
-        self._free: list[int] = []  # free numbers below the highest ever taken
+        self._free: list[int] = []  # free slots below the highest slot that was ever used
 
     def __len__(self) -> int:
         return len(self._items)
@@ -190,7 +190,7 @@ class SlotQueue:
         request.slot = None
 
     def reorder(self, requests: Sequence[Request]) -> None:
-        check_same(requests, self._items)
+        check_same_requests(requests, self._items)
         for request, slot in zip(requests, [other.slot for other in self]):
             request.slot = slot
 
@@ -198,14 +198,14 @@ class SlotQueue:
         return min(request.arrival for request in self._items)
 
 
-def check_same(requests: Sequence[Request], queue: Iterable[Request]) -> None:
-    """Make sure that a new order holds the same requests."""
+def check_same_requests(requests: Sequence[Request], queue: Iterable[Request]) -> None:
+    """Assert that a new order has the same requests."""
     present = set(queue)
-    assert len(requests) == len(present) and set(requests) == present, "a new order holds the same requests"
+    assert len(requests) == len(present) and set(requests) == present, "a new order must have the same requests"
 
 
 def running_queues(order: str) -> tuple[RequestQueue, RequestQueue]:
-    """Return the running queue of an engine that keeps its batch in this order, and the queue of its prefills."""
+    """Return the running queue and the prefilling queue of an engine with this order (Traits.running_order)."""
     if order == "slot":
         return SlotQueue(), SortedQueue(attrgetter("slot"))
     if order == "arrival":

@@ -1,4 +1,4 @@
-"""Record what a model call produced: tokens, finished requests, failures."""
+"""Record the results of a model call: tokens, finished requests, failures."""
 
 from __future__ import annotations
 
@@ -9,77 +9,77 @@ from .step import Step
 
 
 def finish_step(server: Server, step: Step, now: float) -> list[Request]:
-    """Record a model call that ended now; return the requests that finished."""
-    finished = record_decode(server, step.start, now, 1, now) if step.decoders else []
+    """Record the end of a model call and return the finished requests."""
+    finished = record_decode(server, step.start, now, 1, now) if step.decode_rows else []
     if step.chunks:
         _record_prefill(server, step, now, finished)
-    if step.skipped:
-        for request in step.skipped:
+    if step.paused:
+        for request in step.paused:
             server.cohort.join(request)
     return finished
 
 
 def record_decode(server: Server, start: float, now: float, steps: int, first: float) -> list[Request]:
-    """Record `steps` decode steps of the cohort, the first ended at `first` and the last now; return the finished."""
-    cohort, seconds, seen = server.cohort, server.gaps.seconds, server.gaps.seen
-    stayed = cohort.size
-    if cohort.fresh:
-        stayed -= len(cohort.fresh)
-        for request in cohort.fresh:
+    """Record decode steps: the first ended at `first`, the last at `now`. Return the finished requests."""
+    cohort, seconds, counts = server.cohort, server.token_gaps.seconds, server.token_gaps.counts
+    old_members = cohort.size
+    if cohort.new_members:
+        old_members -= len(cohort.new_members)
+        for request in cohort.new_members:
             seconds.append(first - request.last_token)  # type: ignore[operator]
-            seen.append(1)
-    if stayed:
-        seconds.append(first - cohort.last)  # type: ignore[operator]
-        seen.append(stayed)
-    server.written += cohort.size * steps
-    finished = cohort.tick(steps, now, now - start)
+            counts.append(1)
+    if old_members:
+        seconds.append(first - cohort.last_end)  # type: ignore[operator]
+        counts.append(old_members)
+    server.tokens_generated += cohort.size * steps
+    finished = cohort.advance(steps, now, now - start)
     if finished:
-        failed = server.failing and _decode_failed(server, finished)
+        failed = server.may_fail and _fail_decode(server, finished)
         for request in finished:
             _finish(server, request, now, failed)
     return finished
 
 
-def _decode_failed(server: Server, finished: list[Request]) -> bool:
-    """Whether the decode failed; then every row of it ends."""
-    if all(request.fails != request._written for request in finished):
+def _fail_decode(server: Server, finished: list[Request]) -> bool:
+    """If the call of a finished request failed, add all other rows to `finished`. Return whether it failed."""
+    if all(request.fails_at_token != request._written for request in finished):
         return False
     finished += _clear_cohort(server)
     return True
 
 
 def _clear_cohort(server: Server) -> list[Request]:
-    """Take out of the cohort the requests that decoded in a call that failed."""
+    """Remove all requests from the cohort after a failed call, and return them."""
     rows = [request for request in server.running if request._cohort is not None]
     for request in rows:
         server.cohort.leave(request)
-        request.last_token = server.cohort.last
+        request.last_token = server.cohort.last_end
     return rows
 
 
 def _record_prefill(server: Server, step: Step, now: float, finished: list[Request]) -> None:
-    """Record chunks of prompts, and the first token of each prompt that is complete."""
+    """Record the chunks, and the first token of each request whose prompt is now complete."""
     seconds = now - step.start
     server.view.last_prefill = (step.start, now)
-    failed = server.failing and _prefill_failed(step, finished)
+    failed = server.may_fail and _prefill_failed(step, finished)
     for chunk in step.chunks:
         request, tokens = chunk.request, chunk.tokens
         request._cached = cached = request._cached + tokens
         request.prefilling += seconds
-        server.computed += tokens
+        server.prompt_tokens_computed += tokens
         written = request._written
         if cached < request.prompt + written:
             continue
         if request.first_token is None:
             request.first_token = now
         else:
-            server.gaps.add(now - request.last_token, 1)  # type: ignore[operator]
+            server.token_gaps.add(now - request.last_token, 1)  # type: ignore[operator]
         request.last_token = now
         request._written = written = written + 1
-        server.written += 1
-        if request._listed:
-            server.unlist(request)
-        if written < request.end and not failed:
+        server.tokens_generated += 1
+        if request._in_prefilling:
+            server.remove_from_prefilling(request)
+        if written < request.stop_at and not failed:
             server.cohort.join(request)
         elif not failed:
             _finish(server, request, now, False)
@@ -89,19 +89,19 @@ def _record_prefill(server: Server, step: Step, now: float, finished: list[Reque
 
 
 def _prefill_failed(step: Step, finished: list[Request]) -> bool:
-    """Whether a call with prompts fails: because of a row that decoded, or of one that gets its token."""
+    """Whether a call with chunks failed: because of a decoding row, or of a row that would get its token."""
     return any(request.outcome == "failed" for request in finished) or any(
-        chunk.request.fails == chunk.request._written + 1 and chunk.tokens == chunk.request.pending
+        chunk.request.fails_at_token == chunk.request._written + 1 and chunk.tokens == chunk.request.pending
         for chunk in step.chunks
     )
 
 
 def _finish_failed_rows(server: Server, step: Step, now: float, finished: list[Request]) -> None:
-    """End all requests of a call that failed."""
+    """Finish all requests of a failed call."""
     prompts = [chunk.request for chunk in step.chunks]
-    for request in prompts + (_clear_cohort(server) if step.decoders else []):
-        if request._listed:
-            server.unlist(request)
+    for request in prompts + (_clear_cohort(server) if step.decode_rows else []):
+        if request._in_prefilling:
+            server.remove_from_prefilling(request)
         _finish(server, request, now, True)
         finished.append(request)
 
@@ -111,14 +111,14 @@ def _finish(server: Server, request: Request, now: float, failed: bool) -> None:
     if server.traits.frees_blocks_late:
         server.finished.push(request)
     else:
-        server.pool.free += request._held
-        request._held = 0
+        server.pool.free += request._blocks
+        request._blocks = 0
     request.outcome = "finished"
     if failed:
         request.outcome, request.reason = "failed", "the model call failed"
     elif server.limits.cut_off(request):
         request.outcome = "unanswered"
-        request.reason = "stopped by max_generate_length, which its client is not told"
-    request.place = "done"
-    request.finish = request.seen = now
+        request.reason = "stopped at max_generate_length without a final message to the client"
+    request.status = "done"
+    request.finish = request.client_end = now
     server.done.append(request)

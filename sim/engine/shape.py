@@ -1,4 +1,4 @@
-"""What a step's time depends on, read off a step: padded as the device pads it."""
+"""The shape of a step, with the padding that the device adds."""
 
 from __future__ import annotations
 
@@ -10,52 +10,52 @@ from .step import Step
 
 
 class Padding:
-    """What a device runs beside what it was asked for: prompts padded to a gear, decodes to a batch gear."""
+    """The padding buckets of a device (llm-serving: gears)."""
 
-    def __init__(self, prefill: Sequence[int] = (), decode: Sequence[int] = ()) -> None:
-        self.prefill = tuple(sorted(prefill))  # row lengths; a prompt takes the first one longer than itself
-        self.decode = tuple(sorted(decode))  # batch sizes; a batch takes the first that holds it
+    def __init__(self, prefill_buckets: Sequence[int] = (), decode_buckets: Sequence[int] = ()) -> None:
+        self.prefill_buckets = tuple(sorted(prefill_buckets))  # tokens per row; the bucket must exceed the prompt
+        self.decode_buckets = tuple(sorted(decode_buckets))  # rows per batch
 
-    def tokens(self, tokens: int) -> int:
-        """Return the padded length of a prompt part."""
-        for gear in self.prefill:
-            if gear > tokens:
-                return gear
-        return max(tokens, self.prefill[-1]) if self.prefill else tokens
+    def pad_tokens(self, tokens: int) -> int:
+        """Return the padded length of a chunk."""
+        for bucket in self.prefill_buckets:
+            if bucket > tokens:
+                return bucket
+        return max(tokens, self.prefill_buckets[-1]) if self.prefill_buckets else tokens
 
-    def rows(self, rows: int) -> int:
+    def pad_rows(self, rows: int) -> int:
         """Return the padded number of decoding rows."""
-        for gear in self.decode:
-            if gear >= rows:
-                return gear
+        for bucket in self.decode_buckets:
+            if bucket >= rows:
+                return bucket
         return rows
 
 
 NO_PADDING = Padding()
 
 
-def shape_of(step: Step, padding: Padding, traits: Traits) -> Shape:
-    """Return what a step's time depends on."""
-    chunks, decoders, context = step.chunks, step.decoders, step.context
+def step_shape(step: Step, padding: Padding, traits: Traits) -> Shape:
+    """Return the shape of a step."""
+    chunks, decode_live, context = step.chunks, step.decode_rows, step.context
     if traits.last_token_decodes:
-        alone = [c.request for c in chunks if c.tokens == 1 and c.request.pending == 1 and c.request._cached]
-        chunks = [chunk for chunk in chunks if chunk.request not in alone]
-        decoders += len(alone)
-        context += sum(request._cached for request in alone)
+        last = [c.request for c in chunks if c.tokens == 1 and c.request.pending == 1 and c.request._cached]
+        chunks = [chunk for chunk in chunks if chunk.request not in last]
+        decode_live += len(last)
+        context += sum(request._cached for request in last)
     live = squares = cross = 0
     for chunk in chunks:
-        part, cached = chunk.tokens, chunk.request._cached
-        live += part
-        squares += part * part
+        tokens, cached = chunk.tokens, chunk.request._cached
+        live += tokens
+        squares += tokens * tokens
         if cached:
-            cross += part * cached
-    rows, tokens, decode_rows, extra = len(chunks), live, decoders, step.plan.padding
-    if padding.prefill:
-        tokens = sum(padding.tokens(chunk.tokens) for chunk in chunks)
-    if decoders:
-        if padding.decode or extra:
-            decode_rows = max(padding.rows(decoders), decoders + extra)
+            cross += tokens * cached
+    rows, padded, decode_rows, extra = len(chunks), live, decode_live, step.plan.padding_rows
+    if padding.prefill_buckets:
+        padded = sum(padding.pad_tokens(chunk.tokens) for chunk in chunks)
+    if decode_live:
+        if padding.decode_buckets or extra:
+            decode_rows = max(padding.pad_rows(decode_live), decode_live + extra)
     elif extra:
         rows += extra
-        tokens += extra * padding.tokens(max((chunk.tokens for chunk in chunks), default=0))
-    return Shape(rows, tokens, live, squares, cross, decode_rows, decoders, context, step.swapped)
+        padded += extra * padding.pad_tokens(max((chunk.tokens for chunk in chunks), default=0))
+    return Shape(rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks)

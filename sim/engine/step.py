@@ -1,4 +1,4 @@
-"""One model call: what it computes, what it is called, and the gaps between tokens that calls leave behind."""
+"""One step of the scheduler, one measured model call, and the gaps between tokens."""
 
 from __future__ import annotations
 
@@ -10,46 +10,47 @@ from servesim.core import Chunk, Plan, Request, Shape
 
 
 class Step:
-    """One model call between its begin and its end, or a turn that moved requests and calls nothing."""
+    """One step: a plan that has been carried out, and its model call if it has one."""
 
     __slots__ = (
-        "admitted", "chunks", "context", "decoders", "evicted", "hold", "moved", "plan", "skipped", "start", "swapped",
+        "admitted", "chunks", "context", "copied_blocks", "decode_rows", "has_moves", "hold", "paused", "plan",
+        "preempted", "start",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, start: float) -> None:
         self.plan = plan
         self.start = start
-        self.chunks: Sequence[Chunk] = ()  # the prompt parts
-        self.decoders = 0
-        self.context = 0  # tokens the decoders read
-        self.skipped: Sequence[Request] = ()  # decoding requests that do not run in this step
-        self.swapped = 0  # blocks copied
-        self.hold = 0  # further steps for which it may be repeated: all decode, and nothing else happens
-        self.moved = False
-        self.admitted: list[tuple[Request, Optional[int]]] = []  # with the slot each took; only for observers
-        self.evicted: list[tuple[Request, str, Optional[int]]] = []  # how, and the slot each left; only for observers
+        self.chunks: Sequence[Chunk] = ()  # of the plan, without those of decoding requests
+        self.decode_rows = 0  # live rows
+        self.context = 0  # cached tokens that the decoding rows read
+        self.paused: Sequence[Request] = ()  # decoding requests that do not run in this step
+        self.copied_blocks = 0  # to and from the host
+        self.hold = 0  # further identical steps: all requests decode, and nothing else happens
+        self.has_moves = False
+        self.admitted: list[tuple[Request, Optional[int]]] = []  # (request, its new slot); for observers only
+        self.preempted: list[tuple[Request, str, Optional[int]]] = []  # (request, mode, its old slot); for observers
 
     @property
-    def calls(self) -> bool:
-        """Whether the model runs."""
-        return bool(self.decoders or self.chunks or self.plan.padding or self.swapped)
+    def runs_model(self) -> bool:
+        """Whether the step runs the model or copies blocks."""
+        return bool(self.decode_rows or self.chunks or self.plan.padding_rows or self.copied_blocks)
 
     @property
     def kind(self) -> str:
-        """Name what it does: prefill, decode, mixed, swap, reject or idle."""
+        """The kind of step: prefill, decode, mixed, swap, reject or idle."""
         if self.chunks:
-            return "mixed" if self.decoders else "prefill"
-        if self.decoders:
+            return "mixed" if self.decode_rows else "prefill"
+        if self.decode_rows:
             return "decode"
-        if self.plan.padding:
+        if self.plan.padding_rows:
             return "prefill"
-        if self.swapped:
+        if self.copied_blocks:
             return "swap"
         return "reject" if self.plan.moves.reject else "idle"
 
 
 class ModelCall(NamedTuple):
-    """One measured model call: when its step began, when the backend was called, when it ended, and its shape."""
+    """One measured model call: when its step started, when the backend was called, when it ended, and its shape."""
 
     start: float
     called: float
@@ -66,41 +67,42 @@ def model_call(row: Sequence[Any]) -> ModelCall:
     return ModelCall(float(row[0]), float(row[1]), float(row[2]), Shape(*map(int, row[3:])))
 
 
-class Gaps:
-    """Times between a request's tokens, pooled over all requests: a value and how many saw it.
+class TokenGaps:
+    """Seconds between two tokens of a request (inter-token latencies), pooled over all requests.
 
-    Those of a long leap lie on a line and are kept as that: so many of a + b * (context + k * live), k = 1, 2...,
-    each seen by `live` requests.
+    A gap is stored once with the number of requests that saw it. The gaps of a long fast-forward are stored as
+    (fixed, slope, context, live, count). Gap k = 1 to count is fixed + slope * (context + k * live), seen by `live`
+    requests.
     """
 
-    __slots__ = ("lines", "seconds", "seen")
+    __slots__ = ("counts", "linear", "seconds")
 
     def __init__(self) -> None:
         self.seconds = array("d")
-        self.seen = array("l")
-        self.lines = array("d")  # five numbers each: a, b, context, live, how many
+        self.counts = array("l")
+        self.linear = array("d")  # groups of five numbers: fixed, slope, context, live, count
 
     @property
     def total(self) -> int:
-        """Return how many gaps there were."""
-        return sum(self.seen) + int(sum(live * count for live, count in zip(self.lines[3::5], self.lines[4::5])))
+        """Return the number of gaps."""
+        return sum(self.counts) + int(sum(live * count for live, count in zip(self.linear[3::5], self.linear[4::5])))
 
-    def add(self, seconds: float, seen: int) -> None:
-        """Count a gap that so many requests saw."""
-        if seen:
+    def add(self, seconds: float, count: int) -> None:
+        """Add a gap that `count` requests saw."""
+        if count:
             self.seconds.append(seconds)
-            self.seen.append(seen)
+            self.counts.append(count)
 
-    def add_line(self, fixed: float, slope: float, context: int, live: int, count: int) -> None:
-        """Count so many gaps of a leap that so many requests saw."""
-        self.lines.extend((fixed, slope, context, live, count))
+    def add_linear(self, fixed: float, slope: float, context: int, live: int, count: int) -> None:
+        """Add `count` gaps of a fast-forward of `live` requests."""
+        self.linear.extend((fixed, slope, context, live, count))
 
 
 def batch(running: Iterable[Request], step: Step) -> list[tuple[Any, int]]:
-    """Return a step's batch in order, as (id, tokens); asked between its begin and its end."""
+    """Return the batch of a step in order, as (id, tokens). Call it before the step ends."""
     chunks = [(chunk.request.id, chunk.tokens) for chunk in step.plan.chunks]
     if not step.plan.decode:
         return chunks
-    starting = {chunk.request for chunk in step.chunks}
-    decodes = [(request.id, 1) for request in running if request.decodes and request not in starting]
+    prefills = {chunk.request for chunk in step.chunks}
+    decodes = [(request.id, 1) for request in running if request.decodes and request not in prefills]
     return decodes + chunks if step.plan.decode_first else chunks + decodes

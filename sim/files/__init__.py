@@ -1,5 +1,5 @@
-"""All reading of user files and all writing.
+"""Read and write files.
 
-Text, JSON and YAML are read here and their sections checked, with one-line errors; files are written whole or not at
-all. It imports core only; every package above core may import it.
+Text, JSON and YAML are read and validated here, with one-line errors. A written file appears only when it is complete.
+It imports core only; every package above core may import it.
 """

@@ -1,4 +1,4 @@
-"""Text files, plain or gzipped: read whole, with rows counted as an editor counts them."""
+"""Read and write text files, plain or gzipped. Errors give the row number, starting at 1."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ PathLike = Union[str, Path]
 
 
 def read_text(path: PathLike) -> str:
-    """Return the text of a file, unpacked if it is gzipped; a BadInput says what is wrong with it."""
+    """Return the text of a file, unpacked if it is gzipped; raise BadInput if it cannot be read."""
     try:
         data = Path(path).read_bytes()
     except FileNotFoundError:
@@ -27,18 +27,18 @@ def read_text(path: PathLike) -> str:
         except (EOFError, OSError, zlib.error) as error:
             raise BadInput(f"{path}: row 1: damaged gzip file: {error}") from None
     if b"\0" in data:
-        raise BadInput(f"{path}: row {_row(data, data.index(0))}: expected text, got binary data")
+        raise BadInput(f"{path}: row {_row_number(data, data.index(0))}: expected text, got binary data")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: row {_row(data, error.start)}: expected UTF-8 text, got binary data") from None
+        raise BadInput(f"{path}: row {_row_number(data, error.start)}: expected UTF-8 text, got binary data") from None
     if not text.strip():
         raise BadInput(f"{path}: row 1: the file is empty")
     return text
 
 
 def write_text(path: PathLike, text: str) -> None:
-    """Write a file, gzipped where its name ends in .gz; the same text gives the same bytes."""
+    """Write a file, gzipped if its name ends in .gz; the same text gives the same bytes."""
     data = text.encode()
     try:
         Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
@@ -47,28 +47,28 @@ def write_text(path: PathLike, text: str) -> None:
 
 
 def parse_json(path: PathLike, text: str, row: int = 1) -> Any:
-    """Return what a JSON text says; a BadInput names the row."""
+    """Parse a JSON text; the error names the row."""
     try:
-        return json.loads(text, parse_constant=_refuse)
+        return json.loads(text, parse_constant=_reject_constant)
     except json.JSONDecodeError as error:
-        place = f"row {row + error.lineno - 1}, column {error.colno}"
-        raise BadInput(f"{path}: {place}: expected JSON, got {shown(text[error.pos : error.pos + 60])}") from None
+        position = f"row {row + error.lineno - 1}, column {error.colno}"
+        raise BadInput(f"{path}: {position}: expected JSON, got {quote(text[error.pos : error.pos + 60])}") from None
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{path}: row {row}: expected JSON: {str(error)[:80]}") from None
 
 
-def shown(value: Any) -> str:
-    """Return a value as a message may show it: one line, not too long."""
+def quote(value: Any) -> str:
+    """Return a value for an error message: one line, at most 48 characters."""
     try:
         text = repr(value)
-    except (ValueError, RecursionError):  # an integer of more digits than Python will print
+    except (ValueError, RecursionError):  # for example an integer with too many digits to print
         return f"a huge {type(value).__name__}"
     return text if len(text) <= 48 else text[:45] + "..."
 
 
-def _refuse(name: str) -> Any:
+def _reject_constant(name: str) -> Any:
     raise ValueError(f"{name} is not a number")
 
 
-def _row(data: bytes, position: int) -> int:
+def _row_number(data: bytes, position: int) -> int:
     return data.count(b"\n", 0, position) + 1

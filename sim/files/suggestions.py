@@ -1,4 +1,4 @@
-"""The known word that a mistyped one is nearest to, for messages."""
+"""Suggest the known word that is closest to a mistyped one."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Iterable
 
 
-def meant(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean X?`, or nothing where no known word is near."""
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?`, or an empty string if no known word is similar."""
     names = {name.lower(): name for name in known}
-    near = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
-    return f"; did you mean {names[near[0]]}?" if near else ""
+    matches = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    return f"; did you mean {names[matches[0]]}?" if matches else ""

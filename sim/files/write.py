@@ -1,4 +1,4 @@
-"""Writing files: a file appears only once it is complete."""
+"""Write files. A file appears only when it is complete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from servesim.core import BadInput
 
 @contextmanager
 def open_text(path: Union[str, Path]) -> Iterator[TextIO]:
-    """Open a text file to be written, compressed if its name says so; it appears only once it is complete."""
+    """Open a text file for writing, gzipped if its name ends in .gz; it appears only when it is complete."""
     path = Path(path)
     part = path.with_name(path.name + ".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".gz":  # no time stamp inside, so that equal runs give equal bytes
+        if path.suffix == ".gz":  # no time stamp, so that equal runs give equal bytes
             raw = open(part, "wb")  # noqa: SIM115
             packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
             file: TextIO = io.TextIOWrapper(packed, encoding="utf-8", newline="")
@@ -43,7 +43,7 @@ def open_text(path: Union[str, Path]) -> Iterator[TextIO]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON for people and programs."""
+    """Write a value as indented JSON."""
     with open_text(path) as file:
         json.dump(value, file, indent=1, default=str)
         file.write("\n")

@@ -1,4 +1,4 @@
-"""Pictures and the report page of a sweep.
+"""The report page and the charts of a sweep.
 
 It imports study and runs. frames, api and commands import it.
 """

@@ -1,4 +1,4 @@
-"""report.html: the result of a sweep as one page that needs nothing else; no network, no library."""
+"""report.html: the result of a sweep as one self-contained page; it needs no network and no library."""
 
 from __future__ import annotations
 
@@ -9,21 +9,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from servesim.files.write import open_text
-from servesim.runs.metrics import WHERE
-from servesim.runs.text import PLACES
-from servesim.study.experiment import shown
-from servesim.study.files import MEANINGS, against, confirmation, count, counted, keys_of
+from servesim.runs.metrics import STATES
+from servesim.runs.text import STATE_LABELS
+from servesim.study import files
+from servesim.study.experiment import format_value
+from servesim.study.files import format_count, format_difference, printed_label
 from servesim.study.intervals import Interval
-from servesim.study.number_format import number, spread
+from servesim.study.number_format import format_mean, format_number
+from servesim.study.objective import Objective
 from servesim.study.ranking import Row, Summary
 
 from . import charts
-from .figures import knobs, reasons, stories
+from .figures import knobs, record_queues, single_change_costs
 
-ROWS = 2000  # of the table; summary.csv has them all
+MAX_TABLE_ROWS = 2000  # summary.csv has all rows
 
 
-class Part(NamedTuple):
+class Section(NamedTuple):
     """A section of the page."""
 
     id: str
@@ -33,254 +35,272 @@ class Part(NamedTuple):
 
 def write_report(summary: Summary, path: Path) -> None:
     """Write the page."""
-    parts = [winner(summary), *why(summary), *trade_offs(summary), *curves(summary), *times(summary)]
-    parts += [*timeline(summary), configurations(summary), method(summary)]
+    content = [winner_section(summary), *why_section(summary), *pareto_section(summary), *knobs_section(summary)]
+    content += [*time_section(summary), *queues_section(summary), table_section(summary), method_section(summary)]
     template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    sections = "".join(f'<section id="{p.id}"><h2>{escape(p.title)}</h2>{p.body}</section>\n' for p in parts)
-    links = "".join(f'<li><a href="#{p.id}">{escape(p.title)}</a></li>' for p in parts)
-    for mark, value in (("title", escape(summary.experiment.name)), ("about", about(summary)), ("nav", links)):
-        template = template.replace(f"<!--{mark}-->", value)
+    sections = "".join(f'<section id="{s.id}"><h2>{escape(s.title)}</h2>{s.body}</section>\n' for s in content)
+    links = "".join(f'<li><a href="#{s.id}">{escape(s.title)}</a></li>' for s in content)
+    title = f"Sweep report: {summary.experiment.name}"
+    for slot, value in (("title", escape(title)), ("about", describe_runs(summary)), ("nav", links)):
+        template = template.replace(f"<!--{slot}-->", value)
     with open_text(path) as file:
         file.write(template.replace("<!--sections-->", sections))
 
 
-def about(summary: Summary) -> str:
-    """Say what was run."""
+def describe_runs(summary: Summary) -> str:
+    """Return the line below the title: runs, profile, and the requests that count."""
     profile = summary.experiment.base.get("profile", "ascend910b4-llama2-7b")
-    name = profile if isinstance(profile, str) else "costs of the scenario's own"
+    name = profile if isinstance(profile, str) else "written in the scenario"
     return escape(
-        f"{count(len(summary.rows), 'configuration')}, {count(summary.runs, 'simulated run')} on profile {name}. "
-        f"Counted: {counted(summary.experiment)}."
+        f"{format_count(len(summary.rows), 'configuration')}, {format_count(summary.run_count, 'simulated run')}. "
+        f"Step costs: profile {name}. Metrics: {files.describe_window(summary.experiment)}."
     )
 
 
-def winner(summary: Summary) -> Part:
-    """Return the card of the winner."""
+def winner_section(summary: Summary) -> Section:
+    """Return the winner with its metrics and settings."""
     row = summary.winner
     if row is None:
-        return Part("winner", "No winner", "<p>No configuration served its requests; see the table for why.</p>")
-    (metric, goal), *others = summary.experiment.objectives
+        return Section(
+            "winner", "No winner", "<p>No configuration is eligible to win; the labels in the table below say why.</p>"
+        )
+    first, *others = summary.experiment.objectives
     facts = "".join(
-        f"<div><dt>{escape(metric.removesuffix('_ms'))}</dt><dd>{spread(row.found[metric], metric)}<br>"
-        f'<span class="soft">{verdict(row, metric, goal)}</span></dd></div>'
-        for metric, goal in others
+        f"<div><dt>{escape(o.metric.removesuffix('_ms'))}</dt><dd>{format_mean(row.means[o.metric], o.metric)}<br>"
+        f'<span class="soft">{compare_with_baseline(row, o)}</span></dd></div>'
+        for o in others
     )
-    chips = "".join(f"<li>{escape(key)} <b>{escape(shown(value))}</b></li>" for key, value in row.assignment.items())
+    chips = "".join(f"<li>{escape(k)} <b>{escape(format_value(v))}</b></li>" for k, v in row.assignment.items())
+    name, value = first.metric.removesuffix("_ms"), format_mean(row.means[first.metric], first.metric)
     body = (
-        f'<p class="big">{escape(metric.removesuffix("_ms"))} {spread(row.found[metric], metric)}</p>'
-        f"<p>{verdict(row, metric, goal)}</p>"
-        f'<ul class="settings">{chips or "<li>the base scenario</li>"}</ul>{tags(row)}'
+        f'<p class="big">{escape(name)} {value}</p>'
+        f"<p>{compare_with_baseline(row, first)}</p>"
+        f'<ul class="settings">{chips or "<li>the base scenario</li>"}</ul>{label_tags(row)}'
     )
     card = f'<div class="card winner">{body}<dl class="facts">{facts}</dl></div>'
-    fresh = "".join(f"<p>{escape(text.capitalize())}.</p>" for text in confirmation(summary))
-    return Part("winner", "Winner", card + fresh + tie(summary))
+    confirmation = "".join(f"<p>{escape(text.capitalize())}.</p>" for text in files.describe_confirmation(summary))
+    return Section("winner", "Winner", card + confirmation + describe_ties(summary))
 
 
-def verdict(row: Row, metric: str, goal: str) -> str:
-    """Say in words how a figure compares with the baseline."""
-    found = row.change[metric]
-    if row.labels[:1] == ["baseline"] or found.mean == 0:
+def compare_with_baseline(row: Row, objective: Objective) -> str:
+    """Return the difference from the baseline in words."""
+    change = row.differences[objective.metric]
+    if row.labels[:1] == ["baseline"] or change.mean == 0:
         return "the same as the baseline"
-    better = (found.mean < 0) == (goal == "min")
-    sure = "" if found.half is None else ", certain" if found.certain else ", within chance"
-    return f"{against(row, metric)}: {'better' if better else 'worse'} than the baseline{sure}"
+    word = "better" if objective.better(change.mean) else "worse"
+    note = "" if change.half_width is None else ", significant" if change.excludes_zero else ", not significant"
+    return f"{format_difference(row, objective.metric)}: {word} than the baseline{note}"
 
 
-def tie(summary: Summary) -> str:
-    """Say how many are as good."""
-    tied = [row for row in summary.rows if row.tied]
+def describe_ties(summary: Summary) -> str:
+    """Return how many configurations do not differ significantly from the winner."""
+    tied = [row for row in summary.rows if row.not_significant]
     metric = summary.experiment.objectives[0].metric
     if len(summary.rows) == 1:
         return ""
     if not tied:
-        sure = "" if not summary.experiment.varies or summary.experiment.replications < 2 else ", beyond chance"
-        return f'<p class="note">Every other configuration is worse by {escape(metric)}{sure}.</p>'
+        repeated = summary.experiment.is_random and summary.experiment.replications > 1
+        word = "significantly worse" if repeated else "worse"
+        return f'<p class="note">Every other eligible configuration is {word} in {escape(metric)}.</p>'
     return (
-        f'<p class="note">{len(tied)} other{"s" if len(tied) > 1 else ""} cannot be told from it by '
-        f'{escape(metric)}; they have an = in the <a href="#configurations">table</a>.</p>'
+        f'<p class="note">{format_count(len(tied), "other configuration")}: {escape(metric)} not significantly '
+        f'different from the winner (marked with = in the <a href="#configurations">table</a>).</p>'
     )
 
 
-def why(summary: Summary) -> list[Part]:
-    """Return what the winner gains, and what each of its settings is worth."""
+def why_section(summary: Summary) -> list[Section]:
+    """Return the time that the winner saves, and the cost of changing each of its settings."""
     row, base = summary.winner, summary.baseline
     if row is None:
         return []
-    body = f"<p>{escape(gains(row.where(), base.where()))}</p>" if row is not base else ""
-    found = reasons(summary)
-    if found:
-        metric, goal = summary.experiment.objectives[0]
-        lines = "".join(reason(*item, metric, goal) for item in found)
-        heads = f'<th>Change only</th><th>to</th><th class="n">{escape(metric)}</th><th>so it</th>'
+    body = f"<p>{escape(describe_gains(row.time_breakdown(), base.time_breakdown()))}</p>" if row is not base else ""
+    costs = single_change_costs(summary)
+    if costs:
+        objective = summary.experiment.objectives[0]
+        lines = "".join(single_change_row(*item, objective) for item in costs)
+        change = f"change of {escape(objective.metric)}"
+        heads = f'<th>setting</th><th>changed to</th><th class="n">{change}</th><th>effect</th>'
         body += (
-            "<p>What the winner would lose with one setting changed, replication by replication:</p>"
+            "<p>Effect of changing one setting of the winner (mean of the paired differences over replications):</p>"
             f'<div class="scroll" tabindex="0" role="region" aria-label="Settings of the winner"><table>'
             f"<thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>"
         )
-    return [Part("why", "Why it wins", body)] if body else []
+    return [Section("why", "Why it wins", body)] if body else []
 
 
-def reason(knob: str, value: str, found: Interval, metric: str, goal: str) -> str:
-    """Return a line of the table of single changes."""
-    worse = (found.mean > 0) == (goal == "min")
-    if found.mean == 0:
-        word = "does not matter"
-    elif found.half is None:
-        word = "costs that much in one run" if worse else "would be better in one run"
-    elif not found.certain:
-        word = "cannot be told from chance"
+def single_change_row(knob: str, value: str, change: Interval, objective: Objective) -> str:
+    """Return a row of the table of single changes."""
+    if change.mean == 0:
+        effect = "none"
+    elif change.half_width is not None and not change.excludes_zero:
+        effect = "not significant"
     else:
-        word = "matters" if worse else "would be better"
+        effect = "better" if objective.better(change.mean) else "worse"
+        effect += " (one run)" if change.half_width is None else ""
     cells = f"<td>{escape(knob)}</td><td>{escape(value)}</td>"
-    return f'<tr>{cells}<td class="n">{spread(found, metric, True)}</td><td>{word}</td></tr>'
+    return f'<tr>{cells}<td class="n">{format_mean(change, objective.metric, True)}</td><td>{effect}</td></tr>'
 
 
-def gains(mine: dict[str, float], base: dict[str, float]) -> str:
-    """Say where a request spends less time than under the baseline, and where more."""
-    if not mine or not base:
-        return "There is nothing to compare with: the baseline served no request."
-    apart = sorted(((mine[name] - base[name], PLACES[name]) for name in WHERE), key=lambda item: item[0])
-    total, before = sum(mine.values()), sum(base.values())
-    less = [f"{number(-seconds)} s less {name}" for seconds, name in apart if seconds < -0.005 * before]
-    more = [f"{number(seconds)} s more {name}" for seconds, name in reversed(apart) if seconds > 0.005 * before]
-    text = f"A request takes {number(total)} s from end to end instead of {number(before)} s"
+def describe_gains(winner: dict[str, float], base: dict[str, float]) -> str:
+    """Return the states in which a request spends less or more time than with the baseline."""
+    if not winner or not base:
+        return "No comparison of times: the winner or the baseline served no request."
+    changes = sorted(((winner[name] - base[name], STATE_LABELS[name]) for name in STATES), key=lambda item: item[0])
+    total, before = sum(winner.values()), sum(base.values())
+    less = [f"{name} -{format_number(-seconds)} s" for seconds, name in changes if seconds < -0.005 * before]
+    more = [f"{name} +{format_number(seconds)} s" for seconds, name in changes[::-1] if seconds > 0.005 * before]
+    text = f"A request takes {format_number(total)} s on average (baseline: {format_number(before)} s)"
     return text + (": " + ", ".join(less + more) if less or more else "") + "."
 
 
-def trade_offs(summary: Summary) -> list[Part]:
-    """Return the Pareto front, the first objective against each other one."""
+def pareto_section(summary: Summary) -> list[Section]:
+    """Return the Pareto front: one chart per pair of the first objective and another one."""
     first, *others = summary.experiment.objectives
     if not others or len(summary.rows) < 2:
         return []
-    many = sum(row.front for row in summary.rows)
-    figures = "".join(f"<figure>{charts.trade_off(summary, first, other)}</figure>" for other in others)
-    names = ", ".join(one.metric for one in summary.experiment.objectives)
-    key = legend(("--win", "winner"), ("--base", "baseline"), ("--mark", "on the front"), ("--point", "beaten"))
-    text = f"<p>{many} configuration{'s are' if many != 1 else ' is'} not beaten in {escape(names)} at once.</p>"
-    return [Part("pareto", "Pareto front", f'{text}{key}<div class="charts wide">{figures}</div>')]
-
-
-def curves(summary: Summary) -> list[Part]:
-    """Return a curve for each knob."""
-    found = knobs(summary)
-    if not found:
-        return []
-    key = legend(("--mark", "best with this value, other knobs free"), ("--win", "winner, only this knob changed"),
-                 ("--base", "baseline"))  # fmt: skip
-    figures = "".join(f"<figure><h3>{escape(k.name)}</h3>{charts.knob_chart(k)}</figure>" for k in found)
-    level = spread(summary.baseline.found[found[0].metric], found[0].metric)
+    count = sum(row.on_pareto_front for row in summary.rows)
+    figures = "".join(f"<figure>{charts.trade_off(summary, first.metric, other.metric)}</figure>" for other in others)
+    names = ", ".join(objective.metric for objective in summary.experiment.objectives)
+    key = legend(("--win", "winner"), ("--base", "baseline"), ("--mark", "on the Pareto front"), ("--point", "other"))
     text = (
-        f"<p>{escape(found[0].metric)} by the value of each knob. Bars are intervals of the paired difference to the "
-        f"winner: what they let reach its level cannot be told from it. The baseline has {level}.</p>"
+        f"<p>{format_count(count, 'configuration')} on the Pareto front of {escape(names)}: no other configuration is "
+        "better in one of these metrics without being worse in another.</p>"
     )
-    return [Part("knobs", "Knobs", f'{text}{key}<div class="charts">{figures}</div>')]
+    return [Section("pareto", "Pareto front", f'{text}{key}<div class="charts wide">{figures}</div>')]
 
 
-def times(summary: Summary) -> list[Part]:
-    """Return where requests' time went."""
-    bars = [("baseline", summary.baseline.where())]
+def knobs_section(summary: Summary) -> list[Section]:
+    """Return one chart per parameter."""
+    curves = knobs(summary)
+    if not curves:
+        return []
+    key = legend(("--mark", "best configuration with this value"), ("--win", "winner, only this setting changed"),
+                 ("--base", "baseline"))  # fmt: skip
+    figures = "".join(f"<figure><h3>{escape(k.name)}</h3>{charts.knob_chart(k)}</figure>" for k in curves)
+    metric = curves[0].metric
+    text = (
+        f"<p>{escape(metric)} for each value of each setting. Bars are confidence intervals of the paired difference "
+        "from the winner. A bar that reaches the winner's level is not significantly different from it. "
+        f"The baseline has {format_mean(summary.baseline.means[metric], metric)}.</p>"
+    )
+    return [Section("knobs", "Effect of each setting", f'{text}{key}<div class="charts">{figures}</div>')]
+
+
+def time_section(summary: Summary) -> list[Section]:
+    """Return the time breakdown of the winner and the baseline."""
+    bars = [("baseline", summary.baseline.time_breakdown())]
     if summary.winner is not None and summary.winner is not summary.baseline:
-        bars.insert(0, ("winner", summary.winner.where()))
-    bars = [(name, where) for name, where in bars if where]
+        bars.insert(0, ("winner", summary.winner.time_breakdown()))
+    bars = [(name, seconds) for name, seconds in bars if seconds]
     if not bars:
         return []
-    key = legend(*((f"--w{place}", charts.STATES[name]) for place, name in enumerate(WHERE)))
+    key = legend(*((f"--w{index}", charts.STATE_LEGEND[name]) for index, name in enumerate(STATES)))
     heads = "".join(f'<th class="n">{escape(name)}</th>' for name, _ in bars)
     lines = "".join(
-        f"<tr><td>{charts.STATES[state]}</td>"
-        + "".join(f'<td class="n">{number(round(where[state], 4))}</td>' for _, where in bars)
+        f"<tr><td>{charts.STATE_LEGEND[state]}</td>"
+        + "".join(f'<td class="n">{format_number(round(seconds[state], 4))}</td>' for _, seconds in bars)
         + "</tr>"
-        for state in WHERE
+        for state in STATES
     )
-    table = f"<table><thead><tr><th>seconds, mean</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"
-    body = f'<div class="charts wide"><figure>{charts.where_chart(bars)}{key}</figure><figure>{table}</figure></div>'
-    return [Part("time", "Where requests' time went", body)]
+    table = f"<table><thead><tr><th>mean seconds per request</th>{heads}</tr></thead><tbody>{lines}</tbody></table>"
+    body = f'<div class="charts wide"><figure>{charts.time_chart(bars)}{key}</figure><figure>{table}</figure></div>'
+    return [Section("time", "Time breakdown of a request", body)]
 
 
-def timeline(summary: Summary) -> list[Part]:
-    """Return the queues over time."""
-    watched = stories(summary)
-    if not watched:
+def queues_section(summary: Summary) -> list[Section]:
+    """Return the queues of the winner and the baseline over time."""
+    timelines = record_queues(summary)
+    if not timelines:
         return []
-    last = max(story.log.times[-1] for story in watched if story.log.times)
-    most = max((q.waiting, q.running, q.swapped) for story in watched for q in story.log.queues)
-    held = max(q.held for story in watched for q in story.log.queues)
+    last = max(timeline.log.times[-1] for timeline in timelines if timeline.log.times)
+    queues = [queue for timeline in timelines for queue in timeline.log.queues]
+    max_requests = max(max((q.waiting, q.running, q.swapped) for q in queues))
+    max_blocks = max(q.blocks_used for q in queues)
     figures = ""
-    for story in watched:
-        name = "baseline" if "baseline" in story.row.labels else "winner"
-        blocks = charts.block_chart(story, last, held) if held else ""
-        caption = f"{name}: {story.row.label}"
-        figures += f"<figure><h3>{escape(caption)}</h3>{charts.queue_chart(story, last, max(most))}{blocks}</figure>"
-    key = legend(("--w1", "waiting"), ("--w4", "running"), ("--w5", "swapped out"), ("--mark", "blocks in use"))
-    text = f"<p>First replication, {watched[0].requests:,} requests.</p>"
-    return [Part("queues", "Queues over time", f'{text}{key}<div class="charts wide">{figures}</div>')]
+    for timeline in timelines:
+        name = "baseline" if "baseline" in timeline.row.labels else "winner"
+        blocks = charts.block_chart(timeline, last, max_blocks) if max_blocks else ""
+        caption = escape(f"{name}: {timeline.row.label}")
+        figures += f"<figure><h3>{caption}</h3>{charts.queue_chart(timeline, last, max_requests)}{blocks}</figure>"
+    key = legend(("--w1", "waiting"), ("--w4", "running"), ("--w5", "swapped out"), ("--mark", "KV blocks in use"))
+    text = f"<p>Requests per queue in the first replication ({timelines[0].requests:,} requests).</p>"
+    return [Section("queues", "Queues over time", f'{text}{key}<div class="charts wide">{figures}</div>')]
 
 
 def legend(*items: tuple[str, str]) -> str:
-    """Return a key of colours."""
+    """Return the legend of a chart: (CSS colour variable, name)."""
     entries = "".join(f'<li><i style="background:var({colour})"></i>{escape(name)}</li>' for colour, name in items)
     return f'<ul class="key">{entries}</ul>'
 
 
-def tags(row: Row) -> str:
+def label_tags(row: Row) -> str:
+    """Return the labels of a configuration."""
     bad = ("stuck", "failed", "serves fewer")
-    return "".join(f'<span class="tag{" bad" if name in bad else ""}">{escape(name)}</span>' for name in row.labels)
+    tags = [("tag bad" if name in bad else "tag", printed_label(name)) for name in row.labels]
+    return "".join(f'<span class="{kind}">{escape(name)}</span>' for kind, name in tags)
 
 
-def configurations(summary: Summary) -> Part:
+def table_section(summary: Summary) -> Section:
     """Return the table of all configurations."""
-    keys = [key for key in keys_of(summary.rows) if key in summary.experiment.knobs]
-    metrics = [one.metric for one in summary.experiment.objectives]
-    heads = [head("rank", True), *(head(key.removeprefix("policy.")) for key in keys)]
+    keys = [key for key in files.parameter_keys(summary.rows) if key in summary.experiment.knobs]
+    metrics = [objective.metric for objective in summary.experiment.objectives]
+    heads = [header_cell("rank", True), *(header_cell(key.removeprefix("policy.")) for key in keys)]
     for metric in metrics:
-        heads += [head(metric, True), head("against baseline", True)]
-    heads += [head("evictions", True), head("labels")]
-    lines = "".join(line(row, summary, keys, metrics) for row in summary.rows[:ROWS])
-    more = f"<p>The first {ROWS:,}; summary.csv has all.</p>" if len(summary.rows) > ROWS else ""
+        heads += [header_cell(metric, True), header_cell("vs. baseline", True)]
+    heads += [header_cell("preemptions", True), header_cell("labels")]
+    lines = "".join(table_row(row, summary, keys, metrics) for row in summary.rows[:MAX_TABLE_ROWS])
+    more = (
+        f"<p>The best {MAX_TABLE_ROWS:,} configurations; summary.csv lists all.</p>"
+        if len(summary.rows) > MAX_TABLE_ROWS
+        else ""
+    )
     body = (
-        '<label for="filter">Show only rows with these words</label>'
+        '<label for="filter">Show only rows that contain all of these words</label>'
         '<input id="filter" type="search" autocomplete="off" placeholder="e.g. decode_batch 32 swapped">'
-        f' <span id="shown" class="soft" role="status">{min(len(summary.rows), ROWS)} shown</span>{more}'
+        f' <span id="shown" class="soft" role="status">{min(len(summary.rows), MAX_TABLE_ROWS)} shown</span>{more}'
         '<div class="scroll" tabindex="0" role="region" aria-label="All configurations">'
         f'<table class="sortable"><thead><tr>{"".join(heads)}</tr></thead><tbody>{lines}</tbody></table></div>'
     )
-    return Part("configurations", "All configurations", body)
+    return Section("configurations", "All configurations", body)
 
 
-def head(name: str, numeric: bool = False) -> str:
-    """Return a column's head, a button that sorts."""
+def header_cell(name: str, numeric: bool = False) -> str:
+    """Return a column header with a sort button."""
     return f'<th scope="col"{" class=n" if numeric else ""}><button type="button">{escape(name)}</button></th>'
 
 
-def line(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence[str]) -> str:
-    """Return a row of the table; data-v is what it sorts by."""
-    cells = [cell(row.rank, f"{row.rank}{' =' if row.tied else ''}")]
-    cells += [f"<td>{escape(shown(row.assignment.get(key, '')))}</td>" for key in keys]
+def table_row(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence[str]) -> str:
+    """Return a row of the table; cells sort by data-v."""
+    cells = [number_cell(row.rank, f"{row.rank}{' =' if row.not_significant else ''}")]
+    cells += [f"<td>{escape(format_value(row.assignment.get(key, '')))}</td>" for key in keys]
     for metric in metrics:
-        found, apart = row.found[metric], row.change[metric]
-        cells += [cell(found.mean, spread(found, metric)), cell(apart.mean, against(row, metric))]
+        mean, change = row.means[metric], row.differences[metric]
+        cells.append(number_cell(mean.mean, format_mean(mean, metric)))
+        cells.append(number_cell(change.mean, format_difference(row, metric)))
     kind = ' class="is-win"' if row is summary.winner else ' class="is-base"' if row is summary.baseline else ""
-    return f"<tr{kind}>{''.join(cells)}{cell(row.mean('evictions'))}<td>{tags(row)}</td></tr>\n"
+    return f"<tr{kind}>{''.join(cells)}{number_cell(row.mean('evictions'))}<td>{label_tags(row)}</td></tr>\n"
 
 
-def cell(value: float, text: str | None = None) -> str:
+def number_cell(value: float, text: str | None = None) -> str:
+    """Return a numeric cell; a missing value has an empty sort key."""
     if math.isnan(value):
         return '<td class="n" data-v="">–</td>'
-    return f'<td class="n" data-v="{value!r}">{number(value) if text is None else text}</td>'
+    return f'<td class="n" data-v="{value!r}">{format_number(value) if text is None else text}</td>'
 
 
-def method(summary: Summary) -> Part:
-    """Return how to read the page, and how to run its winner."""
-    experiment = summary.experiment
-    confidence = f"{100 * experiment.confidence:g} %"
-    meanings = "".join(f"<li><b>{name}</b>: {text}</li>" for name, text in MEANINGS.items())
+def method_section(summary: Summary) -> Section:
+    """Return how to read the page and how to run the winner."""
+    confidence = f"{100 * summary.experiment.confidence:g} %"
+    meanings = "".join(f"<li><b>{printed_label(name)}</b>: {text}</li>" for name, text in files.LABEL_MEANINGS.items())
     text = [
-        "<p>Every configuration met the same requests in each replication (common random numbers). ± is the "
-        f"half-width of a {confidence} Student t interval over replications; differences are taken pair by pair. Each "
-        "interval holds by itself, not all at once: of many configurations the luckiest looks better than it is.</p>",
-        f"<p>Counted: {escape(counted(experiment))}. = marks what cannot be told from the winner.</p>",
+        "<p>In each replication, every configuration serves the same requests (common random numbers). "
+        f"± is the half-width of a {confidence} Student t interval over replications. Differences are paired by "
+        "replication. The confidence level holds for each interval alone. With many configurations, the best one "
+        "looks better than it is (selection bias); the key `confirm` tests it on new replications.</p>",
+        f"<p>Metrics: {escape(files.describe_window(summary.experiment))}. "
+        "= marks configurations that are not significantly different from the winner. Labels:</p>",
         f"<ul>{meanings}</ul>",
-        "<pre>sim run best.yaml             # the winner's first replication, figure by figure\n"
-        "sim replay best.yaml ...      # the same policy on the live engine</pre>",
+        "<pre>sim run best.yaml             # run the winner's first replication, print all metrics\n"
+        "sim replay best.yaml ...      # run the same policy on a device or server, print the error</pre>",
     ]
-    return Part("method", "How to read this", "".join(text))
+    return Section("method", "How to read this page", "".join(text))

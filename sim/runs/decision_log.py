@@ -1,8 +1,8 @@
-"""The decision log: one JSON line a turn, enough to replay and to compare with a real engine's recording.
+"""The decision log: one JSON line per step, enough to compare with the recording of a real engine.
 
-`free` is counted when the plan has been carried out and its memory taken, `free_after` when the call has ended and
-finished requests have given theirs back, both null where no memory is counted; `waiting`, `running` and `swapped` are
-the queues as the call begins.
+`free` counts free blocks after the plan was carried out. `free_after` counts them after the model call, when finished
+requests have returned theirs. Both are null if the policy uses no block pool. `waiting`, `running` and `swapped` are
+the queues at the start of the model call.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from servesim.engine.step import Step, batch
 
 
 class DecisionLog:
-    """Writes a line for every turn that runs or moves something."""
+    """Writes one line for every step that runs or moves requests."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self.steps = 0
-        self._now: Optional[Glance] = None
+        self._now: Optional[StepSnapshot] = None
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        self._now = glance(server, step, arrived)
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        self._now = snapshot(server, step, arrived)
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         assert self._now is not None
-        line = row(self.steps, self._now, now, free_blocks(server), over)
+        line = row(self.steps, self._now, now, free_blocks(server), finished)
         self.file.write(json.dumps(line) + "\n")
         self.steps += 1
 
 
-class Glance(NamedTuple):
-    """What must be noted of a turn before it goes on; the rest can be read off its step at leisure."""
+class StepSnapshot(NamedTuple):
+    """The queues at the start of a step. The other log fields are read from the step later."""
 
     step: Step
     kind: str
@@ -43,17 +43,17 @@ class Glance(NamedTuple):
     waiting: list[Request]
     running: list[Request]
     swapped: list[Request]
-    slots: Optional[list[Optional[int]]]  # of the running ones, where the engine has slots
+    slots: Optional[list[Optional[int]]]  # of the running requests, if the engine has slots
     arrived: list[Request]
-    refused: list[Request]
-    free: Optional[int]  # None where no memory is counted
+    rejected: list[Request]  # on arrival
+    free: Optional[int]  # None if the policy uses no block pool
     host_free: int
 
 
-def glance(server: Server, step: Step, arrived: list[Request]) -> Glance:
-    """Look at a turn between its begin and its end."""
+def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot:
+    """Return the queues of a step that has started."""
     running = list(server.running)
-    return Glance(
+    return StepSnapshot(
         step,
         step.kind,
         batch(running, step),
@@ -62,66 +62,68 @@ def glance(server: Server, step: Step, arrived: list[Request]) -> Glance:
         list(server.swapped),
         [request.slot for request in running] if server.traits.running_order == "slot" else None,
         arrived,
-        [request for request in arrived if request.place == "done"],
+        [request for request in arrived if request.status == "done"],
         free_blocks(server),
         server.pool.host_free,
     )
 
 
 def free_blocks(server: Server) -> Optional[int]:
-    """Return the free blocks, where there is a memory that is counted."""
-    return server.pool.free if server.policy.paged else None
+    """Return the free blocks, None if the policy uses no block pool."""
+    return server.pool.free if server.policy.uses_block_pool else None
 
 
-def row(number: int, seen: Glance, end: float, free: Optional[int], over: Iterable[Request]) -> dict[str, Any]:
-    """Return the line of a turn."""
-    step = seen.step
+def row(
+    number: int, start: StepSnapshot, end: float, free: Optional[int], finished: Iterable[Request]
+) -> dict[str, Any]:
+    """Return the log line of a step."""
+    step = start.step
     plan = step.plan
     line = {
         "step": number,
         "t": step.start,
-        "kind": seen.kind,
-        "chunks": [list(part) for part in seen.batch],
+        "kind": start.kind,
+        "chunks": [list(chunk) for chunk in start.batch],
         "prompts": ids(chunk.request for chunk in step.chunks),
-        "evicted": [[request.id, how] for request, how, _ in step.evicted],
+        "evicted": [[request.id, how] for request, how, _ in step.preempted],
         "swapped_in": ids(plan.moves.swap_in),
         "rejected": ids(rejection.request for rejection in plan.moves.reject),
         "released": ids(plan.moves.release),
-        "free": seen.free,
-        "host_free": seen.host_free,
-        "waiting": ids(seen.waiting),
-        "running": ids(seen.running),
-        "swapped": ids(seen.swapped),
-        "arrived": ids(seen.arrived),
+        "free": start.free,
+        "host_free": start.host_free,
+        "waiting": ids(start.waiting),
+        "running": ids(start.running),
+        "swapped": ids(start.swapped),
+        "arrived": ids(start.arrived),
         "admitted": ids(request for request, _ in step.admitted),
     }
-    if seen.refused:
-        line["refused"] = ids(seen.refused)
-    if seen.slots is not None:
-        line["slots"] = seen.slots
+    if start.rejected:
+        line["refused"] = ids(start.rejected)
+    if start.slots is not None:
+        line["slots"] = start.slots
         line["admitted_slots"] = [slot for _, slot in step.admitted]
-        line["evicted_slots"] = [slot for _, _, slot in step.evicted]
-    if plan.padding:
-        line["padding"] = plan.padding
-    return {**line, "t_end": end, "free_after": free, "finished": ids(over)}
+        line["evicted_slots"] = [slot for _, _, slot in step.preempted]
+    if plan.padding_rows:
+        line["padding"] = plan.padding_rows
+    return {**line, "t_end": end, "free_after": free, "finished": ids(finished)}
 
 
 def ids(requests: Iterable[Request]) -> list[Any]:
     return [request.id for request in requests]
 
 
-class Notes(DecisionLog):
-    """A decision log kept in memory, its rows made up when they are asked for: that would take time from the run."""
+class InMemoryLog(DecisionLog):
+    """A decision log in memory. Rows are built on demand, because that would slow down the run."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[Glance, float, Optional[int], list[Request]]] = []
-        self._now: Optional[Glance] = None
+        self._steps: list[tuple[StepSnapshot, float, Optional[int], list[Request]]] = []
+        self._now: Optional[StepSnapshot] = None
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         assert self._now is not None
-        self._seen.append((self._now, now, free_blocks(server), over))
+        self._steps.append((self._now, now, free_blocks(server), finished))
 
     @property
     def rows(self) -> list[dict[str, Any]]:
-        """Every turn, as a line of the log says it."""
-        return [row(number, *seen) for number, seen in enumerate(self._seen)]
+        """The log lines of all steps."""
+        return [row(number, *step) for number, step in enumerate(self._steps)]

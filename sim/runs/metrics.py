@@ -1,7 +1,7 @@
-"""What a run amounts to, in the terms of `vllm bench serve`, and what only a simulator knows.
+"""Metrics of a run, as `vllm bench serve` defines them, and the time breakdown.
 
-ttft, tpot = (e2el - ttft) / (output - 1), itl pooled over all gaps, e2el: as the client sees them. Seconds here;
-`as_result` gives milliseconds under vLLM's keys.
+Latencies are those that the client sees: ttft, e2el, tpot = (e2el - ttft) / (output - 1), and itl, pooled over all gaps
+between tokens. Values are seconds; `as_result` returns milliseconds under vLLM's keys.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from servesim.core import Request
-from servesim.engine.step import Gaps
+from servesim.engine.step import TokenGaps
 
 Array = npt.NDArray[np.float64]
 PERCENTILES = (50, 90, 95, 99)
@@ -21,106 +21,112 @@ COLUMNS = (
     "id", "arrival", "first_token", "finish", "prompt", "output", "evictions",
     "queued", "prefill", "stalled", "decoding", "swapped", "front_end", "outcome",
 )  # fmt: skip
-WHERE = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
+STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 
 
 def row(request: Request) -> tuple[Any, ...]:
-    """Return a request's line of requests.csv, in the order of COLUMNS."""
-    arrival, start, end, seen = request.arrival, request.visible, request.finish, request.seen
+    """Return the row of a request in requests.csv, in the order of COLUMNS."""
+    arrival, start, end, client_end = request.arrival, request.visible_at, request.finish, request.client_end
     queued, prefilling, decoding, swapped = request.queued, request.prefilling, request.decoding, request.swapped
     start = arrival if start is None else start
-    last = request.since if end is None else end
-    stalled = last - start - queued - prefilling - decoding - swapped  # it sat in memory while a step ran without it
+    last = request.state_since if end is None else end
+    stalled = last - start - queued - prefilling - decoding - swapped  # in the batch, but not part of the step
     end = start if end is None else end
     return (
-        request.id, arrival, request.first_token, seen, request.prompt, request.written, request.evictions,
+        request.id, arrival, request.first_token, client_end, request.prompt, request.written, request.preemptions,
         queued, prefilling, stalled if stalled > 0 else 0.0, decoding, swapped,
-        (start - arrival) + ((seen or end) - end), request.outcome,
+        (start - arrival) + ((client_end or end) - end), request.outcome,
     )  # fmt: skip
 
 
 def time_per_token(ttft: Any, e2el: Any, output: Any) -> Any:
-    """Return the tpot of requests given as arrays; those with one token have none, and means leave them out."""
+    """Return the tpot of requests given as arrays; requests with one token have none, and means skip them."""
     return (e2el - ttft) / np.maximum(output - 1, 1)
 
 
-def lose(requests: Sequence[Request], after: float) -> None:
-    """Mark the requests whose client gave up: their streams broke after so many seconds."""
+def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:
+    """Mark the requests whose client gave up after this many seconds."""
     for request in requests:
-        if request.seen is not None and request.outcome == "finished" and request.seen - request.arrival > after:
+        if (
+            request.client_end is not None
+            and request.outcome == "finished"
+            and request.client_end - request.arrival > after
+        ):
             request.outcome = "lost"
-            request.reason = f"its stream broke after {after:g} s"
-            request.seen = request.arrival + after
+            request.reason = f"the client gave up after {after:g} s"
+            request.client_end = request.arrival + after
 
 
 def summary(values: Array) -> dict[str, float]:
-    """Return mean, median, sd and percentiles."""
+    """Return mean, median, standard deviation and percentiles."""
     if not len(values):
         return {}
-    median, *further = np.percentile(values, (50, *PERCENTILES)).tolist()
-    found = {"mean": float(values.mean()), "median": median, "std": float(values.std())}
-    return {**found, **{f"p{q}": value for q, value in zip(PERCENTILES, further, strict=True)}}
+    median, *percentiles = np.percentile(values, (50, *PERCENTILES)).tolist()
+    result = {"mean": float(values.mean()), "median": median, "std": float(values.std())}
+    return {**result, **{f"p{q}": value for q, value in zip(PERCENTILES, percentiles, strict=True)}}
 
 
-def pooled(gaps: Gaps) -> dict[str, float]:
-    """Return the same over gaps that count as often as they were seen."""
-    seconds, seen = written_out(gaps)
+def pooled_stats(gaps: TokenGaps) -> dict[str, float]:
+    """Return the same statistics of token gaps, each weighted by its count."""
+    seconds, counts = expand_gaps(gaps)
     if not len(seconds):
         return {}
     order = np.argsort(seconds)
-    seconds, seen = seconds[order], seen[order]
-    last = np.cumsum(seen)  # index past each value's copies, were they written out
+    seconds, counts = seconds[order], counts[order]
+    last = np.cumsum(counts)  # index after the copies of each value
     count = int(last[-1])
-    mean = float((seconds * seen).sum() / count)
-    variance = float((seen * (seconds - mean) ** 2).sum() / count)
+    mean = float((seconds * counts).sum() / count)
+    variance = float((counts * (seconds - mean) ** 2).sum() / count)
 
     def quantile(q: float) -> float:
-        place = (count - 1) * q / 100
-        low, high = math.floor(place), math.ceil(place)
+        position = (count - 1) * q / 100
+        low, high = math.floor(position), math.ceil(position)
         below, above = seconds[np.searchsorted(last, [low, high], side="right")]
-        return float(below + (above - below) * (place - low))
+        return float(below + (above - below) * (position - low))
 
-    found = {"mean": mean, "median": quantile(50), "std": math.sqrt(variance)}
-    return {**found, **{f"p{q}": quantile(q) for q in PERCENTILES}}
+    result = {"mean": mean, "median": quantile(50), "std": math.sqrt(variance)}
+    return {**result, **{f"p{q}": quantile(q) for q in PERCENTILES}}
 
 
-def written_out(gaps: Gaps) -> tuple[Array, npt.NDArray[np.int64]]:
-    """Return every value and how many saw it, those on lines included."""
-    seconds, seen = np.array(gaps.seconds, dtype=np.float64), np.array(gaps.seen, dtype=np.int64)
-    if not len(gaps.lines):
-        return seconds, seen
-    fixed, slope, context, live, count = np.array(gaps.lines).reshape(-1, 5).T
+def expand_gaps(gaps: TokenGaps) -> tuple[Array, npt.NDArray[np.int64]]:
+    """Return all gaps and their counts, with the linear sequences expanded."""
+    seconds, counts = np.array(gaps.seconds, dtype=np.float64), np.array(gaps.counts, dtype=np.int64)
+    if not len(gaps.linear):
+        return seconds, counts
+    fixed, slope, context, live, count = np.array(gaps.linear).reshape(-1, 5).T
     each = count.astype(np.int64)
-    ahead = np.arange(1, each.sum() + 1) - np.repeat(np.cumsum(each) - each, each)  # 1, 2, 3... on every line
+    ahead = np.arange(1, each.sum() + 1) - np.repeat(np.cumsum(each) - each, each)  # 1, 2, 3... in every sequence
     contexts = np.repeat(context, each) + np.repeat(live, each) * ahead
     further = np.repeat(fixed, each) + np.repeat(slope, each) * contexts
-    return np.concatenate([seconds, further]), np.concatenate([seen, np.repeat(live, each).astype(np.int64)])
+    return np.concatenate([seconds, further]), np.concatenate([counts, np.repeat(live, each).astype(np.int64)])
 
 
-class Measures:
-    """The figures of one run."""
+class Metrics:
+    """The metrics of one run."""
 
-    def __init__(self, requests: Sequence[Request], gaps: Gaps, slo: Mapping[str, float] | None = None) -> None:
+    def __init__(self, requests: Sequence[Request], gaps: TokenGaps, slo: Mapping[str, float] | None = None) -> None:
         self.requests = requests
         done = [request for request in requests if request.outcome == "finished"]
         self.done = done
         arrival = np.array([request.arrival for request in done], dtype=np.float64)
         first = np.array([request.first_token for request in done], dtype=np.float64)
-        seen = np.array([request.seen for request in done], dtype=np.float64)
-        output = np.array([request._written for request in done], dtype=np.int64)  # they are in no cohort any more
+        end = np.array([request.client_end for request in done], dtype=np.float64)
+        output = np.array(
+            [request._written for request in done], dtype=np.int64
+        )  # finished requests have left the cohort
         self.ttft: Array = first - arrival
-        self.e2el: Array = seen - arrival
+        self.e2el: Array = end - arrival
         self.tpot_of: Array = time_per_token(self.ttft, self.e2el, output)
         self.tpot: Array = self.tpot_of[output > 1]
-        self.itl = pooled(gaps)
+        self.itl = pooled_stats(gaps)
         self.outputs = int(output.sum())
         self.inputs = sum([request.prompt for request in done])
         start = min([request.arrival for request in requests], default=0.0)
-        self.makespan = max([r.seen for r in requests if r.seen is not None], default=start) - start
+        self.makespan = max([r.client_end for r in requests if r.client_end is not None], default=start) - start
         self.good = self._good(slo or {})
 
     def _good(self, slo: Mapping[str, float]) -> int | None:
-        """Return how many met every objective (seconds)."""
+        """Return the number of requests that met all bounds (seconds)."""
         if not slo:
             return None
         met = np.ones(len(self.done), dtype=bool)
@@ -132,22 +138,22 @@ class Measures:
         """Return a count per second of makespan."""
         return count / self.makespan if self.makespan > 0 else 0.0
 
-    def where(self) -> dict[str, float]:
-        """Return the mean seconds that finished requests spent in each state."""
+    def time_breakdown(self) -> dict[str, float]:
+        """Return the mean seconds of a finished request in each state."""
         rows = [row(request) for request in self.done]
-        places = [COLUMNS.index(name) for name in WHERE]
+        columns = [COLUMNS.index(name) for name in STATES]
         count = max(1, len(rows))
-        return {name: sum(line[place] for line in rows) / count for name, place in zip(WHERE, places, strict=True)}
+        return {name: sum(row[column] for row in rows) / count for name, column in zip(STATES, columns, strict=True)}
 
     def outcomes(self) -> dict[str, int]:
-        """Count requests by what became of them."""
+        """Count requests by outcome."""
         counts: dict[str, int] = {}
         for request in self.requests:
             counts[request.outcome or "unfinished"] = counts.get(request.outcome or "unfinished", 0) + 1
         return counts
 
     def as_result(self) -> dict[str, Any]:
-        """Return the figures under the keys of vLLM's benchmark result."""
+        """Return the metrics under the keys of vLLM's benchmark result."""
         result: dict[str, Any] = {
             "duration": self.makespan,
             "completed": len(self.done),
@@ -160,7 +166,7 @@ class Measures:
             "total_token_throughput": self.rate(self.outputs + self.inputs),
         }
         values = {"ttft": summary(self.ttft), "tpot": summary(self.tpot), "itl": self.itl, "e2el": summary(self.e2el)}
-        for name, figures in values.items():
-            for kind, seconds in figures.items():
+        for name, statistics in values.items():
+            for kind, seconds in statistics.items():
                 result[f"{kind}_{name}_ms"] = seconds * 1e3
         return result

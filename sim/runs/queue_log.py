@@ -1,4 +1,4 @@
-"""The queues of a run over time: an observer that keeps a bounded number of points."""
+"""Queue lengths and used blocks over time, as an observer that keeps a limited number of points."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from servesim.engine.step import Step
 
 
 class Queues(NamedTuple):
-    """How many requests were where at one instant, and the blocks they held."""
+    """Queue lengths and used KV blocks at one time."""
 
     waiting: int
     running: int
     swapped: int
-    held: int
+    blocks_used: int
 
 
 def queue_lengths(server: Server) -> dict[str, int]:
-    """Return how many requests are where."""
+    """Return the lengths of the three queues."""
     return {"waiting": len(server.waiting), "running": len(server.running), "swapped": len(server.swapped)}
 
 
 class QueueLog:
-    """Keeps the queues and the blocks in use, thinned out evenly in time once there are too many points."""
+    """Keeps queue lengths and used blocks; drops every second point if there are too many."""
 
     def __init__(self, points: int = 300) -> None:
         self.points = points
         self.times: list[float] = []
         self.queues: list[Queues] = []
-        self._apart = 0.0  # seconds between points kept
+        self._interval = 0.0  # minimum seconds between points
 
-    def begun(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
-        self._note(server, step.start)
+    def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
+        self._add_point(server, step.start)
 
-    def ended(self, server: Server, step: Step, now: float, over: Sequence[Request]) -> None:
+    def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
         if server.idle():
-            self._note(server, now)
+            self._add_point(server, now)
 
-    def _note(self, server: Server, now: float) -> None:
-        if self.times and now - self.times[-1] < self._apart:
+    def _add_point(self, server: Server, now: float) -> None:
+        if self.times and now - self.times[-1] < self._interval:
             return
         pool = server.pool
-        held = pool.total - pool.free if pool.total < FOREVER else 0
+        used = pool.total - pool.free if pool.total < FOREVER else 0
         self.times.append(now)
-        self.queues.append(Queues(**queue_lengths(server), held=held))
+        self.queues.append(Queues(**queue_lengths(server), blocks_used=used))
         if len(self.times) >= 2 * self.points:
             self.times, self.queues = self.times[::2], self.queues[::2]
-            self._apart = (self.times[-1] - self.times[0]) / self.points
+            self._interval = (self.times[-1] - self.times[0]) / self.points

@@ -1,7 +1,7 @@
-"""The folder of a run: the one writer and the one reader of its files.
+"""The folder of a run: writes and reads all of its files.
 
 Every run has manifest.json, result.json and requests.csv. A replay adds decisions.jsonl.gz; its live side also has
-sent.jsonl (the requests as they were sent) and steps.csv (the measured model calls).
+sent.jsonl (the requests as sent) and steps.csv (the measured model calls).
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any, Optional, Union
 
 from servesim import __version__
+from servesim.config.old_keys import OLD, rename_keys
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Shape
-from servesim.core.request import ASKED
+from servesim.core.old_names import REQUEST_FIELDS
+from servesim.core.request import CLIENT_FIELDS
 from servesim.engine.step import ModelCall, model_call
 from servesim.files.write import open_text, write_json
 
@@ -29,32 +31,33 @@ from .simulate import Run
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
 DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
 STEP_COLUMNS = ("start", "called", "end", *Shape._fields)
+SENT_KEYS = {new: old for old, new in REQUEST_FIELDS.items()}  # sent.jsonl keeps the keys of 0.1
 
 
 @dataclass
 class RunData:
-    """A run, simulated or measured, as its folder holds it."""
+    """The content of a run folder, simulated or measured."""
 
     result: Mapping[str, Any]
-    requests: Mapping[str, Mapping[str, Any]]  # by id: a row of requests.csv
+    requests: Mapping[str, Mapping[str, Any]]  # id -> row of requests.csv
     decisions: Optional[Sequence[Mapping[str, Any]]] = None
     scenario: Optional[Scenario] = None
-    sent: Optional[Sequence[Request]] = None  # what it takes to simulate it again
+    sent: Optional[Sequence[Request]] = None  # needed to simulate the run again
     calls: Sequence[ModelCall] = ()  # measured
     name: str = ""
 
 
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
-    """Return a run of this process as its folder would give it."""
+    """Return a run of this process in the form of its folder."""
     rows = {str(r.id): dict(zip(COLUMNS, row(r))) for r in run.requests}
     return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
 
 
 def write_run(run: Run, folder: Union[str, Path]) -> None:
-    """Write a run's three files."""
+    """Write manifest.json, result.json and requests.csv of a run."""
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
-        raise BadInput(f"{folder}: expected a folder to write to, found a file")
+        raise BadInput(f"{folder}: expected a folder, found a file")
     with open_text(folder / REQUESTS) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(COLUMNS)
@@ -64,12 +67,12 @@ def write_run(run: Run, folder: Union[str, Path]) -> None:
 
 
 def manifest(run: Run) -> dict[str, Any]:
-    """Return what it takes to run it again."""
+    """Return the content of manifest.json: everything needed to repeat the run."""
     import numpy
     import simpy
 
     return {
-        "scenario": run.scenario.model_dump(mode="json"),
+        "scenario": rename_keys(run.scenario.model_dump(mode="json"), OLD),
         "seed": run.scenario.seed,
         "profile": {"name": run.profile.name, "digest": run.profile.digest},
         "versions": {
@@ -84,16 +87,16 @@ def manifest(run: Run) -> dict[str, Any]:
 
 def write_decisions(rows: Iterable[Mapping[str, Any]], path: Path) -> None:
     with open_text(path) as file:
-        for one in rows:
-            file.write(json.dumps(one) + "\n")
+        for line in rows:
+            file.write(json.dumps(line) + "\n")
 
 
 def write_sent(requests: Sequence[Request], path: Path) -> None:
-    """Write the requests as they were sent, enough to send or simulate them again."""
+    """Write the requests as sent, enough to send or simulate them again."""
     with open_text(path) as file:
         for request in requests:
-            asked = {name: getattr(request, name) for name in ASKED}
-            file.write(json.dumps({**asked, "prefix": list(request.prefix)}) + "\n")
+            fields = {SENT_KEYS.get(name, name): getattr(request, name) for name in CLIENT_FIELDS}
+            file.write(json.dumps({**fields, "prefix": list(request.prefix_hashes)}) + "\n")
 
 
 def write_steps(calls: Sequence[ModelCall], path: Path) -> None:
@@ -104,17 +107,17 @@ def write_steps(calls: Sequence[ModelCall], path: Path) -> None:
 
 
 def read_run(folder: Path) -> RunData:
-    """Read the folder that `sim run -o` or `sim replay -o` wrote."""
+    """Read a folder of `sim run -o` or `sim replay -o`."""
     for name in (RESULT, REQUESTS, MANIFEST):
         if not (folder / name).is_file():
             raise BadInput(f"{folder}: expected a folder of `sim run -o` or `sim replay -o`; it has no {name}")
-    about = read_json(folder / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     sent, steps, log = folder / SENT, folder / STEPS, folder / DECISIONS
     return RunData(
         read_json(folder / RESULT),
         read_requests(folder / REQUESTS),
         read_decisions(log) if log.is_file() else None,
-        scenario_from(about["scenario"], str(folder / MANIFEST)),
+        scenario_from(manifest["scenario"], str(folder / MANIFEST)),
         read_sent(sent) if sent.is_file() else None,
         read_steps(steps) if steps.is_file() else [],
         folder.name,
@@ -148,7 +151,7 @@ def read_requests(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_value(key: str, text: str) -> Any:
-    """Return a cell of requests.csv as what it is."""
+    """Return a cell of requests.csv as text, int, float or None."""
     if not text:
         return None
     if key in ("id", "outcome"):
@@ -162,7 +165,7 @@ def read_decisions(path: Path) -> list[dict[str, Any]]:
 
 
 def read_sent(path: Path) -> list[Request]:
-    """Return the requests of sent.jsonl, none of them served yet."""
+    """Return the requests of sent.jsonl, in their state before the run."""
     with path.open(encoding="utf-8") as lines:
         return [Request(**json.loads(line)) for line in lines]
 

@@ -1,4 +1,4 @@
-"""One simulated run: a scenario in, requests with their times and the figures out."""
+"""Simulate one scenario: returns the requests with their times and the metrics."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
 from servesim.traces.trace import Trace
 
-from .metrics import Measures, lose
+from .metrics import Metrics, mark_client_timeouts
 
 
 @dataclass
 class Run:
-    """What came of a scenario."""
+    """The result of a simulated scenario."""
 
     scenario: Scenario
     profile: Profile
     requests: Sequence[Request]
-    measures: Measures
+    measures: Metrics
     server: Server
     calls: int  # model calls
-    busy: float  # seconds of them
-    end: float  # when the last one ended
-    padded_tokens: int  # prompt tokens run beside the live ones
-    padded_rows: int  # decode rows run beside the live ones
-    outside: list[str] = field(default_factory=list)  # what lay beyond the profile's measured grid
+    busy_seconds: float  # of model calls
+    end: float  # time of the end of the last call
+    padded_tokens: int  # padding tokens of prefills
+    padded_rows: int  # padding rows of decodes
+    outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
     stuck: Optional[Stuck] = None
 
     def result(self) -> dict[str, Any]:
-        """Return the figures under vLLM's keys, then what only a simulator knows."""
+        """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
         return {
             **self.measures.as_result(),
             "makespan": self.measures.makespan,
-            "evictions": sum(request.evictions for request in self.requests),
+            "evictions": sum(request.preemptions for request in self.requests),
             "outcomes": self.measures.outcomes(),
             "model_calls": self.calls,
-            "busy_s": self.busy,
-            "prompt_tokens_computed": self.server.computed,
+            "busy_s": self.busy_seconds,
+            "prompt_tokens_computed": self.server.prompt_tokens_computed,
             "padded_prompt_tokens": self.padded_tokens,
             "padded_decode_rows": self.padded_rows,
-            "mean_seconds": self.measures.where(),
-            "outside_profile": self.outside,
+            "mean_seconds": self.measures.time_breakdown(),
+            "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
         }
 
 
 def load_trace(scenario: Scenario) -> Trace:
-    """Return the requests that a scenario's trace or workload gives."""
+    """Return the requests of a scenario's trace or workload."""
     if scenario.trace is not None:
         from servesim.traces.read.load import load
 
@@ -75,17 +75,27 @@ def load_trace(scenario: Scenario) -> Trace:
     raise BadInput("scenario: expected a trace or a workload, got neither (try -X 0.5 -T 3000, or --trace FILE)")
 
 
-def fresh(requests: Sequence[ClientRequest]) -> list[Request]:
-    """Return requests for a server, as their clients asked."""
+def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
+    """Return new requests with the client's fields, in their state before a run."""
     return [
         Request(
-            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix, r.after, r.delay, r.fails
+            r.id,
+            r.arrival,
+            r.prompt,
+            r.output,
+            r.limit,
+            r.priority,
+            r.session,
+            r.prefix_hashes,
+            r.follows,
+            r.think_time,
+            r.fails_at_token,
         )
         for r in requests
     ]
 
 
-def build(
+def build_scenario_loop(
     scenario: Scenario,
     requests: Sequence[Request],
     clock: Clock,
@@ -98,8 +108,8 @@ def build(
 
 
 @contextmanager
-def no_collection() -> Iterator[None]:
-    """Keep the garbage collector off: a run makes no cycles worth it, and scanning all requests is a tenth of one."""
+def gc_disabled() -> Iterator[None]:
+    """Turn the garbage collector off: scanning all requests takes 10 % of a run, and runs create few cycles."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -109,33 +119,33 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-@no_collection()
+@gc_disabled()
 def simulate(
     scenario: Scenario,
     trace: Optional[Trace] = None,
     observers: Sequence[Observer] = (),
-    leaps: bool = True,
+    fast_forward: bool = True,
     profile: Optional[Profile] = None,
 ) -> Run:
-    """Run a scenario; a livelock of the engine ends the run and is described in `Run.stuck`."""
+    """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason."""
     profile = load_profile(scenario.profile) if profile is None else profile
-    requests = fresh((load_trace(scenario) if trace is None else trace).requests)
+    requests = copy_requests((load_trace(scenario) if trace is None else trace).requests)
     config = scenario.engine
     cold = config.cold_start
     clock = SimulatedClock(
-        profile.noisy(scenario.seed) if scenario.noise else profile.cost,
-        Padding(config.prefill_gears, scenario.gears(scenario.make_policy())),
-        leaps,
+        profile.with_noise(scenario.seed) if scenario.noise else profile.cost,
+        Padding(config.prefill_buckets, scenario.decode_buckets(scenario.make_policy())),
+        fast_forward,
         profile.cold_start if cold is None else (cold.prefill, cold.decode),
     )
-    loop = build(scenario, requests, clock, observers, profile.front_end)
+    loop = build_scenario_loop(scenario, requests, clock, observers, profile.front_end)
     return run_loop(loop, clock, scenario, profile, requests)
 
 
 def run_loop(
     loop: Loop, clock: SimulatedClock, scenario: Scenario, profile: Profile, requests: Sequence[Request]
 ) -> Run:
-    """Run a loop to its end and collect the results."""
+    """Run a loop to its end and return the results."""
     stuck = None
     try:
         loop.run()
@@ -143,13 +153,13 @@ def run_loop(
         stuck = error
     server = loop.server
     return Run(
-        scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle,
-        loop.now, *clock.padded, profile.outside(clock.largest._asdict()), stuck,
+        scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
+        loop.now, *clock.padding_counts, profile.outside_range(clock.largest_shape._asdict()), stuck,
     )  # fmt: skip
 
 
-def measure(scenario: Scenario, requests: Sequence[Request], server: Server) -> Measures:
-    """Return the figures of requests that were served, those marked whose client gave up."""
-    if scenario.engine.lost_after is not None:
-        lose(requests, scenario.engine.lost_after)
-    return Measures(requests, server.gaps, scenario.slo.seconds())
+def measure(scenario: Scenario, requests: Sequence[Request], server: Server) -> Metrics:
+    """Return the metrics of a finished run; requests whose client gave up are marked first."""
+    if scenario.engine.client_timeout is not None:
+        mark_client_timeouts(requests, scenario.engine.client_timeout)
+    return Metrics(requests, server.token_gaps, scenario.slo.seconds())

@@ -1,11 +1,11 @@
-"""Which part of a run is counted: all of it (terminating), or its middle (steady state).
+"""Steady-state metrics of a run, and the check for saturation.
 
-A steady-state run stands for a long one: requests that arrive in the warm-up or in the drain are left out. The cut goes
-by arrival and is the same for every configuration, so that pairs stay pairs.
+A terminating run counts all requests. A steady-state run leaves out requests that arrive in the warm-up or the drain.
+The window depends on arrival times only and is the same for every configuration, so that runs stay paired.
 
-A run is saturated, and has no steady state, if its backlog (requests sent and not over) grows in the second half of
-the arrivals: the slope of a line through it is more than 5 % of the arrivals (a busy but stable queue is below), and
-the line explains at least half of the variance (the swings of a short run do not).
+A run is saturated, and has no steady state, if its backlog (requests sent and not finished) grows in the second half of
+the arrivals. The backlog grows if a line through it gains more than 5 % of the arrivals, and explains at least half of
+the variance. A busy but stable queue stays below the first limit, random swings of a short run below the second.
 """
 
 from __future__ import annotations
@@ -15,60 +15,60 @@ from typing import Any
 
 import numpy as np
 from servesim.core import Request
-from servesim.engine.step import Gaps
+from servesim.engine.step import TokenGaps
 
-from .metrics import Measures
+from .metrics import Metrics
 
-STEADY = (0.2, 0.1)  # parts of the arrivals' span cut at the start and at the end, unless told otherwise
-POINTS = 64  # instants at which the backlog is looked at
-PART = 0.05  # of the arrivals that a growing backlog must keep
-EXPLAINED = 0.5  # of the backlog's variance, by its growth
+STEADY = (0.2, 0.1)  # default warm-up and drain, as fractions of the time span of the arrivals
+POINTS = 64  # times at which the backlog is sampled
+MIN_GROWTH = 0.05  # growth of the backlog, as a fraction of the arrivals
+MIN_R2 = 0.5  # fraction of the backlog's variance that the line explains
 
 
-def steady(requests: Sequence[Request], slo: dict[str, float], warm_up: float, drain: float) -> dict[str, Any]:
-    """Return the figures of a run's middle: latencies of who arrived in it, rates of what ended in it.
+def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: float, drain: float) -> dict[str, Any]:
+    """Return metrics of the steady-state window: latencies of requests that arrive in it, rates of those that end.
 
-    Gaps between tokens are pooled over the whole run and cannot be cut: there is no itl.
+    There is no itl: gaps between tokens are pooled over the whole run.
     """
     first, last = min(r.arrival for r in requests), max(r.arrival for r in requests)
     start, end = first + warm_up * (last - first), last - drain * (last - first)
     seconds = end - start
-    inside = Measures([r for r in requests if start <= r.arrival < end], Gaps(), slo)
+    inside = Metrics([r for r in requests if start <= r.arrival < end], TokenGaps(), slo)
     finished = [r for r in requests if r.outcome == "finished"]
-    ended = [r for r in finished if r.seen is not None and start <= r.seen < end]
+    ended = [r for r in finished if r.client_end is not None and start <= r.client_end < end]
     outputs, inputs = sum(r.written for r in ended), sum(r.prompt for r in ended)
-    found = inside.as_result()
+    result = inside.as_result()
     rate = 1 / seconds if seconds > 0 else 0.0
     if inside.good is not None:
-        found["attainment"] = inside.good / max(1, len(inside.requests))
-    found |= {
+        result["attainment"] = inside.good / max(1, len(inside.requests))
+    result |= {
         "duration": seconds,
         "request_throughput": len(ended) * rate,
         "output_throughput": outputs * rate,
         "total_token_throughput": (inputs + outputs) * rate,
         "request_goodput": None if inside.good is None else inside.good * rate,
     }
-    return found
+    return result
 
 
-def growth(requests: Sequence[Request]) -> tuple[float, float]:
-    """Return the part of the second half's arrivals that the backlog grows by, and how much of it a line explains."""
+def backlog_growth(requests: Sequence[Request]) -> tuple[float, float]:
+    """Return the growth of the backlog in the second half, as a fraction of its arrivals, and the R2 of the line."""
     arrival = np.sort(np.array([r.arrival for r in requests], dtype=np.float64))
     half = len(arrival) // 2
     if len(arrival) < 4 or arrival[-1] <= arrival[half]:
-        return 0.0, 0.0  # all at once: there is no rate to keep up with
-    over = np.sort(np.array([r.seen for r in requests if r.seen is not None], dtype=np.float64))
+        return 0.0, 0.0  # all arrive at once: there is no rate
+    ends = np.sort(np.array([r.client_end for r in requests if r.client_end is not None], dtype=np.float64))
     times = np.linspace(arrival[half], arrival[-1], POINTS)
-    backlog = np.searchsorted(arrival, times, side="right") - np.searchsorted(over, times, side="right")
-    centred, swing = times - times.mean(), backlog - backlog.mean()
-    if not swing.any():
+    backlog = np.searchsorted(arrival, times, side="right") - np.searchsorted(ends, times, side="right")
+    centred, deviation = times - times.mean(), backlog - backlog.mean()
+    if not deviation.any():
         return 0.0, 0.0
-    slope = float((centred * swing).sum() / (centred * centred).sum())
-    explained = slope * float((centred * swing).sum() / (swing * swing).sum())
+    slope = float((centred * deviation).sum() / (centred * centred).sum())
+    explained = slope * float((centred * deviation).sum() / (deviation * deviation).sum())
     return slope * float(times[-1] - times[0]) / (len(arrival) - half), explained
 
 
-def saturated(requests: Sequence[Request]) -> bool:
-    """Whether the backlog grows through the run."""
-    part, explained = growth(requests)
-    return part > PART and explained > EXPLAINED
+def is_saturated(requests: Sequence[Request]) -> bool:
+    """Whether the backlog grows during the second half of the arrivals."""
+    growth, explained = backlog_growth(requests)
+    return growth > MIN_GROWTH and explained > MIN_R2

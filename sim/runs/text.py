@@ -1,17 +1,17 @@
-"""A run as text: the block that users of `vllm bench serve` know, then what only a simulator knows."""
+"""A run as text: the table of `vllm bench serve`, then simulator-only metrics."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .metrics import WHERE
+from .metrics import STATES
 
 if TYPE_CHECKING:
     from .simulate import Run
 
 WIDTH = 58
-PLACES = {"front_end": "in the front end", "queued": "queued", "prefill": "in its own prefill",
-          "stalled": "stalled behind others", "decoding": "decoding", "swapped": "swapped out"}  # fmt: skip
+STATE_LABELS = {"front_end": "front end", "queued": "queued", "prefill": "prefill",
+                "stalled": "stalled by other requests", "decoding": "decoding", "swapped": "swapped out"}  # fmt: skip
 TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1st token)",
           "itl": "Inter-token Latency", "e2el": "End-to-end Latency"}  # fmt: skip
 
@@ -21,23 +21,23 @@ def line(label: str, value: Any) -> str:
     return f"{label}{text:>{WIDTH - len(label)}}"
 
 
-def rule(title: str, fill: str = "-") -> str:
+def title_line(title: str, fill: str = "-") -> str:
     return f"{title:{fill}^{WIDTH}}" if title else fill * WIDTH
 
 
 def show_run(run: Run) -> str:
-    lines = [rule(" Serving Benchmark Result (simulated) ", "="), *benchmark(run)]
-    lines += [rule(" What only a simulator knows "), *inside(run)]
+    lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run)]
+    lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
     lines.append("=" * WIDTH)
-    if run.outside:
-        lines.append(f"outside the profile's measured grid: {'; '.join(run.outside)}")
+    if run.outside_profile:
+        lines.append(f"outside the measured range of the profile: {'; '.join(run.outside_profile)}")
     if run.stuck:
         lines.append(str(run.stuck))
     return "\n".join(lines)
 
 
 def benchmark(run: Run) -> list[str]:
-    """Return the block of vLLM's benchmark."""
+    """Return the table of vLLM's benchmark."""
     measures, result = run.measures, run.measures.as_result()
     lines = [
         line("Successful requests:", result["completed"]),
@@ -55,28 +55,28 @@ def benchmark(run: Run) -> list[str]:
     ]
     for name, title in TITLES.items():
         if f"mean_{name}_ms" in result:
-            lines.append(rule(title))
+            lines.append(title_line(title))
             for kind in ("mean", "median", "p90", "p99"):
                 label = f"{kind.capitalize() if kind[0] != 'p' else kind.upper()} {name.upper()} (ms):"
                 lines.append(line(label, result[f"{kind}_{name}_ms"]))
     return lines
 
 
-def inside(run: Run) -> list[str]:
-    """Return what happened inside the server."""
+def simulator_metrics(run: Run) -> list[str]:
+    """Return metrics that a client cannot see."""
     result = run.result()
     lines = [
         line("Policy:", run.scenario.policy["name"]),
         line("Profile:", run.profile.name),
         line("Model calls:", run.calls),
-        line("Device busy (%):", 100 * run.busy / run.end if run.end > 0 else 0.0),
-        line("Evictions:", result["evictions"]),
-        line("Prompt tokens computed:", run.server.computed),
-        line("  padding beside them:", run.padded_tokens),
-        line("Decode rows of padding:", run.padded_rows),
+        line("Device busy (%):", 100 * run.busy_seconds / run.end if run.end > 0 else 0.0),
+        line("Preemptions:", result["evictions"]),
+        line("Prompt tokens computed:", run.server.prompt_tokens_computed),
+        line("  padding tokens:", run.padded_tokens),
+        line("Padding rows of decodes:", run.padded_rows),
     ]
     lines += [line(f"Requests {name}:", count) for name, count in result["outcomes"].items() if name != "finished"]
-    where = result["mean_seconds"]
-    lines.append("Where a request's time went (mean s):")
-    lines += [line(f"  {PLACES[name]}:", float(where[name])) for name in WHERE]
+    seconds = result["mean_seconds"]
+    lines.append("Time breakdown (mean s):")
+    lines += [line(f"  {STATE_LABELS[name]}:", float(seconds[name])) for name in STATES]
     return lines

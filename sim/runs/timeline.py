@@ -1,7 +1,7 @@
 """The timeline of a run for Perfetto (ui.perfetto.dev) or chrome://tracing, in the JSON form of trace events.
 
-Steps are slices on one track; every request is an async slice from its arrival to its end, with its states inside
-it; the queues and the blocks are counters. Times are microseconds.
+Steps are slices on one track. Every request is an async slice from its arrival to its end, with its states inside.
+Queues and blocks are counters. Times are microseconds.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from servesim.files.write import open_text
 
 from .queue_log import queue_lengths
 
-ENGINE, REQUESTS = 1, 2  # process ids: the groups that viewers show
+ENGINE, REQUESTS = 1, 2  # process ids: groups in the viewer
 
 
 class Timeline:
-    """Writes a run's events as they happen; a context manager and an observer of the driver."""
+    """Writes the events of a run during the run; a context manager and an observer of the loop."""
 
     def __init__(self, path: Union[str, Path]) -> None:
         self.path = path
         self.events = 0
         self._stack = ExitStack()
         self._file: Optional[TextIO] = None
-        self._states: dict[Request, str] = {}  # of those who are here: the inner slice that is open
-        self._counters: dict[str, dict[str, int]] = {}  # last values shown
+        self._states: dict[Request, str] = {}  # open state slice of each request
+        self._counters: dict[str, dict[str, int]] = {}  # last values written
         self._now = 0.0
 
     def __enter__(self) -> Timeline:
@@ -49,11 +49,11 @@ class Timeline:
             self._file.write("\n]}\n")
         self._stack.__exit__(kind, error, trace)
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         now = self._now = step.start
         for request in arrived:
             self._open(request, now)
-        for request, how, _ in step.evicted:
+        for request, how, _ in step.preempted:
             self._enter(request, {"swap": "swapped out", "keep": "paused"}.get(how, "queued again"), now)
         for request, _ in step.admitted:
             self._enter(request, "prefill", now)
@@ -63,24 +63,25 @@ class Timeline:
             self._close(rejection.request, now)
         self._count(server, now)
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         self._now = now
-        if step.calls:
+        if step.runs_model:
             tokens = sum(chunk.tokens for chunk in step.chunks)
-            facts = {"prompts": len(step.chunks), "prompt_tokens": tokens, "decodes": step.decoders,
-                     "context": step.context, "evicted": len(step.evicted)}  # fmt: skip
-            self._event("X", step.start, ENGINE, step.kind, tid=1, dur=micro(now) - micro(step.start), args=facts)
+            facts = {"prompts": len(step.chunks), "prompt_tokens": tokens, "decodes": step.decode_rows,
+                     "context": step.context, "evicted": len(step.preempted)}  # fmt: skip
+            duration = microseconds(now) - microseconds(step.start)
+            self._event("X", step.start, ENGINE, step.kind, tid=1, dur=duration, args=facts)
         for chunk in step.chunks:
             if chunk.request.decodes:
                 self._enter(chunk.request, "decode", now)
-        for request in over:
+        for request in finished:
             self._close(request, now)
         self._count(server, now)
 
     def _open(self, request: Request, now: float) -> None:
         facts = {"prompt": request.prompt, "limit": request.limit}
         self._slice("b", request, f"request {request.id}", request.arrival, facts)
-        if request.place == "done":  # refused
+        if request.status == "done":  # rejected on arrival
             self._slice("e", request, f"request {request.id}", now, {"outcome": request.outcome})
             return
         self._states[request] = "queued"
@@ -118,11 +119,11 @@ class Timeline:
 
     def _event(self, phase: str, at: float, group: int, name: str, tid: int = 0, **extra: Any) -> None:
         assert self._file is not None, "a timeline is written inside its with-block"
-        event = {"ph": phase, "ts": micro(at), "pid": group, "tid": tid, "name": name, **extra}
+        event = {"ph": phase, "ts": microseconds(at), "pid": group, "tid": tid, "name": name, **extra}
         self._file.write(("," if self.events else "") + "\n" + json.dumps(event, separators=(",", ":")))
         self.events += 1
 
 
-def micro(seconds: float) -> float:
-    """Return microseconds, to the nanosecond."""
+def microseconds(seconds: float) -> float:
+    """Return microseconds with nanosecond precision."""
     return round(seconds * 1e6, 3)

@@ -1,4 +1,4 @@
 """Many runs: sweeps, searches, capacity, comparisons, their statistics and their folders.
 
-It imports runs and what lies below. report, frames, api and commands import it.
+It imports runs and the packages below runs. report, frames, api and commands import it.
 """

@@ -1,6 +1,6 @@
-"""The highest request rate at which a server still meets its objectives, found by bisection.
+"""Find the capacity of a scenario: the highest request rate that meets all bounds, by bisection.
 
-Every rate has the same requests; only their arrivals are scaled.
+Every rate uses the same requests; only their arrival times are scaled.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.config.overrides import Tree, put
+from servesim.config.overrides import Tree, set_key
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 
 from .executor import Executor
 from .intervals import Interval, interval
-from .number_format import spread
-from .objective import FIGURES
-from .single_run import Bench, Record, Task, setup_of
+from .number_format import format_mean
+from .objective import METRICS
+from .single_run import Record, RunContext, Task, context_json
 
-DOUBLINGS = 12  # of the rate before it is called unbounded, or hopeless
-SIGNS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
+MAX_DOUBLINGS = 12  # stop doubling (or halving) the rate after this many attempts
+COMPARISONS: dict[str, Callable[[float, float], bool]] = {"<=": operator.le, ">=": operator.ge}
 
 
 class Bound(NamedTuple):
-    """A figure that must stay on one side of a value."""
+    """An upper or lower bound of a metric."""
 
     metric: str
     sign: str  # <= | >=
@@ -36,76 +36,80 @@ class Bound(NamedTuple):
         return f"{self.metric}{self.sign}{self.value:g}"
 
 
-def bound(given: str) -> Bound:
+def parse_bound(text: str) -> Bound:
     """Read p99_ttft_ms<=500."""
-    match = re.fullmatch(r"\s*(\w+)\s*(<=|>=)\s*([-+.\deE]+)\s*", given)
+    match = re.fullmatch(r"\s*(\w+)\s*(<=|>=)\s*([-+.\deE]+)\s*", text)
     try:
         assert match is not None
-        found = Bound(match[1], match[2], float(match[3]))
+        bound = Bound(match[1], match[2], float(match[3]))
     except (AssertionError, ValueError):
-        raise BadInput(f"--meet {given}: expected FIGURE<=VALUE or FIGURE>=VALUE, e.g. p99_ttft_ms<=500") from None
-    if found.metric not in FIGURES:
-        raise BadInput(f"--meet {given}: no figure {found.metric!r}; known: {', '.join(FIGURES)}")
-    return found
+        raise BadInput(f"--meet {text}: expected METRIC<=VALUE or METRIC>=VALUE, e.g. p99_ttft_ms<=500") from None
+    if bound.metric not in METRICS:
+        raise BadInput(f"--meet {text}: no metric {bound.metric!r}; known: {', '.join(METRICS)}")
+    return bound
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What came of one rate."""
+    """The result of one rate."""
 
-    factor: float  # of the scenario's own rate
-    rate: float  # requests a second
-    figures: dict[str, Interval]
+    factor: float  # multiple of the scenario's rate
+    rate: float  # requests per second
+    metrics: dict[str, Interval]
     missed: Sequence[Bound]
-    trouble: Optional[str] = None
+    failure: Optional[str] = None  # error message, or why the engine got stuck
 
     @property
     def good(self) -> bool:
-        """Whether every bound holds."""
-        return not self.missed and self.trouble is None
+        """Whether the rate meets every bound."""
+        return not self.missed and self.failure is None
 
 
-class Ladder:
-    """Tries rates of one scenario."""
+class CapacitySearch:
+    """Simulates one scenario at several rates."""
 
     def __init__(
         self, tree: Tree, bounds: Sequence[Bound], replications: int, executor: Executor,
-        cut: Optional[tuple[float, float]] = None,
+        steady_window: Optional[tuple[float, float]] = None,
     ) -> None:  # fmt: skip
         self.tree, self.bounds, self.replications, self.executor = tree, bounds, replications, executor
-        self.setup = setup_of(tree, cut)
+        self.context = context_json(tree, steady_window)
         self.trials: list[Trial] = []
         scenario = scenario_from(tree)
-        trace = Bench(tree).trace(scenario, Task(0, 0, {}))
-        if any(request.after is not None for request in trace.requests) or not trace.span > 0:
-            raise BadInput("scenario: its requests have no rate: they wait for each other, or all arrive at once")
+        trace = RunContext(tree).trace(scenario, Task(0, 0, {}))
+        if any(request.follows is not None for request in trace.requests) or not trace.span > 0:
+            raise BadInput(
+                "scenario: expected requests with a rate, but they wait for each other or all arrive at once"
+            )
         self.rate = (len(trace) - 1) / trace.span
         if not scenario.varies:
             self.replications = 1
 
     def try_rate(self, factor: float) -> Trial:
         """Run the scenario at a multiple of its rate."""
-        tasks = [Task(0, replication, {}, rate=factor) for replication in range(self.replications)]
-        records: list[Record] = [record for _, record in self.executor.run(self.setup, tasks)]
-        trouble = next((r.get("error") or r.get("stuck") for r in records if r.get("error") or r.get("stuck")), None)
-        figures = {
+        tasks = [Task(0, replication, {}, rate_factor=factor) for replication in range(self.replications)]
+        records: list[Record] = [record for _, record in self.executor.run(self.context, tasks)]
+        failure = next((r.get("error") or r.get("stuck") for r in records if r.get("error") or r.get("stuck")), None)
+        metrics = {
             name: interval([r["figures"][name] for r in records])
-            for name in FIGURES
+            for name in METRICS
             if all(name in r.get("figures", {}) for r in records)
         }
-        missing = [str(b.metric) for b in self.bounds if b.metric not in figures and not trouble]
+        missing = [str(b.metric) for b in self.bounds if b.metric not in metrics and not failure]
         if missing:
-            raise BadInput(f"--meet: the run has no {', '.join(missing)} (request_goodput and attainment need a slo)")
-        means = {name: found.mean for name, found in figures.items()}
-        missed = [b for b in self.bounds if b.metric not in means or not SIGNS[b.sign](means[b.metric], b.value)]
-        trial = Trial(factor, self.rate * factor, figures, missed, trouble)
+            raise BadInput(
+                f"--meet: the run has no {', '.join(missing)}; request_goodput and attainment need --goodput or `slo`"
+            )
+        means = {name: value.mean for name, value in metrics.items()}
+        missed = [b for b in self.bounds if b.metric not in means or not COMPARISONS[b.sign](means[b.metric], b.value)]
+        trial = Trial(factor, self.rate * factor, metrics, missed, failure)
         self.trials.append(trial)
         return trial
 
-    def climb(self, precision: float) -> Optional[Trial]:
-        """Return the highest rate that meets the bounds, to a part of itself; None when none does."""
+    def find_rate(self, precision: float) -> Optional[Trial]:
+        """Return the highest rate that meets the bounds, to a relative precision; None if no rate meets them."""
         good = bad = self.try_rate(1.0)
-        for _ in range(DOUBLINGS):
+        for _ in range(MAX_DOUBLINGS):
             if good.good != bad.good:
                 break
             if good.good:
@@ -118,46 +122,48 @@ class Ladder:
         if not good.good:
             return None
         if bad.good:
-            return bad  # no rate is too high
+            return bad  # every rate meets the bounds
         while bad.factor / good.factor > 1 + precision:
             middle = self.try_rate((good.factor * bad.factor) ** 0.5)
             good, bad = (middle, bad) if middle.good else (good, middle)
         return good
 
     def first_miss(self, best: Trial) -> Optional[Trial]:
-        """Return the lowest rate above the best that missed."""
+        """Return the lowest rate above the best one that misses a bound."""
         above = [trial for trial in self.trials if not trial.good and trial.factor > best.factor]
         return min(above, key=lambda trial: trial.factor, default=None)
 
 
-def at_rate(tree: Tree, trial: Trial) -> Optional[Tree]:
-    """Return the scenario at that rate, where its workload names one."""
+def scenario_at_rate(tree: Tree, trial: Trial) -> Optional[Tree]:
+    """Return the scenario with the rate of a trial, None if its workload has no rate key."""
     workload: Any = tree.get("workload") or {}
     contest = workload.get("contest")
     if contest:
         faster = float(contest["X"]) * trial.factor
-        tree = put(tree, ["workload", "contest", "X"], faster)
-        return put(tree, ["workload", "contest", "T"], float(contest["X"]) * float(contest["T"]) / faster)
+        tree = set_key(tree, "workload.contest.X", faster)
+        return set_key(tree, "workload.contest.T", float(contest["X"]) * float(contest["T"]) / faster)
     if "rate" in (workload.get("arrivals") or {}):
-        return put(tree, ["workload", "arrivals", "rate"], workload["arrivals"]["rate"] * trial.factor)
+        return set_key(tree, "workload.arrivals.rate", workload["arrivals"]["rate"] * trial.factor)
     return None
 
 
-def told(ladder: Ladder, best: Optional[Trial]) -> str:
-    """Say what was found."""
-    bounds = ", ".join(map(str, ladder.bounds))
+def format_result(search: CapacitySearch, best: Optional[Trial]) -> str:
+    """Return the highest rate, its metrics, and the first rate that misses a bound."""
+    bounds = ", ".join(map(str, search.bounds))
     if best is None:
-        lowest = min(ladder.trials, key=lambda trial: trial.factor)
-        return f"no rate meets {bounds}: at {lowest.rate:.4g} req/s {misses(lowest)}"
-    names = dict.fromkeys(["request_throughput", "request_goodput", *(b.metric for b in ladder.bounds)])
-    lines = [f"  {name}: {spread(best.figures[name], name)}" for name in names if name in best.figures]
-    miss = ladder.first_miss(best)
-    last = "  no rate tried was too high" if miss is None else f"  at {miss.rate:.4g} req/s {misses(miss)}"
+        lowest = min(search.trials, key=lambda trial: trial.factor)
+        return f"no tested rate meets {bounds}: at {lowest.rate:.4g} req/s, {describe_misses(lowest)}"
+    names = dict.fromkeys(["request_throughput", "request_goodput", *(b.metric for b in search.bounds)])
+    lines = [f"  {name}: {format_mean(best.metrics[name], name)}" for name in names if name in best.metrics]
+    miss = search.first_miss(best)
+    last = "  every tested rate meets the bounds"
+    if miss is not None:
+        last = f"  not met at {miss.rate:.4g} req/s: {describe_misses(miss)}"
     return "\n".join([f"highest rate that meets {bounds}: {best.rate:.4g} req/s", *lines, last])
 
 
-def misses(trial: Trial) -> str:
-    """Say which bounds a rate does not meet."""
-    if trial.trouble:
-        return trial.trouble
-    return ", ".join(f"{b.metric} is {spread(trial.figures[b.metric], b.metric)}" for b in trial.missed)
+def describe_misses(trial: Trial) -> str:
+    """Return the failure of a rate, or the metrics that miss their bounds."""
+    if trial.failure:
+        return trial.failure
+    return ", ".join(f"{b.metric} is {format_mean(trial.metrics[b.metric], b.metric)}" for b in trial.missed)

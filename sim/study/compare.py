@@ -1,6 +1,7 @@
-"""Compare two scenarios, runs or configurations of a sweep, in pairs that had the same random numbers.
+"""Compare two scenarios, runs or configurations of a sweep, in pairs with the same random numbers.
 
-A pair is a replication, or for folders of single runs a batch of consecutive arrivals: neighbours are not independent.
+A pair is a replication. For folders of single runs it is a batch of consecutive arrivals, because the latencies of
+neighbouring requests are not independent.
 """
 
 from __future__ import annotations
@@ -12,40 +13,41 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.config.overrides import Tree, override, read_tree
+from servesim.config.overrides import Tree, override, read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.runs.metrics import time_per_token
 from servesim.runs.run_folder import RESULT, read_run
 
 from .executor import Executor
-from .intervals import Interval, interval, paired
-from .number_format import columns, spread
+from .experiment import EXPERIMENT_FILE
+from .intervals import Interval, interval, paired_difference
+from .number_format import align_columns, format_mean
 from .objective import Objective
-from .single_run import Task, seed_of, setup_of
-from .sweep import load
+from .single_run import Task, context_json, replication_seed
+from .sweep import load_summary
 
-METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
-BATCHES = 20  # of consecutive arrivals: long beside what neighbours share, enough for an interval
-Values = dict[Hashable, dict[str, float]]  # what a pair is known by -> figures
+DEFAULT_METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+BATCHES = 20  # of consecutive arrivals: long enough to be nearly independent, enough for an interval
+MetricsByPair = dict[Hashable, dict[str, float]]  # pair key -> metrics
 
 
 @dataclass
-class Side:
-    """One of the two: its figures by what they can be paired on."""
+class ComparedRuns:
+    """The metrics of A or of B, by the keys that pair them."""
 
     name: str
-    runs: Values  # by seed
-    batches: Values = field(default_factory=dict)  # by number, for a single run
+    runs: MetricsByPair  # by seed
+    batches: MetricsByPair = field(default_factory=dict)  # by batch, for a single run
 
     def mean(self, metric: str) -> float:
-        """Return the mean of a figure over its runs."""
+        """Return the mean of a metric over the runs."""
         return interval([run[metric] for run in self.runs.values() if metric in run]).mean
 
 
 @dataclass(frozen=True)
 class Difference:
-    """B less A in one figure."""
+    """B minus A in one metric."""
 
     objective: Objective
     a: float
@@ -54,140 +56,148 @@ class Difference:
     pairs: str  # replications | batches | one run
 
     @property
-    def part(self) -> Interval:
-        """The change as a part of A."""
-        return self.change.over(self.a) if self.a else self.change
+    def relative(self) -> Interval:
+        """The change as a fraction of A."""
+        return self.change.relative_to(self.a) if self.a else self.change
 
     @property
     def outcome(self) -> str:
-        """What B is beside A: the same, unclear, better or worse."""
-        if self.change.mean == 0 and not self.change.half:
+        """How B compares with A: the same, not significant, better or worse."""
+        if self.change.mean == 0 and not self.change.half_width:
             return "the same"
-        if self.part.half is not None and not self.part.certain:
-            return "unclear"
-        return "better" if self.objective.better(self.part.mean) else "worse"
+        if self.relative.half_width is not None and not self.relative.excludes_zero:
+            return "not significant"
+        return "better" if self.objective.better(self.relative.mean) else "worse"
 
-    def words(self) -> str:
-        """Say what the change amounts to."""
-        mean, half, _ = self.part
-        sure = "one run each"
-        if half is not None:
-            sure = f"between {100 * (mean - half):+.2f} and {100 * (mean + half):+.2f} %"
-        if self.outcome == "unclear":
-            return f"cannot be told apart ({sure})"
-        return self.outcome if self.outcome == "the same" else f"B is {100 * abs(mean):.2f} % {self.outcome} ({sure})"
+    def describe(self) -> str:
+        """Return the outcome with the size of the change and its interval."""
+        mean, half_width, _ = self.relative
+        limits = "one run each"
+        if half_width is not None:
+            limits = f"interval {100 * (mean - half_width):+.2f} to {100 * (mean + half_width):+.2f} %"
+        if self.outcome == "not significant":
+            return f"the difference is not significant ({limits})"
+        return self.outcome if self.outcome == "the same" else f"B is {100 * abs(mean):.2f} % {self.outcome} ({limits})"
 
-    def outside(self, tolerance: float) -> bool:
-        """Whether the two differ by more than this part of A."""
-        return not abs(self.part.mean) <= tolerance
+    def exceeds(self, tolerance: float) -> bool:
+        """Whether B differs from A by more than this fraction of A."""
+        return not abs(self.relative.mean) <= tolerance
 
 
-def difference(a: Side, b: Side, one: Objective, confidence: float) -> Difference:
-    """Return the paired difference in one figure; by batches where there are no replications to pair."""
-    metric = one.metric
+def difference(a: ComparedRuns, b: ComparedRuns, objective: Objective, confidence: float) -> Difference:
+    """Return the paired difference in one metric; pairs are batches if there are no replications to pair."""
+    metric = objective.metric
     for kind, mine, other in (("replications", a.runs, b.runs), ("batches", a.batches, b.batches)):
         keys = [key for key in mine if key in other and metric in mine[key] and metric in other[key]]
         if len(keys) > 1:
             first, second = [mine[key][metric] for key in keys], [other[key][metric] for key in keys]
-            change = paired(second, first, confidence)
-            return Difference(one, interval(first).mean, interval(second).mean, change, kind)
-    single, its_other = a.mean(metric), b.mean(metric)
-    return Difference(one, single, its_other, Interval(its_other - single, None, 1), "one run")
+            change = paired_difference(second, first, confidence)
+            return Difference(objective, interval(first).mean, interval(second).mean, change, kind)
+    mean_a, mean_b = a.mean(metric), b.mean(metric)
+    return Difference(objective, mean_a, mean_b, Interval(mean_b - mean_a, None, 1), "one run")
 
 
-def compare(a: Side, b: Side, objectives: Sequence[Objective], confidence: float = 0.95) -> list[Difference]:
-    """Return the difference in each figure that both have."""
-    found = [difference(a, b, one, confidence) for one in objectives]
-    found = [one for one in found if not math.isnan(one.a) and not math.isnan(one.b)]
-    if not found:
-        raise BadInput(f"{a.name} and {b.name} have none of {', '.join(one.metric for one in objectives)} in common")
-    return found
+def compare(
+    a: ComparedRuns, b: ComparedRuns, objectives: Sequence[Objective], confidence: float = 0.95
+) -> list[Difference]:
+    """Return the difference in each metric that A and B both have."""
+    differences = [difference(a, b, objective, confidence) for objective in objectives]
+    differences = [d for d in differences if not math.isnan(d.a) and not math.isnan(d.b)]
+    if not differences:
+        raise BadInput(f"{a.name} and {b.name} have none of {', '.join(o.metric for o in objectives)} in common")
+    return differences
 
 
-def verdict(found: Sequence[Difference], tolerance: Optional[float] = None) -> str:
-    """Say in words how the two compare."""
-    if all(one.outcome == "the same" for one in found):
-        text = "A and B are the same in every figure."
+def summarise(differences: Sequence[Difference], tolerance: Optional[float] = None) -> str:
+    """Return the comparison in sentences."""
+    if all(d.outcome == "the same" for d in differences):
+        text = "A and B are the same in every metric."
     else:
-        first = found[0]
-        text = f"By {first.objective.metric}, {first.words()}."
+        first = differences[0]
+        text = f"By {first.objective.metric}, {first.describe()}."
         for word in ("better", "worse"):
-            names = [one.objective.metric for one in found[1:] if one.outcome == word]
+            names = [d.objective.metric for d in differences[1:] if d.outcome == word]
             text += f" B is {word} in {', '.join(names)}." if names else ""
     if tolerance is not None:
-        out = [one for one in found if one.outside(tolerance)]
-        listed = ", ".join(f"{one.objective.metric} ({100 * one.part.mean:+.2f} %)" for one in out)
-        text += f" Outside the tolerance of {100 * tolerance:g} %: {listed}." if out else " All within the tolerance."
+        outside = [d for d in differences if d.exceeds(tolerance)]
+        names_text = ", ".join(f"{d.objective.metric} ({100 * d.relative.mean:+.2f} %)" for d in outside)
+        limit = f"the tolerance of {100 * tolerance:g} %"
+        text += f" Outside {limit}: {names_text}." if outside else " All within the tolerance."
     return text
 
 
-def table(found: Sequence[Difference]) -> str:
+def format_table(differences: Sequence[Difference]) -> str:
+    """Return one line per metric."""
     lines = [["", "A", "B", "B - A", "verdict"]]
-    for one in found:
-        metric = one.objective.metric
-        levels = [spread(Interval(level, None, 1), metric) for level in (one.a, one.b)]
-        lines.append([metric, *levels, spread(one.change, metric, True), one.words()])
-    return "\n".join(columns(lines))
+    for d in differences:
+        metric = d.objective.metric
+        levels = [format_mean(Interval(level, None, 1), metric) for level in (d.a, d.b)]
+        lines.append([metric, *levels, format_mean(d.change, metric, True), d.describe()])
+    return "\n".join(align_columns(lines))
 
 
-def side(given: str, settings: Sequence[str], replications: int, executor: Executor) -> Side:
-    """Return one side: FILE.yaml, the folder of a run, or a sweep's DIR (its winner) or DIR:CONFIG."""
-    head, colon, number = given.rpartition(":")
-    path = Path(given)
-    if colon and number.isdigit() and (Path(head) / "experiment.json").is_file():
+def load_runs(source: str, settings: Sequence[str], replications: int, executor: Executor) -> ComparedRuns:
+    """Load or simulate A or B: FILE.yaml, the folder of a run, or a sweep's DIR (its winner) or DIR:CONFIG."""
+    head, colon, number = source.rpartition(":")
+    path = Path(source)
+    if colon and number.isdigit() and (Path(head) / EXPERIMENT_FILE).is_file():
         return from_sweep(Path(head), int(number))
-    if (path / "experiment.json").is_file():
+    if (path / EXPERIMENT_FILE).is_file():
         return from_sweep(path, None)
     if path.is_dir():
         return from_run(path)
-    return from_scenario(override(read_tree(path), settings), given, replications, executor)
+    return from_scenario(override(read_scenario_file(path), settings), source, replications, executor)
 
 
-def from_scenario(tree: Tree, name: str, replications: int, executor: Executor) -> Side:
+def from_scenario(tree: Tree, name: str, replications: int, executor: Executor) -> ComparedRuns:
     """Run the replications of a scenario."""
     scenario = scenario_from(tree, name)
     tasks = [Task(0, replication, {}) for replication in range(replications if scenario.varies else 1)]
-    runs: Values = {}
-    for place, record in executor.run(setup_of(tree), tasks):
+    runs: MetricsByPair = {}
+    for replication, record in executor.run(context_json(tree), tasks):
         if "error" in record:
             raise BadInput(f"{name}: {record['error']}")
-        runs[seed_of(scenario.seed, place)] = record["figures"]
-    return Side(name, dict(sorted(runs.items(), key=str)))
+        runs[replication_seed(scenario.seed, replication)] = record["figures"]
+    return ComparedRuns(name, dict(sorted(runs.items(), key=str)))
 
 
-def from_sweep(folder: Path, config: Optional[int]) -> Side:
-    """Return a configuration of a sweep, its winner if none is named."""
-    summary = load(folder)
+def from_sweep(folder: Path, config: Optional[int]) -> ComparedRuns:
+    """Return the runs of a configuration of a sweep; without a number, of its winner."""
+    summary = load_summary(folder)
     row = summary.winner if config is None else next((row for row in summary.rows if row.config == config), None)
     if row is None:
-        what = "no winner" if config is None else f"no configuration {config}, only 0 to {len(summary.rows) - 1}"
-        raise BadInput(f"{folder}: {what}")
-    runs: Values = {run["seed"]: run["figures"] for run in row.runs if "figures" in run}
-    return Side(f"{folder}: {row.label}", runs)
+        problem = (
+            "has no winner; choose a configuration, e.g. DIR:0"
+            if config is None
+            else f"no configuration {config}, only 0 to {len(summary.rows) - 1}"
+        )
+        raise BadInput(f"{folder}: {problem}")
+    runs: MetricsByPair = {run["seed"]: run["figures"] for run in row.runs if "figures" in run}
+    return ComparedRuns(f"{folder}: {row.label}", runs)
 
 
-def from_run(folder: Path) -> Side:
+def from_run(folder: Path) -> ComparedRuns:
     """Return a run that `sim run -o` or `sim replay -o` wrote."""
     if not (folder / RESULT).is_file():
-        raise BadInput(f"{folder}: expected the folder of a run or of a sweep")
+        raise BadInput(f"{folder}: expected a folder of `sim run -o` or `sim sweep`; it has no {RESULT}")
     data = read_run(folder)
     numbers = {key: float(value) for key, value in data.result.items() if type(value) in (int, float)}
     seed = None if data.scenario is None else data.scenario.seed
-    return Side(str(folder), {("run", seed): numbers}, batch_means(list(data.requests.values())))
+    return ComparedRuns(str(folder), {("run", seed): numbers}, batch_means(list(data.requests.values())))
 
 
-def batch_means(rows: Sequence[Mapping[str, Any]]) -> Values:
-    """Return mean latencies (ms) over batches of consecutive arrivals, of requests that finished."""
+def batch_means(rows: Sequence[Mapping[str, Any]]) -> MetricsByPair:
+    """Return mean latencies (ms) per batch of consecutive arrivals, of finished requests."""
     done = sorted((row for row in rows if row["outcome"] == "finished"), key=lambda row: row["arrival"])
     count = min(BATCHES, len(done) // 2)
-    found: Values = {}
+    means: MetricsByPair = {}
     for number in range(count):
         batch = done[number * len(done) // count : (number + 1) * len(done) // count]
         ttft = [row["first_token"] - row["arrival"] for row in batch]
         e2el = [row["finish"] - row["arrival"] for row in batch]
         output = np.array([row["output"] for row in batch])
         tpot = time_per_token(np.array(ttft), np.array(e2el), output)[output > 1].tolist()
-        means = {"mean_ttft_ms": ttft, "mean_e2el_ms": e2el, "mean_tpot_ms": tpot}
-        key = (number, batch[0]["id"], batch[-1]["id"])  # pairs only where the requests are the same
-        found[key] = {name: 1e3 * math.fsum(values) / len(values) for name, values in means.items() if values}
-    return found
+        latencies = {"mean_ttft_ms": ttft, "mean_e2el_ms": e2el, "mean_tpot_ms": tpot}
+        key = (number, batch[0]["id"], batch[-1]["id"])  # batches pair only if their requests are the same
+        means[key] = {name: 1e3 * math.fsum(values) / len(values) for name, values in latencies.items() if values}
+    return means

@@ -1,6 +1,6 @@
-"""Where runs are made: in this process, in one process a core, or on a dask.distributed cluster.
+"""Run tasks in this process, in one process per core, or on a dask.distributed cluster.
 
-All three return (place, record) in the order in which runs end. Another worker gets the tasks of one that dies.
+All three yield (task index, record) in the order in which runs end. If a worker dies, another one gets its tasks.
 """
 
 from __future__ import annotations
@@ -21,88 +21,89 @@ from servesim.core import BadInput
 
 from .single_run import Record, Task, run_tasks
 
-CHUNK_SECONDS = 0.25  # work handed out at a time: long beside the handing out, short beside the sweep
-CHUNK_MOST = 64  # runs
-AHEAD = 128  # runs a worker that the first one not yet in may be behind the last one handed out
-TRIES = 3  # times that a chunk's worker may die
-# Errors of a chunk whose worker died, by name: dask is an extra. Any other error is ours, and raised.
-LOST = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")
+CHUNK_SECONDS = 0.25  # work per chunk: long compared with submitting it, short compared with the sweep
+MAX_CHUNK_RUNS = 64
+MAX_RUNS_AHEAD = 128  # per worker: from the oldest unfinished run to the last submitted one
+MAX_RETRIES = 3  # of a chunk whose worker died
+# Exceptions that mean "the worker died", by name because dask is optional. All other exceptions are raised.
+WORKER_DEATHS = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")
 
 Results = Iterator[tuple[int, Record]]
 
 
 class WorkerLost(RuntimeError):
-    """Workers die again and again on the same runs."""
+    """Workers died repeatedly on the same runs."""
 
 
 class Executor(Protocol):
     """Runs tasks."""
 
-    def run(self, setup: str, tasks: Sequence[Task]) -> Results:
-        """Return each task's place and record, in the order they end."""
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        """Yield each task's index and record, in the order in which runs end."""
 
     def close(self) -> None:
         """End the workers."""
 
 
 class Serial:
-    """Runs everything here, one after the other."""
+    """Runs all tasks in this process, one after the other."""
 
-    def run(self, setup: str, tasks: Sequence[Task]) -> Results:
-        for place, task in enumerate(tasks):
-            yield place, run_tasks(setup, [task])[0]
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        for index, task in enumerate(tasks):
+            yield index, run_tasks(context, [task])[0]
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: there are no workers."""
 
 
 class Chunk(NamedTuple):
-    """Some tasks in a row."""
+    """Consecutive tasks that one worker runs."""
 
-    place: int
+    first: int  # index of the first task
     tasks: list[Task]
-    tries: int = 0
+    retries: int = 0
 
 
 class Pool:
-    """Hands chunks of tasks to an executor of concurrent.futures' kind, and again if they are lost with a worker."""
+    """Submits chunks of tasks to a concurrent.futures executor; resubmits the chunks of a worker that died."""
 
     def __init__(
         self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[Futures], None]
     ) -> None:
-        self._start, self._workers, self._stop = start, workers, stop  # how many workers: at least 1
+        self._start, self._workers, self._stop = start, workers, stop  # workers() is at least 1
         self._futures: Optional[Futures] = None
 
-    def run(self, setup: str, tasks: Sequence[Task]) -> Results:
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
         pending: dict[Future[Any], Chunk] = {}
-        pace = Pace(len(tasks))
-        while pace.given < len(tasks) or pending:
-            self._fill(setup, tasks, pending, pace)
-            ended, _ = wait(pending, return_when=FIRST_COMPLETED)
+        sizer = ChunkSizer(len(tasks))
+        while sizer.submitted < len(tasks) or pending:
+            self._fill(context, tasks, pending, sizer)
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
             lost: list[Chunk] = []
-            for future in ended:
+            for future in done:
                 chunk = pending.pop(future)
-                if future.cancelled() or type(future.exception()).__name__ in LOST:
+                if is_worker_death(future):
                     lost.append(chunk)
                     continue
                 records: list[Record] = future.result()
-                pace.ended(len(records), self._workers())
-                yield from enumerate(records, chunk.place)
+                sizer.add_finished(len(records), self._workers())
+                yield from enumerate(records, chunk.first)
             if lost:
-                self._again(setup, lost, pending)
+                self._resubmit(context, lost, pending)
 
-    def _fill(self, setup: str, tasks: Sequence[Task], pending: dict[Future[Any], Chunk], pace: Pace) -> None:
-        """Keep two chunks a worker out, so that none is ever idle."""
+    def _fill(self, context: str, tasks: Sequence[Task], pending: dict[Future[Any], Chunk], sizer: ChunkSizer) -> None:
+        """Keep two chunks per worker pending, so that no worker is idle."""
         workers = self._workers()
-        oldest = min((chunk.place for chunk in pending.values()), default=pace.given)
-        while pace.given < len(tasks) and len(pending) < 2 * workers and pace.given - oldest < AHEAD * workers:
-            size = pace.chunk(workers)
-            chunk = Chunk(pace.given, list(tasks[pace.given : pace.given + size]))
-            pace.given += len(chunk.tasks)
-            self._submit(setup, chunk, pending)
+        oldest = min((chunk.first for chunk in pending.values()), default=sizer.submitted)
+        limit = min(len(tasks), oldest + MAX_RUNS_AHEAD * workers)
+        while sizer.submitted < limit and len(pending) < 2 * workers:
+            size = sizer.next_size(workers)
+            chunk = Chunk(sizer.submitted, list(tasks[sizer.submitted : sizer.submitted + size]))
+            sizer.submitted += len(chunk.tasks)
+            self._submit(context, chunk, pending)
 
-    def _again(self, setup: str, lost: list[Chunk], pending: dict[Future[Any], Chunk]) -> None:
-        """Hand out anew what was lost; a broken pool takes all that was out with it and is replaced."""
+    def _resubmit(self, context: str, lost: list[Chunk], pending: dict[Future[Any], Chunk]) -> None:
+        """Submit the lost chunks again. A broken process pool loses all pending chunks and is replaced."""
         if isinstance(self._futures, ProcessPoolExecutor):
             wait(pending)
             survived = [f for f in pending if not f.cancelled() and f.exception() is None]
@@ -112,55 +113,61 @@ class Pool:
             self._futures.shutdown(wait=True)
             self._futures = None
         for chunk in sorted(lost):
-            if chunk.tries >= TRIES:
+            if chunk.retries >= MAX_RETRIES:
                 names = ", ".join(f"{task.config}/{task.replication}" for task in chunk.tasks[:4])
-                raise WorkerLost(f"workers died {TRIES + 1} times on configuration/replication {names}")
-            self._submit(setup, chunk._replace(tries=chunk.tries + 1), pending)
+                raise WorkerLost(f"workers died {MAX_RETRIES + 1} times on configuration/replication {names}")
+            self._submit(context, chunk._replace(retries=chunk.retries + 1), pending)
 
-    def _submit(self, setup: str, chunk: Chunk, pending: dict[Future[Any], Chunk]) -> None:
+    def _submit(self, context: str, chunk: Chunk, pending: dict[Future[Any], Chunk]) -> None:
         if self._futures is None:
             self._futures = self._start()
-        pending[self._futures.submit(run_tasks, setup, chunk.tasks)] = chunk
+        pending[self._futures.submit(run_tasks, context, chunk.tasks)] = chunk
 
     def close(self) -> None:
-        """End the workers, whatever they are doing."""
+        """End the workers, even in the middle of a run."""
         if self._futures is not None:
             self._stop(self._futures)
             self._futures = None
 
 
-class Pace:
-    """How many runs make a chunk: judged by how fast they come in, and fewer towards the end."""
+def is_worker_death(future: Future[Any]) -> bool:
+    """Whether a chunk was lost because its worker died."""
+    return future.cancelled() or type(future.exception()).__name__ in WORKER_DEATHS
 
-    def __init__(self, count: int) -> None:
-        self.count = count
-        self.given = 0
-        self._in = 0
-        self._began: Optional[float] = None
-        self._seconds = CHUNK_SECONDS  # of one run
 
-    def ended(self, runs: int, workers: int) -> None:
+class ChunkSizer:
+    """Chooses the number of runs per chunk from the measured speed; chunks get smaller towards the end."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.submitted = 0
+        self._finished = 0
+        self._start: Optional[float] = None
+        self._run_seconds = CHUNK_SECONDS  # estimated seconds per run
+
+    def add_finished(self, runs: int, workers: int) -> None:
+        """Update the estimated seconds per run."""
         now = time.monotonic()
-        if self._began is None:  # the first one paid for starting the workers
-            self._began = now
+        if self._start is None:  # the first chunk includes the start of the workers
+            self._start = now
             return
-        self._in += runs
-        self._seconds = (now - self._began) * workers / self._in
+        self._finished += runs
+        self._run_seconds = (now - self._start) * workers / self._finished
 
-    def chunk(self, workers: int) -> int:
-        """Return the size of the next chunk."""
-        fair = -(-(self.count - self.given) // (4 * workers))
-        return max(1, min(int(CHUNK_SECONDS / max(self._seconds, 1e-6)), fair, CHUNK_MOST))
+    def next_size(self, workers: int) -> int:
+        """Return the number of runs of the next chunk."""
+        fair_size = -(-(self.total - self.submitted) // (4 * workers))
+        return max(1, min(int(CHUNK_SECONDS / max(self._run_seconds, 1e-6)), fair_size, MAX_CHUNK_RUNS))
 
 
-def processes(jobs: int) -> Pool:
-    """Return a pool of so many processes here."""
+def process_pool(jobs: int) -> Pool:
+    """Return a pool of `jobs` processes on this machine."""
     children: set[Any] = set()
 
     def start() -> Futures:
         before = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=outlive_nobody)
-        for _ in range(jobs):  # all workers start at once, and are known
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=exit_with_parent)
+        for _ in range(jobs):  # start all workers now, so that `children` lists all of them
             pool.submit(os.getpid)
         children.update(set(multiprocessing.active_children()) - before)
         return pool
@@ -173,8 +180,8 @@ def processes(jobs: int) -> Pool:
     return Pool(start, lambda: jobs, stop)
 
 
-def outlive_nobody() -> None:
-    """In a worker: leave interrupts to the parent, and end when it ends, however it ends."""
+def exit_with_parent() -> None:
+    """In a worker: ignore Ctrl-C and exit when the parent process ends for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
 
@@ -186,7 +193,7 @@ def outlive_nobody() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def cluster(address: str) -> Pool:
+def dask_pool(address: str) -> Pool:
     """Return a pool of the workers of a dask.distributed scheduler."""
     try:
         distributed: Any = importlib.import_module("distributed")
@@ -195,45 +202,45 @@ def cluster(address: str) -> Pool:
     try:
         client = distributed.Client(address, timeout=5)
     except (OSError, ValueError, TimeoutError) as error:
-        raise BadInput(f"--executor dask:{address}: no scheduler answers there ({error})") from None
+        raise BadInput(f"--executor dask:{address}: no dask scheduler answers at this address ({error})") from None
 
-    known = {"at": 0.0, "cores": 0.0}
+    cached = {"time": 0.0, "cores": 0.0}
 
-    def cores() -> int:  # workers come and go; asking costs a message to the scheduler
-        if time.monotonic() - known["at"] > 2:
-            known.update(at=time.monotonic(), cores=sum(client.nthreads().values()))
-        return max(1, int(known["cores"]))
+    def cores() -> int:  # the number changes during a sweep; each query is a message to the scheduler
+        if time.monotonic() - cached["time"] > 2:
+            cached.update(time=time.monotonic(), cores=sum(client.nthreads().values()))
+        return max(1, int(cached["cores"]))
 
-    return Pool(lambda: client.get_executor(pure=False, retries=TRIES), cores, lambda _: client.close())
+    return Pool(lambda: client.get_executor(pure=False, retries=MAX_RETRIES), cores, lambda _: client.close())
 
 
 @contextmanager
-def executing(where: Executor) -> Iterator[Executor]:
-    """End an executor's workers when the block ends, also by a termination signal."""
+def close_on_exit(executor: Executor) -> Iterator[Executor]:
+    """End an executor's workers when the block ends, also after SIGTERM."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     before = signal.signal(signal.SIGTERM, interrupt) if threading.current_thread() is threading.main_thread() else None
     try:
-        yield where
+        yield executor
     finally:
-        where.close()
+        executor.close()
         if before is not None:
             signal.signal(signal.SIGTERM, before)
 
 
-def core_count(jobs: Optional[int]) -> int:
-    """Return how many processes to run: one for every core this process may use, unless a number is given."""
+def process_count(jobs: Optional[int]) -> int:
+    """Return `jobs`; without it, one process per core that this process may use."""
     if jobs is not None and jobs < 1:
         raise BadInput(f"--jobs: expected at least 1, got {jobs}")
     return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 
-def executor(spec: str, jobs: int) -> Executor:
-    """Return the executor of a command line: local, or dask:ADDRESS."""
+def make_executor(spec: str, jobs: int) -> Executor:
+    """Return the executor of the --executor option: local or dask:ADDRESS."""
     if spec.startswith("dask:"):
-        return cluster(spec.removeprefix("dask:"))
+        return dask_pool(spec.removeprefix("dask:"))
     if spec != "local":
         raise BadInput(f"--executor {spec}: expected local or dask:ADDRESS")
-    return Serial() if jobs <= 1 else processes(jobs)
+    return Serial() if jobs <= 1 else process_pool(jobs)

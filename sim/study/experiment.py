@@ -1,6 +1,6 @@
-"""An experiment: the sweep file read and checked, its configurations numbered, its folder laid out.
+"""An experiment: a validated sweep file with numbered configurations.
 
-Configuration 0 is always the baseline; the others follow in the order of the grid, none twice.
+Configuration 0 is the baseline. The others follow in the order of the grid, without duplicates.
 """
 
 from __future__ import annotations
@@ -15,24 +15,25 @@ from typing import Any, Optional, TypeVar, Union
 
 from pydantic import Field, ValidationError, field_validator
 from servesim import __version__
-from servesim.config.overrides import Tree, override, read_mapping, read_tree, with_preset
+from servesim.config.old_keys import NEW, OLD, rename_keys, rename_settings, rename_sweep
+from servesim.config.overrides import Tree, override, read_mapping, read_scenario_file, with_preset
 from servesim.config.registry import presets
 from servesim.config.scenario import Scenario, Section, first_error, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
-from servesim.files.suggestions import meant
+from servesim.files.suggestions import did_you_mean
 from servesim.runs.steady_state import STEADY
 
-from .grid import Assignment, assigned, unroll
-from .objective import Objective, objective
-from .single_run import Task, setup_of
+from .grid import Assignment, apply_assignment, unroll
+from .objective import Objective, parse_objective
+from .single_run import Task, context_json
 
-EXPERIMENT, RUNS = "experiment.json", "runs.jsonl"
+EXPERIMENT_FILE, RUNS_FILE = "experiment.json", "runs.jsonl"
 File = TypeVar("File", bound=Section)
 
 
 class Steady(Section):
-    """What is left out of steady-state runs, as parts of the span of arrivals."""
+    """Warm-up and drain that a steady-state run cuts, as fractions of the arrival span."""
 
     warm_up: float = Field(STEADY[0], ge=0, lt=1)
     drain: float = Field(STEADY[1], ge=0, lt=1)
@@ -41,37 +42,37 @@ class Steady(Section):
 class SweepFile(Section):
     """The keys of a sweep file."""
 
-    name: Optional[str] = Field(None, description="of the experiment (default: of the file)")
-    base: Union[str, Tree] = Field({}, description="a scenario: a file beside this one, a preset's name, or its keys")
-    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values, or a list of such grids")
-    samples: Optional[int] = Field(None, gt=0, description="draw so many configurations instead of all")
-    seed: int = Field(0, ge=0, description="of the draws; the runs' chance comes from the scenario's seed")
-    replications: int = Field(1, gt=0, description="runs of each configuration, each on requests of its own")
-    baseline: Tree = Field({}, description="what the baseline sets over the base")
-    objectives: list[Any] = Field([], description="the first decides, the others make the Pareto front")
-    confidence: float = Field(0.95, gt=0, lt=1, description="of the intervals")
-    ci: Optional[float] = Field(None, gt=0, lt=1, description="replicate until half-widths are this part of the mean")
-    max_replications: int = Field(64, gt=1, description="where `ci` asks for more")
-    confirm: int = Field(0, ge=0, description="fresh replications of the winner and the baseline, after the choice")
-    steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: terminating, all counts")
+    name: Optional[str] = Field(None, description="name of the experiment (default: file name)")
+    base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
+    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values (a grid), or a list of grids")
+    samples: Optional[int] = Field(None, gt=0, description="draw N random configurations per grid, not all")
+    seed: int = Field(0, ge=0, description="random seed of `samples`; runs use the scenario's seed")
+    replications: int = Field(1, gt=0, description="runs per configuration, each with other random numbers")
+    baseline: Tree = Field({}, description="settings of the baseline on top of the base")
+    objectives: list[Any] = Field([], description="metrics; the first ranks, all define the Pareto front")
+    confidence: float = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
+    ci: Optional[float] = Field(None, gt=0, lt=1, description="add replications until half-width <= this * mean")
+    max_replications: int = Field(64, gt=1, description="upper limit of replications with `ci`")
+    confirm: int = Field(0, ge=0, description="extra replications of winner and baseline, after the choice")
+    steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: all requests count")
 
     @field_validator("objectives", mode="before")
     @classmethod
-    def _listed(cls, given: Any) -> Any:
-        return [given] if isinstance(given, (str, dict)) else given
+    def _to_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, (str, dict)) else value
 
     @field_validator("ci", mode="before")
     @classmethod
-    def _percent(cls, given: Any) -> Any:
-        text = given.strip() if isinstance(given, str) else ""
+    def _parse_percent(cls, value: Any) -> Any:
+        text = value.strip() if isinstance(value, str) else ""
         try:
-            return float(text[:-1]) / 100 if text.endswith("%") else given
+            return float(text[:-1]) / 100 if text.endswith("%") else value
         except ValueError:
-            return given
+            return value
 
     @property
-    def cut(self) -> Optional[tuple[float, float]]:
-        """Warm-up and drain, None for terminating runs."""
+    def steady_window(self) -> Optional[tuple[float, float]]:
+        """Warm-up and drain; None for terminating runs."""
         if isinstance(self.steady, Steady):
             return self.steady.warm_up, self.steady.drain
         return STEADY if self.steady else None
@@ -79,7 +80,7 @@ class SweepFile(Section):
 
 @dataclass(frozen=True)
 class Experiment:
-    """All that a sweep's result depends on."""
+    """Everything that the result of a sweep depends on."""
 
     name: str
     base: Tree
@@ -88,44 +89,44 @@ class Experiment:
     replications: int
     confidence: float = 0.95
     ci: Optional[float] = None
-    most: int = 64  # replications, where ci asks for more
-    cut: Optional[tuple[float, float]] = None
-    confirm: int = 0  # fresh replications that have no part in the choice
+    max_replications: int = 64  # with ci
+    steady_window: Optional[tuple[float, float]] = None  # warm-up and drain
+    confirm: int = 0  # extra replications that do not influence the choice of the winner
 
     @property
-    def setup(self) -> str:
-        """What workers are told."""
-        return setup_of(self.base, self.cut)
+    def context(self) -> str:
+        """The JSON that workers read."""
+        return context_json(self.base, self.steady_window)
 
     @property
-    def varies(self) -> bool:
-        """Whether replications differ."""
+    def is_random(self) -> bool:
+        """Whether replications differ from each other."""
         return Scenario.model_validate(self.tree(0)).varies
 
     @cached_property
-    def places(self) -> dict[str, int]:
-        """The numbers of the configurations, by what they come down to."""
-        return {identity(self.base, assignment): config for config, assignment in enumerate(self.configs)}
+    def config_index(self) -> dict[str, int]:
+        """The number of each configuration, by its key."""
+        return {config_key(self.base, assignment): config for config, assignment in enumerate(self.configs)}
 
-    def place(self, assignment: Mapping[str, Any]) -> Optional[int]:
-        """Return the number of the configuration that an assignment comes down to, None if there is none."""
+    def find_config(self, assignment: Mapping[str, Any]) -> Optional[int]:
+        """Return the number of the configuration that equals an assignment, None if the sweep has none."""
         try:
-            return self.places.get(identity(self.base, assignment))
+            return self.config_index.get(config_key(self.base, assignment))
         except BadInput:
             return None
 
     def tree(self, config: int) -> Tree:
-        """Return the scenario of a configuration."""
-        return assigned(self.base, self.configs[config])
+        """Return the scenario of a configuration as a mapping."""
+        return apply_assignment(self.base, self.configs[config])
 
     def task(self, config: int, replication: int) -> Task:
         return Task(config, replication, self.configs[config])
 
     def label(self, config: int) -> str:
-        """Return what sets a configuration apart, in short."""
-        mine = self.configs[config]
-        parts = [f"{key.removeprefix('policy.')}={shown(mine[key])}" for key in self.knobs if key in mine]
-        return " ".join(parts) or "the base scenario"
+        """Return the parameter values of a configuration as short text."""
+        values = self.configs[config]
+        texts = [f"{key.removeprefix('policy.')}={format_value(values[key])}" for key in self.knobs if key in values]
+        return " ".join(texts) or "the base scenario"
 
     @cached_property
     def knobs(self) -> dict[str, list[Any]]:
@@ -135,129 +136,134 @@ class Experiment:
             for key, value in assignment.items():
                 if value not in values.setdefault(key, []):
                     values[key].append(value)
-        partly = {key for key in values if any(key not in one for one in self.configs[1:])}
-        return {key: found for key, found in values.items() if len(found) > 1 or key in partly}
+        partly = {key for key in values if any(key not in assignment for assignment in self.configs[1:])}
+        return {key: choices for key, choices in values.items() if len(choices) > 1 or key in partly}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what experiment.json holds: enough to continue it, to check that, and to run it elsewhere."""
+        """Return the content of experiment.json: enough to resume the sweep and to check its terms."""
         return {
             "name": self.name,
             "versions": {"servesim": __version__, "python": platform.python_version()},
             "profile": load_profile(self.base.get("profile", Scenario.model_fields["profile"].default)).digest,
-            "base": self.base,
-            "configs": list(self.configs),
-            "objectives": [one._asdict() for one in self.objectives],
+            "base": rename_keys(self.base, OLD),
+            "configs": [rename_settings(assignment, OLD) for assignment in self.configs],
+            "objectives": [objective._asdict() for objective in self.objectives],
             "replications": self.replications,
             "confidence": self.confidence,
             "ci": self.ci,
-            "max_replications": self.most,
-            "cut": self.cut,
+            "max_replications": self.max_replications,
+            "cut": self.steady_window,
             "confirm": self.confirm,
         }
 
 
-def shown(value: Any) -> str:
-    """Return a value in short."""
+def format_value(value: Any) -> str:
+    """Return a setting's value as short text."""
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{key}:{shown(one)}" for key, one in value.items()) + "}"
+        return "{" + ",".join(f"{key}:{format_value(inner)}" for key, inner in value.items()) + "}"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Experiment:
-    """Read a sweep file, or the folder of an experiment that was begun; `changes` replace keys of the file."""
+    """Read a sweep file or an experiment folder; `changes` replace keys of the file."""
     path = Path(path)
     if path.is_dir():
-        return stored(path)
-    file = checked(SweepFile, read_mapping(path, "sweep"), path, changes)
-    base = override(base_of(file.base, path), settings)
+        return load_experiment(path)
+    file = validate_file(SweepFile, read_mapping(path, "sweep"), path, changes)
+    base = override(load_base(file.base, path), settings)
     try:
-        return experiment_of(file, base, file.name or path.stem)
+        return build_experiment(file, base, file.name or path.stem)
     except BadInput as bad:
         raise BadInput(f"{path}: {bad}") from None
 
 
-def checked(kind: type[File], tree: Tree, where: Union[str, Path], changes: Mapping[str, Any]) -> File:
-    """Return the keys of a sweep or search file as their model; `changes` that are not None replace keys."""
+def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes: Mapping[str, Any]) -> File:
+    """Validate the keys of a sweep or search file; `changes` that are not None replace keys."""
+    changed = {**tree, **{key: value for key, value in changes.items() if value is not None}}
     try:
-        return kind.model_validate({**tree, **{key: value for key, value in changes.items() if value is not None}})
+        return kind.model_validate(rename_sweep(changed, NEW, f"{where}: "))
     except ValidationError as error:
         raise BadInput(f"{where}: {file_error(error, kind)}") from None
 
 
 def file_error(error: ValidationError, kind: type[Section]) -> str:
-    """Return pydantic's first complaint; an unknown key lists those of the file."""
+    """Return pydantic's first error as one line; for an unknown key, list the known ones."""
     fault = error.errors()[0]
     if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
         key = str(fault["loc"][0])
-        theirs = "; this is a key of scenarios: `sim run FILE`, or put it under base"
-        hint = theirs if key in Scenario.model_fields else meant(key, kind.model_fields)
+        scenario_hint = "; this is a scenario key: use `sim run FILE`, or put it under base"
+        hint = scenario_hint if key in Scenario.model_fields else did_you_mean(key, kind.model_fields)
         return f"{key}: unknown key; known: {', '.join(kind.model_fields)}{hint}"
     return first_error(error)
 
 
-def base_of(given: Union[str, Tree], path: Path) -> Tree:
-    """Return the base scenario's tree."""
-    if isinstance(given, dict):
-        return with_preset(given)
-    file = path.parent / given
+def load_base(base: Union[str, Tree], path: Path) -> Tree:
+    """Return the base scenario as a mapping; `path` is the sweep file."""
+    if isinstance(base, dict):
+        return with_preset(base)
+    file = path.parent / base
     if file.is_file():
-        return read_tree(file)
-    if given in presets():
-        return with_preset({"preset": given})
-    raise BadInput(f"{path}: base: no file {file} and no preset {given!r}; presets: {', '.join(presets())}")
+        return read_scenario_file(file)
+    if base in presets():
+        return with_preset({"preset": base})
+    raise BadInput(f"{path}: base: no file {file} and no preset {base!r}; presets: {', '.join(presets())}")
 
 
-def experiment_of(file: SweepFile, base: Tree, name: str) -> Experiment:
-    """Unroll a sweep file and check every scenario in it."""
-    configs = distinct(base, [file.baseline, *unroll(file.params, file.samples, file.seed)])
+def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
+    """List the configurations of a sweep file and validate every scenario."""
+    configs = deduplicate(base, [file.baseline, *unroll(file.params, file.samples, file.seed)])
     defaults = ["mean_e2el_ms", "output_throughput"] if file.steady else ["makespan", "mean_ttft_ms"]
-    objectives = [objective(given) for given in file.objectives or defaults]
-    if file.cut is not None:
-        for one in objectives:
-            if one.metric.endswith("_itl_ms") or one.metric == "makespan":
-                raise BadInput(f"objectives: {one.metric}: of the whole run, which a steady-state sweep does not count")
-    found = Experiment(
-        name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications, file.cut,
-        file.confirm,
-    )  # fmt: skip
-    if "request_goodput" in [one.metric for one in objectives] and not any(base.get("slo") or {}):
+    objectives = [parse_objective(spec) for spec in file.objectives or defaults]
+    metrics = [objective.metric for objective in objectives]
+    for metric in metrics if file.steady_window is not None else ():
+        if metric.endswith("_itl_ms") or metric == "makespan":
+            raise BadInput(
+                f"objectives: {metric}: not available in a steady-state sweep; remove it or the key `steady`"
+            )
+    if "request_goodput" in metrics and not any(base.get("slo") or {}):
         raise BadInput("objectives: request_goodput: expected a `slo` in the base scenario, got none")
-    return found
+    return Experiment(
+        name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications,
+        file.steady_window, file.confirm,
+    )  # fmt: skip
 
 
-def distinct(base: Tree, configs: Sequence[Assignment]) -> list[Assignment]:
-    """Return the configurations, each once, after checking that each is a scenario."""
-    found: dict[str, Assignment] = {}
-    for place, assignment in enumerate(configs):
-        where = "baseline" if place == 0 else f"configuration {place} ({assignment})"
-        key = identity(base, assignment, where)
-        if key not in found:
-            found[key] = assignment
-        elif next(iter(found)) == key:  # the baseline is a point of the grid: name it by its place there
-            found[key] = {**found[key], **assignment}
-    return list(found.values())
+def deduplicate(base: Tree, configs: Sequence[Assignment]) -> list[Assignment]:
+    """Return the configurations without duplicates; each must be a valid scenario."""
+    unique: dict[str, Assignment] = {}
+    for number, assignment in enumerate(configs):
+        where = "baseline" if number == 0 else f"configuration {number} ({assignment})"
+        key = config_key(base, assignment, where)
+        if key not in unique:
+            unique[key] = assignment
+        elif next(iter(unique)) == key:  # the baseline is a point of the grid: use its parameter values
+            unique[key] = {**unique[key], **assignment}
+    return list(unique.values())
 
 
-def identity(base: Tree, assignment: Mapping[str, Any], where: str = "scenario") -> str:
-    """Return what tells scenarios apart: all they come down to, defaults filled in."""
-    scenario = scenario_from(assigned(base, assignment), where)
+def config_key(base: Tree, assignment: Mapping[str, Any], where: str = "scenario") -> str:
+    """Return a key that is equal for equal scenarios: all settings with defaults, as JSON."""
+    scenario = scenario_from(apply_assignment(base, assignment), where)
     if scenario.trace is None and scenario.workload is None:
         raise BadInput("base: expected a trace or a workload, got neither")
     settings = {**scenario.model_dump(mode="json"), "policy": repr(scenario.make_policy()), "name": None}
     return json.dumps(settings, sort_keys=True, default=str)
 
 
-def stored(folder: Path) -> Experiment:
-    """Return the experiment of a folder."""
+def load_experiment(folder: Path) -> Experiment:
+    """Read experiment.json of a folder."""
     try:
-        given = json.loads((folder / EXPERIMENT).read_text(encoding="utf-8"))
-        cut = given["cut"]
+        data = json.loads((folder / EXPERIMENT_FILE).read_text(encoding="utf-8"))
+        window = data["cut"]
         return Experiment(
-            given["name"], given["base"], given["configs"], [Objective(**one) for one in given["objectives"]],
-            given["replications"], given["confidence"], given["ci"], given["max_replications"],
-            None if cut is None else (cut[0], cut[1]), given.get("confirm", 0),
+            data["name"], rename_keys(data["base"], NEW), [rename_settings(config, NEW) for config in data["configs"]],
+            [Objective(**fields) for fields in data["objectives"]],
+            data["replications"], data["confidence"], data["ci"], data["max_replications"],
+            None if window is None else (window[0], window[1]), data.get("confirm", 0),
         )  # fmt: skip
     except FileNotFoundError:
-        raise BadInput(f"{folder}: no experiment here: {EXPERIMENT} is missing") from None
+        raise BadInput(
+            f"{folder}: expected a folder of `sim sweep` or `sim search`; it has no {EXPERIMENT_FILE}"
+        ) from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{folder / EXPERIMENT}: not the record of an experiment: {error}") from None
+        raise BadInput(f"{folder / EXPERIMENT_FILE}: not a valid experiment file: {error}") from None

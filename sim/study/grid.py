@@ -1,4 +1,4 @@
-"""The parameter grid of a sweep: lists, ranges and random draws over scenario keys, unrolled into configurations.
+"""The parameter grid of a sweep: scenario keys with lists, ranges or random values, expanded into configurations.
 
     policy.decode_batch: [16, 32, 64]                      # a list
     policy.delay_factor: {range: [0, 2], step: 0.5}        # both ends included
@@ -6,7 +6,7 @@
     policy.aging: {uniform: [0, 1]}                        # random: also loguniform, integers, choice
     policy: [{name: llm-serving, decode_batch: 32}, vllm]  # a whole section, policy family included
 
-A list of such mappings is their union, so that each family has the axes that are its own.
+A list of such mappings is their union. So each policy family can have different keys.
 """
 
 from __future__ import annotations
@@ -17,162 +17,163 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from servesim.config.overrides import Tree, merge, put
+from servesim.config.overrides import Tree, merge, set_key
 from servesim.core import BadInput
 
 Assignment = dict[str, Any]  # scenario key -> value
 Grids = Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
-Draw = Callable[[random.Random], Any]
+Draw = Callable[[random.Random], Any]  # draws one value
 KINDS = ("range", "uniform", "loguniform", "integers", "choice")
 
 
 class Axis(NamedTuple):
-    """One key and the values it takes: listed, or drawn."""
+    """One key with its values: a list, or a random distribution."""
 
     key: str
     values: Sequence[Any]
-    draw: Optional[Draw] = None  # None: the values are all there are
+    draw: Optional[Draw] = None  # None: only `values`
 
 
 def unroll(params: Grids, samples: Optional[int], seed: int) -> list[Assignment]:
-    """Return the configurations of a grid or of several; with `samples`, so many drawn from each."""
+    """Return the configurations of one or several grids; with `samples`, that number drawn from each."""
     grids = [params] if isinstance(params, Mapping) else list(params)
-    found: list[Assignment] = []
-    for place, grid in enumerate(grids):
-        where = "params" if isinstance(params, Mapping) else f"params[{place}]"
+    configs: list[Assignment] = []
+    for index, grid in enumerate(grids):
+        where = "params" if isinstance(params, Mapping) else f"params[{index}]"
         if not isinstance(grid, Mapping):
             raise BadInput(f"{where}: expected keys and their values, got {grid!r}")
-        axes = [axis(str(key), given, where) for key, given in grid.items()]
-        found += drawn(axes, samples, random.Random(f"{seed}/{place}"), where) if samples else crossed(axes, where)
-    return found
+        axes = [parse_axis(str(key), spec, where) for key, spec in grid.items()]
+        configs += draw_configs(axes, samples, random.Random(f"{seed}/{index}")) if samples else cross(axes, where)
+    return configs
 
 
-def crossed(axes: Sequence[Axis], where: str) -> list[Assignment]:
-    """Return every combination, the last axis fastest."""
-    for one in axes:
-        if one.draw is not None:
-            raise BadInput(f"{where}.{one.key}: drawn at random; say how many with `samples: N`")
-    keys = [one.key for one in axes]
-    return [dict(zip(keys, values)) for values in itertools.product(*(one.values for one in axes))]
+def cross(axes: Sequence[Axis], where: str) -> list[Assignment]:
+    """Return every combination; the last key varies fastest."""
+    for axis in axes:
+        if axis.draw is not None:
+            raise BadInput(f"{where}.{axis.key}: has random values; set the number of draws with `samples: N`")
+    keys = [axis.key for axis in axes]
+    return [dict(zip(keys, values)) for values in itertools.product(*(axis.values for axis in axes))]
 
 
-def drawn(axes: Sequence[Axis], samples: int, chance: random.Random, where: str) -> list[Assignment]:
-    """Return random combinations; where all axes are lists, no combination twice."""
-    if any(one.draw is not None for one in axes):
+def draw_configs(axes: Sequence[Axis], samples: int, rng: random.Random) -> list[Assignment]:
+    """Return random combinations, without duplicates if all keys have lists."""
+    if any(axis.draw is not None for axis in axes):
         return [
-            {one.key: one.draw(chance) if one.draw else chance.choice(one.values) for one in axes}
+            {axis.key: axis.draw(rng) if axis.draw else rng.choice(axis.values) for axis in axes}
             for _ in range(samples)
         ]
-    size = math.prod(len(one.values) for one in axes)
-    picked = sorted(chance.sample(range(size), min(samples, size)))
-    return [combination(axes, place) for place in picked]
+    size = math.prod(len(axis.values) for axis in axes)
+    picked = sorted(rng.sample(range(size), min(samples, size)))
+    return [nth_config(axes, index) for index in picked]
 
 
-def combination(axes: Sequence[Axis], place: int) -> Assignment:
-    """Return one combination by its place in the grid, without unrolling it."""
-    found: Assignment = {}
-    for one in reversed(axes):
-        place, digit = divmod(place, len(one.values))
-        found[one.key] = one.values[digit]
-    return {one.key: found[one.key] for one in axes}
+def nth_config(axes: Sequence[Axis], index: int) -> Assignment:
+    """Return one combination by its index in the grid, without building the others."""
+    values: Assignment = {}
+    for axis in reversed(axes):
+        index, digit = divmod(index, len(axis.values))
+        values[axis.key] = axis.values[digit]
+    return {axis.key: values[axis.key] for axis in axes}
 
 
-def axis(key: str, given: Any, where: str = "params") -> Axis:
+def parse_axis(key: str, spec: Any, where: str = "params") -> Axis:
     """Read the values of one key."""
     where = f"{where}.{key}"
     if key == "seed":
-        raise BadInput(f"{where}: no parameter, since configurations share their chance; see `replications`")
-    if isinstance(given, Mapping):
-        kind = next((name for name in KINDS if name in given), None)
+        same = "all configurations use the same random numbers"
+        raise BadInput(f"{where}: cannot be swept: {same}; set `replications` instead")
+    if isinstance(spec, Mapping):
+        kind = next((name for name in KINDS if name in spec), None)
         if kind is None:
-            raise BadInput(f"{where}: expected a list or one of {', '.join(KINDS)}, got {dict(given)!r}")
-        return ranged(key, given, where) if kind == "range" else random_axis(key, kind, given, where)
-    values = list(given) if isinstance(given, (list, tuple)) else [given]
+            raise BadInput(f"{where}: expected a list or one of {', '.join(KINDS)}, got {dict(spec)!r}")
+        return parse_range(key, spec, where) if kind == "range" else parse_random(key, kind, spec, where)
+    values = list(spec) if isinstance(spec, (list, tuple)) else [spec]
     if not values:
         raise BadInput(f"{where}: expected at least one value, got none")
     return Axis(key, values)
 
 
-def ranged(key: str, given: Mapping[str, Any], where: str) -> Axis:
+def parse_range(key: str, spec: Mapping[str, Any], where: str) -> Axis:
     """Read {range: [a, b], step: s} or {range: [a, b], count: n, scale: linear|log}; both ends included."""
-    only(given, ("range", "step", "count", "scale"), where)
-    low, high = bounds(given["range"], f"{where}.range")
+    check_keys(spec, ("range", "step", "count", "scale"), where)
+    low, high = parse_bounds(spec["range"], f"{where}.range")
     whole = isinstance(low, int) and isinstance(high, int)
-    if ("step" in given) == ("count" in given):
-        raise BadInput(f"{where}: expected one of step and count beside range")
-    if "step" in given:
-        step = number(given["step"], f"{where}.step")
+    if ("step" in spec) == ("count" in spec):
+        raise BadInput(f"{where}: expected range with either step or count")
+    if "step" in spec:
+        step = parse_number(spec["step"], f"{where}.step")
         if step <= 0:
             raise BadInput(f"{where}.step: expected more than 0, got {step!r}")
         steps = math.floor((high - low) / step + 1e-9)
-        return Axis(key, [tidy(low + k * step, whole and isinstance(step, int)) for k in range(steps + 1)])
-    count = given["count"]
+        return Axis(key, [round_value(low + k * step, whole and isinstance(step, int)) for k in range(steps + 1)])
+    count = spec["count"]
     if type(count) is not int or count < 2:
         raise BadInput(f"{where}.count: expected a whole number of at least 2, got {count!r}")
-    scale = given.get("scale", "linear")
+    scale = spec.get("scale", "linear")
     if scale not in ("linear", "log") or (scale == "log" and low <= 0):
         raise BadInput(f"{where}.scale: expected linear, or log and a range above 0, got {scale!r}")
-    parts = [k / (count - 1) for k in range(count)]
-    spread = [low * (high / low) ** p if scale == "log" else low + (high - low) * p for p in parts]
-    return Axis(key, list(dict.fromkeys(tidy(value, whole) for value in spread)))
+    fractions = [k / (count - 1) for k in range(count)]
+    values = [low * (high / low) ** f if scale == "log" else low + (high - low) * f for f in fractions]
+    return Axis(key, list(dict.fromkeys(round_value(value, whole) for value in values)))
 
 
-def random_axis(key: str, kind: str, given: Mapping[str, Any], where: str) -> Axis:
-    """Read {KIND: [a, b]}, or {choice: [...]}, which repeats values where a sampled list does not."""
-    only(given, (kind,), where)
-    where, values = f"{where}.{kind}", given[kind]
+def parse_random(key: str, kind: str, spec: Mapping[str, Any], where: str) -> Axis:
+    """Read {KIND: [a, b]}, or {choice: [...]}, which may draw a value twice (a sampled list does not)."""
+    check_keys(spec, (kind,), where)
+    where, values = f"{where}.{kind}", spec[kind]
     if kind == "choice":
         if not isinstance(values, list) or not values:
             raise BadInput(f"{where}: expected a list of values, got {values!r}")
-        return Axis(key, values, lambda chance: chance.choice(values))
-    low, high = bounds(values, where)
+        return Axis(key, values, lambda rng: rng.choice(values))
+    low, high = parse_bounds(values, where)
     if kind == "uniform":
-        return Axis(key, (), lambda chance: tidy(chance.uniform(low, high), False))
+        return Axis(key, (), lambda rng: round_value(rng.uniform(low, high), False))
     if kind == "loguniform":
         if low <= 0:
             raise BadInput(f"{where}: expected bounds above 0, got {low!r}")
-        return Axis(key, (), lambda chance: tidy(math.exp(chance.uniform(math.log(low), math.log(high))), False))
+        return Axis(key, (), lambda rng: round_value(math.exp(rng.uniform(math.log(low), math.log(high))), False))
     if low != int(low) or high != int(high):
         raise BadInput(f"{where}: expected two whole numbers, got {low!r} and {high!r}")
-    return Axis(key, (), lambda chance: chance.randint(int(low), int(high)))
+    return Axis(key, (), lambda rng: rng.randint(int(low), int(high)))
 
 
-def only(given: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    """Raise a BadInput at a key that is not on the list."""
-    for key in given:
+def check_keys(spec: Mapping[str, Any], known: Sequence[str], where: str) -> None:
+    """Raise BadInput for an unknown key."""
+    for key in spec:
         if key not in known:
             raise BadInput(f"{where}.{key}: unknown key; known: {', '.join(known)}")
 
 
-def bounds(given: Any, where: str) -> tuple[float, float]:
+def parse_bounds(value: Any, where: str) -> tuple[float, float]:
     """Read [low, high]."""
-    if not isinstance(given, (list, tuple)) or len(given) != 2:
-        raise BadInput(f"{where}: expected [low, high], got {given!r}")
-    low, high = number(given[0], where), number(given[1], where)
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise BadInput(f"{where}: expected [low, high], got {value!r}")
+    low, high = parse_number(value[0], where), parse_number(value[1], where)
     if low > high:
         raise BadInput(f"{where}: expected [low, high], got {low!r} above {high!r}")
     return low, high
 
 
-def number(given: Any, where: str) -> float:
+def parse_number(value: Any, where: str) -> float:
     """Read a finite number."""
-    if type(given) not in (int, float) or not math.isfinite(given):
-        raise BadInput(f"{where}: expected a number, got {given!r}")
-    value: float = given
-    return value
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise BadInput(f"{where}: expected a number, got {value!r}")
+    number: float = value
+    return number
 
 
-def tidy(value: float, whole: bool) -> Union[int, float]:
-    """Return a value as people would write it, without the dust of floating point."""
+def round_value(value: float, whole: bool) -> Union[int, float]:
+    """Return a value without floating-point rounding errors (0.3, not 0.30000000000000004)."""
     return round(value) if whole else float(f"{value:.6g}")
 
 
-def assigned(base: Tree, assignment: Mapping[str, Any]) -> Tree:
-    """Return a scenario tree with a configuration laid over it; another policy family brings only its own fields."""
+def apply_assignment(base: Tree, assignment: Mapping[str, Any]) -> Tree:
+    """Return the base scenario with an assignment applied; another policy name drops the fields of the old policy."""
     tree = dict(base)
     if not isinstance(tree.get("policy"), Mapping):
         tree["policy"] = {"name": tree.get("policy") or "llm-serving"}
-    for key, value in sorted(assignment.items(), key=rank):
+    for key, value in sorted(assignment.items(), key=nesting_order):
         if key in ("policy", "policy.name"):
             tree = merge(tree, {"policy": value if isinstance(value, Mapping) else {"name": value}})
         elif key in ("trace", "workload"):
@@ -180,10 +181,10 @@ def assigned(base: Tree, assignment: Mapping[str, Any]) -> Tree:
         elif "." not in key and isinstance(value, Mapping):
             tree = merge(tree, {key: value})
         else:
-            tree = put(tree, key.split("."), value)
+            tree = set_key(tree, key, value)
     return tree
 
 
-def rank(item: tuple[str, Any]) -> tuple[int, int]:
-    """Sections come before what is inside them, a policy's name before its fields."""
+def nesting_order(item: tuple[str, Any]) -> tuple[int, int]:
+    """Sort sections before their keys, and a policy's name before its fields."""
     return (item[0].count("."), int(item[0] != "policy.name"))

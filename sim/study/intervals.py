@@ -1,6 +1,6 @@
-"""Confidence: means and paired differences with Student's t intervals.
+"""Means and paired differences with Student t confidence intervals.
 
-Pairs are replications that drew the same random numbers, so what is common to both cancels before it is counted.
+A pair is two runs with the same random numbers, so their common variation cancels in the difference.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ class Interval(NamedTuple):
     """A mean and the half-width of its confidence interval."""
 
     mean: float
-    half: Optional[float]  # None: one value alone says nothing about its spread
-    size: int  # how many values it rests on
+    half_width: Optional[float]  # None: a single value has no interval
+    n: int  # number of values
 
     @property
-    def certain(self) -> bool:
-        """Whether the interval leaves zero out: the sign is known."""
-        return self.half is not None and abs(self.mean) > self.half
+    def excludes_zero(self) -> bool:
+        """Whether the mean is significantly different from zero."""
+        return self.half_width is not None and abs(self.mean) > self.half_width
 
-    def over(self, base: float) -> Interval:
-        """Return the same as a part of something else."""
+    def relative_to(self, base: float) -> Interval:
+        """Return the interval as a fraction of `base`."""
         scale = abs(base) or math.nan
-        return Interval(self.mean / scale, None if self.half is None else self.half / scale, self.size)
+        return Interval(self.mean / scale, None if self.half_width is None else self.half_width / scale, self.n)
 
 
 def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
@@ -34,29 +34,29 @@ def interval(values: Sequence[float], confidence: float = 0.95) -> Interval:
     count = len(values)
     if not count:
         return Interval(math.nan, None, 0)
-    if all(value == values[0] for value in values):  # no rounding where there is nothing to round
+    if all(value == values[0] for value in values):  # avoids rounding errors
         return Interval(values[0], 0.0 if count > 1 else None, count)
     mean = math.fsum(values) / count
-    spread = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
-    return Interval(mean, t_quantile(confidence, count - 1) * spread / math.sqrt(count), count)
+    deviation = math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (count - 1))
+    return Interval(mean, t_quantile(confidence, count - 1) * deviation / math.sqrt(count), count)
 
 
-def paired(values: Sequence[float], base: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Return the mean of value - base, pair by pair, and its t interval."""
-    assert len(values) == len(base), "a pair lacks its other half"
+def paired_difference(values: Sequence[float], base: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Return the mean of value - base over all pairs, and its t interval."""
+    assert len(values) == len(base), "values and base must have the same length"
     return interval([value - other for value, other in zip(values, base)], confidence)
 
 
-def replications_for(half: float, found: Interval) -> int:
-    """Return how many replications bring an interval down to this half-width, judged by its spread so far."""
-    if found.half is None or found.half <= half or half <= 0:
-        return found.size
-    return math.ceil(found.size * (found.half / half) ** 2)
+def replications_for(half_width: float, measured: Interval) -> int:
+    """Return the number of replications needed for this half-width, estimated from the measured interval."""
+    if measured.half_width is None or measured.half_width <= half_width or half_width <= 0:
+        return measured.n
+    return math.ceil(measured.n * (measured.half_width / half_width) ** 2)
 
 
 @lru_cache(maxsize=4096)
-def t_quantile(confidence: float, freedom: int) -> float:
+def t_quantile(confidence: float, degrees_of_freedom: int) -> float:
     """Return the t with P(|T| < t) = confidence."""
     from scipy.special import stdtrit
 
-    return float(stdtrit(freedom, (1 + confidence) / 2))
+    return float(stdtrit(degrees_of_freedom, (1 + confidence) / 2))

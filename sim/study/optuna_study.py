@@ -1,4 +1,4 @@
-"""The side of a search that faces Optuna: spaces, samplers, and the study in its journal file."""
+"""The Optuna part of a search: parameter spaces, samplers, and the study in its journal file."""
 
 from __future__ import annotations
 
@@ -11,59 +11,59 @@ from typing import Any, Optional
 
 from servesim.core import BadInput
 
-from .grid import Assignment, bounds, only
+from .grid import Assignment, check_keys, parse_bounds
 from .objective import Objective
 
-STUDY = "study.journal"
+STUDY_FILE = "study.journal"
 
 
-def optuna() -> Any:
-    """Return the library, quiet."""
+def import_optuna() -> Any:
+    """Return the optuna module, with its log reduced to warnings."""
     try:
-        found: Any = importlib.import_module("optuna")
+        optuna: Any = importlib.import_module("optuna")
     except ImportError:
         raise BadInput("sim search: needs the extra `search`: pip install 'servesim[search]'") from None
-    found.logging.set_verbosity(logging.WARNING)
-    return found
+    optuna.logging.set_verbosity(logging.WARNING)
+    return optuna
 
 
-def distribution(given: Any, where: str) -> Any:
-    """Read the space of one key: a list, or one of range, uniform, loguniform, integers."""
-    kinds = optuna().distributions
-    if isinstance(given, list) and given:
-        return kinds.CategoricalDistribution([json.dumps(v) if isinstance(v, (dict, list)) else v for v in given])
-    if not isinstance(given, Mapping):
-        raise BadInput(f"{where}: expected a list or one of range, uniform, loguniform, integers, got {given!r}")
+def parse_space(spec: Any, where: str) -> Any:
+    """Read the space of one key (a list, range, uniform, loguniform or integers) as an Optuna distribution."""
+    kinds = import_optuna().distributions
+    if isinstance(spec, list) and spec:
+        return kinds.CategoricalDistribution([json.dumps(v) if isinstance(v, (dict, list)) else v for v in spec])
+    if not isinstance(spec, Mapping):
+        raise BadInput(f"{where}: expected a list or one of range, uniform, loguniform, integers, got {spec!r}")
     for name in ("range", "uniform", "loguniform", "integers"):
-        if name in given:
-            only(given, (name, "step", "scale") if name == "range" else (name,), where)
-            low, high = bounds(given[name], f"{where}.{name}")
-            log = name == "loguniform" or given.get("scale") == "log"
-            step = given.get("step")
+        if name in spec:
+            check_keys(spec, (name, "step", "scale") if name == "range" else (name,), where)
+            low, high = parse_bounds(spec[name], f"{where}.{name}")
+            log = name == "loguniform" or spec.get("scale") == "log"
+            step = spec.get("step")
             if name == "integers" or (name == "range" and type(low) is type(high) is int and type(step) is not float):
                 return kinds.IntDistribution(low, high, log=log, step=step or 1)
             return kinds.FloatDistribution(low, high, log=log, step=step)
-    raise BadInput(f"{where}: expected one of range, uniform, loguniform, integers, got {dict(given)!r}")
+    raise BadInput(f"{where}: expected one of range, uniform, loguniform, integers, got {dict(spec)!r}")
 
 
-def assignment(trial: Any) -> Assignment:
-    """Return what a trial sets."""
-    found: Assignment = {}
+def trial_assignment(trial: Any) -> Assignment:
+    """Return the parameter values of a trial."""
+    values: Assignment = {}
     for key, value in trial.params.items():
-        text = isinstance(value, str) and value[:1] in "{["
-        found[key] = json.loads(value) if text else float(f"{value:.6g}") if isinstance(value, float) else value
-    return found
+        is_json = isinstance(value, str) and value[:1] in "{["
+        values[key] = json.loads(value) if is_json else float(f"{value:.6g}") if isinstance(value, float) else value
+    return values
 
 
 def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[int]) -> Any:
-    """Open the study; trials that a kill left in the middle count as failed and are proposed anew."""
-    library = optuna()
+    """Open the study. Trials that were still running when the search was killed are marked as failed."""
+    library = import_optuna()
     if hasattr(library.storages, "journal"):  # the class has moved between versions
         backend = importlib.import_module("optuna.storages.journal").JournalFileBackend
     else:
         backend = library.storages.JournalFileStorage
-    storage = library.storages.JournalStorage(backend(str(folder / STUDY)))
-    directions = ["minimize" if one.goal == "min" else "maximize" for one in objectives]
+    storage = library.storages.JournalStorage(backend(str(folder / STUDY_FILE)))
+    directions = ["minimize" if objective.goal == "min" else "maximize" for objective in objectives]
     pruner = library.pruners.NopPruner()
     if halving is not None:
         pruner = library.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=halving)
@@ -75,15 +75,16 @@ def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[
     return study
 
 
-def ended(study: Any) -> list[Any]:
-    states = optuna().trial.TrialState
-    found: list[Any] = study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED))
-    return found
+def completed_trials(study: Any) -> list[Any]:
+    """Return the trials that are complete or pruned."""
+    states = import_optuna().trial.TrialState
+    trials: list[Any] = study.get_trials(deepcopy=False, states=(states.COMPLETE, states.PRUNED))
+    return trials
 
 
 def make_sampler(kind: str, seed: int, done: int, trials: int) -> Any:
-    """Return the sampler of the next batch; its chance depends on how far the search is, not on how it got there."""
-    kinds = optuna().samplers
+    """Return the sampler of the next batch. Its seed depends on `done`, so a resumed search draws the same numbers."""
+    kinds = import_optuna().samplers
     seed = (seed * 1_000_003 + done) % 2**32
     if kind == "random":
         return kinds.RandomSampler(seed=seed)

@@ -1,4 +1,4 @@
-"""Progress of many runs: a bar with rate and time left on a terminal, plain lines elsewhere."""
+"""Progress of many runs: a bar with rate and time left on a terminal, otherwise plain lines."""
 
 from __future__ import annotations
 
@@ -6,40 +6,40 @@ import sys
 import time
 from typing import Any, Optional, TextIO
 
-EVERY = 10.0  # seconds between plain lines
+REPORT_INTERVAL_S = 10.0  # between plain lines
 
 
 class Progress:
-    """Counts runs; a context manager. `quiet` says nothing at all."""
+    """Counts runs and prints progress; use it as a context manager. `quiet` prints nothing."""
 
-    def __init__(self, what: str, quiet: bool = False, file: Optional[TextIO] = None, unit: str = "run") -> None:
-        self.what = what
+    def __init__(self, name: str, quiet: bool = False, file: Optional[TextIO] = None, unit: str = "run") -> None:
+        self.name = name
         self.unit = unit
         self.file = sys.stderr if file is None else file
         self.quiet = quiet
         self.done = self.total = 0
-        self.found = 0  # done before this process began
+        self.done_before = 0  # runs of earlier processes
         self._bar: Any = None
-        self._began = self._said = time.monotonic()
+        self._start = self._last_report = time.monotonic()
 
     def __enter__(self) -> Progress:
         if not self.quiet and self.file.isatty():
             from tqdm import tqdm
 
-            tqdm.monitor_interval = 0  # no thread beside the workers' own
-            self._bar = tqdm(desc=self.what, unit=self.unit, file=self.file, dynamic_ncols=True, smoothing=0.05)
+            tqdm.monitor_interval = 0  # no monitor thread
+            self._bar = tqdm(desc=self.name, unit=self.unit, file=self.file, dynamic_ncols=True, smoothing=0.05)
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        elif not self.quiet and self.done > self.found:
-            self._say()
+        elif not self.quiet and self.done > self.done_before:
+            self._print()
 
     def expect(self, total: int, done: int) -> None:
-        """Say how many runs there are in all, and how many are done by now."""
+        """Set the total number of runs and the number done so far."""
         if not self.total:
-            self.found = done
+            self.done_before = done
             if self._bar is not None:
                 self._bar.initial = self._bar.n = done
         self.total, self.done = total, done
@@ -48,15 +48,16 @@ class Progress:
             self._bar.refresh()
 
     def advance(self, runs: int) -> None:
+        """Count finished runs."""
         self.done += runs
         if self._bar is not None:
             self._bar.update(runs)
-        elif not self.quiet and time.monotonic() - self._said >= EVERY:
-            self._say()
+        elif not self.quiet and time.monotonic() - self._last_report >= REPORT_INTERVAL_S:
+            self._print()
 
-    def _say(self) -> None:
-        self._said = time.monotonic()
-        rate = (self.done - self.found) / max(self._said - self._began, 1e-9)
+    def _print(self) -> None:
+        self._last_report = time.monotonic()
+        rate = (self.done - self.done_before) / max(self._last_report - self._start, 1e-9)
         left = (self.total - self.done) / rate if rate else 0.0
-        text = f"{self.what}: {self.done}/{self.total} {self.unit}s, {rate:.1f}/s"
+        text = f"{self.name}: {self.done}/{self.total} {self.unit}s, {rate:.1f}/s"
         print(f"{text}, {left:.0f} s left" if self.done < self.total else text, file=self.file, flush=True)

@@ -1,6 +1,6 @@
-"""What a sweep amounts to: means with intervals, paired differences against the baseline, ranks, labels, a winner.
+"""The result of a sweep: means with intervals, paired differences from the baseline, ranks, labels, the winner.
 
-A configuration can win only if it leaves no more requests unserved than the baseline and never got stuck.
+A configuration is eligible to win if it leaves no more requests unserved than the baseline and never gets stuck.
 """
 
 from __future__ import annotations
@@ -12,108 +12,108 @@ from typing import Any
 
 from .experiment import Experiment
 from .grid import Assignment
-from .intervals import Interval, interval, paired
+from .intervals import Interval, interval, paired_difference
 from .single_run import Record
 
-Done = Mapping[tuple[int, int], Record]  # (configuration, replication) -> what came of it
-FRESH = 1_000_000  # replications from here on had no part in the choice: they only confirm it
+CONFIRM_REPLICATION_OFFSET = 1_000_000  # replications from here on only confirm the winner, they do not choose it
 
 
 @dataclass
 class Row:
-    """A configuration and what came of its replications."""
+    """A configuration and its results."""
 
     config: int
     assignment: Assignment
     label: str
     runs: Sequence[Record]  # in order of replication
-    found: dict[str, Interval] = field(default_factory=dict)  # objective -> mean
-    change: dict[str, Interval] = field(default_factory=dict)  # objective -> paired difference from the baseline
+    means: dict[str, Interval] = field(default_factory=dict)  # by objective
+    differences: dict[str, Interval] = field(default_factory=dict)  # by objective: paired, from the baseline
     labels: list[str] = field(default_factory=list)
     eligible: bool = True
-    front: bool = False
-    tied: bool = False  # cannot be told from the winner
+    on_pareto_front: bool = False
+    not_significant: bool = False  # the difference from the winner
     rank: int = 0
 
     def values(self, metric: str) -> list[float]:
-        """Return a figure of every replication that has it."""
+        """Return a metric of every replication that has it."""
         return [run["figures"][metric] for run in self.runs if metric in run.get("figures", {})]
 
     def mean(self, metric: str) -> float:
         return interval(self.values(metric)).mean
 
-    def where(self) -> dict[str, float]:
-        """Return the mean seconds that a request spent in each state."""
+    def time_breakdown(self) -> dict[str, float]:
+        """Return the mean seconds of a request in each state."""
         runs = [run["where"] for run in self.runs if "where" in run]
         return {name: math.fsum(run[name] for run in runs) / len(runs) for name in runs[0]} if runs else {}
 
 
 class Summary:
-    """The rows of an experiment, the best first."""
+    """The rows of an experiment, best first. `records` are the runs by (configuration, replication)."""
 
-    def __init__(self, experiment: Experiment, done: Done) -> None:
+    def __init__(self, experiment: Experiment, records: Mapping[tuple[int, int], Record]) -> None:
         self.experiment = experiment
         by_config: dict[int, list[Record]] = {}
-        self._fresh: dict[int, list[Record]] = {}
-        for (config, replication), record in sorted(done.items(), key=lambda item: item[0]):
-            (by_config if replication < FRESH else self._fresh).setdefault(config, []).append(record)
-        everything = [self._row(config, by_config.get(config, [])) for config in range(len(experiment.configs))]
-        self.baseline = everything[0]
-        for row in everything:
-            self._measure(row)
-            self._label(row)
-        self.rows = sorted(everything, key=self._key)
+        self._confirm: dict[int, list[Record]] = {}
+        for (config, replication), record in sorted(records.items(), key=lambda item: item[0]):
+            group = by_config if replication < CONFIRM_REPLICATION_OFFSET else self._confirm
+            group.setdefault(config, []).append(record)
+        rows = [self._row(config, by_config.get(config, [])) for config in range(len(experiment.configs))]
+        self.baseline = rows[0]
+        for row in rows:
+            self._add_intervals(row)
+            self._add_labels(row)
+        self.rows = sorted(rows, key=self._sort_key)
         for rank, row in enumerate(self.rows, 1):
             row.rank = rank
         self._mark_front()
-        self._mark_ties()
+        self._mark_not_significant()
 
     @property
     def winner(self) -> Row | None:
-        """The best configuration that may win."""
+        """The best eligible configuration."""
         return self.rows[0] if self.rows and self.rows[0].eligible else None
 
-    def confirmed(self, metric: str) -> Interval:
-        """Return the winner's paired difference from the baseline on fresh replications, of size 0 without them.
+    def confirm_difference(self, metric: str) -> Interval:
+        """Return the winner's paired difference from the baseline on the confirming replications (n is 0 without them).
 
-        The best of many was lucky as well as good; these replications came after the choice, so luck is out of them.
+        These replications run after the choice of the winner, so they are free of selection bias.
         """
         winner = self.winner
-        if winner is None or winner.config not in self._fresh or 0 not in self._fresh:
+        if winner is None or winner.config not in self._confirm or 0 not in self._confirm:
             return Interval(math.nan, None, 0)
-        one, other = (self._row(config, self._fresh[config]) for config in (winner.config, 0))
-        return self.difference(one, other, metric)
+        row, base = (self._row(config, self._confirm[config]) for config in (winner.config, 0))
+        return self.difference(row, base, metric)
 
-    def fresh_level(self, metric: str) -> float:
-        """Return the baseline's mean on the fresh replications: what their differences are a part of."""
-        return self._row(0, self._fresh.get(0, [])).mean(metric)
+    def confirm_baseline_mean(self, metric: str) -> float:
+        """Return the baseline's mean on the confirming replications."""
+        return self._row(0, self._confirm.get(0, [])).mean(metric)
 
     @property
-    def runs(self) -> int:
-        """How many runs it rests on."""
-        return sum(len(row.runs) for row in self.rows) + sum(map(len, self._fresh.values()))
+    def run_count(self) -> int:
+        """The number of runs, with the confirming ones."""
+        return sum(len(row.runs) for row in self.rows) + sum(map(len, self._confirm.values()))
 
     @property
     def failures(self) -> list[Record]:
-        """The runs that failed, as against those whose engine got stuck."""
+        """The runs that ended with an error; a stuck engine is not an error."""
         return [run for row in self.rows for run in row.runs if "error" in run]
 
     def _row(self, config: int, runs: Sequence[Record]) -> Row:
         return Row(config, self.experiment.configs[config], self.experiment.label(config), runs)
 
-    def _measure(self, row: Row) -> None:
+    def _add_intervals(self, row: Row) -> None:
         for metric, _ in self.experiment.objectives:
-            row.found[metric] = interval(row.values(metric), self.experiment.confidence)
-            row.change[metric] = self.difference(row, self.baseline, metric)
+            row.means[metric] = interval(row.values(metric), self.experiment.confidence)
+            row.differences[metric] = self.difference(row, self.baseline, metric)
 
     def difference(self, row: Row, base: Row, metric: str) -> Interval:
         """Return the paired difference of two rows, over the replications that both have."""
-        one = {run["replication"]: run["figures"].get(metric) for run in row.runs if "figures" in run}
-        other = {run["replication"]: run["figures"].get(metric) for run in base.runs if "figures" in run}
-        both = [r for r in one if one[r] is not None and other.get(r) is not None]
-        return paired([one[r] for r in both], [other[r] for r in both], self.experiment.confidence)
+        values = {run["replication"]: run["figures"].get(metric) for run in row.runs if "figures" in run}
+        others = {run["replication"]: run["figures"].get(metric) for run in base.runs if "figures" in run}
+        both = [r for r in values if values[r] is not None and others.get(r) is not None]
+        return paired_difference([values[r] for r in both], [others[r] for r in both], self.experiment.confidence)
 
-    def _label(self, row: Row) -> None:
+    def _add_labels(self, row: Row) -> None:
         runs = row.runs
         if row is self.baseline:
             row.labels.append("baseline")
@@ -121,56 +121,56 @@ class Summary:
             row.labels.append("failed")
         if any(run.get("stuck") for run in runs):
             row.labels.append("stuck")
-        if not math.isnan(row.mean("failed")) and row.mean("failed") > self._unserved:
-            row.labels.append("serves fewer")
+        if not math.isnan(row.mean("failed")) and row.mean("failed") > self._max_unserved:
+            row.labels.append("serves fewer")  # the name in summary.csv; tables print "more unserved"
         if runs and 2 * sum(bool(run.get("saturated")) for run in runs) > len(runs):
             row.labels.append("saturated")
         if any(run.get("outside") for run in runs):
             row.labels.append("outside profile")
-        no_value = any(math.isnan(one.mean) for one in row.found.values())
+        no_value = any(math.isnan(mean.mean) for mean in row.means.values())
         row.eligible = not no_value and not {"failed", "stuck", "serves fewer"} & set(row.labels)
 
     @property
-    def _unserved(self) -> float:
-        """How many requests the baseline leaves unserved: more disqualify."""
+    def _max_unserved(self) -> float:
+        """Mean number of requests that the baseline leaves unserved; a row with more is not eligible."""
         failed = self.baseline.mean("failed")
         stuck = any(run.get("stuck") for run in self.baseline.runs)
         return math.inf if math.isnan(failed) or stuck else failed
 
-    def _key(self, row: Row) -> tuple[Any, ...]:
-        """Rank by the paired difference where there is one: means over unequal replications do not compare."""
-        marks = []
-        for one in self.experiment.objectives:
-            value = row.change[one.metric].mean
-            value = row.found[one.metric].mean if math.isnan(value) else value
-            marks.append(math.inf if math.isnan(value) else one.sign * value)
-        return (not row.eligible, *marks, row.config)
+    def _sort_key(self, row: Row) -> tuple[Any, ...]:
+        """Rank by the paired difference if there is one: rows can have different numbers of replications."""
+        scores = []
+        for objective in self.experiment.objectives:
+            value = row.differences[objective.metric].mean
+            value = row.means[objective.metric].mean if math.isnan(value) else value
+            scores.append(math.inf if math.isnan(value) else objective.sign * value)
+        return (not row.eligible, *scores, row.config)
 
     def _mark_front(self) -> None:
         rows = [row for row in self.rows if row.eligible]
-        signs = [(one.metric, one.sign) for one in self.experiment.objectives]
-        points = [[sign * row.found[metric].mean for metric, sign in signs] for row in rows]
-        for place in pareto_front(points):
-            rows[place].front = True
+        signs = [(objective.metric, objective.sign) for objective in self.experiment.objectives]
+        points = [[sign * row.means[metric].mean for metric, sign in signs] for row in rows]
+        for index in pareto_front(points):
+            rows[index].on_pareto_front = True
 
-    def _mark_ties(self) -> None:
+    def _mark_not_significant(self) -> None:
         winner, metric = self.winner, self.experiment.objectives[0].metric
         for row in self.rows:
             if winner is not None and row.eligible and row is not winner:
-                apart = self.difference(row, winner, metric)
-                row.tied = apart.mean == 0 if apart.half is None else not apart.certain
+                change = self.difference(row, winner, metric)
+                row.not_significant = change.mean == 0 if change.half_width is None else not change.excludes_zero
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
     """Return the indices of the points that no other dominates; all objectives are minimised, equal points stay."""
-    order = sorted(range(len(points)), key=lambda place: tuple(points[place]))
+    order = sorted(range(len(points)), key=lambda index: tuple(points[index]))
     kept: list[int] = []
-    for place in order:  # a point that dominates another comes before it in this order
-        if not any(dominates(points[other], points[place]) for other in kept):
-            kept.append(place)
+    for index in order:  # a point that dominates another comes before it in this order
+        if not any(dominates(points[other], points[index]) for other in kept):
+            kept.append(index)
     return sorted(kept)
 
 
-def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether one is nowhere worse and somewhere better."""
-    return all(a <= b for a, b in zip(one, other)) and any(a < b for a, b in zip(one, other))
+def dominates(point: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether a point is better than another in one objective and not worse in any."""
+    return all(a <= b for a, b in zip(point, other)) and any(a < b for a, b in zip(point, other))

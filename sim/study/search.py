@@ -1,7 +1,7 @@
-"""A search: Optuna proposes configurations, the simulator tries them; the result is a sweep's.
+"""A search: Optuna proposes configurations and the simulator runs them. The result has the form of a sweep.
 
-Trials come in batches of a fixed size, each with a new seed of the sampler: a continued search proposes the same ones.
-Successive halving runs every trial on the beginning of the trace first, and only the better ones on more of it.
+Trials come in batches of a fixed size. Each batch has its own sampler seed, so a resumed search proposes the same
+trials. Successive halving runs every trial on the start of the trace, and only the better ones on more of it.
 """
 
 from __future__ import annotations
@@ -14,58 +14,75 @@ from pathlib import Path
 from typing import Any, Literal, Optional, Union
 
 from pydantic import Field
+from servesim.config.old_keys import NEW, OLD, rename_settings, rename_sweep
 from servesim.config.overrides import Tree, override, read_mapping
 from servesim.config.scenario import Section
 from servesim.core import BadInput
 from servesim.files.write import write_json
 
 from .executor import Executor
-from .experiment import EXPERIMENT, RUNS, Experiment, Steady, SweepFile, base_of, checked, experiment_of
+from .experiment import (
+    EXPERIMENT_FILE,
+    RUNS_FILE,
+    Experiment,
+    Steady,
+    SweepFile,
+    build_experiment,
+    load_base,
+    validate_file,
+)
 from .grid import Assignment
 from .journal import Journal
-from .optuna_study import assignment, distribution, ended, make_sampler, open_study, optuna
+from .optuna_study import (
+    completed_trials,
+    import_optuna,
+    make_sampler,
+    open_study,
+    parse_space,
+    trial_assignment,
+)
 from .progress import Progress
 from .ranking import Summary
-from .single_run import Bench, Record, Task
-from .sweep import check_same
+from .single_run import Record, RunContext, Task
+from .sweep import check_unchanged
 
-PENALTY = 1e18  # the value of a configuration that gets stuck or leaves requests unserved
-SEARCH = "search.json"
-SHARED = ("name", "baseline", "objectives", "replications", "confidence", "steady")  # as in a sweep file
+FAILED_VALUE = 1e18  # of a trial that gets stuck or leaves more requests unserved than the baseline
+SEARCH_FILE = "search.json"
+SHARED_KEYS = ("name", "baseline", "objectives", "replications", "confidence", "steady")  # as in a sweep file
 
 
 class Halving(Section):
     """Successive halving over the length of the trace."""
 
-    start: float = Field(1 / 9, gt=0, lt=1, description="part of the trace that every trial runs")
-    factor: int = Field(3, ge=2, description="one in so many goes on, on so many times the length")
+    start: float = Field(1 / 9, gt=0, lt=1, description="fraction of the trace that every trial runs")
+    factor: int = Field(3, ge=2, description="keep 1 of N trials, on N times the length")
 
 
 class SearchFile(Section):
-    """The keys of a search file: those of a sweep, with spaces for params."""
+    """The keys of a search file: as in a sweep file, but params are spaces."""
 
-    name: Optional[str] = Field(None, description="of the experiment (default: of the file)")
-    base: Union[str, Tree] = Field({}, description="a scenario: a file beside this one, a preset's name, or its keys")
+    name: Optional[str] = Field(None, description="name of the experiment (default: file name)")
+    base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
     params: Tree = Field({}, description="scenario key -> list, range, uniform, loguniform or integers")
-    objectives: list[Any] = Field([], description="one, or several for a Pareto front")
-    baseline: Tree = Field({}, description="what the baseline sets over the base")
-    trials: int = Field(100, gt=0, description="configurations to try")
+    objectives: list[Any] = Field([], description="metrics; several give a Pareto front")
+    baseline: Tree = Field({}, description="settings of the baseline on top of the base")
+    trials: int = Field(100, gt=0, description="number of configurations to try")
     batch: int = Field(8, gt=0, description="trials proposed at once")
     sampler: Literal["auto", "tpe", "nsga2", "random"] = Field(
-        "auto", description="tpe for one objective, nsga2 for several; or random"
+        "auto", description="auto: tpe for one objective, nsga2 for several"
     )
     halving: Union[bool, Halving] = Field(
-        False, description="try on the beginning of the trace first; or start, factor"
+        False, description="run trials on the start of the trace first; true, or start and factor"
     )
-    replications: int = Field(1, gt=0, description="runs of each trial")
-    confidence: float = Field(0.95, gt=0, lt=1, description="of the intervals")
-    seed: int = Field(0, ge=0, description="of the sampler")
+    replications: int = Field(1, gt=0, description="runs per trial")
+    confidence: float = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
+    seed: int = Field(0, ge=0, description="random seed of the sampler")
     steady: Union[bool, Steady] = Field(False, description="as in a sweep")
 
 
 @dataclass
 class Search:
-    """What to search for and how."""
+    """A validated search file."""
 
     experiment: Experiment  # its only configuration is the baseline
     space: dict[str, Any]  # key -> Optuna distribution
@@ -74,10 +91,10 @@ class Search:
     sampler: str
     halving: Optional[Halving]
     seed: int
-    terms: dict[str, Any]  # what a continued search must agree with
+    terms: dict[str, Any]  # must not change when the search is resumed
 
     def rungs(self) -> list[float]:
-        """Return the parts of the trace that trials run, the last one whole."""
+        """Return the fractions of the trace that trials run; the last one is 1."""
         if self.halving is None:
             return [1.0]
         steps = max(1, round(math.log(1 / self.halving.start) / math.log(self.halving.factor)))
@@ -86,134 +103,137 @@ class Search:
 
 def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Search:
     path = Path(path)
-    file = checked(SearchFile, read_mapping(path, "search"), path, changes)
+    file = validate_file(SearchFile, read_mapping(path, "search"), path, changes)
     if not file.params:
         raise BadInput(f"{path}: params: expected at least one key to search over, got none")
-    base = override(base_of(file.base, path), settings)
-    shared = {name: getattr(file, name) for name in SHARED}
-    experiment = experiment_of(SweepFile.model_validate(shared), base, file.name or path.stem)
+    base = override(load_base(file.base, path), settings)
+    shared = {name: getattr(file, name) for name in SHARED_KEYS}
+    experiment = build_experiment(SweepFile.model_validate(shared), base, file.name or path.stem)
     sampler = file.sampler if file.sampler != "auto" else "tpe" if len(experiment.objectives) == 1 else "nsga2"
     halving = Halving() if file.halving is True else file.halving or None
     if halving is not None and len(experiment.objectives) > 1:
-        raise BadInput(f"{path}: halving: expected one objective to judge by, got {len(experiment.objectives)}")
-    space = {key: distribution(given, f"{path}: params.{key}") for key, given in file.params.items()}
-    terms = {**file.model_dump(mode="json", exclude={"trials", "name", "base"}), "base": base}
+        raise BadInput(f"{path}: halving: expected exactly one objective, got {len(experiment.objectives)}")
+    # The study file keeps the old names of keys, and Optuna's proposals depend on the names.
+    params = zip(file.params, rename_settings(file.params, OLD).items())
+    space = {old: parse_space(spec, f"{path}: params.{key}") for key, (old, spec) in params}
+    terms = rename_sweep({**file.model_dump(mode="json", exclude={"trials", "name", "base"}), "base": base}, OLD)
     return Search(experiment, space, file.trials, file.batch, sampler, halving, file.seed, terms)
 
 
-class Tries:
-    """Runs assignments and keeps what came of them: numbered as the configurations of a sweep."""
+class TrialRunner:
+    """Runs assignments and keeps their records, numbered like the configurations of a sweep."""
 
     def __init__(self, search: Search, journal: Journal, executor: Executor) -> None:
         self.search, self.journal, self.executor = search, journal, executor
         self.experiment = search.experiment
         self.configs: list[Assignment] = [dict(search.experiment.configs[0])]
-        self.found: dict[tuple[int, int], Record] = {}
-        bench, task = Bench(self.experiment.base), self.experiment.task(0, 0)
-        self.requests = len(bench.trace(bench.scenario(task), task))
+        self.records: dict[tuple[int, int], Record] = {}
+        context, task = RunContext(self.experiment.base), self.experiment.task(0, 0)
+        self.requests = len(context.trace(context.scenario(task), task))
         for record in journal.records:
-            self._keep(record)
+            self._add(record)
 
-    def _keep(self, record: Record) -> None:
-        config = self.number(record["assignment"])
-        self.found[config, record["replication"]] = {**record, "config": config}
+    def _add(self, record: Record) -> None:
+        config = self.config_number(rename_settings(record["assignment"], NEW))
+        self.records[config, record["replication"]] = {**record, "config": config}
 
-    def number(self, wanted: Assignment) -> int:
-        """Return an assignment's number, a new one if it was never run."""
-        if wanted not in self.configs:
-            self.configs.append(wanted)
-        return self.configs.index(wanted)
+    def config_number(self, assignment: Assignment) -> int:
+        """Return the number of an assignment; a new assignment gets the next number."""
+        if assignment not in self.configs:
+            self.configs.append(assignment)
+        return self.configs.index(assignment)
 
-    def run(self, assignments: Sequence[Assignment], part: float = 1.0) -> list[list[Record]]:
-        """Return each assignment's records on a part of the trace; whole runs are journalled and never repeated."""
-        count = self.experiment.replications if self.experiment.varies else 1
-        length = None if part == 1.0 else max(2, round(part * self.requests))
+    def run(self, assignments: Sequence[Assignment], fraction: float = 1.0) -> list[list[Record]]:
+        """Return each assignment's records on a fraction of the trace. A full run is journalled and never repeated."""
+        count = self.experiment.replications if self.experiment.is_random else 1
+        length = None if fraction == 1.0 else max(2, round(fraction * self.requests))
         tasks = []
-        for wanted in assignments:
+        for assignment in assignments:
             for replication in range(count):
-                task = Task(self.number(wanted), replication, wanted, requests=length)
-                if task not in tasks and (length or (task.config, replication) not in self.found):
+                task = Task(self.config_number(assignment), replication, assignment, max_requests=length)
+                if task not in tasks and (length or (task.config, replication) not in self.records):
                     tasks.append(task)
-        fresh: dict[tuple[int, int], Record] = {}
-        for place, record in sorted(self.executor.run(self.experiment.setup, tasks), key=lambda item: item[0]):
-            fresh[tasks[place].config, tasks[place].replication] = record
+        new: dict[tuple[int, int], Record] = {}
+        for index, record in sorted(self.executor.run(self.experiment.context, tasks), key=lambda item: item[0]):
+            new[tasks[index].config, tasks[index].replication] = record
         if length is None:
-            whole = [{**record, "assignment": self.configs[config]} for (config, _), record in fresh.items()]
-            self.journal.append(whole)
-            for record in whole:
-                self._keep(record)
-        return [[fresh.get((c, r)) or self.found[c, r] for r in range(count)] for c in map(self.number, assignments)]
+            names = {config: rename_settings(self.configs[config], OLD) for config, _ in new}
+            full = [{**record, "assignment": names[config]} for (config, _), record in new.items()]
+            self.journal.append(full)
+            for record in full:
+                self._add(record)
+        configs = map(self.config_number, assignments)
+        return [[new.get((c, r)) or self.records[c, r] for r in range(count)] for c in configs]
 
-    def values(self, records: Sequence[Record], unserved: float) -> list[float]:
-        """Return what Optuna is told: means of the objectives, or a penalty."""
+    def values(self, records: Sequence[Record], max_unserved: float) -> list[float]:
+        """Return the values for Optuna: means of the objectives, or FAILED_VALUE."""
         objectives = self.experiment.objectives
         for record in records:
-            figures = record.get("figures", {})
-            incomplete = any(one.metric not in figures for one in objectives)
-            if incomplete or record.get("stuck") or figures.get("failed", math.inf) > unserved:
-                return [one.sign * PENALTY for one in objectives]
-        return [math.fsum(r["figures"][one.metric] for r in records) / len(records) for one in objectives]
+            metrics = record.get("figures", {})
+            incomplete = any(objective.metric not in metrics for objective in objectives)
+            if incomplete or record.get("stuck") or metrics.get("failed", math.inf) > max_unserved:
+                return [objective.sign * FAILED_VALUE for objective in objectives]
+        return [math.fsum(r["figures"][metric] for r in records) / len(records) for metric, _ in objectives]
 
     def summary(self) -> Summary:
-        """Return what was found, as of a sweep over the configurations that were run whole."""
-        ran = sorted({config for config, _ in self.found} | {0})
+        """Return the summary of all configurations that ran on the full trace, as for a sweep."""
+        ran = sorted({config for config, _ in self.records} | {0})
         experiment = replace(self.experiment, configs=[self.configs[config] for config in ran])
-        places = {config: place for place, config in enumerate(ran)}
-        found = {(places[c], r): {**record, "config": places[c]} for (c, r), record in self.found.items()}
-        return Summary(experiment, found)
+        numbers = {config: number for number, config in enumerate(ran)}
+        records = {(numbers[c], r): {**record, "config": numbers[c]} for (c, r), record in self.records.items()}
+        return Summary(experiment, records)
 
 
-def search(given: Search, folder: Union[str, Path], executor: Executor, resume: bool, progress: Progress) -> Summary:
-    """Run the trials that are still to be run; return the summary of all."""
+def search(spec: Search, folder: Union[str, Path], executor: Executor, resume: bool, progress: Progress) -> Summary:
+    """Run the remaining trials and return the summary of all trials."""
     folder = Path(folder)
-    claim(given, folder, resume)
-    with Journal(folder / RUNS) as journal, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Optuna warns of what it calls experimental
-        tries = Tries(given, journal, executor)
-        base = tries.run([tries.configs[0]])[0]
+    open_folder(spec, folder, resume)
+    with Journal(folder / RUNS_FILE) as journal, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Optuna's ExperimentalWarning
+        runner = TrialRunner(spec, journal, executor)
+        base = runner.run([runner.configs[0]])[0]
         unserved = max((r["figures"]["failed"] for r in base if "figures" in r and not r["stuck"]), default=math.inf)
-        study = open_study(folder, given.experiment.objectives, given.halving.factor if given.halving else None)
-        while (done := len(ended(study))) < given.trials:
-            progress.expect(given.trials, done)
-            round_of(given, study, tries, unserved, min(given.trials - done, given.batch))
-        progress.expect(given.trials, given.trials)
-        summary = tries.summary()
-    write_json(folder / EXPERIMENT, summary.experiment.as_json())
+        study = open_study(folder, spec.experiment.objectives, spec.halving.factor if spec.halving else None)
+        while (done := len(completed_trials(study))) < spec.trials:
+            progress.expect(spec.trials, done)
+            run_batch(spec, study, runner, unserved, min(spec.trials - done, spec.batch))
+        progress.expect(spec.trials, spec.trials)
+        summary = runner.summary()
+    write_json(folder / EXPERIMENT_FILE, summary.experiment.as_json())
     return summary
 
 
-def round_of(given: Search, study: Any, tries: Tries, unserved: float, count: int) -> None:
-    """Ask for some trials, run them rung by rung, tell what came of them."""
-    study.sampler = make_sampler(given.sampler, given.seed, len(ended(study)), given.trials)
-    alive = [study.ask(given.space) for _ in range(count)]
-    rungs = given.rungs()
-    for step, part in enumerate(rungs):
-        found = tries.run([assignment(trial) for trial in alive], part)
-        last = part == 1.0
-        going = []
-        for trial, records in zip(alive, found):
-            values = tries.values(records, unserved if last else math.inf)
+def run_batch(spec: Search, study: Any, runner: TrialRunner, max_unserved: float, count: int) -> None:
+    """Ask Optuna for `count` trials, run them rung by rung, and report their values to Optuna."""
+    study.sampler = make_sampler(spec.sampler, spec.seed, len(completed_trials(study)), spec.trials)
+    trials = [study.ask(spec.space) for _ in range(count)]
+    for step, fraction in enumerate(spec.rungs()):
+        results = runner.run([rename_settings(trial_assignment(trial), NEW) for trial in trials], fraction)
+        last = fraction == 1.0
+        promoted = []
+        for trial, records in zip(trials, results):
+            values = runner.values(records, max_unserved if last else math.inf)
             if last:
                 study.tell(trial, values)
                 continue
-            trial.report(values[0], step=(given.halving or Halving()).factor ** step)
+            trial.report(values[0], step=(spec.halving or Halving()).factor ** step)
             if trial.should_prune():
-                study.tell(trial, state=optuna().trial.TrialState.PRUNED)
+                study.tell(trial, state=import_optuna().trial.TrialState.PRUNED)
             else:
-                going.append(trial)
-        alive = going
-        if not alive:
+                promoted.append(trial)
+        trials = promoted
+        if not trials:
             return
 
 
-def claim(given: Search, folder: Path, resume: bool) -> None:
-    """Make the folder this search's, or make sure that it is."""
-    file = folder / SEARCH
+def open_folder(spec: Search, folder: Path, resume: bool) -> None:
+    """Create the folder of a search, or check that it holds the same search."""
+    file = folder / SEARCH_FILE
     if not file.exists():
         if folder.exists() and any(folder.iterdir()):
-            raise BadInput(f"{folder}: expected a new folder or a search's, found other files in it")
-        write_json(file, given.terms)
+            raise BadInput(f"{folder}: expected a new folder or the folder of a search, found other files")
+        write_json(file, spec.terms)
         return
     if not resume:
-        raise BadInput(f"{folder}: holds a search, which is never overwritten; --resume continues it")
-    check_same(given.terms, file, "search")
+        raise BadInput(f"{folder}: already holds a search; continue with --resume, or use another folder (-o)")
+    check_unchanged(spec.terms, file, "search")

@@ -1,6 +1,6 @@
-"""A sweep: every configuration of an experiment on the same random numbers, journalled and resumable.
+"""A sweep: run every configuration of an experiment on the same random numbers, with a journal to resume from.
 
-The journal has the order of the plan, not the order in which runs end: a continued sweep leaves the same bytes.
+The journal keeps the planned order of runs, not the order in which they end. So a resumed sweep writes the same bytes.
 """
 
 from __future__ import annotations
@@ -16,30 +16,34 @@ from servesim.core import BadInput
 from servesim.files.write import open_text
 
 from .executor import Executor, Results
-from .experiment import EXPERIMENT, RUNS, Experiment, stored
-from .intervals import interval, paired, replications_for
-from .journal import Journal, line_of, read_journal, sync
+from .experiment import EXPERIMENT_FILE, RUNS_FILE, Experiment, load_experiment
+from .intervals import interval, paired_difference, replications_for
+from .journal import Journal, encode_record, read_journal, sync
 from .progress import Progress
-from .ranking import FRESH, Summary
+from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
 from .single_run import Record, Task
 
-Found = dict[tuple[int, int], Record]
-LEAST = 3  # replications before a spread is believed
+Records = dict[tuple[int, int], Record]  # by (configuration, replication)
+MIN_REPLICATIONS = 3  # before `ci` uses a half-width
 
 
 class Shard(NamedTuple):
-    """One of several parts of a sweep, numbered from 1."""
+    """One of `total` parts of a sweep; `number` starts at 1."""
 
-    part: int = 1
-    parts: int = 1
+    number: int = 1
+    total: int = 1
 
     @property
     def journal(self) -> str:
-        """The file it writes to."""
-        return RUNS if self.parts == 1 else f"runs-{self.part}-of-{self.parts}.jsonl"
+        """The name of the shard's journal file."""
+        return RUNS_FILE if self.total == 1 else f"runs-{self.number}-of-{self.total}.jsonl"
+
+    def owns(self, task: Task) -> bool:
+        """Whether this shard runs a task."""
+        return task.config % self.total == self.number - 1
 
 
-WHOLE = Shard()
+ONLY_SHARD = Shard()
 
 
 def sweep(
@@ -47,111 +51,113 @@ def sweep(
     folder: Union[str, Path],
     executor: Executor,
     resume: bool = False,
-    shard: Shard = WHOLE,
+    shard: Shard = ONLY_SHARD,
     progress: Optional[Progress] = None,
-) -> Found:
-    """Run what an experiment still lacks; return all its records, or all of this shard."""
+) -> Records:
+    """Run the missing runs of an experiment; return all its records, or all of this shard."""
     folder = Path(folder)
-    claim(experiment, folder, resume, shard)
+    open_folder(experiment, folder, resume, shard)
     progress = Progress("sweep", quiet=True) if progress is None else progress
     with Journal(folder / shard.journal) as journal:
-        found = keyed(journal.records)
-        for wanted in rounds(experiment, found):
-            wanted = [task for task in wanted if task.config % shard.parts == shard.part - 1]
-            tasks = [task for task in wanted if (task.config, task.replication) not in found]
-            progress.expect(len(found) + len(tasks), len(found))
-            for records in in_order(executor.run(experiment.setup, tasks)):
-                journal.append(records)
-                found.update(keyed(records))
-                progress.advance(len(records))
+        records = index_records(journal.records)
+        for planned in plan_rounds(experiment, records):
+            tasks = [t for t in planned if shard.owns(t) and (t.config, t.replication) not in records]
+            progress.expect(len(records) + len(tasks), len(records))
+            for new in in_task_order(executor.run(experiment.context, tasks)):
+                journal.append(new)
+                records.update(index_records(new))
+                progress.advance(len(new))
         sync(journal.path)
-    return found
+    return records
 
 
-def keyed(records: Iterable[Record]) -> Found:
+def index_records(records: Iterable[Record]) -> Records:
     """Return records by configuration and replication."""
     return {(record["config"], record["replication"]): record for record in records}
 
 
-def in_order(results: Results) -> Iterator[list[Record]]:
-    """Return records in the order of their tasks, as soon as all before them are in."""
-    held: dict[int, Record] = {}
-    following = 0
-    for place, record in results:
-        held[place] = record
+def in_task_order(results: Results) -> Iterator[list[Record]]:
+    """Yield records in the order of their tasks, each as soon as all earlier ones have arrived."""
+    early: dict[int, Record] = {}
+    next_index = 0
+    for index, record in results:
+        early[index] = record
         ready = []
-        while following in held:
-            ready.append(held.pop(following))
-            following += 1
+        while next_index in early:
+            ready.append(early.pop(next_index))
+            next_index += 1
         if ready:
             yield ready
 
 
-def rounds(experiment: Experiment, found: Found) -> Iterator[list[Task]]:
-    """Return all tasks up to each round's end; the next round is planned once the records of the last are in `found`.
+def plan_rounds(experiment: Experiment, records: Records) -> Iterator[list[Task]]:
+    """Yield the tasks of all rounds so far. Before the next round, `records` must hold their results.
 
-    What is planned depends on complete rounds alone, so a sweep that stopped in the middle plans the same again.
+    The plan depends only on complete rounds, so a resumed sweep plans the same tasks.
     """
     configs = range(len(experiment.configs))
-    first = max(experiment.replications, LEAST if experiment.ci else 1) if experiment.varies else 1
+    first = max(experiment.replications, MIN_REPLICATIONS if experiment.ci else 1) if experiment.is_random else 1
     targets = dict.fromkeys(configs, first)
     while True:
-        most = max(targets.values())
-        yield [experiment.task(c, r) for r in range(most) for c in configs if r < targets[c]]
-        if experiment.ci is None or not experiment.varies:
+        yield [experiment.task(c, r) for r in range(max(targets.values())) for c in configs if r < targets[c]]
+        if experiment.ci is None or not experiment.is_random:
             break
-        grown = {config: target(experiment, found, config, targets[config]) for config in configs}
-        grown[0] = max(grown.values())  # every pair needs its other half
+        grown = {config: replications_needed(experiment, records, config, targets[config]) for config in configs}
+        grown[0] = max(grown.values())  # every paired difference needs a run of the baseline
         if grown == targets:
             break
         targets = grown
-    if experiment.confirm and experiment.varies and (winner := Summary(experiment, found).winner):
+    if experiment.confirm and experiment.is_random and (winner := Summary(experiment, records).winner):
         pair = dict.fromkeys([0, winner.config])
-        yield [experiment.task(c, FRESH + r) for r in range(experiment.confirm) for c in pair]
+        yield [experiment.task(c, CONFIRM_REPLICATION_OFFSET + r) for r in range(experiment.confirm) for c in pair]
 
 
-def target(experiment: Experiment, found: Found, config: int, count: int) -> int:
-    """Return how many replications a configuration should have, judged by those it has."""
+def replications_needed(experiment: Experiment, records: Records, config: int, count: int) -> int:
+    """Return the replications that a configuration needs for `ci`, estimated from its first `count` ones."""
     metric, ci = experiment.objectives[0].metric, experiment.ci
     assert ci is not None
-    mine = [found[config, r].get("figures", {}).get(metric) for r in range(count)]
-    base = [found[0, r].get("figures", {}).get(metric) for r in range(count)]
-    if None in mine or None in base:
-        return count  # it failed: more of the same would not help
-    spread, apart = interval(mine, experiment.confidence), paired(mine, base, experiment.confidence)
+    values = [records[config, r].get("figures", {}).get(metric) for r in range(count)]
+    base = [records[0, r].get("figures", {}).get(metric) for r in range(count)]
+    if None in values or None in base:
+        return count  # a run failed: more replications would not help
+    mean, change = interval(values, experiment.confidence), paired_difference(values, base, experiment.confidence)
     level = interval(base).mean
-    wanted = max(replications_for(ci * abs(spread.mean), spread), replications_for(ci * abs(level), apart))
-    return min(experiment.most, max(count, wanted), 2 * count)
+    needed = max(replications_for(ci * abs(mean.mean), mean), replications_for(ci * abs(level), change))
+    return min(experiment.max_replications, max(count, needed), 2 * count)
 
 
-def claim(experiment: Experiment, folder: Path, resume: bool, shard: Shard) -> None:
-    """Make the folder this experiment's, or make sure that it is; never take over another's."""
+def open_folder(experiment: Experiment, folder: Path, resume: bool, shard: Shard) -> None:
+    """Create the folder of an experiment, or check that it holds the same experiment."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder}: expected a folder to write to, found a file")
-    strangers = [path for path in folder.glob("*") if not path.name.startswith(EXPERIMENT)]
-    if strangers and not (folder / EXPERIMENT).exists():
-        raise BadInput(f"{folder}: expected a new folder or an experiment's, found {strangers[0].name} in it")
-    if begin(experiment, folder):
+    others = [path for path in folder.glob("*") if not path.name.startswith(EXPERIMENT_FILE)]
+    if others and not (folder / EXPERIMENT_FILE).exists():
+        raise BadInput(f"{folder}: expected a new folder or the folder of an experiment, found {others[0].name} in it")
+    if write_experiment(experiment, folder):
         return
     if not resume and (folder / shard.journal).exists():
-        raise BadInput(f"{folder}: holds an experiment, which is never overwritten; --resume continues it")
-    check_same(experiment.as_json(), folder / EXPERIMENT, "experiment")
+        raise BadInput(
+            f"{folder}: already holds a sweep; continue with --resume, or use --fresh or another folder (-o)"
+        )
+    check_unchanged(experiment.as_json(), folder / EXPERIMENT_FILE, "experiment")
 
 
-def begin(experiment: Experiment, folder: Path) -> bool:
-    """Write experiment.json if it is not there; whole or not at all, and by one process alone."""
+def write_experiment(experiment: Experiment, folder: Path) -> bool:
+    """Write experiment.json unless it exists; atomic, so that only one of several processes writes it."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / EXPERIMENT).exists():
+        if (folder / EXPERIMENT_FILE).exists():
             return False
-        with tempfile.NamedTemporaryFile("w", dir=folder, prefix=EXPERIMENT, delete=False, encoding="utf-8") as file:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=folder, prefix=EXPERIMENT_FILE, delete=False, encoding="utf-8"
+        ) as file:
             json.dump(experiment.as_json(), file, indent=1)
             file.write("\n")
         os.chmod(file.name, 0o644)
     except OSError as error:
         raise BadInput(f"{folder}: cannot be written: {error.strerror}") from None
     try:
-        os.link(file.name, folder / EXPERIMENT)
+        os.link(file.name, folder / EXPERIMENT_FILE)
     except FileExistsError:
         return False
     finally:
@@ -159,48 +165,49 @@ def begin(experiment: Experiment, folder: Path) -> bool:
     return True
 
 
-def check_same(terms: Mapping[str, Any], file: Path, what: str) -> None:
-    """Refuse to continue an experiment or a search under other terms than those in its file."""
-    mine, theirs = json.loads(json.dumps(terms)), json.loads(file.read_text(encoding="utf-8"))
-    for key in mine:
-        if mine[key] != theirs.get(key):
-            raise BadInput(f"{file.parent}: holds another {what}: {key} differs; give another folder with -o")
+def check_unchanged(terms: Mapping[str, Any], file: Path, noun: str) -> None:
+    """Raise BadInput if an experiment or a search is resumed with terms that differ from its file."""
+    new, stored = json.loads(json.dumps(terms)), json.loads(file.read_text(encoding="utf-8"))
+    for key in new:
+        if new[key] != stored.get(key):
+            raise BadInput(f"{file.parent}: holds another {noun}: {key} differs; use another folder with -o")
 
 
-def merge(folder: Union[str, Path]) -> tuple[Experiment, Found]:
-    """Put the journals of all shards together in runs.jsonl; say who is not done."""
+def merge_shards(folder: Union[str, Path]) -> tuple[Experiment, Records]:
+    """Merge the journals of all shards into runs.jsonl; raise BadInput if runs are missing."""
     folder = Path(folder)
-    experiment = stored(folder)
-    found: Found = {}
+    experiment = load_experiment(folder)
+    records: Records = {}
     for path in sorted(folder.glob("runs*.jsonl")):
-        found.update(keyed(read_journal(path)))
-    tasks = next(rounds(experiment, found))
-    missing = [task for task in tasks if (task.config, task.replication) not in found]
+        records.update(index_records(read_journal(path)))
+    tasks = next(plan_rounds(experiment, records))
+    missing = [task for task in tasks if (task.config, task.replication) not in records]
     if missing:
-        raise BadInput(f"{folder}: {len(missing)} of {len(tasks)} runs are missing: {absent(folder, missing)}")
-    if not (folder / RUNS).exists():
-        with open_text(folder / RUNS) as file:
-            file.writelines(line_of(found[task.config, task.replication]).decode() for task in tasks)
-    return experiment, found
+        details = describe_missing(folder, missing)
+        raise BadInput(f"{folder}: {len(missing)} of {len(tasks)} runs are missing: {details}")
+    if not (folder / RUNS_FILE).exists():
+        with open_text(folder / RUNS_FILE) as file:
+            file.writelines(encode_record(records[task.config, task.replication]).decode() for task in tasks)
+    return experiment, records
 
 
-def absent(folder: Path, missing: list[Task]) -> str:
-    """Say which shards lack how many runs."""
-    parts = {int(path.stem.rsplit("-", 1)[1]) for path in folder.glob("runs-*-of-*.jsonl")}
-    if len(parts) != 1:
-        return "continue the sweep with --resume" if not parts else "shards of different splits are mixed"
-    count = parts.pop()
-    lacking: dict[int, int] = {}
+def describe_missing(folder: Path, missing: list[Task]) -> str:
+    """Return the number of missing runs per shard."""
+    counts = {int(path.stem.rsplit("-", 1)[1]) for path in folder.glob("runs-*-of-*.jsonl")}
+    if len(counts) != 1:
+        return "continue the sweep with --resume" if not counts else "the folder mixes different numbers of shards"
+    count = counts.pop()
+    missing_runs: dict[int, int] = {}
     for task in missing:
-        lacking[task.config % count + 1] = lacking.get(task.config % count + 1, 0) + 1
-    return ", ".join(f"shard {part}/{count} lacks {runs}" for part, runs in sorted(lacking.items()))
+        missing_runs[task.config % count + 1] = missing_runs.get(task.config % count + 1, 0) + 1
+    return ", ".join(f"shard {number}/{count} lacks {runs}" for number, runs in sorted(missing_runs.items()))
 
 
-def load(folder: Union[str, Path]) -> Summary:
-    """Return the summary of an experiment's folder."""
+def load_summary(folder: Union[str, Path]) -> Summary:
+    """Return the summary of an experiment folder."""
     folder = Path(folder)
-    experiment = stored(folder)
-    found = keyed(read_journal(folder / RUNS))
-    if not found:
-        raise BadInput(f"{folder}: no run is complete yet")
-    return Summary(experiment, found)
+    experiment = load_experiment(folder)
+    records = index_records(read_journal(folder / RUNS_FILE))
+    if not records:
+        raise BadInput(f"{folder}: has no finished run yet; continue the sweep with --resume")
+    return Summary(experiment, records)

@@ -1,4 +1,4 @@
-"""Bad input: one clear line that names the file, the key and what was expected; exit code 2; nothing half-written."""
+"""Bad input: one line with the file, the key and the expected value; exit code 2; no incomplete files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ SCENARIOS = {
     "an unknown key inside": (GOOD + "engine: {num_bloks: 3}\n", "engine.num_bloks: unknown key; known: num_blocks"),
     "a wrong type": (GOOD + "engine: {num_blocks: many}\n", "engine.num_blocks: expected a valid integer"),
     "zero blocks": (GOOD + "engine: {num_blocks: 0}\n", "engine.num_blocks: expected greater than 0, got 0"),
-    "only the null block": (GOOD + "engine: {num_blocks: 1}\n", "engine.num_blocks: expected more than 1, got 1"),
+    "only the null block": (
+        GOOD + "engine: {num_blocks: 1}\n",
+        "engine.num_blocks: expected more than 1 (reserved by this engine), got 1",
+    ),
     "a policy field out of range": (GOOD.replace("4}", "0}"), "policy.decode_batch: expected at least 1, got 0"),
     "a policy field of a wrong type": (GOOD.replace("4}", "four}"), "policy.decode_batch: expected int, got 'four'"),
     "a policy field not a number": (
@@ -32,7 +35,7 @@ SCENARIOS = {
         "policy.victim: expected one of shortest",
     ),
     "a policy file that is not there": (GOOD.replace("llm-serving", "mine.py:Mine"), "mine.py: no such file"),
-    "an unknown preset": (GOOD + "preset: nobody\n", "preset 'nobody': no such preset; known:"),
+    "an unknown preset": (GOOD + "preset: missing\n", "preset 'missing': no such preset; known:"),
     "an unknown profile": (GOOD + "profile: abacus\n", "profile abacus: no such bundled profile"),
     "an unknown cost": (GOOD + "profile: {prefil: 1}\n", "profile.prefil: unknown key; known: base, prefill"),
     "a cost that is no number": (GOOD + "profile: {prefill: soon}\n", "profile.prefill: expected a number of seconds"),
@@ -54,7 +57,7 @@ TRACES = {
 
 @dataclass
 class Said:
-    """What a command answered."""
+    """Exit code and output of a command."""
 
     code: int
     error: str
@@ -62,7 +65,7 @@ class Said:
 
 @pytest.fixture
 def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
-    """The command, run in an empty folder."""
+    """Return a function that runs `sim` in an empty folder."""
     monkeypatch.chdir(tmp_path)
     return lambda *args: Said(main(args), capsys.readouterr().err)
 
@@ -74,41 +77,41 @@ def assert_one_clear_line(said: Said, expected: str) -> None:
 
 
 @pytest.mark.parametrize("case", SCENARIOS)
-def test_a_bad_scenario_is_one_clear_line(case: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
+def test_bad_scenario_gives_one_line(case: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
     text, expected = SCENARIOS[case]
     (tmp_path / "scenario.yaml").write_text(text)
-    found = sim("run", "scenario.yaml", "-o", "out", "--decisions", "log.jsonl")
-    assert_one_clear_line(found, expected)
+    result = sim("run", "scenario.yaml", "-o", "out", "--decisions", "log.jsonl")
+    assert_one_clear_line(result, expected)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["scenario.yaml"], "something was half-written"
 
 
 @pytest.mark.parametrize("case", TRACES)
-def test_a_bad_trace_is_one_clear_line_with_its_row(case: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
+def test_bad_trace_gives_one_line_with_the_row(case: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
     text, expected = TRACES[case]
     (tmp_path / "trace.csv").write_text(text)
-    found = sim("run", "--trace", "trace.csv", "-o", "out")
-    assert_one_clear_line(found, expected)
-    assert "trace.csv" in found.error
+    result = sim("run", "--trace", "trace.csv", "-o", "out")
+    assert_one_clear_line(result, expected)
+    assert "trace.csv" in result.error
     assert not (tmp_path / "out").exists()
 
 
-def test_a_scenario_that_is_not_there_is_one_clear_line(tmp_path: Path, sim: Callable[..., Said]) -> None:
+def test_missing_scenario_gives_one_line(tmp_path: Path, sim: Callable[..., Said]) -> None:
     assert_one_clear_line(sim("run", "nowhere.yaml"), "nowhere.yaml: no such file")
 
 
 @pytest.mark.parametrize("setting", ["policy.delay_factor", "=3", "engine.num_blocks=[1"])
-def test_a_bad_setting_is_one_clear_line(setting: str, sim: Callable[..., Said]) -> None:
+def test_bad_setting_gives_one_line(setting: str, sim: Callable[..., Said]) -> None:
     assert_one_clear_line(sim("run", "-X", "5", "-T", "2", "--set", setting), f"--set {setting}")
 
 
-def test_a_result_folder_that_is_a_file_is_one_clear_line(tmp_path: Path, sim: Callable[..., Said]) -> None:
+def test_output_folder_that_is_a_file_gives_one_line(tmp_path: Path, sim: Callable[..., Said]) -> None:
     (tmp_path / "out").write_text("mine")
     assert_one_clear_line(sim("run", "-X", "5", "-T", "2", "-o", "out"), "expected a folder")
     assert (tmp_path / "out").read_text() == "mine"
 
 
-def test_the_command_itself_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
+def test_command_exits_with_2_and_no_traceback(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "servesim", "run", "nowhere.yaml"]
-    found = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert found.returncode == 2
-    assert found.stderr == "sim: nowhere.yaml: no such file\n"
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert result.stderr == "sim: nowhere.yaml: no such file\n"

@@ -1,4 +1,4 @@
-"""`sim config`: the schema describes every key of a scenario and its workload; a check finds what a run would."""
+"""`sim config`: the schema describes every key, and `validate` finds the errors that a run would find."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.traces.make.arrivals import ARRIVAL_KINDS
-from servesim.traces.make.lengths import PAIR_KINDS, SIDE_KINDS
+from servesim.traces.make.lengths import DISTRIBUTION_KINDS, PAIR_KINDS
 from servesim.traces.make.synth import synthesise
 
 LENGTHS = {"prompt": 5, "output": [1, 9]}
@@ -21,13 +21,13 @@ LENGTHS = {"prompt": 5, "output": [1, 9]}
 @pytest.fixture
 def schema(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert main(["config", "schema"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    schema: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return schema
 
 
-def sections(schema: dict[str, Any], place: Any) -> Iterator[str]:
-    """Yield the sections that a part of the schema refers to, itself or through others."""
-    waiting, seen = [place], set()
+def sections(schema: dict[str, Any], start: Any) -> Iterator[str]:
+    """Yield the sections that a part of the schema refers to, directly or indirectly."""
+    waiting, seen = [start], set()
     while waiting:
         part = waiting.pop()
         waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list) else []
@@ -44,14 +44,14 @@ def test_every_key_is_described(schema: dict[str, Any]) -> None:
 
 
 def test_the_schema_of_a_workload_has_every_kind(schema: dict[str, Any]) -> None:
-    found = set(sections(schema, schema["properties"]["workload"]))
-    kinds = {model.__name__ for table in (ARRIVAL_KINDS, SIDE_KINDS, PAIR_KINDS) for model in table.values()}
-    assert kinds | {"Requests", "BothSides", "Contest", "Mix"} <= found
+    names = set(sections(schema, schema["properties"]["workload"]))
+    kinds = {model.__name__ for table in (ARRIVAL_KINDS, DISTRIBUTION_KINDS, PAIR_KINDS) for model in table.values()}
+    assert kinds | {"Requests", "SeparateLengths", "Contest", "Mix"} <= names
     assert schema["$defs"]["Requests"]["oneOf"] == [{"required": ["requests"]}, {"required": ["duration"]}]
     assert schema["$defs"]["Closed"]["properties"]["users"]["minimum"] == 1
 
 
-def test_a_scenario_keeps_its_workload_as_it_was_written() -> None:
+def test_scenario_keeps_its_workload_as_written() -> None:
     part = {"requests": 1e2, "arrivals": {"kind": "gamma", "rate": 4, "cv": 2}, "lengths": LENGTHS}
     workload = {"mix": [part, {"contest": {"X": 2, "T": 3}}]}
     kept = scenario_from({"workload": workload}).model_dump(mode="json")["workload"]
@@ -65,16 +65,16 @@ def test_a_workload_with_priorities_can_be_read_back_from_json() -> None:
     assert [r.priority for r in synthesise(again).requests] == [r.priority for r in synthesise(workload).requests]
 
 
-def test_a_check_finds_a_wrong_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_finds_a_wrong_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "scenario.yaml"
     file.write_text("workload: {mix: [{contest: {X: 2, T: 3}}, {contest: {X: 0, T: 3}}]}\n", encoding="utf-8")
     assert main(["config", "validate", str(file)]) == 2
-    told = f"sim: {file}: workload.mix[1].contest.X: expected a number above 0, got 0\n"
-    assert capsys.readouterr().err == told
+    message = f"sim: {file}: workload.mix[1].contest.X: expected a number above 0, got 0\n"
+    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("key", ["requests", "limit", "priorities"])
-def test_null_is_no_value_of_a_key(key: str) -> None:
+def test_null_is_not_a_valid_value(key: str) -> None:
     workload = {"requests": 3, "arrivals": {"kind": "burst"}, "lengths": LENGTHS, key: None}
     with pytest.raises(BadInput, match=rf"^scenario: workload\.{key}: expected .*, got None$"):
         scenario_from({"workload": workload})

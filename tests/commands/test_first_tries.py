@@ -1,4 +1,4 @@
-"""What people try before they read: a clear line that says what was meant, and never a traceback."""
+"""Common mistakes of new users: one line with a suggestion, never a traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMED = ("--column", "arrival=time", "--column", "prompt=input tokens", "--colum
 
 
 class Said(NamedTuple):
-    """What a command answered."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -28,7 +28,7 @@ class Said(NamedTuple):
 
 @pytest.fixture
 def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
-    """The command, run in a folder with a scenario, a sweep and a trace of one's own."""
+    """Return a function that runs `sim` in a folder with a scenario, a sweep and a trace."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "scenario.yaml").write_text("workload: {contest: {X: 5, T: 4}}\n")
     (tmp_path / "sweep.yaml").write_text(SWEEP)
@@ -49,8 +49,8 @@ MEANT = {
     "run --ploicy vllm": "sim run: unrecognized arguments: --ploicy; did you mean --policy?",
     "run -X many": "sim run: argument -X: invalid float value: 'many'; see sim run --help",
     "run": "expected a trace or a workload, got neither (try -X",
-    "run -T 5": "-T: expected -X",
-    "run --column prompt=in -X 5": "--column: expected --trace FILE beside it",
+    "run -T 5": "-T: also needs -X",
+    "run --column prompt=in -X 5": "--column: also needs --trace FILE",
     "run -X 5 --policy vlm": "did you mean vllm?",
     "run -X 5 --policy vllm-0.8.5": "vllm-0.8.5 is a preset: --preset vllm-0.8.5",
     "run -X 5 --preset vllm": "vllm is a policy: --policy vllm",
@@ -60,18 +60,18 @@ MEANT = {
     "run -X 5 --set engine.num_bloks=4": "did you mean num_blocks?",
     "run -X 5 --set policy.decod_batch=4": "did you mean decode_batch?",
     "run -X 5 --set engine=4": "engine: expected keys and values, got 4",
-    "run -X 5 --set seed=1 --set seed.x=4": "--set seed.x=4: expected a section to set x in, got 1",
+    "run -X 5 --set seed=1 --set seed.x=4": "--set seed.x=4: expected a section that holds x, got 1",
     "run -X 5 --set engine.num_blocks=1:30": "engine.num_blocks: expected a valid integer, got '1:30'",
     "run -X 5 -T 1e12": "expected at most 100,000,000 requests, got 5,000,000,000,000",
     "run sweep.yaml": "base: unknown key",
-    "sweep scenario.yaml": "this is a key of scenarios",
-    "run --trace odd.csv": "say which of your columns they are: --column arrival=",
-    "report .": "no experiment here",
+    "sweep scenario.yaml": "this is a scenario key",
+    "run --trace odd.csv": "or name your columns with --column arrival=... --column prompt=... --column output=...",
+    "report .": "it has no experiment.json",
 }
 
 
 @pytest.mark.parametrize("line", MEANT)
-def test_a_slip_is_one_line_that_says_what_was_meant(line: str, sim: Callable[..., Said]) -> None:
+def test_mistake_gives_one_line_with_a_suggestion(line: str, sim: Callable[..., Said]) -> None:
     said = sim(*line.split())
     assert said.code == 2
     assert len(said.error.splitlines()) == 1, said.error
@@ -79,7 +79,7 @@ def test_a_slip_is_one_line_that_says_what_was_meant(line: str, sim: Callable[..
 
 
 @pytest.mark.parametrize("line", ["", "trace", "calibrate", "config"])
-def test_a_command_without_its_word_shows_the_words(line: str, sim: Callable[..., Said]) -> None:
+def test_command_without_subcommand_shows_the_subcommands(line: str, sim: Callable[..., Said]) -> None:
     said = sim(*line.split())
     assert said.code == 2
     assert said.error.startswith(f"usage: sim {line} COMMAND ...".replace("  ", " "))
@@ -88,7 +88,7 @@ def test_a_command_without_its_word_shows_the_words(line: str, sim: Callable[...
 @pytest.mark.parametrize(
     "line", ["serve scenario.yaml --backend fake", "replay scenario.yaml --url http://127.0.0.1:1 --api llm-serving"]
 )
-def test_a_package_that_is_not_installed_is_named(line: str, tmp_path: Path) -> None:
+def test_missing_package_is_named(line: str, tmp_path: Path) -> None:
     (tmp_path / "scenario.yaml").write_text("workload: {contest: {X: 5, T: 4}}\n")
     without = "import sys; sys.modules['aiohttp'] = None; from servesim.cli import main; sys.exit(main(sys.argv[1:]))"
     done = subprocess.run(
@@ -103,11 +103,11 @@ def test_help_is_a_command_too(sim: Callable[..., Said]) -> None:
     assert sim("help", "run").out == sim("run", "--help").out
 
 
-def test_policies_alone_lists_them(sim: Callable[..., Said]) -> None:
+def test_policies_without_action_lists_them(sim: Callable[..., Said]) -> None:
     assert sim("policies") == sim("policies", "list")
 
 
-def test_a_table_of_ones_own_is_read_by_the_names_of_its_columns(sim: Callable[..., Said]) -> None:
+def test_user_csv_is_read_by_column_names(sim: Callable[..., Said]) -> None:
     said = sim("run", "--trace", "odd.csv", *NAMED)
     assert said.code == 0
     assert "Total input tokens:                                     40" in said.out
@@ -118,7 +118,7 @@ def test_one_objective_needs_no_list(tmp_path: Path, sim: Callable[..., Said]) -
     assert sim("sweep", "sweep.yaml", "-o", "out", "-q", "-j", "1").out.startswith("rank  mean_ttft_ms ")
 
 
-def test_every_line_of_a_run_is_as_wide_as_the_others(sim: Callable[..., Said]) -> None:
+def test_every_line_of_the_table_has_the_same_width(sim: Callable[..., Said]) -> None:
     lines = sim("run", "scenario.yaml").out.splitlines()
     assert {len(line) for line in lines if not line.endswith(":")} == {58}
 
@@ -133,7 +133,7 @@ def test_any_terminal_can_show_a_table(encoding: str, sign: str, tmp_path: Path)
     assert f" {sign} " in done.stdout.decode(encoding)
 
 
-def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
+def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
     line = f"{sys.executable} -m servesim policies list | head -1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "policies\n", "")
@@ -141,13 +141,13 @@ def test_a_reader_that_leaves_early_is_no_fault(tmp_path: Path) -> None:
 
 SLIPS = {
     "a name that is not there": ("view.pool.free", "view.pool.fre", "AttributeError: 'BlockPool' object has no"),
-    "a memory of its own": ("hold=FOREVER", "hold=next(COIN)", "gave two plans for one view"),
-    "no plan at all": ("return Plan(chunks=chunks)", "return None", "decided None, which is no Plan"),
-    "more than there is": ("blocks > free or ", "", "a plan may not take more blocks than are free"),
+    "hidden state": ("hold=FOREVER", "hold=next(COIN)", "returned two different plans for the same view"),
+    "no plan at all": ("return Plan(chunks=chunks)", "return None", "returned None, which is not a Plan"),
+    "more than there is": ("blocks > free or ", "", "the plan needs 22 more blocks than are free"),
 }
 
 
-def test_a_changed_policy_is_loaded_anew(tmp_path: Path, sim: Callable[..., Said]) -> None:
+def test_changed_policy_file_is_loaded_again(tmp_path: Path, sim: Callable[..., Said]) -> None:
     own(tmp_path, "batch: int = 64", "batch: int = 7")
     assert "batch                        7 " in sim("policies", "show", "mine.py:Gather").out
     own(tmp_path, "batch: int = 64", "batch: int = 8")
@@ -155,29 +155,29 @@ def test_a_changed_policy_is_loaded_anew(tmp_path: Path, sim: Callable[..., Said
 
 
 def own(folder: Path, right: str = "", wrong: str = "") -> None:
-    """Write a policy of one's own, with a slip in it."""
+    """Write a user policy with a mistake in it."""
     text = (ROOT / "examples" / "my_policy.py").read_text(encoding="utf-8").replace(right, wrong)
     (folder / "mine.py").write_text(f"import itertools\n{text}\nCOIN = itertools.count(1)\n")
 
 
 @pytest.mark.parametrize("slip", SLIPS)
-def test_a_slip_in_ones_own_policy_is_found_by_the_check(slip: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
-    right, wrong, told = SLIPS[slip]
+def test_check_finds_a_mistake_in_a_user_policy(slip: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
+    right, wrong, message = SLIPS[slip]
     own(tmp_path, right, wrong)
     said = sim("policies", "check", "mine.py:Gather")
     assert said.code == 1
     assert len(said.error.splitlines()) == 1, said.error
-    assert told in said.error
+    assert message in said.error
 
 
-def test_a_policy_without_slips_passes_the_check(sim: Callable[..., Said], tmp_path: Path) -> None:
+def test_correct_policy_passes_the_check(sim: Callable[..., Said], tmp_path: Path) -> None:
     own(tmp_path, "nothing", "nothing")
     said = sim("policies", "check", "mine.py:Gather", "--set", "batch=4")
     assert said.code == 0
-    assert said.out.startswith("mine.py:Gather: pure, loses nobody")
+    assert said.out.startswith("mine.py:Gather: follows the policy contract on 8 random workloads")
 
 
-def test_an_error_in_ones_own_policy_names_its_line(sim: Callable[..., Said], tmp_path: Path) -> None:
+def test_error_in_a_user_policy_names_its_line(sim: Callable[..., Said], tmp_path: Path) -> None:
     own(tmp_path, "view.pool.free", "view.pool.fre")
     line = 1 + (tmp_path / "mine.py").read_text().split("view.pool.fre")[0].count("\n")
     place = f"{tmp_path / 'mine.py'}:{line}: AttributeError"
@@ -187,11 +187,11 @@ def test_an_error_in_ones_own_policy_names_its_line(sim: Callable[..., Said], tm
     (tmp_path / "sweep.yaml").write_text(SWEEP.replace("decode_batch", "batch"))
     swept = sim("sweep", "sweep.yaml", "--set", "policy={name: 'mine.py:Gather'}", "-o", "out", "-q", "-j", "1")
     assert swept.code == 1
-    assert "every run failed, the first of them so: AttributeError" in swept.error
+    assert "every run failed; the first error is: AttributeError" in swept.error
     assert f"mine.py:{line})" in swept.error
 
 
-def test_a_policy_file_without_a_name_says_what_it_has(sim: Callable[..., Said], tmp_path: Path) -> None:
+def test_policy_file_without_a_class_name_lists_its_classes(sim: Callable[..., Said], tmp_path: Path) -> None:
     own(tmp_path, "nothing", "nothing")
     said = sim("run", "scenario.yaml", "--policy", "mine.py")
     assert said.error == "sim: scenario.yaml: policy mine.py: expected a Policy class, e.g. mine.py:Gather\n"

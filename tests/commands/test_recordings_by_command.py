@@ -1,4 +1,4 @@
-"""Recordings of real engines, reproduced from outside: a trace, a scenario, `sim run --decisions`, and its log."""
+"""Recordings of real engines, reproduced with `sim run --decisions` from a trace and a scenario."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from servesim.cli import main
 from servesim.core import settings
 from servesim.policies import POLICIES
 
-from ..policies import test_engines_other, test_engines_vllm  # noqa: F401  they say which policy plays which engine
+from ..policies import test_engines_other, test_engines_vllm  # noqa: F401  they map engines to policies
 from ..policies.recordings import ENGINES, FOLDER, Recording, load
 
 NAMES = sorted(path.name.removesuffix(".json.gz") for path in FOLDER.glob("*.json.gz"))
 
 
 def scenario_of(recording: Recording) -> dict[str, Any]:
-    """Return the scenario whose run must repeat a recording; its ticks are our seconds."""
+    """Return the scenario that must reproduce a recording; one tick of it is one second."""
     policy = ENGINES[recording.meta["engine"]](recording.meta)
     name = next(name for name, kind in POLICIES.items() if type(policy) is kind)
     knobs, cost = recording.knobs, recording.meta["cost"]
@@ -46,21 +46,21 @@ def write(recording: Recording, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recording_is_repeated_by_the_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_reproduces_a_recording(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recording = load(name)
     monkeypatch.chdir(tmp_path)
     write(recording, tmp_path)
     assert main(["run", "scenario.yaml", "-o", "out", "--decisions", "log.jsonl"]) == 0
-    turns = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     steps, engine = recording.steps, recording.meta["engine"]
-    if engine.startswith("deepspeed"):  # its loop has rounds in which it only looks: compared are the passes it runs
+    if engine.startswith("deepspeed"):  # its loop has rounds without a model call; compare only the calls
         steps = [step for step in steps if step["sched"]]
-        turns = [turn for turn in turns if turn["chunks"]]
-    assert len(turns) == len(steps)
-    for ours, theirs in zip(turns, steps, strict=True):
+        log = [step for step in log if step["chunks"]]
+    assert len(log) == len(steps)
+    for ours, theirs in zip(log, steps, strict=True):
         assert ours["t"] == theirs["t"]
         prompts = set(ours["prompts"])
-        if engine.startswith("lightllm"):  # it calls the last token of a prompt, left by itself, a decode
+        if engine.startswith("lightllm"):  # it counts a chunk of one prompt token as a decode
             prompts = {id for id, n in ours["chunks"] if n > 1}
         assert [[id, n, "P" if id in prompts else "D"] for id, n in ours["chunks"]] == theirs["sched"]
         assert ours["swapped_in"] == theirs.get("swap_in", [])
@@ -74,4 +74,6 @@ def test_a_recording_is_repeated_by_the_command(name: str, tmp_path: Path, monke
     for id, first, end, evictions in recording.per_request:
         row = table[id]
         assert (float(row["first_token"]), float(row["finish"])) == (first, end)
-        assert int(row["evictions"]) == evictions or engine.startswith("deepspeed")  # whose recordings count none
+        assert int(row["evictions"]) == evictions or engine.startswith(
+            "deepspeed"
+        )  # its recordings count no preemptions

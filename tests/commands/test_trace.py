@@ -20,19 +20,19 @@ def written(folder: Path, text: str, name: str = "trace.csv") -> str:
     return str(path)
 
 
-def test_convert_writes_our_csv_to_standard_output(tmp_path: Path, capsys: Output) -> None:
+def test_convert_writes_servesim_csv_to_standard_output(tmp_path: Path, capsys: Output) -> None:
     assert main(["trace", "convert", written(tmp_path, VIDUR)]) == 0
     rows = "arrival_s,prompt_tokens,output_tokens\n0.0,120,30\n0.5,64,12\n1.25,400,80\n"
     assert capsys.readouterr() == (rows, "")
 
 
-def test_what_is_left_out_or_assumed_is_said_on_standard_error(tmp_path: Path, capsys: Output) -> None:
+def test_skipped_rows_and_assumptions_are_printed_to_standard_error(tmp_path: Path, capsys: Output) -> None:
     path = written(tmp_path, VIDUR + "2.0,5,0\n")
     assert main(["trace", "convert", path, "--to", "timed-trace", "-o", str(tmp_path / "out.jsonl")]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"{path}: 1 of 4 rows left out: no output tokens",
+        f"{path}: 1 of 4 rows skipped: no output tokens",
         f"{tmp_path}/out.jsonl: 3 requests",
-        f"{tmp_path}/out.jsonl: hash ids made up for 3 requests: without them vLLM would send empty prompts",
+        f"{tmp_path}/out.jsonl: hash ids generated for 3 requests: without them vLLM would send empty prompts",
         f"{tmp_path}/out.jsonl: replay with --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size 16",
     ]
 
@@ -70,7 +70,7 @@ def test_every_format_is_listed(capsys: Output) -> None:
     assert listed == set(FORMATS) | set(EXPORTS)
 
 
-def test_synth_makes_the_contests_workload(tmp_path: Path, capsys: Output) -> None:
+def test_synth_generates_the_contest_workload(tmp_path: Path, capsys: Output) -> None:
     path = str(tmp_path / "contest.csv")
     assert main(["trace", "synth", "-X", "150", "-T", "10", "--seed", "0", "-o", path]) == 0
     assert Path(path).read_text().splitlines()[:4][0] == "arrival_s,prompt_tokens,output_tokens"
@@ -82,23 +82,23 @@ def test_synth_takes_a_workload_from_a_file_and_from_settings(tmp_path: Path, ca
     scenario = "workload:\n" + "".join(f"  {line}\n" for line in section.splitlines()) + "seed: 4\n"
     expected = "arrival_s,prompt_tokens,output_tokens\n0.0,5,6\n0.5,5,6\n1.0,5,6\n"
     settings = ["requests=3", "arrivals.kind=constant", "arrivals.rate=2", "lengths.prompt=5", "lengths.output=6"]
-    for given in (
+    for options in (
         [written(tmp_path, section, "w.yaml")],
         [written(tmp_path, scenario, "s.yaml")],
         [part for setting in settings for part in ("--set", setting)],
     ):
-        assert main(["trace", "synth", *given]) == 0
+        assert main(["trace", "synth", *options]) == 0
         assert capsys.readouterr().out == expected
 
 
 def test_inspect_prints_a_table_or_json_and_draws(tmp_path: Path, capsys: Output) -> None:
     path = written(tmp_path, VIDUR)
-    assert main(["trace", "inspect", path, "--picture", str(tmp_path / "p.svg")]) == 0
+    assert main(["trace", "inspect", path, "--plot", str(tmp_path / "p.svg")]) == 0
     assert "rate                       1.6 requests/s" in capsys.readouterr().out
     assert "<svg" in (tmp_path / "p.svg").read_text()
     assert main(["trace", "inspect", path, "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert (figures["requests"], figures["rate"], figures["output"]["max"]) == (3, 1.6, 80.0)
+    metrics = json.loads(capsys.readouterr().out)
+    assert (metrics["requests"], metrics["rate"], metrics["output"]["max"]) == (3, 1.6, 80.0)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_inspect_prints_a_table_or_json_and_draws(tmp_path: Path, capsys: Output
             "tokenizer: expected a tokenizer.model or",
         ),
         (["synth"], "workload: expected one of requests and duration, got none"),
-        (["synth", "-T", "5"], "-T: expected with -X"),
+        (["synth", "-T", "5"], "-T: also needs -X"),
         (["synth", "-X", "0", "-T", "5"], "workload.contest.X: expected a number above 0, got 0.0"),
         (["synth", "-X", "2"], "workload.contest.T: expected a number above 0, got nothing"),
-        (["inspect", "TRACE", "--picture", "/nowhere/p.png"], "/nowhere/p.png: cannot be drawn:"),
-        (["inspect", "TRACE", "--picture", "p.xyz"], "p.xyz: cannot be drawn:"),
+        (["inspect", "TRACE", "--plot", "/nowhere/p.png"], "/nowhere/p.png: cannot be drawn:"),
+        (["inspect", "TRACE", "--plot", "p.xyz"], "p.xyz: cannot be drawn:"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(
+def test_wrong_usage_gives_one_line_and_exit_code_2(
     tmp_path: Path, capsys: Output, command: list[str], message: str
 ) -> None:
     path = written(tmp_path, VIDUR)

@@ -1,4 +1,4 @@
-"""Vidur's step costs and rule: the rows it computes come out of ours, restarts included."""
+"""Vidur's step costs and scheduler: our results match the rows that Vidur computes, with restarts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SMALL = VidurCost([0, 1, 1, 1, 1, 1, 1, 1, 2], [0] * 9, [[0, 0], [0, 8], [0, 16]
 
 
 def run(requests: list[Request], cost: VidurCost, blocks: int) -> float:
-    """Run requests under Vidur's rule and return when the last one ends."""
+    """Run requests with Vidur's policy and return the time when the last one ends."""
     policy = make_policy(preset("vidur")["policy"])
     return Loop(Server(policy, blocks, 16), Inbox(requests), SimulatedClock(cost)).run()
 
@@ -30,7 +30,7 @@ def run(requests: list[Request], cost: VidurCost, blocks: int) -> float:
 ROWS = [("rows_vllm", 7424, 0, 1212.99815), ("rows_vllm_tight1500", 1500, 3555, 1306.7637199085345)]
 
 
-def test_every_row_that_vidur_computes_is_reproduced(shared: Path) -> None:
+def test_every_row_of_vidur_is_reproduced(shared: Path) -> None:
     folder = shared / "data" / "bench" / "vidur-a800"
     cost = load_tables(folder / "tables.npz")
     for name, blocks, restarts, makespan in ROWS:
@@ -38,27 +38,27 @@ def test_every_row_that_vidur_computes_is_reproduced(shared: Path) -> None:
             rows = list(csv.DictReader(file))
         requests = [Request(row["id"], float(row["arrival"]), int(row["prompt"]), int(row["output"])) for row in rows]
         assert run(requests, cost, blocks) == pytest.approx(makespan, abs=1e-5)
-        assert sum(request.evictions for request in requests) == restarts
-        reproduced(requests, rows)
+        assert sum(request.preemptions for request in requests) == restarts
+        check_rows(requests, rows)
 
 
-def reproduced(requests: list[Request], rows: list[dict[str, str]]) -> None:
-    """Assert that every request went as Vidur computed it."""
+def check_rows(requests: list[Request], rows: list[dict[str, str]]) -> None:
+    """Assert that every request has Vidur's times and restarts."""
     for request, row in zip(requests, rows):
-        assert request.evictions == int(row["restarts"])
+        assert request.preemptions == int(row["restarts"])
         assert request.scheduled == pytest.approx(float(row["first_scheduled"]), rel=0, abs=1e-5)
         assert request.first_token == pytest.approx(float(row["first_token"]), rel=0, abs=1e-5)
         assert request.finish == pytest.approx(float(row["completed"]), rel=0, abs=1e-5)
 
 
-def test_a_step_takes_what_the_tables_say() -> None:
-    """Two prompts of 3 attend as one of 4.24 tokens: 2 + 4 s. A decode of both takes 2 + 16 s, of one 2 + 8 s."""
+def test_step_times_come_from_the_tables() -> None:
+    """Two prompts of 3 tokens cost like one of 4.24: 2 + 4 s. A decode of both takes 2 + 16 s, of one 2 + 8 s."""
     requests = [Request("a", 0.0, 3, 3), Request("b", 0.0, 3, 2)]
     assert run(requests, SMALL, 100) == 6 + 18 + 10
     assert [(r.scheduled, r.first_token, r.finish) for r in requests] == [(0.0, 6.0, 34.0), (0.0, 6.0, 24.0)]
 
 
-def test_imported_tables_are_a_profile_with_the_same_costs(tmp_path: Path) -> None:
+def test_an_imported_profile_has_the_same_costs(tmp_path: Path) -> None:
     tokens, rows = np.arange(4097.0), np.arange(129.0)
     tables = {
         "comp_ms_per_layer": 0.1 + tokens / 1000,
@@ -73,24 +73,24 @@ def test_imported_tables_are_a_profile_with_the_same_costs(tmp_path: Path) -> No
     shape = Shape(2, 300, 300, 100**2 + 200**2, 0)
     assert profile.cost.seconds(shape) == cost.seconds(shape) > 0
     assert profile.cost.decode(8, 8, 4000) == cost.decode(8, 8, 4000) > 0
-    assert profile.outside({"decode_rows": 128, "prefill_tokens": 4096}) == []
-    assert profile.outside({"decode_rows": 129}) == ["decode_rows 129 (measured 1 to 128)"]
-    with pytest.raises(BadInput, match="holds a profile already"):
+    assert profile.outside_range({"decode_rows": 128, "prefill_tokens": 4096}) == []
+    assert profile.outside_range({"decode_rows": 129}) == ["decode_rows 129 (measured 1 to 128)"]
+    with pytest.raises(BadInput, match="already holds a profile"):
         import_vidur(tmp_path / "tables.npz", tmp_path / "made-up")
 
 
 def test_tokens_and_context_are_rounded_up() -> None:
     assert SMALL.decode(1, 1, 0) == 2 + 8  # 1 token as 8, a context of 1 as 64
     assert SMALL.decode(2, 2, 2 * 63) == 2 + 16  # a mean of 64 with the token being computed
-    assert SMALL.decode(2, 2, 2 * 64) == 2 + 32  # 65 as 128, past the table: along its line
+    assert SMALL.decode(2, 2, 2 * 64) == 2 + 32  # 65 as 128, after the end of the table: extrapolated
 
 
-def test_prompts_of_a_step_attend_as_one_with_the_same_sum_of_squares() -> None:
+def test_prompts_of_a_step_cost_like_one_with_the_same_sum_of_squares() -> None:
     assert SMALL.seconds(Shape(2, 7, 7, 3**2 + 4**2, 0)) == 2 + 5
-    assert SMALL.seconds(Shape(1, 3, 3, 3**2, 3 * 10, 2, 2, 20)) == 2 + 9 + 16  # after 10 cached, beside two decodes
+    assert SMALL.seconds(Shape(1, 3, 3, 3**2, 3 * 10, 2, 2, 20)) == 2 + 9 + 16  # 10 cached tokens, two decodes
 
 
-def test_what_is_not_a_file_of_tables_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_a_file_without_tables_gives_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such file"):
         load_tables(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("hello")

@@ -1,4 +1,4 @@
-"""README and docs: every command in them runs and prints what they say, every link leads somewhere."""
+"""README and docs: every command runs and prints the output shown, every link has a target."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ..conftest import ROOT
 
 
 def tool(name: str) -> ModuleType:
-    """Load one of the tools, which are no part of the package."""
+    """Load a tool; tools are not part of the package."""
     sys.path.insert(0, str(ROOT / "tools"))
     try:
         spec = importlib.util.spec_from_file_location(name, ROOT / "tools" / f"{name}.py")
@@ -32,89 +32,89 @@ def tool(name: str) -> ModuleType:
     return module
 
 
-pages, reference = tool("pages"), tool("reference")
+pages, generate_tables = tool("run_doc_examples"), tool("generate_tables")
 PAGES = pages.pages()
 LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
 INLINE = re.compile(r"(?<!`)`((?:sim|python -m servesim) [^`\n]+)`(?!`)")
 
 
-def named(page: Path) -> str:
+def page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
 def prose(page: Path) -> str:
-    """Return a page without its blocks."""
+    """Return a page without its code blocks."""
     return str(pages.FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_command_of_a_page_runs_and_prints_what_it_says(page: Path, tmp_path: Path) -> None:
-    pages.prepare(tmp_path)
-    for block in pages.blocks(page.read_text(encoding="utf-8")):
-        for said, printed in pages.play(block, tmp_path):
-            assert said.printed == printed, f"{named(page)}:{block.line}: {said.command}"
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_command_of_a_page_prints_the_output_shown(page: Path, tmp_path: Path) -> None:
+    pages.link_examples(tmp_path)
+    for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
+        for command, printed in pages.run_block(block, tmp_path):
+            assert command.printed == printed, f"{page_name(page)}:{block.line}: {command.command}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_what_a_page_takes_from_the_program_is_what_the_program_says(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_generated_tables_of_a_page_are_up_to_date(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    assert reference.filled(text) == text, "python tools/reference.py writes it anew"
+    assert generate_tables.fill_tables(text) == text, "run python tools/generate_tables.py"
 
 
-def test_the_commands_are_those_of_the_parser() -> None:
-    written = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    assert written == reference.reference(), "python tools/reference.py writes it anew"
+def test_the_page_of_commands_is_up_to_date() -> None:
+    text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+    assert text == generate_tables.reference(), "run python tools/generate_tables.py"
 
 
 @pytest.mark.parametrize("name", ["my_policy.py", "my_sweep.yaml"])
-def test_an_example_that_is_shown_is_the_file(name: str) -> None:
+def test_an_example_in_the_docs_equals_its_file(name: str) -> None:
     file = (ROOT / "examples" / name).read_text(encoding="utf-8")
-    blocks = [block for page in PAGES for block in pages.blocks(page.read_text(encoding="utf-8"))]
+    blocks = [block for page in PAGES for block in pages.parse_blocks(page.read_text(encoding="utf-8"))]
     shown = [block.text for block in blocks if block.name == name]
     assert shown
     assert set(shown) == {file}
     assert sum(bool(line.strip()) for line in file.splitlines()) <= 20
 
 
-def test_the_readme_names_every_policy_that_was_not_proven() -> None:
+def test_the_readme_names_every_policy_that_is_not_validated() -> None:
     limits = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Limits")[2]
     for name, kind in POLICIES.items():
-        if kind().traits.validated_against.startswith("not proven"):
+        if kind().traits.validated_against.startswith("not validated"):
             assert f"`{name}`" in limits
 
 
-def test_what_is_not_run_is_at_least_known() -> None:
-    """Blocks of sh need hardware or long: their `sim` commands must be ones that the parser takes."""
-    seen = 0
+def test_commands_that_are_not_run_exist() -> None:
+    """Blocks of sh need hardware or a long time: the parser must accept their `sim` commands."""
+    checked = 0
     for page in PAGES:
-        for block in pages.blocks(page.read_text(encoding="utf-8")):
+        for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
             if block.language != "sh":
                 continue
             for line in block.text.replace("\\\n", " ").splitlines():
-                seen += known(line, f"{named(page)}:{block.line}")
-    assert seen
+                checked += check_command(line, f"{page_name(page)}:{block.line}")
+    assert checked
 
 
-def known(line: str, where: str) -> bool:
-    """Parse a command of ours; others must be of a kind that is expected here."""
+def check_command(line: str, where: str) -> bool:
+    """Check a command line: parse `sim`, look up make targets and scripts; return whether it holds a command."""
     words = shlex.split(line, comments=True)
     while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
         words.pop(0)
     if not words:
         return False
     if words[0] == "sim":
-        quiet(words[1:], where)
+        check_parses(words[1:], where)
     elif words[0] == "make":
         makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
         assert re.search(rf"^{words[1]}:", makefile, re.MULTILINE), f"{where}: no target {words[1]}"
     elif words[0] == "python" and words[1].endswith(".py"):
         assert (ROOT / words[1]).is_file() or words[1].startswith("examples/server"), f"{where}: no {words[1]}"
     else:
-        assert words[0] in OTHERS, f"{where}: {line}"
+        assert words[0] in OTHER_COMMANDS, f"{where}: {line}"
     return True
 
 
-OTHERS = (
+OTHER_COMMANDS = (
     ".",
     "pip",
     "python",
@@ -132,8 +132,8 @@ OTHERS = (
 )
 
 
-def quiet(words: list[str], where: str) -> None:
-    """Parse a command line; a complaint is a failure that says where."""
+def check_parses(words: list[str], where: str) -> None:
+    """Parse a `sim` command line; fail with its position if the parser rejects it."""
     words = words[: words.index(">")] if ">" in words else words
     words = [word for word in words if word != "&"]
     try:
@@ -143,15 +143,15 @@ def quiet(words: list[str], where: str) -> None:
             pytest.fail(f"{where}: sim {' '.join(words)}")
 
 
-def test_commands_named_in_passing_exist() -> None:
+def test_commands_in_the_text_exist() -> None:
     for page in PAGES:
         for text in INLINE.findall(prose(page)):
             words = [word for word in re.split(r"\s+", text)[1:] if word not in ("-m", "servesim")]
-            check_words(parser(), words, f"{named(page)}: `{text}`")
+            check_words(parser(), words, f"{page_name(page)}: `{text}`")
 
 
 def check_words(inner: argparse.ArgumentParser, words: list[str], where: str) -> None:
-    """Follow the words of a command through the parser, and know its options."""
+    """Check subcommands and options of a command against the parser."""
     actions: Any = next((a for a in inner._actions if isinstance(a, argparse._SubParsersAction)), None)
     if actions is not None and words and not words[0].startswith("-"):
         for choice in words[0].split("|"):
@@ -164,39 +164,39 @@ def check_words(inner: argparse.ArgumentParser, words: list[str], where: str) ->
             assert word in options, f"{where}: no option {word}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_every_link_leads_somewhere(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_every_link_has_a_target(page: Path) -> None:
     for groups in LINK.findall(prose(page)):
         target = groups[0] or groups[1]
         if target.startswith(("http://", "https://", "mailto:")):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
-        assert file.exists(), f"{named(page)}: {target}"
-        assert ROOT in file.parents, f"{named(page)}: {target} leads out of the project"
+        assert file.exists(), f"{page_name(page)}: {target}"
+        assert ROOT in file.parents, f"{page_name(page)}: {target} is outside the project"
         if anchor:
-            assert anchor in anchors(file), f"{named(page)}: {target}"
+            assert anchor in anchors(file), f"{page_name(page)}: {target}"
 
 
 def anchors(page: Path) -> set[str]:
-    """Return the anchors of a page's headings, as GitHub makes them."""
-    heads = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
-    plain = [re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head).lower()) for head in heads]
-    return {head.strip().replace(" ", "-") for head in plain}
+    """Return the anchors of a page's headings, in GitHub's form."""
+    headings = re.findall(r"^#+ (.+)$", prose(page), re.MULTILINE)
+    cleaned = [re.sub(r"[^\w\- ]", "", re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", head).lower()) for head in headings]
+    return {head.strip().replace(" ", "-") for head in cleaned}
 
 
-def test_every_page_is_reached_from_the_readme() -> None:
+def test_the_readme_links_every_page() -> None:
     linked = {groups[0].partition("#")[0] for groups in LINK.findall(prose(ROOT / "README.md"))}
     missing = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} - linked
     assert not missing
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_no_command_hides_outside_a_block(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_no_command_is_outside_a_code_block(page: Path) -> None:
     hidden = re.search(r"^(?: {4}|\t)+(?:\$ )?(?:sim|make|python|pip) .*$", prose(page), re.MULTILINE)
     assert hidden is None, hidden
 
 
-@pytest.mark.parametrize("page", PAGES, ids=named)
-def test_pages_speak_of_no_machine(page: Path) -> None:
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_pages_contain_no_local_paths(page: Path) -> None:
     assert not re.search(r"(?<![\w.])/(?:home|root|work|tmp|Users)/\w", page.read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""The notebooks: they run from start to end on small data, hold no output, and are what their Python files say."""
+"""The notebooks: they run on small data, hold no output, and match their Python files."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ..conftest import ROOT
 
 FOLDER = ROOT / "notebooks"
 NAMES = ("policy_curves", "calibration", "replay_verification")
-# What is set after the first cell of a notebook, so that it is done in seconds.
-SMALL = {
+# Code inserted after the first cell of a notebook, so that it runs in seconds.
+SMALL_PARAMETERS = {
     "policy_curves": """
         BASE["workload"] = {"contest": {"X": 5, "T": 20}}
         BASE["engine"]["num_blocks"] = 60
@@ -33,7 +33,7 @@ def read(name: str) -> Any:
     return json.loads((FOLDER / f"{name}.ipynb").read_text(encoding="utf-8"))
 
 
-def test_every_notebook_is_tried() -> None:
+def test_every_notebook_is_tested() -> None:
     assert {path.stem for path in FOLDER.glob("*.ipynb")} == set(NAMES) == {path.stem for path in FOLDER.glob("*.py")}
 
 
@@ -46,21 +46,21 @@ def test_a_notebook_holds_no_output(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_notebook_is_what_its_python_file_says(name: str) -> None:
+def test_a_notebook_matches_its_python_file(name: str) -> None:
     jupytext = pytest.importorskip("jupytext", reason="needs the extra `notebooks`")
     paired = jupytext.read(FOLDER / f"{name}.py")
-    mine = [(cell["cell_type"], "".join(cell["source"])) for cell in read(name)["cells"]]
-    assert mine == [(cell.cell_type, cell.source) for cell in paired.cells], "jupytext --sync notebooks/*.py"
+    cells = [(cell["cell_type"], "".join(cell["source"])) for cell in read(name)["cells"]]
+    assert cells == [(cell.cell_type, cell.source) for cell in paired.cells], "jupytext --sync notebooks/*.py"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_code_of_a_notebook_is_its_parameters(name: str) -> None:
+def test_the_first_code_cell_holds_the_parameters(name: str) -> None:
     first = next(cell for cell in read(name)["cells"] if cell["cell_type"] == "code")
     assert first["metadata"]["tags"] == ["parameters"]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_figure_has_labels_and_a_sentence(name: str) -> None:
+def test_every_chart_has_labels_and_a_sentence(name: str) -> None:
     for cell in read(name)["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code" and "plt.show()" in source:
@@ -75,15 +75,15 @@ def test_a_notebook_runs_from_start_to_end(name: str, tmp_path: Path, monkeypatc
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("PYTHONWARNINGS", os.environ.get("PYTHONWARNINGS", "ignore"))
     notebook = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
-    place = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
-    lines = [line.strip() for line in SMALL[name].splitlines()]
-    notebook.cells.insert(place + 1, nbformat.v4.new_code_cell("\n".join(lines)))
+    first_code = next(i for i, cell in enumerate(notebook.cells) if cell.cell_type == "code")
+    lines = [line.strip() for line in SMALL_PARAMETERS[name].splitlines()]
+    notebook.cells.insert(first_code + 1, nbformat.v4.new_code_cell("\n".join(lines)))
     client.NotebookClient(
         notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     ).execute()
-    pictures = [
+    charts = [
         output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})
     ]
-    assert len(pictures) >= 5
+    assert len(charts) >= 5
     if os.environ.get("SERVESIM_KEEP"):
         nbformat.write(notebook, Path(os.environ["SERVESIM_KEEP"]) / f"{name}.ipynb")

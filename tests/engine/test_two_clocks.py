@@ -1,4 +1,4 @@
-"""The same policy object under both clocks: simulated and live runs decide the same, at the same instants."""
+"""The same policy object simulated and live: both runs make the same decisions at the same times."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from servesim.calibrate.device.backend import MODELS
-from servesim.calibrate.device.fake import Fake
+from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.block_tables import BlockTables
 from servesim.calibrate.live.driver import replay
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import ORDERS, BadInput, Request, Stuck
-from servesim.core.request import ASKED
+from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.linear import LinearCost
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import VirtualClock
@@ -26,20 +26,20 @@ from servesim.engine.loop import Loop
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
 from servesim.runs.decision_log import DecisionLog
-from servesim.runs.simulate import build
+from servesim.runs.simulate import build_scenario_loop
 
-COST = LinearCost(base=0.5, prefill_token=0.125, decode_live=0.25, swap_block=0.25)  # ties with quarter arrivals
-KNOBS: dict[str, Any] = {  # values of fields, whichever policies have them, that make small runs eventful
+COST = LinearCost(base=0.5, prefill_token=0.125, decode_live=0.25, swap_block=0.25)  # steps may end at arrival times
+KNOBS: dict[str, Any] = {  # field values that cause many events in small runs; each policy uses its own fields
     "order": st.sampled_from(sorted(ORDERS)),
     "max_wait": st.sampled_from([None, 3.0, 10.0]),
     "decode_batch": st.integers(1, 5),
     "prefill_batch": st.integers(1, 3),
     "delay_factor": st.sampled_from([0.0, 0.5, 2.0]),
     "delay_variant": st.sampled_from(["none", "queue", "request", "contest"]),
-    "evicted": st.sampled_from(["front", "ranked", "swapped"]),
-    "serve_first": st.sampled_from(["swapped", "waiting", "older"]),
+    "preempted_to": st.sampled_from(["front", "ranked", "swapped"]),
+    "refill_from": st.sampled_from(["swapped", "waiting", "older"]),
     "victim": st.sampled_from(["shortest", "longest", "newest", "oldest", "fewest-blocks"]),
-    "open_above": st.integers(0, 2),
+    "admission_hysteresis": st.integers(0, 2),
     "strategy": st.sampled_from(["paged", "paged", "continuous", "static"]),
     "max_num_seqs": st.integers(1, 6),
     "max_num_batched_tokens": st.sampled_from([16, 24, 64]),
@@ -56,11 +56,12 @@ KNOBS: dict[str, Any] = {  # values of fields, whichever policies have them, tha
 
 @st.composite
 def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
-    """Draw a policy's knobs, a small engine and some requests, arrivals often at one instant."""
-    known = {field.name for field in fields(POLICIES[name])}
-    policy = {key: draw(value) for key, value in KNOBS.items() if key in known and draw(st.booleans())}
-    size = 1 if name == "lightllm" else 4
-    engine = {"num_blocks": draw(st.integers(8, 24)) * (4 if size == 1 else 1), "block_size": size, "host_blocks": 12}
+    """Draw settings of a policy, a small engine and requests, often with simultaneous arrivals."""
+    field_names = {field.name for field in fields(POLICIES[name])}
+    policy = {key: draw(value) for key, value in KNOBS.items() if key in field_names and draw(st.booleans())}
+    block_size = 1 if name == "lightllm" else 4
+    num_blocks = draw(st.integers(8, 24)) * (4 if block_size == 1 else 1)
+    engine = {"num_blocks": num_blocks, "block_size": block_size, "host_blocks": 12}
     if draw(st.booleans()):
         engine["max_model_len"] = 40
     lag, seconds = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([None, None, 0.25]))
@@ -78,10 +79,10 @@ def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
     return scenario, requests
 
 
-def simulated(scenario: Scenario, rows: list[list[Any]]) -> tuple[list[Any], list[Request], Any]:
-    requests = [Request(**dict(zip(ASKED, row))) for row in rows]
+def run_simulated(scenario: Scenario, rows: list[list[Any]]) -> tuple[list[Any], list[Request], Any]:
+    requests = [Request(**dict(zip(CLIENT_FIELDS, row))) for row in rows]
     file = io.StringIO()
-    loop = build(scenario, requests, SimulatedClock(COST), (DecisionLog(file),))
+    loop = build_scenario_loop(scenario, requests, SimulatedClock(COST), (DecisionLog(file),))
     stuck = None
     try:
         loop.run()
@@ -90,82 +91,84 @@ def simulated(scenario: Scenario, rows: list[list[Any]]) -> tuple[list[Any], lis
     return [json.loads(line) for line in file.getvalue().splitlines()], requests, stuck
 
 
-def lived(scenario: Scenario, rows: list[list[Any]]) -> dict[str, Any]:
-    backend = Fake({})
+def run_live(scenario: Scenario, rows: list[list[Any]]) -> dict[str, Any]:
+    backend = FakeBackend({})
     model, engine = MODELS["micro"], scenario.engine
     backend.load(model, 512, engine.block_size, engine.host_blocks)
     args = {"policy": scenario.policy, "engine": engine.model_dump(), "requests": rows, "vocab": model.vocab}
-    told: dict[str, Any] = json.loads(json.dumps(replay(backend, {**args, "context": 512}, clock=VirtualClock(COST))))
-    return told
+    live: dict[str, Any] = json.loads(json.dumps(replay(backend, {**args, "context": 512}, clock=VirtualClock(COST))))
+    return live
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_both_clocks_decide_the_same_at_the_same_instants(name: str) -> None:
+def test_both_clocks_give_the_same_decisions_at_the_same_times(name: str) -> None:
     @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
     @given(scenarios(name))
-    def compared(drawn: tuple[Scenario, list[list[Any]]]) -> None:
+    def check(drawn: tuple[Scenario, list[list[Any]]]) -> None:
         scenario, rows = drawn
         try:
-            told = lived(scenario, rows)
-        except BadInput as bad:  # a policy that counts no memory, on too small a device
-            if "counts no memory" not in str(bad):
-                with pytest.raises(BadInput, match=re.escape(str(bad))):
-                    simulated(scenario, rows)
+            live = run_live(scenario, rows)
+        except BadInput as error:  # a policy without a block pool, on a device that is too small
+            if "does not count blocks" not in str(error):
+                with pytest.raises(BadInput, match=re.escape(str(error))):
+                    run_simulated(scenario, rows)
             return
-        decisions, requests, stuck = simulated(scenario, rows)
-        assert told["decisions"] == decisions
-        assert told["stuck"] == stuck
-        times = [[r.written, r.first_token, r.seen, r.evictions, r.outcome] for r in requests]
-        assert [[row[0], row[4], row[7], row[12], row[13]] for row in told["requests"]] == times
+        decisions, requests, stuck = run_simulated(scenario, rows)
+        assert live["decisions"] == decisions
+        assert live["stuck"] == stuck
+        times = [[r.written, r.first_token, r.client_end, r.preemptions, r.outcome] for r in requests]
+        assert [[row[0], row[4], row[7], row[12], row[13]] for row in live["requests"]] == times
 
-    compared()
+    check()
 
 
-def test_a_finished_run_has_all_its_blocks_back() -> None:
+def test_a_finished_run_frees_all_its_blocks() -> None:
     rows = [[id, id / 4, 9, 8, 8, 0, None, [], None, 0.0, None] for id in range(12)]
     for name in sorted(POLICIES):
         scenario = scenario_from({"policy": {"name": name}, "engine": {"num_blocks": 100, "block_size": 4}})
-        told = lived(scenario, rows)
-        if not POLICIES[name]().traits.frees_blocks_late:  # those keep the last ones' blocks until the next plan
-            assert told["blocks_left"] == told["blocks"], name
+        live = run_live(scenario, rows)
+        if not POLICIES[name]().traits.frees_blocks_late:  # these keep the last blocks until the next plan
+            assert live["blocks_left"] == live["blocks"], name
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))
-def test_aborted_requests_leave_no_blocks_behind(name: str) -> None:
+def test_aborted_requests_free_all_their_blocks(name: str) -> None:
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
     @given(scenarios(name), st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8)), max_size=6))
-    def aborted(drawn: tuple[Scenario, list[list[Any]]], aborts: list[tuple[int, int]]) -> None:
+    def check(drawn: tuple[Scenario, list[list[Any]]], aborts: list[tuple[int, int]]) -> None:
         scenario, rows = drawn
-        requests = [Request(**dict(zip(ASKED, row))) for row in rows]
+        requests = [Request(**dict(zip(CLIENT_FIELDS, row))) for row in rows]
         try:
-            left, loop, tables = serve_with_aborts(scenario, requests, aborts)
+            remaining, loop, tables = serve_with_aborts(scenario, requests, aborts)
         except (BadInput, Stuck):
             return
-        assert left == []
-        held = sum(len(tables.tables.get(request, ())) for request in loop.server.finished)
-        assert len(tables.free) + held == tables.total
+        assert remaining == []
+        late_blocks = sum(len(tables.tables.get(request, ())) for request in loop.server.finished)
+        assert len(tables.free) + late_blocks == tables.total
 
-    aborted()
+    check()
 
 
 def serve_with_aborts(
     scenario: Scenario, requests: list[Request], aborts: list[tuple[int, int]]
 ) -> tuple[list[Request], Loop, BlockTables]:
-    """Run to the end, taking requests out before given calls; return those that are still there."""
-    engine = {**scenario.engine.model_dump(), "refuse": "always"}
+    """Run to the end and abort requests before the given model calls; return the requests that remain."""
+    engine = {**scenario.engine.model_dump(), "reject_oversized": "always"}
     server = build_server(scenario.make_policy(), engine)
     pool = server.pool
-    tables = BlockTables(pool.total if server.policy.paged else engine["num_blocks"] - 1, pool.size, pool.host_total)
+    tables = BlockTables(
+        pool.total if server.policy.uses_block_pool else engine["num_blocks"] - 1, pool.block_size, pool.host_total
+    )
     loop = build_loop(server, engine, requests, VirtualClock(LinearCost(base=1.0)), (tables,))
     for _ in range(3000):
         for call, id in aborts:
-            if call == loop.calls and id < len(requests) and requests[id].place in ("waiting", "running", "swapped"):
+            if call == loop.calls and id < len(requests) and requests[id].status in ("waiting", "running", "swapped"):
                 loop.abort(requests[id], loop.now, "gone")
                 server.check()
-        instant = loop.step()
-        if instant == math.inf:
+        wake_time = loop.step()
+        if wake_time == math.inf:
             break
-        if instant is not None:
-            loop.now = loop.clock.wait(instant)
+        if wake_time is not None:
+            loop.now = loop.clock.wait(wake_time)
         server.check()
-    return server.present(), loop, tables
+    return server.all_requests(), loop, tables

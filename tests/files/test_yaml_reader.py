@@ -1,4 +1,4 @@
-"""YAML as people mean it, in scenario files, settings and sweep axes alike."""
+"""The YAML reader, in scenario files, --set options and sweep parameters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
-from servesim.config.overrides import override, read_tree
+from servesim.config.overrides import override, read_scenario_file
 from servesim.config.registry import make_policy, presets
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
@@ -18,7 +18,7 @@ from servesim.study.experiment import read_experiment
 
 from ..conftest import ROOT
 
-MEANT: dict[str, Any] = {
+EXPECTED: dict[str, Any] = {
     "1e-5": 1e-5, "2E3": 2000.0, "-1e3": -1000.0, "1.e+2": 100.0, ".5": 0.5, "1.5": 1.5, "12e03": 12000.0,
     "64": 64, "-3": -3, "+4": 4, "1_000": 1000, "010": 10, "0x1F": 31, "0o17": 15,
     "true": True, "False": False, "null": None, "~": None, "": None,
@@ -27,34 +27,34 @@ MEANT: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("text", MEANT)
-def test_a_value_is_what_people_mean(text: str) -> None:
-    found = parse(text, "here")
-    assert found == MEANT[text]
-    assert type(found) is type(MEANT[text])
+@pytest.mark.parametrize("text", EXPECTED)
+def test_a_value_has_the_expected_type(text: str) -> None:
+    value = parse(text, "here")
+    assert value == EXPECTED[text]
+    assert type(value) is type(EXPECTED[text])
 
 
-def test_the_endless_are_read() -> None:
+def test_inf_and_nan_are_read() -> None:
     assert parse("[.inf, -.Inf]", "here") == [math.inf, -math.inf]
     assert math.isnan(parse(".nan", "here"))
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
-        ("policy: vllm\npolicy: orca\n", "line 2, column 1: 'policy' is given twice"),
+        ("policy: vllm\npolicy: orca\n", "line 2, column 1: 'policy' appears twice"),
         ("{decode_batch:64}", "line 1, column 2: expected `decode_batch: 64`, a space after the colon"),
         ("a:\n\tb: 1", "line 2, column 1: "),
         ("[1, 2", "line 1, column 6: "),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(text: str, told: str) -> None:
+def test_an_error_has_its_line_number(text: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
         parse(text, "mine.yaml")
-    assert str(caught.value).startswith(f"mine.yaml: not valid YAML: {told}")
+    assert str(caught.value).startswith(f"mine.yaml: not valid YAML: {message}")
 
 
-def test_a_key_merged_from_an_anchor_may_be_given_again() -> None:
+def test_a_key_merged_from_an_anchor_can_be_overridden() -> None:
     text = "a: &a {x: 1}\nb: &b {<<: *a, x: 2}\nc: {<<: *b, y: 3}\nd: {<<: *b}\n"
     assert parse(text, "here")["c"] == {"x": 2, "y": 3}
 
@@ -62,25 +62,26 @@ def test_a_key_merged_from_an_anchor_may_be_given_again() -> None:
 @pytest.mark.parametrize(
     "path", [*presets().values(), *sorted((ROOT / "examples").glob("*.yaml"))], ids=lambda p: p.stem
 )
-def test_our_own_files_mean_the_same_to_any_reader(path: Path) -> None:
+def test_our_files_read_the_same_with_plain_pyyaml(path: Path) -> None:
     assert read_yaml(path) == yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-def test_a_setting_and_a_file_read_alike(tmp_path: Path) -> None:
+def test_a_set_option_reads_like_a_file(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes(b"\xef\xbb\xbfpolicy: {delay_factor: 1e-5}\r\nengine: {num_blocks: 2E3}\r\n")
-    for tree in (read_tree(tmp_path / "a.yaml"), override({}, ["policy.delay_factor=1e-5", "engine.num_blocks=2E3"])):
+    settings = override({}, ["policy.delay_factor=1e-5", "engine.num_blocks=2E3"])
+    for tree in (read_scenario_file(tmp_path / "a.yaml"), settings):
         scenario = scenario_from(tree)
         assert scenario.policy["delay_factor"] == 1e-5
         assert scenario.engine.num_blocks == 2000
 
 
-def test_a_sweep_axis_reads_alike(tmp_path: Path) -> None:
+def test_a_sweep_parameter_reads_like_a_file(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(
         "base: {workload: {contest: {X: 5, T: 2}}}\n"
         "params: {policy.delay_factor: [1e-5, 2E0], engine.num_blocks: {range: [1e2, 2e2], count: 2}}\n"
     )
-    found = read_experiment(tmp_path / "s.yaml")
-    assert [found.tree(place)["policy"].get("delay_factor") for place in range(1, 5)] == [1e-5, 1e-5, 2.0, 2.0]
+    experiment = read_experiment(tmp_path / "s.yaml")
+    assert [experiment.tree(config)["policy"].get("delay_factor") for config in range(1, 5)] == [1e-5, 1e-5, 2.0, 2.0]
 
 
 def test_a_whole_number_may_be_written_with_an_exponent() -> None:
@@ -89,20 +90,20 @@ def test_a_whole_number_may_be_written_with_an_exponent() -> None:
         make_policy({"name": "llm-serving", "decode_batch": 1.5})
 
 
-@pytest.mark.parametrize(("word", "meant"), [("on", True), ("yes", True), ("off", False), ("no", False)])
-def test_a_switch_takes_the_words_for_switches(word: str, meant: bool) -> None:
-    tree = override({}, [f"policy.mend_delay={word}", f"engine.front_end.end_lag={word}"])
+@pytest.mark.parametrize(("word", "expected"), [("on", True), ("yes", True), ("off", False), ("no", False)])
+def test_a_boolean_accepts_on_off_yes_no(word: str, expected: bool) -> None:
+    tree = override({}, [f"policy.fix_delay_bugs={word}", f"engine.front_end.end_lag={word}"])
     scenario = scenario_from(tree)
-    assert scenario.engine.front_end.end_lag is meant
-    assert scenario.make_policy().mend_delay is meant  # type: ignore[attr-defined]
+    assert scenario.engine.front_end.end_lag is expected
+    assert scenario.make_policy().fix_delay_bugs is expected  # type: ignore[attr-defined]
 
 
-def test_a_choice_that_is_no_is_named_as_it_was_written(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_quotes_the_word_no_as_written(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "-X", "5", "-T", "2", "--set", "policy.victim=no"]) == 2
     assert capsys.readouterr().err.endswith("got 'no'\n")
 
 
-def test_text_of_another_encoding_is_one_clear_line(tmp_path: Path) -> None:
+def test_another_encoding_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes("name: Müller\n".encode("latin-1"))
     with pytest.raises(BadInput, match=r"expected text in UTF-8, got byte 0xfc at 7$"):
         read_yaml(tmp_path / "a.yaml")

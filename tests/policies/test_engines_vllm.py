@@ -1,4 +1,4 @@
-"""vLLM's schedulers: every recording reproduced decision by decision, and the cross-checks between versions."""
+"""vLLM's schedulers: every recorded decision is reproduced, and versions are compared with each other."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import pytest
 from servesim.config.registry import make_policy, preset
 from servesim.core import Policy
 
-from .recordings import ENGINES, compare, load, names, play
+from .recordings import ENGINES, compare, load, play, recording_names
 
 RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl"}
 ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
 
 
 def vllm(name: str, knobs: dict[str, Any], **more: Any) -> Policy:
-    """Return a preset with a recording's knobs."""
+    """Return a preset with the settings of a recording."""
     fields = {RENAMED.get(key, key): value for key, value in knobs.items() if key not in ENGINE_KNOBS}
     return make_policy({**preset(name)["policy"], **fields, **more})
 
@@ -32,26 +32,26 @@ ENGINES["vllm-v0-scheduler-only"] = lambda meta: v0(meta["version"], meta["knobs
 ENGINES["vllm-v1-scheduler-only"] = lambda meta: v1(meta["knobs"])
 
 
-@pytest.mark.parametrize("name", names("vllm-v0"))
+@pytest.mark.parametrize("name", recording_names("vllm-v0"))
 def test_every_decision_of_v0_is_reproduced(name: str) -> None:
     recording = load(name)
     played = play(recording)
     compare(recording, played, unlisted_victims=recording.knobs.get("policy") == "priority")
 
 
-@pytest.mark.parametrize("name", names("vllm-v1"))
+@pytest.mark.parametrize("name", recording_names("vllm-v1"))
 def test_every_decision_of_v1_is_reproduced(name: str) -> None:
     recording = load(name)
     compare(recording, play(recording))
 
 
-# -- schedulers.md §13: versions and knobs against each other, on the tables of the recordings ----------------------
+# -- Versions and settings compared with each other, on the requests of the recordings --------------------------------
 
 
 def run(name: str, policy: Policy, **memory: Any) -> tuple[int, int, float]:
-    """Return busy steps, preemptions and end of a recording's requests under another policy."""
+    """Run the requests of a recording with another policy; return busy steps, preemptions and finish time."""
     played = play(load(name), policy, **memory)
-    return len(played.busy), played.evictions, played.end
+    return len(played.busy_steps), played.preemptions, played.finish_time
 
 
 V0 = ("0.3.3", "0.4.0", "0.4.2", "0.5.0", "0.8.5")
@@ -64,12 +64,12 @@ NO_PRESSURE, KV_PRESSURE, CHUNKED, SWAP = (
 
 
 @pytest.mark.parametrize("version", V0)
-def test_all_versions_of_v0_agree_without_a_delay_or_a_swap(version: str) -> None:
+def test_all_versions_of_v0_agree_without_delay_and_swap(version: str) -> None:
     assert run(NO_PRESSURE, v0(version, load(NO_PRESSURE).knobs)) == (163, 0, 1_459_086)
     assert run(KV_PRESSURE, v0(version, load(KV_PRESSURE).knobs)) == (688, 107, 5_326_047)
 
 
-def test_v1_needs_fewer_steps_and_a_watermark_spares_it_preemptions() -> None:
+def test_v1_needs_fewer_steps_and_a_watermark_avoids_preemptions() -> None:
     assert run(NO_PRESSURE, v1(load(NO_PRESSURE).knobs)) == (144, 0, 1_364_086)
     assert run(KV_PRESSURE, v1(load(KV_PRESSURE).knobs)) == (582, 33, 4_212_247)
     assert run(KV_PRESSURE, v1(load(KV_PRESSURE).knobs, watermark=0.05))[1:] == (15, 4_098_947)
@@ -92,7 +92,7 @@ def test_chunked_prefill_without_pressure_is_the_same_in_all_versions_and_in_v1(
         ("0.8.5", {"preemption_mode": "recompute"}, 120, 5_493_561),
     ],
 )
-def test_more_swaps_come_from_the_later_block_manager_and_not_from_the_order(
+def test_the_newer_block_manager_causes_more_swaps_the_order_does_not(
     version: str, knobs: dict[str, Any], preemptions: int, end: float
 ) -> None:
     assert run(SWAP, v0(version, {**load(SWAP).knobs, **knobs}))[1:] == (preemptions, end)
@@ -110,38 +110,38 @@ def test_more_swaps_come_from_the_later_block_manager_and_not_from_the_order(
         ("0.4.2", 2.0, 18, 407_751),
     ],
 )
-def test_the_delay_factor_helps_only_where_the_whole_queue_waits(
+def test_the_delay_factor_helps_only_if_it_holds_the_whole_queue(
     version: str, factor: float, batches: int, mean: int
 ) -> None:
     recording = load("delay_half__v0.4.0")
     played = play(recording, v0(version, {**recording.knobs, "delay_factor": factor}))
-    assert sum(row["sched"][0][2] == "P" for row in played.busy) == batches
-    spent = [request.finish - request.arrival for request in played.requests.values() if request.finish is not None]
-    assert round(sum(spent) / 80) == mean
+    assert sum(row["sched"][0][2] == "P" for row in played.busy_steps) == batches
+    latencies = [request.finish - request.arrival for request in played.requests.values() if request.finish is not None]
+    assert round(sum(latencies) / 80) == mean
 
 
 @pytest.mark.parametrize(
     ("version", "factor", "steps"),
     [("0.4.2", 0.0, 234), ("0.4.2", 2.0, 236), ("0.4.2", 50.0, 320), ("0.8.5", 2.0, 234), ("0.8.5", 50.0, 234)],
 )
-def test_the_delay_factor_does_nothing_in_later_chunked_prefill(version: str, factor: float, steps: int) -> None:
+def test_the_delay_factor_has_no_effect_in_newer_chunked_prefill(version: str, factor: float, steps: int) -> None:
     assert run(CHUNKED, v0(version, {**load(CHUNKED).knobs, "delay_factor": factor}))[0] == steps
 
 
-def test_reserving_whole_prompts_spares_v1_preemptions() -> None:
+def test_reserving_whole_prompts_avoids_preemptions_in_v1() -> None:
     name = "chunked_kv_pressure__v1-0.32.0"
     knobs = load(name).knobs
     assert run(name, v1(knobs))[1] == 19
     assert run(name, v1(knobs, scheduler_reserve_full_isl=False))[1] == 112
 
 
-@pytest.mark.parametrize("name", names("vllm"))
-def test_leaps_change_nothing(name: str) -> None:
+@pytest.mark.parametrize("name", recording_names("vllm"))
+def test_fast_forward_gives_the_same_result(name: str) -> None:
     recording = load(name)
-    single, leapt = play(recording), play(recording, leaps=True)
-    assert leapt.end == single.end
+    single, fast = play(recording), play(recording, fast_forward=True)
+    assert fast.finish_time == single.finish_time
     for id, request in single.requests.items():
-        other = leapt.requests[id]
-        assert (other.first_token, other.finish, other.evictions) == (
-            request.first_token, request.finish, request.evictions,
+        other = fast.requests[id]
+        assert (other.first_token, other.finish, other.preemptions) == (
+            request.first_token, request.finish, request.preemptions,
         )  # fmt: skip

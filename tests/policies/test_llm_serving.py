@@ -1,4 +1,4 @@
-"""llm-serving: every recorded decision of the real scheduler, and the knobs its users turned."""
+"""llm-serving: every recorded decision of the real scheduler, and the settings that its users changed."""
 
 from __future__ import annotations
 
@@ -25,35 +25,35 @@ VECTORS = RECORDINGS / "llm-serving" / "vectors.jsonl.gz"
 
 
 def play(
-    asked: list[dict[str, Any]],
+    specs: list[dict[str, Any]],
     policy: LLMServing,
     cost: dict[str, float],
     blocks: int = 64,
-    size: int = 16,
+    block_size: int = 16,
     **limits: Any,
 ) -> tuple[list[Request], list[dict[str, Any]], str | None]:
-    """Run a recording's requests; return them, the decision log, and the livelock if there was one."""
+    """Run the requests of a recording; return them, the decision log, and the error of a livelock."""
     requests = [
         Request(
             q["id"], q["arrival"], q["prompt_len"], min(q.get("eos_at") or 10**9, q["max_new_tokens"]),
-            limit=q["max_new_tokens"], fails=q.get("fail_at"),
+            limit=q["max_new_tokens"], fails_at_token=q.get("fail_at"),
         )
-        for q in asked
+        for q in specs
     ]  # fmt: skip
-    server = Server(policy, blocks, size, **limits)
+    server = Server(policy, blocks, block_size, **limits)
     file = io.StringIO()
     clock = SimulatedClock(LinearCost(prefill=cost["prefill"], decode_step=cost["decode"]))
     loop = Loop(server, Inbox(requests), clock, (DecisionLog(file),), check=True)
     stuck = None
     try:
         loop.run()
-    except Stuck as found:
-        stuck = str(found)
-    turns = [json.loads(line) for line in file.getvalue().splitlines()]
-    return requests, [t for t in turns if t["kind"] != "idle" or t["evicted"] or t["admitted"]], stuck
+    except Stuck as error:
+        stuck = str(error)
+    steps = [json.loads(line) for line in file.getvalue().splitlines()]
+    return requests, [step for step in steps if step["kind"] != "idle" or step["evicted"] or step["admitted"]], stuck
 
 
-def policy_of(config: dict[str, Any]) -> LLMServing:
+def make_policy(config: dict[str, Any]) -> LLMServing:
     if config.get("page_attention", True):
         static = config.get("strategy") == "static"
         return LLMServing(decode_batch=config["decode_batch"][0], strategy="static-paged" if static else "paged")
@@ -64,39 +64,39 @@ def policy_of(config: dict[str, Any]) -> LLMServing:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda path: path.stem)
 def test_a_named_case_is_reproduced_step_by_step(case: Path) -> None:
-    reproduces(json.loads(case.read_text()))
+    check_reproduced(json.loads(case.read_text()))
 
 
-def reproduces(recorded: dict[str, Any]) -> None:
-    """Decide all of a recording again, and find the same in every step."""
+def check_reproduced(recorded: dict[str, Any]) -> None:
+    """Play a recording and assert that every step is equal."""
     config = recorded["config"]
     paged = config.get("page_attention", True)
-    requests, turns, stuck = play(
-        recorded["requests"], policy_of(config), recorded["cost"], config.get("num_blocks", 64),
+    requests, steps, stuck = play(
+        recorded["requests"], make_policy(config), recorded["cost"], config.get("num_blocks", 64),
         config.get("block_size", 16), max_model_len=(config.get("seq_length") or [4096])[-1],
         max_generate_length=config.get("max_generate_length"),
     )  # fmt: skip
-    steps = [s for s in recorded["steps"] if s["kind"] != "idle" or s["swapped_out"] or s["inserted"]]
-    assert len(turns) == len(steps)
-    for ours, theirs in zip(turns, steps, strict=True):
-        assert (ours["t"], ours["t_end"], ours["kind"]) == (theirs["t"], theirs["t_end"], theirs["kind"])
-        assert ours["arrived"] == theirs["admitted"] or ours["kind"] == "idle"
-        assert ours["waiting"] == theirs["waiting"]
-        evicted = [(id, slot) for (id, _), slot in zip(ours["evicted"], ours["evicted_slots"], strict=True)]
-        assert evicted == [(gone["id"], gone["slot"]) for gone in theirs["swapped_out"]]
+    expected_steps = [s for s in recorded["steps"] if s["kind"] != "idle" or s["swapped_out"] or s["inserted"]]
+    assert len(steps) == len(expected_steps)
+    for actual, expected in zip(steps, expected_steps, strict=True):
+        assert (actual["t"], actual["t_end"], actual["kind"]) == (expected["t"], expected["t_end"], expected["kind"])
+        assert actual["arrived"] == expected["admitted"] or actual["kind"] == "idle"
+        assert actual["waiting"] == expected["waiting"]
+        preempted = [(id, slot) for (id, _), slot in zip(actual["evicted"], actual["evicted_slots"], strict=True)]
+        assert preempted == [(victim["id"], victim["slot"]) for victim in expected["swapped_out"]]
         if paged:
-            assert ours["free_after"] == theirs["free_blocks"]
-            admitted = list(zip(ours["admitted"], ours["admitted_slots"], strict=True))
-            assert admitted == [(new["id"], new["slot"]) for new in theirs["inserted"]]
+            assert actual["free_after"] == expected["free_blocks"]
+            admitted = list(zip(actual["admitted"], actual["admitted_slots"], strict=True))
+            assert admitted == [(new["id"], new["slot"]) for new in expected["inserted"]]
         else:
-            assert ours["free"] is ours["free_after"] is None  # no memory is counted
-        if theirs["kind"] == "prefill":
-            rows = [row["id"] for row in theirs["prefill"]]
-            assert ours["prompts"] == list(dict.fromkeys(rows))[: len(ours["prompts"])]
-            assert len(ours["prompts"]) + ours.get("padding", 0) == len(rows)
-        if theirs["kind"] == "decode":
-            slots = dict(zip(ours["running"], ours["slots"], strict=True))
-            assert [slots[id] for id, _ in ours["chunks"]] == theirs["valid"]
+            assert actual["free"] is actual["free_after"] is None  # no block pool
+        if expected["kind"] == "prefill":
+            rows = [row["id"] for row in expected["prefill"]]
+            assert actual["prompts"] == list(dict.fromkeys(rows))[: len(actual["prompts"])]
+            assert len(actual["prompts"]) + actual.get("padding", 0) == len(rows)
+        if expected["kind"] == "decode":
+            slots = dict(zip(actual["running"], actual["slots"], strict=True))
+            assert [slots[id] for id, _ in actual["chunks"]] == expected["valid"]
     assert {r.id: r.finish for r in requests if r.outcome in ("finished", "failed", "refused")} == recorded[
         "finished_at"
     ]
@@ -111,144 +111,152 @@ def vectors() -> list[dict[str, Any]]:
 @pytest.mark.parametrize("recorded", vectors(), ids=lambda recorded: str(recorded["seed"]))
 def test_a_random_recording_is_reproduced_step_by_step(recorded: dict[str, Any]) -> None:
     policy = LLMServing(decode_batch=recorded["decode_batch_size"])
-    requests, turns, stuck = play(
+    requests, steps, stuck = play(
         recorded["requests"], policy, recorded["cost"], recorded["num_blocks"], recorded["block_size"],
         max_model_len=recorded["seq_length"],
     )  # fmt: skip
-    steps = [s for s in recorded["steps"] if s["kind"] != "idle" or s["swapped"] or s["inserted"]]
-    assert len(turns) == len(steps)
-    for ours, theirs in zip(turns, steps, strict=True):
-        assert ours["t"] == pytest.approx(theirs["t"], rel=1e-12)
-        assert (ours["kind"], ours["free_after"], ours["waiting"]) == (
-            theirs["kind"],
-            theirs["free"],
-            theirs["waiting"],
+    expected_steps = [s for s in recorded["steps"] if s["kind"] != "idle" or s["swapped"] or s["inserted"]]
+    assert len(steps) == len(expected_steps)
+    for actual, expected in zip(steps, expected_steps, strict=True):
+        assert actual["t"] == pytest.approx(expected["t"], rel=1e-12)
+        assert (actual["kind"], actual["free_after"], actual["waiting"]) == (
+            expected["kind"],
+            expected["free"],
+            expected["waiting"],
         )
-        evicted = [[id, slot] for (id, _), slot in zip(ours["evicted"], ours["evicted_slots"], strict=True)]
-        assert evicted == theirs["swapped"]
-        assert [list(new) for new in zip(ours["admitted"], ours["admitted_slots"], strict=True)] == theirs["inserted"]
-        if theirs["kind"] == "prefill":
-            assert ours["prompts"] == [theirs["what"]]
-        if theirs["kind"] == "decode":
-            slots = dict(zip(ours["running"], ours["slots"], strict=True))
-            assert [slots[id] for id, _ in ours["chunks"]] == theirs["what"]
+        preempted = [[id, slot] for (id, _), slot in zip(actual["evicted"], actual["evicted_slots"], strict=True)]
+        assert preempted == expected["swapped"]
+        assert [list(new) for new in zip(actual["admitted"], actual["admitted_slots"], strict=True)] == expected[
+            "inserted"
+        ]
+        if expected["kind"] == "prefill":
+            assert actual["prompts"] == [expected["what"]]
+        if expected["kind"] == "decode":
+            slots = dict(zip(actual["running"], actual["slots"], strict=True))
+            assert [slots[id] for id, _ in actual["chunks"]] == expected["what"]
     assert (stuck is not None) == (recorded["error"] is not None)
-    told = {r.id: r.finish for r in requests if r.outcome in ("finished", "refused")}
-    assert told == pytest.approx(recorded["finished_at"], rel=1e-12)
+    finished = {r.id: r.finish for r in requests if r.outcome in ("finished", "refused")}
+    assert finished == pytest.approx(recorded["finished_at"], rel=1e-12)
 
 
 ONE_EACH = {"prefill": 1.0, "decode": 1.0}
 
 
-def ask(id: str, arrival: float, prompt: int = 4, output: int = 3) -> dict[str, Any]:
+def spec(id: str, arrival: float, prompt: int = 4, output: int = 3) -> dict[str, Any]:
     return {"id": id, "arrival": arrival, "prompt_len": prompt, "max_new_tokens": output}
 
 
-def log_of(asked: list[dict[str, Any]], blocks: int = 64, size: int = 16, **fields: Any) -> list[tuple[Any, ...]]:
-    turns = play(asked, LLMServing(**fields), ONE_EACH, blocks, size)[1]
-    return [(t["t"], t["kind"], "".join(str(id) for id, _ in t["chunks"])) for t in turns]
+def run_steps(
+    specs: list[dict[str, Any]], blocks: int = 64, block_size: int = 16, **fields: Any
+) -> list[tuple[Any, ...]]:
+    steps = play(specs, LLMServing(**fields), ONE_EACH, blocks, block_size)[1]
+    return [(step["t"], step["kind"], "".join(str(id) for id, _ in step["chunks"])) for step in steps]
 
 
-def test_several_prompts_run_in_one_prefill_when_the_batch_allows() -> None:
-    asked = [ask("a", 0), ask("b", 0), ask("c", 0)]
-    assert log_of(asked, decode_batch=3, prefill_batch=2)[:3] == [
+def test_one_prefill_runs_up_to_prefill_batch_prompts() -> None:
+    specs = [spec("a", 0), spec("b", 0), spec("c", 0)]
+    assert run_steps(specs, decode_batch=3, prefill_batch=2)[:3] == [
         (0.0, "prefill", "ab"), (1.0, "prefill", "c"), (2.0, "decode", "abc"),
     ]  # fmt: skip
 
 
-def test_the_delay_factor_holds_back_a_request_until_it_is_old_enough() -> None:
-    """a prefills 0-1, so latency 1; b arrives at 1.5 and with factor 2 must wait for more than 2 s: from 3.5 on."""
-    asked = [ask("a", 0, output=8), ask("b", 1.5, output=1)]
+def test_the_delay_factor_delays_admission_until_a_request_is_old_enough() -> None:
+    """The prefill of a takes 1 s. b arrives at 1.5 s; with factor 2 it must wait more than 2 s, until after 3.5 s."""
+    specs = [spec("a", 0, output=8), spec("b", 1.5, output=1)]
     starts = {}
     for variant in ("queue", "request"):
-        turns = log_of(asked, decode_batch=2, delay_factor=2.0, delay_variant=variant)
-        starts[variant] = [turn for turn in turns if "b" in turn[2]]
+        steps = run_steps(specs, decode_batch=2, delay_factor=2.0, delay_variant=variant)
+        starts[variant] = [step for step in steps if "b" in step[2]]
     assert starts["queue"][0] == (4.0, "prefill", "b")
     assert starts["request"][0] == (4.0, "prefill", "b")
 
 
-def test_whole_queue_and_per_request_gates_differ_on_the_second_in_line() -> None:
-    """b (1.5) is old enough at 4, c (3.5) is not; the whole-queue gate lets both in."""
-    asked = [ask("a", 0, output=9), ask("b", 1.5, output=1), ask("c", 3.5, output=1)]
-    both = log_of(asked, decode_batch=3, delay_factor=2.0, delay_variant="queue", prefill_batch=2)
-    single = log_of(asked, decode_batch=3, delay_factor=2.0, delay_variant="request", prefill_batch=2)
-    assert (4.0, "prefill", "bc") in both
-    assert (4.0, "prefill", "b") in single
+def test_delay_per_queue_and_per_request_differ_for_the_second_request() -> None:
+    """At 4 s, b (arrived at 1.5 s) is old enough, c (3.5 s) is not; the delay per queue admits both."""
+    specs = [spec("a", 0, output=9), spec("b", 1.5, output=1), spec("c", 3.5, output=1)]
+    whole_queue = run_steps(specs, decode_batch=3, delay_factor=2.0, delay_variant="queue", prefill_batch=2)
+    per_request = run_steps(specs, decode_batch=3, delay_factor=2.0, delay_variant="request", prefill_batch=2)
+    assert (4.0, "prefill", "bc") in whole_queue
+    assert (4.0, "prefill", "b") in per_request
 
 
-def test_the_contest_gate_makes_a_lone_request_wait_after_a_lull() -> None:
-    """Its clock is the last admission: after 34 s of lull, factor 0.5 waits 17 s with every slot free."""
-    asked = [ask("a", 0, output=1), ask("b", 34, output=1)]
-    turns = log_of(asked, decode_batch=2, delay_factor=0.5, delay_variant="contest")
-    assert turns[1][1:] == ("prefill", "b")
-    assert turns[1][0] == pytest.approx(51.0)
-    mended = log_of(asked, decode_batch=2, delay_factor=0.5, delay_variant="contest", mend_delay=True)
-    assert mended[1] == (34.0, "prefill", "b")
+def test_the_contest_delay_makes_a_single_request_wait_after_an_idle_time() -> None:
+    """It counts from the last admission: after 34 s idle, factor 0.5 waits 17 s although every slot is free."""
+    specs = [spec("a", 0, output=1), spec("b", 34, output=1)]
+    steps = run_steps(specs, decode_batch=2, delay_factor=0.5, delay_variant="contest")
+    assert steps[1][1:] == ("prefill", "b")
+    assert steps[1][0] == pytest.approx(51.0)
+    fixed = run_steps(specs, decode_batch=2, delay_factor=0.5, delay_variant="contest", fix_delay_bugs=True)
+    assert fixed[1] == (34.0, "prefill", "b")
 
 
-def test_the_contest_gate_as_reported_dies_on_an_empty_queue() -> None:
+def test_the_contest_delay_as_reported_crashes_on_an_empty_queue() -> None:
     fields = {"decode_batch": 2, "delay_factor": 0.5, "delay_variant": "contest-as-reported"}
-    stuck = play([ask("a", 0)], LLMServing(**fields), ONE_EACH)[2]
+    stuck = play([spec("a", 0)], LLMServing(**fields), ONE_EACH)[2]
     assert stuck is not None
     assert "empty waiting queue" in stuck
-    assert play([ask("a", 0)], LLMServing(**fields, mend_delay=True), ONE_EACH)[2] is None
+    assert play([spec("a", 0)], LLMServing(**fields, fix_delay_bugs=True), ONE_EACH)[2] is None
 
 
-def test_evicted_requests_of_a_swapped_queue_return_before_or_after_those_waiting() -> None:
-    asked = [ask("a", 0, 4, 9), ask("b", 0, 3, 9), ask("c", 1, 3, 2)]
+def test_serve_first_selects_the_swapped_or_the_waiting_queue() -> None:
+    specs = [spec("a", 0, 4, 9), spec("b", 0, 3, 9), spec("c", 1, 3, 2)]
     first = {}
-    for serve_first in ("swapped", "waiting"):
-        turns = log_of(asked, blocks=6, size=2, decode_batch=2, evicted="swapped", serve_first=serve_first)
-        prompts = [who for _, kind, who in turns if kind == "prefill"]
+    for refill_from in ("swapped", "waiting"):
+        steps = run_steps(
+            specs, blocks=6, block_size=2, decode_batch=2, preempted_to="swapped", refill_from=refill_from
+        )
+        prompts = [ids for _, kind, ids in steps if kind == "prefill"]
         assert prompts[:2] == ["a", "b"]
-        first[serve_first] = prompts[2]
+        first[refill_from] = prompts[2]
     assert first == {"swapped": "b", "waiting": "c"}
 
 
 @pytest.mark.parametrize(
-    ("victim", "gone"),
+    ("victim", "victim_id"),
     [("shortest", "b"), ("longest", "c"), ("newest", "c"), ("oldest", "a"), ("fewest-blocks", "b")],
 )
-def test_the_victim_is_chosen_by_the_rule(victim: str, gone: str) -> None:
-    asked = [ask("a", 0, 5, 20), ask("b", 0.1, 3, 20), ask("c", 0.2, 7, 20)]
-    turns = play(asked, LLMServing(decode_batch=3, victim=victim), ONE_EACH, 11, 2)[1]
-    evicted = [turn["evicted"][0][0] for turn in turns if turn["evicted"]]
-    assert evicted[0] == gone
+def test_the_victim_rule_selects_the_victim(victim: str, victim_id: str) -> None:
+    specs = [spec("a", 0, 5, 20), spec("b", 0.1, 3, 20), spec("c", 0.2, 7, 20)]
+    steps = play(specs, LLMServing(decode_batch=3, victim=victim), ONE_EACH, 11, 2)[1]
+    preempted = [step["evicted"][0][0] for step in steps if step["evicted"]]
+    assert preempted[0] == victim_id
 
 
-def test_hysteresis_admits_only_once_enough_slots_are_free() -> None:
-    """Four slots, opened above 1: when one is free nobody enters, when two are free both are filled."""
-    asked = [ask(id, 0, 4, output) for id, output in zip("abcdef", (2, 4, 9, 9, 3, 3), strict=True)]
-    turns = log_of(asked, decode_batch=4, prefill_batch=4, open_above=1)
-    assert [t for t in turns if t[1] == "prefill"] == [(0.0, "prefill", "abcd"), (4.0, "prefill", "ef")]
-    eager = log_of(asked, decode_batch=4, prefill_batch=4)
-    assert [t for t in eager if t[1] == "prefill"][1] == (2.0, "prefill", "e")
+def test_hysteresis_admits_only_if_enough_slots_are_free() -> None:
+    """Four slots, admission_hysteresis 1: one free slot admits no request, two free slots are both filled."""
+    specs = [spec(id, 0, 4, output) for id, output in zip("abcdef", (2, 4, 9, 9, 3, 3), strict=True)]
+    steps = run_steps(specs, decode_batch=4, prefill_batch=4, admission_hysteresis=1)
+    assert [step for step in steps if step[1] == "prefill"] == [(0.0, "prefill", "abcd"), (4.0, "prefill", "ef")]
+    without_hysteresis = run_steps(specs, decode_batch=4, prefill_batch=4)
+    assert [step for step in without_hysteresis if step[1] == "prefill"][1] == (2.0, "prefill", "e")
 
 
 @pytest.mark.parametrize("strategy", ["continuous", "static"])
-def test_without_paging_too_nobody_out_of_range_is_run_and_its_copies_leave_with_it(strategy: str) -> None:
-    """a and b may reach 20 tokens: both leave at once, only a is told; the third row is a copy of b."""
-    asked = [ask("a", 0, 18, 2), ask("b", 0, 10, 10), ask("c", 0.5, 10, 9)]
+def test_without_paging_out_of_range_requests_and_their_copies_are_rejected(strategy: str) -> None:
+    """a and b may reach 20 tokens: both are removed at once, only a gets a response; the third row is a copy of b."""
+    specs = [spec("a", 0, 18, 2), spec("b", 0, 10, 10), spec("c", 0.5, 10, 9)]
     policy = LLMServing(decode_batch=3, prefill_batch=3, strategy=strategy)
-    requests, turns, _ = play(asked, policy, ONE_EACH, max_model_len=20, max_generate_length=12)
-    assert [(t["t"], t["kind"], t["prompts"], t.get("padding", 0)) for t in turns[:2]] == [
+    requests, steps, _ = play(specs, policy, ONE_EACH, max_model_len=20, max_generate_length=12)
+    assert [(step["t"], step["kind"], step["prompts"], step.get("padding", 0)) for step in steps[:2]] == [
         (0.0, "reject", [], 0), (0.5, "prefill", ["c"], 2),
     ]  # fmt: skip
     assert [(r.outcome, r.finish, r.written) for r in requests] == [
-        ("refused", 0.0, 0), ("unanswered", 0.0, 0), ("finished", 9.5, 9),  # max_generate_length is PagedAttention's
+        ("refused", 0.0, 0), ("unanswered", 0.0, 0), ("finished", 9.5, 9),  # max_generate_length needs PagedAttention
     ]  # fmt: skip
 
 
-def test_copies_are_not_run_for_nobody() -> None:
-    """a ends with its prompt: its copy waits until b has come, and runs behind b's prompt."""
-    turns = play([ask("a", 0, 4, 1), ask("b", 4, 4, 2)], LLMServing(decode_batch=2, strategy="continuous"), ONE_EACH)[1]
-    assert [(t["t"], t["kind"], t["prompts"], t.get("padding", 0)) for t in turns] == [
+def test_padding_copies_run_only_if_a_live_request_runs() -> None:
+    """a finishes with its prefill. Its copy waits for b, and runs after b's prefill."""
+    steps = play([spec("a", 0, 4, 1), spec("b", 4, 4, 2)], LLMServing(decode_batch=2, strategy="continuous"), ONE_EACH)[
+        1
+    ]
+    assert [(step["t"], step["kind"], step["prompts"], step.get("padding", 0)) for step in steps] == [
         (0.0, "prefill", ["a"], 0), (4.0, "prefill", ["b"], 0), (5.0, "prefill", [], 1), (6.0, "decode", [], 0),
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("strategy", ["paged", "continuous", "static"])
-def test_a_prefill_that_fails_fails_all_its_prompts(strategy: str) -> None:
-    asked = [{**ask("a", 0), "fail_at": 1}, ask("b", 0), ask("c", 0, output=1)]
-    requests = play(asked, LLMServing(decode_batch=3, prefill_batch=3, strategy=strategy), ONE_EACH)[0]
+def test_a_failed_prefill_fails_all_its_prompts(strategy: str) -> None:
+    specs = [{**spec("a", 0), "fail_at": 1}, spec("b", 0), spec("c", 0, output=1)]
+    requests = play(specs, LLMServing(decode_batch=3, prefill_batch=3, strategy=strategy), ONE_EACH)[0]
     assert [(r.outcome, r.finish) for r in requests] == [("failed", 1.0)] * 3

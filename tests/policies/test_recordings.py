@@ -1,4 +1,4 @@
-"""The recordings themselves: complete, unchanged, and each compared by a test."""
+"""The recordings: complete, unchanged, and each one used by a test."""
 
 from __future__ import annotations
 
@@ -6,42 +6,42 @@ import hashlib
 from pathlib import Path
 
 from . import test_engines_other, test_engines_vllm, test_llm_serving
-from .recordings import ENGINES, load, names
+from .recordings import ENGINES, load, recording_names
 
 
 def checksums(recordings: Path) -> dict[str, str]:
-    """Return the checksum of every recording, by its path."""
+    """Return path -> checksum of every recording."""
     lines = (recordings / "SHA256SUMS").read_text(encoding="utf-8").splitlines()
     return {name: checksum for checksum, name in (line.split("  ") for line in lines)}
 
 
-def test_no_recording_is_missing_and_none_was_added_without_a_checksum(recordings: Path) -> None:
-    found = {file.relative_to(recordings).as_posix() for file in recordings.glob("*/*")}
-    assert found == set(checksums(recordings))
-    assert sum(name.startswith("llm-serving/") for name in found) == 16
-    assert sum(name.startswith("engines/") for name in found) == 34
+def test_the_checksums_list_exactly_the_recordings(recordings: Path) -> None:
+    files = {file.relative_to(recordings).as_posix() for file in recordings.glob("*/*")}
+    assert files == set(checksums(recordings))
+    assert sum(name.startswith("llm-serving/") for name in files) == 16
+    assert sum(name.startswith("engines/") for name in files) == 34
 
 
 def test_every_recording_is_unchanged(recordings: Path) -> None:
-    found = {name: hashlib.sha256((recordings / name).read_bytes()).hexdigest() for name in checksums(recordings)}
-    assert found == checksums(recordings)
+    actual = {name: hashlib.sha256((recordings / name).read_bytes()).hexdigest() for name in checksums(recordings)}
+    assert actual == checksums(recordings)
 
 
-def test_every_recording_of_an_engine_is_played_by_a_policy(recordings: Path) -> None:
+def test_every_recording_of_an_engine_is_compared_with_a_policy(recordings: Path) -> None:
     files = sorted(file.name for file in (recordings / "engines").iterdir())
     assert {load(name).meta["engine"] for name in files} == set(ENGINES)
     compared = [
-        *of(test_engines_vllm.test_every_decision_of_v0_is_reproduced),
-        *of(test_engines_vllm.test_every_decision_of_v1_is_reproduced),
-        *of(test_engines_other.test_every_decision_of_sarathi_is_the_recorded_one),
-        *of(test_engines_other.test_every_decision_of_lightllm_is_the_recorded_one),
-        *of(test_engines_other.test_every_pass_of_mii_is_the_recorded_one),
+        *files_of(test_engines_vllm.test_every_decision_of_v0_is_reproduced),
+        *files_of(test_engines_vllm.test_every_decision_of_v1_is_reproduced),
+        *files_of(test_engines_other.test_every_decision_of_sarathi_is_reproduced),
+        *files_of(test_engines_other.test_every_decision_of_lightllm_is_reproduced),
+        *files_of(test_engines_other.test_every_step_of_mii_is_reproduced),
     ]
-    assert sorted(compared) == files == names("")
+    assert sorted(compared) == files == recording_names("")
 
 
-def of(test: object) -> list[str]:
-    """Return the file names that a test is run with."""
+def files_of(test: object) -> list[str]:
+    """Return the file names in the parameters of a test."""
     (mark,) = test.pytestmark  # type: ignore[attr-defined]
     return list(mark.args[1])
 

@@ -1,4 +1,4 @@
-"""vLLM's edge cases, worked out by hand: small scenarios, a tick a step, what runs and who gives way written out."""
+"""Edge cases of vLLM's schedulers, worked by hand: one tick per step, with the expected batches and preemptions."""
 
 from __future__ import annotations
 
@@ -16,45 +16,45 @@ from servesim.policies.vllm_v0 import VLLM
 from servesim.policies.vllm_v0_chunked import VLLMChunked
 from servesim.policies.vllm_v1 import VLLMV1
 
-from .recordings import Played, Recording, play
+from .recordings import PlayedRun, Recording, play
 
 TICK = {"c0": 1, "per_prefill_token": 0, "per_decode_seq": 0, "per_swap_block": 0}
 
 
 def serve(
-    policy: Policy, requests: list[list[Any]], blocks: int, size: int = 1, host: int = 0, longest: int = 99
-) -> Played:
-    """Serve (id, arrival, prompt, output[, priority]) with a tick a step."""
-    knobs = {"num_blocks": blocks, "block_size": size, "num_cpu_blocks": host, "max_model_len": longest}
+    policy: Policy, requests: list[list[Any]], blocks: int, size: int = 1, host_blocks: int = 0, max_model_len: int = 99
+) -> PlayedRun:
+    """Serve rows of (id, arrival, prompt, output[, priority]) with one tick per step."""
+    knobs = {"num_blocks": blocks, "block_size": size, "num_cpu_blocks": host_blocks, "max_model_len": max_model_len}
     table = [[*request, 0][:5] for request in requests]
     return play(Recording({"knobs": knobs, "cost": TICK}, table, []), policy)
 
 
-def story(played: Played, *facts: str) -> list[Any]:
-    """Return the batches as 'id:tokens id:tokens', with other facts of each turn beside them where asked for."""
+def batches(played: PlayedRun, *fields: str) -> list[Any]:
+    """Return each batch as 'id:tokens id:tokens', with other fields of the step if named."""
     batches = [" ".join(f"{id}:{tokens}" for id, tokens, _ in row["sched"]) for row in played.rows]
-    return [(batch, *(row[fact] for fact in facts)) if facts else batch for batch, row in zip(batches, played.rows)]
+    return [(batch, *(row[fact] for fact in fields)) if fields else batch for batch, row in zip(batches, played.rows)]
 
 
 # -- v0 -------------------------------------------------------------------------------------------------------------
 
 
-def test_the_watermark_is_nothing_below_a_hundred_blocks() -> None:
-    assert [VLLM().reserve(BlockPool(total, 16)) for total in (99, 100, 250)] == [0, 1, 2]
+def test_the_watermark_is_zero_below_100_blocks() -> None:
+    assert [VLLM().watermark_blocks(BlockPool(total, 16)) for total in (99, 100, 250)] == [0, 1, 2]
 
 
-def test_a_request_is_preempted_although_its_block_has_room() -> None:
+def test_a_request_is_preempted_although_its_block_has_space() -> None:
     played = serve(VLLM(), [["a", 0, 1, 2], ["b", 0, 1, 2]], blocks=2, size=4)
-    assert story(played, "preempted") == [
+    assert batches(played, "preempted") == [
         ("a:1 b:1", []),
         ("a:1", [["b", "recompute"]]),
-        ("b:2", []),  # its prompt and the token it had
+        ("b:2", []),  # its prompt and one generated token
     ]
 
 
-def test_a_request_alone_that_cannot_grow_is_run_anew_for_every_token_until_it_fits_no_more() -> None:
+def test_a_single_request_is_recomputed_for_every_token_until_it_does_not_fit() -> None:
     played = serve(VLLM(), [["a", 0, 3, 9]], blocks=4)
-    assert story(played, "preempted", "ignored") == [
+    assert batches(played, "preempted", "ignored") == [
         ("a:3", [], []),
         ("a:1", [], []),  # takes the last block
         ("", [["a", "recompute"]], []),
@@ -63,13 +63,13 @@ def test_a_request_alone_that_cannot_grow_is_run_anew_for_every_token_until_it_f
     assert played.requests["a"].outcome == "refused"
 
 
-def test_a_request_that_grew_beyond_the_prompt_limit_is_dropped_when_it_would_run_again() -> None:
+def test_a_preempted_request_above_the_prompt_limit_is_rejected() -> None:
     policy = VLLM(max_num_batched_tokens=4)
     played = serve(policy, [["a", 0, 2, 3], ["b", 0, 2, 9]], blocks=6)
-    assert story(played, "preempted", "ignored") == [
+    assert batches(played, "preempted", "ignored") == [
         ("a:2 b:2", [], []),
-        ("a:1 b:1", [], []),  # both have 4 tokens, 3 of them cached: no block is left
-        ("a:1", [["b", "recompute"]], []),  # and a ends
+        ("a:1 b:1", [], []),  # both have 4 tokens, 3 of them cached: no block is free
+        ("a:1", [["b", "recompute"]], []),  # and a finishes
         ("b:4", [], []),
         ("b:1", [], []),
         ("b:1", [], []),
@@ -78,64 +78,68 @@ def test_a_request_that_grew_beyond_the_prompt_limit_is_dropped_when_it_would_ru
     ]
 
 
-def test_who_is_swapped_out_holds_up_all_prompts() -> None:
+def test_a_swapped_out_request_blocks_all_prompts() -> None:
     policy = VLLM(preemption_mode="swap", max_num_seqs=2)
-    played = serve(policy, [["a", 0, 3, 3], ["b", 0, 3, 3], ["c", 1, 1, 1]], blocks=7, host=9)
-    assert story(played, "preempted", "swap_in", "free_cpu") == [
+    played = serve(policy, [["a", 0, 3, 3], ["b", 0, 3, 3], ["c", 1, 1, 1]], blocks=7, host_blocks=9)
+    assert batches(played, "preempted", "swap_in", "free_cpu") == [
         ("a:3 b:3", [], [], 9),
-        ("a:1", [["b", "swap"]], [], 6),  # one block is left, and two want to grow
-        ("a:1", [], [], 6),  # b needs 4 and 2 are free; c has to wait behind it
+        ("a:1", [["b", "swap"]], [], 6),  # one block is free, two are needed
+        ("a:1", [], [], 6),  # b needs 4 blocks and 2 are free; c waits behind it
         ("b:1", [], ["b"], 9),
         ("c:1", [], [], 9),
         ("b:1", [], [], 9),
     ]
 
 
-@pytest.mark.parametrize(("rule", "back_at"), [("touched", [2, 4]), ("any_free", [4])])
-def test_the_older_block_manager_wants_one_block_more_to_swap_in(rule: str, back_at: list[int]) -> None:
+@pytest.mark.parametrize(("rule", "swap_in_times"), [("touched", [2, 4]), ("any_free", [4])])
+def test_the_older_block_manager_needs_one_more_block_to_swap_in(rule: str, swap_in_times: list[int]) -> None:
     policy = VLLM(preemption_mode="swap", append_rule=rule)
-    played = serve(policy, [["a", 0, 2, 4], ["b", 0, 3, 3]], blocks=4, size=2, host=9)
-    assert played.rows[1]["preempted"] == [["b", "swap"]]  # with 3 tokens in 2 blocks, the other 2 being free at 2
-    assert [row["t"] for row in played.rows if row["swap_in"]] == back_at
+    played = serve(policy, [["a", 0, 2, 4], ["b", 0, 3, 3]], blocks=4, size=2, host_blocks=9)
+    assert played.rows[1]["preempted"] == [["b", "swap"]]  # 3 tokens in 2 blocks; the other 2 blocks are free at tick 2
+    assert [row["t"] for row in played.rows if row["swap_in"]] == swap_in_times
 
 
-def test_a_request_larger_than_the_memory_fails_on_its_way_back_from_the_host() -> None:
+def test_a_request_larger_than_the_pool_is_rejected_at_swap_in() -> None:
     policy = VLLM(preemption_mode="swap", append_rule="any_free")
-    played = serve(policy, [["a", 0, 3, 9]], blocks=4, host=9)
-    assert story(played, "preempted", "ignored") == [
+    played = serve(policy, [["a", 0, 3, 9]], blocks=4, host_blocks=9)
+    assert batches(played, "preempted", "ignored") == [
         ("a:3", [], []),
         ("a:1", [], []),
         ("", [["a", "swap"]], []),
-        ("", [], ["a"]),  # 4 blocks on the host and one more, of 4
+        ("", [], ["a"]),  # 4 host blocks and 1 more, but the pool has 4
     ]
-    waits = serve(policy.but(fail_infeasible=False), [["a", 0, 3, 9]], blocks=4, host=9)
-    assert "nothing runs, nothing arrives (requests a)" in str(waits.stuck)
+    stuck_run = serve(policy.replace(fail_infeasible=False), [["a", 0, 3, 9]], blocks=4, host_blocks=9)
+    assert "no request runs and no request will arrive (requests a)" in str(stuck_run.stuck)
 
 
-def test_an_engine_without_host_memory_dies_of_a_swap() -> None:
+def test_an_engine_without_host_memory_crashes_at_a_swap() -> None:
     played = serve(VLLM(preemption_mode="swap"), [["a", 0, 1, 2], ["b", 0, 1, 2]], blocks=2, size=4)
-    assert "the engine dies: 1 host blocks to swap out request b, 0 are free" in str(played.stuck)
+    assert "request b needs 1 host blocks, 0 are free" in str(played.stuck)
 
 
-def test_a_pass_that_only_ignores_makes_an_empty_step_up_to_0_4_0() -> None:
+def test_up_to_0_4_0_a_step_that_only_rejects_is_empty() -> None:
     requests = [["a", 0, 1, 3], ["b", 1, 50, 1]]
     policy = VLLM(max_num_batched_tokens=20)
-    assert story(serve(policy, requests, blocks=9), "ignored") == [("a:1", []), ("a:1", ["b"]), ("a:1", [])]
-    old = serve(policy.but(ignored_step=True), requests, blocks=9)
-    assert story(old, "ignored", "t") == [("a:1", [], 0), ("", ["b"], 1), ("a:1", [], 1), ("a:1", [], 2)]
+    assert batches(serve(policy, requests, blocks=9), "ignored") == [("a:1", []), ("a:1", ["b"]), ("a:1", [])]
+    v0_4_0 = serve(policy.replace(ignored_step=True), requests, blocks=9)
+    assert batches(v0_4_0, "ignored", "t") == [("a:1", [], 0), ("", ["b"], 1), ("a:1", [], 1), ("a:1", [], 2)]
 
 
-def test_padded_prompts_are_counted_at_the_longest_and_their_padding_is_limited() -> None:
+def test_padded_prompts_count_with_the_longest_length_and_padding_is_limited() -> None:
     requests = [["a", 0, 4, 1], ["b", 0, 1, 1], ["c", 0, 4, 1]]
     padded = VLLM(max_num_batched_tokens=11, padded_prefill=True)
-    assert story(serve(padded, requests, blocks=20)) == ["a:4 b:1", "c:4"]  # 3 x 4 > 11
-    assert story(serve(padded.but(max_paddings=2), requests, blocks=20)) == ["a:4", "b:1", "c:4"]  # 3 tokens of padding
-    assert story(serve(padded.but(padded_prefill=False), requests, blocks=20)) == ["a:4 b:1 c:4"]
+    assert batches(serve(padded, requests, blocks=20)) == ["a:4 b:1", "c:4"]  # 3 x 4 > 11
+    assert batches(serve(padded.replace(max_paddings=2), requests, blocks=20)) == [
+        "a:4",
+        "b:1",
+        "c:4",
+    ]  # 3 tokens of padding
+    assert batches(serve(padded.replace(padded_prefill=False), requests, blocks=20)) == ["a:4 b:1 c:4"]
 
 
 @pytest.mark.parametrize("scope", ["queue", "request", "request-unless-idle"])
-def test_a_prompt_waits_for_half_of_the_last_prefills_latency(scope: str) -> None:
-    # vLLM's own test: a's prompt takes 1 s, b arrives as it ends, and is admitted 0.6 s later.
+def test_a_prompt_waits_for_half_the_latency_of_the_last_prefill(scope: str) -> None:
+    # From vLLM's tests: the prefill of a takes 1 s, b arrives at its end and is admitted 0.6 s later.
     policy = VLLM(delay_factor=0.5, delay_scope=scope, max_num_batched_tokens=100)
     requests = [Request("a", 0.0, 4, 9), Request("b", 1.0, 4, 9)]
     Loop(Server(policy, 100, 4), Inbox(requests), SimulatedClock(LinearCost(prefill=1.0, decode_step=0.6))).run()
@@ -145,29 +149,29 @@ def test_a_prompt_waits_for_half_of_the_last_prefills_latency(scope: str) -> Non
 @pytest.mark.parametrize(
     ("scope", "third"), [("queue", "b:1 c:1"), ("request", "b:1"), ("request-unless-idle", "b:1")]
 )  # fmt: skip
-def test_whoever_came_late_goes_with_the_oldest_only_where_the_queue_waits_as_one(scope: str, third: str) -> None:
+def test_a_late_request_is_admitted_with_the_oldest_only_if_the_delay_is_per_queue(scope: str, third: str) -> None:
     policy = VLLM(delay_factor=1.0, delay_scope=scope)
     played = serve(policy, [["a", 0, 1, 9], ["b", 0.5, 1, 1], ["c", 1.5, 1, 1]], blocks=50)
-    assert story(played)[:3] == ["a:1", "a:1", third]  # at 2: b has waited for 1.5 of at least 1, c for 0.5
+    assert batches(played)[:3] == ["a:1", "a:1", third]  # at 2: b has waited 1.5, c 0.5; the delay is 1
 
 
-def test_nobody_runs_and_all_prompts_go_unless_the_first_of_them_counts() -> None:
-    requests = [["a", 0, 1, 1], ["b", 9, 1, 1], ["c", 9, 1, 1]]  # the latency of a is read at 9: it is 9
-    stories = {scope: story(serve(VLLM(delay_factor=1.0, delay_scope=scope), requests, blocks=50))
+def test_an_idle_engine_admits_all_prompts_unless_the_delay_is_per_request() -> None:
+    requests = [["a", 0, 1, 1], ["b", 9, 1, 1], ["c", 9, 1, 1]]  # the latency of a, read at 9, is 9
+    by_scope = {scope: batches(serve(VLLM(delay_factor=1.0, delay_scope=scope), requests, blocks=50))
                for scope in ("queue", "request", "request-unless-idle")}  # fmt: skip
-    assert stories == {
+    assert by_scope == {
         "queue": ["a:1", "b:1 c:1"],
         "request": ["a:1", "b:1", "c:1"],
         "request-unless-idle": ["a:1", "b:1 c:1"],
     }
 
 
-def test_a_head_of_higher_priority_pushes_out_the_last_and_starts_a_step_later() -> None:
+def test_a_head_of_higher_priority_preempts_the_last_request_and_starts_a_step_later() -> None:
     policy = VLLM(policy="priority", max_num_seqs=2)
     played = serve(policy, [["a", 0, 1, 3, 1], ["b", 0, 1, 3, 2], ["c", 0.5, 1, 2, 0]], blocks=50)
-    assert story(played, "waiting") == [
+    assert batches(played, "waiting") == [
         ("a:1 b:1", []),
-        ("a:1", ["c", "b"]),  # c takes b's place, and runs from the next step on
+        ("a:1", ["c", "b"]),  # c replaces b, and runs from the next step
         ("c:1", ["b"]),
         ("c:1 a:1", ["b"]),  # sorted by priority
         ("b:2", []),
@@ -178,22 +182,22 @@ def test_a_head_of_higher_priority_pushes_out_the_last_and_starts_a_step_later()
 # -- chunked prefill ------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_swapped_out_halfway_never_comes_back_if_its_rest_exceeds_the_budget() -> None:
+def test_a_half_prefilled_swapped_request_never_returns_if_its_rest_exceeds_the_budget() -> None:
     policy = VLLMChunked(max_num_batched_tokens=4, preemption_mode="swap", append_rule="any_free")
-    played = serve(policy, [["a", 0, 2, 4], ["b", 0, 10, 1]], blocks=13, host=20)
-    assert story(played, "preempted") == [
+    played = serve(policy, [["a", 0, 2, 4], ["b", 0, 10, 1]], blocks=13, host_blocks=20)
+    assert batches(played, "preempted") == [
         ("a:2 b:2", []),
-        ("a:1", [["b", "swap"]]),  # a took the last block; b, at the end, has 8 tokens to go
+        ("a:1", [["b", "swap"]]),  # a took the last block; b has 8 prompt tokens left
         ("a:1", []),
         ("a:1", []),
     ]
-    assert "nothing runs, nothing arrives (requests b)" in str(played.stuck)
+    assert "no request runs and no request will arrive (requests b)" in str(played.stuck)
 
 
-def test_a_younger_prompt_may_be_admitted_in_the_step_that_preempts_an_older() -> None:
+def test_a_newer_prompt_may_be_admitted_in_the_step_that_preempts_an_older_one() -> None:
     policy = VLLMChunked(max_num_batched_tokens=8, append_rule="any_free")
     played = serve(policy, [["a", 0, 2, 4], ["b", 0, 3, 4], ["c", 0.5, 1, 1]], blocks=5)
-    assert story(played, "preempted", "waiting")[:3] == [
+    assert batches(played, "preempted", "waiting")[:3] == [
         ("a:2 b:3", [], []),
         ("c:1 a:1", [["b", "recompute"]], ["b"]),
         ("a:1", [], ["b"]),
@@ -203,90 +207,90 @@ def test_a_younger_prompt_may_be_admitted_in_the_step_that_preempts_an_older() -
 def test_running_prompts_and_decodes_share_one_budget_in_the_order_of_the_batch() -> None:
     policy = VLLMChunked(max_num_batched_tokens=4)
     played = serve(policy, [["a", 0, 1, 3], ["b", 0, 6, 2], ["c", 0, 2, 1]], blocks=50)
-    assert story(played, "running") == [
+    assert batches(played, "running") == [
         ("a:1 b:3", ["a", "b"]),
-        ("b:3 a:1", ["a", "b"]),  # prompts stand first in the batch
+        ("b:3 a:1", ["a", "b"]),  # prompts come first in the batch
         ("c:2 a:1 b:1", ["a", "b", "c"]),
     ]
 
 
 def test_several_partial_prefills_share_the_budget_evenly() -> None:
     policy = VLLMChunked(max_num_batched_tokens=8, max_num_partial_prefills=2, long_prefill_token_threshold=10)
-    assert story(serve(policy, [["a", 0, 6, 1], ["b", 0, 6, 1]], blocks=50)) == ["a:4 b:4", "a:2 b:2"]
+    assert batches(serve(policy, [["a", 0, 6, 1], ["b", 0, 6, 1]], blocks=50)) == ["a:4 b:4", "a:2 b:2"]
 
 
-def test_a_second_long_prompt_waits_while_a_short_one_passes_it() -> None:
+def test_a_short_prompt_overtakes_a_second_long_prompt() -> None:
     policy = VLLMChunked(max_num_batched_tokens=8, max_num_partial_prefills=2, long_prefill_token_threshold=4)
     played = serve(policy, [["a", 0, 6, 1], ["b", 0, 6, 1], ["c", 0, 3, 2]], blocks=50)
-    assert story(played, "waiting") == [("a:4 c:3", ["b"]), ("b:4 a:2 c:1", []), ("b:2", [])]
+    assert batches(played, "waiting") == [("a:4 c:3", ["b"]), ("b:4 a:2 c:1", []), ("b:2", [])]
 
 
 # -- V1 -------------------------------------------------------------------------------------------------------------
 
 
-def test_v1_takes_memory_chunk_by_chunk_and_may_lose_a_half_done_prompt() -> None:
+def test_v1_allocates_blocks_per_chunk_and_may_preempt_a_half_done_prompt() -> None:
     policy = VLLMV1(max_num_batched_tokens=4, scheduler_reserve_full_isl=False)
     played = serve(policy, [["a", 0, 2, 6], ["b", 0, 8, 1]], blocks=8)
-    assert story(played, "preempted", "free_gpu")[:3] == [
+    assert batches(played, "preempted", "free_gpu")[:3] == [
         ("a:2 b:2", [], 4),
         ("a:1 b:3", [], 0),
         ("a:1", [["b", "recompute"]], 4),
     ]
-    whole = serve(policy.but(scheduler_reserve_full_isl=True), [["a", 0, 2, 6], ["b", 0, 8, 1]], blocks=8)
-    assert story(whole)[:2] == ["a:2", "a:1"]  # b waits until all of it fits
+    reserved = serve(policy.replace(scheduler_reserve_full_isl=True), [["a", 0, 2, 6], ["b", 0, 8, 1]], blocks=8)
+    assert batches(reserved)[:2] == ["a:2", "a:1"]  # b waits until its whole prompt fits
 
 
-def test_v1_may_preempt_the_head_itself_and_then_runs_nothing_in_that_step() -> None:
+def test_v1_may_preempt_the_first_request_and_then_runs_nothing_in_that_step() -> None:
     policy = VLLMV1(policy="priority")
     played = serve(policy, [["a", 0, 2, 4, 1], ["b", 0.5, 2, 4, 0]], blocks=5)
-    assert story(played, "preempted", "t")[:5] == [
+    assert batches(played, "preempted", "t")[:5] == [
         ("a:2", [], 0),
         ("a:1 b:2", [], 1),
-        ("", [["a", "recompute"]], 2),  # no block is left, and the one who asks first is the last in rank
+        ("", [["a", "recompute"]], 2),  # no block is free, and the first request has the lowest priority
         ("b:1", [], 2),
         ("b:1", [], 3),
     ]
 
 
-def test_v1_leaves_the_watermark_free_only_while_others_run() -> None:
+def test_v1_keeps_the_watermark_free_only_while_other_requests_run() -> None:
     policy = VLLMV1(watermark=0.5)
-    assert story(serve(policy, [["a", 0, 4, 1], ["b", 0, 1, 1]], blocks=7)) == ["a:4", "b:1"]
+    assert batches(serve(policy, [["a", 0, 4, 1], ["b", 0, 1, 1]], blocks=7)) == ["a:4", "b:1"]
 
 
-def test_v1_without_chunks_stops_at_a_prompt_that_exceeds_what_is_left_of_the_budget() -> None:
+def test_v1_without_chunks_stops_at_a_prompt_above_the_remaining_budget() -> None:
     policy = VLLMV1(max_num_batched_tokens=5, enable_chunked_prefill=False)
     requests = [["a", 0, 3, 1], ["b", 0, 4, 1], ["c", 0, 1, 1]]
-    assert story(serve(policy, requests, blocks=50)) == ["a:3", "b:4 c:1"]
+    assert batches(serve(policy, requests, blocks=50)) == ["a:3", "b:4 c:1"]
 
 
-def test_v1_cuts_long_prompts_to_the_threshold_unless_they_are_alone() -> None:
+def test_v1_chunks_long_prompts_at_the_threshold_unless_only_one_request_exists() -> None:
     policy = VLLMV1(max_num_batched_tokens=9, long_prefill_token_threshold=2)
-    assert story(serve(policy, [["a", 0, 5, 1]], blocks=50)) == ["a:5"]
-    assert story(serve(policy, [["a", 0, 5, 1], ["b", 0, 1, 3]], blocks=50)) == ["a:2 b:1", "a:2 b:1", "a:1 b:1"]
+    assert batches(serve(policy, [["a", 0, 5, 1]], blocks=50)) == ["a:5"]
+    assert batches(serve(policy, [["a", 0, 5, 1], ["b", 0, 1, 3]], blocks=50)) == ["a:2 b:1", "a:2 b:1", "a:1 b:1"]
 
 
 # -- nano-vllm ------------------------------------------------------------------------------------------------------
 
 
-def test_nano_vllm_cuts_only_the_first_prompt_of_a_step() -> None:
+def test_nano_vllm_chunks_only_the_first_prompt_of_a_step() -> None:
     policy = NanoVLLM(max_num_batched_tokens=4)
     played = serve(policy, [["a", 0, 6, 2], ["b", 0, 2, 1], ["c", 0, 1, 1]], blocks=50)
-    assert story(played) == ["a:4", "a:2 b:2", "c:1", "a:1"]
-    assert story(serve(policy, [["a", 0, 1, 1], ["b", 0, 6, 1]], blocks=50)) == ["a:1", "b:4", "b:2"]
+    assert batches(played) == ["a:4", "a:2 b:2", "c:1", "a:1"]
+    assert batches(serve(policy, [["a", 0, 1, 1], ["b", 0, 6, 1]], blocks=50)) == ["a:1", "b:4", "b:2"]
 
 
-def test_nano_vllm_counts_a_step_and_not_the_batch() -> None:
+def test_nano_vllm_limits_each_step_and_not_the_running_queue() -> None:
     played = serve(NanoVLLM(max_num_seqs=2), [["a", 0, 1, 3], ["b", 0, 1, 2], ["c", 0, 1, 2]], blocks=50)
-    assert story(played) == ["a:1 b:1", "c:1", "a:1 b:1", "a:1 c:1"]  # three run, two of them a step
+    assert batches(played) == ["a:1 b:1", "c:1", "a:1 b:1", "a:1 c:1"]  # three running requests, two per step
 
 
-def test_nano_vllm_takes_a_block_only_where_one_is_needed() -> None:
+def test_nano_vllm_allocates_a_block_only_if_needed() -> None:
     played = serve(NanoVLLM(), [["a", 0, 1, 4], ["b", 0, 1, 4]], blocks=2, size=2)
-    assert story(played, "preempted") == [
+    assert batches(played, "preempted") == [
         ("a:1 b:1", []),
-        ("a:1 b:1", []),  # nothing is free, but the blocks have room
+        ("a:1 b:1", []),  # no block is free, but the blocks have space
         ("a:1", [["b", "recompute"]]),
-        ("a:1", []),  # b, 3 tokens long, wants two blocks
+        ("a:1", []),  # b has 3 tokens and needs two blocks
         ("b:3", []),
         ("b:1", []),
     ]
@@ -299,7 +303,7 @@ def test_nano_vllm_takes_a_block_only_where_one_is_needed() -> None:
     ("kind", "fields", "message"),
     [
         (VLLM, {"delay_scope": "all"}, "delay_scope: expected one of queue, request, request-unless-idle, got 'all'"),
-        (VLLM, {"watermark": 1.0}, "watermark: expected a share below 1, got 1.0"),
+        (VLLM, {"watermark": 1.0}, "watermark: expected a fraction below 1, got 1.0"),
         (VLLM, {"max_num_seqs": 0}, "max_num_seqs: expected at least 1, got 0"),
         (VLLMChunked, {"delay_scope": "request"}, "delay_scope: expected one of queue, request-unless-idle"),
         (VLLMV1, {"policy": "lifo"}, "policy: expected one of fcfs, priority, got 'lifo'"),
@@ -311,10 +315,10 @@ def test_a_bad_field_is_named(kind: type[Policy], fields: dict[str, Any], messag
 
 
 @pytest.mark.parametrize("fails", [{"b": 1}, {"a": 3}])
-def test_a_call_that_fails_ends_prompts_and_decodes_alike_and_nobody_else(fails: dict[str, int]) -> None:
-    """From 2 to 3 run a's third token and b's prompt; c comes meanwhile and has the server to itself."""
-    asked = [("a", 0.0), ("b", 1.5), ("c", 2.5)]
-    requests = [Request(id, arrival, 4, 6, fails=fails.get(id)) for id, arrival in asked]
+def test_a_failed_call_ends_its_prompts_and_decodes_and_no_other_request(fails: dict[str, int]) -> None:
+    """The call from 2 to 3 s runs a's third token and b's prompt. c arrives meanwhile and then runs alone."""
+    arrivals = [("a", 0.0), ("b", 1.5), ("c", 2.5)]
+    requests = [Request(id, arrival, 4, 6, fails_at_token=fails.get(id)) for id, arrival in arrivals]
     policy = VLLMV1()
     server = Server(policy, 64, 4)
     Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0)), check=True).run()

@@ -1,6 +1,6 @@
-"""vLLM's schedulers told once more, as plainly as possible: a list of numbers a request, every request looked at.
+"""Reference implementation of vLLM's schedulers, as simple as possible: every step visits every request.
 
-Nothing here is shared with the policies or the engine: the two tellings are compared on random scenarios.
+It shares no code with the policies or the engine. Tests compare both on random scenarios.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ class Job:
     prompt: int
     output: int
     priority: int = 0
-    gen: int = 0  # tokens written
-    comp: int = 0  # tokens cached
+    generated: int = 0  # output tokens
+    computed: int = 0  # tokens cached
     held: int = 0
-    host: int = 0
+    host_blocks: int = 0
     prefill: bool = True
     preemptions: int = 0
-    first: Optional[int] = None
-    end: Optional[int] = None
+    first_token: Optional[int] = None
+    finish: Optional[int] = None
 
     @property
-    def len(self) -> int:
-        return self.prompt + self.gen
+    def length(self) -> int:
+        return self.prompt + self.generated
 
     @property
-    def todo(self) -> int:
-        return self.len - self.comp
+    def remaining(self) -> int:
+        return self.length - self.computed
 
 
 @dataclass
 class Engine:
-    """Queues, memory, the loop; subclasses schedule."""
+    """Queues, KV blocks and the loop; subclasses schedule."""
 
     knobs: dict[str, Any]
     jobs: list[Job]
@@ -54,20 +54,20 @@ class Engine:
     def __post_init__(self) -> None:
         self.total = self.free = self.knobs["num_blocks"]
         self.free_cpu = self.knobs.get("num_cpu_blocks", 0)
-        self.bs = self.knobs["block_size"]
-        self.wm = int(self.knobs.get("watermark", 0.01) * self.total)
+        self.block_size = self.knobs["block_size"]
+        self.watermark = int(self.knobs.get("watermark", 0.01) * self.total)
         self.prev_time, self.prev_prompt, self.latency = 0, False, 0
 
-    def nb(self, tokens: int) -> int:
-        return -(-tokens // self.bs)
+    def blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
 
     def run(self) -> None:
-        coming = deque(sorted(self.jobs, key=lambda job: job.arrival))
-        while (coming or self.waiting or self.running or self.swapped) and self.error is None:
+        arrivals = deque(sorted(self.jobs, key=lambda job: job.arrival))
+        while (arrivals or self.waiting or self.running or self.swapped) and self.error is None:
             if not (self.waiting or self.running or self.swapped):
-                self.now = max(self.now, coming[0].arrival)
-            while coming and coming[0].arrival <= self.now:
-                self.waiting.append(coming.popleft())
+                self.now = max(self.now, arrivals[0].arrival)
+            while arrivals and arrivals[0].arrival <= self.now:
+                self.waiting.append(arrivals.popleft())
             self.batch: list[list[Any]] = []
             self.preempted: list[list[str]] = []
             self.swap_in: list[str] = []
@@ -77,10 +77,10 @@ class Engine:
             if self.error:
                 return
             if not (self.batch or self.preempted or self.swap_in or self.ignored):
-                if not coming:
+                if not arrivals:
                     self.error = "stuck"
                     return
-                self.now = max(self.now, coming[0].arrival)
+                self.now = max(self.now, arrivals[0].arrival)
                 continue
             self.rows.append({
                 "t": self.now, "sched": [[job.id, n, "P" if job.prefill else "D"] for job, n in self.batch],
@@ -89,7 +89,7 @@ class Engine:
                 "waiting": [job.id for job in self.waiting], "running": [job.id for job in self.running],
                 "swapped": [job.id for job in self.swapped],
             })  # fmt: skip
-            if self.batch or self.copied:  # a step that only copies blocks takes its time as well
+            if self.batch or self.copied:  # a step that only copies blocks takes time too
                 self.execute()
             if len(self.rows) > 4000:
                 self.error = "endless"
@@ -101,15 +101,15 @@ class Engine:
         self.now += cost["c0"] + cost["per_prefill_token"] * tokens + cost["per_decode_seq"] * decodes
         self.now += cost["per_swap_block"] * self.copied
         for job, n in self.batch:
-            job.comp += n
-            if job.comp < job.len:
+            job.computed += n
+            if job.computed < job.length:
                 continue
-            job.gen += 1
+            job.generated += 1
             job.prefill = False
-            if job.first is None:
-                job.first = self.now
-            if job.gen == job.output:
-                job.end = self.now
+            if job.first_token is None:
+                job.first_token = self.now
+            if job.generated == job.output:
+                job.finish = self.now
                 self.running.remove(job)
                 self.free += job.held
                 job.held = 0
@@ -124,26 +124,26 @@ class V1(Engine):
     def schedule(self) -> None:
         knobs = self.knobs
         budget = knobs["max_num_batched_tokens"]
-        alone = len(self.running) + len(self.waiting) <= 1
-        threshold = 0 if alone else knobs.get("long_prefill_token_threshold", 0)
+        single = len(self.running) + len(self.waiting) <= 1
+        threshold = 0 if single else knobs.get("long_prefill_token_threshold", 0)
         priority = knobs.get("policy") == "priority"
-        given: dict[Job, int] = {}
+        scheduled: dict[Job, int] = {}
         index, stop = 0, False
         while index < len(self.running) and budget > 0 and not stop:
             job = self.running[index]
-            n = min(job.todo, threshold) if threshold > 0 else job.todo
-            n = min(n, budget, knobs["max_model_len"] - 1 - job.comp)
+            n = min(job.remaining, threshold) if threshold > 0 else job.remaining
+            n = min(n, budget, knobs["max_model_len"] - 1 - job.computed)
             if n == 0:
                 index += 1
                 continue
-            while self.nb(job.comp + n) - job.held > self.free:
+            while self.blocks(job.computed + n) - job.held > self.free:
                 victim = max(self.running, key=lambda j: (j.priority, j.arrival)) if priority else self.running[-1]
                 self.running.remove(victim)
-                if victim in given:
-                    budget += given.pop(victim)
+                if victim in scheduled:
+                    budget += scheduled.pop(victim)
                     index -= 1
                 self.free += victim.held
-                victim.held = victim.comp = 0
+                victim.held = victim.computed = 0
                 victim.prefill = True
                 victim.preemptions += 1
                 self.preempted.append([victim.id, "recompute"])
@@ -154,36 +154,36 @@ class V1(Engine):
             if stop:
                 break
             self.take(job, n)
-            given[job] = n
+            scheduled[job] = n
             budget -= n
             index += 1
         if priority:
             self.waiting = deque(sorted(self.waiting, key=lambda j: (j.priority, j.arrival, j.id)))
         if not self.preempted:
-            self.admit(given, budget, threshold)
-        self.batch = [[job, n] for job, n in given.items()]
+            self.admit(scheduled, budget, threshold)
+        self.batch = [[job, n] for job, n in scheduled.items()]
 
     def take(self, job: Job, n: int) -> None:
-        need = max(0, self.nb(job.comp + n) - job.held)
+        need = max(0, self.blocks(job.computed + n) - job.held)
         job.held += need
         self.free -= need
         assert self.free >= 0
 
-    def admit(self, given: dict[Job, int], budget: int, threshold: int) -> None:
+    def admit(self, scheduled: dict[Job, int], budget: int, threshold: int) -> None:
         knobs = self.knobs
         while self.waiting and budget > 0 and len(self.running) < knobs["max_num_seqs"]:
             job = self.waiting[0]
-            n = min(job.len, threshold) if threshold else job.len
+            n = min(job.length, threshold) if threshold else job.length
             if not knobs["enable_chunked_prefill"] and n > budget:
                 break
             n = min(n, budget)
-            wm = int(knobs.get("watermark", 0.0) * (self.total + 1)) if self.running else 0
-            if knobs["scheduler_reserve_full_isl"] and self.nb(job.len) + wm > self.free:
+            watermark = int(knobs.get("watermark", 0.0) * (self.total + 1)) if self.running else 0
+            if knobs["scheduler_reserve_full_isl"] and self.blocks(job.length) + watermark > self.free:
                 break
-            if self.nb(n) + wm > self.free:
+            if self.blocks(n) + watermark > self.free:
                 break
             self.waiting.popleft()
             self.take(job, n)
             self.running.append(job)
-            given[job] = n
+            scheduled[job] = n
             budget -= n

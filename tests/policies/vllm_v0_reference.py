@@ -1,4 +1,4 @@
-"""vLLM v0's two schedulers told once more: the passes they share, then the order each runs them in."""
+"""Reference implementation of vLLM v0's two schedulers: their common passes, then the order of the passes in each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .vllm_reference import Engine, Job
 
 
 class Passes(Engine):
-    """The passes over running and swapped, and the memory tests."""
+    """The passes over the running and swapped queues, and the checks of free blocks."""
 
     def gate(self, waiting: Any, running: Any) -> bool:
         if self.prev_prompt:
@@ -21,38 +21,38 @@ class Passes(Engine):
         return True
 
     def can_allocate(self, job: Job) -> str:
-        need = self.nb(job.len)
-        if self.total - need < self.wm:
+        blocks = self.blocks(job.length)
+        if self.total - blocks < self.watermark:
             return "never"
-        return "ok" if self.free - need >= self.wm else "later"
+        return "ok" if self.free - blocks >= self.watermark else "later"
 
     def can_append(self, job: Job) -> bool:
         touched = self.knobs["append_rule"] == "touched"
-        return self.free >= (0 if touched and job.prefill and job.len % self.bs == 0 else 1)
+        return self.free >= (0 if touched and job.prefill and job.length % self.block_size == 0 else 1)
 
     def append(self, job: Job) -> None:
-        more = max(0, self.nb(job.len) - job.held)
-        job.held += more
-        self.free -= more
+        blocks = max(0, self.blocks(job.length) - job.held)
+        job.held += blocks
+        self.free -= blocks
         assert self.free >= 0
 
     def preempt(self, job: Job) -> str:
         job.preemptions += 1
-        how = "swap" if self.knobs.get("preemption_mode") == "swap" else "recompute"
-        if how == "swap":
-            need = job.held if self.knobs["append_rule"] == "any_free" else self.nb(job.len)
-            if need > self.free_cpu:
+        mode = "swap" if self.knobs.get("preemption_mode") == "swap" else "recompute"
+        if mode == "swap":
+            blocks = job.held if self.knobs["append_rule"] == "any_free" else self.blocks(job.length)
+            if blocks > self.free_cpu:
                 self.error = "dead"
-                return how
-            job.host = job.held
-            self.free_cpu -= job.host
-            self.copied += job.host
+                return mode
+            job.host_blocks = job.held
+            self.free_cpu -= job.host_blocks
+            self.copied += job.host_blocks
         else:
-            job.comp, job.prefill = 0, True
+            job.computed, job.prefill = 0, True
         self.free += job.held
         job.held = 0
-        self.preempted.append([job.id, how])
-        return how
+        self.preempted.append([job.id, mode])
+        return mode
 
     def running_pass(self, budget: Optional[int]) -> tuple[list[Any], list[Any], list[Job], list[Job], list[Job]]:
         queue = deque(self.running)
@@ -61,16 +61,16 @@ class Passes(Engine):
         decodes: list[Any] = []
         prompts: list[Any] = []
         recompute: list[Job] = []
-        out: list[Job] = []
+        swapped_out: list[Job] = []
         while queue:
             job = queue[0]
-            n = job.todo if budget is None else min(job.todo, budget)
+            n = job.remaining if budget is None else min(job.remaining, budget)
             if n == 0:
                 break
             queue.popleft()
             while not self.can_append(job):
                 victim = queue.pop() if queue else job
-                (recompute if self.preempt(victim) == "recompute" else out).append(victim)
+                (recompute if self.preempt(victim) == "recompute" else swapped_out).append(victim)
                 if victim is job or self.error:
                     break
             else:
@@ -78,32 +78,33 @@ class Passes(Engine):
                 (prompts if job.prefill else decodes).append([job, n])
                 if budget is not None:
                     budget -= n
-        return decodes, prompts, list(queue), recompute, out
+        return decodes, prompts, list(queue), recompute, swapped_out
 
     def swap_pass(self, seqs: int, budget: int) -> list[Any]:
         if self.knobs["swap_order"] == "arrival":
             self.swapped.sort(key=lambda job: job.arrival)
-        back: list[Any] = []
+        swapped_in: list[Any] = []
         while self.swapped:
             job = self.swapped[0]
-            need = job.host + 1 if self.knobs["append_rule"] == "any_free" else (job.len - 1) // self.bs + 1
-            if self.knobs.get("fail_infeasible", True) and self.total < need:
+            any_free = self.knobs["append_rule"] == "any_free"
+            blocks = job.host_blocks + 1 if any_free else (job.length - 1) // self.block_size + 1
+            if self.knobs.get("fail_infeasible", True) and self.total < blocks:
                 self.ignored.append(job.id)
                 self.swapped.pop(0)
-                self.free_cpu += job.host
+                self.free_cpu += job.host_blocks
                 continue
-            if self.free - need < self.wm or seqs + 1 > self.knobs["max_num_seqs"] or job.todo > budget:
+            if self.free - blocks < self.watermark or seqs + 1 > self.knobs["max_num_seqs"] or job.remaining > budget:
                 break
             self.swapped.pop(0)
-            seqs, budget = seqs + 1, budget - job.todo
-            self.free -= job.host
-            self.free_cpu += job.host
-            self.copied += job.host
-            job.held, job.host = job.host, 0
+            seqs, budget = seqs + 1, budget - job.remaining
+            self.free -= job.host_blocks
+            self.free_cpu += job.host_blocks
+            self.copied += job.host_blocks
+            job.held, job.host_blocks = job.host_blocks, 0
             self.append(job)
             self.swap_in.append(job.id)
-            back.append([job, job.todo])
-        return back
+            swapped_in.append([job, job.remaining])
+        return swapped_in
 
 
 class V0(Passes):
@@ -120,12 +121,12 @@ class V0(Passes):
             if not self.gate(waiting, running) or not self.waiting:
                 break
             job = self.waiting[0]
-            if job.len > min(knobs["max_model_len"], budget) or self.can_allocate(job) == "never":
+            if job.length > min(knobs["max_model_len"], budget) or self.can_allocate(job) == "never":
                 self.ignored.append(self.waiting.popleft().id)
                 continue
             if self.can_allocate(job) == "later":
                 break
-            lens = [n for _, n in admitted] + [job.len]
+            lens = [n for _, n in admitted] + [job.length]
             padded = len(lens) * max(lens)
             if (padded if knobs.get("padded_prefill") else sum(lens)) > budget:
                 break
@@ -135,7 +136,7 @@ class V0(Passes):
                 break
             self.waiting.popleft()
             self.append(job)
-            admitted.append([job, job.len])
+            admitted.append([job, job.length])
         if admitted or (self.ignored and knobs.get("ignored_step")):
             self.prev_prompt = True
         return admitted
@@ -148,14 +149,14 @@ class V0(Passes):
             return
         if self.knobs.get("policy") == "priority":
             self.priority_pass()
-        decodes, _, _, recompute, out = self.running_pass(None)
-        left = self.knobs["max_num_batched_tokens"] - len(decodes)
-        back = [] if recompute or out else self.swap_pass(len(decodes), left)
-        self.running = [job for job, _ in decodes + back]
+        decodes, _, _, recompute, swapped_out = self.running_pass(None)
+        tokens = self.knobs["max_num_batched_tokens"] - len(decodes)
+        swapped_in = [] if recompute or swapped_out else self.swap_pass(len(decodes), tokens)
+        self.running = [job for job, _ in decodes + swapped_in]
         self.waiting.extendleft(recompute)
-        self.swapped += out
-        self.batch = decodes + back
-        if self.knobs["sort_running"]:  # the policies show the batch sorted already; the engine sorts before it is used
+        self.swapped += swapped_out
+        self.batch = decodes + swapped_in
+        if self.knobs["sort_running"]:  # the policy returns a sorted batch; the engine sorts it before use
             self.running.sort(key=lambda job: job.arrival)
 
     def priority_pass(self) -> None:
@@ -167,7 +168,7 @@ class V0(Passes):
             return
         head = self.waiting.popleft()
         while self.running and key(self.running[-1]) > key(head):
-            fits = self.can_allocate(head) == "ok" and head.len <= self.knobs["max_num_batched_tokens"]
+            fits = self.can_allocate(head) == "ok" and head.length <= self.knobs["max_num_batched_tokens"]
             if fits and len(self.running) + 1 <= self.knobs["max_num_seqs"]:
                 break
             victim = self.running.pop()
@@ -185,31 +186,32 @@ class Chunked(Passes):
     def schedule(self) -> None:
         knobs = self.knobs
         old_waiting, old_running = list(self.waiting), list(self.running)
-        decodes, prompts, left, recompute, out = self.running_pass(knobs["max_num_batched_tokens"])
+        decodes, prompts, unscheduled, recompute, swapped_out = self.running_pass(knobs["max_num_batched_tokens"])
         tokens = knobs["max_num_batched_tokens"] - len(decodes) - sum(n for _, n in prompts)
         seqs = len(decodes) + len(prompts)
-        back = [] if recompute or out else self.swap_pass(seqs, tokens)
-        tokens, seqs = tokens - sum(n for _, n in back), seqs + len(back)
-        fresh = self.prefill_pass(old_waiting, old_running, tokens, seqs)
+        swapped_in = [] if recompute or swapped_out else self.swap_pass(seqs, tokens)
+        tokens, seqs = tokens - sum(n for _, n in swapped_in), seqs + len(swapped_in)
+        admitted = self.prefill_pass(old_waiting, old_running, tokens, seqs)
         self.waiting.extendleft(recompute)
-        self.swapped += out
-        back_decodes = [part for part in back if not part[0].prefill]
-        back_prompts = [part for part in back if part[0].prefill]
-        self.batch = fresh + prompts + back_prompts + decodes + back_decodes
+        self.swapped += swapped_out
+        back_decodes = [chunk for chunk in swapped_in if not chunk[0].prefill]
+        back_prompts = [chunk for chunk in swapped_in if chunk[0].prefill]
+        self.batch = admitted + prompts + back_prompts + decodes + back_decodes
         if knobs["sort_running"]:
-            order = fresh + decodes + prompts + back_decodes + back_prompts
-            self.running = sorted(left + [job for job, _ in order], key=lambda job: job.arrival)
+            order = admitted + decodes + prompts + back_decodes + back_prompts
+            self.running = sorted(unscheduled + [job for job, _ in order], key=lambda job: job.arrival)
         else:
-            ending = [part for part in prompts if part[1] == part[0].todo]
-            others = [part for part in prompts if part[1] < part[0].todo]
-            self.running = left + [j for j, _ in back_decodes + back_prompts + decodes + ending + others + fresh]
+            ending = [chunk for chunk in prompts if chunk[1] == chunk[0].remaining]
+            others = [chunk for chunk in prompts if chunk[1] < chunk[0].remaining]
+            order = back_decodes + back_prompts + decodes + ending + others + admitted
+            self.running = unscheduled + [job for job, _ in order]
 
     def prefill_pass(self, old_waiting: list[Job], old_running: list[Job], tokens: int, seqs: int) -> list[Any]:
-        fresh: list[Any] = []
+        admitted: list[Any] = []
         no_op = self.knobs["delay_scope"] != "queue"
         while (self.gate(old_waiting, [] if no_op else old_running)) and self.waiting:
             job = self.waiting[0]
-            n = min(job.len, tokens)
+            n = min(job.length, tokens)
             if n > self.knobs["max_model_len"] or self.can_allocate(job) == "never":
                 self.ignored.append(self.waiting.popleft().id)
                 continue
@@ -217,8 +219,8 @@ class Chunked(Passes):
                 break
             self.waiting.popleft()
             self.append(job)
-            fresh.append([job, n])
+            admitted.append([job, n])
             tokens, seqs = tokens - n, seqs + 1
-        if fresh:
+        if admitted:
             self.prev_prompt = True
-        return fresh
+        return admitted

@@ -1,4 +1,4 @@
-"""The report: what it says, that it needs nothing else, and that a real browser shows it, on a desk and on a phone."""
+"""The report page: content, no external resources, and display in a browser at desktop and phone width."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.report.figures import knobs, reasons
-from servesim.study.number_format import number, ticks
-from servesim.study.sweep import load
+from servesim.report.figures import knobs, single_change_costs
+from servesim.study.number_format import format_number, ticks
+from servesim.study.sweep import load_summary
 
 from ..conftest import ROOT
 from ..study import sweeps
@@ -23,7 +23,7 @@ PARAMS = {
     "policy.delay_factor": [0, 0.5],
     "policy.delay_variant": ["queue"],
     "policy.order": ["arrival", "longest-output"],
-    "policy.evicted": ["front", "swapped"],
+    "policy.preempted_to": ["front", "swapped"],
 }
 
 
@@ -37,7 +37,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Page(HTMLParser):
-    """Tags, their attributes and text, and whether all that opens closes."""
+    """The tags, attributes and text of a page; checks that every open tag is closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Page(HTMLParser):
         self.text += data
 
 
-def test_the_page_is_one_file_that_asks_for_nothing(experiment: Path) -> None:
+def test_the_page_has_no_external_resources(experiment: Path) -> None:
     text = (experiment / "report.html").read_text(encoding="utf-8")
     page = Page(text)
     assert page.open == []
@@ -71,44 +71,44 @@ def test_the_page_is_one_file_that_asks_for_nothing(experiment: Path) -> None:
     assert "<!--" not in text
 
 
-def test_the_page_tells_the_winner_why_and_against_what(experiment: Path) -> None:
+def test_the_page_shows_the_winner_the_reasons_and_the_baseline(experiment: Path) -> None:
     text = Page((experiment / "report.html").read_text(encoding="utf-8")).text
-    summary = load(experiment)
+    summary = load_summary(experiment)
     assert summary.winner is not None
-    assert f"makespan {number(summary.winner.found['makespan'].mean)} ± " in text
-    for title in ("Winner", "Why it wins", "Pareto front", "Knobs", "Where requests' time went", "Queues over time",
-                  "All configurations", "How to read this"):  # fmt: skip
+    assert f"makespan {format_number(summary.winner.means['makespan'].mean)} ± " in text
+    for title in ("Winner", "Why it wins", "Pareto front", "Effect of each setting", "Time breakdown of a request",
+                  "Queues over time", "All configurations", "How to read this page"):  # fmt: skip
         assert title in text
-    assert "better than the baseline, certain" in text and "Counted: terminating: all requests." in text
-    assert re.search(r"A request takes [\d.]+ s from end to end instead of [\d.]+ s: [\d.]+ s less queued", text)
-    for label in ("decode_batch", "delay_factor", "order", "evicted"):
+    assert "better than the baseline, significant" in text and "Metrics: terminating: all requests." in text
+    assert re.search(r"A request takes [\d.]+ s on average \(baseline: [\d.]+ s\): queued -[\d.]+ s", text)
+    for label in ("decode_batch", "delay_factor", "order", "preempted_to"):
         assert label in text
 
 
-def test_reasons_are_the_winner_s_neighbours_in_paired_differences(experiment: Path) -> None:
-    summary = load(experiment)
+def test_single_changes_are_paired_differences_from_the_winner(experiment: Path) -> None:
+    summary = load_summary(experiment)
     assert summary.winner is not None
-    for knob, value, found in reasons(summary):
-        wanted = {**summary.winner.assignment}
+    for knob, value, change in single_change_costs(summary):
+        neighbour = {**summary.winner.assignment}
         key = f"policy.{knob}"
-        wanted[key] = next(v for v in PARAMS[key] if str(v) == value)
-        row = next(row for row in summary.rows if row.assignment == wanted)
+        neighbour[key] = next(v for v in PARAMS[key] if str(v) == value)
+        row = next(row for row in summary.rows if row.assignment == neighbour)
         pairs = [a["figures"]["makespan"] - b["figures"]["makespan"] for a, b in zip(row.runs, summary.winner.runs)]
-        assert found.mean == pytest.approx(sum(pairs) / 3)
+        assert change.mean == pytest.approx(sum(pairs) / 3)
     assert [knob.key for knob in knobs(summary)] == [key for key in PARAMS if len(PARAMS[key]) > 1]
-    best = {mark.value: mark.found.mean for mark in knobs(summary)[0].best}
+    best = {point.value: point.result.mean for point in knobs(summary)[0].best}
     for batch, mean in best.items():
         rows = [row for row in summary.rows if row.eligible and row.assignment.get("policy.decode_batch") == batch]
-        assert mean == min(row.found["makespan"].mean for row in rows)
+        assert mean == min(row.means["makespan"].mean for row in rows)
 
 
-def test_the_page_is_written_anew_to_the_same_bytes(experiment: Path, tmp_path: Path) -> None:
+def test_the_page_is_reproducible(experiment: Path, tmp_path: Path) -> None:
     assert sweeps.sim("report", experiment, "-o", tmp_path / "again.html") == 0
     assert (tmp_path / "again.html").read_bytes() == (experiment / "report.html").read_bytes()
     assert sweeps.sim("report", tmp_path) == 2
 
 
-def test_plots_are_the_same_figures_as_files(experiment: Path, tmp_path: Path) -> None:
+def test_plots_are_written_as_reproducible_files(experiment: Path, tmp_path: Path) -> None:
     stems = ["knobs", "pareto_makespan_mean_tpot_ms", "pareto_makespan_mean_ttft_ms", "queues", "time"]
     for kind, folder in (("png", "pictures"), ("svg", "one"), ("svg", "two")):
         assert sweeps.sim("plot", experiment, "-o", tmp_path / folder, "--format", kind) == 0
@@ -119,7 +119,7 @@ def test_plots_are_the_same_figures_as_files(experiment: Path, tmp_path: Path) -
 
 
 def test_numbers_and_ticks_read_well() -> None:
-    assert [number(x) for x in (0, 3, 1234.5, 379.1234, 46.849, 1.759, 0.8779, 0.00012)] == [
+    assert [format_number(x) for x in (0, 3, 1234.5, 379.1234, 46.849, 1.759, 0.8779, 0.00012)] == [
         "0", "3", "1,234", "379.1", "46.85", "1.76", "0.878", "0.00012",
     ]  # fmt: skip
     assert ticks(0, 10) == [0.0, 2.5, 5.0, 7.5, 10.0] and ticks(378.2, 383.9) == [380.0, 382.0]
@@ -128,7 +128,7 @@ def test_numbers_and_ticks_read_well() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Headless Chromium, driven as a person would: by keys and by looking."""
+    """Headless Chromium."""
     webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium to drive a browser")
     chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
     if not chromium or not driver:
@@ -139,24 +139,24 @@ def browser() -> Iterator[Any]:
     for flag in f"{flags} --disable-component-update --disable-sync --hide-scrollbars".split():
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    found = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
-    yield found
-    found.quit()
+    running = webdriver.Chrome(options=options, service=webdriver.ChromeService(executable_path=driver))
+    yield running
+    running.quit()
 
 
-def shown(browser: Any, page: Path, width: int, picture: str) -> None:
-    """Open the page at a width and keep a picture of all of it."""
+def open_page(browser: Any, page: Path, width: int, screenshot: str) -> None:
+    """Open the page at a width and save a screenshot of the full page."""
     size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 500}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
     browser.get(page.as_uri())
     height = browser.execute_script("return document.documentElement.scrollHeight")
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", {**size, "height": height})
     ARTEFACTS.mkdir(parents=True, exist_ok=True)
-    browser.save_screenshot(str(ARTEFACTS / picture))
+    browser.save_screenshot(str(ARTEFACTS / screenshot))
 
 
-def test_a_browser_shows_every_chart_without_a_complaint(experiment: Path, browser: Any) -> None:
-    shown(browser, experiment / "report.html", 1200, "report_desktop.png")
+def test_a_browser_shows_every_chart_without_errors(experiment: Path, browser: Any) -> None:
+    open_page(browser, experiment / "report.html", 1200, "report_desktop.png")
     assert browser.execute_script("return document.documentElement.dataset.ready") == "yes"
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
     count = "return [...document.querySelectorAll(arguments[0])].filter(e => e.clientWidth > 100).length"
@@ -166,8 +166,8 @@ def test_a_browser_shows_every_chart_without_a_complaint(experiment: Path, brows
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
 
 
-def test_it_is_readable_on_a_phone(experiment: Path, browser: Any) -> None:
-    shown(browser, experiment / "report.html", 390, "report_phone.png")
+def test_the_page_is_readable_on_a_phone(experiment: Path, browser: Any) -> None:
+    open_page(browser, experiment / "report.html", 390, "report_phone.png")
     assert browser.execute_script("return document.documentElement.scrollWidth") <= 390
     smallest = (
         "return Math.min(...[...document.querySelectorAll('svg text, td, p, li, dd, figcaption')].map(e => "
@@ -196,11 +196,11 @@ def test_the_table_sorts_and_filters_by_keyboard_alone(experiment: Path, browser
     assert button.tag_name == "button"
     rows = "[...document.querySelectorAll('#configurations tbody tr')]"
     column = f"return {rows}.map(r => parseFloat(r.cells[arguments[0]].dataset.v))"
-    place = browser.execute_script("return document.activeElement.closest('th').cellIndex")
+    column_index = browser.execute_script("return document.activeElement.closest('th').cellIndex")
     button.send_keys(Keys.ENTER)
-    assert (values := browser.execute_script(column, place)) == sorted(values)
+    assert (values := browser.execute_script(column, column_index)) == sorted(values)
     button.send_keys(Keys.SPACE)
-    assert (values := browser.execute_script(column, place)) == sorted(values, reverse=True)
+    assert (values := browser.execute_script(column, column_index)) == sorted(values, reverse=True)
     order = "return document.activeElement.closest('th').getAttribute('aria-sort')"
     assert browser.execute_script(order) == "descending"
     browser.execute_script("document.getElementById('filter').focus()")

@@ -1,4 +1,4 @@
-"""`sim run` and its neighbours: the files they write, the same bytes for the same seed, policies from anywhere."""
+"""`sim run`: written files, same bytes for the same seed, user policies, presets."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ seed: 3
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a scenario in it, and we are there."""
+    """Return the current folder, with a scenario in it."""
     (tmp_path / "scenario.yaml").write_text(SCENARIO)
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -36,14 +36,20 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def turns(path: Path) -> list[dict[str, Any]]:
+def read_log(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_run_prints_the_block_that_benchmark_users_know(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_prints_the_table_of_vllm_bench(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "scenario.yaml"]) == 0
     printed = capsys.readouterr().out
-    for label in ("Successful requests:", "Benchmark duration (s):", "Mean TTFT (ms):", "P99 TPOT (ms):", "Evictions:"):
+    for label in (
+        "Successful requests:",
+        "Benchmark duration (s):",
+        "Mean TTFT (ms):",
+        "P99 TPOT (ms):",
+        "Preemptions:",
+    ):
         assert label in printed
 
 
@@ -55,11 +61,11 @@ def test_the_same_seed_gives_the_same_bytes_and_another_seed_does_not(folder: Pa
         assert (folder / "a" / file).read_bytes() != (folder / "c" / file).read_bytes()
 
 
-def test_leaps_change_no_byte_of_the_results(folder: Path) -> None:
-    assert main(["run", "scenario.yaml", "-o", "leaps"]) == 0
-    assert main(["run", "scenario.yaml", "-o", "single", "--no-leaps"]) == 0
+def test_fast_forward_changes_no_byte_of_the_results(folder: Path) -> None:
+    assert main(["run", "scenario.yaml", "-o", "forwarded"]) == 0
+    assert main(["run", "scenario.yaml", "-o", "single", "--no-fast-forward"]) == 0
     assert main(["run", "scenario.yaml", "-o", "logged", "--decisions", "log.jsonl"]) == 0
-    requests = (folder / "leaps" / "requests.csv").read_bytes()
+    requests = (folder / "forwarded" / "requests.csv").read_bytes()
     assert (
         requests
         == (folder / "single" / "requests.csv").read_bytes()
@@ -67,7 +73,7 @@ def test_leaps_change_no_byte_of_the_results(folder: Path) -> None:
     )
 
 
-def test_where_a_request_spent_its_seconds_adds_up_to_its_latency(folder: Path) -> None:
+def test_time_breakdown_adds_up_to_the_latency(folder: Path) -> None:
     settings = ["--set", "engine.front_end={lag: 7, end_lag: true, seconds: 0.03}"]
     assert main(["run", "scenario.yaml", "-o", "out", *settings]) == 0
     table = rows(folder / "out" / "requests.csv")
@@ -79,14 +85,14 @@ def test_where_a_request_spent_its_seconds_adds_up_to_its_latency(folder: Path) 
     assert sum(int(line["evictions"]) for line in table) > 0, "the pool is small enough for evictions"
 
 
-def test_a_front_end_takes_its_seconds_before_the_scheduler_sees_a_request(folder: Path) -> None:
-    """An idle server, 0.5 s a call: sent at 1 s, prefilled from 1.25 to 1.75 s, one decode to 2.25 s."""
+def test_front_end_delays_a_request_before_the_scheduler_sees_it(folder: Path) -> None:
+    """An idle server, 0.5 s per call: sent at 1 s, prefilled from 1.25 to 1.75 s, one decode to 2.25 s."""
     (folder / "one.csv").write_text("arrival,prompt,output\n1.0,4,2\n")
     (folder / "outside").mkdir()
     (folder / "outside" / "profile.yaml").write_text("front_end: {seconds: 0.25}\ncost: {base: 0.5}\n")
     for profile, settings in (("outside", []), ('{"base": 0.5}', ["--set", "engine.front_end.seconds=0.25"])):
-        given = ["--trace", "one.csv", "--set", f"profile={profile}", "--set", "policy.name=vllm", *settings]
-        assert main(["run", *given, "-o", f"out-{len(settings)}"]) == 0
+        options = ["--trace", "one.csv", "--set", f"profile={profile}", "--set", "policy.name=vllm", *settings]
+        assert main(["run", *options, "-o", f"out-{len(settings)}"]) == 0
         (line,) = rows(folder / f"out-{len(settings)}" / "requests.csv")
         assert [float(line[name]) for name in ("first_token", "finish", "queued", "front_end")] == [1.75, 2.25, 0, 0.25]
 
@@ -109,15 +115,15 @@ def test_results_have_the_keys_and_units_of_vllm_bench(folder: Path) -> None:
 
 
 def test_pooled_gaps_are_the_gaps_between_logged_tokens(folder: Path) -> None:
-    """The decision log says which step gave whom a token: the gaps between those are the inter-token latencies."""
+    """The decision log shows the tokens of each step; the gaps between them are the inter-token latencies."""
     assert main(["run", "scenario.yaml", "-o", "out", "--decisions", "log.jsonl"]) == 0
     last: dict[int, float] = {}
     gaps: list[float] = []
-    for turn in turns(folder / "log.jsonl"):
-        for id, _ in turn["chunks"]:  # llm-serving runs whole prompts, so every part of a batch gives a token
+    for step in read_log(folder / "log.jsonl"):
+        for id, _ in step["chunks"]:  # llm-serving runs whole prompts, so every chunk of a batch gives a token
             if id in last:
-                gaps.append(turn["t_end"] - last[id])
-            last[id] = turn["t_end"]
+                gaps.append(step["t_end"] - last[id])
+            last[id] = step["t_end"]
     result = json.loads((folder / "out" / "result.json").read_text())
     assert result["mean_itl_ms"] == pytest.approx(1e3 * sum(gaps) / len(gaps), rel=1e-9)
     assert result["p99_itl_ms"] == pytest.approx(1e3 * percentile(gaps, 99), rel=1e-9)
@@ -130,7 +136,7 @@ def percentile(values: list[float], q: float) -> float:
     return ordered[low] + (ordered[min(low + 1, len(ordered) - 1)] - ordered[low]) * (place - low)
 
 
-def test_a_manifest_says_how_to_run_it_again(folder: Path) -> None:
+def test_manifest_is_enough_to_repeat_the_run(folder: Path) -> None:
     assert main(["run", "scenario.yaml", "-o", "out", "--set", "policy.decode_batch=5"]) == 0
     manifest = json.loads((folder / "out" / "manifest.json").read_text())
     (folder / "again.yaml").write_text(yaml.safe_dump(manifest["scenario"]))
@@ -138,26 +144,24 @@ def test_a_manifest_says_how_to_run_it_again(folder: Path) -> None:
     assert (folder / "out" / "requests.csv").read_bytes() == (folder / "again" / "requests.csv").read_bytes()
 
 
-def test_a_livelock_of_the_real_engine_is_told_and_the_command_fails(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_livelock_is_printed_and_the_command_fails(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,100,2\n0,5,2\n")
     command = ["run", "scenario.yaml", "--trace", "trace.csv", "--set", "engine.num_blocks=5", "-o", "out"]
     assert main(command) == 1
-    assert "stuck at t=0 s: nothing runs, nothing arrives (requests 0, 1)" in capsys.readouterr().out
-    assert main([*command, "--set", "engine.refuse=always"]) == 0
+    assert "stuck at t=0 s: no request runs and no request will arrive (requests 0, 1)" in capsys.readouterr().out
+    assert main([*command, "--set", "engine.reject_oversized=always"]) == 0
     assert rows(folder / "out" / "requests.csv")[0]["outcome"] == "refused"
 
 
-def test_streams_that_break_after_a_while_are_lost_and_counted(folder: Path) -> None:
-    assert main(["run", "scenario.yaml", "-o", "out", "--set", "engine.lost_after=1.5"]) == 0
+def test_client_timeouts_are_counted_as_lost(folder: Path) -> None:
+    assert main(["run", "scenario.yaml", "-o", "out", "--set", "engine.client_timeout=1.5"]) == 0
     result = json.loads((folder / "out" / "result.json").read_text())
     lost = [line for line in rows(folder / "out" / "requests.csv") if line["outcome"] == "lost"]
     assert result["outcomes"]["lost"] == len(lost) > 0
     assert all(float(line["finish"]) == pytest.approx(float(line["arrival"]) + 1.5) for line in lost)
 
 
-def test_llm_servings_own_configuration_is_a_scenario(folder: Path) -> None:
+def test_llm_serving_configuration_is_a_scenario(folder: Path) -> None:
     (folder / "server.yaml").write_text(
         "model_config: {decode_batch_size: [8], seq_length: [512], page_attention: True, prefill_batch_size: [4]}\n"
         "pa_config: {num_blocks: 128, block_size: 16, decode_seq_length: 512}\n"
@@ -180,9 +184,7 @@ def test_llm_servings_own_configuration_is_a_scenario(folder: Path) -> None:
         ("static", True, "static-paged"),
     ],
 )
-def test_the_strategies_of_llm_servings_configuration_are_all_known(
-    batching: str, paging: bool, strategy: str | None
-) -> None:
+def test_all_strategies_of_llm_serving_are_known(batching: str, paging: bool, strategy: str | None) -> None:
     model = {"decode_batch_size": [8], "batching_strategy": batching, "page_attention": paging}
     scenario = from_llm_serving({"model_config": model, "pa_config": {}}, "server.yaml")
     assert scenario["policy"].get("strategy") == strategy
@@ -204,21 +206,21 @@ class OneByOne(Policy):
 '''
 
 
-def test_a_policy_in_a_users_own_file_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_in_a_user_file_runs(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "mine.py").write_text(MINE)
     assert main(["run", "scenario.yaml", "--policy", "mine.py:OneByOne", "--decisions", "log.jsonl"]) == 0
-    assert all(len(turn["running"]) <= 1 for turn in turns(folder / "log.jsonl"))
+    assert all(len(step["running"]) <= 1 for step in read_log(folder / "log.jsonl"))
     assert main(["policies", "show", "mine.py:OneByOne"]) == 0
     assert "Serve one request at a time." in capsys.readouterr().out
-    assert main(["run", "scenario.yaml", "--policy", "mine.py:Nobody"]) == 2
+    assert main(["run", "scenario.yaml", "--policy", "mine.py:Missing"]) == 2
 
 
 @pytest.mark.parametrize("name", [*POLICIES, *presets()])
 def test_every_policy_and_preset_can_be_shown(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["policies", "show", name]) == 0
     printed = capsys.readouterr().out
-    assert "mirrors:" in printed
-    assert "proven:" in printed
+    assert "\nengine: " in printed
+    assert "\nvalidated against: " in printed
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -234,7 +236,7 @@ def test_every_preset_runs(name: str, folder: Path) -> None:
     assert json.loads((folder / "out" / "result.json").read_text())["completed"] == 20
 
 
-def test_a_scenario_to_start_from_is_valid_and_never_overwrites(
+def test_config_init_writes_a_valid_scenario_and_never_overwrites(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", "init", "start.yaml"]) == 0
@@ -244,7 +246,7 @@ def test_a_scenario_to_start_from_is_valid_and_never_overwrites(
     capsys.readouterr()
 
 
-def test_sessions_wait_for_their_previous_turn(folder: Path) -> None:
+def test_session_requests_wait_for_the_previous_response(folder: Path) -> None:
     (folder / "trace.csv").write_text(
         "arrival_s,prompt_tokens,output_tokens,id,after,delay_s\n0,5,3,one,,\n0,5,3,two,one,2.5\n0,5,3,three,two,1\n"
     )

@@ -1,4 +1,4 @@
-"""Timelines for Perfetto: a literal one, and what every one must keep to."""
+"""Timelines for Perfetto: one literal example, and invariants of all timelines."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from ..study import sweeps
 Events = list[dict[str, Any]]
 
 
-def drawn(path: Path, tree: dict[str, Any], requests: list[Request] | None = None) -> tuple[Events, Run]:
+def run_with_timeline(path: Path, tree: dict[str, Any], requests: list[Request] | None = None) -> tuple[Events, Run]:
     trace = None if requests is None else Trace(requests, "test", "synth")
     with Timeline(path) as timeline:
         run = simulate(scenario_from(tree), trace, [timeline])
     raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    found: Events = json.loads(raw)["traceEvents"]
-    return found, run
+    events: Events = json.loads(raw)["traceEvents"]
+    return events, run
 
 
 COSTS = {"kind": "linear", "prefill": 0.5, "decode_step": 0.25}
@@ -36,7 +36,7 @@ COSTS = {"kind": "linear", "prefill": 0.5, "decode_step": 0.25}
 
 def test_two_requests_one_after_the_other(tmp_path: Path) -> None:
     tree = {"policy": {"name": "llm-serving", "decode_batch": 1}, "profile": COSTS, "engine": {"num_blocks": 9}}
-    events, _ = drawn(tmp_path / "t.json", tree, [Request("a", 0.0, 4, 2), Request("b", 0.25, 4, 1)])
+    events, _ = run_with_timeline(tmp_path / "t.json", tree, [Request("a", 0.0, 4, 2), Request("b", 0.25, 4, 1)])
     steps = [(e["name"], e["ts"], e["dur"]) for e in events if e["ph"] == "X"]
     assert steps == [("prefill", 0.0, 5e5), ("decode", 5e5, 2.5e5), ("prefill", 7.5e5, 5e5)]
     slices = [(e["id"], e["ph"], e["name"], e["ts"]) for e in events if e["ph"] in "be"]
@@ -52,12 +52,12 @@ def test_two_requests_one_after_the_other(tmp_path: Path) -> None:
     assert queues == [(0.0, 0, 1), (5e5, 1, 1), (7.5e5, 1, 0), (7.5e5, 0, 1), (1.25e6, 0, 0)]
 
 
-@pytest.mark.parametrize("evicted", ["front", "swapped"])
-def test_every_slice_that_opens_closes_and_states_lie_inside_their_request(tmp_path: Path, evicted: str) -> None:
-    policy = {"name": "llm-serving", "decode_batch": 6, "evicted": evicted}
+@pytest.mark.parametrize("queue", ["front", "swapped"])
+def test_every_slice_closes_and_states_are_inside_their_request(tmp_path: Path, queue: str) -> None:
+    policy = {"name": "llm-serving", "decode_batch": 6, "preempted_to": queue}
     tree = sweeps.base(policy=policy, engine={"num_blocks": 16}, workload=sweeps.workload(60, 20.0))
-    events, run = drawn(tmp_path / "t.json.gz", tree)
-    assert sum(request.evictions for request in run.requests) > 0
+    events, run = run_with_timeline(tmp_path / "t.json.gz", tree)
+    assert sum(request.preemptions for request in run.requests) > 0
     opened: Counter[tuple[str, str]] = Counter()
     spans: dict[str, list[float]] = {}
     for event in sorted((e for e in events if e["ph"] in "be"), key=lambda e: e["ts"]):
@@ -67,12 +67,14 @@ def test_every_slice_that_opens_closes_and_states_lie_inside_their_request(tmp_p
     for request in run.requests:
         assert spans[str(request.id)][0] == pytest.approx(1e6 * request.arrival, abs=0.01)
         assert spans[str(request.id)][-1] == pytest.approx(1e6 * (request.finish or 0), abs=0.01)
-    assert sum(e["name"] == "queued again" and e["ph"] == "b" for e in events) == sum(r.evictions for r in run.requests)
+    assert sum(e["name"] == "queued again" and e["ph"] == "b" for e in events) == sum(
+        r.preemptions for r in run.requests
+    )
 
 
 def test_steps_never_overlap_and_counters_stay_in_the_pool(tmp_path: Path) -> None:
     tree = sweeps.base(policy={"name": "llm-serving", "decode_batch": 6}, engine={"num_blocks": 16})
-    events, run = drawn(tmp_path / "t.json.gz", tree)
+    events, run = run_with_timeline(tmp_path / "t.json.gz", tree)
     steps = [(e["ts"], e["ts"] + e["dur"]) for e in events if e["ph"] == "X"]
     assert len(steps) == run.calls
     assert all(end <= start + 0.002 for (_, end), (start, _) in zip(steps, steps[1:]))
@@ -81,7 +83,7 @@ def test_steps_never_overlap_and_counters_stay_in_the_pool(tmp_path: Path) -> No
     assert blocks[-1] == {"held": 0, "free": 15}
 
 
-def test_a_timeline_of_the_command_changes_no_figure_and_is_the_same_every_time(tmp_path: Path) -> None:
+def test_timeline_changes_no_metric_and_is_reproducible(tmp_path: Path) -> None:
     words = ("run", "-X", 5, "-T", 10, "--set", "policy.decode_batch=4")
     assert sweeps.sim(*words, "-o", tmp_path / "plain") == 0
     for name in ("one", "two"):
@@ -94,7 +96,7 @@ def test_a_timeline_of_the_command_changes_no_figure_and_is_the_same_every_time(
     assert instants[0] == instants[1]
 
 
-def test_a_run_that_fails_leaves_no_half_timeline(tmp_path: Path) -> None:
+def test_failed_run_leaves_no_incomplete_timeline(tmp_path: Path) -> None:
     path = tmp_path / "t.json.gz"
     with pytest.raises(RuntimeError), Timeline(path):
         raise RuntimeError

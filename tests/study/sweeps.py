@@ -1,4 +1,4 @@
-"""Small sweeps for the tests of sweep, search, compare and report: costs of their own, a second or less each."""
+"""Small sweeps for the tests of sweep, search, compare and report; each takes at most a second."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def base(**changes: Any) -> dict[str, Any]:
 
 
 def sweep_file(folder: Path, **keys: Any) -> Path:
-    """Write a sweep file over a few knobs."""
+    """Write a sweep file with two parameters."""
     params = {"policy.decode_batch": [2, 4, 8], "policy.order": ["arrival", "longest-output"]}
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump({"base": base(), "params": params, "replications": 3, **keys}, sort_keys=False))
@@ -39,13 +39,13 @@ def sim(*words: Any) -> int:
     return main([str(word) for word in words])
 
 
-def started(*words: Any, **how: Any) -> subprocess.Popen[str]:
-    """Start a command in a process of its own."""
+def start(*words: Any, **options: Any) -> subprocess.Popen[str]:
+    """Start a command in a new process."""
     command = [sys.executable, "-m", "servesim", *map(str, words)]
-    quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, **{**quiet, **how})  # type: ignore[call-overload,no-any-return]
+    captured = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return subprocess.Popen(command, **{**captured, **options})  # type: ignore[call-overload,no-any-return]
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Return the files of an experiment."""
+    """Return the result files of an experiment."""
     return {name: (folder / name).read_bytes() for name in FILES}

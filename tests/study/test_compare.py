@@ -1,4 +1,4 @@
-"""Two against each other: pairs, words, and the exit code."""
+"""`sim compare`: pairs, printed sentences, and the exit code."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servesim.study.compare import Difference, Side, batch_means, compare, verdict
+from servesim.study.compare import ComparedRuns, Difference, batch_means, compare, summarise
 from servesim.study.intervals import Interval
 from servesim.study.objective import Objective
 
@@ -22,25 +22,25 @@ def scenario(folder: Path, name: str, **policy: object) -> Path:
     return path
 
 
-def test_the_same_scenario_is_the_same_in_every_figure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_equal_scenarios_are_the_same_in_every_metric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = scenario(tmp_path, "a", decode_batch=2), scenario(tmp_path, "b", decode_batch=2, group_width=9)
     assert sweeps.sim("compare", a, b, "-j", 1, "--replications", 3, "--tolerance", "0%") == 0
     text = capsys.readouterr().out
-    assert "A and B are the same in every figure. All within the tolerance. 3 pairs of replications" in text
+    assert "A and B are the same in every metric. All within the tolerance. 3 pairs of replications" in text
 
 
-def test_a_better_policy_is_called_better_and_is_outside_the_tolerance(
+def test_a_better_policy_is_reported_and_exceeds_the_tolerance(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     a, b = scenario(tmp_path, "a"), scenario(tmp_path, "b", decode_batch=4)
     words = ("compare", a, b, "-j", 1, "--replications", 4, "--metric", "makespan", "--metric", "mean_tpot_ms")
     assert sweeps.sim(*words, "--tolerance", "5%") == 3
     text = capsys.readouterr().out
-    assert "By makespan, B is " in text and "% better (between -" in text
+    assert "By makespan, B is " in text and "% better (interval -" in text
     assert "B is worse in mean_tpot_ms." in text and "Outside the tolerance of 5 %: makespan (-" in text
     assert sweeps.sim(*words, "--tolerance", "500%", "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["figures"]["makespan"]["pairs"] == 4 and found["figures"]["makespan"]["part"] < -0.3
+    result = json.loads(capsys.readouterr().out)
+    assert result["figures"]["makespan"]["pairs"] == 4 and result["figures"]["makespan"]["part"] < -0.3
 
 
 def test_runs_in_folders_are_paired_by_batches_of_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,7 +49,7 @@ def test_runs_in_folders_are_paired_by_batches_of_requests(tmp_path: Path, capsy
     assert sweeps.sim("compare", tmp_path / "a", tmp_path / "b", "-j", 1, "--metric", "mean_e2el_ms") == 0
     assert "20 pairs of batches" in capsys.readouterr().out
     assert sweeps.sim("compare", tmp_path / "a", tmp_path / "a", "-j", 1) == 0
-    assert "the same in every figure" in capsys.readouterr().out
+    assert "the same in every metric" in capsys.readouterr().out
 
 
 def test_configurations_of_a_sweep_are_paired_by_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,53 +59,53 @@ def test_configurations_of_a_sweep_are_paired_by_seed(tmp_path: Path, capsys: py
     expected = float(dict(zip(summary[0].split(","), summary[1].split(",")))["makespan_diff"])
     capsys.readouterr()
     assert sweeps.sim("compare", f"{out}:0", out, "-j", 1, "--json") == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["figures"]["makespan"]["difference"] == pytest.approx(expected, rel=1e-12)
+    result = json.loads(capsys.readouterr().out)
+    assert result["figures"]["makespan"]["difference"] == pytest.approx(expected, rel=1e-12)
     assert sweeps.sim("compare", f"{out}:0", out / "best.yaml", "-j", 1, "--replications", 3, "--json") == 0
-    assert json.loads(capsys.readouterr().out)["figures"] == found["figures"]
+    assert json.loads(capsys.readouterr().out)["figures"] == result["figures"]
     assert sweeps.sim("compare", f"{out}:99", out, "-j", 1) == 2
     assert "no configuration 99, only 0 to 6" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("one", "change", "words"),
+    ("objective", "change", "text"),
     [
         (LOW, Interval(0.0, 0.0, 5), "the same"),
-        (LOW, Interval(-4.0, 1.0, 5), "B is 4.00 % better (between -5.00 and -3.00 %)"),
-        (HIGH, Interval(-4.0, 1.0, 5), "B is 4.00 % worse (between -5.00 and -3.00 %)"),
-        (LOW, Interval(1.0, 2.0, 5), "cannot be told apart (between -1.00 and +3.00 %)"),
+        (LOW, Interval(-4.0, 1.0, 5), "B is 4.00 % better (interval -5.00 to -3.00 %)"),
+        (HIGH, Interval(-4.0, 1.0, 5), "B is 4.00 % worse (interval -5.00 to -3.00 %)"),
+        (LOW, Interval(1.0, 2.0, 5), "the difference is not significant (interval -1.00 to +3.00 %)"),
         (HIGH, Interval(2.5, None, 1), "B is 2.50 % better (one run each)"),
     ],
 )
-def test_differences_are_put_into_words(one: Objective, change: Interval, words: str) -> None:
-    assert Difference(one, 100.0, 100.0 + change.mean, change, "replications").words() == words
+def test_a_difference_is_described(objective: Objective, change: Interval, text: str) -> None:
+    assert Difference(objective, 100.0, 100.0 + change.mean, change, "replications").describe() == text
 
 
-def test_pairs_are_made_only_where_chance_was_the_same() -> None:
-    a = Side("a", {1: {"makespan": 10.0}, 2: {"makespan": 20.0}, 3: {"makespan": 99.0}})
-    b = Side("b", {2: {"makespan": 22.0}, 1: {"makespan": 12.0}, 4: {"makespan": 0.0}})
-    (found,) = compare(a, b, [LOW])
-    assert found.change == (2.0, 0.0, 2) and (found.a, found.b) == (15.0, 17.0)
-    assert verdict([found], 0.2).endswith("All within the tolerance.")
-    assert "Outside the tolerance of 10 %: makespan (+13.33 %)" in verdict([found], 0.1)
+def test_only_runs_with_the_same_seed_are_paired() -> None:
+    a = ComparedRuns("a", {1: {"makespan": 10.0}, 2: {"makespan": 20.0}, 3: {"makespan": 99.0}})
+    b = ComparedRuns("b", {2: {"makespan": 22.0}, 1: {"makespan": 12.0}, 4: {"makespan": 0.0}})
+    (difference,) = compare(a, b, [LOW])
+    assert difference.change == (2.0, 0.0, 2) and (difference.a, difference.b) == (15.0, 17.0)
+    assert summarise([difference], 0.2).endswith("All within the tolerance.")
+    assert "Outside the tolerance of 10 %: makespan (+13.33 %)" in summarise([difference], 0.1)
 
 
 def test_batch_means_average_over_consecutive_arrivals() -> None:
     fixed = {"output": 3, "outcome": "finished"}
     times = [{"id": str(k), "arrival": float(k), "first_token": k + 1.0, "finish": k + 3.0} for k in range(80)]
-    found = batch_means([{**fixed, **row} for row in times])
-    assert len(found) == 20
-    assert set(map(tuple, (v.items() for v in found.values()))) == {
+    means = batch_means([{**fixed, **row} for row in times])
+    assert len(means) == 20
+    assert set(map(tuple, (v.items() for v in means.values()))) == {
         (("mean_ttft_ms", 1000.0), ("mean_e2el_ms", 3000.0), ("mean_tpot_ms", 1000.0))
     }
 
 
 @pytest.mark.parametrize("words", [("--confidence", "100%"), ("--metric", "speed")])
-def test_bad_options_are_exit_2(tmp_path: Path, words: tuple[str, str]) -> None:
+def test_bad_options_exit_with_2(tmp_path: Path, words: tuple[str, str]) -> None:
     a = scenario(tmp_path, "a")
     assert sweeps.sim("compare", a, a, "-j", 1, *words) == 2
 
 
-def test_a_folder_that_holds_no_run_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert sweeps.sim("compare", tmp_path, scenario(tmp_path, "a"), "-j", 1) == 2
-    assert "expected the folder of a run or of a sweep" in capsys.readouterr().err
+    assert "expected a folder of `sim run -o` or `sim sweep`" in capsys.readouterr().err

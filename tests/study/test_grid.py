@@ -1,10 +1,10 @@
-"""The parameter grid: what a sweep file's params unroll to."""
+"""The parameter grid: the configurations of `params` in a sweep file."""
 
 from __future__ import annotations
 
 import pytest
 from servesim.core import BadInput
-from servesim.study.grid import assigned, axis, unroll
+from servesim.study.grid import apply_assignment, parse_axis, unroll
 
 
 def test_a_grid_is_every_combination_with_the_last_key_fastest() -> None:
@@ -16,9 +16,9 @@ def test_a_grid_is_every_combination_with_the_last_key_fastest() -> None:
     ]
 
 
-def test_a_list_of_grids_is_their_union_so_that_families_have_their_own_axes() -> None:
-    found = unroll([{"policy.name": "a", "policy.x": [1, 2]}, {"policy.name": "b", "policy.y": 3}], None, 0)
-    assert found == [
+def test_a_list_of_grids_is_their_union() -> None:
+    configs = unroll([{"policy.name": "a", "policy.x": [1, 2]}, {"policy.name": "b", "policy.y": 3}], None, 0)
+    assert configs == [
         {"policy.name": "a", "policy.x": 1},
         {"policy.name": "a", "policy.x": 2},
         {"policy.name": "b", "policy.y": 3},
@@ -26,7 +26,7 @@ def test_a_list_of_grids_is_their_union_so_that_families_have_their_own_axes() -
 
 
 @pytest.mark.parametrize(
-    ("given", "values"),
+    ("spec", "values"),
     [
         ({"range": [0, 2], "step": 0.5}, [0.0, 0.5, 1.0, 1.5, 2.0]),
         ({"range": [1, 9], "step": 4}, [1, 5, 9]),
@@ -38,59 +38,62 @@ def test_a_list_of_grids_is_their_union_so_that_families_have_their_own_axes() -
         (7, [7]),
     ],
 )
-def test_ranges_include_both_ends_and_are_free_of_floating_dust(given: object, values: list[object]) -> None:
-    found = list(axis("k", given).values)
-    assert found == values
-    assert [type(value) for value in found] == [type(value) for value in values]
+def test_ranges_include_both_ends_and_have_no_rounding_errors(spec: object, values: list[object]) -> None:
+    parsed = list(parse_axis("k", spec).values)
+    assert parsed == values
+    assert [type(value) for value in parsed] == [type(value) for value in values]
 
 
-def test_samples_of_a_grid_never_repeat_and_are_the_same_for_the_same_seed() -> None:
+def test_samples_of_a_grid_are_distinct_and_depend_on_the_seed() -> None:
     params = {"a": list(range(10)), "b": list(range(10))}
     first, again, other = unroll(params, 30, 1), unroll(params, 30, 1), unroll(params, 30, 2)
     assert first == again != other
-    assert len({tuple(one.items()) for one in first}) == 30
+    assert len({tuple(config.items()) for config in first}) == 30
     assert len(unroll(params, 1000, 1)) == 100
 
 
 def test_random_axes_stay_within_their_bounds() -> None:
     params = {"u": {"uniform": [0.5, 2]}, "l": {"loguniform": [1, 1000]}, "i": {"integers": [1, 3]}}
-    found = unroll({**params, "c": {"choice": ["x", "y"]}}, 200, 0)
-    assert all(0.5 <= one["u"] <= 2 and 1 <= one["l"] <= 1000 for one in found)
-    assert {one["i"] for one in found} == {1, 2, 3} and {one["c"] for one in found} == {"x", "y"}
-    assert sorted(one["l"] for one in found)[100] == pytest.approx(31.6, rel=0.5)  # half below the geometric middle
+    configs = unroll({**params, "c": {"choice": ["x", "y"]}}, 200, 0)
+    assert all(0.5 <= config["u"] <= 2 and 1 <= config["l"] <= 1000 for config in configs)
+    assert {config["i"] for config in configs} == {1, 2, 3} and {config["c"] for config in configs} == {"x", "y"}
+    assert sorted(config["l"] for config in configs)[100] == pytest.approx(31.6, rel=0.5)  # near the geometric mean
 
 
 @pytest.mark.parametrize(
-    ("params", "complaint"),
+    ("params", "message"),
     [
         ({"a": []}, "params.a: expected at least one value, got none"),
         ({"a": {"rnage": [0, 1]}}, "params.a: expected a list or one of range, uniform, loguniform, integers, choice"),
         ({"a": {"range": [2, 1], "step": 1}}, r"params.a.range: expected \[low, high\], got 2 above 1"),
-        ({"a": {"range": [0, 1]}}, "params.a: expected one of step and count beside range"),
+        ({"a": {"range": [0, 1]}}, "params.a: expected range with either step or count"),
         ({"a": {"range": [0, 1], "step": 0}}, "params.a.step: expected more than 0, got 0"),
         ({"a": {"range": [0, 4], "count": 3, "scale": "log"}}, "params.a.scale: expected linear, or log"),
-        ({"a": {"uniform": [0, 1]}}, "params.a: drawn at random; say how many with `samples: N`"),
+        ({"a": {"uniform": [0, 1]}}, "params.a: has random values; set the number of draws with `samples: N`"),
         ({"a": {"uniform": [0, "x"]}}, "params.a.uniform: expected a number, got 'x'"),
         ({"a": {"uniform": [0, 1], "step": 1}}, "params.a.step: unknown key; known: uniform"),
-        ({"seed": [1, 2]}, "params.seed: no parameter, since configurations share their chance"),
+        ({"seed": [1, 2]}, "params.seed: cannot be swept: all configurations use the same random numbers; set `rep"),
         ([{"a": 1}, 3], r"params\[1\]: expected keys and their values, got 3"),
     ],
 )
-def test_bad_params_are_one_clear_line(params: object, complaint: str) -> None:
-    with pytest.raises(BadInput, match=complaint) as caught:
+def test_bad_params_give_a_one_line_error(params: object, message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
         unroll(params, None, 0)  # type: ignore[arg-type]
     assert "\n" not in str(caught.value)
 
 
-def test_another_policy_family_brings_only_its_own_fields() -> None:
+def test_another_policy_name_drops_the_fields_of_the_old_policy() -> None:
     base = {"policy": {"name": "llm-serving", "decode_batch": 8}, "seed": 3}
-    assert assigned(base, {"policy.x": 1, "policy.name": "other"}) == {"policy": {"name": "other", "x": 1}, "seed": 3}
-    assert assigned(base, {"policy.name": "llm-serving"}) == base
-    assert assigned(base, {"policy": {"name": "other", "y": 2}})["policy"] == {"name": "other", "y": 2}
-    assert assigned({"policy": "vllm"}, {"policy.x": 1}) == {"policy": {"name": "vllm", "x": 1}}
+    assert apply_assignment(base, {"policy.x": 1, "policy.name": "other"}) == {
+        "policy": {"name": "other", "x": 1},
+        "seed": 3,
+    }
+    assert apply_assignment(base, {"policy.name": "llm-serving"}) == base
+    assert apply_assignment(base, {"policy": {"name": "other", "y": 2}})["policy"] == {"name": "other", "y": 2}
+    assert apply_assignment({"policy": "vllm"}, {"policy.x": 1}) == {"policy": {"name": "vllm", "x": 1}}
 
 
-def test_a_workload_or_a_trace_takes_the_place_of_either() -> None:
+def test_a_trace_replaces_a_workload() -> None:
     base = {"workload": {"contest": {"X": 1, "T": 2}}}
-    assert assigned(base, {"trace": "f.csv"}) == {"policy": {"name": "llm-serving"}, "trace": "f.csv"}
-    assert assigned(base, {"workload.contest.X": 5})["workload"] == {"contest": {"X": 5, "T": 2}}
+    assert apply_assignment(base, {"trace": "f.csv"}) == {"policy": {"name": "llm-serving"}, "trace": "f.csv"}
+    assert apply_assignment(base, {"workload.contest.X": 5})["workload"] == {"contest": {"X": 5, "T": 2}}

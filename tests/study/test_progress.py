@@ -16,26 +16,26 @@ pty = pytest.importorskip("pty", reason="needs pseudo-terminals")
 
 
 def on_terminal(command: list[str]) -> str:
-    """Return what a command writes to a terminal of 100 columns."""
+    """Return the output of a command on a terminal with 100 columns."""
     import fcntl
     import termios
 
     outside, inside = pty.openpty()
     fcntl.ioctl(inside, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
-    process = sweeps.started(*command, stdout=inside, stderr=inside)
+    process = sweeps.start(*command, stdout=inside, stderr=inside)
     os.close(inside)
-    found = b""
+    output = b""
     while True:
         try:
-            part = os.read(outside, 4096)
-        except OSError:  # how Linux says that nobody is left at the other end
+            data = os.read(outside, 4096)
+        except OSError:  # Linux: the other end is closed
             break
-        if not part:
+        if not data:
             break
-        found += part
+        output += data
     os.close(outside)
-    assert process.wait() == 0, found.decode()
-    return found.decode()
+    assert process.wait() == 0, output.decode()
+    return output.decode()
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")

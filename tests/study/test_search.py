@@ -1,4 +1,4 @@
-"""Search: Optuna's proposals tried on the simulator, halving over the trace, and the highest rate by bisection."""
+"""Search: Optuna trials on the simulator, successive halving over the trace, and capacity by bisection."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from servesim.core import BadInput
-from servesim.study.capacity import Bound, Ladder, Trial, at_rate, bound
+from servesim.study.capacity import Bound, CapacitySearch, Trial, parse_bound, scenario_at_rate
 from servesim.study.executor import Serial
 from servesim.study.experiment import read_experiment
 from servesim.study.ranking import Summary
-from servesim.study.sweep import load, sweep
+from servesim.study.sweep import load_summary, sweep
 
 from . import sweeps
 
@@ -21,8 +21,8 @@ from . import sweeps
 def search_file(folder: Path, **keys: Any) -> Path:
     params = {"policy.decode_batch": {"integers": [1, 32]}, "policy.order": ["arrival", "longest-output"]}
     path = folder / "search.yaml"
-    given = {"base": sweeps.base(), "params": params, "objectives": ["makespan"], "trials": 24, **keys}
-    path.write_text(yaml.safe_dump(given, sort_keys=False))
+    tree = {"base": sweeps.base(), "params": params, "objectives": ["makespan"], "trials": 24, **keys}
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
     return path
 
 
@@ -42,12 +42,12 @@ def _library() -> None:
     pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
 
 
-def test_a_search_finds_what_is_better_and_leaves_a_sweep_s_files(tmp_path: Path) -> None:
+def test_a_search_comes_within_1_percent_of_the_full_grid_and_writes_the_files_of_a_sweep(tmp_path: Path) -> None:
     assert sweeps.sim("search", search_file(tmp_path), "-o", tmp_path / "out", "-j", 1, "-q") == 0
     grid = {"policy.decode_batch": {"range": [1, 32], "step": 1}, "policy.order": ["arrival", "longest-output"]}
     experiment = read_experiment(sweeps.sweep_file(tmp_path, params=grid, replications=1))
     exhaustive = Summary(experiment, sweep(experiment, tmp_path / "all", Serial())).rows[0].mean("makespan")
-    assert load(tmp_path / "out").rows[0].mean("makespan") <= 1.01 * exhaustive
+    assert load_summary(tmp_path / "out").rows[0].mean("makespan") <= 1.01 * exhaustive
     assert sweeps.sim("run", tmp_path / "out/best.yaml") == 0
     assert sweeps.sim("report", tmp_path / "out") == 0
     journal = [json.loads(line) for line in (tmp_path / "out/runs.jsonl").read_text().splitlines()]
@@ -55,41 +55,41 @@ def test_a_search_finds_what_is_better_and_leaves_a_sweep_s_files(tmp_path: Path
     assert len(keys) == len(set(keys)), "a configuration was run twice"
 
 
-def test_a_search_continued_proposes_what_it_would_have_proposed(tmp_path: Path) -> None:
+def test_a_resumed_search_proposes_the_same_trials(tmp_path: Path) -> None:
     file = search_file(tmp_path, trials=24, batch=4)
     assert sweeps.sim("search", file, "-o", tmp_path / "whole", "-j", 1, "-q", "--no-report") == 0
     from servesim.study import search as module
 
-    original = module.round_of
+    original = module.run_batch
     calls = 0
 
-    def dying(*given: Any) -> None:
+    def interrupted(*args: Any) -> None:
         nonlocal calls
         calls += 1
         if calls == 4:
-            study, space = given[1], given[0].space
-            study.ask(space)  # left in the middle, as a kill would
+            study, space = args[1], args[0].space
+            study.ask(space)  # stays running, as after a kill
             raise KeyboardInterrupt
-        original(*given)
+        original(*args)
 
-    module.round_of = dying
+    module.run_batch = interrupted
     try:
         assert sweeps.sim("search", file, "-o", tmp_path / "parts", "-j", 1, "-q", "--no-report") == 130
     finally:
-        module.round_of = original
+        module.run_batch = original
     assert sweeps.sim("search", file, "-o", tmp_path / "parts", "-j", 1, "-q", "--no-report", "--resume") == 0
     assert trials(tmp_path / "parts") == trials(tmp_path / "whole")
     for name in ("runs.jsonl", "summary.csv", "best.yaml"):
         assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
-def test_successive_halving_gives_only_the_better_ones_the_whole_trace(tmp_path: Path) -> None:
+def test_successive_halving_runs_only_the_better_trials_on_the_full_trace(tmp_path: Path) -> None:
     file = search_file(tmp_path, halving={"start": 0.1, "factor": 3}, trials=30)
     assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
     states = [state for _, state, _ in trials(tmp_path / "out")]
     assert states.count("PRUNED") >= 10 and states.count("COMPLETE") >= 3
-    whole = len((tmp_path / "out/runs.jsonl").read_text().splitlines())
-    assert whole <= states.count("COMPLETE") + 1
+    full_runs = len((tmp_path / "out/runs.jsonl").read_text().splitlines())
+    assert full_runs <= states.count("COMPLETE") + 1
 
 
 def test_several_objectives_give_a_front(tmp_path: Path) -> None:
@@ -99,90 +99,92 @@ def test_several_objectives_give_a_front(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "complaint"),
+    ("keys", "message"),
     [
         ({"params": {}}, "params: expected at least one key to search over"),
         ({"params": {"policy.decode_batch": {"integers": [1]}}}, "expected [low, high], got [1]"),
         ({"params": {"policy.decode_batch": {"normal": [1, 2]}}}, "expected one of range, uniform, loguniform"),
         ({"sampler": "guess"}, "sampler: expected 'auto', 'tpe', 'nsga2' or 'random', got 'guess'"),
-        ({"halving": True, "objectives": ["makespan", "busy_s"]}, "halving: expected one objective to judge by, got 2"),
+        ({"halving": True, "objectives": ["makespan", "busy_s"]}, "halving: expected exactly one objective, got 2"),
         ({"tirals": 3}, "tirals: unknown key; known: name, base, params"),
     ],
 )
-def test_a_bad_search_file_is_one_clear_line(
-    tmp_path: Path, keys: dict[str, Any], complaint: str, capsys: pytest.CaptureFixture[str]
+def test_a_bad_search_file_gives_a_one_line_error(
+    tmp_path: Path, keys: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert sweeps.sim("search", search_file(tmp_path, **keys), "-o", tmp_path / "out", "-j", 1) == 2
     error = capsys.readouterr().err
-    assert complaint in error and error.count("\n") == 1
+    assert message in error and error.count("\n") == 1
 
 
 def test_a_search_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = search_file(tmp_path, trials=2)
     assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
     assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q") == 2
-    assert "never overwritten" in capsys.readouterr().err
+    assert "already holds a search; continue with --resume" in capsys.readouterr().err
     more = ("-j", 1, "-q", "--no-report", "--resume", "--trials", 5)
     assert sweeps.sim("search", file, "-o", tmp_path / "out", *more) == 0
     assert len(trials(tmp_path / "out")) == 5
 
 
 def constant(rate: float, requests: int = 200) -> dict[str, Any]:
-    """One request at a time, 0.1 s each (a prefill of 0.04 s and two decodes of 0.03 s), at even gaps: D/D/1."""
+    """A D/D/1 queue: one request at a time, 0.1 s each (a prefill of 0.04 s and two decodes of 0.03 s)."""
     lengths = {"kind": "fixed", "prompt": 10, "output": 3}
     workload = {"requests": requests, "arrivals": {"kind": "constant", "rate": rate}, "lengths": lengths}
     costs = {"kind": "linear", "prefill": 0.04, "decode_step": 0.03}
     return {"workload": workload, "policy": {"name": "llm-serving"}, "profile": costs}
 
 
-def test_bisection_finds_the_capacity_that_theory_gives() -> None:
-    ladder = Ladder(constant(1.0), [bound("p99_ttft_ms<=45")], 1, Serial())
-    best = ladder.climb(0.01)
+def test_bisection_finds_the_theoretical_capacity() -> None:
+    search = CapacitySearch(constant(1.0), [parse_bound("p99_ttft_ms<=45")], 1, Serial())
+    best = search.find_rate(0.01)
     assert best is not None and best.rate == pytest.approx(10.0, rel=0.011)
-    miss = ladder.first_miss(best)
+    miss = search.first_miss(best)
     assert miss is not None and miss.rate >= 10.0 and best.rate <= 10.0
-    from_above = Ladder(constant(80.0), [bound("p99_ttft_ms<=45")], 1, Serial()).climb(0.01)
+    from_above = CapacitySearch(constant(80.0), [parse_bound("p99_ttft_ms<=45")], 1, Serial()).find_rate(0.01)
     assert from_above is not None and from_above.rate == pytest.approx(10.0, rel=0.011)
 
 
-def test_a_bound_that_no_rate_meets_is_exit_3_and_one_that_all_meet_has_no_limit(
+def test_a_bound_that_no_rate_meets_exits_with_3_and_one_that_all_meet_has_no_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump(constant(1.0, 20)))
     assert sweeps.sim("search", path, "--meet", "p99_ttft_ms<=30", "-j", 1) == 3
-    assert "no rate meets p99_ttft_ms<=30: at 0.0002441 req/s p99_ttft_ms is 40.0" in capsys.readouterr().out
+    assert "no tested rate meets p99_ttft_ms<=30: at 0.0002441 req/s, p99_ttft_ms is 40.0" in capsys.readouterr().out
     assert sweeps.sim("search", path, "--meet", "failed<=0", "-j", 1) == 0
-    assert "no rate tried was too high" in capsys.readouterr().out
+    assert "every tested rate meets the bounds" in capsys.readouterr().out
 
 
-def test_goodput_under_an_slo_is_searched_for_by_attainment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attainment_of_an_slo_can_be_a_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump(constant(1.0)))
     words = ("--meet", "attainment>=0.99", "--goodput", "e2el:150", "-o", tmp_path / "out", "-j", 1, "--steady")
     assert sweeps.sim("search", path, *words) == 0
     assert "highest rate that meets attainment>=0.99: " in capsys.readouterr().out
-    found = yaml.safe_load((tmp_path / "out/best.yaml").read_text())
-    assert found["workload"]["arrivals"]["rate"] == pytest.approx(10.0, rel=0.02)
+    best_scenario = yaml.safe_load((tmp_path / "out/best.yaml").read_text())
+    assert best_scenario["workload"]["arrivals"]["rate"] == pytest.approx(10.0, rel=0.02)
     assert sweeps.sim("search", path, "--meet", "attainment>=0.99", "-j", 1) == 2
     assert "the run has no attainment" in capsys.readouterr().err
 
 
-def test_the_scenario_at_the_rate_found_is_written_where_its_workload_names_one() -> None:
+def test_a_workload_with_a_rate_key_gets_the_new_rate() -> None:
     trial = Trial(2.0, 1.0, {}, ())
-    contest = at_rate({"workload": {"contest": {"X": 0.5, "T": 3000}}}, trial)
+    contest = scenario_at_rate({"workload": {"contest": {"X": 0.5, "T": 3000}}}, trial)
     assert contest == {"workload": {"contest": {"X": 1.0, "T": 1500.0}}}
-    assert at_rate({"trace": {"path": "x"}}, trial) is None
+    assert scenario_at_rate({"trace": {"path": "x"}}, trial) is None
 
 
-@pytest.mark.parametrize("given", ["p99_ttft_ms", "p99_ttft_ms<500", "p99_ttft_ms<=fast", "speed<=3"])
-def test_a_bad_bound_is_refused(given: str) -> None:
+@pytest.mark.parametrize("text", ["p99_ttft_ms", "p99_ttft_ms<500", "p99_ttft_ms<=fast", "speed<=3"])
+def test_a_bad_bound_is_an_error(text: str) -> None:
     with pytest.raises(BadInput, match="--meet"):
-        bound(given)
-    assert bound(" p99_ttft_ms <= 5e2 ") == Bound("p99_ttft_ms", "<=", 500.0)
+        parse_bound(text)
+    assert parse_bound(" p99_ttft_ms <= 5e2 ") == Bound("p99_ttft_ms", "<=", 500.0)
 
 
-def test_requests_without_a_rate_cannot_be_searched() -> None:
+def test_requests_without_a_rate_are_an_error() -> None:
     burst = {"requests": 5, "arrivals": {"kind": "burst"}, "lengths": {"kind": "fixed", "prompt": 1, "output": 1}}
-    with pytest.raises(BadInput, match="have no rate"):
-        Ladder({"workload": burst}, [], 1, Serial())
+    with pytest.raises(
+        BadInput, match="expected requests with a rate, but they wait for each other or all arrive at once"
+    ):
+        CapacitySearch({"workload": burst}, [], 1, Serial())

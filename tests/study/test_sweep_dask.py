@@ -27,7 +27,7 @@ class Cluster:
         self.processes = [self.start("scheduler", "--host", "127.0.0.1", "--port", "0", "--no-dashboard")]
         end = time.monotonic() + 60
         while not self.file.exists() or not self.file.stat().st_size:
-            assert time.monotonic() < end, "no scheduler came up"
+            assert time.monotonic() < end, "the scheduler did not start"
             time.sleep(0.05)
         self.address = json.loads(self.file.read_text())["address"]
         here = ("--host", "127.0.0.1", "--nthreads", "1", "--no-nanny", "--no-dashboard")
@@ -48,9 +48,9 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path, 2)
-    yield found
-    found.close()
+    running = Cluster(tmp_path, 2)
+    yield running
+    running.close()
 
 
 def runs(folder: Path) -> int:
@@ -58,16 +58,16 @@ def runs(folder: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def test_a_sweep_outlives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cluster) -> None:
+def test_a_sweep_survives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cluster) -> None:
     file = sweeps.sweep_file(tmp_path, replications=20)
     out = tmp_path / "out"
-    process = sweeps.started("sweep", file, "-o", out, "--executor", f"dask:{cluster.address}", "-q")
+    process = sweeps.start("sweep", file, "-o", out, "--executor", f"dask:{cluster.address}", "-q")
     end = time.monotonic() + 120
     while process.poll() is None and runs(out) < 20:
-        assert time.monotonic() < end, "no run came in"
+        assert time.monotonic() < end, "no run finished"
         time.sleep(0.01)
     cluster.workers[0].send_signal(signal.SIGKILL)
-    assert runs(out) < 140, "it was over before the worker was killed"
+    assert runs(out) < 140, "the sweep ended before the worker was killed"
     text, error = process.communicate(timeout=180)
     assert process.returncode == 0, error
     assert "7 configurations, 140 runs" in text
@@ -75,10 +75,10 @@ def test_a_sweep_outlives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cl
     assert sweeps.contents(out) == sweeps.contents(tmp_path / "here")
 
 
-def test_no_scheduler_at_the_address_is_one_clear_line(tmp_path: Path) -> None:
+def test_no_scheduler_at_the_address_gives_a_one_line_error(tmp_path: Path) -> None:
     file = sweeps.sweep_file(tmp_path)
-    process = sweeps.started("sweep", file, "-o", tmp_path / "out", "--executor", "dask:tcp://127.0.0.1:9", "-q")
+    process = sweeps.start("sweep", file, "-o", tmp_path / "out", "--executor", "dask:tcp://127.0.0.1:9", "-q")
     _, error = process.communicate(timeout=60)
     assert process.returncode == 2
-    assert error.startswith("sim: --executor dask:tcp://127.0.0.1:9: no scheduler answers there")
+    assert error.startswith("sim: --executor dask:tcp://127.0.0.1:9: no dask scheduler answers at this address")
     assert error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Sweeps that are killed, interrupted, starved of disk or robbed of a worker lose nothing and double nothing."""
+"""A sweep that is killed, interrupted, out of disk space or without a worker loses no run and repeats none."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from servesim.core import BadInput
 from servesim.study.executor import Pool, Serial, WorkerLost
 from servesim.study.experiment import read_experiment
 from servesim.study.journal import Journal, read_journal
-from servesim.study.sweep import in_order, sweep
+from servesim.study.sweep import in_task_order, sweep
 
 from . import sweeps
 
-REPLICATIONS = 72  # of 7 configurations: enough to be hit four times in the middle, by whatever machine
+REPLICATIONS = 72  # of 7 configurations: long enough to be killed four times on any machine
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a sweep file and what an undisturbed sweep of it leaves in `out`."""
+    """A folder with a sweep file and the result of an uninterrupted sweep in `out`."""
     folder = tmp_path_factory.mktemp("whole")
     assert sweeps.sim("sweep", sweeps.sweep_file(folder, replications=REPLICATIONS), "-o", folder / "out", "-j", 1) == 0
     return folder
@@ -53,40 +53,40 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(what: Any, seconds: float = 60.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < end, "waited in vain"
+    while not condition():
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.005)
 
 
-def test_a_sweep_killed_at_random_moments_ends_byte_identical_without_orphans(whole: Path, tmp_path: Path) -> None:
-    chance, out = random.Random(6), tmp_path / "out"
+def test_a_sweep_killed_at_random_times_ends_byte_identical_without_orphans(whole: Path, tmp_path: Path) -> None:
+    rng, out = random.Random(6), tmp_path / "out"
     for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
         before = lines(out)
-        process = sweeps.started("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
-        wanted = before + chance.randint(1, 30)
-        wait_for(lambda: lines(out) >= wanted or process.poll() is not None)  # noqa: B023
+        process = sweeps.start("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
+        target = before + rng.randint(1, 30)
+        wait_for(lambda: lines(out) >= target or process.poll() is not None)  # noqa: B023
         workers = children(process.pid)
-        time.sleep(chance.random() * 0.05)
+        time.sleep(rng.random() * 0.05)
         process.send_signal(number)
         _, error = process.communicate(timeout=60)
         wait_for(lambda: not any(alive(pid) for pid in workers), 20)  # noqa: B023
         assert process.returncode == (130 if number in (signal.SIGINT, signal.SIGTERM) else -number), error
         assert number == signal.SIGKILL or "--resume" in error
-        assert lines(out) < 7 * REPLICATIONS, "it was over before it was killed"
-    process = sweeps.started("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
+        assert lines(out) < 7 * REPLICATIONS, "the sweep ended before it was killed"
+    process = sweeps.start("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
     _, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
     assert sweeps.contents(out) == sweeps.contents(whole / "out")
 
 
-def test_a_journal_torn_at_any_byte_is_continued_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
+def test_a_journal_cut_at_any_byte_is_resumed_to_the_same_bytes(whole: Path, tmp_path: Path) -> None:
     text = (whole / "out/runs.jsonl").read_bytes()
     experiment = read_experiment(whole / "sweep.yaml")
-    chance = random.Random(2)
+    rng = random.Random(2)
     last = text.rfind(b"\n", 0, len(text) - 1) + 1
-    for cut in [0, 1, last - 1, last, last + 1, len(text) - 1, chance.randrange(len(text) * 9 // 10, len(text))]:
+    for cut in [0, 1, last - 1, last, last + 1, len(text) - 1, rng.randrange(len(text) * 9 // 10, len(text))]:
         folder = tmp_path / str(cut)
         folder.mkdir()
         (folder / "experiment.json").write_bytes((whole / "out/experiment.json").read_bytes())
@@ -99,14 +99,14 @@ def test_a_journal_torn_at_any_byte_is_continued_to_the_same_bytes(whole: Path, 
                 assert journal.records == []
 
 
-def test_a_full_disk_ends_the_sweep_with_one_line_and_it_is_continued(whole: Path, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_sweep_with_one_line_and_it_can_be_resumed(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     size = (whole / "out/runs.jsonl").stat().st_size
     limit = size // 3 // 1024
     words = f"'{sys.executable}' -m servesim sweep '{whole}/sweep.yaml' -o '{out}' -j 2 -q"
     done = subprocess.run(["bash", "-c", f"ulimit -f {limit}; exec {words}"], capture_output=True, text=True)
     assert done.returncode == 1, done.stderr
-    assert done.stderr == f"sim: {out}/runs.jsonl: File too large; make room, then continue with --resume\n"
+    assert done.stderr == f"sim: {out}/runs.jsonl: File too large; free disk space, then continue with --resume\n"
     kept = (out / "runs.jsonl").read_bytes()
     assert kept.endswith(b"\n") and (whole / "out/runs.jsonl").read_bytes().startswith(kept)
     assert sweeps.sim("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 1) == 0
@@ -118,19 +118,19 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 96 KiB."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", disk], capture_output=True)
-    if made.returncode:
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=96k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
         pytest.skip("needs the right to mount a tmpfs")
     yield disk
     subprocess.run(["umount", disk], check=True)
 
 
-def test_no_space_left_is_survived_and_nothing_is_torn(whole: Path, tiny_disk: Path, tmp_path: Path) -> None:
-    process = sweeps.started("sweep", whole / "sweep.yaml", "-o", tiny_disk / "out", "-j", 2, "-q")
+def test_no_space_left_leaves_only_complete_lines(whole: Path, tiny_disk: Path, tmp_path: Path) -> None:
+    process = sweeps.start("sweep", whole / "sweep.yaml", "-o", tiny_disk / "out", "-j", 2, "-q")
     _, error = process.communicate(timeout=120)
     assert process.returncode == 1
-    complaint = "No space left on device; make room, then continue with --resume"
-    assert error == f"sim: {tiny_disk}/out/runs.jsonl: {complaint}\n"
+    message = "No space left on device; free disk space, then continue with --resume"
+    assert error == f"sim: {tiny_disk}/out/runs.jsonl: {message}\n"
     kept = read_journal(tiny_disk / "out/runs.jsonl")
     assert 0 < len(kept) < 7 * REPLICATIONS
     subprocess.run(["cp", "-r", tiny_disk / "out", tmp_path / "out"], check=True)
@@ -138,7 +138,7 @@ def test_no_space_left_is_survived_and_nothing_is_torn(whole: Path, tiny_disk: P
     assert sweeps.contents(tmp_path / "out") == sweeps.contents(whole / "out")
 
 
-def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
+def test_no_run_is_lost_when_a_worker_dies(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(
         "import os\nfrom pathlib import Path\nfrom servesim.policies.llm_serving import LLMServing\n\n"
@@ -149,7 +149,7 @@ def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
         "        return super().decide(view)\n"
     )
     file = sweeps.sweep_file(tmp_path, base=sweeps.base(policy={"name": f"{own}:Deadly"}), replications=2)
-    process = sweeps.started("sweep", file, "-o", tmp_path / "out", "-j", 2, "-q")
+    process = sweeps.start("sweep", file, "-o", tmp_path / "out", "-j", 2, "-q")
     _, error = process.communicate(timeout=120)
     assert process.returncode == 0, error
     assert (tmp_path / "mark").exists()
@@ -158,16 +158,16 @@ def test_a_worker_that_dies_loses_nothing(tmp_path: Path) -> None:
 
 
 class KilledWorker(Exception):
-    """As distributed's, by name."""
+    """Has the name of distributed's exception."""
 
 
-class Mortal:
-    """An executor of futures whose workers die on some chunks."""
+class DyingExecutor:
+    """An executor whose workers die on some chunks."""
 
     def __init__(self, deaths: dict[int, int]) -> None:
         self.deaths = deaths
 
-    def submit(self, what: Any, setup: str, tasks: list[Any]) -> Future[Any]:
+    def submit(self, function: Any, context: str, tasks: list[Any]) -> Future[Any]:
         future: Future[Any] = Future()
         first = tasks[0].config
         if self.deaths.get(first, 0) > 0:
@@ -178,25 +178,25 @@ class Mortal:
         return future
 
 
-def test_chunks_of_dead_workers_are_run_again_until_they_have_died_too_often(tmp_path: Path) -> None:
+def test_chunks_of_dead_workers_are_retried_three_times(tmp_path: Path) -> None:
     experiment = read_experiment(sweeps.sweep_file(tmp_path))
     tasks = [experiment.task(0, 0)._replace(config=k) for k in range(40)]
-    pool = Pool(lambda: Mortal({3: 3, 8: 1}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
-    found = [record["config"] for records in in_order(pool.run("", tasks)) for record in records]
-    assert found == list(range(40))
-    fatal = Pool(lambda: Mortal({3: 4}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
+    pool = Pool(lambda: DyingExecutor({3: 3, 8: 1}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
+    configs = [record["config"] for records in in_task_order(pool.run("", tasks)) for record in records]
+    assert configs == list(range(40))
+    fatal = Pool(lambda: DyingExecutor({3: 4}), lambda: 2, lambda _: None)  # type: ignore[arg-type,return-value]
     with pytest.raises(WorkerLost, match="workers died 4 times on configuration/replication 3/0"):
         list(fatal.run("", tasks))
 
 
 def test_two_sweeps_cannot_write_to_one_journal(whole: Path, tmp_path: Path) -> None:
     with Journal(tmp_path / "runs.jsonl"):
-        with pytest.raises(BadInput, match="another sweep is writing to it"), Journal(tmp_path / "runs.jsonl"):
+        with pytest.raises(BadInput, match="another process is writing to it"), Journal(tmp_path / "runs.jsonl"):
             pass
         assert os.path.getsize(tmp_path / "runs.jsonl") == 0
 
 
-def test_a_line_that_is_no_record_is_named(tmp_path: Path) -> None:
+def test_a_line_that_is_not_a_record_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "runs.jsonl").write_text(json.dumps({"config": 0, "replication": 0}) + "\nnonsense\n")
-    with pytest.raises(BadInput, match=r"runs.jsonl:2: not a line of a journal"):
+    with pytest.raises(BadInput, match=r"runs.jsonl:2: not a journal line"):
         read_journal(tmp_path / "runs.jsonl")

@@ -1,4 +1,4 @@
-"""Figures of traces: against hand-worked cases, theory, and what is published about the real ones."""
+"""Statistics of traces: compared with hand-worked cases, theory and published numbers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import pytest
 from servesim.core import Request
-from servesim.traces.describe import correlation, described, dispersion, gap_variation, prefixes, ranks, statistics
+from servesim.traces.describe import (
+    correlation,
+    dispersion,
+    format_statistics,
+    gap_variation,
+    prefix_sharing,
+    ranks,
+    statistics,
+)
 from servesim.traces.make.synth import synthesise
-from servesim.traces.picture import picture
+from servesim.traces.plot import plot_trace
 from servesim.traces.read.load import load
 from servesim.traces.trace import Trace
 
@@ -25,45 +33,45 @@ def test_variation_and_dispersion_of_a_hand_worked_case() -> None:
     assert dispersion(arrivals, 3) is None
 
 
-def test_ranks_share_their_mean_and_correlate_what_only_rises() -> None:
+def test_equal_values_get_mean_ranks_and_ranks_of_rising_values_correlate() -> None:
     assert ranks(np.array([30, 10, 20, 20])).tolist() == [4.0, 1.0, 2.5, 2.5]
     rising = np.arange(1, 50)
     assert correlation(ranks(rising), ranks(rising**5)) == pytest.approx(1.0)
     assert correlation(rising, np.ones(49)) is None
 
 
-def test_a_prefix_is_shared_as_far_as_it_was_seen_before() -> None:
+def test_a_prefix_is_shared_up_to_its_first_new_block() -> None:
     requests = [
-        Request(0, 0.0, 1100, 1, prefix=(0, 1, 2)),
-        Request(1, 1.0, 1500, 1, prefix=(0, 1, 3)),
-        Request(2, 2.0, 1500, 1, prefix=(9, 1, 3)),  # nothing: the first block is new
+        Request(0, 0.0, 1100, 1, prefix_hashes=(0, 1, 2)),
+        Request(1, 1.0, 1500, 1, prefix_hashes=(0, 1, 3)),
+        Request(2, 2.0, 1500, 1, prefix_hashes=(9, 1, 3)),  # nothing: the first block is new
     ]
-    found = prefixes(requests, 512)
-    assert found == {
+    sharing = prefix_sharing(requests, 512)
+    assert sharing == {
         "block": 512,
         "ids": 9,
         "distinct": 5,
         "shared_blocks": pytest.approx(2 / 9),
         "shared_tokens": pytest.approx(1024 / 4100),
     }
-    assert prefixes([Request(0, 0.0, 5, 1)], None) is None
+    assert prefix_sharing([Request(0, 0.0, 5, 1)], None) is None
 
 
-def test_statistics_of_a_small_trace_are_the_literal_ones() -> None:
+def test_statistics_of_a_small_trace() -> None:
     requests = [
         Request(0, 0.0, 10, 1, session="a"),
-        Request(1, 2.0, 20, 2, session="a", after=0, delay=2.0),
+        Request(1, 2.0, 20, 2, session="a", follows=0, think_time=2.0),
         Request(2, 4.0, 30, 3, limit=9, priority=1),
     ]
-    figures = statistics(Trace(requests, "t", "synth", dropped={"no output tokens": 2}))
-    assert (figures["requests"], figures["chained"], figures["dropped"]) == (3, 1, {"no output tokens": 2})
-    assert (figures["span_s"], figures["rate"], figures["own_limits"]) == (4.0, 0.25, 1)
-    assert (figures["prompt"]["mean"], figures["prompt"]["p50"], figures["prompt"]["total"]) == (20.0, 20.0, 60)
-    assert figures["correlation"] == pytest.approx(1.0)
-    assert figures["sessions"] == {"count": 1, "mean_turns": 2.0, "most_turns": 2}
-    assert figures["priorities"] == {0: 2, 1: 1}
-    text = described(figures)
-    assert "left out                   2: no output tokens" in text
+    metrics = statistics(Trace(requests, "t", "synth", dropped={"no output tokens": 2}))
+    assert (metrics["requests"], metrics["chained"], metrics["dropped"]) == (3, 1, {"no output tokens": 2})
+    assert (metrics["span_s"], metrics["rate"], metrics["own_limits"]) == (4.0, 0.25, 1)
+    assert (metrics["prompt"]["mean"], metrics["prompt"]["p50"], metrics["prompt"]["total"]) == (20.0, 20.0, 60)
+    assert metrics["correlation"] == pytest.approx(1.0)
+    assert metrics["sessions"] == {"count": 1, "mean_turns": 2.0, "most_turns": 2}
+    assert metrics["priorities"] == {0: 2, 1: 1}
+    text = format_statistics(metrics)
+    assert "skipped                    2: no output tokens" in text
     assert "sessions                   1, 2 turns on average, at most 2" in text
 
 
@@ -80,14 +88,14 @@ def test_statistics_of_a_small_trace_are_the_literal_ones() -> None:
         {"requests": 2, "arrivals": {"kind": "constant", "rate": 1e-5}, "lengths": {"prompt": 1, "output": [1, 99]}},
     ],
 )
-def test_any_trace_can_be_described_and_drawn(tmp_path: Path, workload: dict[str, Any]) -> None:
+def test_any_trace_can_be_described_and_plotted(tmp_path: Path, workload: dict[str, Any]) -> None:
     trace = synthesise(workload, 0)
-    assert f"requests                   {len(trace)}" in described(statistics(trace))
-    picture(trace, tmp_path / "trace.png")
+    assert f"requests                   {len(trace)}" in format_statistics(statistics(trace))
+    plot_trace(trace, tmp_path / "trace.png")
     assert (tmp_path / "trace.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_real_traces_have_the_published_figures(shared: Path) -> None:
+def test_real_traces_have_the_published_statistics(shared: Path) -> None:
     data = shared / "data"
     check_mooncake(statistics(load(data / "traces" / "mooncake_conversation.csv.gz")))
     for name, cv, rate in (("X0.5_T3000", 0.022, 0.5), ("X2_T750", 0.045, 2.0), ("X150_T10", 0.316, 100.0)):
@@ -97,38 +105,38 @@ def test_real_traces_have_the_published_figures(shared: Path) -> None:
         check_servegen(statistics(load(data / "traces" / f"servegen_{name}.csv.gz")), rate)
 
 
-def check_mooncake(figures: dict[str, Any]) -> None:
-    """Assert that its rounded stamps mislead the variation of gaps but not the dispersion."""
-    assert figures["gap_cv"] == pytest.approx(3.03, abs=0.01)
-    assert figures["dispersion"]["60"] == pytest.approx(2.9, abs=0.05)
-    assert figures["prefix"]["block"] == 512
-    assert 0.3 < figures["prefix"]["shared_blocks"] < 0.5
+def check_mooncake(metrics: dict[str, Any]) -> None:
+    """Assert that its rounded time stamps distort the variation of gaps but not the dispersion."""
+    assert metrics["gap_cv"] == pytest.approx(3.03, abs=0.01)
+    assert metrics["dispersion"]["60"] == pytest.approx(2.9, abs=0.05)
+    assert metrics["prefix"]["block"] == 512
+    assert 0.3 < metrics["prefix"]["shared_blocks"] < 0.5
 
 
-def check_contest(figures: dict[str, Any], cv: float, rate: float) -> None:
-    """Assert the published rate of one of the contest's tables."""
-    assert figures["gap_cv"] == pytest.approx(cv, rel=0.05)
-    assert figures["rate"] == pytest.approx(rate, rel=0.01)
-    assert (figures["output"]["total"], figures["own_limits"]) == (97_570, 8)  # 8 answers end before their limit
+def check_contest(metrics: dict[str, Any], cv: float, rate: float) -> None:
+    """Assert the published rate of a contest table."""
+    assert metrics["gap_cv"] == pytest.approx(cv, rel=0.05)
+    assert metrics["rate"] == pytest.approx(rate, rel=0.01)
+    assert (metrics["output"]["total"], metrics["own_limits"]) == (97_570, 8)  # 8 outputs are shorter than their limit
 
 
-def check_bench(figures: dict[str, Any]) -> None:
+def check_bench(metrics: dict[str, Any]) -> None:
     """Assert that the bench file is Poisson with the published means."""
-    assert figures["requests"] == 10_000
-    assert figures["rate"] == pytest.approx(8.2, rel=0.02)
-    assert figures["gap_cv"] == pytest.approx(1.0, rel=0.03)
-    assert figures["prompt"]["mean"] == pytest.approx(265, rel=0.02)
-    assert figures["output"]["mean"] == pytest.approx(255, rel=0.02)
+    assert metrics["requests"] == 10_000
+    assert metrics["rate"] == pytest.approx(8.2, rel=0.02)
+    assert metrics["gap_cv"] == pytest.approx(1.0, rel=0.03)
+    assert metrics["prompt"]["mean"] == pytest.approx(265, rel=0.02)
+    assert metrics["output"]["mean"] == pytest.approx(255, rel=0.02)
 
 
-def check_servegen(figures: dict[str, Any], rate: float) -> None:
+def check_servegen(metrics: dict[str, Any], rate: float) -> None:
     """Assert that a sample of ServeGen has the rate in its name."""
-    assert figures["rate"] == pytest.approx(rate, rel=0.03)
-    assert figures["span_s"] == pytest.approx(1200, rel=0.01)
+    assert metrics["rate"] == pytest.approx(rate, rel=0.03)
+    assert metrics["span_s"] == pytest.approx(1200, rel=0.01)
 
 
-def test_rounded_stamps_mislead_the_variation_of_gaps_but_not_the_dispersion() -> None:
-    """Stamps rounded down to 3 s: most gaps are 0. Counts in windows of 60 s stay those of a Poisson process, 1."""
+def test_rounded_time_stamps_distort_the_variation_of_gaps_but_not_the_dispersion() -> None:
+    """Time stamps rounded down to 3 s: most gaps are 0. In windows of 60 s the dispersion stays 1, as for Poisson."""
     exact = np.cumsum(np.random.default_rng(1).exponential(0.3, 20_000))
     rounded = np.floor(exact / 3) * 3
     assert gap_variation(exact) == pytest.approx(1.0, rel=0.03)
@@ -139,8 +147,8 @@ def test_rounded_stamps_mislead_the_variation_of_gaps_but_not_the_dispersion() -
 
 def test_a_trace_loads_in_less_than_three_seconds_for_100_000_rows(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
-    sent, prompts, outputs = rng.exponential(0.1, 50_000).cumsum(), *rng.integers(1, 2000, (2, 50_000))
-    rows = (f"{when:.6f},{prompt},{output}\n" for when, prompt, output in zip(sent, prompts, outputs))
+    arrivals, prompts, outputs = rng.exponential(0.1, 50_000).cumsum(), *rng.integers(1, 2000, (2, 50_000))
+    rows = (f"{arrival:.6f},{prompt},{output}\n" for arrival, prompt, output in zip(arrivals, prompts, outputs))
     path = tmp_path / "trace.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(rows))
     check_speed(path)
@@ -154,16 +162,16 @@ def test_a_real_trace_loads_in_less_than_three_seconds_for_100_000_rows(shared: 
 
 
 def check_speed(path: Path) -> None:
-    """Assert that a trace loads quickly; the bound is three times what it takes at most, for a busy machine."""
+    """Assert that a trace loads in 3 s per 100,000 rows; on an idle machine it takes at most a third of that."""
     rows = len(load(path))
-    # Where others keep the machine busy, bare requests take longer as well: 0.16 s for 100,000 where nothing else runs.
-    bare = min(spent(lambda: [Request(k, 0.0, 1, 1) for k in range(20_000)]) for _ in range(5)) * 5
-    busy = max(1.0, bare / 0.16)
-    assert min(spent(lambda: load(path)) for _ in range(5)) < 3 * busy * rows / 100_000, path.name
+    # On a busy machine, creating bare requests is slower too. On an idle one it takes 0.16 s per 100,000.
+    bare_requests_s = min(cpu_seconds(lambda: [Request(k, 0.0, 1, 1) for k in range(20_000)]) for _ in range(5)) * 5
+    slowdown = max(1.0, bare_requests_s / 0.16)
+    assert min(cpu_seconds(lambda: load(path)) for _ in range(5)) < 3 * slowdown * rows / 100_000, path.name
 
 
-def spent(work: Callable[[], object]) -> float:
-    """Return the processor seconds that something takes."""
+def cpu_seconds(work: Callable[[], object]) -> float:
+    """Return the CPU seconds of a call."""
     start = time.process_time()
     work()
     return time.process_time() - start

@@ -1,4 +1,4 @@
-"""Scaling, slicing, repeating, merging and jittering a trace, without touching the old one."""
+"""Scale, slice, repeat, merge and jitter a trace; the old trace stays unchanged."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from servesim.core import BadInput, Request
-from servesim.core.request import ASKED
-from servesim.traces.edit import at_rate, cut, jitter, merge, repeat, scale
+from servesim.core.request import CLIENT_FIELDS
+from servesim.traces.edit import jitter, merge, repeat, scale, set_rate, slice_time
 from servesim.traces.trace import Trace
 
 
@@ -18,57 +18,60 @@ def trace(*requests: Request, block: int | None = None) -> Trace:
 
 
 def session() -> Trace:
-    """Two requests of one session, and one of nobody's between them."""
+    """Two requests of one session, and one without a session between them."""
     return trace(
-        Request(0, 1.0, 10, 4, limit=8, session="s", prefix=(3, 4)),
-        Request(1, 2.0, 20, 5, prefix=(3,)),
-        Request(2, 4.0, 30, 6, session="s", after=0, delay=3.0, priority=2),
+        Request(0, 1.0, 10, 4, limit=8, session="s", prefix_hashes=(3, 4)),
+        Request(1, 2.0, 20, 5, prefix_hashes=(3,)),
+        Request(2, 4.0, 30, 6, session="s", follows=0, think_time=3.0, priority=2),
     )
 
 
-def asked(requests: list[Request]) -> list[dict[str, Any]]:
-    return [{name: getattr(request, name) for name in ASKED} for request in requests]
+def client_fields(requests: list[Request]) -> list[dict[str, Any]]:
+    return [{name: getattr(request, name) for name in CLIENT_FIELDS} for request in requests]
 
 
-def test_scaling_the_rate_squeezes_gaps_and_pauses() -> None:
+def test_scaling_the_rate_shortens_gaps_and_think_times() -> None:
     faster = scale(session(), rate=2)
-    assert [(r.arrival, r.delay) for r in faster.requests] == [(0.5, 0.0), (1.0, 0.0), (2.0, 1.5)]
+    assert [(r.arrival, r.think_time) for r in faster.requests] == [(0.5, 0.0), (1.0, 0.0), (2.0, 1.5)]
     assert [(r.prompt, r.output, r.limit) for r in faster.requests] == [(10, 4, 8), (20, 5, 5), (30, 6, 6)]
 
 
-def test_scaling_lengths_keeps_at_least_one_token_and_drops_hash_ids_that_no_longer_fit() -> None:
+def test_scaling_lengths_keeps_at_least_one_token_and_drops_hash_ids() -> None:
     shorter = scale(session(), prompt=0.5, output=0.01)
-    assert [(r.prompt, r.output, r.limit, r.prefix) for r in shorter.requests] == [
+    assert [(r.prompt, r.output, r.limit, r.prefix_hashes) for r in shorter.requests] == [
         (5, 1, 1, ()),
         (10, 1, 1, ()),
         (15, 1, 1, ()),
     ]
-    assert scale(session(), output=3).requests[0].prefix == (3, 4)
+    assert scale(session(), output=3).requests[0].prefix_hashes == (3, 4)
 
 
-def test_a_trace_can_be_brought_to_a_rate() -> None:
+def test_set_rate_scales_the_time() -> None:
     steady = trace(*(Request(k, 10.0 * k, 1, 1) for k in range(11)))
-    assert at_rate(steady, 5).span == pytest.approx(2.0)
-    with pytest.raises(BadInput, match="all of them arrive at once"):
-        at_rate(trace(Request(0, 0.0, 1, 1)), 5)
+    assert set_rate(steady, 5).span == pytest.approx(2.0)
+    with pytest.raises(BadInput, match="all requests arrive at the same time"):
+        set_rate(trace(Request(0, 0.0, 1, 1)), 5)
 
 
-def test_a_slice_counts_from_its_start_and_frees_who_waits_for_one_outside() -> None:
-    part = cut(session(), 2.0, 5.0)
-    assert [(r.id, r.arrival, r.after, r.delay) for r in part.requests] == [(1, 0.0, None, 0.0), (2, 2.0, None, 0.0)]
-    whole = cut(session(), 0.5)
-    assert [(r.id, r.arrival, r.after, r.delay) for r in whole.requests] == [
+def test_a_slice_counts_from_its_start_and_removes_dependencies_on_requests_outside() -> None:
+    middle = slice_time(session(), 2.0, 5.0)
+    assert [(r.id, r.arrival, r.follows, r.think_time) for r in middle.requests] == [
+        (1, 0.0, None, 0.0),
+        (2, 2.0, None, 0.0),
+    ]
+    complete = slice_time(session(), 0.5)
+    assert [(r.id, r.arrival, r.follows, r.think_time) for r in complete.requests] == [
         (0, 0.5, None, 0.0),
         (1, 1.5, None, 0.0),
         (2, 3.5, 0, 3.0),
     ]
     with pytest.raises(BadInput, match="no request arrives from 7 to 9 s"):
-        cut(session(), 7.0, 9.0)
+        slice_time(session(), 7.0, 9.0)
 
 
-def test_repeating_puts_copies_one_mean_gap_apart_with_sessions_of_their_own() -> None:
+def test_copies_are_one_mean_gap_apart_with_separate_sessions() -> None:
     twice = repeat(session(), 2)
-    assert [(r.id, r.arrival, r.session, r.after) for r in twice.requests] == [
+    assert [(r.id, r.arrival, r.session, r.follows) for r in twice.requests] == [
         (0, 1.0, "s", None),
         (1, 2.0, None, None),
         (2, 4.0, "s", 0),
@@ -76,12 +79,12 @@ def test_repeating_puts_copies_one_mean_gap_apart_with_sessions_of_their_own() -
         (4, 6.5, None, None),
         (5, 8.5, "s#1", 3),
     ]
-    assert [r.prefix for r in twice.requests] == [(3, 4), (3,), ()] * 2
+    assert [r.prefix_hashes for r in twice.requests] == [(3, 4), (3,), ()] * 2
 
 
-def test_merged_traces_keep_apart_what_only_looks_alike() -> None:
+def test_merging_keeps_equal_ids_sessions_and_hash_ids_distinct() -> None:
     both = merge([session(), session()])
-    assert [(r.id, r.arrival, r.session, r.after, tuple(r.prefix)) for r in both.requests] == [
+    assert [(r.id, r.arrival, r.session, r.follows, tuple(r.prefix_hashes)) for r in both.requests] == [
         (0, 1.0, "s", None, (3, 4)),
         (1, 1.0, "s#1", None, (8, 9)),
         (2, 2.0, None, None, (3,)),
@@ -92,43 +95,43 @@ def test_merged_traces_keep_apart_what_only_looks_alike() -> None:
 
 
 def test_hash_ids_of_different_sizes_cannot_be_merged() -> None:
-    one, other = (trace(Request(0, 0.0, 20, 1, prefix=(1, 2)), block=block) for block in (16, 512))
+    traces = [trace(Request(0, 0.0, 20, 1, prefix_hashes=(1, 2)), block=block) for block in (16, 512)]
     with pytest.raises(BadInput, match="merge: expected hash ids of one block size, got 16 and 512"):
-        merge([one, other])
+        merge(traces)
 
 
-def test_jitter_delays_by_less_than_asked_and_leaves_rounded_stamps_spread() -> None:
+def test_jitter_delays_each_arrival_by_less_than_its_bound() -> None:
     rounded = trace(*(Request(k, 3.0 * (k // 10), 1, 1) for k in range(100)))
-    spread = jitter(rounded, 3.0, seed=1)
-    by_id = {r.id: r.arrival for r in spread.requests}
+    jittered = jitter(rounded, 3.0, seed=1)
+    by_id = {r.id: r.arrival for r in jittered.requests}
     assert all(0 <= by_id[r.id] - r.arrival < 3.0 for r in rounded.requests)
     assert len(set(by_id.values())) == 100
-    assert [r.arrival for r in spread.requests] == sorted(by_id.values())
-    assert asked(spread.requests) == asked(jitter(rounded, 3.0, seed=1).requests)
+    assert [r.arrival for r in jittered.requests] == sorted(by_id.values())
+    assert client_fields(jittered.requests) == client_fields(jitter(rounded, 3.0, seed=1).requests)
 
 
-def test_the_old_trace_stays_as_it_was() -> None:
+def test_the_old_trace_stays_unchanged() -> None:
     old = session()
-    before = asked(old.requests)
-    for changed in (scale(old, 2, 2, 2), cut(old, 1.5), repeat(old, 3), merge([old, old]), jitter(old, 5.0)):
+    before = client_fields(old.requests)
+    for changed in (scale(old, 2, 2, 2), slice_time(old, 1.5), repeat(old, 3), merge([old, old]), jitter(old, 5.0)):
         assert changed is not old
-    assert asked(old.requests) == before
+    assert client_fields(old.requests) == before
 
 
 @given(st.lists(st.tuples(st.floats(0, 100), st.booleans()), min_size=1, max_size=20), st.integers(1, 3))
-def test_every_change_leaves_a_sound_trace(drawn: list[tuple[float, bool]], times: int) -> None:
+def test_every_edit_gives_a_valid_trace(samples: list[tuple[float, bool]], times: int) -> None:
     requests: list[Request] = []
-    for k, (arrival, chained) in enumerate(sorted(drawn)):
+    for k, (arrival, chained) in enumerate(sorted(samples)):
         after = requests[-1].id if requests and chained else None
-        requests.append(Request(k, arrival, 5, 5, session="s", after=after, delay=1.0 if chained else 0.0))
+        requests.append(Request(k, arrival, 5, 5, session="s", follows=after, think_time=1.0 if chained else 0.0))
     for changed in (repeat(trace(*requests), times), jitter(trace(*requests), 9.0), merge([trace(*requests)] * times)):
-        seen: set[Any] = set()
+        earlier_ids: set[Any] = set()
         arrivals = [r.arrival for r in changed.requests]
         assert arrivals == sorted(arrivals)
         for request in changed.requests:
-            assert request.after is None or request.after in seen
-            assert request.id not in seen
-            seen.add(request.id)
+            assert request.follows is None or request.follows in earlier_ids
+            assert request.id not in earlier_ids
+            earlier_ids.add(request.id)
 
 
 @pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])

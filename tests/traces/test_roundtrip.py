@@ -1,4 +1,4 @@
-"""What is written down comes back: everything in our own formats, what they can hold in others'."""
+"""Write and read back: servesim formats keep every field, other formats the fields that they can hold."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from servesim.core import BadInput, Request
-from servesim.core.request import ASKED
-from servesim.traces.export import export, exported
+from servesim.core.request import CLIENT_FIELDS
+from servesim.traces.export import export, to_text
 from servesim.traces.read.load import load
 from servesim.traces.trace import Trace
 
 letters = st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"])
 names = st.text(letters, min_size=1, max_size=8)
-moments = st.floats(0, 1e6, allow_nan=False)
+times = st.floats(0, 1e6, allow_nan=False)
 tokens = st.integers(1, 100_000)
 
 
 @st.composite
 def traces(draw: st.DrawFn, chains: bool = True) -> Trace:
-    """Any trace: some requests belong to sessions, some wait for the one before them in theirs."""
-    arrivals = sorted(draw(st.lists(moments, min_size=1, max_size=12)))
+    """A random trace: some requests belong to a session, some of these follow the previous one of it."""
+    arrivals = sorted(draw(st.lists(times, min_size=1, max_size=12)))
     named = draw(st.sampled_from([lambda k: k, lambda k: f"r{k}", lambda k: 7 * k + 1]))
     ids: list[Any] = [named(k) for k in range(len(arrivals))]
     sessions = draw(st.lists(names, min_size=1, max_size=3, unique=True))
@@ -41,26 +41,26 @@ def traces(draw: st.DrawFn, chains: bool = True) -> Trace:
             limit=output + draw(st.integers(0, 2) | st.integers(0, 1000)),
             priority=draw(st.integers(-3, 3)),
             session=session,
-            prefix=tuple(draw(st.lists(st.integers(0, 2**63), max_size=4))),
-            fails=draw(st.none() | st.integers(1, 50)),
+            prefix_hashes=tuple(draw(st.lists(st.integers(0, 2**63), max_size=4))),
+            fails_at_token=draw(st.none() | st.integers(1, 50)),
         )
         if chains and session in last and draw(st.booleans()):
-            request.after = last[session].id
-            request.delay = draw(st.floats(0, 1000, allow_nan=False))
+            request.follows = last[session].id
+            request.think_time = draw(st.floats(0, 1000, allow_nan=False))
         if session is not None:
             last[session] = request
         requests.append(request)
     return Trace(requests, "drawn", "synth")
 
 
-def fields(trace: Trace, *without: str) -> list[dict[str, Any]]:
-    """Return what each request asks for, but for what a format cannot hold."""
-    kept = [name for name in ASKED if name not in without]
-    return [{name: getattr(request, name) for name in kept} for request in trace.requests]
+def fields(trace: Trace, *omitted: str) -> list[dict[str, Any]]:
+    """Return the client's fields of each request, without the omitted ones."""
+    names_kept = [name for name in CLIENT_FIELDS if name not in omitted]
+    return [{name: getattr(request, name) for name in names_kept} for request in trace.requests]
 
 
-def back(trace: Trace, format: str, suffix: str) -> Trace:
-    """Return the trace as it is after being written and read."""
+def write_and_read(trace: Trace, format: str, suffix: str) -> Trace:
+    """Write a trace to a file and read it back."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"trace{suffix}"
         export(trace, path, format)
@@ -69,90 +69,94 @@ def back(trace: Trace, format: str, suffix: str) -> Trace:
 
 @settings(max_examples=80, deadline=None)
 @given(traces())
-def test_our_csv_loses_nothing(trace: Trace) -> None:
-    assert fields(back(trace, "servesim", ".csv")) == fields(trace)
+def test_servesim_csv_keeps_every_field(trace: Trace) -> None:
+    assert fields(write_and_read(trace, "servesim", ".csv")) == fields(trace)
 
 
 @settings(max_examples=60, deadline=None)
 @given(traces())
-def test_our_jsonl_loses_nothing(trace: Trace) -> None:
-    assert fields(back(trace, "servesim", ".jsonl.gz")) == fields(trace)
+def test_servesim_jsonl_keeps_every_field(trace: Trace) -> None:
+    assert fields(write_and_read(trace, "servesim", ".jsonl.gz")) == fields(trace)
 
 
 @settings(max_examples=80, deadline=None)
 @given(traces())
 def test_mooncake_keeps_lengths_prefixes_sessions_priorities_chains_and_milliseconds(trace: Trace) -> None:
-    returned = back(trace, "mooncake", ".jsonl")
-    # Ids are numbered anew, and a request's place in the file is its id: compare in the order written.
-    place = {request.id: k for k, request in enumerate(trace.requests)}
-    after = [None if r.after is None else place[r.after] for r in trace.requests]
-    again = sorted(returned.requests, key=lambda request: int(request.id))
-    for ours, theirs, waits in zip(trace.requests, again, after):
-        assert (theirs.prompt, theirs.output) == (ours.prompt, ours.output)
-        assert (tuple(theirs.prefix), theirs.session, theirs.priority) == (ours.prefix, ours.session, ours.priority)
-        assert theirs.after == waits
-        assert theirs.delay == pytest.approx(ours.delay, rel=1e-12, abs=1e-12)
-        if waits is None:
-            assert theirs.arrival == round(ours.arrival * 1000) / 1000
+    returned = write_and_read(trace, "mooncake", ".jsonl")
+    # The reader uses the row as id: compare in the order written.
+    index = {request.id: k for k, request in enumerate(trace.requests)}
+    after = [None if r.follows is None else index[r.follows] for r in trace.requests]
+    in_written_order = sorted(returned.requests, key=lambda request: int(request.id))
+    for original, copy, predecessor in zip(trace.requests, in_written_order, after):
+        assert (copy.prompt, copy.output) == (original.prompt, original.output)
+        assert (tuple(copy.prefix_hashes), copy.session, copy.priority) == (
+            original.prefix_hashes,
+            original.session,
+            original.priority,
+        )
+        assert copy.follows == predecessor
+        assert copy.think_time == pytest.approx(original.think_time, rel=1e-12, abs=1e-12)
+        if predecessor is None:
+            assert copy.arrival == round(original.arrival * 1000) / 1000
 
 
 @settings(max_examples=60, deadline=None)
 @given(traces(chains=False))
-def test_ours_to_mooncake_to_ours_keeps_whole_milliseconds_exactly(trace: Trace) -> None:
+def test_a_round_trip_through_mooncake_keeps_whole_milliseconds_exactly(trace: Trace) -> None:
     for request in trace.requests:
         request.arrival = round(request.arrival * 1000) / 1000
-    returned = back(back(trace, "mooncake", ".jsonl"), "servesim", ".csv")
-    assert fields(returned, "id", "limit", "fails") == fields(trace, "id", "limit", "fails")
+    returned = write_and_read(write_and_read(trace, "mooncake", ".jsonl"), "servesim", ".csv")
+    assert fields(returned, "id", "limit", "fails_at_token") == fields(trace, "id", "limit", "fails_at_token")
 
 
 @settings(max_examples=60, deadline=None)
 @given(traces(chains=False))
-def test_ours_to_timed_trace_to_ours_keeps_arrivals_lengths_and_prefixes(trace: Trace) -> None:
-    returned = back(back(trace, "timed-trace", ".jsonl"), "servesim", ".csv")
+def test_a_round_trip_through_timed_trace_keeps_arrivals_lengths_and_prefixes(trace: Trace) -> None:
+    returned = write_and_read(write_and_read(trace, "timed-trace", ".jsonl"), "servesim", ".csv")
     block = trace.block or 16
-    for ours, theirs in zip(trace.requests, returned.requests):
-        assert (theirs.arrival, theirs.prompt, theirs.output) == (ours.arrival, ours.prompt, ours.output)
-        assert theirs.prefix[: len(ours.prefix)] == ours.prefix
-        assert len(theirs.prefix) >= -(-ours.prompt // block)
+    for original, copy in zip(trace.requests, returned.requests):
+        assert (copy.arrival, copy.prompt, copy.output) == (original.arrival, original.prompt, original.output)
+        assert copy.prefix_hashes[: len(original.prefix_hashes)] == original.prefix_hashes
+        assert len(copy.prefix_hashes) >= -(-original.prompt // block)
 
 
-def test_made_up_hash_ids_never_meet_real_ones() -> None:
-    requests = [Request(0, 0.0, 40, 1, prefix=(5, 9)), Request(1, 1.0, 40, 1)]
-    text, notes = exported(Trace(requests, "t", "synth"), "timed-trace")
+def test_generated_hash_ids_differ_from_real_ones() -> None:
+    requests = [Request(0, 0.0, 40, 1, prefix_hashes=(5, 9)), Request(1, 1.0, 40, 1)]
+    text, notes = to_text(Trace(requests, "t", "synth"), "timed-trace")
     assert [line.partition('"hash_ids": ')[2] for line in text.splitlines()] == ["[5, 9, 10]}", "[11, 12, 13]}"]
     assert notes == [
-        "hash ids made up for 2 requests: without them vLLM would send empty prompts",
+        "hash ids generated for 2 requests: without them vLLM would send empty prompts",
         "replay with --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size 16",
     ]
 
 
-def test_what_a_format_cannot_hold_is_said_aloud() -> None:
+def test_notes_list_the_fields_that_a_format_cannot_hold() -> None:
     requests = [
-        Request(0, 0.0004, 40, 1, limit=5, session="s", priority=1, fails=1),
-        Request(1, 1.0, 40, 1, after=0, delay=1.0),
+        Request(0, 0.0004, 40, 1, limit=5, session="s", priority=1, fails_at_token=1),
+        Request(1, 1.0, 40, 1, follows=0, think_time=1.0),
     ]
     trace = Trace(requests, "t", "synth")
-    assert exported(trace, "mooncake")[1] == [
+    assert to_text(trace, "mooncake")[1] == [
         "arrivals of 1 requests rounded to whole milliseconds",
-        "limits of 1 requests cannot be held by this format",
-        "failures of 1 requests cannot be held by this format",
-        "1 requests wait for another's end: their earliest possible arrival is written instead",
+        "this format cannot hold the limits of 1 requests",
+        "this format cannot hold the failures of 1 requests",
+        "1 requests start after another one ends: written with their earliest possible arrival",
     ]
-    assert "sessions of 1 requests cannot be held by this format" in exported(trace, "timed-trace")[1]
-    assert exported(trace)[1] == []
+    assert "this format cannot hold the sessions of 1 requests" in to_text(trace, "timed-trace")[1]
+    assert to_text(trace)[1] == []
 
 
-def test_columns_in_which_nobody_says_anything_are_not_written() -> None:
-    text, _ = exported(Trace([Request(0, 0.5, 40, 7)], "t", "synth"))
+def test_empty_columns_are_not_written() -> None:
+    text, _ = to_text(Trace([Request(0, 0.5, 40, 7)], "t", "synth"))
     assert text == "arrival_s,prompt_tokens,output_tokens\n0.5,40,7\n"
 
 
-def test_an_unknown_format_lists_those_that_can_be_written() -> None:
+def test_the_error_for_an_unknown_format_lists_the_output_formats() -> None:
     with pytest.raises(BadInput, match="to: expected one of servesim, mooncake, timed-trace, got 'parquet'"):
-        exported(Trace([Request(0, 0.5, 40, 7)], "t", "synth"), "parquet")
+        to_text(Trace([Request(0, 0.5, 40, 7)], "t", "synth"), "parquet")
 
 
-def test_the_same_trace_gives_the_same_bytes_packed_or_not(tmp_path: Path) -> None:
+def test_the_same_trace_gives_the_same_gzip_bytes(tmp_path: Path) -> None:
     trace = Trace([Request(0, 0.5, 40, 7)], "t", "synth")
     for name in ("a.csv.gz", "b.csv.gz"):
         export(trace, tmp_path / name)

@@ -1,4 +1,4 @@
-"""Make workloads: arrivals and lengths drawn from named random streams, and the contest's own.
+"""Synthetic workloads: arrivals and lengths from named random streams, and the workload of the contest.
 
 It imports core, files, traces and traces/read. config and runs import it.
 """

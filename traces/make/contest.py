@@ -1,8 +1,8 @@
-"""The contest's workload: requests as performance_serving's test client sends them.
+"""The contest's workload: requests as the client of performance_serving sends them.
 
-It sends int(T*X) requests, in the order of its data set and from the start again where that ends. Its gaps are no
-Poisson process: 1/X is rounded to hundredths of a second, and each gap is a Poisson-distributed count of
-milliseconds about that, which is nearly constant (CV 0.022 at X=0.5, 0.316 at X=100).
+The client sends int(T*X) requests in the order of its data set, and repeats the data set if it is too short. Arrivals
+are not a Poisson process. The client rounds 1/X to hundredths of a second; each gap is a Poisson-distributed number of
+milliseconds with this mean. The gaps are nearly constant: their CV is 0.022 at X=0.5 and 0.316 at X=100.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from collections.abc import Sequence
 from typing import Optional, Union
 
 from servesim.core import BadInput
-from servesim.files.read import PathLike, shown
-from servesim.traces.read.columns import ours
+from servesim.files.read import PathLike, quote
+from servesim.traces.read.columns import servesim_columns
 from servesim.traces.read.source import Source
-from servesim.traces.read.tokens import BOS, Tokenizer, counter
-from servesim.traces.trace import Columns, Trace, assemble
+from servesim.traces.read.tokens import BOS, Tokenizer, token_counter
+from servesim.traces.trace import Columns, Trace, build_trace
 
 from .arrivals import contest_arrivals
 from .lengths import contest_lengths
 
-SERVER_DEFAULT = 300  # max_new_tokens where the client names none, as it does for an empty reference answer
-MOST = 10**8  # requests
+SERVER_DEFAULT = 300  # max_new_tokens of the server; the client sends none if the reference output is empty
+MAX_REQUESTS = 10**8
 
 Lengths = Union[PathLike, Sequence[tuple[int, int]]]  # a file, or (prompt, output) pairs
 
@@ -32,71 +32,71 @@ def contest(
     T: float,
     seed: int = 0,
     lengths: Optional[Lengths] = None,
-    dispatch: float = 0.0,
+    send_overhead: float = 0.0,
     tokenizer: Optional[Tokenizer] = None,
 ) -> Trace:
-    """Return the requests of `-X X -T T`.
+    """Return the requests that the client sends with `-X X -T T`.
 
-    `lengths` is a lengths CSV, the data set itself (alpaca json, with a tokenizer), or pairs; without it they are drawn
-    from quantiles of the real ones. `dispatch` is how much longer than drawn each gap is in reality: about 0.0032 s
-    at X=5, 0.004 s at X=150.
+    `lengths` is a CSV file of lengths, the data set itself (alpaca JSON, with a tokenizer), or a list of pairs. By
+    default, lengths are drawn from quantiles of the real ones. `send_overhead` is the seconds that the client adds to
+    each gap: about 0.0032 s at X=5, 0.004 s at X=150.
     """
-    X, T, dispatch = _number("X", X), _number("T", T), _number("dispatch", dispatch, zero=True)
+    X, T, send_overhead = _number("X", X), _number("T", T), _number("send_overhead", send_overhead, zero=True)
     if int(T * X) < 1:
         raise BadInput(f"contest: X*T: expected at least one request, got {X:g}*{T:g}")
     count = int(T * X)
-    if count > MOST:
-        raise BadInput(f"contest: X*T: expected at most {MOST:,} requests, got {count:,}")
-    columns = _columns(lengths, count, seed, tokenizer)
-    columns.arrival = list(contest_arrivals(count, X, seed, dispatch).tolist())
-    return assemble(columns, f"contest X={X:g} T={T:g} seed={seed}", "contest")
+    if count > MAX_REQUESTS:
+        raise BadInput(f"contest: X*T: expected at most {MAX_REQUESTS:,} requests, got {count:,}")
+    columns = _read_lengths(lengths, count, seed, tokenizer)
+    columns.arrival = list(contest_arrivals(count, X, seed, send_overhead).tolist())
+    return build_trace(columns, f"contest X={X:g} T={T:g} seed={seed}", "contest")
 
 
 def _number(name: str, value: float, zero: bool = False) -> float:
     if type(value) not in (int, float) or not (0 < value < math.inf or (zero and value == 0)):
         raise BadInput(
-            f"contest: {name}: expected a number {'of 0 or more' if zero else 'above 0'}, got {shown(value)}"
+            f"contest: {name}: expected a number {'of 0 or more' if zero else 'above 0'}, got {quote(value)}"
         )
     return float(value)
 
 
-def _columns(lengths: Optional[Lengths], count: int, seed: int, tokenizer: Optional[Tokenizer]) -> Columns:
+def _read_lengths(lengths: Optional[Lengths], count: int, seed: int, tokenizer: Optional[Tokenizer]) -> Columns:
     if lengths is None:
         return contest_lengths(count, seed)
     if isinstance(lengths, Sequence) and not isinstance(lengths, str):
-        found = Columns([prompt for prompt, _ in lengths], [output for _, output in lengths])
+        columns = Columns([prompt for prompt, _ in lengths], [output for _, output in lengths])
     else:
-        source = Source(lengths, count=counter(tokenizer))
+        source = Source(lengths, count=token_counter(tokenizer))
         if "instruction" in source.header:
-            found = _alpaca(source, tokenizer)
+            columns = _alpaca_lengths(source, tokenizer)
         else:
-            found = ours(source)
-    return _wrapped(found, count)
+            columns = servesim_columns(source)
+    return _repeat(columns, count)
 
 
-def _wrapped(found: Columns, count: int) -> Columns:
-    """Return the first `count` of an endless repetition; an empty answer means that the server's default holds."""
-    if not found.prompt:
+def _repeat(columns: Columns, count: int) -> Columns:
+    """Return `count` rows, repeating the columns; an empty output becomes the server's default limit."""
+    if not columns.prompt:
         raise BadInput("contest: lengths: expected at least one pair, got none")
-    limits = found.limit or [None] * len(found.prompt)
-    rows = [k % len(found.prompt) for k in range(count)]
+    limits = columns.limit or [None] * len(columns.prompt)
+    rows = [k % len(columns.prompt) for k in range(count)]
     return Columns(
-        prompt=[found.prompt[k] for k in rows],
-        output=[found.output[k] or SERVER_DEFAULT for k in rows],
-        limit=[limits[k] or found.output[k] or SERVER_DEFAULT for k in rows],
+        prompt=[columns.prompt[k] for k in rows],
+        output=[columns.output[k] or SERVER_DEFAULT for k in rows],
+        limit=[limits[k] or columns.output[k] or SERVER_DEFAULT for k in rows],
     )
 
 
-def _alpaca(source: Source, tokenizer: Optional[Tokenizer]) -> Columns:
+def _alpaca_lengths(source: Source, tokenizer: Optional[Tokenizer]) -> Columns:
     """Return the lengths of a data set of instruction, input and reference output."""
     if tokenizer is None:
-        raise BadInput(f"{source.name}: lengths from text need a tokenizer: name a tokenizer.model")
+        raise BadInput(f"{source.name}: holds text; set `tokenizer` to a tokenizer.model to count its tokens")
     prompts, outputs = [], []
     for i, record in enumerate(source.records):
         instruction, context, output = (record.get(key, "") for key in ("instruction", "input", "output"))
         for key, value in (("instruction", instruction), ("input", context), ("output", output)):
             if type(value) is not str:
-                raise BadInput(f"{source.name}: row {source.numbers[i]}: {key}: expected text, got {shown(value)}")
+                raise BadInput(f"{source.name}: row {source.numbers[i]}: {key}: expected text, got {quote(value)}")
         prompts.append(BOS + source.count(f"{instruction}:{context}" if context else instruction))
         outputs.append(source.count(output))
     return Columns(prompts, outputs)

@@ -1,4 +1,4 @@
-"""How long prompts and outputs are: every kind of distribution, its keys in a workload and how lengths are drawn.
+"""Length distributions of prompts and outputs: the keys of each kind in a workload, and random lengths.
 
 Lengths are tokens.
 """
@@ -14,74 +14,74 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 from servesim.files import checked
-from servesim.files.checked import KIND, MOST, AtLeast0, Finite, Keys, Maybe, Numbers, Positive, Text, Whole
+from servesim.files.checked import KIND, MAX_INT, AtLeast0, Finite, Keys, Maybe, Numbers, Positive, Text, Whole
 from servesim.traces.random_streams import stream
 from servesim.traces.read.load import load
 from servesim.traces.trace import Columns
 
 Floats = NDArray[np.float64]
 CONTEST = Path(__file__).parents[1] / "data" / "contest_lengths.csv"  # quantiles of the contest's lengths
-CONTEST_TOTAL = 512  # the longest prompt and output of the contest's 1500 requests together
-SIDE = Field(description="which of the kinds this is; that of lengths where left out")
+CONTEST_TOTAL = 512  # maximum prompt + output of the contest's 1500 requests
+DISTRIBUTION_KIND = Field(description="kind of distribution (default: `kind` of lengths)")
 
 
-class Side(Keys):
-    """A distribution of prompts or of outputs."""
+class LengthDistribution(Keys):
+    """A distribution of prompt or output lengths."""
 
-    kind: Annotated[str, SIDE]
-    min: Whole = Field(1, description="tokens of the shortest; what is drawn below becomes it")
-    max: Whole = Field(MOST, description="tokens of the longest; what is drawn above becomes it")
+    kind: Annotated[str, DISTRIBUTION_KIND]
+    min: Whole = Field(1, description="minimum length, tokens; shorter random lengths become this")
+    max: Whole = Field(MAX_INT, description="maximum length, tokens; longer random lengths become this")
 
     @field_validator("max", "high", check_fields=False)
     @classmethod
-    def _ordered(cls, most: int, info: ValidationInfo) -> int:
-        least = "min" if info.field_name == "max" else "low"
-        if most < info.data.get(least, 1):
-            raise checked.expected(f"at least {least}, {info.data[least]}")
-        return most
+    def _ordered(cls, upper: int, info: ValidationInfo) -> int:
+        lower = "min" if info.field_name == "max" else "low"
+        if upper < info.data.get(lower, 1):
+            raise checked.expected_error(f"at least {lower}, {info.data[lower]}")
+        return upper
 
     def lengths(self, normal: Floats) -> list[int]:
         """Return a length for every standard normal number."""
-        drawn = np.clip(np.rint(self.drawn(normal)), self.min, self.max)
-        return list(drawn.astype(np.int64).tolist())
+        rounded = np.clip(np.rint(self.transform(normal)), self.min, self.max)
+        return list(rounded.astype(np.int64).tolist())
 
-    def drawn(self, normal: Floats) -> Floats:
-        """Return lengths before they are rounded and kept within `min` and `max`."""
+    def transform(self, normal: Floats) -> Floats:
+        """Return lengths before rounding and before `min` and `max` apply."""
         raise NotImplementedError
 
 
-class Fixed(Side):
-    """The same for all."""
+class Fixed(LengthDistribution):
+    """The same length for all requests."""
 
-    kind: Annotated[Literal["fixed"], SIDE] = "fixed"
-    tokens: Whole = Field(description="tokens of each")
+    kind: Annotated[Literal["fixed"], DISTRIBUTION_KIND] = "fixed"
+    tokens: Whole = Field(description="length of every request, tokens")
 
-    def drawn(self, normal: Floats) -> Floats:
+    def transform(self, normal: Floats) -> Floats:
         return np.full(len(normal), float(self.tokens))
 
 
-class Uniform(Side):
-    """Any whole number from `low` to `high`, both included."""
+class Uniform(LengthDistribution):
+    """Uniform whole numbers from `low` to `high`, both included."""
 
-    kind: Annotated[Literal["uniform"], SIDE] = "uniform"
-    low: Whole = Field(description="tokens of the shortest")
-    high: Whole = Field(description="tokens of the longest")
+    kind: Annotated[Literal["uniform"], DISTRIBUTION_KIND] = "uniform"
+    low: Whole = Field(description="minimum length, tokens")
+    high: Whole = Field(description="maximum length, tokens")
 
-    def drawn(self, normal: Floats) -> Floats:
-        return np.floor(self.low + even(normal) * (self.high - self.low + 1)).clip(self.low, self.high)
+    def transform(self, normal: Floats) -> Floats:
+        return np.floor(self.low + to_uniform(normal) * (self.high - self.low + 1)).clip(self.low, self.high)
 
 
-class Lognormal(Side):
-    """Lognormal, by `mean` and `sd` of the lengths themselves, or by `median` and `sigma` of their logarithm."""
+class Lognormal(LengthDistribution):
+    """Lognormal, given by `mean` and `sd` of the lengths, or by `median` and `sigma` (of the logarithm)."""
 
     either = (("mean", "sd"), ("median", "sigma"))
-    kind: Annotated[Literal["lognormal"], SIDE] = "lognormal"
+    kind: Annotated[Literal["lognormal"], DISTRIBUTION_KIND] = "lognormal"
     mean: Maybe[Positive] = Field(None, description="mean, tokens")
     sd: Maybe[AtLeast0] = Field(None, description="standard deviation, tokens")
     median: Maybe[Positive] = Field(None, description="median, tokens")
     sigma: Maybe[AtLeast0] = Field(None, description="standard deviation of the logarithm, no unit")
 
-    def drawn(self, normal: Floats) -> Floats:
+    def transform(self, normal: Floats) -> Floats:
         if self.median is not None and self.sigma is not None:
             return np.asarray(self.median * np.exp(self.sigma * normal), np.float64)
         assert self.mean is not None and self.sd is not None
@@ -89,18 +89,18 @@ class Lognormal(Side):
         return np.asarray(np.exp(math.log(self.mean) - variance / 2 + math.sqrt(variance) * normal), np.float64)
 
 
-class Quantiles(Side):
-    """Straight lines between known quantiles: `at` (0 to 1, rising) and the `tokens` there."""
+class Quantiles(LengthDistribution):
+    """Linear interpolation between quantiles: `at` (0 to 1, increasing) and the `tokens` at them."""
 
-    kind: Annotated[Literal["quantiles"], SIDE] = "quantiles"
-    at: Numbers = Field(description="parts of the requests, 0 to 1, rising")
-    tokens: Numbers = Field(description="tokens that this part of the requests does not exceed")
+    kind: Annotated[Literal["quantiles"], DISTRIBUTION_KIND] = "quantiles"
+    at: Numbers = Field(description="quantile levels, 0 to 1, increasing")
+    tokens: Numbers = Field(description="length at each quantile level, tokens")
 
     @field_validator("at")
     @classmethod
     def _rising(cls, at: list[float]) -> list[float]:
         if len(at) < 2 or at[0] != 0 or at[-1] != 1 or sorted(set(at)) != at:
-            raise checked.expected("rising numbers that begin with 0 and end with 1")
+            raise checked.expected_error("increasing numbers, the first 0 and the last 1")
         return at
 
     @field_validator("tokens")
@@ -108,47 +108,50 @@ class Quantiles(Side):
     def _matched(cls, tokens: list[float], info: ValidationInfo) -> list[float]:
         count = len(info.data.get("at", tokens))
         if len(tokens) != count or sorted(tokens) != tokens:
-            raise checked.expected(f"{count} lengths, none below the one before")
+            raise checked.expected_error(f"{count} lengths in increasing order")
         return tokens
 
-    def drawn(self, normal: Floats) -> Floats:
-        return np.interp(even(normal), self.at, self.tokens)
+    def transform(self, normal: Floats) -> Floats:
+        return np.interp(to_uniform(normal), self.at, self.tokens)
 
 
-def even(normal: Floats) -> Floats:
-    """Return standard normal numbers as numbers spread evenly over 0 to 1."""
+def to_uniform(normal: Floats) -> Floats:
+    """Return standard normal numbers as uniform numbers from 0 to 1."""
     return np.fromiter((0.5 * math.erfc(-z * math.sqrt(0.5)) for z in normal), np.float64, len(normal))
 
 
-AnySide = Union[Fixed, Uniform, Lognormal, Quantiles]
-SIDE_KINDS = checked.kinds_of(*get_args(AnySide))
+AnyDistribution = Union[Fixed, Uniform, Lognormal, Quantiles]
+DISTRIBUTION_KINDS = checked.models_by_kind(*get_args(AnyDistribution))
 
 
-def side_of(given: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
-    """Return the distribution of one side; a bare number is fixed, two in a list are uniform."""
+def distribution_of(section: Any, inner: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+    """Return the distribution of prompts or outputs; a number is `fixed`, a list of two numbers `uniform`."""
     kind = info.data.get("kind")
-    if type(given) is int:
-        given = {"kind": "fixed", "tokens": given}
-    elif isinstance(given, (list, tuple)) and len(given) == 2:
-        given = {"kind": "uniform", "low": given[0], "high": given[1]}
-    elif isinstance(given, Mapping) and kind is not None:
-        given = {"kind": kind, **given}
-    return checked.of_kind(given, SIDE_KINDS)
+    if type(section) is int:
+        section = {"kind": "fixed", "tokens": section}
+    elif isinstance(section, (list, tuple)) and len(section) == 2:
+        section = {"kind": "uniform", "low": section[0], "high": section[1]}
+    elif isinstance(section, Mapping) and kind is not None:
+        section = {"kind": kind, **section}
+    return checked.validate_kind(section, DISTRIBUTION_KINDS)
 
 
-OneSide = Annotated[AnySide, WrapValidator(side_of, json_schema_input_type=Union[AnySide, Whole, tuple[Whole, Whole]])]
+Distribution = Annotated[
+    AnyDistribution,
+    WrapValidator(distribution_of, json_schema_input_type=Union[AnyDistribution, Whole, tuple[Whole, Whole]]),
+]
 
 
-class BothSides(Keys):
-    """Prompts and outputs, each by a distribution of its own."""
+class SeparateLengths(Keys):
+    """Separate distributions for prompts and outputs."""
 
     kind: Optional[Literal["fixed", "uniform", "lognormal", "quantiles"]] = Field(
-        None, description="kind of prompt and of output, where they name none"
+        None, description="default kind of prompt and output"
     )
-    prompt: OneSide = Field(description="tokens of prompts: a distribution, a number, or the lowest and the highest")
-    output: OneSide = Field(description="tokens of outputs: a distribution, a number, or the lowest and the highest")
-    correlation: Annotated[Finite, Field(ge=-1, le=1), checked.says("a number from -1 to 1")] = Field(
-        0.0, description="of prompts and outputs, as normal numbers before they become lengths; no unit"
+    prompt: Distribution = Field(description="prompt lengths: a distribution, a number, or [low, high]")
+    output: Distribution = Field(description="output lengths: a distribution, a number, or [low, high]")
+    correlation: Annotated[Finite, Field(ge=-1, le=1), checked.expects("a number from -1 to 1")] = Field(
+        0.0, description="correlation of prompt and output lengths (Gaussian copula), -1 to 1"
     )
 
     def pairs(self, count: int, seed: int) -> Columns:
@@ -160,18 +163,18 @@ class BothSides(Keys):
 
 
 class TraceLengths(Keys):
-    """Pairs of a trace: drawn with replacement, or in file order, from the start again where it ends."""
+    """Length pairs of a trace: sampled with replacement, or in file order and repeated."""
 
     kind: Annotated[Literal["trace"], KIND]
-    path: Text = Field(description="the file")
-    format: Optional[Text] = Field(None, description="its format, if it is not to be recognised")
-    columns: Optional[dict[str, str]] = Field(None, description="which column holds a field: {prompt: tokens_in}")
-    draw: Annotated[Literal["resample", "in-order"], checked.says("one of resample, in-order")] = Field(
-        "resample", description="with replacement, or in file order"
+    path: Text = Field(description="trace file")
+    format: Optional[Text] = Field(None, description="trace format (default: detected from the content)")
+    columns: Optional[dict[str, str]] = Field(None, description="column names of fields, e.g. {prompt: tokens_in}")
+    draw: Annotated[Literal["resample", "in-order"], checked.expects("one of resample, in-order")] = Field(
+        "resample", description="resample: with replacement; in-order: in file order"
     )
 
     def pairs(self, count: int, seed: int) -> Columns:
-        """Return the lengths of `count` requests, and what each may write."""
+        """Return lengths and output limits of `count` requests."""
         requests = load(self.path, self.format, self.columns).requests
         if self.draw == "resample":
             rows = stream(seed, "lengths").integers(len(requests), size=count).tolist()
@@ -186,7 +189,7 @@ class TraceLengths(Keys):
 
 
 class ContestLengths(Keys):
-    """Lengths like the contest's."""
+    """Lengths like those of the contest."""
 
     kind: Annotated[Literal["contest"], KIND]
 
@@ -196,37 +199,37 @@ class ContestLengths(Keys):
 
 
 def contest_lengths(count: int, seed: int) -> Columns:
-    """Return prompts and outputs like those of the contest: long outputs go with short prompts, as there.
+    """Return prompt and output lengths like those of the contest: short prompts have longer outputs.
 
-    The contest's set is fixed, so its totals hardly vary from run to run: the draws are stratified.
+    The contest's data set is fixed, so its totals hardly vary. Stratified sampling keeps them nearly constant here too.
     """
-    chance = stream(seed, "lengths")
+    rng = stream(seed, "lengths")
     lines = [line for line in CONTEST.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
     at, prompt_at, *outputs_at = np.loadtxt(lines[1:], delimiter=",").T
-    place = strata(count, chance)
-    prompts = np.rint(np.interp(place, at, prompt_at)).astype(np.int64)
+    position = stratified_uniform(count, rng)
+    prompts = np.rint(np.interp(position, at, prompt_at)).astype(np.int64)
     outputs = np.empty(count, np.int64)
-    groups = (place * len(outputs_at)).astype(np.int64)
+    groups = (position * len(outputs_at)).astype(np.int64)
     for group, output_at in enumerate(outputs_at):
         members = np.flatnonzero(groups == group)
-        outputs[members] = np.rint(np.interp(strata(len(members), chance), at, output_at))
+        outputs[members] = np.rint(np.interp(stratified_uniform(len(members), rng), at, output_at))
     return Columns(prompts.tolist(), np.minimum(outputs, CONTEST_TOTAL - prompts).tolist())
 
 
-def strata(count: int, chance: np.random.Generator) -> Floats:
-    """Return uniform numbers, one from each of `count` equal parts of 0 to 1, in random order."""
-    return np.asarray((chance.permutation(count) + chance.random(count)) / max(count, 1), np.float64)
+def stratified_uniform(count: int, rng: np.random.Generator) -> Floats:
+    """Return uniform numbers, one from each of `count` equal intervals of 0 to 1, in random order."""
+    return np.asarray((rng.permutation(count) + rng.random(count)) / max(count, 1), np.float64)
 
 
-AnyLengths = Union[BothSides, TraceLengths, ContestLengths]
-PAIR_KINDS = checked.kinds_of(TraceLengths, ContestLengths)
+AnyLengths = Union[SeparateLengths, TraceLengths, ContestLengths]
+PAIR_KINDS = checked.models_by_kind(TraceLengths, ContestLengths)
 
 
-def lengths_of(given: Any, inner: ValidatorFunctionWrapHandler) -> Any:
-    """Return lengths: `kind` trace or contest gives both sides, any other kind is the default of each side."""
-    if isinstance(given, Mapping) and given.get("kind") is None:
-        return BothSides.model_validate(given)
-    return checked.of_kind(given, {**dict.fromkeys(SIDE_KINDS, BothSides), **PAIR_KINDS})
+def lengths_of(section: Any, inner: ValidatorFunctionWrapHandler) -> Any:
+    """Return the lengths. `kind` trace or contest gives pairs; another kind is the default of prompt and output."""
+    if isinstance(section, Mapping) and section.get("kind") is None:
+        return SeparateLengths.model_validate(section)
+    return checked.validate_kind(section, {**dict.fromkeys(DISTRIBUTION_KINDS, SeparateLengths), **PAIR_KINDS})
 
 
 Lengths = Annotated[AnyLengths, WrapValidator(lengths_of)]

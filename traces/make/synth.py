@@ -1,4 +1,4 @@
-"""Make a workload: the `workload` section of a scenario turned into a trace."""
+"""Generate a trace from the `workload` section of a scenario."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from servesim.core import BadInput
 from servesim.traces.edit import merge
 from servesim.traces.random_streams import stream
-from servesim.traces.trace import Trace, assemble
+from servesim.traces.trace import Trace, build_trace
 
 from .arrivals import Closed
 from .contest import contest
@@ -17,23 +17,25 @@ from .workload import AnyWorkload, ContestWorkload, Mix, Requests, workload_from
 
 
 def synthesise(workload: Mapping[str, Any], seed: int = 0) -> Trace:
-    """Return the trace of a workload; the same seed gives the same one."""
+    """Return the trace of a workload; the same seed gives the same trace."""
     if type(seed) is not int or seed < 0:
-        raise BadInput(f"seed: expected a whole number of 0 or more, got {seed!r}")
-    return _made(workload_from(workload), seed)
+        raise BadInput(f"seed: expected a whole number of at least 0, got {seed!r}")
+    return _generate(workload_from(workload), seed)
 
 
-def _made(workload: AnyWorkload, seed: int) -> Trace:
+def _generate(workload: AnyWorkload, seed: int) -> Trace:
     if isinstance(workload, ContestWorkload):
         keys = workload.contest
-        return contest(keys.X, keys.T, seed, keys.lengths, keys.dispatch, keys.tokenizer)
+        return contest(keys.X, keys.T, seed, keys.lengths, keys.send_overhead, keys.tokenizer)
     if isinstance(workload, Mix):
         seeds = stream(seed, "mix").integers(2**31, size=len(workload.mix)).tolist()
-        return merge([_made(part, own) for part, own in zip(workload.mix, seeds)], source=f"workload seed={seed}")
-    return _drawn(workload, seed)
+        return merge(
+            [_generate(part, part_seed) for part, part_seed in zip(workload.mix, seeds)], source=f"workload seed={seed}"
+        )
+    return _generate_requests(workload, seed)
 
 
-def _drawn(workload: Requests, seed: int) -> Trace:
+def _generate_requests(workload: Requests, seed: int) -> Trace:
     process = workload.arrivals
     if workload.requests is not None:
         times = process.times(workload.requests, seed)
@@ -42,7 +44,7 @@ def _drawn(workload: Requests, seed: int) -> Trace:
         times = process.within(workload.duration, seed)
     count = len(times)
     if not count:
-        raise BadInput(f"workload.duration: expected time for at least one request, got {workload.duration:g}")
+        raise BadInput(f"workload.duration: no request arrives in {workload.duration:g} s; use a longer duration")
     columns = workload.lengths.pairs(count, seed)
     columns.arrival = list(times.tolist())
     if isinstance(process, Closed):
@@ -55,11 +57,11 @@ def _drawn(workload: Requests, seed: int) -> Trace:
         columns.output = [min(output, workload.limit) for output in columns.output]
         columns.limit = [workload.limit] * count
     if workload.priorities is not None:
-        columns.priority = _priorities(workload.priorities, count, seed)
-    return assemble(columns, f"workload seed={seed}", "synth")
+        columns.priority = _draw_priorities(workload.priorities, count, seed)
+    return build_trace(columns, f"workload seed={seed}", "synth")
 
 
-def _priorities(parts: Mapping[int, float], count: int, seed: int) -> list[int]:
-    levels, weights = list(parts), np.array(list(parts.values()))
-    drawn = stream(seed, "priorities").choice(len(levels), size=count, p=weights / weights.sum())
-    return [levels[k] for k in drawn]
+def _draw_priorities(fractions: Mapping[int, float], count: int, seed: int) -> list[int]:
+    levels, weights = list(fractions), np.array(list(fractions.values()))
+    indices = stream(seed, "priorities").choice(len(levels), size=count, p=weights / weights.sum())
+    return [levels[k] for k in indices]

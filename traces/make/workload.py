@@ -1,4 +1,4 @@
-"""The `workload` section of a scenario: what each of its keys may be. synth.py makes requests from it.
+"""The `workload` section of a scenario as pydantic models. synth.py generates the requests.
 
     requests: 1000                                  # or duration: 600, seconds
     arrivals: {kind: poisson, rate: 8.2}            # arrivals.py has the kinds
@@ -6,10 +6,10 @@
       kind: lognormal
       prompt: {mean: 265, sd: 300}
       output: {mean: 255, sd: 200, max: 2048}
-    limit: 2048                                     # tokens each may write, if not what it will write
-    priorities: {0: 0.9, 1: 0.1}                    # priority -> part of the requests
+    limit: 2048                                     # output limit, tokens (default: the output length)
+    priorities: {0: 0.9, 1: 0.1}                    # priority -> fraction of the requests
 
-or `contest: {X: 0.5, T: 3000}`, or `mix: [...]`, several such workloads at once.
+or `contest: {X: 0.5, T: 3000}`, or `mix: [...]`: several such workloads at the same time.
 """
 
 from __future__ import annotations
@@ -19,83 +19,96 @@ from typing import Annotated, Any, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, field_validator
 from servesim.core import BadInput
-from servesim.files.checked import AtLeast0, Keys, Maybe, Positive, Text, Whole, first_fault, says, whole, wrong
+from servesim.files.checked import (
+    AtLeast0,
+    Keys,
+    Maybe,
+    Positive,
+    Text,
+    Whole,
+    expects,
+    first_error,
+    invalid_error,
+    to_int,
+)
 
-from .arrivals import Arrivals, Asked, Dispatch
+from .arrivals import Arrivals, ContestRate, SendOverhead
 from .lengths import Lengths
 
 
 def level(value: Any) -> Any:
-    """Return a priority as a number; JSON has only texts for keys."""
+    """Return a priority as a number; JSON keys are always text."""
     return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
 
 
-Priority = Annotated[int, Field(strict=True), BeforeValidator(level), says("whole numbers for priorities")]
+Priority = Annotated[int, Field(strict=True), BeforeValidator(level), expects("whole numbers for priorities")]
 Count = Annotated[
-    int, Field(strict=True, ge=1, le=10**8), BeforeValidator(whole), says(f"a whole number from 1 to {10**8}")
+    int, Field(strict=True, ge=1, le=10**8), BeforeValidator(to_int), expects(f"a whole number from 1 to {10**8}")
 ]
 
 
 class Requests(Keys):
-    """Requests by an arrival process and by lengths."""
+    """Requests from an arrival process and length distributions."""
 
     either = (("requests",), ("duration",))
     others = ("contest", "mix")
-    requests: Maybe[Count] = Field(None, description="how many requests; or duration")
-    duration: Maybe[Positive] = Field(None, description="seconds in which all arrive; or requests")
-    arrivals: Arrivals = Field(description="when requests arrive")
-    lengths: Lengths = Field(description="how long prompts and outputs are, tokens")
-    limit: Maybe[Whole] = Field(None, description="tokens each may write, if not what it will write")
+    requests: Maybe[Count] = Field(None, description="number of requests (or set duration)")
+    duration: Maybe[Positive] = Field(None, description="seconds of arrivals (or set requests)")
+    arrivals: Arrivals = Field(description="arrival process")
+    lengths: Lengths = Field(description="prompt and output lengths, tokens")
+    limit: Maybe[Whole] = Field(None, description="output limit, tokens (default: the output length)")
     priorities: Maybe[dict[Priority, AtLeast0]] = Field(
-        None, description="part of the requests of each priority; the parts need not add up to 1"
+        None, description="fraction of the requests for each priority; the sum need not be 1"
     )
 
     @field_validator("priorities")
     @classmethod
-    def _some(cls, parts: dict[int, float]) -> dict[int, float]:
-        if not sum(parts.values()) > 0:
-            raise wrong("expected parts that add up to more than 0")
-        return parts
+    def _positive_sum(cls, fractions: dict[int, float]) -> dict[int, float]:
+        if not sum(fractions.values()) > 0:
+            raise invalid_error("expected fractions with a sum above 0")
+        return fractions
 
 
 class Contest(Keys):
-    """The requests of the contest's client at `-X X -T T`."""
+    """The requests of the contest's client with `-X X -T T`."""
 
-    X: Asked
-    T: Positive = Field(description="seconds; int(T*X) requests are sent")
-    lengths: Maybe[Text] = Field(None, description="file of lengths, or the data set itself; drawn where left out")
-    tokenizer: Maybe[Text] = Field(None, description="tokenizer.model or .json, for the data set itself")
-    dispatch: Dispatch = 0.0
+    X: ContestRate
+    T: Positive = Field(description="seconds; the client sends int(T*X) requests")
+    lengths: Maybe[Text] = Field(
+        None, description="CSV file of lengths, or the data set (default: random lengths like the real ones)"
+    )
+    tokenizer: Maybe[Text] = Field(None, description="tokenizer.model or tokenizer.json, needed for the data set")
+    send_overhead: SendOverhead = 0.0
 
 
 class ContestWorkload(Keys):
-    """The contest's own workload."""
+    """The workload of the contest."""
 
-    contest: Contest = Field(description="how its client is called")
+    contest: Contest = Field(description="options of the contest's client")
 
 
 class Mix(Keys):
-    """Several workloads at once, each with chance of its own."""
+    """Several workloads at the same time, each with independent random numbers."""
 
-    mix: Annotated[list[Workload], Field(min_length=1, description="the workloads"), says("a list of workloads")]
+    mix: Annotated[list[Workload], Field(min_length=1, description="the workloads"), expects("a list of workloads")]
 
 
-def form_of(given: Any) -> AnyWorkload:
-    """Return a workload as the model of its form."""
-    if isinstance(given, Mapping) and "contest" in given:
-        return ContestWorkload.model_validate(given)
-    if isinstance(given, Mapping) and "mix" in given:
-        return Mix.model_validate(given)
-    return Requests.model_validate(given)
+def parse_workload(section: Any) -> AnyWorkload:
+    """Return a workload as the model that its keys select."""
+    if isinstance(section, Mapping) and "contest" in section:
+        return ContestWorkload.model_validate(section)
+    if isinstance(section, Mapping) and "mix" in section:
+        return Mix.model_validate(section)
+    return Requests.model_validate(section)
 
 
 AnyWorkload = Union[Requests, ContestWorkload, Mix]
-Workload = Annotated[AnyWorkload, WrapValidator(lambda given, inner: form_of(given))]
+Workload = Annotated[AnyWorkload, WrapValidator(lambda section, inner: parse_workload(section))]
 
 
-def workload_from(given: Any) -> AnyWorkload:
-    """Check a `workload` section; a BadInput is one line that names the key and what was expected."""
+def workload_from(section: Any) -> AnyWorkload:
+    """Check a `workload` section; an error is one line with the key and the expected value."""
     try:
-        return form_of(given)
+        return parse_workload(section)
     except ValidationError as error:
-        raise BadInput(first_fault(error, "workload")) from None
+        raise BadInput(first_error(error, "workload")) from None

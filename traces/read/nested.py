@@ -1,4 +1,4 @@
-"""Rows of a trace gathered one by one, for formats whose requests are nested or hold text."""
+"""Rows of a trace read one by one, for formats whose requests are nested or hold text."""
 
 from __future__ import annotations
 
@@ -6,35 +6,35 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
-from servesim.files.read import shown
+from servesim.files.read import quote
 from servesim.traces.trace import Columns
 
 from .source import Source
-from .table import MOST_SECONDS, MOST_TOKENS, real, whole
-from .tokens import ESTIMATED, estimate
+from .table import MAX_SECONDS, MAX_TOKENS, parse_float, parse_int
+from .tokens import ESTIMATE_NOTE, estimate
 
 NO_LENGTH = "no output length"
 
 
 class Row:
-    """One JSON object, its place in the file, and checked access to what is in it."""
+    """One JSON object, its row number, and checked access to its values."""
 
     def __init__(self, source: Source, number: int, values: Any, where: str = "") -> None:
         if type(values) is not dict:
-            raise BadInput(f"{source.name}: row {number}: {where or 'row'}: expected an object, got {shown(values)}")
+            raise BadInput(f"{source.name}: row {number}: {where or 'row'}: expected an object, got {quote(values)}")
         self.source = source
         self.number = number
         self.values: Mapping[str, Any] = values
         self.where = where
 
-    def bad(self, key: str, expected: str) -> BadInput:
-        """Return the complaint about one value."""
-        got = shown(self.values[key]) if key in self.values else "nothing"
+    def error(self, key: str, expected: str) -> BadInput:
+        """Return the error for one value."""
+        got = quote(self.values[key]) if key in self.values else "nothing"
         path = f"{self.where}.{key}" if self.where else key
         return BadInput(f"{self.source.name}: row {self.number}: {path}: expected {expected}, got {got}")
 
     def has(self, key: str) -> bool:
-        """Return whether there is a value, null not counted."""
+        """Return whether the key has a value other than null."""
         return self.values.get(key) is not None
 
     def row(self, key: str) -> Row:
@@ -45,63 +45,63 @@ class Row:
         """Return the objects of a list inside this one."""
         values = self.values.get(key)
         if type(values) is not list or not values:
-            raise self.bad(key, "a list of objects")
+            raise self.error(key, "a list of objects")
         return [Row(self.source, self.number, value, f"{key}[{i}]") for i, value in enumerate(values)]
 
     def tokens(self, key: str) -> int:
-        """Return a length."""
+        """Return a length in tokens."""
         try:
-            tokens = whole(self.values.get(key), typed=True)
+            tokens = parse_int(self.values.get(key), typed=True)
         except ValueError:
             tokens = -1
-        if not 0 <= tokens <= MOST_TOKENS:
-            raise self.bad(key, f"a whole number of tokens, 0 to {MOST_TOKENS}")
+        if not 0 <= tokens <= MAX_TOKENS:
+            raise self.error(key, f"a whole number of tokens, 0 to {MAX_TOKENS}")
         return tokens
 
     def seconds(self, key: str, unit: float) -> float:
-        """Return a time, counted in `unit` seconds in the file."""
+        """Return a time in seconds; the file counts in units of `unit` seconds."""
         try:
-            value = real(self.values.get(key), typed=True)
+            value = parse_float(self.values.get(key), typed=True)
         except (ValueError, OverflowError):
             value = -1.0
-        if not 0 <= value * unit <= MOST_SECONDS:
-            raise self.bad(key, "a time of 0 or more")
+        if not 0 <= value * unit <= MAX_SECONDS:
+            raise self.error(key, "a time of 0 or more")
         per = round(1 / unit)
         return value / per if per * unit == 1.0 else value * unit
 
     def name(self, key: str) -> Optional[str]:
-        """Return a name, or None if there is none; a whole number will do."""
+        """Return a name or a whole number as text, or None if there is none."""
         value = self.values.get(key)
         if value is None:
             return None
         if type(value) not in (str, int):
-            raise self.bad(key, "a name")
+            raise self.error(key, "a name")
         return str(value)
 
     def ids(self, key: str) -> Sequence[int]:
-        """Return hash ids, none if there are none."""
+        """Return hash ids, or () if there are none."""
         value = self.values.get(key)
         if value is None:
             return ()
         if type(value) is not list or not set(map(type, value)) <= {int}:
-            raise self.bad(key, "a list of hash ids, whole numbers")
+            raise self.error(key, "a list of hash ids, whole numbers")
         return tuple(value)
 
     def text_tokens(self, key: str) -> int:
-        """Return the tokens of a text, or of all texts in a list."""
+        """Return the token count of a text, or of all texts in a list."""
         value = self.values.get(key)
         if type(value) is list:
             value = "\n".join(_text(part) for part in value)
         if type(value) is not str:
-            raise self.bad(key, "a text or a list of them")
+            raise self.error(key, "a text or a list of them")
         return self.source.count(value)
 
     def message_tokens(self, key: str = "messages") -> int:
-        """Return the tokens of chat messages, the chat template not counted."""
+        """Return the token count of chat messages, without the chat template."""
         return sum(message.text_tokens("content") for message in self.rows(key) if message.has("content"))
 
     def body(self) -> tuple[int, Optional[int]]:
-        """Return the prompt of an OpenAI-style request body, and the tokens it may write."""
+        """Return prompt length and output limit of an OpenAI-style request body."""
         prompt = self.message_tokens() if self.has("messages") else self.text_tokens("prompt")
         for key in ("max_completion_tokens", "max_tokens"):
             if self.has(key):
@@ -110,14 +110,14 @@ class Row:
 
 
 def _text(part: Any) -> str:
-    """Return the text of one part of a message; pictures have none."""
+    """Return the text of one part of a message; images have none."""
     if type(part) is dict:
         part = part.get("text", "")
     return part if type(part) is str else ""
 
 
-class Found(NamedTuple):
-    """One request as a reader found it; its id is its place among all."""
+class ParsedRequest(NamedTuple):
+    """One request of a file; its index in the list is its id."""
 
     row: Row
     prompt: int
@@ -132,31 +132,35 @@ class Found(NamedTuple):
     unusable: Optional[str] = None
 
 
-def gathered(
-    source: Source, found: list[Found], block: Optional[int] = None, notes: Sequence[str] = (), text: bool = False
+def to_columns(
+    source: Source,
+    requests: list[ParsedRequest],
+    block: Optional[int] = None,
+    notes: Sequence[str] = (),
+    text: bool = False,
 ) -> Columns:
-    """Return the requests found as columns; `text` says that lengths were counted in it."""
-    estimated = [ESTIMATED] if text and source.count is estimate else []
+    """Return the requests as columns; `text`: lengths were counted from text."""
+    estimated = [ESTIMATE_NOTE] if text and source.count is estimate else []
     columns = Columns(
-        [request.prompt for request in found],
-        [request.output or 0 for request in found],
-        delay=[request.delay for request in found],
-        numbers=[request.row.number for request in found],
+        [request.prompt for request in requests],
+        [request.output or 0 for request in requests],
+        delay=[request.delay for request in requests],
+        numbers=[request.row.number for request in requests],
         block=block,
         notes=[*notes, *estimated],
     )
     for name in ("arrival", "limit", "priority", "session", "prefix", "after"):
-        values = [getattr(request, name) for request in found]
+        values = [getattr(request, name) for request in requests]
         zero_counts = name in ("arrival", "after")
         if any(value is not None if zero_counts else value for value in values):
             setattr(columns, name, values)
-    for i, request in enumerate(found):
+    for i, request in enumerate(requests):
         if request.unusable is not None or request.output is None:
             columns.unusable[i] = request.unusable or NO_LENGTH
     return columns
 
 
-def rows_of(source: Source) -> list[Row]:
+def read_rows(source: Source) -> list[Row]:
     """Return every object of a JSON file."""
-    source.fixed()
+    source.reject_columns()
     return [Row(source, number, record) for number, record in zip(source.numbers, source.records)]

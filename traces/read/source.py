@@ -1,4 +1,4 @@
-"""A trace file being read: its text, what kind of text that is, its rows, and what the user said about it."""
+"""An open trace file: its text, kind and rows, and the user's options for it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from servesim.files.read import PathLike, read_text
 
 from .table import Table, csv_table, json_rows, json_table
 
-OBJECTS = ("json", "parquet")  # kinds whose rows are objects with values of types of their own
+OBJECTS = ("json", "parquet")  # kinds whose rows are objects with typed values
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 class Source:
-    """One file, and how to read it."""
+    """One trace file, and the options to read it."""
 
     def __init__(
         self,
@@ -35,10 +35,10 @@ class Source:
     ) -> None:
         self.path = Path(path)
         self.name = str(path)
-        self.columns = dict(columns or {})  # field -> the column that holds it in this file
-        self.count = count  # tokens of a text
+        self.columns = dict(columns or {})  # field -> column name in this file
+        self.count = count  # text -> number of tokens
         self.seed = seed
-        self.window = window  # seconds wanted of a format that is sampled
+        self.window = window  # first and last second, for formats that are sampled
         if unit is not None and unit not in UNITS:
             raise BadInput(f"time unit: expected one of {', '.join(UNITS)}, got {unit!r}")
         self.unit = unit
@@ -60,7 +60,7 @@ class Source:
 
     @cached_property
     def header(self) -> frozenset[str]:
-        """Names of the columns of a CSV, keys that any object of JSON or Parquet has."""
+        """Column names of a CSV file; all keys of the objects of JSON or Parquet."""
         if self.kind in OBJECTS:
             return frozenset().union(*self.records)
         if self.kind == "csv":
@@ -73,7 +73,7 @@ class Source:
 
     @cached_property
     def _rows(self) -> tuple[list[dict[str, Any]], Sequence[int]]:
-        return parquet_rows(self.path) if self.kind == "parquet" else json_rows(self.name, self.text)
+        return read_parquet(self.path) if self.kind == "parquet" else json_rows(self.name, self.text)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -82,7 +82,7 @@ class Source:
 
     @property
     def numbers(self) -> Sequence[int]:
-        """The row of each object."""
+        """The row number of each object."""
         return self._rows[1]
 
     @cached_property
@@ -92,26 +92,26 @@ class Source:
             return json_table(self.name, self.records, self.numbers)
         return csv_table(self.name, self.text)
 
-    def seconds(self, usual: float) -> float:
-        """Return the seconds of one time unit: the user's word, or what the format says."""
-        return usual if self.unit is None else UNITS[self.unit]
+    def seconds(self, default: float) -> float:
+        """Return the length of a time unit in seconds: the user's unit, or the default of the format."""
+        return default if self.unit is None else UNITS[self.unit]
 
-    def fixed(self) -> None:
-        """Refuse to rename columns, for formats that have none."""
+    def reject_columns(self) -> None:
+        """Raise BadInput if the user named columns, for formats that have none."""
         if self.columns:
             raise BadInput(f"{self.name}: this format has no columns to rename")
 
 
 def is_parquet(path: Path) -> bool:
-    """Return whether a file begins as Parquet does."""
+    """Return whether a file starts with Parquet's magic bytes."""
     try:
         with path.open("rb") as file:
             return file.read(4) == b"PAR1"
     except (OSError, ValueError):
-        return False  # reading it as text says what is wrong
+        return False  # reading it as text raises the error
 
 
-def parquet_rows(path: Path) -> tuple[list[dict[str, Any]], Sequence[int]]:
+def read_parquet(path: Path) -> tuple[list[dict[str, Any]], Sequence[int]]:
     """Return the rows of a Parquet file as objects, and their numbers."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
@@ -123,11 +123,13 @@ def parquet_rows(path: Path) -> tuple[list[dict[str, Any]], Sequence[int]]:
         raise BadInput(f"{path}: row 1: damaged Parquet file: {reason}") from None
     if not records:
         raise BadInput(f"{path}: row 1: no rows")
-    return [{key: plain(value) for key, value in record.items()} for record in records], range(1, len(records) + 1)
+    return [{key: to_json_value(value) for key, value in record.items()} for record in records], range(
+        1, len(records) + 1
+    )
 
 
-def plain(value: Any) -> Any:
-    """Return a value as JSON would have it: a date as text, a decimal as a number."""
+def to_json_value(value: Any) -> Any:
+    """Convert a Parquet value to its JSON type: a date to text, a decimal to a number."""
     if isinstance(value, datetime):
         return str(value)
     return float(value) if isinstance(value, Decimal) else value

@@ -1,4 +1,4 @@
-"""A file's rows as columns, and the checks that turn text into tokens and seconds or name the row that is wrong."""
+"""Rows of a file as columns, checked and converted to tokens and seconds. Errors name the row."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.core import BadInput
-from servesim.files.read import parse_json, shown
+from servesim.files.read import parse_json, quote
 
-MOST_TOKENS = 2**31 - 1
-MOST_SECONDS = 1e11  # three thousand years: more is a wrong unit or rubbish
-MOST_ID = 2**63 - 1  # what larger ids come out as when many are parsed at once
+MAX_TOKENS = 2**31 - 1
+MAX_SECONDS = 1e11  # 3,000 years; more is a wrong unit
+MAX_ID = 2**63 - 1  # np.fromstring returns this for larger ids
 MISSING = ("", None)
 
 
@@ -26,7 +26,7 @@ class Table:
         self.name = name  # file, for messages
         self.columns = columns
         self.numbers = numbers
-        self.typed = typed  # values have types of their own (JSON): a number in quotes is a mistake
+        self.typed = typed  # values have types (JSON): a number in quotes is an error
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -34,56 +34,58 @@ class Table:
     def __contains__(self, column: str) -> bool:
         return column in self.columns
 
-    def bad(self, index: int, column: str, expected: str) -> BadInput:
-        """Return the complaint about one entry."""
-        got = shown(self.columns[column][index])
+    def error(self, index: int, column: str, expected: str) -> BadInput:
+        """Return the error for one entry."""
+        got = quote(self.columns[column][index])
         return BadInput(f"{self.name}: row {self.numbers[index]}: {column}: expected {expected}, got {got}")
 
     def tokens(self, column: str) -> list[int]:
-        """Return a column of lengths."""
-        return self._all(column, whole, int, "a whole number of tokens", 0, MOST_TOKENS)
+        """Return a column of lengths in tokens."""
+        return self._convert(column, parse_int, int, "a whole number of tokens", 0, MAX_TOKENS)
 
-    def integers(self, column: str, least: int = -(2**63), most: int = 2**63) -> list[int]:
+    def integers(self, column: str, minimum: int = -(2**63), maximum: int = 2**63) -> list[int]:
         """Return a column of whole numbers."""
-        return self._all(column, whole, int, "a whole number", least, most)
+        return self._convert(column, parse_int, int, "a whole number", minimum, maximum)
 
     def seconds(self, column: str, unit: float = 1.0) -> list[float]:
-        """Return a column of times, each entry counted in `unit` seconds."""
-        values = self._all(column, real, float, "a time of 0 or more", 0.0, MOST_SECONDS / unit)
+        """Return a column of times in seconds; the file counts in units of `unit` seconds."""
+        values = self._convert(column, parse_float, float, "a time of 0 or more", 0.0, MAX_SECONDS / unit)
         if unit == 1.0:
             return values
-        # 3052 ms are 3.052 s and not 3.0520000000000005: dividing by a whole number rounds once, multiplying twice.
+        # 3052 ms must give 3.052 s, not 3.0520000000000005: a division rounds once, a multiplication twice.
         per = round(1 / unit)
         return [value / per for value in values] if per * unit == 1.0 else [value * unit for value in values]
 
     def optional(self, column: str, convert: Callable[[Table, str], list[Any]]) -> list[Any]:
-        """Return a column in which entries may be missing: None for those."""
+        """Return a column with optional entries; a missing one is None."""
         if column not in self.columns:
             return [None] * len(self)
         values = self.columns[column]
-        there = [i for i, value in enumerate(values) if value not in MISSING]
-        if len(there) == len(values):
+        present = [i for i, value in enumerate(values) if value not in MISSING]
+        if len(present) == len(values):
             return convert(self, column)
-        part = Table(self.name, {column: [values[i] for i in there]}, [self.numbers[i] for i in there], self.typed)
+        subset = Table(
+            self.name, {column: [values[i] for i in present]}, [self.numbers[i] for i in present], self.typed
+        )
         result: list[Any] = [None] * len(self)
-        for i, value in zip(there, convert(part, column)):
+        for i, value in zip(present, convert(subset, column)):
             result[i] = value
         return result
 
     def text(self, column: str) -> list[str]:
-        """Return a column of names; JSON may have numbers for them."""
+        """Return a column of names as text; JSON may hold numbers."""
         values = self.columns[column]
         for i, value in enumerate(values):
             if type(value) not in (str, int):
-                raise self.bad(i, column, "a name or a number")
+                raise self.error(i, column, "a name or a number")
         return list(map(str, values))
 
     def id_lists(self, column: str) -> list[Sequence[int]]:
-        """Return a column of hash ids: JSON lists, or whole numbers with spaces between."""
+        """Return a column of hash ids: JSON lists, or whole numbers separated by spaces."""
         values = self.columns[column]
-        quickly = None if self.typed else quick_ids(values)
-        if quickly is not None:
-            return quickly
+        converted = None if self.typed else convert_all_ids(values)
+        if converted is not None:
+            return converted
         return [self._ids(i, column, value) for i, value in enumerate(values)]
 
     def _ids(self, index: int, column: str, value: Any) -> Sequence[int]:
@@ -94,32 +96,32 @@ class Table:
                 return tuple(value)
         except ValueError:
             pass
-        raise self.bad(index, column, "hash ids, whole numbers")
+        raise self.error(index, column, "hash ids, whole numbers")
 
-    def _all(
-        self, column: str, one: Callable[[Any, bool], Any], kind: type, expected: str, least: float, most: float
+    def _convert(
+        self, column: str, parse: Callable[[Any, bool], Any], kind: type, expected: str, minimum: float, maximum: float
     ) -> list[Any]:
-        """Return the column converted; look for the culprit only when something is wrong with the whole."""
+        """Return the column converted. Entries are checked one by one only if the fast conversion fails."""
         values = self.columns[column]
-        converted = quick(values, kind, self.typed)
-        if converted is not None and within(converted, least, most):
+        converted = convert_all(values, kind, self.typed)
+        if converted is not None and all_within(converted, minimum, maximum):
             return converted
         converted = []
         for i, value in enumerate(values):
             try:
-                number = one(value, self.typed)
+                number = parse(value, self.typed)
             except (ValueError, TypeError, OverflowError):
-                raise self.bad(i, column, expected) from None
-            if not number >= least:
-                raise self.bad(i, column, expected if math.isnan(number) else f"{expected}, at least {least:g}")
-            if not number <= most:
-                raise self.bad(i, column, f"{expected}, at most {most:g}")
+                raise self.error(i, column, expected) from None
+            if not number >= minimum:
+                raise self.error(i, column, expected if math.isnan(number) else f"{expected}, at least {minimum:g}")
+            if not number <= maximum:
+                raise self.error(i, column, f"{expected}, at most {maximum:g}")
             converted.append(number)
         return converted
 
 
-def quick(values: Sequence[Any], kind: type, typed: bool) -> Optional[list[Any]]:
-    """Return the values converted at one go, or None where they need a closer look."""
+def convert_all(values: Sequence[Any], kind: type, typed: bool) -> Optional[list[Any]]:
+    """Return all values converted in one call, or None if they need a check one by one."""
     types = set(map(type, values))
     if types <= {kind}:
         return list(values)
@@ -136,27 +138,27 @@ def quick(values: Sequence[Any], kind: type, typed: bool) -> Optional[list[Any]]
     return None
 
 
-def quick_ids(values: Sequence[str]) -> Optional[list[Sequence[int]]]:
-    """Return hash ids parsed at one go, or None where they need a closer look."""
-    together = " ".join(values)
-    if together.encode().translate(None, b"0123456789 ") or not together.strip():
+def convert_all_ids(values: Sequence[str]) -> Optional[list[Sequence[int]]]:
+    """Return hash ids parsed in one call, or None if they need a check one by one."""
+    joined = " ".join(values)
+    if joined.encode().translate(None, b"0123456789 ") or not joined.strip():
         return None
-    ids = np.fromstring(together, np.int64, sep=" ")
+    ids = np.fromstring(joined, np.int64, sep=" ")
     counts = [value.count(" ") + 1 if value else 0 for value in values]
-    if sum(counts) != len(ids) or ids.max() == MOST_ID:
+    if sum(counts) != len(ids) or ids.max() == MAX_ID:
         return None
-    every = iter(ids.tolist())
-    return [tuple(islice(every, count)) for count in counts]
+    remaining = iter(ids.tolist())
+    return [tuple(islice(remaining, count)) for count in counts]
 
 
-def within(values: list[Any], least: float, most: float) -> bool:
-    """Return whether all values are numbers from `least` to `most`."""
-    # One NaN makes the sum a NaN, which no comparison lets through; least and most alone may miss it.
-    return not values or (min(values) >= least and max(values) <= most and sum(values) >= least)
+def all_within(values: list[Any], minimum: float, maximum: float) -> bool:
+    """Return whether all values are numbers from `minimum` to `maximum`."""
+    # A NaN makes the sum NaN, so the comparison fails. min() and max() alone may miss a NaN.
+    return not values or (min(values) >= minimum and max(values) <= maximum and sum(values) >= minimum)
 
 
-def whole(value: Any, typed: bool) -> int:
-    """Return a whole number; 120.0 is one, as tables that passed through a data frame have it."""
+def parse_int(value: Any, typed: bool) -> int:
+    """Return a whole number; 120.0 is allowed because data frames write integers like this."""
     if type(value) is int:
         return value
     if type(value) is str and not typed and "_" not in value:
@@ -169,7 +171,7 @@ def whole(value: Any, typed: bool) -> int:
     raise ValueError(value)
 
 
-def real(value: Any, typed: bool) -> float:
+def parse_float(value: Any, typed: bool) -> float:
     """Return a number."""
     if type(value) in (int, float) or (type(value) is str and not typed and "_" not in value):
         return float(value)
@@ -177,10 +179,10 @@ def real(value: Any, typed: bool) -> float:
 
 
 def csv_rows(name: str, text: str) -> list[list[str]]:
-    """Return the cells of a CSV text; a blank line has none."""
-    plain = text.replace("\r\n", "\n")
-    if '"' not in plain and "\r" not in plain:  # nothing to unquote: splitting is several times faster
-        return [line.split(",") if line else [] for line in plain.split("\n")]
+    """Return the cells of each line of a CSV text; a blank line has none."""
+    normalised = text.replace("\r\n", "\n")
+    if '"' not in normalised and "\r" not in normalised:  # no quotes: splitting is several times faster
+        return [line.split(",") if line else [] for line in normalised.split("\n")]
     rows: list[list[str]] = []
     try:
         rows.extend(csv.reader(io.StringIO(text, newline=""), strict=True))
@@ -190,16 +192,16 @@ def csv_rows(name: str, text: str) -> list[list[str]]:
 
 
 def csv_table(name: str, text: str, header: Optional[Sequence[str]] = None) -> Table:
-    """Return the table of a CSV text; row 1 is its header unless one is given."""
+    """Return the table of a CSV text; row 1 is the header unless `header` is passed."""
     rows = csv_rows(name, text)
-    numbers = [number for number, row in enumerate(rows, 1) if row]  # blank lines are passed over
+    numbers = [number for number, row in enumerate(rows, 1) if row]  # blank lines are skipped
     rows = [row for row in rows if row]
     if header is None:
         header = [column.strip() for column in rows.pop(0)]
         numbers.pop(0)
     if len(set(header)) < len(header):
-        twice = next(column for column in header if list(header).count(column) > 1)
-        raise BadInput(f"{name}: row 1: expected every column once, got {shown(twice)} twice")
+        repeated = next(column for column in header if list(header).count(column) > 1)
+        raise BadInput(f"{name}: row 1: expected every column once, got {quote(repeated)} twice")
     width = len(header)
     for number, row in zip(numbers, rows):
         if len(row) != width:
@@ -210,7 +212,7 @@ def csv_table(name: str, text: str, header: Optional[Sequence[str]] = None) -> T
 
 
 def json_rows(name: str, text: str) -> tuple[list[dict[str, Any]], Sequence[int]]:
-    """Return the objects of a JSON Lines text, or of one JSON list, and the row of each."""
+    """Return the objects of a JSON Lines text or of one JSON list, and their row numbers."""
     if text.lstrip()[:1] == "[":
         records = parse_json(name, text)
         numbers: Sequence[int] = range(1, len(records) + 1)
@@ -220,13 +222,13 @@ def json_rows(name: str, text: str) -> tuple[list[dict[str, Any]], Sequence[int]
         records = [parse_json(name, lines[number - 1], number) for number in numbers]
     for number, record in zip(numbers, records):
         if type(record) is not dict:
-            raise BadInput(f"{name}: row {number}: expected a JSON object, got {shown(record)}")
+            raise BadInput(f"{name}: row {number}: expected a JSON object, got {quote(record)}")
     if not records:
         raise BadInput(f"{name}: row 1: no rows")
     return records, numbers
 
 
 def json_table(name: str, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Table:
-    """Return the table of JSON objects: every key that any of them has is a column."""
+    """Return the table of JSON objects; every key of any object is a column."""
     keys = dict.fromkeys(key for record in records for key in record)
     return Table(name, {key: [record.get(key) for record in records] for key in keys}, numbers, typed=True)

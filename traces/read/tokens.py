@@ -1,4 +1,4 @@
-"""Counting tokens of text: with a tokenizer the user has, or by rule of thumb."""
+"""Count the tokens of a text with a tokenizer of the user, or estimate them."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any, Optional, Union
 
 from servesim.core import BadInput
 
-Count = Callable[[str], int]  # tokens of a text, no begin-of-sequence counted
-Tokenizer = Union[str, "os.PathLike[str]", Count]
+CountTokens = Callable[[str], int]  # text -> tokens, without begin-of-sequence
+Tokenizer = Union[str, "os.PathLike[str]", CountTokens]
 
-BOS = 1  # the server puts one begin-of-sequence token before every prompt
-CHARACTERS = 4  # characters a token, the usual estimate for English text
-ESTIMATED = f"token counts are estimated at {CHARACTERS} characters a token: name a tokenizer for exact ones"
+BOS = 1  # the server adds one begin-of-sequence token to every prompt
+CHARS_PER_TOKEN = 4  # usual estimate for English text
+ESTIMATE_NOTE = (
+    f"token counts are estimated at {CHARS_PER_TOKEN} characters per token; pass a tokenizer for exact counts"
+)
 
 
-def counter(tokenizer: Optional[Tokenizer]) -> Count:
-    """Return what counts tokens: a function as it is, the tokenizer in a file or folder, or for None an estimate."""
+def token_counter(tokenizer: Optional[Tokenizer]) -> CountTokens:
+    """Return a function that counts tokens: the given one, the tokenizer in a file or folder, or an estimate (None)."""
     if tokenizer is None:
         return estimate
     if callable(tokenizer):
@@ -35,12 +37,12 @@ def counter(tokenizer: Optional[Tokenizer]) -> Count:
 
 
 def estimate(text: str) -> int:
-    """Return the tokens a text is likely to have; none only if it is empty."""
-    return -(-len(text) // CHARACTERS)
+    """Return the estimated tokens of a text; 0 only for an empty text."""
+    return -(-len(text) // CHARS_PER_TOKEN)
 
 
-def _sentencepiece(path: Path) -> Count:
-    package = _package("sentencepiece", path)
+def _sentencepiece(path: Path) -> CountTokens:
+    package = _import_package("sentencepiece", path)
     try:
         model = package.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError):
@@ -48,8 +50,8 @@ def _sentencepiece(path: Path) -> Count:
     return lambda text: len(model.encode(text))
 
 
-def _tokenizers(path: Path) -> Count:
-    package = _package("tokenizers", path)
+def _tokenizers(path: Path) -> CountTokens:
+    package = _import_package("tokenizers", path)
     try:
         model = package.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself
@@ -57,7 +59,7 @@ def _tokenizers(path: Path) -> Count:
     return lambda text: len(model.encode(text, add_special_tokens=False))
 
 
-def _package(name: str, path: Path) -> Any:
+def _import_package(name: str, path: Path) -> Any:
     try:
         return import_module(name)
     except ImportError:

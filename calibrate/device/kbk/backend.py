@@ -1,12 +1,12 @@
-"""MindSpore, kernel by kernel (jit level O0): MindFormers' paged Llama on an Ascend, or the same path on a CPU.
+"""The kbk backend: MindFormers' paged Llama on MindSpore, kernel by kernel (jit level O0), on an Ascend or a CPU.
 
-On an Ascend the model runs as it is, with its fused kernels. On a CPU the kernels that only an Ascend has are replaced
-by kernels.py. Which of the two it is goes into `describe` as kernels: fused or reference.
+On an Ascend the model runs unchanged, with its fused kernels. On a CPU, kernels.py replaces the kernels that only an
+Ascend has. `describe` returns which of the two as kernels: fused or reference.
 
-A step makes at most two calls of the model: one with the prompts that start at 0, flattened; one over the paged cache
-with everything else, one row a token. Prompts of one token run as decodes at position 0. Later chunks of a prompt go
-through the second call, since MindFormers' prompt attention cannot see the cache: each token is a row that sees what
-the rows before it wrote in the same call. That is exact, and costs as much attention as decodes of these rows.
+A step makes at most two model calls. The first runs the prompts that start at position 0, flattened. The second runs
+all other tokens over the paged cache, one row per token; a prompt of one token is a decode at position 0. Later chunks
+of a prompt use the second call, because MindFormers' prompt attention does not read the cache. Each row reads the keys
+that earlier rows wrote in the same call. The result is exact; the attention costs as much as decodes of these rows.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from servesim.calibrate.device.worker import first_line
 from servesim.core import BadInput
 
 from .environment import device_name, environment, frameworks, versions
-from .weights import fill, read
+from .weights import fill_random, read_checkpoint
 
 KERNELS = ("fused", "reference")
 MODES = ("graph", "pynative")
 OUT_OF_MEMORY = ("out of memory", "memory not enough", "memory isn't enough", "alloc failed", "malloc", "bad_alloc")
 
 
-class Kbk(Backend):
-    """A Llama of MindFormers on the MindSpore of this interpreter."""
+class KbkBackend(Backend):
+    """Runs MindFormers' Llama on the MindSpore of this interpreter."""
 
     name = "kbk"
 
     def __init__(
         self,
-        device: Optional[str] = None,  # Ascend or CPU; an Ascend if there is one
-        kernels: Optional[str] = None,  # fused or reference; what the device has
+        device: Optional[str] = None,  # Ascend or CPU; default: Ascend if available
+        kernels: Optional[str] = None,  # fused or reference; default: fused on Ascend, reference on the CPU
         mode: str = "graph",  # graph (kernel by kernel) or pynative
-        dtype: Optional[str] = None,  # float16 with fused kernels, float32 with reference kernels
-        threads: Optional[int] = None,  # of a CPU, one a core; with 1, steps are slower and far more alike
+        dtype: Optional[str] = None,  # default: float16 with fused kernels, float32 with reference kernels
+        threads: Optional[int] = None,  # CPU threads, default one per core; 1 is slower but varies far less
     ) -> None:
         if mode not in MODES:
             raise BadInput(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
@@ -55,11 +55,11 @@ class Kbk(Backend):
         self.dtype = dtype or ("float16" if self.kernels == "fused" else "float32")
         self.model: Optional[Model] = None
         self.net: Any = None
-        self._plain: Any = None
-        self._scores: list[Any] = []
-        self._begin()
+        self._reference_net: Any = None
+        self._logits: list[Any] = []
+        self._configure()
 
-    def _begin(self) -> None:
+    def _configure(self) -> None:
         ms = self.ms
         ms.set_device(self.device)
         if self.threads is not None:
@@ -71,29 +71,29 @@ class Kbk(Backend):
         if self.mode == "graph":
             ms.set_context(mode=ms.GRAPH_MODE, jit_config=config)
         else:
-            ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=True)  # eight times as fast on a CPU
+            ms.set_context(mode=ms.PYNATIVE_MODE, pynative_synchronize=True)  # 8 times as fast on a CPU
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
         self.model, self.blocks, self.block_size, self.host_blocks = model, blocks, block_size, host_blocks
-        self.net = self._plain = None  # what was loaded before makes room first
+        self.net = self._reference_net = None  # frees the previous model first
         with memory_errors():
             with environment(RUN_MODE="predict"):
-                self.net = self._built(use_past=True, use_flash_attention=True)
+                self.net = self._build(use_past=True, use_flash_attention=True)
             self.net.set_dynamic_inputs()
             if weights is None:
-                fill(self.ms, self.net)
+                fill_random(self.ms, self.net)
             else:
-                read(self.ms, self.mindformers, self.net, weights)
+                read_checkpoint(self.ms, self.mindformers, self.net, weights)
             self._host = [self._host_copy(cache) for cache in self._caches()]
-        self.synchronize()  # on a CPU the first one of a process returns at once
-        self.step([Row([0, 0], 0, [0])])  # compiles the graph of prompts, the next one that of decodes
-        self.step([Row([0], 2, [0])])
+        self.synchronize()  # on a CPU, the first synchronize of a process does not wait
+        self.step([Row([0, 0], 0, [0])])  # compiles the prefill graph
+        self.step([Row([0], 2, [0])])  # compiles the decode graph
         self.synchronize()
 
-    def _built(self, **settings: Any) -> Any:
-        """Return the network, with stand-ins for the kernels that are not there."""
+    def _build(self, **settings: Any) -> Any:
+        """Return the network, with reference kernels where the device has no fused ones."""
         model = self.model
         assert model is not None
         config = self.mindformers.LlamaConfig(
@@ -110,7 +110,7 @@ class Kbk(Backend):
             rotary_dtype=self.dtype,
             layernorm_compute_type="float32",
             softmax_compute_type="float32",
-            pad_token_id=-1,  # else the plain pass would not see token 0
+            pad_token_id=-1,  # else the pass without a cache would mask token 0
             is_dynamic=True,
             use_rope_slice=True,
             fused_rms_norm=self.kernels == "fused",
@@ -125,7 +125,7 @@ class Kbk(Backend):
 
     @contextmanager
     def _kernels(self) -> Iterator[Any]:
-        """Have MindFormers build its layers from the kernels in use; yields the model's class."""
+        """Make MindFormers build its layers from the selected kernels; yield the model class."""
         if self.kernels == "fused":
             yield self.mindformers.LlamaForCausalLM
             return
@@ -146,20 +146,20 @@ class Kbk(Backend):
         self._check(rows)
         prompts = [index for index, row in enumerate(rows) if row.position == 0 and len(row.tokens) > 1]
         others = [index for index, row in enumerate(rows) if row.position > 0 or len(row.tokens) == 1]
-        scores: dict[int, Any] = {}
+        logits: dict[int, Any] = {}
         with memory_errors():
             if prompts:
-                scores.update(zip(prompts, self._prompts([rows[index] for index in prompts])))
+                logits.update(zip(prompts, self._run_prompts([rows[index] for index in prompts])))
             if others:
-                scores.update(zip(others, self._paged([rows[index] for index in others])))
-        self._scores = [scores[index] for index in range(len(rows))]
-        return [int(row.argmax()) for row in self._scores]
+                logits.update(zip(others, self._run_paged([rows[index] for index in others])))
+        self._logits = [logits[index] for index in range(len(rows))]
+        return [int(row.argmax()) for row in self._logits]
 
     def logits(self) -> Any:
-        """Return the scores of the last step's rows, [rows, vocab]: for checks."""
+        """Return the logits of the last step's rows, [rows, vocab], for checks."""
         import numpy as np
 
-        return np.stack(self._scores)
+        return np.stack(self._logits)
 
     def _check(self, rows: Sequence[Row]) -> None:
         assert self.model is not None, "load first"
@@ -167,11 +167,12 @@ class Kbk(Backend):
             end = row.position + len(row.tokens)
             if not row.tokens or end > self.model.context or end > len(row.table) * self.block_size:
                 raise BadInput(
-                    f"row: {len(row.tokens)} tokens behind {row.position} in {len(row.table)} blocks of "
-                    f"{self.block_size}, expected some tokens, room for them, and at most {self.model.context} in all"
+                    f"row: {len(row.tokens)} tokens after {row.position} cached ones in {len(row.table)} blocks of "
+                    f"{self.block_size}, expected at least 1 token, enough blocks, and a length of at most "
+                    f"{self.model.context}"
                 )
 
-    def _prompts(self, rows: Sequence[Row]) -> Any:
+    def _run_prompts(self, rows: Sequence[Row]) -> Any:
         """Run whole prompts, or first chunks of prompts, flattened into one row."""
         import numpy as np
 
@@ -181,8 +182,8 @@ class Kbk(Backend):
         lengths = np.array([len(row.tokens) for row in rows], np.int32)
         return self._forward(flat, lengths, self._tables(rows, lengths), slots, True, origin_inputs=tokens)
 
-    def _paged(self, rows: Sequence[Row]) -> Any:
-        """Run tokens that stand behind cached ones, a row each; only the last of a chunk is asked for its scores."""
+    def _run_paged(self, rows: Sequence[Row]) -> Any:
+        """Run tokens that follow cached ones, one row per token. Return the logits of the last token of each chunk."""
         import numpy as np
 
         single = [
@@ -191,19 +192,19 @@ class Kbk(Backend):
         tokens = np.array([row.tokens for row in single], np.int32)
         slots = np.concatenate([self._slots(row) for row in single])
         lengths = np.array([row.position + 1 for row in single], np.int32)
-        scores = self._forward(tokens, lengths, self._tables(single, lengths), slots, False)
-        return scores[np.cumsum([len(row.tokens) for row in rows]) - 1]
+        logits = self._forward(tokens, lengths, self._tables(single, lengths), slots, False)
+        return logits[np.cumsum([len(row.tokens) for row in rows]) - 1]
 
     def _slots(self, row: Row) -> Any:
-        """Return where in the cache the tokens of a row go."""
+        """Return the cache slot of each token of a row."""
         import numpy as np
 
-        places = np.arange(row.position, row.position + len(row.tokens), dtype=np.int32)
-        blocks = np.asarray(row.table, np.int32)[places // self.block_size]
-        return blocks * np.int32(self.block_size) + places % np.int32(self.block_size)
+        positions = np.arange(row.position, row.position + len(row.tokens), dtype=np.int32)
+        blocks = np.asarray(row.table, np.int32)[positions // self.block_size]
+        return blocks * np.int32(self.block_size) + positions % np.int32(self.block_size)
 
     def _tables(self, rows: Sequence[Row], lengths: Any) -> Any:
-        """Return the block tables as one array, no wider than the longest row needs and padded with -1."""
+        """Return the block tables as one array, as wide as the longest row needs, padded with -1."""
         import numpy as np
 
         width = -(-int(lengths.max()) // self.block_size)
@@ -212,62 +213,62 @@ class Kbk(Backend):
             blocks = row.table[:width]
             table[: len(blocks)] = blocks
         if tables.max() >= self.blocks:
-            raise BadInput(f"row: block {tables.max()}, expected one of the {self.blocks} that were loaded")
+            raise BadInput(f"row: block {tables.max()}, expected a block below {self.blocks}")
         return tables
 
     def _forward(self, tokens: Any, lengths: Any, tables: Any, slots: Any, prefill: bool, **more: Any) -> Any:
-        """Call the model as llm-serving's kbk backend does, and bring its scores to the host."""
-        if self.mode == "pynative":  # a graph is compiled once with its flag; without graphs it must be set each time
+        """Call the model as llm-serving's kbk backend does, and copy its logits to the host."""
+        if self.mode == "pynative":  # a graph is compiled with its flag; without graphs, every call sets it
             self.net.add_flags_custom(is_first_iteration=prefill)
-        answer, _ = self.net.forward(
+        output, _ = self.net.forward(
             tokens, lengths, block_tables=tables, slot_mapping=slots, prefill=prefill, use_past=True, **more
         )
-        return (answer[0] if isinstance(answer, tuple) else answer).asnumpy()
+        return (output[0] if isinstance(output, tuple) else output).asnumpy()
 
-    def plain(self, tokens: Sequence[int]) -> Any:
-        """Return the scores after each token of a sequence, from the same weights in one pass and without a cache."""
+    def reference_logits(self, tokens: Sequence[int]) -> Any:
+        """Return the logits after each token, with the same weights, from one pass without a cache."""
         import numpy as np
 
-        if self._plain is None:
-            with environment(RUN_MODE=None):  # predict mode would insist on flash attention
-                self._plain = self._built(use_past=False, use_flash_attention=self.kernels == "fused")
-            self._plain.set_dynamic_inputs()
-            self.ms.load_param_into_net(self._plain, {p.name: p for p in self.net.get_parameters()})
-        answer, _ = self._plain.forward(np.asarray([tokens], np.int32), np.array([len(tokens)], np.int32))
-        return (answer[0] if isinstance(answer, tuple) else answer).asnumpy().reshape(len(tokens), -1)
+        if self._reference_net is None:
+            with environment(RUN_MODE=None):  # predict mode requires flash attention
+                self._reference_net = self._build(use_past=False, use_flash_attention=self.kernels == "fused")
+            self._reference_net.set_dynamic_inputs()
+            self.ms.load_param_into_net(self._reference_net, {p.name: p for p in self.net.get_parameters()})
+        output, _ = self._reference_net.forward(np.asarray([tokens], np.int32), np.array([len(tokens)], np.int32))
+        return (output[0] if isinstance(output, tuple) else output).asnumpy().reshape(len(tokens), -1)
 
     def _caches(self) -> list[Any]:
         assert self.model is not None, "load first"
         return [cache for layer in range(self.model.layers) for cache in self.net.kvcache(layer)]
 
     def _host_copy(self, cache: Any) -> Any:
-        """Return host memory of the same form as a cache."""
+        """Return host memory with the layout of a cache."""
         from mindspore.common.initializer import Zero
 
         rows = cache.shape[0] // self.blocks * max(self.host_blocks, 1)
         host = self.ms.Tensor(shape=(rows, *cache.shape[1:]), dtype=cache.dtype, init=Zero())
         return self.ms.Parameter(host, name="host_of_" + cache.name, requires_grad=False).init_data()
 
-    def _swap(self, pairs: Sequence[tuple[int, int]], out: bool) -> None:
+    def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
         import numpy as np
         from mindspore._c_expression import swap_cache
 
         if not pairs:
             return
-        limits = (self.blocks, self.host_blocks) if out else (self.host_blocks, self.blocks)
+        limits = (self.blocks, self.host_blocks) if to_host else (self.host_blocks, self.blocks)
         if (np.asarray(pairs) >= limits).any():
             raise BadInput(f"swap: expected device blocks below {self.blocks} and host blocks below {self.host_blocks}")
         caches = self._caches()
-        rows = caches[0].shape[0] // self.blocks  # a block is one row of a fused cache, many of a reference one
+        rows = caches[0].shape[0] // self.blocks  # rows per block: one in a fused cache, many in a reference cache
         moves = (np.asarray(pairs, np.int64)[:, None, :] * rows + np.arange(rows)[None, :, None]).reshape(-1, 2)
         for host, cache in zip(self._host, caches):
-            swap_cache(host, cache, self.ms.Tensor(moves), out)
+            swap_cache(host, cache, self.ms.Tensor(moves), to_host)
 
     def synchronize(self) -> None:
         self.ms.runtime.synchronize()
 
     def describe(self) -> dict[str, Any]:
-        described: dict[str, Any] = {
+        about: dict[str, Any] = {
             "backend": self.name,
             "device": device_name(self.ms, self.device),
             "kernels": self.kernels,
@@ -278,22 +279,22 @@ class Kbk(Backend):
             "versions": versions(),
         }
         if self.model is not None:
-            described.update(
+            about.update(
                 model=asdict(self.model),
                 blocks=self.blocks,
                 block_size=self.block_size,
                 host_blocks=self.host_blocks,
                 graphs=len(self.net.compile_cache),
             )
-        return described
+        return about
 
 
 @contextmanager
 def memory_errors() -> Iterator[None]:
-    """Tell a device that has no room from one that fails otherwise; MindSpore has one kind of error for both."""
+    """Convert memory errors into OutOfMemory. MindSpore raises RuntimeError for these and for other failures."""
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        if isinstance(error, MemoryError) or any(words in str(error).lower() for words in OUT_OF_MEMORY):
+        if isinstance(error, MemoryError) or any(text in str(error).lower() for text in OUT_OF_MEMORY):
             raise OutOfMemory(first_line(error)) from error
         raise

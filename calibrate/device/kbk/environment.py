@@ -1,4 +1,4 @@
-"""What the kbk backend's interpreter and machine have: the frameworks, their versions, the device, the environment."""
+"""The environment of the kbk backend: frameworks, versions, device name, environment variables."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ INSTALL = "pip install mindspore==2.9.0 mindformers==1.9.0 'numpy<2'"
 
 
 def frameworks() -> tuple[Any, Any]:
-    """Import mindspore and mindformers, quietly, or say what is missing where."""
+    """Import mindspore and mindformers without log output; if that fails, raise BadInput with the fix."""
     os.environ.setdefault("GLOG_v", "3")
     try:
         import mindformers
         import mindspore
     except ImportError as error:
         raise BadInput(
-            f"kbk: {sys.executable} cannot import mindspore and mindformers ({first_line(error)}): there, "
-            f"{INSTALL}, or name another interpreter with --worker-python"
+            f"kbk: {sys.executable} cannot import mindspore and mindformers ({first_line(error)}); "
+            f"install them there ({INSTALL}), or name another interpreter with --worker-python"
         ) from error
     return mindspore, mindformers
 
 
 @contextmanager
 def environment(**variables: Optional[str]) -> Iterator[None]:
-    """Set or remove environment variables for a while: MindFormers reads its mode from there as it builds a model."""
-    before = {name: os.environ.get(name) for name in variables}
-    put(variables)
+    """Set or remove environment variables temporarily. MindFormers reads its mode from them when it builds a model."""
+    previous = {name: os.environ.get(name) for name in variables}
+    set_variables(variables)
     try:
         yield
     finally:
-        put(before)
+        set_variables(previous)
 
 
-def put(variables: dict[str, Optional[str]]) -> None:
+def set_variables(variables: dict[str, Optional[str]]) -> None:
     """Set environment variables, or remove those that are None."""
     for name, value in variables.items():
         if value is None:
@@ -51,7 +51,7 @@ def put(variables: dict[str, Optional[str]]) -> None:
 
 
 def device_name(ms: Any, device: str) -> str:
-    """Return the device as a person would name it."""
+    """Return a readable device name."""
     if device == "Ascend":
         return str(ms.hal.get_device_name(0))
     try:
@@ -63,6 +63,6 @@ def device_name(ms: Any, device: str) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that a step's time depends on."""
-    found = {name: version(name) for name in ("mindspore", "mindformers", "numpy")}
-    return {"python": platform.python_version(), **found}
+    """Return the versions of Python and of the packages that affect step times."""
+    packages = {name: version(name) for name in ("mindspore", "mindformers", "numpy")}
+    return {"python": platform.python_version(), **packages}

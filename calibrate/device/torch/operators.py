@@ -1,4 +1,4 @@
-"""The operators of a paged Llama in plain torch: those of a CPU, and the reference the fused ones are held to."""
+"""The operators of a paged Llama in plain torch: used on the CPU, and as reference for the fused operators."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ import torch
 import torch.nn.functional as functional
 from servesim.calibrate.device.backend import Model
 
-from .packing import HEADER, PIECE, Form
+from .packing import HEADER, PIECE_INTEGERS, GraphShape
 
 EPSILON = 1e-5  # of the norms, as in Llama 2
 THETA = 10000.0  # base of the rotary wavelengths
 
 
 class Batch:
-    """A step's integers on the device, in the places its form gives them."""
+    """The integers of a packed step on the device, as views."""
 
-    def __init__(self, form: Form, ints: torch.Tensor) -> None:
-        self.form, self.ints = form, ints
-        self.tiles, self.singles = ints[:1], ints[1:2]  # how many
-        self.tokens = ints[HEADER : HEADER + form.tokens]
-        self.positions = ints[form.positions : form.positions + form.tokens]
-        self.slots = ints[form.slots : form.slots + form.tokens]
-        self.last = ints[form.last : form.last + form.rows]  # each row's last token
-        self.tables = ints[form.tables : form.tables + form.rows]  # where each row's table begins
-        self.pieces = ints[form.end :]  # the tiles
+    def __init__(self, shape: GraphShape, ints: torch.Tensor) -> None:
+        self.shape, self.ints = shape, ints
+        self.tiles, self.singles = ints[:1], ints[1:2]  # counts
+        self.tokens = ints[HEADER : HEADER + shape.tokens]
+        self.positions = ints[shape.positions : shape.positions + shape.tokens]
+        self.slots = ints[shape.slots : shape.slots + shape.tokens]
+        self.last = ints[shape.last : shape.last + shape.rows]  # each row's last token
+        self.tables = ints[shape.tables : shape.tables + shape.rows]  # offset of each row's block table
+        self.pieces = ints[shape.end :]  # the tiles
 
 
-class Plain:
-    """Operators one by one; the cache of a layer is [blocks, 2 for keys and values, block_size, kv_heads, head_dim]."""
+class ReferenceOperators:
+    """Unfused operators. The cache of a layer is [blocks, 2 for keys and values, block_size, kv_heads, head_dim]."""
 
-    tile = 4096  # queries of a row attended to in one piece
+    tile = 4096  # maximum queries of one row per piece
 
     def __init__(self, model: Model, block_size: int, device: torch.device) -> None:
         self.model, self.block_size = model, block_size
@@ -42,7 +42,7 @@ class Plain:
         self.cos, self.sin = angles.cos().float(), angles.sin().float()  # [context, head_dim / 2]
 
     def begin(self, batch: Batch) -> None:
-        """Do what is done once a step, before the first layer."""
+        """Prepare a step, before its first layer."""
 
     def norm(self, x: Optional[torch.Tensor], residual: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Add x to the residual in place and return the residual's RMS norm."""
@@ -58,12 +58,12 @@ class Plain:
         heads = qkv.view(len(qkv), -1, self.head_dim)
         queries, keys, values = heads.split_with_sizes([model.heads, model.kv_heads, model.kv_heads], dim=1)
         block, offset = batch.slots.long() // self.block_size, batch.slots.long() % self.block_size
-        cache[block, 0, offset] = self._turn(keys, batch.positions)
+        cache[block, 0, offset] = self._rotate(keys, batch.positions)
         cache[block, 1, offset] = values
-        return self._turn(queries, batch.positions)
+        return self._rotate(queries, batch.positions)
 
     def attend(self, queries: torch.Tensor, cache: torch.Tensor, batch: Batch) -> torch.Tensor:
-        """Return each query's attention over the cached keys up to its own position, [T, hidden]."""
+        """Return the attention of each query over the cached keys up to its position, [tokens, hidden]."""
         out = torch.zeros_like(queries)
         for table, query, length, position in self._pieces(batch):
             end = position + length
@@ -73,9 +73,9 @@ class Plain:
         return out.flatten(1)
 
     def _pieces(self, batch: Batch) -> list[list[int]]:
-        """Return table, first query, queries and first position of everything there is to attend to."""
+        """Return table, first query, number of queries and first position of each piece of attention work."""
         tiles, singles = int(batch.tiles), int(batch.singles)
-        longer: list[list[int]] = batch.pieces[: tiles * PIECE].view(-1, PIECE)[:, :4].tolist()
+        longer: list[list[int]] = batch.pieces[: tiles * PIECE_INTEGERS].view(-1, PIECE_INTEGERS)[:, :4].tolist()
         rows = zip(batch.tables[:singles].tolist(), batch.positions[:singles].tolist())
         return longer + [[table, row, 1, position] for row, (table, position) in enumerate(rows)]
 
@@ -84,7 +84,7 @@ class Plain:
         left, right = x.chunk(2, dim=-1)
         return functional.silu(left) * right
 
-    def _turn(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    def _rotate(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         cos, sin = self.cos[positions.long(), None], self.sin[positions.long(), None]
         left, right = x.float().chunk(2, dim=-1)
         return torch.cat((left * cos - right * sin, right * cos + left * sin), dim=-1).to(x.dtype)

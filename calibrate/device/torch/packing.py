@@ -1,9 +1,9 @@
-"""Pack the rows of a step into one array of 32-bit integers: everything the device must know, in one copy.
+"""Pack the rows of a step into one array of 32-bit integers, so that one copy brings them to the device.
 
-Packed order is rows of one token first, then longer ones, whose queries are cut into tiles. The buffer holds
-    header | token ids | positions | slots | last token of each row | where each row's table begins | tiles | tables
-Everything before the tables has a fixed place for a given form, so that a recorded graph finds it again. Lengths are
-tokens. This runs before every step with the device idle, hence few and small array operations.
+Rows of one token come first, then longer rows, whose queries are cut into tiles. Lengths are tokens. The buffer holds
+    header | token ids | positions | slots | last token of each row | offset of each row's table | tiles | tables
+For a given graph shape, all sections before the tables have fixed offsets, as a recorded graph needs. The device is
+idle while this code runs before every step, so it uses few and small array operations.
 """
 
 from __future__ import annotations
@@ -17,64 +17,64 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from servesim.calibrate.device.backend import OutOfMemory, Row
 
-HEADER = 4  # tiles, rows of one token, two to spare
-PIECE = 7  # table, first query, queries, position of the first, first key, one past the last, place
+HEADER = 4  # integers: number of tiles, number of one-token rows, two unused
+PIECE_INTEGERS = 7  # integers: table, first query, queries, position of the first query, first key, end of keys, index
 
 
-class Form(NamedTuple):
-    """What is fixed about a step, and therefore what a graph is recorded for; and where its parts lie."""
+class GraphShape(NamedTuple):
+    """The padded size of a step, for which one graph is recorded. The properties are offsets into the buffer."""
 
     tokens: int  # padded
     rows: int  # padded
-    tiles: bool  # whether there are rows of several tokens
-    singles: bool  # whether there are rows of one token
+    tiles: bool  # whether it has rows of several tokens
+    singles: bool  # whether it has rows of one token
 
     @property
     def positions(self) -> int:
-        return HEADER + aligned(self.tokens)
+        return HEADER + align(self.tokens)
 
     @property
     def slots(self) -> int:
-        return HEADER + 2 * aligned(self.tokens)
+        return HEADER + 2 * align(self.tokens)
 
     @property
     def last(self) -> int:
-        return HEADER + 3 * aligned(self.tokens)
+        return HEADER + 3 * align(self.tokens)
 
     @property
     def tables(self) -> int:
-        return self.last + aligned(self.rows)
+        return self.last + align(self.rows)
 
     @property
     def end(self) -> int:
-        return self.tables + aligned(self.rows)
+        return self.tables + align(self.rows)
 
 
-def aligned(integers: int) -> int:
-    """Round up to 16 bytes: kernels are compiled for aligned arrays, and again for others."""
+def align(integers: int) -> int:
+    """Round up to a multiple of 16 bytes. Triton compiles kernels a second time for unaligned arrays."""
     return -(-integers // 4) * 4
 
 
-class Packed(NamedTuple):
-    """A step as it lies in the buffer."""
+class PackedStep(NamedTuple):
+    """A step in the buffer."""
 
-    form: Form
+    shape: GraphShape
     used: int  # integers to copy
-    order: Optional[list[int]]  # packed row i is the caller's row order[i]; None when the two agree
+    order: Optional[list[int]]  # packed row i is the caller's row order[i]; None if the orders are equal
 
 
-class Flat(NamedTuple):
+class FlatRows(NamedTuple):
     """The rows of a step as arrays."""
 
-    ids: Any  # token ids of all rows, one after the other
-    tables: Any  # tables of all rows, likewise
-    lengths: Any  # tokens of each row
+    ids: Any  # token ids of all rows, concatenated
+    tables: Any  # block tables of all rows, concatenated
+    lengths: Any  # tokens per row
     first: Any  # position of each row's first token
-    held: Any  # blocks of each row
+    blocks: Any  # blocks per row
 
 
 class Packer:
-    """Fills the buffer; knows the gears, so that a step takes one of few forms where it can."""
+    """Fills the buffer, and pads steps to one of a few graph shapes where possible."""
 
     def __init__(
         self,
@@ -84,41 +84,41 @@ class Packer:
         context: int,
         vocab: int,
         tile: int,
-        gears: Sequence[int],
-        token_gears: Sequence[int],
+        row_buckets: Sequence[int],
+        token_buckets: Sequence[int],
     ) -> None:
         self.buffer = buffer
         self.blocks, self.block_size = blocks, block_size
         self.context, self.vocab = context, vocab
-        self.tile = tile  # queries in a tile
-        self.gears, self.token_gears = sorted(gears), sorted(token_gears)
-        self.scratch = blocks * block_size  # the slot padding is written to: in the block behind the pool
+        self.tile = tile  # queries per tile
+        self.row_buckets, self.token_buckets = sorted(row_buckets), sorted(token_buckets)
+        self.padding_slot = blocks * block_size  # in the block after the pool
 
-    def forms(self) -> list[Form]:
-        """Return every form worth a graph, largest first: decodes by rows, prompts and mixed steps by tokens."""
-        decodes = [Form(gear, gear, False, True) for gear in self.gears]
-        prompts = [self._of_tokens(gear, mixed) for gear in self.token_gears for mixed in (False, True)]
+    def graph_shapes(self) -> list[GraphShape]:
+        """Return all shapes to record, largest first: decodes by rows, prompts and mixed steps by tokens."""
+        decodes = [GraphShape(rows, rows, False, True) for rows in self.row_buckets]
+        prompts = [self._token_shape(tokens, mixed) for tokens in self.token_buckets for mixed in (False, True)]
         return sorted(decodes + prompts, reverse=True)
 
-    def form(self, tokens: int, rows: int, singles: int) -> Form:
-        """Return the smallest recorded form that holds the step, or the step's own where none does."""
+    def graph_shape(self, tokens: int, rows: int, singles: int) -> GraphShape:
+        """Return the smallest recorded shape that fits the step, or its unpadded shape if none fits."""
         if singles == rows:
-            at = bisect_left(self.gears, rows)
-            if at < len(self.gears):
-                return Form(self.gears[at], self.gears[at], False, True)
+            index = bisect_left(self.row_buckets, rows)
+            if index < len(self.row_buckets):
+                return GraphShape(self.row_buckets[index], self.row_buckets[index], False, True)
         else:
-            at = bisect_left(self.token_gears, tokens)
-            if at < len(self.token_gears) and rows <= self.gears[-1]:
-                return self._of_tokens(self.token_gears[at], singles > 0)
-        return Form(tokens, rows, singles < rows, singles > 0)
+            index = bisect_left(self.token_buckets, tokens)
+            if index < len(self.token_buckets) and rows <= self.row_buckets[-1]:
+                return self._token_shape(self.token_buckets[index], singles > 0)
+        return GraphShape(tokens, rows, singles < rows, singles > 0)
 
-    def blank(self, form: Form) -> int:
-        """Fill the buffer with a step of nothing but padding; return how many integers it has."""
-        self.buffer[: form.end] = 0
-        self.buffer[form.slots : form.last] = self.scratch
-        return form.end
+    def fill_with_padding(self, shape: GraphShape) -> int:
+        """Fill the buffer with a step of padding only; return its number of integers."""
+        self.buffer[: shape.end] = 0
+        self.buffer[shape.slots : shape.last] = self.padding_slot
+        return shape.end
 
-    def pack(self, rows: Sequence[Row]) -> Packed:
+    def pack(self, rows: Sequence[Row]) -> PackedStep:
         """Write the rows into the buffer."""
         lengths = [len(row.tokens) for row in rows]
         if 0 in lengths:
@@ -129,72 +129,72 @@ class Packer:
             order = sorted(range(len(rows)), key=lambda index: lengths[index] != 1)
             rows = [rows[index] for index in order]
         flat = self._flatten(rows)
-        form = self.form(len(flat.ids), len(rows), singles)
-        return Packed(form, self._write(form, flat, singles), order)
+        shape = self.graph_shape(len(flat.ids), len(rows), singles)
+        return PackedStep(shape, self._write(shape, flat, singles), order)
 
-    def _of_tokens(self, gear: int, mixed: bool) -> Form:
-        return Form(gear, min(gear, self.gears[-1]), True, mixed)
+    def _token_shape(self, tokens: int, mixed: bool) -> GraphShape:
+        return GraphShape(tokens, min(tokens, self.row_buckets[-1]), True, mixed)
 
-    def _flatten(self, rows: Sequence[Row]) -> Flat:
+    def _flatten(self, rows: Sequence[Row]) -> FlatRows:
         if not rows:
             raise ValueError("step: expected at least one row")
         tokens, first, tables = zip(*rows)
-        lengths, held = np.array([*map(len, tokens)]), np.array([*map(len, tables)])
-        ids, blocks = _join(tokens, int(lengths.sum())), _join(tables, int(held.sum()))
-        flat = Flat(ids, blocks, lengths, np.array(first), held)
+        lengths, blocks = np.array([*map(len, tokens)]), np.array([*map(len, tables)])
+        ids, joined_tables = _join(tokens, int(lengths.sum())), _join(tables, int(blocks.sum()))
+        flat = FlatRows(ids, joined_tables, lengths, np.array(first), blocks)
         self._check(flat)
         return flat
 
-    def _check(self, flat: Flat) -> None:
-        """Refuse what would read or write outside the device's arrays."""
+    def _check(self, flat: FlatRows) -> None:
+        """Raise ValueError for rows that would read or write outside the device arrays."""
         ids, tables, ends = flat.ids, flat.tables, flat.first + flat.lengths
         if flat.first.min() < 0 or ends.max() > self.context:
             raise ValueError(f"step: positions {flat.first.min()}..{ends.max() - 1} outside 0..{self.context - 1}")
-        if (flat.held * self.block_size < ends).any():
-            row = np.flatnonzero(flat.held * self.block_size < ends)[0]
-            raise ValueError(f"step: {flat.held[row]} blocks of {self.block_size} cannot hold {ends[row]} tokens")
-        # Read as unsigned, a negative number is too large.
+        if (flat.blocks * self.block_size < ends).any():
+            row = np.flatnonzero(flat.blocks * self.block_size < ends)[0]
+            raise ValueError(f"step: {flat.blocks[row]} blocks of {self.block_size} cannot hold {ends[row]} tokens")
+        # Read as unsigned, negative numbers are too large and fail the same check.
         if ids.view(np.uint32).max() >= self.vocab:
             raise ValueError(f"step: token ids {ids.min()}..{ids.max()} outside 0..{self.vocab - 1}")
         if tables.view(np.uint32).max() >= self.blocks:
             raise ValueError(f"step: blocks {tables.min()}..{tables.max()} outside 0..{self.blocks - 1}")
 
-    def _write(self, form: Form, flat: Flat, singles: int) -> int:
-        tiles = self._tiles(flat, singles) if form.tiles else None
-        tables_at = form.end + (tiles.size if tiles is not None else 0)
+    def _write(self, shape: GraphShape, flat: FlatRows, singles: int) -> int:
+        tiles = self._tiles(flat, singles) if shape.tiles else None
+        tables_at = shape.end + (tiles.size if tiles is not None else 0)
         used = tables_at + len(flat.tables)
         if used > len(self.buffer):
             raise OutOfMemory(f"a step of {len(flat.ids)} tokens and {len(flat.tables)} table entries is too large")
         buffer, rows = self.buffer, len(flat.lengths)
-        self.blank(form)
-        table_at = flat.held.cumsum()
-        table_at += tables_at - flat.held
+        self.fill_with_padding(shape)
+        table_at = flat.blocks.cumsum()
+        table_at += tables_at - flat.blocks
         buffer[tables_at:used] = flat.tables
-        buffer[form.tables : form.tables + rows] = table_at
+        buffer[shape.tables : shape.tables + rows] = table_at
         buffer[1] = singles
         last = flat.lengths.cumsum() - 1
-        buffer[form.last : form.last + rows] = last
-        self._write_tokens(form, flat, last - flat.lengths + 1, table_at)
+        buffer[shape.last : shape.last + rows] = last
+        self._write_tokens(shape, flat, last - flat.lengths + 1, table_at)
         if tiles is not None:
             buffer[0] = len(tiles)
             tiles[:, 0] = table_at[tiles[:, 0]]
-            buffer[form.end : tables_at] = tiles.ravel()
+            buffer[shape.end : tables_at] = tiles.ravel()
         return used
 
-    def _write_tokens(self, form: Form, flat: Flat, starts: Any, table_at: Any) -> None:
+    def _write_tokens(self, shape: GraphShape, flat: FlatRows, starts: Any, table_at: Any) -> None:
         buffer, live, position = self.buffer, len(flat.ids), flat.first
         if live > len(starts):
             position = np.repeat(flat.first - starts, flat.lengths) + np.arange(live)
             table_at = np.repeat(table_at, flat.lengths)
         block, offset = np.divmod(position, self.block_size)
         buffer[HEADER : HEADER + live] = flat.ids
-        buffer[form.positions : form.positions + live] = position
-        buffer[form.slots : form.slots + live] = buffer[table_at + block] * self.block_size + offset
+        buffer[shape.positions : shape.positions + live] = position
+        buffer[shape.slots : shape.slots + live] = buffer[table_at + block] * self.block_size + offset
 
-    def _tiles(self, flat: Flat, singles: int) -> Any:
-        """Return the tiles of the longer rows, with the row in place of its table.
+    def _tiles(self, flat: FlatRows, singles: int) -> Any:
+        """Return the tiles of the longer rows, with the row index instead of the table offset.
 
-        Those with most keys come first: programs take them in turn, and a long one begun late would be waited for.
+        Tiles with the most keys come first: programs take tiles in this order, and a long last tile would end late.
         """
         lengths = flat.lengths[singles:]
         count = -(-lengths // self.tile)
@@ -203,14 +203,14 @@ class Packer:
         size = np.minimum(lengths[row] - begin, self.tile)
         row += singles
         starts = flat.lengths.cumsum() - flat.lengths
-        tiles = np.zeros((len(row), PIECE), np.int32)
+        tiles = np.zeros((len(row), PIECE_INTEGERS), np.int32)
         tiles[:, 0], tiles[:, 1], tiles[:, 2], tiles[:, 3] = row, starts[row] + begin, size, flat.first[row] + begin
         tiles[:, 5] = tiles[:, 2] + tiles[:, 3]
         return tiles[np.argsort(-tiles[:, 5], kind="stable")]
 
 
 def _join(parts: Sequence[Any], total: int) -> Any:
-    """Return sequences of integers as one array; array("i") and int32 parts are forty times as fast as lists."""
+    """Join sequences of integers into one array. array("i") and int32 arrays are 40 times as fast as lists."""
     try:
         joined = b"".join(parts)
         if len(joined) == 4 * total:

@@ -1,4 +1,4 @@
-"""The same Llama without a cache, in float32 and plain torch: what paged steps are checked against."""
+"""The same Llama without a cache, in float32 and plain torch: the reference for paged steps."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .weights import Weights
 
 
 def reference_logits(weights: Weights, model: Model, tokens: Sequence[int]) -> torch.Tensor:
-    """Return the logits after each of the tokens, [tokens, vocab], from one full causal pass."""
+    """Return the logits after each token, [tokens, vocab], from one full causal pass."""
     device = weights.head.device
     x = weights.embedding[torch.tensor(tokens, device=device)].float()
     for layer in weights.layers:
@@ -36,7 +36,7 @@ def _attention(qkv: torch.Tensor, model: Model) -> torch.Tensor:
 
 
 def _rotate(x: torch.Tensor) -> torch.Tensor:
-    """Turn each pair (i, i + dim / 2) as a complex number, by its position times its wavelength."""
+    """Rotate each pair (i, i + dim / 2) as a complex number, by position times frequency."""
     half = x.shape[2] // 2
     rates = 10000.0 ** (-torch.arange(half, dtype=torch.float64, device=x.device) / half)
     angles = torch.outer(torch.arange(x.shape[1], dtype=torch.float64, device=x.device), rates)

@@ -1,10 +1,10 @@
 """The kernels of a paged Llama, in Triton.
 
-Attention reads keys and values through the block tables. Work comes in pieces (rows of gpu_pack.PIECE integers):
-programs take them in turn until none is left, so one launch shape serves every batch and time follows the keys read.
+Attention reads keys and values through the block tables. Its work is a list of pieces of PIECE_INTEGERS integers.
+Programs take pieces until none is left, so one launch size serves every batch, and time depends on the keys read.
 """
 # mypy: allow-untyped-defs, allow-untyped-decorators, allow-untyped-calls, allow-incomplete-defs
-# (the bodies of kernels are Triton, not Python: their arguments are pointers and scalars of the device)
+# (kernel bodies are Triton code, not Python: their arguments are device pointers and scalars)
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rotate_kernel(
     qkv, cache, cos, sin, positions, slots, block_stride, value_stride,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """One token, GROUP heads, all of them queries, all keys or all values. Queries are rotated where they stand."""
+    """Process one token and GROUP heads: all queries, all keys or all values. Queries are rotated in place."""
     token = tl.program_id(0)
     first = tl.program_id(1) * GROUP
     head = first + tl.arange(0, GROUP)[:, None]
@@ -76,7 +76,7 @@ def plan_kernel(
     singles, tables, positions, count, first_split, pieces, rows,
     ROWS: tl.constexpr, UNIT: tl.constexpr, MOST: tl.constexpr, PIECE: tl.constexpr,
 ):  # fmt: skip
-    """Cut the contexts of one-token rows into pieces: few, at most MOST units each, even; the longest come first."""
+    """Cut the contexts of one-token rows into few, even pieces of at most MOST units; the longest come first."""
     row = tl.arange(0, ROWS)
     live = row < tl.load(singles)
     table = tl.load(tables + row, mask=live, other=0)
@@ -86,7 +86,7 @@ def plan_kernel(
     first = tl.cumsum(parts, 0) - parts
     tl.store(first_split + row, first, mask=row <= rows)
     base = units // tl.maximum(parts, 1)
-    extra = units - base * parts  # a row's first so many parts have a unit more
+    extra = units - base * parts  # the first `extra` parts of a row have one unit more
     start = 0
     for shorter in tl.static_range(MOST):
         size = MOST - shorter
@@ -110,7 +110,7 @@ def plan_kernel(
 
 
 # Flash attention over pieces x key heads. A row of the tile is a query of one of the heads that share the keys.
-# With SPLIT the pieces are parts of a context: unnormalised sums, maxima (base 2) and weights go to part*.
+# With SPLIT a piece is a section of a context: unnormalised sums, maxima (base 2) and weights are stored in part*.
 @triton.jit
 def attend_kernel(
     queries, cache, out, part, part_max, part_sum, ints, pieces, count, scale, query_stride, block_stride, value_stride,
@@ -165,7 +165,7 @@ def attend_kernel(
 
 @triton.jit
 def merge_kernel(part, part_max, part_sum, out, first_split, HEADS: tl.constexpr, DIM: tl.constexpr):
-    """Put the splits of one row and head together; rows without any are left alone."""
+    """Merge the splits of one row and head. Rows without splits are skipped."""
     row = tl.program_id(0)
     head = tl.program_id(1)
     split = tl.load(first_split + row)

@@ -1,4 +1,4 @@
-"""A Llama's weights on a device: drawn from a seed, or read from safetensors files in Hugging Face's layout."""
+"""The weights of a Llama on a device: random from a seed, or read from safetensors files in Hugging Face's layout."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from servesim.calibrate.device.backend import Model
 from servesim.core import BadInput
 
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-SPREAD = 0.02  # standard deviation of random weights, as Llama is initialised
+WEIGHT_STD = 0.02  # standard deviation of random weights, as in Llama's initialisation
 
 Source = Callable[[str, int, int], torch.Tensor]  # name in the Hugging Face layout, rows, columns (0: a vector)
 
 
 @dataclass
 class Layer:
-    """One decoder layer, projections that share their input fused."""
+    """One decoder layer. Projections with the same input are fused."""
 
     before_attention: torch.Tensor  # norm, [hidden]
     qkv: torch.Tensor  # [(heads + 2 kv_heads) head_dim, hidden]
@@ -33,7 +33,7 @@ class Layer:
 
 @dataclass
 class Weights:
-    """All of a Llama's weights."""
+    """All weights of a Llama."""
 
     embedding: torch.Tensor  # [vocab, hidden]
     layers: list[Layer]
@@ -42,21 +42,21 @@ class Weights:
 
 
 def random_weights(model: Model, device: torch.device, dtype: torch.dtype, seed: int) -> Weights:
-    """Return the same weights for the same seed, device kind and type."""
+    """Return random weights. Equal seed, device type and dtype give equal weights."""
     generator = torch.Generator(device).manual_seed(seed)
 
     def draw(name: str, rows: int, columns: int) -> torch.Tensor:
         if not columns:
             return torch.ones(rows, device=device, dtype=dtype)
-        return torch.empty(rows, columns, device=device, dtype=dtype).normal_(0.0, SPREAD, generator=generator)
+        return torch.empty(rows, columns, device=device, dtype=dtype).normal_(0.0, WEIGHT_STD, generator=generator)
 
     return _assemble(model, draw)
 
 
 def stored_weights(model: Model, device: torch.device, dtype: torch.dtype, path: str) -> Weights:
-    """Read the weights from a safetensors file, or from all of those in a folder."""
-    place = Path(path)
-    files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
+    """Read the weights from a safetensors file, or from all safetensors files of a folder."""
+    source = Path(path)
+    files = [source] if source.is_file() else sorted(source.glob("*.safetensors"))
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         tensors.update(_read(file))
@@ -68,7 +68,7 @@ def stored_weights(model: Model, device: torch.device, dtype: torch.dtype, path:
     def fetch(name: str, rows: int, columns: int) -> torch.Tensor:
         expected = [rows, columns] if columns else [rows]
         if name not in tensors:
-            raise BadInput(f"{path}: {name}: not there, expected shape {expected}")
+            raise BadInput(f"{path}: {name}: missing, expected shape {expected}")
         if list(tensors[name].shape) != expected:
             raise BadInput(f"{path}: {name}: shape {list(tensors[name].shape)}, model {model.name} expects {expected}")
         return tensors[name].to(device=device, dtype=dtype)
@@ -83,18 +83,18 @@ def _assemble(model: Model, source: Source) -> Weights:
     layers = []
     for index in range(model.layers):
 
-        def part(name: str, rows: int, columns: int = 0, prefix: str = f"model.layers.{index}.") -> torch.Tensor:
+        def weight(name: str, rows: int, columns: int = 0, prefix: str = f"model.layers.{index}.") -> torch.Tensor:
             return source(prefix + name + ".weight", rows, columns)
 
         attention = [("q", model.hidden), ("k", kv), ("v", kv)]
         layers.append(
             Layer(
-                part("input_layernorm", model.hidden),
-                torch.cat([part(f"self_attn.{name}_proj", rows, model.hidden) for name, rows in attention]),
-                part("self_attn.o_proj", model.hidden, model.hidden),
-                part("post_attention_layernorm", model.hidden),
-                torch.cat([part(f"mlp.{name}_proj", wide, model.hidden) for name in ("gate", "up")]),
-                part("mlp.down_proj", model.hidden, wide),
+                weight("input_layernorm", model.hidden),
+                torch.cat([weight(f"self_attn.{name}_proj", rows, model.hidden) for name, rows in attention]),
+                weight("self_attn.o_proj", model.hidden, model.hidden),
+                weight("post_attention_layernorm", model.hidden),
+                torch.cat([weight(f"mlp.{name}_proj", wide, model.hidden) for name in ("gate", "up")]),
+                weight("mlp.down_proj", model.hidden, wide),
             )
         )
     norm = source("model.norm.weight", model.hidden, 0)
@@ -102,7 +102,7 @@ def _assemble(model: Model, source: Source) -> Weights:
 
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
-    """Return a safetensors file's tensors, mapped, not yet read: 8 bytes of header length, JSON, then the data."""
+    """Return the tensors of a safetensors file, memory-mapped: 8 bytes of header length, JSON, then the data."""
     try:
         data: Any = np.memmap(path, np.uint8, mode="c")
         size = int.from_bytes(data[:8].tobytes(), "little")

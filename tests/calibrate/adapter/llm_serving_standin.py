@@ -1,6 +1,6 @@
-"""A stand-in for llm-serving's objects, told from its specification: entries, slots, blocks, and one step of its loop.
+"""A stand-in for llm-serving's objects, written from its specification: entries, slots, blocks, one step of its loop.
 
-It has the names an adapter meets in the real server and none of its scheduling, which is what the adapter brings.
+It has the names that the adapter uses in the real server, but no scheduling: the adapter adds it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class EntryStatus(Enum):
 
 
 class MemPool:
-    """Block ids, taken from the front and given back to the end; block 0 is taken from the start."""
+    """Block ids: allocated from the front, freed to the end. Block 0 is always in use."""
 
     def __init__(self, blocks: int) -> None:
         self.free_blocks = list(range(1, blocks))
@@ -45,7 +45,7 @@ class MemPool:
 
 
 class CacheEngine:
-    """An entry's blocks and how many tokens are in them."""
+    """The blocks of an entry and the number of tokens in them."""
 
     def __init__(self, pool: MemPool, block_size: int) -> None:
         self.pool = pool
@@ -112,21 +112,21 @@ class Entry:
 
 
 class Schedule:
-    """The waiting queue and the slots; how slots are filled is for somebody else to say."""
+    """The waiting queue and the slots; the adapter fills the slots."""
 
-    def __init__(self, batch: int, blocks: int, block_size: int, seq_length: int, longest: Optional[int]) -> None:
+    def __init__(self, batch: int, blocks: int, block_size: int, seq_length: int, max_length: Optional[int]) -> None:
         self.waiting_request_queue: deque[Entry] = deque()
         self.running_request_list: list[Entry] = []
         self.batch_size = batch
         self.max_input_len = seq_length
-        self.max_generate_length = longest
+        self.max_generate_length = max_length
         self.pool = MemPool(blocks)
         self.block_size = block_size
-        self.log: list[tuple[str, str, int]] = []  # what happened to whom in which slot
+        self.log: list[tuple[str, str, int]] = []  # event, request id, slot
 
-    def entry(self, asked: dict[str, Any]) -> Entry:
-        data = EntryData(asked["prompt_len"], asked["max_new_tokens"], asked.get("eos_at"), asked.get("fail_at"))
-        return Entry(asked["id"], data, CacheEngine(self.pool, self.block_size))
+    def entry(self, spec: dict[str, Any]) -> Entry:
+        data = EntryData(spec["prompt_len"], spec["max_new_tokens"], spec.get("eos_at"), spec.get("fail_at"))
+        return Entry(spec["id"], data, CacheEngine(self.pool, self.block_size))
 
     def padding(self) -> Entry:
         data = EntryData(1, 5000, None, None)
@@ -146,8 +146,8 @@ class Schedule:
     def _insert_new_prompt_to_batch_pa(self, index: int) -> None:
         entry = self.waiting_request_queue.popleft()
         data = entry.entry_data
-        strange = data.prompt + data.limit >= self.max_input_len
-        data.status = EntryStatus.INPUT_OUTOFRANGE if strange else EntryStatus.RUNNING
+        out_of_range = data.prompt + data.limit >= self.max_input_len
+        data.status = EntryStatus.INPUT_OUTOFRANGE if out_of_range else EntryStatus.RUNNING
         data.decode_index = index
         self.running_request_list[index] = entry
         self.log.append(("inserted", entry.request_id, index))
@@ -157,14 +157,14 @@ class Schedule:
 
 
 class Master:
-    """One step of the loop: fill the slots, choose the call, run it, book the tokens."""
+    """One step of the loop: fill the slots, choose the call, run it, record the tokens."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.schedule = schedule
 
     @staticmethod
     def _check_prompt_predict_data_pa(entries: list[Entry]) -> tuple[list[Entry], list[int]]:
-        """Return the one prompt that a stock server runs: that of the lowest slot."""
+        """Return the prompt of the lowest slot: a stock server prefills one prompt per call."""
         for slot, entry in enumerate(entries):
             if entry.is_prompt and entry.entry_data.status is not EntryStatus.INPUT_OUTOFRANGE:
                 return [entry], [slot]
@@ -178,42 +178,42 @@ class Master:
         slots = schedule.running_request_list
         if not any(entry.live for entry in slots):
             return "idle", []
-        strangers = [
+        rejected = [
             s for s, e in enumerate(slots) if e.is_prompt and e.entry_data.status is EntryStatus.INPUT_OUTOFRANGE
         ]
-        if strangers:
-            for slot in strangers:
-                self._book(slots[slot], ERROR)
-            return "reject", strangers
+        if rejected:
+            for slot in rejected:
+                self._record(slots[slot], ERROR)
+            return "reject", rejected
         entries, chosen = self._check_prompt_predict_data_pa(slots)
         if chosen:
             for entry in entries:
                 entry.cache_engine.prepare_cache(entry.entry_data.get_len())
             for entry in entries:
-                self._book(entry, self._token(entry))
+                self._record(entry, self._token(entry))
             return "prefill", chosen
         chosen = [slot for slot, entry in enumerate(slots) if entry.live]
         for slot in chosen:
             slots[slot].cache_engine.prepare_cache(1)
         failed = any(self._token(slots[slot]) == FAILED for slot in chosen)
         for slot in chosen:
-            self._book(slots[slot], FAILED if failed else self._token(slots[slot]))
+            self._record(slots[slot], FAILED if failed else self._token(slots[slot]))
         return "decode", chosen
 
     def _token(self, entry: Entry) -> int:
-        data, place = entry.entry_data, entry.entry_data.get_output_len() + 1
-        if place == data.fail_at:
+        data, number = entry.entry_data, entry.entry_data.get_output_len() + 1
+        if number == data.fail_at:
             return FAILED
-        return END_TOKEN if place == data.eos_at else 1000 + place
+        return END_TOKEN if number == data.eos_at else 1000 + number
 
-    def _book(self, entry: Entry, token: int) -> None:
-        data, longest = entry.entry_data, self.schedule.max_generate_length
+    def _record(self, entry: Entry, token: int) -> None:
+        data, max_length = entry.entry_data, self.schedule.max_generate_length
         entry.is_prompt = False
         data.tokens.append(token)
-        long = longest is not None and data.get_len() >= longest
+        too_long = max_length is not None and data.get_len() >= max_length
         if token in (END_TOKEN, FAILED):
             status = EntryStatus.FINISHED_STOPPED
-        elif data.get_output_len() >= data.limit or long:
+        elif data.get_output_len() >= data.limit or too_long:
             status = EntryStatus.FINISHED_LENGTH_CAPPED
         elif data.status is EntryStatus.INPUT_OUTOFRANGE:
             status = EntryStatus.FINISHED_STOPPED

@@ -1,10 +1,10 @@
-"""Looks at MindSpore and MindFormers as they are: run under their interpreter, kbk_contract.py OUT.json PART...
+"""Inspect the installed MindSpore and MindFormers. Run under their interpreter: kbk_contract.py OUT.json SECTION...
 
-signatures   what our stand-ins and our calls rely on, as inspect sees it
-unpatched    how the model as it is on an Ascend fails on a CPU, given right inputs and wrong ones
-synchronize  whether a primed synchronize waits, and what an unprimed one does
+signatures   signatures that the reference kernels and the backend rely on
+unpatched    errors of the unpatched Ascend model on a CPU, with right and wrong inputs
+synchronize  seconds that the first and a later synchronize wait
 checkpoint   writes weights.npz of the current folder as micro.ckpt
-events       device time against wall time (needs an Ascend)
+events       device time and wall time of steps (needs an Ascend)
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any, Callable
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[3]
-RELIED_ON = (
+REQUIRED_SIGNATURES = (
     "mindformers.models.llama.LlamaForCausalLM.__init__",
     "mindformers.models.llama.LlamaForCausalLM.construct",
     "mindformers.models.llama.LlamaForCausalLM.forward",
@@ -51,45 +51,45 @@ RELIED_ON = (
 
 
 def kbk() -> Any:
-    """Return the backend's module, found beside this file as a worker finds it."""
+    """Return the module of the backend, imported as in a worker."""
     if "servesim" in sys.modules:
         return importlib.import_module("servesim.calibrate.device.kbk.backend")
     sys.path.insert(0, str(ROOT / "calibrate" / "device"))
-    beside = importlib.import_module("worker").Beside(str(ROOT / "calibrate" / "device"))
+    finder = importlib.import_module("worker").PackageFinder(str(ROOT / "calibrate" / "device"))
     sys.path.pop(0)
-    sys.meta_path.insert(0, beside)
+    sys.meta_path.insert(0, finder)
     return importlib.import_module("servesim.calibrate.device.kbk.backend")
 
 
 def signatures() -> dict[str, str]:
-    found = {name: str(inspect.signature(named(name))) for name in RELIED_ON}
+    results = {name: str(inspect.signature(import_path(name))) for name in REQUIRED_SIGNATURES}
     from mindspore._c_expression import swap_cache
 
-    found["mindspore._c_expression.swap_cache"] = str(swap_cache.__doc__).splitlines()[0]
-    return found
+    results["mindspore._c_expression.swap_cache"] = str(swap_cache.__doc__).splitlines()[0]
+    return results
 
 
-def named(path: str) -> Any:
-    """Import what a dotted path leads to."""
+def import_path(path: str) -> Any:
+    """Import the object of a dotted path."""
     module, attributes = path, []
     while True:
         try:
-            thing: Any = importlib.import_module(module)
+            target: Any = importlib.import_module(module)
             break
         except ImportError:
             module, _, last = module.rpartition(".")
             attributes.insert(0, last)
     for attribute in attributes:
-        thing = getattr(thing, attribute)
-    return thing
+        target = getattr(target, attribute)
+    return target
 
 
 def unpatched() -> dict[str, str]:
-    """Call the model of the Ascend, unpatched and in float16, with dynamic shapes."""
+    """Call the unpatched Ascend model in float16, with dynamic shapes."""
     module = kbk()
-    backend = module.Kbk(device="CPU", kernels="fused")
+    backend = module.KbkBackend(device="CPU", kernels="fused")
     micro = importlib.import_module("servesim.calibrate.device.backend").MODELS["micro"]
-    found = {"prefill": failure(lambda: backend.load(micro, 16, 16))}
+    results = {"prefill": failure(lambda: backend.load(micro, 16, 16))}
     net = backend.net
     right = {"block_tables": np.zeros((2, 1), np.int32), "slot_mapping": np.array([3, 3], np.int32)}
     changes = {
@@ -100,18 +100,18 @@ def unpatched() -> dict[str, str]:
     }
     net.add_flags_custom(is_first_iteration=False)
     for name, change in changes.items():
-        net.phase = name  # or it would ask for the graph that failed before
-        found[name] = failure(lambda inputs={**right, **change}: decode(net, **inputs))
-    return found
+        net.phase = name  # else it would reuse the graph that failed before
+        results[name] = failure(lambda inputs={**right, **change}: decode(net, **inputs))
+    return results
 
 
 def decode(net: Any, **inputs: Any) -> None:
-    """Decode two rows behind three cached tokens."""
+    """Decode two rows after three cached tokens."""
     net.forward(np.ones((2, 1), np.int32), np.array([4, 4], np.int32), prefill=False, use_past=True, **inputs)
 
 
 def failure(work: Callable[[], Any]) -> str:
-    """Return how something fails."""
+    """Return the error of a call as text."""
     try:
         work()
     except Exception as error:
@@ -120,15 +120,15 @@ def failure(work: Callable[[], Any]) -> str:
 
 
 def synchronize() -> dict[str, list[float]]:
-    """Time a synchronize behind work that is still going on, and then the reading of its result."""
+    """Time a synchronize after unfinished work, and then the reading of the result."""
     module = kbk()
-    backend = module.Kbk(device="CPU", mode="pynative")
+    backend = module.KbkBackend(device="CPU", mode="pynative")
     ms = backend.ms
-    ms.set_context(pynative_synchronize=False)  # as it is by default: operators return before they are done
-    found = {"unprimed": waiting(ms, ms.runtime.synchronize)}
+    ms.set_context(pynative_synchronize=False)  # the default: operators return before they are done
+    results = {"unprimed": waiting(ms, ms.runtime.synchronize)}
     backend.synchronize()
-    found["primed"] = waiting(ms, backend.synchronize)
-    return found
+    results["primed"] = waiting(ms, backend.synchronize)
+    return results
 
 
 def waiting(ms: Any, wait: Callable[[], Any]) -> list[float]:
@@ -143,7 +143,7 @@ def waiting(ms: Any, wait: Callable[[], Any]) -> list[float]:
 
 
 def checkpoint() -> str:
-    """Write given weights as MindSpore does."""
+    """Write weights.npz as a MindSpore checkpoint."""
     import mindspore as ms
 
     rows = [{"name": name, "data": ms.Tensor(value)} for name, value in np.load("weights.npz").items()]
@@ -152,9 +152,9 @@ def checkpoint() -> str:
 
 
 def events() -> dict[str, list[float]]:
-    """Return device seconds by events and wall seconds of some decode steps."""
+    """Return the device seconds (from events) and the wall seconds of some decode steps."""
     module = kbk()
-    backend = module.Kbk()
+    backend = module.KbkBackend()
     types = importlib.import_module("servesim.calibrate.device.backend")
     backend.load(types.MODELS["tiny"], 64, 16)
     ms = backend.ms
@@ -173,10 +173,10 @@ def events() -> dict[str, list[float]]:
 
 
 def main() -> None:
-    out, *parts = sys.argv[1:]
-    known = (synchronize, signatures, unpatched, checkpoint, events)  # the first one must find synchronize unused
-    found = {part.__name__: part() for part in known if part.__name__ in parts}
-    Path(out).write_text(json.dumps(found, indent=1) + "\n")
+    out, *names = sys.argv[1:]
+    sections = (synchronize, signatures, unpatched, checkpoint, events)  # synchronize must come first
+    results = {section.__name__: section() for section in sections if section.__name__ in names}
+    Path(out).write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

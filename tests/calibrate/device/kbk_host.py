@@ -1,4 +1,4 @@
-"""Where the tests find an interpreter with mindspore and mindformers: SERVESIM_KBK_PYTHON, else .venv-kbk here."""
+"""The interpreter with mindspore and mindformers for the tests: SERVESIM_KBK_PYTHON, else .venv-kbk here."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("kbk_contract.py")
 
 
 def kbk_python() -> str:
-    """Return that interpreter, or skip and say why there is none."""
+    """Return that interpreter, or skip the test with a reason."""
     python = os.environ.get("SERVESIM_KBK_PYTHON") or str(ROOT / ".venv-kbk" / "bin" / "python")
     if not Path(python).exists():
         pytest.skip(f"no interpreter with mindspore: {python} is absent (make kbk, or set SERVESIM_KBK_PYTHON)")
@@ -26,12 +26,12 @@ def kbk_python() -> str:
     return python
 
 
-def contract(folder: Path, *parts: str) -> dict[str, Any]:
-    """Run parts of kbk_contract.py under that interpreter, in a folder, and return what they found."""
-    out = folder / "found.json"
+def run_contract(folder: Path, *sections: str) -> dict[str, Any]:
+    """Run sections of kbk_contract.py under that interpreter, in a folder, and return their results."""
+    out = folder / "results.json"
     done = subprocess.run(
-        [kbk_python(), str(SCRIPT), str(out), *parts], cwd=folder, capture_output=True, text=True, timeout=280
+        [kbk_python(), str(SCRIPT), str(out), *sections], cwd=folder, capture_output=True, text=True, timeout=280
     )
     assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(out.read_text())
-    return found
+    results: dict[str, Any] = json.loads(out.read_text())
+    return results

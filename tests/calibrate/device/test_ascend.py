@@ -1,6 +1,6 @@
-"""The kbk backend with its fused kernels on an Ascend: pytest -m ascend, on such a machine. Not run by its authors yet.
+"""The kbk backend with its fused kernels on an Ascend: run `pytest -m ascend` there. The authors have not run it yet.
 
-Its interpreter is that of SERVESIM_KBK_PYTHON, else .venv-kbk's. Scores are compared to the precision of float16.
+The interpreter is SERVESIM_KBK_PYTHON, else that of .venv-kbk. Logits are compared at the precision of float16.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import pytest
 from servesim.calibrate.device.backend import Row
 from servesim.calibrate.device.worker_client import Worker
 
-from .kbk_host import contract, kbk_python
+from .kbk_host import kbk_python, run_contract
 
 pytestmark = [pytest.mark.ascend, pytest.mark.timeout(1800)]
 
 BLOCKS = {"blocks": 128, "block_size": 16, "host_blocks": 64}
-HALF = 2e-2  # of a score in float16, relative to the largest one
+FLOAT16_TOLERANCE = 2e-2  # of a logit, relative to the largest one
 
 
 @pytest.fixture(scope="module")
@@ -30,23 +30,23 @@ def ascend() -> Iterator[Worker]:
         yield worker
 
 
-def test_it_runs_the_fused_kernels_in_float16(ascend: Worker) -> None:
+def test_an_ascend_runs_the_fused_kernels_in_float16(ascend: Worker) -> None:
     about = ascend.describe()
     assert (about["kernels"], about["dtype"], about["jit_level"]) == ("fused", "float16", "O0")
     assert not about["device"].startswith("CPU")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_batches_that_grow_shrink_and_swap_give_the_scores_of_a_plain_pass(ascend: Worker, seed: int) -> None:
-    seen = ascend.call("exercise", timeout=600, seed=seed)
-    assert seen["error"] < HALF
+def test_batches_that_grow_shrink_and_swap_match_a_pass_without_a_cache(ascend: Worker, seed: int) -> None:
+    result = ascend.call("exercise", timeout=600, seed=seed)
+    assert result["error"] < FLOAT16_TOLERANCE
 
 
-def test_one_wrong_block_table_is_seen(ascend: Worker) -> None:
-    assert ascend.call("exercise", timeout=600, spoil=True)["error"] > 5 * HALF
+def test_one_wrong_block_table_changes_the_logits(ascend: Worker) -> None:
+    assert ascend.call("exercise", timeout=600, spoil=True)["error"] > 5 * FLOAT16_TOLERANCE
 
 
-def test_the_fused_kernels_give_the_scores_of_the_reference_kernels(ascend: Worker) -> None:
+def test_fused_and_reference_kernels_give_the_same_logits(ascend: Worker) -> None:
     rows = [
         [Row(list(range(1, 50)), 0, [9, 4, 30, 2]), Row([7, 8, 9], 0, [5])],
         [Row([11], 49, [9, 4, 30, 2]), Row([12, 13, 14], 3, [5])],
@@ -57,10 +57,10 @@ def test_the_fused_kernels_give_the_scores_of_the_reference_kernels(ascend: Work
             ascend.step(step)
             reference.step(step)
             fused, plain = np.array(ascend.call("logits")), np.array(reference.call("logits"))
-            assert np.abs(fused - plain).max() < HALF * np.abs(plain).max()
+            assert np.abs(fused - plain).max() < FLOAT16_TOLERANCE * np.abs(plain).max()
 
 
-def test_no_new_shape_compiles_a_graph_again(ascend: Worker) -> None:
+def test_new_shapes_compile_no_new_graph(ascend: Worker) -> None:
     for rows in range(1, 9):
         table = list(range(1, 2 + rows))
         ascend.step([Row([7] * 16 * rows, 0, table)] * rows)
@@ -68,12 +68,12 @@ def test_no_new_shape_compiles_a_graph_again(ascend: Worker) -> None:
     assert ascend.describe()["graphs"] == 2
 
 
-def test_a_step_takes_no_less_by_the_wall_than_by_the_devices_events(ascend: Worker, tmp_path: Path) -> None:
-    seen = contract(tmp_path, "events")["events"]
-    assert all(0 < device <= wall for device, wall in zip(seen["device"], seen["wall"]))
+def test_wall_time_of_a_step_is_at_least_its_device_time(ascend: Worker, tmp_path: Path) -> None:
+    result = run_contract(tmp_path, "events")["events"]
+    assert all(0 < device <= wall for device, wall in zip(result["device"], result["wall"]))
 
 
-def test_llama_7b_runs_as_it_is(ascend: Worker) -> None:
+def test_llama_7b_runs_unpatched(ascend: Worker) -> None:
     ascend.load("llama2-7b", blocks=512, block_size=16, host_blocks=8)
     first = ascend.step([Row(list(range(1, 200)), 0, list(range(1, 14)))])
     assert ascend.seconds > 0

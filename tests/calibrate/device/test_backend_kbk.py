@@ -1,4 +1,4 @@
-"""MindFormers' paged Llama on real MindSpore, on a CPU: its tokens, cache and graphs, and the contracts it rests on."""
+"""MindFormers' paged Llama on MindSpore, on a CPU: tokens, cache, graphs, and the framework behaviour they rely on."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from servesim.calibrate.device.kbk.weights import random_weight
 from servesim.calibrate.device.worker_client import Worker
 from servesim.core import BadInput
 
-from .kbk_host import contract, kbk_python
+from .kbk_host import kbk_python, run_contract
 
 pytestmark = [pytest.mark.kbk, pytest.mark.timeout(600)]
 
-GROUPED = Model("grouped", 2, 64, 4, 2, 176, 256, 512)  # a micro whose heads share keys and values
+GROUPED = Model("grouped", 2, 64, 4, 2, 176, 256, 512)  # micro, with heads that share keys and values
 BLOCKS = {"blocks": 64, "block_size": 16, "host_blocks": 40}
 ASCEND_ONLY = ("ApplyRotaryPosEmb", "ReshapeAndCache", "PagedAttention", "FlashAttentionScore", "RmsNorm")
-TOLERANCE = 1e-5  # of a score, relative to the largest one
+TOLERANCE = 1e-5  # of a logit, relative to the largest one
 
 
 class Timed(Worker):
-    """A worker that remembers how long its model took to load."""
+    """A worker with the load time of its model."""
 
     load_seconds = 0.0
 
 
 @pytest.fixture(scope="module")
 def graph() -> Iterator[Timed]:
-    """A model with grouped heads in graph mode, as it runs on a CPU by default."""
+    """A model with grouped heads in graph mode, the default on a CPU."""
     with Timed("kbk", python=kbk_python()) as worker:
         start = time.perf_counter()
         worker.load(GROUPED, **BLOCKS)
@@ -43,7 +43,7 @@ def graph() -> Iterator[Timed]:
 
 @pytest.fixture(scope="module")
 def eager() -> Iterator[Worker]:
-    """A micro model without graphs, nothing to compile, on one thread."""
+    """A micro model without graphs (no compilation), on one thread."""
     with Worker("kbk", python=kbk_python(), mode="pynative", threads=1) as worker:
         worker.load("micro", **BLOCKS)
         yield worker
@@ -51,33 +51,33 @@ def eager() -> Iterator[Worker]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where weights other than the backend's own lie, for the part of the contract that writes a checkpoint."""
+    """A folder with other weights than the backend's, for the section `checkpoint` of kbk_contract.py."""
     folder = tmp_path_factory.mktemp("contract")
     np.savez(folder / "weights.npz", **other_weights())
     return folder
 
 
 @pytest.fixture(scope="module")
-def found(folder: Path) -> dict[str, Any]:
-    """What the frameworks look like without us."""
-    return contract(folder, "synchronize", "signatures", "unpatched", "checkpoint")
+def contract(folder: Path) -> dict[str, Any]:
+    """Results of kbk_contract.py: behaviour of the frameworks without the backend."""
+    return run_contract(folder, "synchronize", "signatures", "unpatched", "checkpoint")
 
 
 @pytest.fixture(scope="module")
-def workouts(graph: Timed) -> list[dict[str, Any]]:
-    """What three batches went through."""
+def self_tests(graph: Timed) -> list[dict[str, Any]]:
+    """Results of three self-tests."""
     return [graph.call("exercise", seed=seed) for seed in range(3)]
 
 
-def test_how_many_threads_it_may_use_is_told_and_checked(eager: Worker) -> None:
-    from servesim.calibrate.device.kbk.backend import Kbk
+def test_the_number_of_threads_is_described_and_checked(eager: Worker) -> None:
+    from servesim.calibrate.device.kbk.backend import KbkBackend
 
     assert eager.describe()["threads"] == 1
     with pytest.raises(BadInput, match="threads: expected at least 1, got 0"):
-        Kbk(threads=0)
+        KbkBackend(threads=0)
 
 
-def test_it_says_what_it_is(graph: Timed) -> None:
+def test_describe(graph: Timed) -> None:
     about = graph.describe()
     assert about["device"].startswith("CPU ")
     assert (about["kernels"], about["mode"], about["jit_level"], about["dtype"]) == (
@@ -91,34 +91,34 @@ def test_it_says_what_it_is(graph: Timed) -> None:
     assert about["versions"]["mindspore"].startswith("2.")
 
 
-def test_batches_that_grow_shrink_and_swap_give_the_tokens_of_a_plain_pass(workouts: list[dict[str, Any]]) -> None:
-    for seen in workouts:
-        assert seen["scores"] == 64
-        assert seen["differ"] == 0
-        assert seen["error"] < TOLERANCE
+def test_batches_that_grow_shrink_and_swap_match_a_pass_without_a_cache(self_tests: list[dict[str, Any]]) -> None:
+    for result in self_tests:
+        assert result["scores"] == 64
+        assert result["differ"] == 0
+        assert result["error"] < TOLERANCE
 
 
-def test_those_batches_did_grow_and_shrink_and_were_cut_in_chunks_and_swapped(workouts: list[dict[str, Any]]) -> None:
-    assert all(seen["largest"] >= 4 and seen["smallest"] == 1 for seen in workouts)
-    assert sum(seen["chunks"] for seen in workouts) >= 4
-    assert sum(seen["swaps"] for seen in workouts) >= 4
+def test_self_tests_had_growing_and_shrinking_batches_chunks_and_swaps(self_tests: list[dict[str, Any]]) -> None:
+    assert all(result["largest"] >= 4 and result["smallest"] == 1 for result in self_tests)
+    assert sum(result["chunks"] for result in self_tests) >= 4
+    assert sum(result["swaps"] for result in self_tests) >= 4
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_one_wrong_block_table_is_seen(graph: Timed, seed: int) -> None:
-    seen = graph.call("exercise", seed=seed, spoil=True)
-    assert seen["spoiled"] == 1
-    assert seen["error"] > 1000 * TOLERANCE
+def test_one_wrong_block_table_changes_the_logits(graph: Timed, seed: int) -> None:
+    result = graph.call("exercise", seed=seed, spoil=True)
+    assert result["spoiled"] == 1
+    assert result["error"] > 1000 * TOLERANCE
 
 
-def test_the_plain_pass_is_a_llama(graph: Timed) -> None:
-    """Both passes share most of MindFormers, so one of them is held against the formulas, in float64."""
+def test_the_pass_without_a_cache_is_a_llama(graph: Timed) -> None:
+    """Both passes share most of MindFormers' code, so this one is compared with the llama_formulas in float64."""
     tokens = [0, 3, 200, 17, 17, 255, 1, 90, 41]
-    plain = np.array(graph.call("plain", tokens=tokens))
-    assert np.abs(plain - formulas(GROUPED, tokens)).max() < TOLERANCE * np.abs(plain).max()
+    logits = np.array(graph.call("plain", tokens=tokens))
+    assert np.abs(logits - llama_formulas(GROUPED, tokens)).max() < TOLERANCE * np.abs(logits).max()
 
 
-def test_no_new_shape_compiles_a_graph_again(graph: Timed) -> None:
+def test_new_shapes_compile_no_new_graph(graph: Timed) -> None:
     slowest = 0.0
     for rows in range(1, 10):
         length = 11 * rows
@@ -131,7 +131,7 @@ def test_no_new_shape_compiles_a_graph_again(graph: Timed) -> None:
     assert slowest < graph.load_seconds / 4
 
 
-def test_rows_come_back_in_the_order_they_were_given(graph: Timed) -> None:
+def test_tokens_have_the_order_of_the_rows(graph: Timed) -> None:
     first, second, third = Row([5, 6, 7, 8], 0, [1]), Row([9, 10], 0, [2]), Row([4] * 20, 0, [3, 4])
     alone = [graph.step([row])[0] for row in (first, second, third)]
     later = graph.step([Row([alone[1]], 2, [2])])[0]
@@ -143,11 +143,11 @@ def test_a_prompt_of_one_token_and_padding_rows_run_with_the_decodes(graph: Time
     alone = graph.step([Row([5], 0, [1])])
     graph.step([Row([9, 10, 11], 0, [2])])
     decode = graph.step([Row([3], 3, [2])])
-    filler = Row([1], 0, [0])
-    assert graph.step([Row([3], 3, [2]), filler, Row([5], 0, [1]), filler])[0::2] == decode + alone
+    padding = Row([1], 0, [0])
+    assert graph.step([Row([3], 3, [2]), padding, Row([5], 0, [1]), padding])[0::2] == decode + alone
 
 
-def test_swapped_blocks_come_back_elsewhere_with_their_tokens(graph: Timed) -> None:
+def test_swapped_in_blocks_keep_their_tokens_in_other_blocks(graph: Timed) -> None:
     prompt = [11] * 20 + [12] * 13
     graph.step([Row(prompt, 0, [5, 9, 2])])
     before = graph.step([Row([6], 33, [5, 9, 2])])
@@ -158,35 +158,35 @@ def test_swapped_blocks_come_back_elsewhere_with_their_tokens(graph: Timed) -> N
     assert graph.step([Row([6], 33, [30, 31, 7])]) == before
 
 
-def test_rows_and_swaps_without_room_are_refused_in_one_line(graph: Timed) -> None:
-    with pytest.raises(BadInput, match=r"^row: 20 tokens behind 0 in 1 blocks of 16, expected"):
+def test_error_for_rows_and_swaps_that_do_not_fit(graph: Timed) -> None:
+    with pytest.raises(BadInput, match=r"^row: 20 tokens after 0 cached ones in 1 blocks of 16, expected"):
         graph.step([Row([1] * 20, 0, [3])])
-    with pytest.raises(BadInput, match="at most 512 in all"):
+    with pytest.raises(BadInput, match=r"a length of at most 512$"):
         graph.step([Row([1], 512, list(range(33)))])
-    with pytest.raises(BadInput, match=r"^row: block 64, expected one of the 64 that were loaded$"):
+    with pytest.raises(BadInput, match=r"^row: block 64, expected a block below 64$"):
         graph.step([Row([1, 2], 0, [64])])
     with pytest.raises(BadInput, match=r"^swap: expected device blocks below 64 and host blocks below 40$"):
         graph.swap_out([(3, 40)])
 
 
 def test_without_graphs_the_tokens_are_the_same(eager: Worker) -> None:
-    seen = eager.call("exercise", timeout=300, prompts=[1, 17, 70], answer=4)
-    assert (seen["scores"], seen["differ"]) == (12, 0)
-    assert seen["error"] < TOLERANCE
+    result = eager.call("exercise", timeout=300, prompts=[1, 17, 70], answer=4)
+    assert (result["scores"], result["differ"]) == (12, 0)
+    assert result["error"] < TOLERANCE
     assert eager.describe()["jit_level"] is None
 
 
-def test_weights_can_be_read_from_checkpoints(eager: Worker, found: dict[str, Any], folder: Path) -> None:
-    """The last to use this worker: it leaves other weights there."""
+def test_weights_can_be_read_from_checkpoints(eager: Worker, contract: dict[str, Any], folder: Path) -> None:
+    """Must be the last test with this worker: it loads other weights."""
     other = other_weights()
     write_safetensors(folder / "micro.safetensors", other)
-    abroad = [(hugging_face_name(name), value) for name, value in other.items()]
+    renamed = [(hugging_face_name(name), value) for name, value in other.items()]
     (folder / "parts").mkdir()
-    write_safetensors(folder / "parts" / "model-00001-of-00002.safetensors", dict(abroad[:9]))
-    write_safetensors(folder / "parts" / "model-00002-of-00002.safetensors", dict(abroad[9:]))
+    write_safetensors(folder / "parts" / "model-00001-of-00002.safetensors", dict(renamed[:9]))
+    write_safetensors(folder / "parts" / "model-00002-of-00002.safetensors", dict(renamed[9:]))
     tokens = [3, 1, 4, 1, 5, 9, 2, 6]
-    expected = formulas(MODELS["micro"], tokens, seed_of=lambda name: "other " + name)
-    for name in (found["checkpoint"], "micro.safetensors", "parts"):
+    expected = llama_formulas(MODELS["micro"], tokens, seed_of=lambda name: "other " + name)
+    for name in (contract["checkpoint"], "micro.safetensors", "parts"):
         eager.load("micro", **BLOCKS, weights=str(folder / name))
         eager.step([Row(tokens, 0, [1])])
         scores = np.array(eager.call("logits"))[0]
@@ -198,10 +198,8 @@ def test_weights_can_be_read_from_checkpoints(eager: Worker, found: dict[str, An
 
 
 @pytest.mark.parametrize("call", ["prefill", "decode"])
-def test_the_unpatched_model_passes_all_of_the_front_end_and_fails_at_the_choice_of_kernels(
-    found: dict[str, Any], call: str
-) -> None:
-    failure = found["unpatched"][call]
+def test_the_unpatched_model_fails_only_at_kernel_selection(contract: dict[str, Any], call: str) -> None:
+    failure = contract["unpatched"][call]
     assert failure.startswith("RuntimeError:")
     assert "Kernel select failed" in failure
     assert any(f"Unsupported op [{name}] on CPU" in failure for name in ASCEND_ONLY)
@@ -215,34 +213,34 @@ def test_the_unpatched_model_passes_all_of_the_front_end_and_fails_at_the_choice
         ("flat tables", "ValueError"),
     ],
 )
-def test_wrong_inputs_fail_earlier_and_differently(found: dict[str, Any], inputs: str, expected: str) -> None:
-    failure = found["unpatched"][inputs]
+def test_wrong_inputs_fail_earlier_and_differently(contract: dict[str, Any], inputs: str, expected: str) -> None:
+    failure = contract["unpatched"][inputs]
     assert failure.startswith(expected)
     assert "Kernel select failed" not in failure
 
 
-def test_what_we_rely_on_has_the_signatures_it_had(found: dict[str, Any]) -> None:
+def test_framework_signatures_have_not_changed(contract: dict[str, Any]) -> None:
     stored = json.loads(Path(__file__).with_name("kbk_signatures.json").read_text())
-    assert found["signatures"] == stored
+    assert contract["signatures"] == stored
 
 
-def test_only_a_primed_synchronize_waits_for_the_work(found: dict[str, Any]) -> None:
-    seen = found["synchronize"]
-    waited, read = seen["unprimed"]
-    assert waited < read  # it did nothing: the reading of the result waited
-    waited, read = seen["primed"]
+def test_only_a_primed_synchronize_waits_for_the_work(contract: dict[str, Any]) -> None:
+    result = contract["synchronize"]
+    waited, read = result["unprimed"]
+    assert waited < read  # synchronize did not wait; reading the result did
+    waited, read = result["primed"]
     assert waited > read
 
 
 def other_weights() -> dict[str, Any]:
-    """Return weights for the micro model that the backend would not make by itself."""
+    """Return weights for the micro model that differ from the backend's random weights."""
     return {name: random_weight("other " + name, shape) for name, shape in shapes(MODELS["micro"]).items()}
 
 
 def shapes(model: Model) -> dict[str, tuple[int, ...]]:
-    """Return the parameters of a Llama by MindFormers' names."""
+    """Return the shapes of a Llama's parameters by MindFormers' names."""
     hidden, keys, wide = model.hidden, model.hidden // model.heads * model.kv_heads, model.intermediate
-    found: dict[str, tuple[int, ...]] = {"model.tok_embeddings.embedding_weight": (model.vocab, hidden)}
+    result: dict[str, tuple[int, ...]] = {"model.tok_embeddings.embedding_weight": (model.vocab, hidden)}
     for layer in range(model.layers):
         for name, shape in (
             ("attention.wq", (hidden, hidden)),
@@ -255,13 +253,13 @@ def shapes(model: Model) -> dict[str, tuple[int, ...]]:
             ("attention_norm", (hidden,)),
             ("ffn_norm", (hidden,)),
         ):
-            found[f"model.layers.{layer}.{name}.weight"] = shape
-    return {**found, "model.norm_out.weight": (hidden,), "lm_head.weight": (model.vocab, hidden)}
+            result[f"model.layers.{layer}.{name}.weight"] = shape
+    return {**result, "model.norm_out.weight": (hidden,), "lm_head.weight": (model.vocab, hidden)}
 
 
 def hugging_face_name(name: str) -> str:
-    """Return what the same parameter is called there."""
-    for ours, theirs in (
+    """Return Hugging Face's name of a parameter."""
+    for mindformers, hugging_face in (
         ("tok_embeddings.embedding_weight", "embed_tokens.weight"),
         ("attention_norm", "input_layernorm"),
         ("ffn_norm", "post_attention_layernorm"),
@@ -269,7 +267,7 @@ def hugging_face_name(name: str) -> str:
         *((f"attention.w{part}", f"self_attn.{part}_proj") for part in "qkvo"),
         *((f"feed_forward.w{k}", f"mlp.{part}_proj") for k, part in ((1, "gate"), (2, "down"), (3, "up"))),
     ):
-        name = name.replace(ours, theirs)
+        name = name.replace(mindformers, hugging_face)
     return name
 
 
@@ -284,8 +282,8 @@ def write_safetensors(path: Path, weights: dict[str, Any]) -> None:
     path.write_bytes(len(text).to_bytes(8, "little") + text + data)
 
 
-def formulas(model: Model, tokens: list[int], seed_of: Any = str) -> Any:
-    """Return a Llama's scores after each token, from its random weights and the published formulas, in float64."""
+def llama_formulas(model: Model, tokens: list[int], seed_of: Any = str) -> Any:
+    """Return a Llama's logits after each token, from its random weights and the published formulas, in float64."""
 
     def weight(name: str, *shape: int) -> Any:
         return random_weight(seed_of(name), shape).astype(np.float64)
@@ -297,7 +295,7 @@ def formulas(model: Model, tokens: list[int], seed_of: Any = str) -> Any:
     angle = np.arange(len(tokens))[:, None] / 10000.0 ** (np.arange(0, size, 2) / size)
     cos, sin = np.tile(np.cos(angle), 2)[:, None], np.tile(np.sin(angle), 2)[:, None]
 
-    def turned(x: Any) -> Any:
+    def rotate(x: Any) -> Any:
         return x * cos + np.concatenate((-x[..., size // 2 :], x[..., : size // 2]), -1) * sin
 
     x = weight("model.tok_embeddings.embedding_weight", model.vocab, model.hidden)[tokens]
@@ -310,11 +308,11 @@ def formulas(model: Model, tokens: list[int], seed_of: Any = str) -> Any:
             for part, heads in (("q", model.heads), ("k", model.kv_heads), ("v", model.kv_heads))
         )
         repeats = model.heads // model.kv_heads
-        k, v = turned(k).repeat(repeats, 1), v.repeat(repeats, 1)
-        scores = np.einsum("qhd,khd->hqk", turned(q), k) / np.sqrt(size) + ahead
-        shares = np.exp(scores - scores.max(-1, keepdims=True))
-        shares /= shares.sum(-1, keepdims=True)
-        mixed = np.einsum("hqk,khd->qhd", shares, v).reshape(len(tokens), -1)
+        k, v = rotate(k).repeat(repeats, 1), v.repeat(repeats, 1)
+        scores = np.einsum("qhd,khd->hqk", rotate(q), k) / np.sqrt(size) + ahead
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        mixed = np.einsum("hqk,khd->qhd", weights, v).reshape(len(tokens), -1)
         x = x + mixed @ weight(here + "attention.wo.weight", model.hidden, model.hidden).T
         h = norm(x)
         gate = h @ weight(here + "feed_forward.w1.weight", model.intermediate, model.hidden).T

@@ -1,4 +1,4 @@
-"""The torch backend: paged steps against a plain full pass, on the CPU (and on a GPU where there is one)."""
+"""The torch backend: paged steps compared with a full pass without a cache, on the CPU and on a GPU if available."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOLERANCE = 1e-5  # float32
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Small products on a busy machine: threads that wait for each other cost more than they bring."""
+    """Use one thread: with these small products, more threads are slower on a busy machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -41,8 +41,8 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_a_cuda_device_takes_the_tests_of_the_cpu_too() -> None:
-    """On a machine without one, this is the one skip that says that they ran on the CPU only."""
+def test_all_tests_also_run_on_cuda() -> None:
+    """Skipped without CUDA. The skip shows that the other tests ran on the CPU only."""
     assert TorchBackend("cuda").describe()["device"] == torch.cuda.get_device_name()
 
 
@@ -58,32 +58,32 @@ def paged_run(backend: TorchBackend, seed: int = 1) -> PagedRun:
     return PagedRun(backend, seed, poison=True)
 
 
-def faithful(run: PagedRun) -> bool:
-    seen = run.compare()
-    return len(seen.errors) == run.rows and seen.missed == 0 and seen.distance < TOLERANCE
+def matches_reference(run: PagedRun) -> bool:
+    result = run.compare()
+    return len(result.errors) == run.rows and result.wrong_tokens == 0 and result.max_difference < TOLERANCE
 
 
 @pytest.mark.parametrize("model", [MICRO, GROUPED, MODELS["tiny"]], ids=lambda model: model.name)
-def test_paged_decode_gives_the_tokens_of_a_plain_full_pass(device: str, model: Model) -> None:
+def test_paged_decode_matches_a_pass_without_a_cache(device: str, model: Model) -> None:
     paged = paged_run(loaded(device, model))
-    one = paged.begin(37)
-    paged.step({one: 37})
+    request = paged.add_request(37)
+    paged.step({request: 37})
     for _ in range(30):
-        paged.decode(one)
-    assert len(one.tokens) == 37 + 31
-    assert faithful(paged)
+        paged.decode(request)
+    assert len(request.tokens) == 37 + 31
+    assert matches_reference(paged)
 
 
-def test_batches_that_grow_shrink_swap_out_and_come_back_stay_exact(device: str) -> None:
+def test_batches_that_grow_shrink_and_swap_match_a_pass_without_a_cache(device: str) -> None:
     paged = paged_run(loaded(device))
-    a, b, c = paged.begin(5), paged.begin(33), paged.begin(16)
+    a, b, c = paged.add_request(5), paged.add_request(33), paged.add_request(16)
     paged.step({a: 5})
     paged.decode(a)
     paged.step({b: 33, c: 16})
     paged.decode(a, b, c)
     paged.swap_out(b)
     paged.decode(c, a)
-    d = paged.begin(90)
+    d = paged.add_request(90)
     paged.step({d: 90})
     paged.decode(a, c, d)
     paged.swap_in(b)
@@ -98,78 +98,78 @@ def test_batches_that_grow_shrink_swap_out_and_come_back_stay_exact(device: str)
     for _ in range(20):
         paged.decode(c, b, d)
     assert paged.rows == 80
-    assert faithful(paged)
+    assert matches_reference(paged)
 
 
-def test_a_prompt_in_chunks_gives_what_the_whole_prompt_gives(device: str) -> None:
+def test_a_prompt_in_chunks_gives_the_tokens_of_a_whole_prompt(device: str) -> None:
     paged = paged_run(loaded(device))
-    prompt = paged.begin(100)
+    prompt = paged.add_request(100)
     for tokens in (16, 1, 30, 17, 36):
         paged.step({prompt: tokens})
     paged.decode(prompt)
     whole = paged_run(loaded(device))
-    same = whole.begin(100)
+    same = whole.add_request(100)
     whole.step({same: 100})
     whole.decode(same)
     assert prompt.tokens == same.tokens
-    assert faithful(paged)
+    assert matches_reference(paged)
 
 
-def test_prompts_chunks_and_decodes_in_one_step_answer_in_the_order_of_the_rows(device: str) -> None:
+def test_tokens_of_a_mixed_step_have_the_order_of_the_rows(device: str) -> None:
     paged = paged_run(loaded(device))
-    requests = [paged.begin(length) for length in (40, 3, 1, 70)]
+    requests = [paged.add_request(length) for length in (40, 3, 1, 70)]
     paged.step({requests[0]: 40, requests[3]: 20})
-    late = paged.begin(21)
-    found = paged.step({late: 21, requests[0]: 1, requests[1]: 3, requests[3]: 50, requests[2]: 1})
-    assert [request.tokens[-1] for request in (late, *requests[:2], requests[3], requests[2])] == found
-    assert faithful(paged)
+    late = paged.add_request(21)
+    tokens = paged.step({late: 21, requests[0]: 1, requests[1]: 3, requests[3]: 50, requests[2]: 1})
+    assert [request.tokens[-1] for request in (late, *requests[:2], requests[3], requests[2])] == tokens
+    assert matches_reference(paged)
 
 
-def test_a_long_random_life_stays_exact(device: str) -> None:
+def test_a_long_random_run_matches_a_pass_without_a_cache(device: str) -> None:
     paged = paged_run(loaded(device, host_blocks=48), seed=7)
     rng = random.Random(11)
-    here: list[ScriptedRequest] = []
-    away: list[ScriptedRequest] = []
+    running: list[ScriptedRequest] = []
+    swapped: list[ScriptedRequest] = []
     for _ in range(60):
         act = rng.choice(["begin", "begin", "swap out", "swap in", "finish"])
-        if act == "begin" and len(here) < 9:
-            request = paged.begin(rng.randrange(1, 60))
-            paged.step({request: len(request.tokens)} | dict.fromkeys(rng.sample(here, len(here) // 2), 1))
-            here.append(request)
-        elif act == "swap out" and here and len(away) < 4:
-            away.append(here.pop(rng.randrange(len(here))))
-            paged.swap_out(away[-1])
-        elif act == "swap in" and away:
-            here.append(away.pop(rng.randrange(len(away))))
-            paged.swap_in(here[-1])
-        elif act == "finish" and len(here) > 5:
-            paged.finish(here.pop(rng.randrange(len(here))))
-        if here:
-            paged.decode(*here)
+        if act == "begin" and len(running) < 9:
+            request = paged.add_request(rng.randrange(1, 60))
+            paged.step({request: len(request.tokens)} | dict.fromkeys(rng.sample(running, len(running) // 2), 1))
+            running.append(request)
+        elif act == "swap out" and running and len(swapped) < 4:
+            swapped.append(running.pop(rng.randrange(len(running))))
+            paged.swap_out(swapped[-1])
+        elif act == "swap in" and swapped:
+            running.append(swapped.pop(rng.randrange(len(swapped))))
+            paged.swap_in(running[-1])
+        elif act == "finish" and len(running) > 5:
+            paged.finish(running.pop(rng.randrange(len(running))))
+        if running:
+            paged.decode(*running)
     assert paged.rows > 200
-    assert faithful(paged)
+    assert matches_reference(paged)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_workout_that_every_backend_takes_finds_no_error(device: str, seed: int) -> None:
-    seen = self_test.run(loaded(device), {"seed": seed})
-    assert seen["swaps"] > 0
-    assert seen["chunks"] > 0
-    assert seen["differ"] == 0
-    assert seen["error"] < TOLERANCE
+def test_the_self_test_finds_no_error(device: str, seed: int) -> None:
+    result = self_test.run(loaded(device), {"seed": seed})
+    assert result["swaps"] > 0
+    assert result["chunks"] > 0
+    assert result["differ"] == 0
+    assert result["error"] < TOLERANCE
     assert self_test.run(loaded(device), {"seed": seed, "spoil": True})["error"] > 1e-3
 
 
-def test_a_mutated_table_changes_the_result(device: str) -> None:
+def test_a_wrong_block_table_changes_the_logits(device: str) -> None:
     backend = loaded(device)
     paged = paged_run(backend)
-    one, other = paged.begin(40), paged.begin(40)
-    paged.step({one: 40, other: 40})
-    right = Row(one.tokens[-1:], 40, array("i", one.table))
+    request, other = paged.add_request(40), paged.add_request(40)
+    paged.step({request: 40, other: 40})
+    right = Row(request.tokens[-1:], 40, array("i", request.table))
     backend.step([right])
     expected = backend.logits()
-    for block in range(len(one.table)):
-        wrong = list(one.table)
+    for block in range(len(request.table)):
+        wrong = list(request.table)
         wrong[block] = other.table[block]
         backend.step([Row(right.tokens, 40, wrong)])
         assert abs(backend.logits() - expected).max() > 0.01
@@ -180,12 +180,12 @@ def test_a_mutated_table_changes_the_result(device: str) -> None:
 def test_tables_may_be_lists_tuples_or_arrays() -> None:
     backend = loaded()
     tokens = list(range(20))
-    found = [backend.step([Row(tokens, 0, kind([4, 90, 7]))]) for kind in (list, tuple, lambda t: array("i", t))]
-    found.append(backend.step([Row(array("i", tokens), 0, array("q", [4, 90, 7]))]))
-    assert found == [found[0]] * 4
+    results = [backend.step([Row(tokens, 0, kind([4, 90, 7]))]) for kind in (list, tuple, lambda t: array("i", t))]
+    results.append(backend.step([Row(array("i", tokens), 0, array("q", [4, 90, 7]))]))
+    assert results == [results[0]] * 4
 
 
-def test_the_padding_of_a_gear_touches_no_block_of_the_pool(device: str) -> None:
+def test_padding_writes_to_no_block_of_the_pool(device: str) -> None:
     backend = loaded(device)
     backend.loaded.cache.fill_(3.0)
     backend.step([Row([1], 0, [5]), Row([2], 0, [6]), Row([3], 0, [7])])
@@ -194,49 +194,49 @@ def test_the_padding_of_a_gear_touches_no_block_of_the_pool(device: str) -> None
     assert changed == [5, 6, 7, 8, 9]
 
 
-def test_steps_beyond_the_gears_run_unpadded(device: str) -> None:
+def test_steps_above_the_largest_bucket_run_unpadded(device: str) -> None:
     backend = loaded(device, gears=(1, 2), token_gears=(16,))
     paged = paged_run(backend)
-    requests = [paged.begin(9) for _ in range(5)]
+    requests = [paged.add_request(9) for _ in range(5)]
     paged.step(dict.fromkeys(requests, 9))
     paged.decode(*requests)
-    assert backend.packer.form(45, 5, 0)[:2] == (45, 5)
-    assert backend.packer.form(5, 5, 5)[:2] == (5, 5)
-    assert faithful(paged)
+    assert backend.packer.graph_shape(45, 5, 0)[:2] == (45, 5)
+    assert backend.packer.graph_shape(5, 5, 5)[:2] == (5, 5)
+    assert matches_reference(paged)
 
 
-def test_a_step_takes_the_smallest_gear_that_holds_it() -> None:
+def test_a_step_uses_the_smallest_padding_bucket_that_fits() -> None:
     packer = loaded(blocks=200).packer
-    assert packer.gears[-1] == 192
-    assert packer.form(tokens=3, rows=3, singles=3) == (4, 4, False, True)
-    assert packer.form(tokens=33, rows=2, singles=0) == (64, 64, True, False)
-    assert packer.form(tokens=500, rows=130, singles=129) == (512, 192, True, True)
-    assert packer.form(tokens=513, rows=1, singles=0) == (513, 1, True, False)
-    assert packer.form(tokens=193, rows=193, singles=193) == (193, 193, False, True)
-    assert len(packer.forms()) == len(set(packer.forms())) == 13 + 2 * 10
+    assert packer.row_buckets[-1] == 192
+    assert packer.graph_shape(tokens=3, rows=3, singles=3) == (4, 4, False, True)
+    assert packer.graph_shape(tokens=33, rows=2, singles=0) == (64, 64, True, False)
+    assert packer.graph_shape(tokens=500, rows=130, singles=129) == (512, 192, True, True)
+    assert packer.graph_shape(tokens=513, rows=1, singles=0) == (513, 1, True, False)
+    assert packer.graph_shape(tokens=193, rows=193, singles=193) == (193, 193, False, True)
+    assert len(packer.graph_shapes()) == len(set(packer.graph_shapes())) == 13 + 2 * 10
 
 
-def test_long_rows_are_cut_into_tiles_those_with_most_keys_first() -> None:
+def test_tiles_of_long_rows_are_sorted_by_keys() -> None:
     buffer = np.zeros(2000, np.int32)
-    packer = Packer(buffer, 100, 16, 512, 256, tile=8, gears=[4], token_gears=[])
+    packer = Packer(buffer, 100, 16, 512, 256, tile=8, row_buckets=[4], token_buckets=[])
     rows = [Row([1] * 10, 20, [5, 6]), Row([7], 3, [9]), Row([2] * 8, 0, [8])]
-    form, used, order = packer.pack(rows)
+    shape, used, order = packer.pack(rows)
     assert order == [1, 0, 2]
-    assert form == (19, 3, True, True)
+    assert shape == (19, 3, True, True)
     assert buffer[:2].tolist() == [3, 1]
-    tables = buffer[form.tables : form.tables + 3].tolist()
-    assert buffer[form.end : form.end + 21].reshape(3, 7).tolist() == [
-        [tables[1], 9, 2, 28, 0, 30, 0],  # the last two of ten tokens behind twenty: thirty keys
+    tables = buffer[shape.tables : shape.tables + 3].tolist()
+    assert buffer[shape.end : shape.end + 21].reshape(3, 7).tolist() == [
+        [tables[1], 9, 2, 28, 0, 30, 0],  # the last 2 of 10 tokens after 20 cached ones: 30 keys
         [tables[1], 1, 8, 20, 0, 28, 0],
         [tables[2], 11, 8, 0, 0, 8, 0],
     ]
     assert buffer[tables[0] : used].tolist() == [9, 5, 6, 8]
-    assert buffer[form.slots : form.slots + 3].tolist() == [9 * 16 + 3, 6 * 16 + 4, 6 * 16 + 5]
-    assert buffer[form.last : form.last + 3].tolist() == [0, 10, 18]
+    assert buffer[shape.slots : shape.slots + 3].tolist() == [9 * 16 + 3, 6 * 16 + 4, 6 * 16 + 5]
+    assert buffer[shape.last : shape.last + 3].tolist() == [0, 10, 18]
 
 
 def test_a_step_larger_than_the_buffer_is_out_of_memory() -> None:
-    packer = Packer(np.zeros(100, np.int32), 100, 16, 512, 256, tile=8, gears=[4], token_gears=[])
+    packer = Packer(np.zeros(100, np.int32), 100, 16, 512, 256, tile=8, row_buckets=[4], token_buckets=[])
     with pytest.raises(OutOfMemory, match="40 tokens and 3 table entries"):
         packer.pack([Row([1] * 40, 0, [1, 2, 3])])
 
@@ -267,11 +267,11 @@ def test_running_out_of_memory_leaves_the_backend_usable(monkeypatch: pytest.Mon
     assert backend.step([row]) == expected
 
 
-def test_a_cache_that_does_not_fit_is_refused_and_a_smaller_one_can_follow() -> None:
+def test_after_out_of_memory_a_smaller_cache_can_be_loaded() -> None:
     backend = loaded()
     expected = backend.step([Row([1, 2, 3], 0, [3])])
     with pytest.raises(OutOfMemory, match="allocate"):
-        backend.load(MICRO, 10**14, 16)  # more than any address space, so that no kernel overcommits it
+        backend.load(MICRO, 10**14, 16)  # more than any address space, so the operating system cannot overcommit it
     with pytest.raises(RuntimeError, match="no model is loaded"):
         backend.step([Row([1], 0, [0])])
     backend.load(MICRO, 8, 16)
@@ -291,12 +291,12 @@ def test_a_cache_that_does_not_fit_is_refused_and_a_smaller_one_can_follow() -> 
         (Row([1 << 40], 0, [0]), "32-bit integers"),
     ],
 )
-def test_a_row_that_would_leave_the_arrays_is_refused(row: Row, message: str) -> None:
+def test_error_for_a_row_outside_the_device_arrays(row: Row, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         loaded().step([row])
 
 
-def test_a_step_of_nothing_is_refused() -> None:
+def test_error_for_a_step_without_rows() -> None:
     with pytest.raises(ValueError, match="at least one row"):
         loaded().step([])
 
@@ -307,12 +307,12 @@ def test_fused_kernels_need_a_cuda_device() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_a_device_that_is_not_there_is_refused() -> None:
+def test_error_for_a_missing_device() -> None:
     with pytest.raises(BadInput, match="device: cuda, but torch has only the cpu here"):
         TorchBackend("cuda")
 
 
-def test_a_swap_outside_the_pools_is_refused() -> None:
+def test_error_for_a_swap_outside_the_pools() -> None:
     backend = loaded(host_blocks=2)
     with pytest.raises(ValueError, match="block 0 of 96 to block 2 of 2"):
         backend.swap_out([(0, 2)])
@@ -320,7 +320,7 @@ def test_a_swap_outside_the_pools_is_refused() -> None:
         backend.swap_in([(-1, 0)])
 
 
-def test_describe_says_what_a_profile_is_stamped_with() -> None:
+def test_describe_has_the_fields_of_a_profile() -> None:
     backend: Backend = loaded(blocks=40)
     about = backend.describe()
     assert about["kernels"] == "reference"
@@ -332,7 +332,7 @@ def test_describe_says_what_a_profile_is_stamped_with() -> None:
     assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "threads", "versions"}
 
 
-def stored(path: Path, tensors: dict[str, Any]) -> None:
+def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:
     """Write a safetensors file."""
     header, data = {}, b""
     for name, tensor in tensors.items():
@@ -362,8 +362,9 @@ def hugging_face_layout(model: Model) -> dict[str, Any]:
 def test_real_weights_come_from_safetensors_in_the_hugging_face_layout(tmp_path: Path) -> None:
     tensors = hugging_face_layout(GROUPED)
     first = {name: tensor for name, tensor in tensors.items() if ".layers.0." in name}
-    stored(tmp_path / "model-00001-of-00002.safetensors", first)
-    stored(tmp_path / "model-00002-of-00002.safetensors", {n: t for n, t in tensors.items() if n not in first})
+    second = {name: tensor for name, tensor in tensors.items() if name not in first}
+    write_safetensors(tmp_path / "model-00001-of-00002.safetensors", first)
+    write_safetensors(tmp_path / "model-00002-of-00002.safetensors", second)
     backend = TorchBackend("cpu")
     backend.load(GROUPED, 32, 16, weights=str(tmp_path))
     layer = backend.loaded.weights.layers[1]
@@ -372,23 +373,23 @@ def test_real_weights_come_from_safetensors_in_the_hugging_face_layout(tmp_path:
     assert torch.equal(backend.loaded.weights.head, tensors["model.embed_tokens.weight"])  # tied
     tokens = list(range(0, 200, 7))
     backend.step([Row(tokens, 0, [9, 4])])
-    expected = backend.plain(tokens)[-1]
+    expected = backend.reference_logits(tokens)[-1]
     assert abs(backend.logits()[0] - expected).max() < 1e-4  # logits of a few tens
 
 
-def test_weights_of_another_shape_are_refused_by_name(tmp_path: Path) -> None:
+def test_error_for_weights_of_another_shape(tmp_path: Path) -> None:
     file = tmp_path / "weights.safetensors"
-    stored(file, hugging_face_layout(MICRO))
+    write_safetensors(file, hugging_face_layout(MICRO))
     with pytest.raises(BadInput, match=r"k_proj.weight: shape \[64, 64\], model grouped expects \[16, 64\]"):
         TorchBackend("cpu").load(GROUPED, 8, 16, weights=str(file))
-    file.write_bytes(b"not it")
+    file.write_bytes(b"no header")
     with pytest.raises(BadInput, match="not a safetensors file"):
         TorchBackend("cpu").load(MICRO, 8, 16, weights=str(file))
     with pytest.raises(BadInput, match="expected a safetensors file or a folder"):
         TorchBackend("cpu").load(MICRO, 8, 16, weights=str(tmp_path / "nowhere"))
 
 
-def test_how_many_threads_it_may_use_is_described_and_checked() -> None:
+def test_the_number_of_threads_is_described_and_checked() -> None:
     before = torch.get_num_threads()
     try:
         assert TorchBackend(device="cpu", threads=1).describe()["threads"] == 1

@@ -1,4 +1,4 @@
-"""The worker process and the fake device in it: the protocol, what may go wrong, and what is then said."""
+"""The worker process with the fake backend: its protocol, its failures and their error messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from servesim.calibrate.device import worker_client
 from servesim.calibrate.device.backend import MODELS, OutOfMemory, Row
-from servesim.calibrate.device.fake import Fake
+from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.device.worker_client import Worker, WorkerFailed
 from servesim.core import BadInput
 
@@ -24,7 +24,7 @@ from ...conftest import ROOT
 
 pytestmark = pytest.mark.live
 
-FREE: dict[str, float] = {}  # a cost of nothing
+FREE: dict[str, float] = {}  # a cost model of 0 seconds
 ROWS = [Row([5, 6, 7], 0, [3]), Row([9], 0, [1])]
 
 JOB = """
@@ -59,41 +59,41 @@ def fake() -> Iterator[Worker]:
 
 
 @pytest.fixture
-def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A bare copy of the folders a device's host needs, with a job of ours where the probe would be."""
+def package_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the folders that a device host needs, with a test job instead of the probe."""
     home = tmp_path / "copy"
     for folder in ("sim", "policies", "calibrate"):
         shutil.copytree(ROOT / folder, home / folder, ignore=shutil.ignore_patterns("__pycache__", "profiles"))
     (home / "calibrate" / "probe" / "measure.py").write_text(JOB)
-    monkeypatch.setattr(worker_client, "WORKER", home / "calibrate" / "device" / "worker.py")
+    monkeypatch.setattr(worker_client, "WORKER_SCRIPT", home / "calibrate" / "device" / "worker.py")
     return home
 
 
 def test_a_worker_gives_the_tokens_of_the_same_backend_in_this_process(fake: Worker) -> None:
-    here = Fake(FREE)
+    here = FakeBackend(FREE)
     here.load(MODELS["micro"], blocks=8, block_size=4, host_blocks=2)
     assert fake.step(ROWS) == here.step(ROWS)
     assert fake.describe() == here.describe()
     assert fake.describe()["model"]["name"] == "micro"
 
 
-def test_it_runs_from_a_bare_copy_of_the_folders_without_an_installed_package(copied: Path) -> None:
+def test_worker_runs_from_copied_folders_without_an_installed_package(package_copy: Path) -> None:
     with Worker("fake") as worker:
-        assert worker.about["package"] == str(copied / "sim")
+        assert worker.about["package"] == str(package_copy / "sim")
         worker.load("micro", 4, 4)
         assert len(worker.step(ROWS)) == 2
 
 
-def test_it_runs_from_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_runs_from_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     package = tmp_path / "servesim"
     shutil.copytree(ROOT / "sim", package)
     shutil.copytree(ROOT / "calibrate", package / "calibrate", ignore=shutil.ignore_patterns("profiles"))
-    monkeypatch.setattr(worker_client, "WORKER", package / "calibrate" / "device" / "worker.py")
+    monkeypatch.setattr(worker_client, "WORKER_SCRIPT", package / "calibrate" / "device" / "worker.py")
     with Worker("fake") as worker:
         assert worker.about["package"] == str(package)
 
 
-def test_it_runs_on_the_python_of_an_npu_host(copied: Path) -> None:
+def test_worker_runs_on_python_3_9(package_copy: Path) -> None:
     known = [shutil.which("python3.9"), *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python"))]
     python = next(
         (path for path in known if path and subprocess.run([path, "-V"], capture_output=True).returncode == 0), None
@@ -105,27 +105,28 @@ def test_it_runs_on_the_python_of_an_npu_host(copied: Path) -> None:
         assert worker.describe()["device"] == "fake"
 
 
-def test_the_folder_of_the_worker_hides_no_module_of_the_standard_library(copied: Path) -> None:
-    (copied / "calibrate" / "device" / "profile.py").write_text("raise ImportError('hidden')")
-    (copied / "calibrate" / "probe" / "measure.py").write_text("import profile\ndef run(*_): return profile.__name__")
+def test_the_folder_of_the_worker_hides_no_module_of_the_standard_library(package_copy: Path) -> None:
+    (package_copy / "calibrate" / "device" / "profile.py").write_text("raise ImportError('hidden')")
+    job = "import profile\ndef run(*_): return profile.__name__"
+    (package_copy / "calibrate" / "probe" / "measure.py").write_text(job)
     with Worker("fake") as worker:
         assert worker.call("probe") == "profile"
 
 
-def test_what_a_framework_prints_or_reads_does_not_disturb_the_protocol(copied: Path) -> None:
+def test_framework_output_and_input_do_not_disturb_the_protocol(package_copy: Path) -> None:
     with Worker("fake") as worker:
         assert worker.call("probe", what="chatter")["what"] == "chatter"
         assert worker.describe()["device"] == "fake"
 
 
-def test_a_long_job_reports_as_it_goes(copied: Path) -> None:
-    heard: list[Any] = []
+def test_a_long_job_reports_progress(package_copy: Path) -> None:
+    reports: list[Any] = []
     with Worker("fake") as worker:
-        worker.call("probe", progress=heard.append, what="count", reports=3)
-    assert heard == [{"done": 0}, {"done": 1}, {"done": 2}]
+        worker.call("probe", progress=reports.append, what="count", reports=3)
+    assert reports == [{"done": 0}, {"done": 1}, {"done": 2}]
 
 
-def test_what_a_job_drops_in_its_folder_is_gone_with_the_worker(copied: Path) -> None:
+def test_files_of_a_job_are_removed_with_the_worker(package_copy: Path) -> None:
     with Worker("fake") as worker:
         home = Path(worker.call("probe", what="drop")["cwd"])
         assert (home / "dropped.txt").exists()
@@ -133,7 +134,7 @@ def test_what_a_job_drops_in_its_folder_is_gone_with_the_worker(copied: Path) ->
     assert not home.exists()
 
 
-def test_an_exception_comes_back_as_one_line_and_the_worker_stays(copied: Path) -> None:
+def test_an_exception_is_one_line_and_the_worker_stays_usable(package_copy: Path) -> None:
     with Worker("fake") as worker:
         with pytest.raises(WorkerFailed) as caught:
             worker.call("probe", what="raise")
@@ -142,7 +143,7 @@ def test_an_exception_comes_back_as_one_line_and_the_worker_stays(copied: Path) 
         assert worker.describe()["device"] == "fake"
 
 
-def test_a_worker_that_is_killed_says_how_and_its_last_words(copied: Path) -> None:
+def test_error_of_a_killed_worker_has_the_signal_and_the_last_stderr_line(package_copy: Path) -> None:
     with Worker("fake") as worker:
         with pytest.raises(WorkerFailed, match=r"died in probe, killed by SIGKILL: last words$"):
             worker.call("probe", what="die")
@@ -150,28 +151,28 @@ def test_a_worker_that_is_killed_says_how_and_its_last_words(copied: Path) -> No
             worker.describe()
 
 
-def test_a_worker_that_hangs_is_ended_and_says_so(copied: Path) -> None:
+def test_a_worker_without_reply_is_killed(package_copy: Path) -> None:
     with Worker("fake") as worker:
-        with pytest.raises(WorkerFailed, match=r"no answer to probe in 0\.3 s; it was ended"):
+        with pytest.raises(WorkerFailed, match=r"no reply to probe within 0\.3 s; it was killed"):
             worker.call("probe", timeout=0.3, what="sleep")
         assert gone(worker.about["pid"])
 
 
-def test_a_worker_is_ended_when_its_listener_gives_up(copied: Path) -> None:
-    def give_up(_: Any) -> None:
+def test_a_worker_is_killed_when_the_progress_callback_raises(package_copy: Path) -> None:
+    def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
     with Worker("fake") as worker:
         with pytest.raises(KeyboardInterrupt):
-            worker.call("probe", progress=give_up, what="sleep", reports=1)
+            worker.call("probe", progress=interrupt, what="sleep", reports=1)
         assert gone(worker.about["pid"])
 
 
-def test_a_worker_follows_a_parent_that_was_killed(copied: Path) -> None:
+def test_a_worker_exits_when_its_parent_is_killed(package_copy: Path) -> None:
     parent = f"""
     from pathlib import Path
     from servesim.calibrate.device import worker_client
-    worker_client.WORKER = Path({str(worker_client.WORKER)!r})
+    worker_client.WORKER_SCRIPT = Path({str(worker_client.WORKER_SCRIPT)!r})
     worker = worker_client.Worker("fake")
     print(worker.about["pid"], flush=True)
     worker.call("probe", what="sleep")
@@ -188,7 +189,7 @@ def test_a_worker_follows_a_parent_that_was_killed(copied: Path) -> None:
     assert gone(pid)
 
 
-def test_an_interpreter_without_the_framework_says_what_to_do(tmp_path: Path) -> None:
+def test_error_without_the_framework_names_the_fix(tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
         Worker("kbk", python=sys.executable)
     message = str(caught.value)
@@ -197,17 +198,17 @@ def test_an_interpreter_without_the_framework_says_what_to_do(tmp_path: Path) ->
     assert "--worker-python" in message
 
 
-def test_an_interpreter_that_is_not_there_says_so() -> None:
-    with pytest.raises(BadInput, match=r"^worker python: cannot run /nowhere/python: No such file or directory$"):
+def test_error_for_a_missing_interpreter() -> None:
+    with pytest.raises(BadInput, match=r"^--worker-python: cannot run /nowhere/python: No such file or directory$"):
         Worker("fake", python="/nowhere/python")
 
 
-def test_an_interpreter_that_is_none_says_how_it_ended() -> None:
+def test_error_for_a_program_that_is_no_interpreter() -> None:
     with pytest.raises(WorkerFailed, match=r"died in open, exit code 1$"):
         Worker("fake", python="/bin/false")
 
 
-def test_an_interpreter_can_be_named_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_selects_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVESIM_FAKE_PYTHON", "/nowhere/else")
     with pytest.raises(BadInput, match="cannot run /nowhere/else"):
         Worker("fake")
@@ -230,16 +231,16 @@ def test_an_unknown_backend_lists_the_known_ones() -> None:
         Worker("abacus")
 
 
-def test_out_of_memory_is_told_apart_and_the_backend_stays_usable() -> None:
+def test_out_of_memory_has_its_own_error_and_the_backend_stays_usable() -> None:
     with Worker("fake", cost=FREE, limit=3) as worker:
         worker.load("micro", 8, 4)
-        with pytest.raises(OutOfMemory, match=r"^fake device: 4 tokens in a step, it holds 3$"):
+        with pytest.raises(OutOfMemory, match=r"^fake device: 4 tokens in a step, the limit is 3$"):
             worker.step(ROWS)
         assert len(worker.step(ROWS[:1])) == 1
 
 
-def test_a_timed_step_includes_the_work_it_left_behind() -> None:
-    """The synchronisation contract: a device that answers at once and works on must not look faster."""
+def test_a_timed_step_includes_asynchronous_work() -> None:
+    """Synchronisation contract: a device that returns early and continues to work must not look faster."""
     with Worker("fake", cost={"base": 0.01}) as prompt, Worker("fake", cost={"base": 0.01}, lag=0.2) as delayed:
         for worker in (prompt, delayed):
             worker.load("micro", 8, 4)
@@ -249,7 +250,7 @@ def test_a_timed_step_includes_the_work_it_left_behind() -> None:
 
 
 def test_an_unsynchronised_step_of_a_delayed_device_would_look_short() -> None:
-    device = Fake({"base": 0.01}, lag=0.2)
+    device = FakeBackend({"base": 0.01}, lag=0.2)
     device.load(MODELS["micro"], 8, 4)
     start = time.perf_counter()
     device.step(ROWS)
@@ -258,8 +259,10 @@ def test_an_unsynchronised_step_of_a_delayed_device_would_look_short() -> None:
     assert returned < 0.2 < 0.21 <= time.perf_counter() - start
 
 
-def test_a_fake_step_takes_what_the_cost_model_says() -> None:
-    device = Fake({"base": 0.02, "prefill_token": 0.01, "decode_row": 0.005, "context": 0.001, "swap_block": 0.015})
+def test_a_fake_step_takes_the_time_of_the_cost_model() -> None:
+    device = FakeBackend(
+        {"base": 0.02, "prefill_token": 0.01, "decode_row": 0.005, "context": 0.001, "swap_block": 0.015}
+    )
     device.load(MODELS["micro"], 8, 4, 2)
     steps = [
         (0.05, lambda: device.step([Row([1, 2, 3], 0, [0])])),
@@ -273,8 +276,8 @@ def test_a_fake_step_takes_what_the_cost_model_says() -> None:
         assert expected <= time.perf_counter() - start < expected + 0.02
 
 
-def test_a_fake_step_reads_every_cached_token_through_its_table() -> None:
-    device = Fake(FREE)
+def test_a_fake_step_reads_every_cached_token_through_its_block_table() -> None:
+    device = FakeBackend(FREE)
     device.load(MODELS["tiny"], 8, 4, 2)
     prompt = [11, 22, 33, 44, 55, 66]
     first = device.step([Row(prompt, 0, [5, 2])])
@@ -289,7 +292,7 @@ def test_a_fake_step_reads_every_cached_token_through_its_table() -> None:
 
 
 def gone(pid: int) -> bool:
-    """Say whether there is no such process any more."""
+    """Return whether the process has ended."""
     try:
         os.kill(pid, signal.SIG_DFL)
     except ProcessLookupError:

@@ -1,4 +1,4 @@
-"""Servers to be calibrated: the simulator as one that keeps perfect time, and small ones that misbehave over HTTP."""
+"""Servers for endpoint calibration: the simulator with exact step times, and small faulty HTTP servers."""
 
 from __future__ import annotations
 
@@ -11,53 +11,55 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from aiohttp import web
-from servesim.calibrate.client.load_generator import Sending
-from servesim.calibrate.endpoint.answers import Taken
-from servesim.calibrate.endpoint.load_plan import Design, Pace, Point
+from servesim.calibrate.client.load_generator import SentRequest
+from servesim.calibrate.endpoint.answers import LoadResult
+from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed
 from servesim.config.scenario import scenario_from
 from servesim.core import Request, StepCost
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step
-from servesim.runs.simulate import build
+from servesim.runs.simulate import build_scenario_loop
 
 from ..client.test_load_generator import answer, server
 
-Refusal = Callable[[web.Request, int, int], Awaitable[Optional[web.StreamResponse]]]
+FaultyReply = Callable[[web.Request, int, int], Awaitable[Optional[web.StreamResponse]]]
 
 
 @dataclass
-class Tokens:
-    """Notes when each request wrote."""
+class TokenTimes:
+    """Records the token times of each request."""
 
     requests: Sequence[Request]
     times: dict[Any, list[float]] = field(default_factory=dict)
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         pass
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         for request in self.requests:
             times = self.times.setdefault(request.id, [])
             times += [now] * (request.written - len(times))
 
 
-def simulated(point: Point, design: Design, cost: StepCost, policy: Any, engine: Any, front: float) -> Taken:
-    """Give a load to the simulator; its front end takes so many seconds."""
-    requests = point.requests("salt", design.output, design.short, Pace(0.02, 0.012))
+def simulate_load(point: Point, design: Design, cost: StepCost, policy: Any, engine: Any, front: float) -> LoadResult:
+    """Run a load on the simulator, with a front end that takes `front` seconds."""
+    requests = point.requests("salt", design.output, design.short_prompt, ServerSpeed(0.02, 0.012))
     scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 20000, **engine}})
-    notes = Tokens(requests)
-    build(scenario, requests, SimulatedClock(cost), (notes,)).run()
-    sendings = [
-        Sending(r, r.arrival, r.arrival - front, notes.times[r.id], None, None, r.seen or r.finish, r.outcome)
+    tokens = TokenTimes(requests)
+    build_scenario_loop(scenario, requests, SimulatedClock(cost), (tokens,)).run()
+    sent_requests = [
+        SentRequest(
+            r, r.arrival, r.arrival - front, tokens.times[r.id], None, None, r.client_end or r.finish, r.outcome
+        )
         for r in requests
     ]
-    return Taken(point, 0, 0.0, sendings)
+    return LoadResult(point, 0, 0.0, sent_requests)
 
 
 @contextmanager
 def fake_server(policy: str, cost: str, port: int = 0, *options: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run `sim serve` with known costs as a process of its own."""
+    """Run `sim serve` with known costs in a separate process."""
     command = [sys.executable, "-m", "servesim", "serve", "--backend", "fake", "--port", str(port), "--policy", policy]
     command += ["--option", f"cost={cost}", "--set", "engine.num_blocks=4000", *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
@@ -71,18 +73,18 @@ def fake_server(policy: str, cost: str, port: int = 0, *options: str) -> Iterato
 
 
 @contextmanager
-def moody_server(refusal: Refusal, prefill: float = 0.02, step: float = 0.01) -> Iterator[str]:
-    """Serve llm-serving's stream at a steady pace; `refusal` may answer instead, told the prompt's length and count."""
+def faulty_server(faulty_reply: FaultyReply, prefill: float = 0.02, step: float = 0.01) -> Iterator[str]:
+    """Serve llm-serving's stream at a steady speed, unless `faulty_reply(request, words, number)` returns a reply."""
 
     async def steady(request: web.Request, number: int) -> web.StreamResponse:
         body = await request.json()
-        words, wanted = len(body["inputs"].split()), body["parameters"]["max_new_tokens"]
-        refused = await refusal(request, words, number)
-        if refused is not None:
-            return refused
+        words, tokens = len(body["inputs"].split()), body["parameters"]["max_new_tokens"]
+        reply = await faulty_reply(request, words, number)
+        if reply is not None:
+            return reply
         await asyncio.sleep(prefill + words * 1e-4)
         response = await answer(request, TOKEN)
-        for _ in range(wanted - 1):
+        for _ in range(tokens - 1):
             await asyncio.sleep(step)
             await response.write(TOKEN)
         await response.write(b'{"data": [{"generated_text": "", "finish_reason": "length"}]}\n')

@@ -1,4 +1,4 @@
-"""Step costs from logs: the simulator writes logs with known costs, and the fit gets them back."""
+"""Step costs from logs: the simulator writes logs with known costs, and the fit recovers them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from servesim.costs.noise import NoisyCost
 from servesim.runs.run_folder import write_run
 from servesim.runs.simulate import simulate
 
-COMMON = {"engine": {"prefill_gears": [512], "front_end": {"lag": 7, "end_lag": True}}}
+COMMON = {"engine": {"prefill_buckets": [512], "front_end": {"lag": 7, "end_lag": True}}}
 START = LinearCost(prefill=0.05, decode_step=0.02, decode_row=0.0005, decode_live=0.0005)
 FREE = ["prefill", "decode_step", "decode_row", "decode_live"]
 NOISE = {"prefill": [0.95, 1.0, 1.05], "decode": [0.9, 1.0, 1.1]}
@@ -40,16 +40,16 @@ LENGTHS = {
 
 
 def workload(batch: int) -> dict[str, Any]:
-    asked = {
+    requests = {
         "requests": 120,
-        "arrivals": {"kind": "poisson", "rate": 100},
+        "arrivals": {"kind": "poisson", "rate": 100},  # above the capacity of the server
         "lengths": LENGTHS,
-    }  # more than it can serve
-    return {"policy": {"decode_batch": batch}, "workload": asked}
+    }
+    return {"policy": {"decode_batch": batch}, "workload": requests}
 
 
-def written(folder: Path, cost: StepCost, batch: int, cold: Optional[Mapping[str, float]] = None) -> dict[str, Any]:
-    """Simulate a run, write its log as `sim run -o` would, and return its entry in a file of runs."""
+def write_log(folder: Path, cost: StepCost, batch: int, cold: Optional[Mapping[str, float]] = None) -> dict[str, Any]:
+    """Simulate a run, write its log as `sim run -o` does, and return its entry for runs.yaml."""
     tree: dict[str, Any] = {**COMMON, **workload(batch)}
     if cold:
         tree["engine"] = {**tree["engine"], "cold_start": cold}
@@ -63,20 +63,20 @@ def written(folder: Path, cost: StepCost, batch: int, cold: Optional[Mapping[str
     }
 
 
-def file_of(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START) -> Path:
-    """Write a file of runs into the folder."""
+def write_runs(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START) -> Path:
+    """Write runs.yaml into the folder."""
     cost = {"kind": "linear", **{name: getattr(start, name) for name in FREE}}
     tree = {"scenario": COMMON, "cost": cost, "free": FREE, "runs": runs}
     (folder / "runs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     return folder / "runs.yaml"
 
 
-def fitted(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START, leave_out: bool = False) -> LogFit:
-    """Fit a file of runs in the folder."""
-    return fit_logs(read_runs(file_of(folder, runs, start)), leave_out=leave_out)
+def fit(folder: Path, runs: list[dict[str, Any]], start: LinearCost = START, leave_out: bool = False) -> LogFit:
+    """Fit runs in the folder."""
+    return fit_logs(read_runs(write_runs(folder, runs, start)), leave_out=leave_out)
 
 
-# Every example is a fit: the same ones every time, and none tried again to make it smaller.
+# Every example is a slow fit: always the same examples, without shrinking.
 SLOW = settings(
     deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), phases=[Phase.explicit, Phase.generate]
 )
@@ -91,82 +91,85 @@ costs = st.builds(
 
 @settings(SLOW, max_examples=4)
 @given(known=costs)
-def test_costs_that_wrote_the_logs_come_back_within_their_intervals(
+def test_known_costs_are_recovered_within_their_intervals(
     known: LinearCost, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("logs")
-    fit = fitted(folder, [written(folder, known, batch) for batch in (24, 4)])
+    result = fit(folder, [write_log(folder, known, batch) for batch in (24, 4)])
     for k, name in enumerate(FREE):
-        low, high = fit.interval(k)
+        low, high = result.interval(k)
         assert low <= getattr(known, name) <= high, name
-        assert fit.values[k] == pytest.approx(getattr(known, name), rel=0.02)
-    assert all(abs(judged.error) < 1e-3 for judged in fit.fitted)
+        assert result.values[k] == pytest.approx(getattr(known, name), rel=0.02)
+    assert all(abs(run.error) < 1e-3 for run in result.fitted)
 
 
 @settings(SLOW, max_examples=4)
 @given(known=costs, seed=st.integers(0, 99))
-def test_costs_come_back_from_noisy_logs_too(
+def test_known_costs_are_recovered_from_noisy_logs(
     known: LinearCost, seed: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("logs")
-    runs = [written(folder, NoisyCost(known, NOISE, seed + batch), batch) for batch in (24, 4)]
-    fit = fitted(folder, runs)
+    runs = [write_log(folder, NoisyCost(known, NOISE, seed + batch), batch) for batch in (24, 4)]
+    result = fit(folder, runs)
     for k, name in enumerate(FREE):
-        low, high = fit.interval(k)
+        low, high = result.interval(k)
         assert low <= getattr(known, name) <= high, name
-        assert (high - low) < 2 * getattr(known, name), "an interval that says something"
+        assert (high - low) < 2 * getattr(known, name), "the interval is too wide"
 
 
-def test_a_cold_start_is_told_from_the_costs(tmp_path: Path) -> None:
-    runs = [written(tmp_path, START, 4), written(tmp_path, START, 24, {"prefill": 18.0, "decode": 13.0})]
-    fit = fitted(tmp_path, runs)
-    assert fit.names[4:] == ["cold.batch24.prefill", "cold.batch24.decode"]
-    assert fit.cold["batch24"] == pytest.approx((18.0, 13.0), abs=0.02)
-    assert fit.values[0] == pytest.approx(START.prefill, rel=0.01)
+def test_a_cold_start_is_separated_from_the_costs(tmp_path: Path) -> None:
+    runs = [write_log(tmp_path, START, 4), write_log(tmp_path, START, 24, {"prefill": 18.0, "decode": 13.0})]
+    result = fit(tmp_path, runs)
+    assert result.names[4:] == ["cold.batch24.prefill", "cold.batch24.decode"]
+    assert result.cold["batch24"] == pytest.approx((18.0, 13.0), abs=0.02)
+    assert result.values[0] == pytest.approx(START.prefill, rel=0.01)
 
 
-def test_totals_alone_move_the_costs(tmp_path: Path) -> None:
+def test_costs_are_fitted_to_totals_only(tmp_path: Path) -> None:
     known = replace(START, decode_step=0.03)
     runs = []
     for batch in (2, 8, 24):
         run = simulate(scenario_from({**COMMON, **workload(batch)}), profile=Profile("known", known))
         runs.append({"name": f"b{batch}", "scenario": workload(batch), "total": run.measures.makespan})
-    fit = fitted(tmp_path, runs)
-    assert [judged.name for judged in fit.fitted] == ["b2", "b8", "b24"]
-    assert all(abs(judged.error) < 0.005 for judged in fit.fitted)
-    low, high = fit.interval(1)
+    result = fit(tmp_path, runs)
+    assert [run.name for run in result.fitted] == ["b2", "b8", "b24"]
+    assert all(abs(run.error) < 0.005 for run in result.fitted)
+    low, high = result.interval(1)
     assert low <= 0.03 <= high
 
 
 def test_each_run_is_predicted_from_the_others(tmp_path: Path) -> None:
-    runs = [written(tmp_path, START, batch) for batch in (2, 8, 24)]
-    fit = fitted(tmp_path, runs, replace(START, decode_live=0.0008), leave_out=True)
-    assert [judged.name for judged in fit.left_out] == ["batch2", "batch8", "batch24"]
-    assert all(abs(judged.error) < 0.01 for judged in fit.left_out)
+    runs = [write_log(tmp_path, START, batch) for batch in (2, 8, 24)]
+    result = fit(tmp_path, runs, replace(START, decode_live=0.0008), leave_out=True)
+    assert [run.name for run in result.left_out] == ["batch2", "batch8", "batch24"]
+    assert all(abs(run.error) < 0.01 for run in result.left_out)
 
 
-def test_a_parameter_is_as_unsure_as_leaving_out_one_run_moves_it() -> None:
+def test_standard_errors_come_from_leaving_out_one_run_at_a_time() -> None:
     def solution(*values: float, errors: tuple[float, ...]) -> Solution:
         return Solution(np.array(values), np.diag(np.square(errors)), np.empty(0), 1)
 
     names = ["a", "b", "cold.x.prefill"]
     whole = solution(1.0, 2.0, 5.0, errors=(0.01, 0.01, 0.1))
-    without_x = solution(1.1, 8.0, errors=(0.01, 0.5))  # it alone told of b: what moves b now is its prior
+    without_x = solution(1.1, 8.0, errors=(0.01, 0.5))  # x is the sole source of b: only the prior moves b now
     without_y = solution(1 / 1.1, 2.0, 5.0, errors=(0.01, 0.01, 0.1))
-    found = jackknife([(names[:2], without_x), (names, without_y)], names, whole)
-    assert found == pytest.approx([np.log(1.1), 0.0, 0.0])
+    errors = jackknife([(names[:2], without_x), (names, without_y)], names, whole)
+    assert errors == pytest.approx([np.log(1.1), 0.0, 0.0])
 
 
 def test_runs_that_are_not_fitted_are_predicted(tmp_path: Path) -> None:
-    runs = [written(tmp_path, START, 4), written(tmp_path, START, 24), written(tmp_path, START, 12) | {"fit": False}]
-    fit = fitted(tmp_path, runs)
-    (predicted,) = fit.predicted
+    runs = [
+        write_log(tmp_path, START, 4),
+        write_log(tmp_path, START, 24),
+        write_log(tmp_path, START, 12) | {"fit": False},
+    ]
+    (predicted,) = fit(tmp_path, runs).predicted
     assert predicted.name == "batch12"
     assert abs(predicted.error) < 2e-3
 
 
-def test_the_command_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = file_of(tmp_path, [written(tmp_path, START, 4), written(tmp_path, START, 24)])
+def test_command_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write_runs(tmp_path, [write_log(tmp_path, START, 4), write_log(tmp_path, START, 24)])
     assert main(["calibrate", "logs", str(file), "-o", str(tmp_path / "out"), "-q"]) == 0
     assert "fitted: batch24" in capsys.readouterr().out
     profile = load_profile(tmp_path / "out")
@@ -188,10 +191,10 @@ Test Progress --> 2/2
 """
 
 
-def test_a_log_of_the_test_client_is_read(tmp_path: Path) -> None:
+def test_log_of_performance_serving_is_read(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(CLIENT_LOG, encoding="utf-8")
     times = read_times(tmp_path / "log.txt")
-    assert times.which.tolist() == [0, 1]
+    assert times.request_index.tolist() == [0, 1]
     assert times.arrival is not None
     assert times.arrival.tolist() == pytest.approx([0.0, 1.5])
     assert (times.ttft.tolist(), times.e2e.tolist()) == ([0.75, 0.4], [2.25, 0.5])
@@ -203,16 +206,16 @@ def test_a_result_file_is_matched_by_its_prompts(tmp_path: Path) -> None:
     answers = [{"input": "b:c", "resp_text": "y", "res_time": 2.0, "first_token_time": 0.5}]
     (tmp_path / "result.json").write_text(json.dumps(answers), encoding="utf-8")
     times = read_times(tmp_path / "result.json", tmp_path / "alpaca.json")
-    assert (times.which.tolist(), times.ttft.tolist(), times.e2e.tolist()) == ([1], [0.5], [2.0])
-    with pytest.raises(BadInput, match="name the data set"):
+    assert (times.request_index.tolist(), times.ttft.tolist(), times.e2e.tolist()) == ([1], [0.5], [2.0])
+    with pytest.raises(BadInput, match="set `dataset` to the data set that was sent"):
         read_times(tmp_path / "result.json")
 
 
-def test_requests_without_an_answer_are_left_out(tmp_path: Path) -> None:
+def test_unfinished_requests_are_left_out(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("idx,arrival_s,ttft_s,e2e_s\n0,0.0,1.0,2.0\n1,0.5,,\n2,1.0,3.0,4.0\n", encoding="utf-8")
     times = read_times(log)
-    assert times.which.tolist() == [0, 2]
+    assert times.request_index.tolist() == [0, 2]
     assert np.array_equal(times.e2e, [2.0, 4.0])
 
 
@@ -228,11 +231,11 @@ def test_requests_without_an_answer_are_left_out(tmp_path: Path) -> None:
         ({"cost": {}, "free": [], "runs": []}, "free: expected a list"),
     ],
 )
-def test_a_file_of_runs_that_makes_no_sense_is_refused_in_one_line(
+def test_an_invalid_runs_file_is_rejected_in_one_line(
     tmp_path: Path, tree: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "runs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
     assert main(["calibrate", "logs", str(tmp_path / "runs.yaml")]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

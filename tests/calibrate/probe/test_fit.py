@@ -1,4 +1,4 @@
-"""Fitting a probe's samples: known costs come back, what was held out is told, nothing is claimed beyond the grid."""
+"""Fitting a probe's samples: recovered costs, held-out error, measured range."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from servesim.calibrate.probe.check import report
-from servesim.calibrate.probe.fit import profile_from
+from servesim.calibrate.probe.fit import fit_profile
 from servesim.calibrate.probe.grid import grid
 from servesim.calibrate.probe.measure import COLUMNS
 from servesim.cli import main
@@ -21,7 +21,7 @@ from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile, write_profile
 from servesim.costs.linear import LinearCost
-from servesim.costs.mapping import cost_from, mapping
+from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.costs.noise import NoisyCost
 from servesim.costs.table import TableCost
 from servesim.runs.simulate import simulate
@@ -40,29 +40,29 @@ def shape_of(point: Any) -> Shape:
     return Shape(point.rows, tokens, tokens, squares, cross, live, live, live * point.context, point.blocks)
 
 
-def samples(folder: Path, device: Device, noise: float = 0.0, gears: tuple[int, ...] = (1, 4, 8, 16, 32)) -> Path:
-    """Write what a probe of a pretended device would: five samples a point."""
-    chance = random.Random(0)
+def samples(folder: Path, device: Device, noise: float = 0.0, buckets: tuple[int, ...] = (1, 4, 8, 16, 32)) -> Path:
+    """Write the samples of a simulated device, five per point."""
+    rng = random.Random(0)
     rows: list[dict[str, Any]] = []
-    for place, point in enumerate(grid(32, 1024, 1024, 64, gears)):
+    for index, point in enumerate(grid(32, 1024, 1024, 64, buckets)):
         if point.kind == "busy":
             continue
         shape = shape_of(point)
         for repeat in range(5):
-            seconds = device(shape) * (1 + chance.uniform(-noise, noise))
-            told = {
+            seconds = device(shape) * (1 + rng.uniform(-noise, noise))
+            sample = {
                 "kind": point.kind,
-                "point": place,
+                "point": index,
                 "round": repeat,
                 "seconds": seconds,
                 "flagged": "",
                 "failed": "",
             }
-            rows.append({**shape._asdict(), **told})
-    return written(folder / "samples.csv", rows)
+            rows.append({**shape._asdict(), **sample})
+    return write_rows(folder / "samples.csv", rows)
 
 
-def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, COLUMNS, restval="")
         writer.writeheader()
@@ -70,64 +70,64 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
-def worst(cost: StepCost, device: Device, seed: int = 1) -> float:
-    """Return the largest error at shapes between the measured ones."""
-    chance = random.Random(seed)
+def max_error(cost: StepCost, device: Device, seed: int = 1) -> float:
+    """Return the largest error at random shapes between the measured ones."""
+    rng = random.Random(seed)
     errors = []
     for _ in range(200):
-        tokens, rows = chance.randint(8, 1000), chance.randint(1, 32)
+        tokens, rows = rng.randint(8, 1000), rng.randint(1, 32)
         prompt = Shape(1, tokens, tokens, tokens**2, 0)
-        decode = Shape(decode_rows=rows, decode_live=rows, context=rows * chance.randint(16, 900))
+        decode = Shape(decode_rows=rows, decode_live=rows, context=rows * rng.randint(16, 900))
         errors += [abs(cost.seconds(shape) / device(shape) - 1) for shape in (prompt, decode)]
     return max(errors)
 
 
-def test_costs_that_were_measured_exactly_come_back(tmp_path: Path) -> None:
-    profile = profile_from(samples(tmp_path, KNOWN.seconds), ABOUT)
-    assert worst(profile.cost, KNOWN.seconds) < 0.02
+def test_the_fit_recovers_exactly_measured_costs(tmp_path: Path) -> None:
+    profile = fit_profile(samples(tmp_path, KNOWN.seconds), ABOUT)
+    assert max_error(profile.cost, KNOWN.seconds) < 0.02
     assert all(error["mean"] < 0.015 for error in profile.error.values())
     assert set(profile.error) == {"prefill", "decode", "mixed", "swap"}
 
 
-def test_noise_is_kept_and_does_not_move_the_fit(tmp_path: Path) -> None:
-    profile = profile_from(samples(tmp_path, KNOWN.seconds, noise=0.05), ABOUT)
-    assert worst(profile.cost, KNOWN.seconds) < 0.04
+def test_noise_is_kept_and_does_not_change_the_fit(tmp_path: Path) -> None:
+    profile = fit_profile(samples(tmp_path, KNOWN.seconds, noise=0.05), ABOUT)
+    assert max_error(profile.cost, KNOWN.seconds) < 0.04
     low, high = profile.about["noise"]["decode"][0], profile.about["noise"]["decode"][-1]
     assert 0.93 < low < 0.96
     assert 1.04 < high < 1.07
 
 
-def test_a_device_that_pads_to_gears_is_fitted_as_one(tmp_path: Path) -> None:
-    gears, token_gears = [1, 4, 8, 16, 32], [16, 64, 256, 1024]
+def test_the_fit_uses_the_padding_buckets_of_the_device(tmp_path: Path) -> None:
+    row_buckets, token_buckets = [1, 4, 8, 16, 32], [16, 64, 256, 1024]
 
     def device(shape: Shape) -> float:
-        rows = gears[bisect_left(gears, shape.decode_rows)] if shape.decode_rows else 0
+        rows = row_buckets[bisect_left(row_buckets, shape.decode_rows)] if shape.decode_rows else 0
         if not shape.prefill_rows:
             return 4e-3 + 2e-4 * rows + 1e-7 * shape.context + 1e-4 * shape.swapped
         tokens = shape.prefill_tokens + shape.decode_rows
-        padded = token_gears[bisect_left(token_gears, tokens)] if tokens <= 1024 else tokens
+        padded = token_buckets[bisect_left(token_buckets, tokens)] if tokens <= 1024 else tokens
         return 3e-3 + 2e-5 * padded + 1e-7 * shape.context
 
-    about = {**ABOUT, "gears": gears, "token_gears": token_gears}
-    profile = profile_from(samples(tmp_path, device, gears=tuple(gears)), about)
+    about = {**ABOUT, "gears": row_buckets, "token_gears": token_buckets}
+    profile = fit_profile(samples(tmp_path, device, buckets=tuple(row_buckets)), about)
     decode = Shape(decode_rows=9, decode_live=9, context=900)
     assert profile.cost.seconds(decode) == pytest.approx(device(decode), rel=0.02)
     prompt = Shape(1, 70, 70, 4900)
     assert profile.cost.seconds(prompt) == pytest.approx(device(prompt), rel=0.02)
 
 
-def test_outliers_and_failed_points_are_left_out(tmp_path: Path) -> None:
+def test_outliers_and_failed_points_are_excluded(tmp_path: Path) -> None:
     path = samples(tmp_path, KNOWN.seconds)
     with path.open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     extra = [dict(rows[0], seconds="9", flagged="outlier"), dict(rows[0], seconds="", failed="out of memory")]
-    written(path, [*rows, *extra])
-    assert worst(profile_from(path, ABOUT).cost, KNOWN.seconds) < 0.02
-    assert "2 left out" in profile_from(path, ABOUT).about["how"]
+    write_rows(path, [*rows, *extra])
+    assert max_error(fit_profile(path, ABOUT).cost, KNOWN.seconds) < 0.02
+    assert "2 left out" in fit_profile(path, ABOUT).about["how"]
 
 
 def test_a_fitted_profile_is_written_and_read_back(tmp_path: Path) -> None:
-    profile = profile_from(samples(tmp_path, KNOWN.seconds), ABOUT, "mine")
+    profile = fit_profile(samples(tmp_path, KNOWN.seconds), ABOUT, "mine")
     write_profile(tmp_path, profile.about, profile.cost)
     again = load_profile(tmp_path)
     shape = Shape(2, 100, 100, 5000, 0, 8, 8, 4000)
@@ -136,91 +136,89 @@ def test_a_fitted_profile_is_written_and_read_back(tmp_path: Path) -> None:
     assert again.about["model"] == "tiny"
 
 
-def test_a_run_beyond_the_measured_grid_says_so(tmp_path: Path) -> None:
-    profile = profile_from(samples(tmp_path, KNOWN.seconds), ABOUT)
+def test_a_run_outside_the_measured_range_is_reported(tmp_path: Path) -> None:
+    profile = fit_profile(samples(tmp_path, KNOWN.seconds), ABOUT)
     lengths = {"kind": "fixed", "prompt": 2000, "output": 4}
     workload = {"requests": 3, "arrivals": {"kind": "burst"}, "lengths": lengths}
     scenario = scenario_from({"workload": workload, "policy": {"name": "vllm"}, "engine": {"num_blocks": 4096}})
-    outside = simulate(scenario, profile=profile).outside
+    outside = simulate(scenario, profile=profile).outside_profile
     assert any(line.startswith("prefill_tokens ") and line.endswith("(measured 1 to 1024)") for line in outside)
 
 
-def test_noisy_runs_scatter_as_measured_and_repeat_with_their_seed() -> None:
+def test_noisy_runs_vary_with_the_seed_and_repeat_with_it() -> None:
     profile = Profile("noisy", KNOWN, {"noise": {"decode": [0.8, 1.0, 1.2], "prefill": [1.0, 1.0]}})
     workload = {"requests": 20, "arrivals": {"kind": "poisson", "rate": 50},
                 "lengths": {"kind": "fixed", "prompt": 20, "output": 20}}  # fmt: skip
     base = {"workload": workload, "policy": {"decode_batch": 4}, "noise": True}
     spans = [
-        simulate(scenario_from({**base, "seed": seed}), profile=profile, leaps=leaps).measures.makespan
-        for seed, leaps in ((1, True), (1, False), (2, True))
+        simulate(scenario_from({**base, "seed": seed}), profile=profile, fast_forward=fast_forward).measures.makespan
+        for seed, fast_forward in ((1, True), (1, False), (2, True))
     ]
-    quiet = simulate(scenario_from({**base, "seed": 1, "noise": False}), profile=profile).measures.makespan
+    noiseless = simulate(scenario_from({**base, "seed": 1, "noise": False}), profile=profile).measures.makespan
     assert spans[0] == spans[1]
     assert spans[0] != spans[2]
-    assert spans[0] == pytest.approx(quiet, rel=0.05)
+    assert spans[0] == pytest.approx(noiseless, rel=0.05)
 
 
-def test_drawn_factors_have_the_quantiles_they_were_given() -> None:
+def test_noise_factors_have_the_given_quantiles() -> None:
     cost = NoisyCost(LinearCost(base=1.0), {"decode": [0.5, 1.0, 3.0]}, 7)
-    drawn = np.array([cost.decode(1, 1, 0) for _ in range(4000)])
-    assert np.quantile(drawn, [0.25, 0.5, 0.75]) == pytest.approx([0.75, 1.0, 2.0], rel=0.06)
+    factors = np.array([cost.decode(1, 1, 0) for _ in range(4000)])
+    assert np.quantile(factors, [0.25, 0.5, 0.75]) == pytest.approx([0.75, 1.0, 2.0], rel=0.06)
     assert cost.seconds(Shape(1, 1)) == 1.0
 
 
 def test_a_profile_without_residuals_cannot_be_noisy() -> None:
-    with pytest.raises(BadInput, match="keeps no residuals"):
-        Profile("plain", KNOWN).noisy(0)
+    with pytest.raises(BadInput, match="has no measured noise"):
+        Profile("plain", KNOWN).with_noise(0)
 
 
-def test_check_tells_coverage_error_and_what_to_measure_next(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_check_prints_range_error_and_next_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     samples(tmp_path, lambda shape: KNOWN.seconds(shape) * (1.3 if 100 < shape.prefill_tokens < 200 else 1.0))
     (tmp_path / "probe.yaml").write_text(yaml.safe_dump({"settings": {}, "about": ABOUT}), encoding="utf-8")
     assert main(["calibrate", "fit", str(tmp_path), "--plot", str(tmp_path / "fit.png")]) == 0
     assert (tmp_path / "fit.png").stat().st_size > 10_000
     assert main(["calibrate", "check", str(tmp_path)]) == 0
     assert main(["calibrate", "check", str(tmp_path), "--tolerance", "0.1%"]) == 3
-    said = capsys.readouterr().out
-    assert "held-out error  prefill" in said
-    assert "more prefill steps: held-out error" in said
-    assert "context         16 to" in said
+    output = capsys.readouterr().out
+    assert "held-out error  prefill" in output
+    assert "more prefill steps: held-out error" in output
+    assert "context         16 to" in output
 
 
-def test_check_names_points_that_failed_or_are_not_known_well(tmp_path: Path) -> None:
+def test_check_lists_failed_and_imprecise_points(tmp_path: Path) -> None:
     shape = Shape(decode_rows=4, decode_live=4, context=400)._asdict()
     rows = [{**shape, "kind": "decode", "point": 0, "seconds": s} for s in (1.0, 1.0, 2.0, 3.0)]
     rows.append({**shape, "kind": "decode", "point": 1, "failed": "out of memory"})
-    written(tmp_path / "samples.csv", rows)
+    write_rows(tmp_path / "samples.csv", rows)
     write_profile(tmp_path, {"name": "few"}, KNOWN)
-    said, _ = report(load_profile(tmp_path))
-    assert "1 points failed, e.g. 4 rows over 100: out of memory" in said
-    assert "repeat 1 of 1 points" in said
-    assert "prefill steps: none was measured" in said
+    output, _ = report(load_profile(tmp_path))
+    assert "1 points failed, e.g. 4 rows of context 100: out of memory" in output
+    assert "repeat 1 of 1 points" in output
+    assert "prefill steps: none measured" in output
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["fit", "nowhere"], "expected a samples.csv"),
+        (["fit", "nowhere"], "nowhere: has no samples.csv"),
         (["check", "nowhere"], "no such bundled profile"),
         (["logs", "nowhere.yaml"], "no such file"),
     ],
 )
-def test_what_is_not_there_is_said_in_one_line(
+def test_error_for_a_missing_file_is_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["calibrate", *arguments]) == 2
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    output = capsys.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1
 
 
-def test_samples_without_decodes_are_refused(tmp_path: Path) -> None:
+def test_error_for_samples_without_decodes(tmp_path: Path) -> None:
     shape = Shape(1, 16, 16, 256)._asdict()
-    written(tmp_path / "samples.csv", [{**shape, "kind": "prefill", "point": 0, "seconds": 1.0}])
-    with pytest.raises(BadInput, match="no decode steps among its samples"):
-        profile_from(tmp_path / "samples.csv", ABOUT)
+    write_rows(tmp_path / "samples.csv", [{**shape, "kind": "prefill", "point": 0, "seconds": 1.0}])
+    with pytest.raises(BadInput, match="expected samples of decode steps, got none"):
+        fit_profile(tmp_path / "samples.csv", ABOUT)
 
 
 TABLE = TableCost(
@@ -230,24 +228,24 @@ TABLE = TableCost(
 
 
 @pytest.mark.parametrize("cost", [KNOWN, TABLE], ids=["linear", "table"])
-def test_a_cost_model_survives_being_written_down(cost: StepCost) -> None:
-    assert cost_from(mapping(cost), "cost") == cost
+def test_a_cost_model_can_be_written_and_read_back(cost: StepCost) -> None:
+    assert cost_from(cost_mapping(cost), "cost") == cost
 
 
-def test_a_table_reads_its_gears_as_the_device_pads() -> None:
+def test_a_table_cost_rounds_up_to_the_padding_bucket() -> None:
     between = TABLE.decode(4, 4, 100)
     padded = TableCost(prefill=TABLE.prefill, decode_gears=TABLE.decode_gears, rounded=True).decode(4, 4, 100)
     assert between == pytest.approx(0.01 + 0.01 * 3 / 7 + 4e-3 + 1e-4)
     assert padded == 0.02
 
 
-def test_decodes_of_a_mixed_step_are_tokens_of_its_prompts() -> None:
+def test_decodes_of_a_mixed_step_count_as_prompt_tokens() -> None:
     mixed = TABLE.seconds(Shape(1, 128, 128, 128**2, 0, 8, 8, 1000))
     assert mixed == pytest.approx(0.01 + 0.01 * (136 - 16) / 240 + 128**2 * 1e-8 + 1000 * 1e-7)
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("spec", "message"),
     [
         ({"kind": "table", "prefill": [[1, 2]]}, "decode_gears or decode_curves"),
         ({"kind": "table", "prefill": [[2, 1], [1, 1]], "decode_gears": [[1, 1]]}, "expected more than 2 first"),
@@ -258,6 +256,6 @@ def test_decodes_of_a_mixed_step_are_tokens_of_its_prompts() -> None:
         ({"kind": "cubic"}, "expected one of linear, table"),
     ],
 )
-def test_a_cost_model_that_makes_no_sense_is_refused(given: dict[str, Any], message: str) -> None:
+def test_error_for_an_invalid_cost_model(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        cost_from(given, "cost")
+        cost_from(spec, "cost")

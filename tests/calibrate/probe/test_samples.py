@@ -1,4 +1,4 @@
-"""Reading samples.csv: which file, which rows, and what is said of a row that is no sample."""
+"""Reading samples.csv: the file, its rows, and the errors for invalid rows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from servesim.calibrate.probe.samples import FILES, holds_steps, measured_points, read_samples, samples_file
+from servesim.calibrate.probe.samples import SAMPLE_FILES, holds_steps, measured_points, read_samples, samples_file
 from servesim.core import BadInput, Shape
 
 HEADER = "load,kind,point,seconds,host_seconds,flagged," + ",".join(Shape._fields) + ",failed\n"
@@ -16,14 +16,14 @@ DECODE = "a,decode,3,{},,{},0,0,0,0,0,4,4,400,0,{}\n"
 TEXT = HEADER + DECODE.format(0.5, "", "") + DECODE.format(9, "outlier", "") + DECODE.format("", "", "out of memory")
 
 
-def written(folder: Path, text: str) -> Path:
+def write_samples(folder: Path, text: str) -> Path:
     path = folder / "samples.csv"
     path.write_text(text, encoding="utf-8")
     return path
 
 
 def test_rows_are_typed_and_other_columns_are_kept(tmp_path: Path) -> None:
-    rows = read_samples(written(tmp_path, TEXT))
+    rows = read_samples(write_samples(tmp_path, TEXT))
     assert [row.good for row in rows] == [True, False, False]
     assert [row.seconds for row in rows] == [0.5, 9.0, None]
     assert {row.shape for row in rows} == {Shape(decode_rows=4, decode_live=4, context=400)}
@@ -32,27 +32,27 @@ def test_rows_are_typed_and_other_columns_are_kept(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_point_are_grouped(tmp_path: Path) -> None:
-    written(tmp_path, TEXT + DECODE.format(0.7, "", "").replace("decode,3", "busy,3"))
+    write_samples(tmp_path, TEXT + DECODE.format(0.7, "", "").replace("decode,3", "busy,3"))
     decode, busy = measured_points(tmp_path)
     assert (decode.kind, decode.seconds, decode.flagged, decode.failed) == ("decode", [0.5], 1, "out of memory")
-    assert (busy.kind, busy.median, busy.name) == ("busy", 0.7, "4 rows over 100")
+    assert (busy.kind, busy.median, busy.name) == ("busy", 0.7, "4 rows of context 100")
 
 
 def test_the_file_may_be_compressed_or_missing(tmp_path: Path) -> None:
     assert samples_file(None) is None
     assert samples_file(tmp_path) is None
     assert measured_points(tmp_path) == []
-    packed = tmp_path / FILES[1]
+    packed = tmp_path / SAMPLE_FILES[1]
     packed.write_bytes(gzip.compress(TEXT.encode()))
     assert samples_file(tmp_path) == packed
     assert holds_steps(packed)
-    plain = written(tmp_path, TEXT)
+    plain = write_samples(tmp_path, TEXT)
     assert samples_file(tmp_path) == plain
     assert read_samples(plain) == read_samples(packed)
 
 
-def test_a_file_of_reported_figures_holds_no_steps(tmp_path: Path) -> None:
-    assert not holds_steps(written(tmp_path, "batch,milliseconds\n1,35\n"))
+def test_a_file_of_reported_totals_holds_no_steps(tmp_path: Path) -> None:
+    assert not holds_steps(write_samples(tmp_path, "batch,milliseconds\n1,35\n"))
 
 
 @pytest.mark.parametrize(
@@ -65,27 +65,27 @@ def test_a_file_of_reported_figures_holds_no_steps(tmp_path: Path) -> None:
     ],
     ids=["short", "no number", "no seconds", "long"],
 )
-def test_a_row_that_is_no_sample_is_named_by_its_line(tmp_path: Path, line: str) -> None:
-    path = written(tmp_path, TEXT + line)
+def test_error_for_an_invalid_row_has_its_line_number(tmp_path: Path, line: str) -> None:
+    path = write_samples(tmp_path, TEXT + line)
     with pytest.raises(BadInput, match=r"samples.csv:5: expected a sample with kind, point, seconds, prefill_rows, "):
         read_samples(path)
 
 
-def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
-    (tmp_path / FILES[1]).write_bytes(b"no gzip")
+def test_error_for_a_file_that_is_not_text(tmp_path: Path) -> None:
+    (tmp_path / SAMPLE_FILES[1]).write_bytes(b"no gzip")
     with pytest.raises(BadInput, match=r"samples.csv.gz: expected CSV in UTF-8"):
         measured_points(tmp_path)
 
 
-def test_a_last_row_that_was_cut_off_is_left_out_when_a_probe_goes_on(tmp_path: Path) -> None:
-    whole = read_samples(written(tmp_path, TEXT))
+def test_resume_skips_a_truncated_last_row(tmp_path: Path) -> None:
+    whole = read_samples(write_samples(tmp_path, TEXT))
     for length in (len(TEXT) - 20, len(TEXT) - 15, len(TEXT)):
-        path = written(tmp_path, TEXT[:length])
+        path = write_samples(tmp_path, TEXT[:length])
         assert read_samples(path, resume=True) == whole[: 2 + (length == len(TEXT))]
     with pytest.raises(BadInput, match=r"samples.csv:4: expected"):
-        read_samples(written(tmp_path, TEXT[:-30] + "\n" + DECODE), resume=True)
+        read_samples(write_samples(tmp_path, TEXT[:-30] + "\n" + DECODE), resume=True)
 
 
-def test_a_device_host_needs_no_numpy_to_read_them() -> None:
+def test_reading_samples_needs_no_numpy() -> None:
     code = "import servesim.calibrate.probe.samples, sys; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

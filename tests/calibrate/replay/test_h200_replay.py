@@ -1,4 +1,4 @@
-"""The benchmark that replays settings on a GPU, on a device made of sleep: what it records is what it compares."""
+"""The GPU replay benchmark on a fake backend: every recorded run is in the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from servesim.calibrate.device.backend import MODELS
-from servesim.calibrate.device.fake import Fake
+from servesim.calibrate.device.fake import FakeBackend
 
 from ...conftest import ROOT
 
@@ -20,32 +20,32 @@ COST = {"base": 5e-4, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8
 def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     yield
-    for name in ("replay_settings", "replay_sitting", "replay_table"):
+    for name in ("replay_settings", "replay_session", "replay_table"):
         sys.modules.pop(name, None)
 
 
-def test_every_setting_that_is_asked_for_is_in_the_table(
+def test_every_requested_setting_is_in_the_table(
     scripts: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    from replay_session import Recorder, ReplaySession, save  # type: ignore[import-not-found]
     from replay_settings import WORKLOADS, runs  # type: ignore[import-not-found]
-    from replay_sitting import Recorder, Sitting, keep  # type: ignore[import-not-found]
     from replay_table import compare_all  # type: ignore[import-not-found]
 
-    backend = Fake(COST)
+    backend = FakeBackend(COST)
     backend.load(MODELS["tiny"], 3001, 16, 4)
-    sitting = Sitting(backend, MODELS["tiny"], argparse.Namespace(blocks=3000, limit=6, no_in_situ=False))
-    sitting.probe.points = sitting.probe.points[::40]
-    sitting.probe.seconds = {place: [] for place in range(len(sitting.probe.points))}
+    session = ReplaySession(backend, MODELS["tiny"], argparse.Namespace(blocks=3000, limit=6, no_in_situ=False))
+    session.probe.points = session.probe.points[::40]
+    session.probe.seconds = {index: [] for index in range(len(session.probe.points))}
     about = {**backend.describe(), "versions": {}, "dtype": "none", "kernels": "none", "date": "today"}
     recorder = Recorder(tmp_path)
     recorder.put("about.json", about)
-    asked = runs(["alpaca", "calm"], ["stock", "chunked"])
-    assert asked[-1] == ("calm", "stock", True)
-    for workload, setting, again in asked:
-        sitting.slice()
-        told = sitting.run(setting, workload, sitting.requests(workload), 4)
-        recorder.put(f"{'again/' if again else ''}{workload}/{setting}.json.gz", told)
-    keep(recorder, sitting)
+    planned = runs(["alpaca", "calm"], ["stock", "chunked"])
+    assert planned[-1] == ("calm", "stock", True)
+    for workload, setting, again in planned:
+        session.calibrate_slice()
+        result = session.run(setting, workload, session.requests(workload), 4)
+        recorder.put(f"{'again/' if again else ''}{workload}/{setting}.json.gz", result)
+    save(recorder, session)
     assert compare_all(argparse.Namespace(compare=str(tmp_path), profile=None, write=str(tmp_path / "table.md"))) == 0
     rows = [line.split(" | ")[:2] for line in (tmp_path / "table.md").read_text().splitlines() if line.startswith("| ")]
     for workload in ("alpaca", "calm"):
@@ -53,5 +53,5 @@ def test_every_setting_that_is_asked_for_is_in_the_table(
         assert settings[:2] == [
             setting for setting in WORKLOADS[workload]["settings"] if setting in ("stock", "chunked")
         ]
-        assert settings[-1] == "**the device against itself**"
+        assert settings[-1] == "**run-to-run variation**"
     assert "host" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""`sim serve`: what clients know from llm-serving and OpenAI, and nobody disturbed by those who misbehave."""
+"""`sim serve`: the interfaces of llm-serving and OpenAI, and isolation from faulty clients."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ aiohttp = pytest.importorskip("aiohttp")
 
 from servesim.calibrate.client.load_generator import send  # noqa: E402
 from servesim.calibrate.client.protocols import LlmServing, OpenAI  # noqa: E402
-from servesim.calibrate.endpoint.steps import slope  # noqa: E402
-from servesim.calibrate.live.setup import Stage  # noqa: E402
+from servesim.calibrate.endpoint.steps import median_slope  # noqa: E402
+from servesim.calibrate.live.setup import DeviceSession  # noqa: E402
 from servesim.calibrate.server.service import Service  # noqa: E402
-from servesim.calibrate.server.word_tokenizer import text_of, tokens_of  # noqa: E402
+from servesim.calibrate.server.word_tokenizer import decode_token, encode  # noqa: E402
 from servesim.cli import main  # noqa: E402
 from servesim.config.scenario import scenario_from  # noqa: E402
 from servesim.core import Request  # noqa: E402
@@ -39,17 +39,17 @@ from ..client.test_load_generator import captured, outcomes  # noqa: E402
 pytestmark = pytest.mark.live
 
 ENGINE = {"num_blocks": 400, "block_size": 8, "max_model_len": 200}
-RESET = struct.pack("ii", 1, 0)  # linger for nothing: closing sends a reset, as a killed process does
+RESET = struct.pack("ii", 1, 0)  # linger 0 s: close() sends a reset, as a killed process does
 COST = {"base": 0.003, "prefill_token": 0.00001, "decode_live": 0.00002}
 
 
 @contextmanager
 def service(queue: int = 1000, policy: Any = None, cost: Any = None, options: Any = None) -> Iterator[Service]:
-    """Serve from a thread of this process, a fake device behind it."""
+    """Serve from a thread of this process, with a fake backend."""
     scenario = scenario_from({"policy": policy or {"name": "llm-serving", "decode_batch": 64}, "engine": ENGINE})
-    with Stage("fake", options={"cost": cost or COST, **(options or {})}) as stage:
-        stage.load([scenario])
-        served = Service(stage, scenario, "127.0.0.1", 0, queue)
+    with DeviceSession("fake", options={"cost": cost or COST, **(options or {})}) as session:
+        session.load([scenario])
+        served = Service(session, scenario, "127.0.0.1", 0, queue)
         ready = threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(served.run(lambda port: ready.set())))
         thread.start()
@@ -57,7 +57,7 @@ def service(queue: int = 1000, policy: Any = None, cost: Any = None, options: An
         try:
             yield served
         finally:
-            served.end()
+            served.stop()
             thread.join(20)
         assert not thread.is_alive()
 
@@ -78,8 +78,8 @@ def ask(served: Service, path: str, body: Any = None, timeout: float = 20) -> tu
             return error.code, error.read()
 
 
-def settled(served: Service, seconds: float = 15.0) -> dict[str, Any]:
-    """Return the engine's state once nobody is there any more."""
+def idle_state(served: Service, seconds: float = 15.0) -> dict[str, Any]:
+    """Wait until no request is open; return the engine's state."""
     until = time.monotonic() + seconds
     while True:
         state: dict[str, Any] = json.loads(ask(served, "/serving/state")[1])
@@ -100,7 +100,7 @@ def post(body: dict[str, Any], path: str = "/models/llama2/generate_stream") -> 
 
 
 def shape(value: Any) -> Any:
-    """Return the form of a JSON value: keys in order and kinds, not contents."""
+    """Return the structure of a JSON value: its keys in order and its types."""
     if isinstance(value, dict):
         return [(key, shape(item)) for key, item in value.items()]
     if isinstance(value, list):
@@ -123,7 +123,7 @@ RECORDED = {
 
 
 @pytest.mark.parametrize("case", RECORDED)
-def test_answers_have_the_form_of_the_recorded_ones(shared_service: Service, case: str) -> None:
+def test_responses_have_the_structure_of_recorded_ones(shared_service: Service, case: str) -> None:
     path, parameters = RECORDED[case]
     status, body = ask(shared_service, path, {"inputs": "hello there", "parameters": parameters})
     recorded = captured()[case]
@@ -148,7 +148,7 @@ def test_answers_have_the_form_of_the_recorded_ones(shared_service: Service, cas
         ("get_serverd_model_info", "/serving/get_serverd_model_info", None),
     ],
 )
-def test_errors_and_facts_have_the_form_of_the_recorded_ones(
+def test_errors_and_server_info_have_the_structure_of_recorded_ones(
     shared_service: Service, case: str, path: str, body: Any
 ) -> None:
     _, ours = ask(shared_service, path, body)
@@ -156,7 +156,7 @@ def test_errors_and_facts_have_the_form_of_the_recorded_ones(
     assert shape(json.loads(ours.removeprefix(b"data: "))) == shape(json.loads(theirs))
 
 
-def test_an_answer_has_as_many_tokens_as_asked_for_and_ends_with_length(shared_service: Service) -> None:
+def test_a_response_has_the_requested_tokens_and_ends_with_length(shared_service: Service) -> None:
     _, body = ask(shared_service, "/models/llama2/generate", {"inputs": "a b c", "parameters": {"max_new_tokens": "7"}})
     answer = json.loads(body)
     assert answer["generated_tokens"] == len(answer["tokens"]) == 7
@@ -167,13 +167,13 @@ def test_an_answer_has_as_many_tokens_as_asked_for_and_ends_with_length(shared_s
 
 
 def test_openai_completions_stream_and_count(shared_service: Service) -> None:
-    asked: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4}
-    status, body = ask(shared_service, "/v1/completions", asked)
+    request: dict[str, Any] = {"prompt": [5, 6, 7], "max_tokens": 4}
+    status, body = ask(shared_service, "/v1/completions", request)
     answer = json.loads(body)
     assert status == 200
     assert answer["usage"] == {"prompt_tokens": 3, "completion_tokens": 4, "total_tokens": 7}
-    asked |= {"stream": True, "stream_options": {"include_usage": True}}
-    _, body = ask(shared_service, "/v1/completions", asked)
+    request |= {"stream": True, "stream_options": {"include_usage": True}}
+    _, body = ask(shared_service, "/v1/completions", request)
     lines = [line for line in body.split(b"\n") if line]
     assert lines[-1] == b"data: [DONE]"
     events = [json.loads(line.removeprefix(b"data: ")) for line in lines[:-1]]
@@ -198,7 +198,7 @@ def test_openai_completions_stream_and_count(shared_service: Service) -> None:
     ],
     ids=["empty", "strange tokens", "no tokens", "several", "too long", "no json", "deep json", "no text", "too large"],
 )
-def test_nonsense_is_refused_with_a_status(shared_service: Service, body: Any, status: int) -> None:
+def test_invalid_bodies_are_rejected_with_a_status(shared_service: Service, body: Any, status: int) -> None:
     got, answer = ask(shared_service, "/v1/completions", body)
     assert got == status
     assert json.loads(answer)
@@ -209,13 +209,13 @@ def test_500_streams_at_once_lose_nothing(shared_service: Service, api: Any) -> 
     requests = [Request(id, 0.0, 5 + id % 20, 12 + id % 9) for id in range(500)]
     load = send(f"http://127.0.0.1:{shared_service.port}", api, requests, timeout=60.0)
     assert outcomes(load) == {"finished": 500}
-    assert load.most_open == 500
-    assert [sending.written for sending in load.sendings] == [12 + id % 9 for id in range(500)]
-    state = settled(shared_service)
+    assert load.max_open == 500
+    assert [sent.written for sent in load.sent_requests] == [12 + id % 9 for id in range(500)]
+    state = idle_state(shared_service)
     assert state["free_blocks"] == state["total_blocks"] == 399
 
 
-def test_killed_clients_give_their_blocks_back_and_disturb_nobody(shared_service: Service) -> None:
+def test_requests_of_killed_clients_free_their_blocks_and_disturb_no_other_client(shared_service: Service) -> None:
     long = post({"inputs": "w " * 20, "parameters": {"max_new_tokens": 150}})
     clients = [raw(shared_service, long) for _ in range(40)]
     other = post({"prompt": "w " * 20, "max_tokens": 150}, "/v1/completions")
@@ -232,25 +232,25 @@ def test_killed_clients_give_their_blocks_back_and_disturb_nobody(shared_service
         client.close()
     thread.join(60)
     assert outcomes(others["load"]) == {"finished": 30}
-    state = settled(shared_service)
+    state = idle_state(shared_service)
     assert state["open"] == state["running"] == state["waiting"] == 0
     assert state["free_blocks"] == state["total_blocks"]
 
 
-def test_half_sent_requests_hold_nothing_but_their_own_connection(
+def test_half_sent_requests_block_only_their_own_connection(
     shared_service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = post({"inputs": "hello", "parameters": {"max_new_tokens": 3}})
     halves = [raw(shared_service, whole[: len(whole) * part // 10]) for part in range(1, 10) for _ in range(5)]
     load = send(f"http://127.0.0.1:{shared_service.port}", LlmServing(), [Request(1, 0.0, 5, 5)], timeout=20.0)
     assert outcomes(load) == {"finished": 1}
-    state = settled(shared_service)
+    state = idle_state(shared_service)
     assert state["free_blocks"] == state["total_blocks"]
     monkeypatch.setattr("servesim.calibrate.server.http.HEAD_SECONDS", 0.1)
     monkeypatch.setattr("servesim.calibrate.server.http.BODY_SECONDS", 0.1)
     silent = raw(shared_service, b"POST /models/llama2 HTTP/1.1\r\nHost: x\r\n")
     silent.settimeout(15)
-    assert silent.recv(100) == b""  # closed by the doorman
+    assert silent.recv(100) == b""  # closed as idle
     late = raw(shared_service, whole[:-5])
     late.settimeout(15)
     assert b" 408 " in late.recv(100)
@@ -269,36 +269,36 @@ def test_a_full_queue_is_a_503_and_opens_again() -> None:
         assert "4 requests are open already" in json.loads(answer)["detail"]
         for client in clients:
             client.close()
-        settled(served)
+        idle_state(served)
         assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 200
-    assert served.last["free_blocks"] == served.last["total_blocks"]
+    assert served.final_state["free_blocks"] == served.final_state["total_blocks"]
 
 
-def test_a_dead_engine_is_told_to_every_client() -> None:
+def test_every_client_gets_an_error_when_the_engine_dies() -> None:
     with service(cost={"base": 0.05}) as served:
         requests = [Request(id, 0.0, 5, 100) for id in range(10)]
-        threading.Timer(1.0, lambda: os.killpg(served.stage.worker._process.pid, signal.SIGKILL)).start()
+        threading.Timer(1.0, lambda: os.killpg(served.session.worker._process.pid, signal.SIGKILL)).start()
         load = send(f"http://127.0.0.1:{served.port}", LlmServing(), requests, timeout=20.0)
         assert set(outcomes(load)) <= {"failed", "broken"}
         assert sum(outcomes(load).values()) == 10
     assert "killed by SIGKILL" in str(served.failure)
 
 
-def test_a_step_that_does_not_fit_fails_its_requests_and_not_the_server() -> None:
+def test_an_out_of_memory_step_fails_its_requests_only() -> None:
     with service(options={"limit": 40}) as served:
         for limit in (1, 5):
             body = {"inputs": "w " * 60, "parameters": {"max_new_tokens": limit}}
             answer = json.loads(ask(served, "/models/llama2/generate", body)[1])
             assert answer["finish_reason"] == "predict_failed"
         assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 3})[0] == 200
-        state = settled(served)
+        state = idle_state(served)
         assert state["free_blocks"] == state["total_blocks"]
 
 
-def test_tokens_of_a_fake_device_come_at_the_pace_of_its_costs_whatever_the_host_adds() -> None:
+def test_fake_backend_generates_tokens_at_the_speed_of_its_cost_model() -> None:
     with service(cost={"base": 0.02, "prefill_token": 0.002}) as served:
         load = send(f"http://127.0.0.1:{served.port}", LlmServing(), [Request(0, 0.0, 20, 60)], timeout=20.0)
-    assert slope(np.array(load.sendings[0].times)) == pytest.approx(0.02, rel=0.03)  # some may come late
+    assert median_slope(np.array(load.sent_requests[0].times)) == pytest.approx(0.02, rel=0.03)  # some may come late
 
 
 @pytest.mark.parametrize(
@@ -308,14 +308,14 @@ def test_tokens_of_a_fake_device_come_at_the_pace_of_its_costs_whatever_the_host
         ("{bass: 1}", "--option cost.bass: unknown key; known: base,"),
     ],
 )
-def test_costs_that_are_none_are_one_line(cost: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_costs_are_reported_in_one_line(cost: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--backend", "fake", "--policy", "vllm", "--option", f"cost={cost}"]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
 
 
-def test_sim_serve_killed_in_the_middle_leaves_a_client_with_counts_and_no_hang() -> None:
+def test_client_of_a_killed_server_counts_all_requests_without_a_hang() -> None:
     command = [sys.executable, "-m", "servesim", "serve", "--backend", "fake", "--port", "0", "--policy", "vllm"]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     assert server.stdout is not None
@@ -329,7 +329,7 @@ def test_sim_serve_killed_in_the_middle_leaves_a_client_with_counts_and_no_hang(
     assert outcomes(load).get("broken", 0) > 0
 
 
-def test_words_and_tokens_go_back_and_forth() -> None:
-    assert tokens_of("w17 w0 hello", 1000) == [17, 1, tokens_of("hello", 1000)[0]]
-    assert all(1 <= token < 1000 for token in tokens_of("a b c w999999 W3", 1000))
-    assert tokens_of(text_of(321), 1000) == [321]
+def test_word_tokenizer_round_trip() -> None:
+    assert encode("w17 w0 hello", 1000) == [17, 1, encode("hello", 1000)[0]]
+    assert all(1 <= token < 1000 for token in encode("a b c w999999 W3", 1000))
+    assert encode(decode_token(321), 1000) == [321]

@@ -1,4 +1,4 @@
-"""The contest's workload: arrivals as its client makes them, lengths as its data has them."""
+"""The workload of the contest: arrivals like its client's, lengths like its data set's."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDED = {0.5: 2.0, 2: 0.5, 3: 0.33, 6: 0.17, 1.5: 0.67, 15: 0.07, 16: 0.06, 30
 
 
 @pytest.mark.parametrize(("X", "interval"), ROUNDED.items())
-def test_gaps_are_whole_milliseconds_about_one_over_x_rounded_to_hundredths(X: float, interval: float) -> None:
+def test_gaps_are_whole_milliseconds_with_mean_one_over_x_rounded_to_hundredths(X: float, interval: float) -> None:
     gaps = np.diff(contest_arrivals(20_000, X, seed=1))
     milliseconds = gaps * 1000
     assert np.abs(milliseconds - np.rint(milliseconds)).max() < 1e-6
@@ -29,11 +29,11 @@ def test_gaps_are_whole_milliseconds_about_one_over_x_rounded_to_hundredths(X: f
 
 
 @pytest.mark.parametrize(("X", "cv"), [(0.5, 0.022), (2, 0.045), (10, 0.10), (67, 0.316)])
-def test_the_variation_of_gaps_is_the_published_one(X: float, cv: float) -> None:
+def test_the_variation_of_gaps_matches_the_published_value(X: float, cv: float) -> None:
     assert gap_variation(contest_arrivals(50_000, X, seed=2)) == pytest.approx(cv, rel=0.03)
 
 
-def test_above_200_a_second_everything_comes_at_once() -> None:
+def test_above_200_per_second_all_requests_arrive_at_once() -> None:
     assert contest(201, 7.5).arrivals.max() == 0.0
 
 
@@ -45,19 +45,19 @@ def test_x_times_t_requests_are_sent_rounded_down() -> None:
 
 
 def test_dispatch_makes_every_gap_longer() -> None:
-    plain, real = contest(5, 300, seed=4), contest(5, 300, seed=4, dispatch=0.0032)
+    plain, real = contest(5, 300, seed=4), contest(5, 300, seed=4, send_overhead=0.0032)
     assert np.diff(real.arrivals) - np.diff(plain.arrivals) == pytest.approx(0.0032)
     assert np.diff(real.arrivals).mean() == pytest.approx(0.2032, abs=0.001)  # 203.2 ms were measured
 
 
-def test_the_seed_of_arrivals_and_lengths_is_one_but_their_chance_is_not() -> None:
-    one, other = contest(0.5, 3000, seed=5), contest(2, 750, seed=5)
-    assert (one.prompts == other.prompts).all()
-    assert (one.outputs == other.outputs).all()
-    assert (contest(0.5, 3000, seed=6).prompts != one.prompts).any()
+def test_arrivals_and_lengths_have_one_seed_but_separate_random_streams() -> None:
+    slow, fast = contest(0.5, 3000, seed=5), contest(2, 750, seed=5)
+    assert (slow.prompts == fast.prompts).all()
+    assert (slow.outputs == fast.outputs).all()
+    assert (contest(0.5, 3000, seed=6).prompts != slow.prompts).any()
 
 
-def test_seed_0_sends_at_the_moments_of_the_recorded_tables(shared: Path) -> None:
+def test_seed_0_has_the_send_times_of_the_recorded_tables(shared: Path) -> None:
     for X, T in ((0.5, 3000), (2, 750), (150, 10)):
         recorded = load(shared / "data" / "contest" / f"contest_X{X}_T{T}.csv.gz")
         made = contest(X, T, seed=0, lengths=shared / LENGTHS)
@@ -66,7 +66,7 @@ def test_seed_0_sends_at_the_moments_of_the_recorded_tables(shared: Path) -> Non
         assert [request.limit for request in made.requests] == [request.limit for request in recorded.requests]
 
 
-def test_seed_0_sends_at_these_moments() -> None:
+def test_seed_0_has_fixed_send_times() -> None:
     """numpy's RandomState(0).poisson(500) gives 503, 507, 495 and 496 ms, in every version of numpy."""
     assert contest(2, 2.5, seed=0).arrivals.tolist() == pytest.approx([0.0, 0.503, 1.010, 1.505, 2.001])
 
@@ -92,14 +92,14 @@ def test_exact_lengths_have_the_published_statistics(shared: Path) -> None:
     assert [(twice.requests[i].output, twice.requests[i].limit) for i in empty] == [(300, 300)] * 2
 
 
-def test_the_set_starts_again_after_its_end_and_an_empty_answer_means_the_servers_default(tmp_path: Path) -> None:
+def test_the_data_set_repeats_and_an_empty_output_means_the_default_limit(tmp_path: Path) -> None:
     (tmp_path / "lengths.csv").write_text("idx,prompt_tokens,output_tokens\n0,12,40\n1,9,0\n2,30,5\n")
     trace = contest(2, 2.5, lengths=tmp_path / "lengths.csv")
     assert trace.prompts.tolist() == [12, 9, 30, 12, 9]
     assert [(r.output, r.limit) for r in trace.requests] == [(40, 40), (300, 300), (5, 5), (40, 40), (300, 300)]
 
 
-def test_drawn_lengths_are_like_the_real_ones() -> None:
+def test_random_lengths_match_the_real_distribution() -> None:
     for seed in range(5):
         trace = contest(0.5, 3000, seed=seed)
         assert trace.prompts.sum() == pytest.approx(31_425, rel=0.01)
@@ -108,14 +108,14 @@ def test_drawn_lengths_are_like_the_real_ones() -> None:
             [15, 46, 100, 144, 294], rel=0.1
         )
         assert np.quantile(trace.prompts, [0.5, 0.95, 0.99]) == pytest.approx([17, 45, 79], rel=0.1)
-        # Short prompts have the long answers: rank correlation -0.24 in the real set.
+        # Short prompts have long outputs: rank correlation -0.24 in the real data set.
         ranks = [values.argsort(kind="stable").argsort() for values in (trace.prompts, trace.outputs)]
         assert np.corrcoef(*ranks)[0, 1] == pytest.approx(-0.24, abs=0.06)
         assert (trace.prompts + trace.outputs).max() <= 512
         assert trace.outputs.min() >= 1
 
 
-def test_lengths_come_from_the_data_set_itself_with_a_tokenizer(tmp_path: Path) -> None:
+def test_a_tokenizer_gives_the_lengths_of_the_data_set(tmp_path: Path) -> None:
     records = [
         {"instruction": "Name three colours", "input": "", "output": "red green blue"},
         {"instruction": "Translate", "input": "guten Tag", "output": ""},
@@ -123,18 +123,18 @@ def test_lengths_come_from_the_data_set_itself_with_a_tokenizer(tmp_path: Path) 
     path = tmp_path / "alpaca.json"
     path.write_text(json.dumps(records))
     trace = contest(1, 3, lengths=path, tokenizer=lambda text: len(text.replace(":", " ").split()))
-    # One token more before every prompt; without an answer to measure the client names no limit: 300.
+    # One more token per prompt. Without an output to measure, the client sets no limit: 300.
     assert [(r.prompt, r.output) for r in trace.requests] == [(4, 3), (4, 300), (4, 3)]
-    with pytest.raises(BadInput, match="need a tokenizer"):
+    with pytest.raises(BadInput, match="holds text; set `tokenizer`"):
         contest(1, 3, lengths=path)
 
 
-def test_pairs_given_are_used_in_order() -> None:
+def test_explicit_length_pairs_are_used_in_order() -> None:
     trace = contest(1, 3, lengths=[(5, 6), (7, 8)])
     assert [(r.prompt, r.output) for r in trace.requests] == [(5, 6), (7, 8), (5, 6)]
 
 
 @pytest.mark.parametrize("X", [0, -1, float("nan"), float("inf"), "fast"])
-def test_a_rate_that_is_none_is_refused(X: float) -> None:
+def test_an_invalid_rate_is_refused(X: float) -> None:
     with pytest.raises(BadInput, match="contest: X: expected a number above 0"):
         contest(X, 100)

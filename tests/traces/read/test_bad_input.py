@@ -1,4 +1,4 @@
-"""Malformed files: one clear line with file and row, whatever is in them."""
+"""Malformed files: every one gives a one-line error with file and row."""
 
 from __future__ import annotations
 
@@ -14,64 +14,64 @@ from servesim.cli import main
 from servesim.core import BadInput
 from servesim.traces.read.load import load
 
-OURS = b"arrival_s,prompt_tokens,output_tokens\n"
+HEADER = b"arrival_s,prompt_tokens,output_tokens\n"
 MOONCAKE = b'{"timestamp": 0, "input_length": 10, "output_length": 3, "hash_ids": [0]}\n'
 
-# name, content, what the one line says after the file's name
+# name, content, expected error after the file name
 BROKEN: list[tuple[str, bytes, str]] = [
     ("empty", b"", "row 1: the file is empty"),
     ("blank", b" \n\n", "row 1: the file is empty"),
-    ("header alone", OURS, "row 2: no rows after the header"),
-    ("cut in a row", OURS + b"0,5,6\n1,7", "row 3: expected 3 columns, got 2"),
-    ("cut in a quote", OURS + b'0,5,6\n1,"7', "row 3: expected comma-separated values: unexpected end of data"),
+    ("header alone", HEADER, "row 2: no rows after the header"),
+    ("cut in a row", HEADER + b"0,5,6\n1,7", "row 3: expected 3 columns, got 2"),
+    ("cut in a quote", HEADER + b'0,5,6\n1,"7', "row 3: expected comma-separated values: unexpected end of data"),
     (
         "wrong delimiter",
         b"arrival_s;prompt_tokens;output_tokens\n0;5;6\n",
         "row 1: no known trace format has .*separated by ';'",
     ),
     ("tabs", b"arrival_s\tprompt_tokens\toutput_tokens\n0\t5\t6\n", "row 1: no known trace format has"),
-    ("delimiter changes", OURS + b"0,5,6\n1;7;8\n", "row 3: expected 3 columns, got 1"),
+    ("delimiter changes", HEADER + b"0,5,6\n1;7;8\n", "row 3: expected 3 columns, got 1"),
     (
         "text for a number",
-        OURS + b"0,5,6\n1,many,8\n",
+        HEADER + b"0,5,6\n1,many,8\n",
         "row 3: prompt_tokens: expected a whole number of tokens, got 'many'",
     ),
-    ("half a token", OURS + b"0,5.5,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got '5.5'"),
+    ("half a token", HEADER + b"0,5.5,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got '5.5'"),
     (
         "negative length",
-        OURS + b"0,5,6\n1,-7,8\n",
+        HEADER + b"0,5,6\n1,-7,8\n",
         "row 3: prompt_tokens: expected a whole number of tokens, at least 0, got '-7'",
     ),
-    ("negative arrival", OURS + b"-1,5,6\n", "row 2: arrival_s: expected a time of 0 or more, at least 0, got '-1'"),
-    ("NaN arrival", OURS + b"0,5,6\nnan,5,6\n", "row 3: arrival_s: expected a time of 0 or more, got 'nan'"),
-    ("NaN length", OURS + b"0,nan,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got 'nan'"),
+    ("negative arrival", HEADER + b"-1,5,6\n", "row 2: arrival_s: expected a time of 0 or more, at least 0, got '-1'"),
+    ("NaN arrival", HEADER + b"0,5,6\nnan,5,6\n", "row 3: arrival_s: expected a time of 0 or more, got 'nan'"),
+    ("NaN length", HEADER + b"0,nan,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got 'nan'"),
     (
         "endless arrival",
-        OURS + b"inf,5,6\n",
+        HEADER + b"inf,5,6\n",
         r"row 2: arrival_s: expected a time of 0 or more, at most 1e\+11, got 'inf'",
     ),
-    ("huge length", OURS + b"0,99999999999,6\n", r"row 2: prompt_tokens: expected a whole number of tokens, at most"),
+    ("huge length", HEADER + b"0,99999999999,6\n", r"row 2: prompt_tokens: expected a whole number of tokens, at most"),
     (
         "number of 5000 digits",
-        OURS + b"0," + b"9" * 5000 + b",6\n",
+        HEADER + b"0," + b"9" * 5000 + b",6\n",
         r"row 2: prompt_tokens: expected .* got '9999.*\.\.\.$",
     ),
     (
         "quoted number of a million digits",
-        OURS + b'0,5,6\n0,"' + b"9" * 10**6 + b'",6\n',
+        HEADER + b'0,5,6\n0,"' + b"9" * 10**6 + b'",6\n',
         "row 3: expected comma-separated values: field larger",
     ),
     (
         "number of a million digits",
-        OURS + b"0,5,6\n0," + b"9" * 10**6 + b",6\n",
+        HEADER + b"0,5,6\n0," + b"9" * 10**6 + b",6\n",
         r"row 3: prompt_tokens: expected a whole number of tokens, got '9999.*\.\.\.$",
     ),
-    ("grouped digits", OURS + b"0,1_000,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got '1_000'"),
-    ("out of order", OURS + b"5,5,6\n4,5,6\n", "row 3: arrival 4 s after one of 5 s: expected rows in order"),
-    ("all dropped", OURS + b"0,5,0\n", "row 2: no request in it can be served: 1 x no output tokens"),
+    ("grouped digits", HEADER + b"0,1_000,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got '1_000'"),
+    ("out of order", HEADER + b"5,5,6\n4,5,6\n", "row 3: arrival 4 s after a row with 5 s: expected rows in order"),
+    ("all dropped", HEADER + b"0,5,0\n", "row 2: no request can be served: 1 x no output tokens"),
     ("binary", bytes(range(256)), "row 1: expected text, got binary data"),
-    ("binary later", OURS + b"0,5,6\n\xff\xfe\xfd\n", "row 3: expected UTF-8 text, got binary data"),
-    ("damaged gzip", gzip.compress(OURS + b"0,5,6\n" * 1000)[:-20], "row 1: damaged gzip file"),
+    ("binary later", HEADER + b"0,5,6\n\xff\xfe\xfd\n", "row 3: expected UTF-8 text, got binary data"),
+    ("damaged gzip", gzip.compress(HEADER + b"0,5,6\n" * 1000)[:-20], "row 1: damaged gzip file"),
     (
         "column twice",
         b"arrival_s,prompt_tokens,output_tokens,prompt_tokens\n0,1,2,3\n",
@@ -116,10 +116,10 @@ BROKEN: list[tuple[str, bytes, str]] = [
     (
         "an id twice",
         b"arrival_s,prompt_tokens,output_tokens,id\n0,5,6,a\n1,5,6,a\n",
-        "row 3: id: expected one not used before, got 'a'",
+        "row 3: id: expected an unused id, got 'a'",
     ),
     (
-        "after nobody",
+        "after an unknown id",
         b"arrival_s,prompt_tokens,output_tokens,id,after\n0,5,6,a,\n1,5,6,b,c\n",
         "row 3: after: expected the id of an earlier row, got 'c'",
     ),
@@ -133,7 +133,7 @@ BROKEN: list[tuple[str, bytes, str]] = [
     (
         "a log of nothing",
         b"2024-07-21 10:52:52,358 - test_llama.log - INFO - Start\n",
-        "row 1: no line says when a request was sent",
+        "row 1: expected lines with send times, found none",
     ),
     (
         "a log with a broken answer",
@@ -144,7 +144,7 @@ BROKEN: list[tuple[str, bytes, str]] = [
 
 
 @pytest.mark.parametrize(("content", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-def test_a_malformed_file_is_one_line_with_file_and_row(
+def test_a_malformed_file_gives_a_one_line_error_with_file_and_row(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
 ) -> None:
     path = tmp_path / "trace"
@@ -162,28 +162,28 @@ def test_a_malformed_file_is_one_line_with_file_and_row(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_file_that_is_not_there_and_a_folder_are_said_so(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_reported(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="nowhere: no such file"):
         load(tmp_path / "nowhere")
     with pytest.raises(BadInput, match="cannot be read: Is a directory"):
         load(tmp_path)
 
 
-def test_a_column_that_is_not_there_lists_those_that_are(tmp_path: Path) -> None:
+def test_the_error_for_a_missing_column_lists_the_columns_of_the_file(tmp_path: Path) -> None:
     path = tmp_path / "trace"
-    path.write_bytes(OURS + b"0,5,6\n")
+    path.write_bytes(HEADER + b"0,5,6\n")
     with pytest.raises(BadInput, match="no column 'tokens' for prompt: expected one of arrival_s, output_tokens"):
         load(path, columns={"prompt": "tokens"})
-    with pytest.raises(BadInput, match="no field 'prompts' to take from a column: expected arrival, prompt, output"):
+    with pytest.raises(BadInput, match="no field 'prompts' for --column: expected arrival, prompt, output"):
         load(path, columns={"prompts": "prompt_tokens"})
 
 
-def test_a_servegen_client_without_its_lengths_says_what_is_missing(tmp_path: Path) -> None:
+def test_the_error_for_a_servegen_client_without_lengths_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "chunk-0-trace.csv"
     path.write_text("0,1.5,1.0,Gamma,1.0,1.0\n")
     with pytest.raises(BadInput, match=r"chunk-0-dataset\.json: no such file"):
         load(path)
-    beside = tmp_path / "chunk-0-dataset.json"
+    dataset = tmp_path / "chunk-0-dataset.json"
     for content, message in [
         ("[]", "expected an object of times"),
         (
@@ -193,10 +193,10 @@ def test_a_servegen_client_without_its_lengths_says_what_is_missing(tmp_path: Pa
         ('{"0": {"input_tokens": "{1: -1}", "output_tokens": "{1: 1}"}}', r"0\.input_tokens: expected"),
         ('{"0": {"output_tokens": "{1: 1}"}}', r"0\.input_tokens: expected .* got None"),
     ]:
-        beside.write_text(content)
+        dataset.write_text(content)
         with pytest.raises(BadInput, match=message):
             load(path)
-    beside.write_text('{"0": {"input_tokens": "{1: 1}", "output_tokens": "{1: 1}"}}')
+    dataset.write_text('{"0": {"input_tokens": "{1: 1}", "output_tokens": "{1: 1}"}}')
     for row, message in [
         ("0,1.5,1.0,Zipf,1.0,1.0", "row 1: pattern: expected one of Gamma, Weibull"),
         ("0,-1,1.0,Gamma,1.0,1.0", "row 1: rate: expected"),
@@ -210,7 +210,7 @@ def test_a_servegen_client_without_its_lengths_says_what_is_missing(tmp_path: Pa
 
 
 SEEDS: list[bytes] = [
-    OURS + b"0,5,6\n1.5,7,8\n2,9,10\n",
+    HEADER + b"0,5,6\n1.5,7,8\n2,9,10\n",
     b"arrival_s,prompt_tokens,output_tokens,id,limit_tokens,priority,session_id,hash_ids,after,delay_s,fail_at\n"
     b"0.5,10,8,a,16,2,s,7 8,,,3\n1.5,11,9,b,,,,,a,0.25,\n",
     b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,120,30\n0.5,64,12\n",
@@ -240,8 +240,8 @@ WORDS += [b"", b"\n", b"\r", b"\xe2\x80\xa8", b"9" * 5000]
 
 
 @st.composite
-def damaged(draw: st.DrawFn) -> bytes:
-    """A file that once was right: cut, with pieces replaced, doubled, shuffled, or packed and cut again."""
+def damaged_file(draw: st.DrawFn) -> bytes:
+    """A valid file, damaged: truncated, pieces replaced, doubled or shuffled, or compressed and truncated."""
     data = draw(st.sampled_from(SEEDS))
     for _ in range(draw(st.integers(1, 4))):
         start = draw(st.integers(0, len(data)))
@@ -255,8 +255,8 @@ def damaged(draw: st.DrawFn) -> bytes:
     return data
 
 
-def load_or_complain(data: bytes, name: str = "trace") -> None:
-    """Either there is a sound trace in it, or one line says why not."""
+def check_load(data: bytes, name: str = "trace") -> None:
+    """Check that the file gives a valid trace or a one-line error."""
     complaint = trace = None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
@@ -279,17 +279,17 @@ def load_or_complain(data: bytes, name: str = "trace") -> None:
         assert request.prompt >= 1
         assert request.output >= 1
         assert request.limit >= 1
-        assert request.delay >= 0
-        assert request.after is None or request.after in ids
+        assert request.think_time >= 0
+        assert request.follows is None or request.follows in ids
         assert request.id not in ids
         ids.add(request.id)
         before = request.arrival
 
 
 @settings(max_examples=700, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-@given(damaged())
-def test_a_damaged_file_is_a_sound_trace_or_one_line(data: bytes) -> None:
-    load_or_complain(data)
+@given(damaged_file())
+def test_a_damaged_file_gives_a_valid_trace_or_a_one_line_error(data: bytes) -> None:
+    check_load(data)
 
 
 @settings(max_examples=300, deadline=None)
@@ -299,8 +299,8 @@ def test_a_damaged_file_is_a_sound_trace_or_one_line(data: bytes) -> None:
 @example(b"0")
 @example(b"\xef\xbb\xbf")
 @example(b'""')
-def test_rubbish_is_one_line(data: bytes) -> None:
-    load_or_complain(data)
+def test_random_bytes_give_a_one_line_error(data: bytes) -> None:
+    check_load(data)
 
 
 json_values = st.recursive(
@@ -351,5 +351,5 @@ KEYS = [
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), json_values, min_size=1, max_size=6), min_size=1, max_size=3))
-def test_known_keys_with_any_values_are_a_sound_trace_or_one_line(rows: list[dict[str, object]]) -> None:
-    load_or_complain("".join(json.dumps(row) + "\n" for row in rows).encode())
+def test_known_keys_with_random_values_give_a_valid_trace_or_a_one_line_error(rows: list[dict[str, object]]) -> None:
+    check_load("".join(json.dumps(row) + "\n" for row in rows).encode())

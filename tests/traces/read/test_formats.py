@@ -1,4 +1,4 @@
-"""Every trace format that is read: from small samples here, and from the hand-made files where they are present."""
+"""Every trace format: small samples in this file, and hand-made example files if they are present."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from servesim.traces.read.load import load
 from servesim.traces.trace import Trace
 
 
-def written(folder: Path, text: str, name: str = "trace") -> Path:
+def write(folder: Path, text: str, name: str = "trace") -> Path:
     path = folder / name
     path.write_text(text)
     return path
 
 
-def lines(*rows: dict[str, Any]) -> str:
+def jsonl(*rows: dict[str, Any]) -> str:
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 
@@ -28,21 +28,21 @@ def triples(trace: Trace) -> list[tuple[float, int, int]]:
     return [(request.arrival, request.prompt, request.output) for request in trace.requests]
 
 
-def one(trace: Trace) -> Request:
+def single(trace: Trace) -> Request:
     assert len(trace) == 1
     return trace.requests[0]
 
 
-def words(text: str) -> int:
+def count_words(text: str) -> int:
     return len(text.split())
 
 
 DYNAMO = {"schema": "dynamo.request.trace.v1", "event_type": "request_end"}
 BLIS = "request_id,session_id,input_tokens,output_tokens,arrival_time_us,send_time_us,status\n"
 TURN = {"from": "human", "value": "one two three"}
-SAID = {"from": "gpt", "value": "four five"}
+ANSWER = {"from": "gpt", "value": "four five"}
 
-# format -> name of a file, its text, (arrival, prompt, output) of each request in it
+# format -> file name, text, expected (arrival, prompt, output) per request
 SAMPLES = {
     "servesim": (
         "a.csv",
@@ -71,7 +71,7 @@ SAMPLES = {
     "blis-header": ("a_header.yaml", "trace_version: 2\ntime_unit: us\n", [(2.0, 31, 7)]),
     "bailian": (
         "a.jsonl",
-        lines(
+        jsonl(
             {
                 "chat_id": 6,
                 "parent_chat_id": -1,
@@ -85,29 +85,29 @@ SAMPLES = {
     ),
     "llmservingsim": (
         "a.jsonl",
-        lines({"input_toks": 31, "output_toks": 7, "arrival_time_ns": 250_000_000}),
+        jsonl({"input_toks": 31, "output_toks": 7, "arrival_time_ns": 250_000_000}),
         [(0.25, 31, 7)],
     ),
     "apex": (
         "a.jsonl",
-        lines({"RequestID": 3, "StartTimeOffset": 750_000_000, "ContextTokens": 31, "GeneratedTokens": 7}),
+        jsonl({"RequestID": 3, "StartTimeOffset": 750_000_000, "ContextTokens": 31, "GeneratedTokens": 7}),
         [(0.75, 31, 7)],
     ),
     "dynamo": (
         "a.jsonl",
-        lines(
+        jsonl(
             {**DYNAMO, "request": {"request_received_ms": 1_600_000_000_000, "input_tokens": 31, "output_tokens": 7}}
         ),
         [(0.0, 31, 7)],
     ),
     "evalscope": (
         "a.jsonl",
-        lines({"timestamp": 20.5, "body": {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 7}}),
+        jsonl({"timestamp": 20.5, "body": {"messages": [{"role": "user", "content": "a b c"}], "max_tokens": 7}}),
         [(0.0, 3, 7)],
     ),
     "aiperf": (
         "a.jsonl",
-        lines(
+        jsonl(
             {"session_id": "q", "timestamp": 400, "input_length": 31, "output_length": 7},
             {"session_id": "q", "delay": 200, "input_length": 40, "output_length": 2},
         ),
@@ -115,18 +115,18 @@ SAMPLES = {
     ),
     "mooncake": (
         "a.jsonl",
-        lines({"timestamp": 1250, "input_length": 600, "output_length": 7, "hash_ids": [5, 6]}),
+        jsonl({"timestamp": 1250, "input_length": 600, "output_length": 7, "hash_ids": [5, 6]}),
         [(1.25, 600, 7)],
     ),
     "timed-trace": (
         "a.jsonl",
-        lines({"timestamp": 1.25, "input_length": 31, "output_length": 7, "hash_ids": [5, 6]}),
+        jsonl({"timestamp": 1.25, "input_length": 31, "output_length": 7, "hash_ids": [5, 6]}),
         [(1.25, 31, 7)],
     ),
-    "guidellm": ("a.jsonl", lines({"timestamp": 1.25, "input_length": 31, "output_length": 7}), [(1.25, 31, 7)]),
-    "sharegpt": ("a.json", json.dumps([{"id": "x", "conversations": [TURN, SAID]}]), [(0.0, 3, 2)]),
-    "custom": ("a.jsonl", lines({"prompt": "one two three", "output_tokens": 7}), [(0.0, 3, 7)]),
-    # The server puts one token before a prompt: 3 words are 4 tokens.
+    "guidellm": ("a.jsonl", jsonl({"timestamp": 1.25, "input_length": 31, "output_length": 7}), [(1.25, 31, 7)]),
+    "sharegpt": ("a.json", json.dumps([{"id": "x", "conversations": [TURN, ANSWER]}]), [(0.0, 3, 2)]),
+    "custom": ("a.jsonl", jsonl({"prompt": "one two three", "output_tokens": 7}), [(0.0, 3, 7)]),
+    # The server adds one token to every prompt: 3 words are 4 tokens.
     "performance-serving-result": (
         "a.json",
         json.dumps([{"input": "one two three", "resp_text": " four five", "res_time": 0.5, "first_token_time": 0.2}]),
@@ -144,25 +144,25 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("format", SAMPLES)
-def test_a_small_sample_is_recognised_and_read(tmp_path: Path, format: str) -> None:
+def test_a_small_sample_is_detected_and_read(tmp_path: Path, format: str) -> None:
     name, text, expected = SAMPLES[format]
     if format == "blis-header":
-        written(tmp_path, f"{BLIS}0,,31,7,2000000,0,ok\n", "a.csv")
-    trace = load(written(tmp_path, text, name), tokenizer=words)
+        write(tmp_path, f"{BLIS}0,,31,7,2000000,0,ok\n", "a.csv")
+    trace = load(write(tmp_path, text, name), tokenizer=count_words)
     assert (trace.format, triples(trace)) == (format, expected)
 
 
 def test_every_format_has_a_sample() -> None:
-    assert {*SAMPLES, "servegen"} == set(FORMATS)  # servegen draws its requests: it has a test of its own
+    assert {*SAMPLES, "servegen"} == set(FORMATS)  # servegen samples its requests: see the next test
 
 
-def test_a_servegen_client_sends_at_its_rate_from_its_own_lengths(tmp_path: Path) -> None:
-    trace_file = written(tmp_path, "0,0.0,0.0,,0,0\n600,2.0,1.1,Gamma,0.8,0.9\n", "chunk-3-trace.csv")
+def test_a_servegen_client_has_its_rate_and_its_lengths(tmp_path: Path) -> None:
+    trace_file = write(tmp_path, "0,0.0,0.0,,0,0\n600,2.0,1.1,Gamma,0.8,0.9\n", "chunk-3-trace.csv")
     lengths = {"600": {"input_tokens": "{30: 0.25, 50: 0.75}", "output_tokens": "{6: 1.0}"}}
-    lengths_file = written(tmp_path, json.dumps(lengths), "chunk-3-dataset.json")
+    lengths_file = write(tmp_path, json.dumps(lengths), "chunk-3-dataset.json")
     trace = load(trace_file, seed=3)
     assert trace.format == "servegen"
-    assert len(trace) == 1200  # 2 a second for the 600 s of the window from 600 on
+    assert len(trace) == 1200  # 2 per second in the window from 600 to 1200 s
     assert trace.requests[0].arrival >= 600
     assert trace.requests[-1].arrival < 1200
     assert {request.prompt for request in trace.requests} == {30, 50}
@@ -171,7 +171,7 @@ def test_a_servegen_client_sends_at_its_rate_from_its_own_lengths(tmp_path: Path
     assert triples(trace) != triples(load(trace_file, seed=4))
 
 
-# file, format, (arrival, prompt, output) of each request: the values that are in the files
+# file, format, expected (arrival, prompt, output) per request: the values in the files
 HAND_MADE = [
     ("aiperf_mooncake_session.jsonl", "aiperf", [(0.0, 120, 30), (1.5, 700, 12)]),
     ("apex.jsonl", "apex", [(0.0, 120, 30), (0.5, 64, 12)]),
@@ -189,16 +189,16 @@ HAND_MADE = [
     ("vidur.csv", "vidur", [(0.0, 120, 30), (0.5, 64, 12), (1.25, 400, 80)]),
     ("sharegpt.json", "sharegpt", [(0.0, 2, 1)]),
     ("vllm_custom.jsonl", "custom", [(0.0, 2, 12)]),
-    # The server puts one token before a prompt: 4 words are 5 tokens.
+    # The server adds one token to every prompt: 4 words are 5 tokens.
     ("performance_serving_result.json", "performance-serving-result", [(0.0, 5, 3)]),
     ("performance_serving_log.txt", "performance-serving-log", [(0.0, 5, 3)]),
 ]
 
 
-def test_every_hand_made_example_is_recognised_and_read(shared: Path) -> None:
+def test_every_hand_made_example_is_detected_and_read(shared: Path) -> None:
     folder = shared / "data" / "formats"
     for name, format, expected in HAND_MADE:
-        trace = load(folder / name, tokenizer=words)
+        trace = load(folder / name, tokenizer=count_words)
         assert (name, trace.format, triples(trace)) == (name, format, expected)
     check_servegen(folder)
     left = {path.name for path in folder.iterdir()} - {name for name, _, _ in HAND_MADE}
@@ -208,9 +208,9 @@ def test_every_hand_made_example_is_recognised_and_read(shared: Path) -> None:
 
 
 def check_servegen(folder: Path) -> None:
-    """Assert that the example of ServeGen sends at its rate from its own lengths."""
+    """Assert the rate and the lengths of the ServeGen example."""
     trace = load(folder / "servegen_chunk-0-trace.csv", seed=3)
-    assert len(trace) == 900  # 1.5/s for the 600 s of the window from 600 on
+    assert len(trace) == 900  # 1.5 per second in the window from 600 to 1200 s
     assert trace.requests[0].arrival >= 600
     assert trace.requests[-1].arrival < 1200
     assert {request.prompt for request in trace.requests} == {100, 200}
@@ -219,8 +219,8 @@ def check_servegen(folder: Path) -> None:
     assert triples(trace) != triples(load(folder / "servegen_chunk-0-trace.csv", seed=4))
 
 
-def test_our_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
-    path = written(
+def test_servesim_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
+    path = write(
         tmp_path,
         "arrival_s,prompt_tokens,output_tokens,id,limit_tokens,generated_tokens,priority,session_id,hash_ids,after,delay_s,"
         "fail_at\n"
@@ -229,60 +229,66 @@ def test_our_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
     )
     first, second = load(path).requests
     assert (first.id, first.arrival, first.prompt, first.output, first.limit) == ("a", 0.5, 10, 5, 16)
-    assert (first.priority, first.session, first.prefix, first.after, first.fails) == (2, "s", (7, 8), None, 3)
+    assert (first.priority, first.session, first.prefix_hashes, first.follows, first.fails_at_token) == (
+        2,
+        "s",
+        (7, 8),
+        None,
+        3,
+    )
     assert (second.id, second.output, second.limit, second.priority, second.session) == ("b", 9, 9, 0, None)
-    assert (second.prefix, second.after, second.delay, second.fails) == ((), "a", 0.25, None)
+    assert (second.prefix_hashes, second.follows, second.think_time, second.fails_at_token) == ((), "a", 0.25, None)
 
 
 def test_generated_tokens_are_the_output_and_output_tokens_the_limit(tmp_path: Path) -> None:
-    path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens,generated_tokens\n0,21,52,40\n1,32,3,\n")
+    path = write(tmp_path, "arrival_s,prompt_tokens,output_tokens,generated_tokens\n0,21,52,40\n1,32,3,\n")
     assert [(r.output, r.limit) for r in load(path).requests] == [(40, 52), (3, 3)]
 
 
-def test_the_plain_header_of_the_bench_file_is_ours_too(tmp_path: Path) -> None:
-    assert triples(load(written(tmp_path, "arrival,prompt,output\n0.045610,378,327\n"))) == [(0.04561, 378, 327)]
+def test_short_column_names_are_servesim_format_too(tmp_path: Path) -> None:
+    assert triples(load(write(tmp_path, "arrival,prompt,output\n0.045610,378,327\n"))) == [(0.04561, 378, 327)]
 
 
-def test_lengths_without_arrivals_arrive_at_once_and_say_so(tmp_path: Path) -> None:
-    trace = load(written(tmp_path, "prompt_tokens,output_tokens\n5,6\n7,8\n"))
+def test_lengths_without_arrivals_arrive_at_0_with_a_note(tmp_path: Path) -> None:
+    trace = load(write(tmp_path, "prompt_tokens,output_tokens\n5,6\n7,8\n"))
     assert triples(trace) == [(0.0, 5, 6), (0.0, 7, 8)]
     assert not trace.timed
     assert "no arrival times" in trace.remarks()[0]
 
 
-def test_our_jsonl_holds_the_same_as_our_csv(tmp_path: Path) -> None:
-    rows = lines(
+def test_servesim_jsonl_holds_the_same_as_csv(tmp_path: Path) -> None:
+    rows = jsonl(
         {"arrival_s": 0.5, "prompt_tokens": 10, "output_tokens": 8, "hash_ids": [1, 2], "session_id": "s"},
         {"arrival_s": 1, "prompt_tokens": 11, "output_tokens": 9, "priority": 3},
     )
-    first, second = load(written(tmp_path, rows)).requests
-    assert (first.arrival, first.prefix, first.session, first.priority) == (0.5, (1, 2), "s", 0)
-    assert (second.arrival, second.prefix, second.session, second.priority) == (1.0, (), None, 3)
+    first, second = load(write(tmp_path, rows)).requests
+    assert (first.arrival, first.prefix_hashes, first.session, first.priority) == (0.5, (1, 2), "s", 0)
+    assert (second.arrival, second.prefix_hashes, second.session, second.priority) == (1.0, (), None, 3)
 
 
-def test_gzip_is_recognised_whatever_the_name(tmp_path: Path) -> None:
+def test_gzip_is_detected_with_any_file_name(tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     path.write_bytes(gzip.compress(b"arrival_s,prompt_tokens,output_tokens\n0,5,6\n"))
     assert triples(load(path)) == [(0.0, 5, 6)]
 
 
-def test_windows_line_ends_blank_lines_and_a_byte_order_mark_do_no_harm(tmp_path: Path) -> None:
+def test_windows_line_ends_blank_lines_and_a_byte_order_mark_are_accepted(tmp_path: Path) -> None:
     text = "\ufeff\r\narrival_s,prompt_tokens,output_tokens\r\n\r\n0,5,6\r\n\r\n1,7,8\r\n"
-    assert triples(load(written(tmp_path, text))) == [(0.0, 5, 6), (1.0, 7, 8)]
+    assert triples(load(write(tmp_path, text))) == [(0.0, 5, 6), (1.0, 7, 8)]
 
 
-def test_rows_without_tokens_are_dropped_and_counted_aloud(tmp_path: Path) -> None:
-    trace = load(written(tmp_path, "arrival_s,prompt_tokens,output_tokens\n0,5,6\n1,0,6\n2,5,0\n3,5,0\n"))
+def test_rows_without_tokens_are_skipped_and_counted(tmp_path: Path) -> None:
+    trace = load(write(tmp_path, "arrival_s,prompt_tokens,output_tokens\n0,5,6\n1,0,6\n2,5,0\n3,5,0\n"))
     assert triples(trace) == [(0.0, 5, 6)]
     assert trace.dropped == {"no prompt tokens": 1, "no output tokens": 2}
     assert [line.split(": ", 1)[1] for line in trace.remarks()] == [
-        "2 of 4 rows left out: no output tokens",
-        "1 of 4 rows left out: no prompt tokens",
+        "2 of 4 rows skipped: no output tokens",
+        "1 of 4 rows skipped: no prompt tokens",
     ]
 
 
-def test_columns_can_be_renamed_and_their_unit_named(tmp_path: Path) -> None:
-    path = written(tmp_path, "when,tokens_in,tokens_out,who\n1500,5,6,x\n2500,7,8,y\n")
+def test_columns_and_time_unit_can_be_set(tmp_path: Path) -> None:
+    path = write(tmp_path, "when,tokens_in,tokens_out,who\n1500,5,6,x\n2500,7,8,y\n")
     columns = {"arrival": "when", "prompt": "tokens_in", "output": "tokens_out", "session": "who"}
     trace = load(path, columns=columns, unit="ms")
     assert triples(trace) == [(1.5, 5, 6), (2.5, 7, 8)]
@@ -290,58 +296,63 @@ def test_columns_can_be_renamed_and_their_unit_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("unit", "seconds"), [("s", 3052.0), ("ms", 3.052), ("us", 0.003052), ("ns", 3.052e-06)])
-def test_times_are_read_in_the_unit_given(tmp_path: Path, unit: str, seconds: float) -> None:
-    path = written(tmp_path, lines({"timestamp": 3052, "input_length": 5, "output_length": 6}))
-    assert one(load(path, unit=unit)).arrival == seconds
+def test_times_are_read_in_the_unit_of_the_user(tmp_path: Path, unit: str, seconds: float) -> None:
+    path = write(tmp_path, jsonl({"timestamp": 3052, "input_length": 5, "output_length": 6}))
+    assert single(load(path, unit=unit)).arrival == seconds
 
 
-def test_whole_stamps_are_mooncakes_milliseconds_and_fractions_are_seconds(tmp_path: Path) -> None:
+def test_whole_time_stamps_are_milliseconds_and_fractional_ones_are_seconds(tmp_path: Path) -> None:
     whole = {"timestamp": 500, "input_length": 20, "output_length": 6, "hash_ids": [3, 4]}
-    assert load(written(tmp_path, lines(whole))).format == "mooncake"
+    assert load(write(tmp_path, jsonl(whole))).format == "mooncake"
     fraction = {**whole, "timestamp": 0.5}
-    trace = load(written(tmp_path, lines(fraction)))
-    assert (trace.format, one(trace).arrival, one(trace).prefix, trace.block) == ("timed-trace", 0.5, (3, 4), 16)
-    assert load(written(tmp_path, "timestamp,input_length,output_length\n0,5,6\n")).format == "guidellm"
+    trace = load(write(tmp_path, jsonl(fraction)))
+    assert (trace.format, single(trace).arrival, single(trace).prefix_hashes, trace.block) == (
+        "timed-trace",
+        0.5,
+        (3, 4),
+        16,
+    )
+    assert load(write(tmp_path, "timestamp,input_length,output_length\n0,5,6\n")).format == "guidellm"
 
 
-def test_the_tokens_a_hash_id_stands_for_are_found_from_the_lengths(tmp_path: Path) -> None:
+def test_tokens_per_hash_id_are_derived_from_the_lengths(tmp_path: Path) -> None:
     rows = [{"timestamp": 0, "input_length": 1025, "output_length": 6, "hash_ids": [3, 4, 5]}]
-    assert load(written(tmp_path, lines(*rows))).block == 512
-    assert load(written(tmp_path, lines({**rows[0], "input_length": 33}))).block == 16
-    assert load(written(tmp_path, lines({**rows[0], "input_length": 5000}))).block is None
+    assert load(write(tmp_path, jsonl(*rows))).block == 512
+    assert load(write(tmp_path, jsonl({**rows[0], "input_length": 33}))).block == 16
+    assert load(write(tmp_path, jsonl({**rows[0], "input_length": 5000}))).block is None
 
 
-def test_azure_stamps_keep_their_seventh_digit_with_and_without_a_zone(tmp_path: Path) -> None:
+def test_azure_time_stamps_keep_seven_digits_with_and_without_a_zone(tmp_path: Path) -> None:
     header = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
     for zone in ("", "+00:00", "Z", "+0800"):
         stamps = (f"2023-11-16 18:15:46.6805900{zone}", f"2023-11-16 18:15:50.9951690{zone}")
-        trace = load(written(tmp_path, header + "".join(f"{stamp},374,44\n" for stamp in stamps)))
+        trace = load(write(tmp_path, header + "".join(f"{stamp},374,44\n" for stamp in stamps)))
         assert [request.arrival for request in trace.requests] == [0.0, pytest.approx(4.314579, abs=1e-9)]
 
 
-def test_azure_2025_has_a_column_more_and_mixed_zones_are_one_time(tmp_path: Path) -> None:
+def test_azure_2025_has_one_more_column_and_mixed_time_zones(tmp_path: Path) -> None:
     text = (
         "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
         "2025-01-01T00:00:00Z,0,5,6\n"
         "2025-01-01T01:00:01+01:00,2,7,8\n"
     )
-    assert triples(load(written(tmp_path, text))) == [(0.0, 5, 6), (1.0, 7, 8)]
+    assert triples(load(write(tmp_path, text))) == [(0.0, 5, 6), (1.0, 7, 8)]
 
 
 def test_vidur_length_pairs_have_no_arrivals(tmp_path: Path) -> None:
     text = "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio\n9,3,12,3.0\n"
-    trace = load(written(tmp_path, text))
+    trace = load(write(tmp_path, text))
     assert (trace.format, triples(trace), trace.timed) == ("vidur-lengths", [(0.0, 9, 3)], False)
 
 
-def test_burstgpt_reads_its_third_version_by_name_and_drops_failures(tmp_path: Path) -> None:
+def test_burstgpt_version_3_is_read_by_column_name_and_failures_are_skipped(tmp_path: Path) -> None:
     text = (
         "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
         "5,0f0e,2.5,ChatGPT,120,30,150,Conversation log\n"
         "45,,0.9,GPT-4,64,0,64,API log\n"
         "46.5,,0.9,GPT-4,64,12,76,API log\n"
     )
-    trace = load(written(tmp_path, text))
+    trace = load(write(tmp_path, text))
     assert [(r.arrival, r.prompt, r.output, r.session) for r in trace.requests] == [
         (5.0, 120, 30, "0f0e"),
         (46.5, 64, 12, None),
@@ -349,16 +360,16 @@ def test_burstgpt_reads_its_third_version_by_name_and_drops_failures(tmp_path: P
     assert trace.dropped == {"failed: no response tokens": 1}
 
 
-def test_bailian_chats_belong_to_the_session_of_their_first(tmp_path: Path) -> None:
+def test_a_bailian_chat_has_the_session_of_its_first_chat(tmp_path: Path) -> None:
     row = {"timestamp": 0.0, "input_length": 40, "output_length": 30, "type": "text", "turn": 1, "hash_ids": [1, 2, 3]}
     chats = [(3, -1), (4, 3), (5, -1), (6, 4), (7, 99)]
-    text = lines(*({**row, "chat_id": chat, "parent_chat_id": parent} for chat, parent in chats))
-    trace = load(written(tmp_path, text))
+    text = jsonl(*({**row, "chat_id": chat, "parent_chat_id": parent} for chat, parent in chats))
+    trace = load(write(tmp_path, text))
     assert [(r.id, r.session) for r in trace.requests] == [(3, "3"), (4, "3"), (5, "5"), (6, "3"), (7, "99")]
     assert trace.block == 16
 
 
-def test_blis_puts_a_groups_prefix_before_the_rows_own_tokens_and_drops_failures(tmp_path: Path) -> None:
+def test_blis_adds_the_prefix_of_a_group_and_skips_failures(tmp_path: Path) -> None:
     header = "request_id,session_id,prefix_group,prefix_length,input_tokens,output_tokens,server_input_tokens,"
     header += "arrival_time_us,send_time_us,status,vllm_priority\n"
     rows = (
@@ -367,40 +378,44 @@ def test_blis_puts_a_groups_prefix_before_the_rows_own_tokens_and_drops_failures
         "2,,,0,60,30,64,2500000,0,ok,\n"
         "3,,,0,60,30,64,2600000,0,timeout,\n"
     )
-    trace = load(written(tmp_path, header + rows))
+    trace = load(write(tmp_path, header + rows))
     assert triples(trace) == [(1.5, 140, 30), (2.0, 100, 30), (2.5, 64, 30)]
     first, second, third = trace.requests
-    assert first.prefix == second.prefix
-    assert (len(first.prefix), third.prefix, trace.block) == (2, (), 16)  # 40 tokens fill two blocks of 16
+    assert first.prefix_hashes == second.prefix_hashes
+    assert (len(first.prefix_hashes), third.prefix_hashes, trace.block) == (
+        2,
+        (),
+        16,
+    )  # 40 tokens fill two blocks of 16
     assert (first.session, first.priority) == ("s", 2)
     assert trace.dropped == {"status timeout": 1}
 
 
-def test_a_session_of_llmservingsim_waits_for_its_tools(tmp_path: Path) -> None:
+def test_a_llmservingsim_session_has_its_tool_times_as_delays(tmp_path: Path) -> None:
     calls = [
         {"input_toks": 64, "output_toks": 12, "tool_duration_ns": 100_000_000},
         {"input_toks": 90, "output_toks": 8, "tool_duration_ns": 50_000_000},
         {"input_toks": 99, "output_toks": 8},
     ]
-    trace = load(written(tmp_path, lines({"session_id": "s0", "arrival_time_ns": 500_000_000, "sub_requests": calls})))
-    assert [(r.id, r.after, r.delay, r.session) for r in trace.requests] == [
+    trace = load(write(tmp_path, jsonl({"session_id": "s0", "arrival_time_ns": 500_000_000, "sub_requests": calls})))
+    assert [(r.id, r.follows, r.think_time, r.session) for r in trace.requests] == [
         (0, None, 0.0, "s0"),
         (1, 0, 0.1, "s0"),
         (2, 1, 0.05, "s0"),
     ]
 
 
-def test_the_next_turn_of_an_aiperf_session_follows_the_last_by_its_delay(tmp_path: Path) -> None:
-    text = lines(
+def test_the_next_turn_of_an_aiperf_session_follows_after_its_delay(tmp_path: Path) -> None:
+    text = jsonl(
         {"session_id": "a", "timestamp": 1000, "input_length": 10, "output_length": 3},
         {"session_id": "b", "timestamp": 1500.5, "input_length": 20, "output_length": 3, "extra": {"priority": 4}},
         {"session_id": "a", "delay": 250, "input_length": 30, "output_length": 3},
         {"session_id": "a", "input_length": 40, "output_length": 3},
         {"input_length": 50, "timestamp": 4000},
     )
-    trace = load(written(tmp_path, text))
-    found = sorted((r.id, r.arrival, r.after, r.delay, r.session, r.priority) for r in trace.requests)
-    assert found == [
+    trace = load(write(tmp_path, text))
+    rows = sorted((r.id, r.arrival, r.follows, r.think_time, r.session, r.priority) for r in trace.requests)
+    assert rows == [
         (0, 1.0, None, 0.0, "a", 0),
         (1, 1.5005, None, 0.0, "b", 4),
         (2, 1.25, 0, 0.25, "a", 0),
@@ -409,65 +424,68 @@ def test_the_next_turn_of_an_aiperf_session_follows_the_last_by_its_delay(tmp_pa
     assert trace.dropped == {"no output length": 1}
 
 
-def test_turns_of_one_aiperf_row_carry_what_was_said_before(tmp_path: Path) -> None:
+def test_turns_of_one_aiperf_row_include_the_earlier_turns(tmp_path: Path) -> None:
     turns = [
         {"text": "one two", "output_length": 5},
         {"texts": ["three", "four"], "output_length": 6, "delay": 100},
     ]
-    trace = load(written(tmp_path, lines({"session_id": "s", "turns": turns})), tokenizer=lambda t: len(t.split()))
-    assert [(r.prompt, r.output, r.after, r.delay) for r in trace.requests] == [(2, 5, None, 0.0), (9, 6, 0, 0.1)]
+    trace = load(write(tmp_path, jsonl({"session_id": "s", "turns": turns})), tokenizer=lambda t: len(t.split()))
+    assert [(r.prompt, r.output, r.follows, r.think_time) for r in trace.requests] == [
+        (2, 5, None, 0.0),
+        (9, 6, 0, 0.1),
+    ]
 
 
-def test_messages_and_payloads_are_counted_without_their_pictures(tmp_path: Path) -> None:
+def test_messages_and_payloads_are_counted_without_images(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "one two"}, {"type": "image_url", "image_url": {"url": "x"}}]
-    text = lines(
+    text = jsonl(
         {"timestamp": 0, "messages": [{"role": "user", "content": parts}], "output_length": 4},
         {"timestamp": 5, "payload": {"prompt": "one two three", "max_tokens": 50}},
     )
-    trace = load(written(tmp_path, text), tokenizer=lambda t: len(t.split()))
+    trace = load(write(tmp_path, text), tokenizer=lambda t: len(t.split()))
     assert triples(trace) == [(0.0, 2, 4), (0.005, 3, 50)]
 
 
-def test_evalscope_counts_from_its_first_stamp_and_keeps_the_limit(tmp_path: Path) -> None:
+def test_evalscope_times_count_from_the_first_and_the_limit_is_kept(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 30}
-    dated = lines(
+    dated = jsonl(
         {"timestamp": "2025-01-01T00:00:00Z", "body": body, "completion_tokens": 12},
         {"timestamp": "2025-01-01T00:00:02.5Z", "body": body},
     )
-    trace = load(written(tmp_path, dated))
+    trace = load(write(tmp_path, dated))
     assert [(r.arrival, r.output, r.limit) for r in trace.requests] == [(0.0, 12, 30), (2.5, 30, 30)]
-    counted = lines({"timestamp": 1_735_689_600.25, "body": body}, {"timestamp": 1_735_689_601.25, "body": body})
-    assert [r.arrival for r in load(written(tmp_path, counted)).requests] == [0.0, 1.0]
+    counted = jsonl({"timestamp": 1_735_689_600.25, "body": body}, {"timestamp": 1_735_689_601.25, "body": body})
+    assert [r.arrival for r in load(write(tmp_path, counted)).requests] == [0.0, 1.0]
 
 
-def test_dynamo_takes_lengths_and_hashes_from_the_end_of_each_request(tmp_path: Path) -> None:
-    def ended(received: int, **request: Any) -> dict[str, Any]:
+def test_dynamo_lengths_and_hashes_come_from_request_end_events(tmp_path: Path) -> None:
+    def request_end(received: int, **request: Any) -> dict[str, Any]:
         event = {"schema": "dynamo.request.trace.v1", "event_type": "request_end"}
         return {**event, "request": {"request_received_ms": received, "output_tokens": 4, **request}}
 
     replay = {"trace_block_size": 64, "input_length": 100, "input_sequence_hashes": [101, 102]}
-    text = lines(
-        ended(1_700_000_001_000, input_tokens=10),
-        {"timestamp": 1, "event": ended(1_700_000_001_500, replay=replay)},
+    text = jsonl(
+        request_end(1_700_000_001_000, input_tokens=10),
+        {"timestamp": 1, "event": request_end(1_700_000_001_500, replay=replay)},
         {"schema": "dynamo.request.trace.v1", "event_type": "tool_end"},
     )
-    trace = load(written(tmp_path, text))
+    trace = load(write(tmp_path, text))
     assert triples(trace) == [(0.0, 10, 4), (0.5, 100, 4)]
-    assert (trace.requests[1].prefix, trace.block) == ((101, 102), 64)
-    assert trace.notes == ["1 events are not the end of a request"]
+    assert (trace.requests[1].prefix_hashes, trace.block) == ((101, 102), 64)
+    assert trace.notes == ["1 events skipped: not the end of a request"]
 
 
 def test_custom_prompts_without_a_length_get_vllms_default(tmp_path: Path) -> None:
-    trace = load(written(tmp_path, lines({"prompt": "eight letters or so"})))
-    assert (one(trace).prompt, one(trace).output) == (5, 256)
-    assert any("256 taken" in note for note in trace.notes)
+    trace = load(write(tmp_path, jsonl({"prompt": "eight letters or so"})))
+    assert (single(trace).prompt, single(trace).output) == (5, 256)
+    assert any("256 used" in note for note in trace.notes)
     assert any("estimated" in note for note in trace.notes)
 
 
-def test_a_conversation_of_one_turn_is_left_out(tmp_path: Path) -> None:
+def test_a_conversation_of_one_turn_is_skipped(tmp_path: Path) -> None:
     turns = [{"from": "human", "value": "hello there"}, {"from": "gpt", "value": "hi"}, {"from": "human", "value": "x"}]
     text = json.dumps([{"conversations": turns[:1]}, {"conversations": turns}])
-    trace = load(written(tmp_path, text))
+    trace = load(write(tmp_path, text))
     assert triples(trace) == [(0.0, 3, 1)]
     assert trace.dropped == {"fewer than two turns": 1}
 
@@ -489,55 +507,55 @@ LOG = "\n".join(
 )
 
 
-def test_answers_in_a_log_are_matched_to_the_moment_they_were_sent(tmp_path: Path) -> None:
-    trace = load(written(tmp_path, LOG), tokenizer=lambda text: len(text.split()))
+def test_responses_in_a_log_are_matched_to_their_send_times(tmp_path: Path) -> None:
+    trace = load(write(tmp_path, LOG), tokenizer=lambda text: len(text.split()))
     assert [(r.arrival, r.prompt, r.output) for r in trace.requests] == [
         (pytest.approx(0.0), 3, 1),
         (pytest.approx(0.405), 2, 2),
     ]
-    assert "1 of 3 requests sent have no answer in the log: left out" in trace.notes
+    assert "1 of 3 requests have no response in the log: skipped" in trace.notes
 
 
-def test_rows_out_of_order_are_sorted_aloud_but_our_own_are_refused(tmp_path: Path) -> None:
+def test_rows_out_of_order_are_sorted_with_a_note_but_refused_in_servesim_files(tmp_path: Path) -> None:
     rows = "2.0,5,6\n1.0,7,8\n"
-    vidur = load(written(tmp_path, "arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows))
+    vidur = load(write(tmp_path, "arrived_at,num_prefill_tokens,num_decode_tokens\n" + rows))
     assert triples(vidur) == [(1.0, 7, 8), (2.0, 5, 6)]
     assert vidur.notes == ["rows were not in order of arrival: sorted"]
-    ours = written(tmp_path, "arrival_s,prompt_tokens,output_tokens\n" + rows)
-    with pytest.raises(BadInput, match=r"row 3: arrival 1 s after one of 2 s.*sim trace convert --sort"):
-        load(ours)
-    assert triples(load(ours, sort=True)) == [(1.0, 7, 8), (2.0, 5, 6)]
+    servesim_file = write(tmp_path, "arrival_s,prompt_tokens,output_tokens\n" + rows)
+    with pytest.raises(BadInput, match=r"row 3: arrival 1 s after a row with 2 s.*sim trace convert --sort"):
+        load(servesim_file)
+    assert triples(load(servesim_file, sort=True)) == [(1.0, 7, 8), (2.0, 5, 6)]
 
 
-def test_a_request_that_waited_for_a_dropped_one_waits_for_the_one_before(tmp_path: Path) -> None:
+def test_a_follower_of_a_dropped_request_follows_its_predecessor(tmp_path: Path) -> None:
     text = "arrival_s,prompt_tokens,output_tokens,id,after,delay_s\n1,5,6,0,,\n,5,0,1,0,2\n,5,6,2,1,3\n"
-    first, second = load(written(tmp_path, text)).requests
-    assert (second.id, second.after, second.delay, second.arrival) == (2, first.id, 5.0, 6.0)
+    first, second = load(write(tmp_path, text)).requests
+    assert (second.id, second.follows, second.think_time, second.arrival) == (2, first.id, 5.0, 6.0)
 
 
-def test_limit_and_window_keep_a_part(tmp_path: Path) -> None:
-    path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{k},5,6\n" for k in range(10)))
+def test_limit_and_window_select_requests(tmp_path: Path) -> None:
+    path = write(tmp_path, "arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{k},5,6\n" for k in range(10)))
     assert [r.arrival for r in load(path, limit=3).requests] == [0.0, 1.0, 2.0]
     assert [r.arrival for r in load(path, window=(4.0, 6.0)).requests] == [0.0, 1.0]
 
 
-def test_a_format_named_is_a_format_used(tmp_path: Path) -> None:
-    path = written(tmp_path, lines({"timestamp": 2, "input_length": 5, "output_length": 6}))
-    assert one(load(path)).arrival == 0.002
-    assert one(load(path, format="guidellm")).arrival == 2.0
+def test_a_named_format_is_used(tmp_path: Path) -> None:
+    path = write(tmp_path, jsonl({"timestamp": 2, "input_length": 5, "output_length": 6}))
+    assert single(load(path)).arrival == 0.002
+    assert single(load(path, format="guidellm")).arrival == 2.0
     with pytest.raises(BadInput, match="format: expected one of servegen, servesim, vidur"):
         load(path, format="moonkake")
 
 
-def test_a_servegen_folder_is_all_its_clients_and_a_window_of_it_a_part(tmp_path: Path) -> None:
+def test_a_servegen_folder_gives_all_clients_and_a_window_selects_requests(tmp_path: Path) -> None:
     for client, rate in ((0, 2.0), (1, 1.0)):
-        written(tmp_path, f"0,{rate},1.0,Gamma,1.0,1.0\n600,0,0,,0,0\n", f"chunk-{client}-trace.csv")
+        write(tmp_path, f"0,{rate},1.0,Gamma,1.0,1.0\n600,0,0,,0,0\n", f"chunk-{client}-trace.csv")
         lengths = {"0": {"input_tokens": f"{{{10 + client}: 1.0}}", "output_tokens": "{5: 0.25, 7: 0.75}"}}
-        written(tmp_path, json.dumps(lengths), f"chunk-{client}-dataset.json")
+        write(tmp_path, json.dumps(lengths), f"chunk-{client}-dataset.json")
     trace = load(tmp_path, seed=1)
     assert len(trace) == 1800
     assert sum(r.prompt == 10 for r in trace.requests) == 1200
     assert sum(r.output == 7 for r in trace.requests) == pytest.approx(1350, abs=60)
-    part = load(tmp_path, seed=1, window=(100.0, 200.0))
+    window = load(tmp_path, seed=1, window=(100.0, 200.0))
     inside = [r.arrival - 100 for r in trace.requests if 100 <= r.arrival < 200]
-    assert [r.arrival for r in part.requests] == pytest.approx(inside)
+    assert [r.arrival for r in window.requests] == pytest.approx(inside)

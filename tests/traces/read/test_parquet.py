@@ -1,4 +1,4 @@
-"""Traces in Parquet: the same requests as from the same rows in CSV or JSON, and damage told in one line."""
+"""Traces in Parquet: same requests as from CSV or JSON, and one-line errors for damaged files."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
 from servesim.cli import main  # noqa: E402
-from servesim.core.request import ASKED  # noqa: E402
+from servesim.core.request import CLIENT_FIELDS  # noqa: E402
 from servesim.traces.read.load import load  # noqa: E402
 
 Rows = list[dict[str, Any]]
 
 START = datetime(2023, 11, 16, 18, 15, 46, 680590)
-OURS: Rows = [
+SERVESIM: Rows = [
     {"id": "a", "arrival_s": 0.5, "prompt_tokens": 40, "output_tokens": 7, "session_id": "x", "after": None},
     {"id": "b", "arrival_s": 1.25, "prompt_tokens": 9, "output_tokens": 1, "session_id": None, "after": "a"},
 ]
@@ -34,43 +34,43 @@ AZURE: Rows = [
 ]
 
 
-def stored(rows: Rows, folder: Path) -> Path:
+def write_parquet(rows: Rows, folder: Path) -> Path:
     path = folder / "trace.parquet"
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     return path
 
 
-def asked(path: Path) -> tuple[str, list[dict[str, Any]]]:
+def client_fields(path: Path) -> tuple[str, list[dict[str, Any]]]:
     trace = load(path)
-    return trace.format, [{name: getattr(request, name) for name in ASKED} for request in trace.requests]
+    return trace.format, [{name: getattr(request, name) for name in CLIENT_FIELDS} for request in trace.requests]
 
 
-@pytest.mark.parametrize("rows", [OURS, VIDUR, AZURE], ids=["servesim", "vidur", "azure"])
-def test_a_table_says_the_same_in_parquet_as_in_csv(rows: Rows, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rows", [SERVESIM, VIDUR, AZURE], ids=["servesim", "vidur", "azure"])
+def test_a_parquet_table_gives_the_same_requests_as_csv(rows: Rows, tmp_path: Path) -> None:
     path = tmp_path / "trace.csv"
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0])
         writer.writeheader()
         writer.writerows(rows)
-    assert asked(stored(rows, tmp_path)) == asked(path)
+    assert client_fields(write_parquet(rows, tmp_path)) == client_fields(path)
 
 
-def test_objects_say_the_same_in_parquet_as_in_json(tmp_path: Path) -> None:
+def test_parquet_objects_give_the_same_requests_as_json(tmp_path: Path) -> None:
     path = tmp_path / "trace.jsonl"
     path.write_text("\n".join(map(json.dumps, MOONCAKE)))
-    assert asked(stored(MOONCAKE, tmp_path)) == asked(path)
-    assert asked(path)[0] == "mooncake"
+    assert client_fields(write_parquet(MOONCAKE, tmp_path)) == client_fields(path)
+    assert client_fields(path)[0] == "mooncake"
 
 
-def test_a_wrong_value_is_told_with_its_row_and_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = stored([{**OURS[0], "prompt_tokens": 1.0}, {**OURS[1], "prompt_tokens": 2.5}], tmp_path)
+def test_the_error_for_a_wrong_value_names_row_and_column(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_parquet([{**SERVESIM[0], "prompt_tokens": 1.0}, {**SERVESIM[1], "prompt_tokens": 2.5}], tmp_path)
     assert main(["run", "--trace", str(path)]) == 2
-    told = "sim: {}: row 2: prompt_tokens: expected a whole number of tokens, got 2.5\n"
-    assert capsys.readouterr().err == told.format(path)
+    expected = "sim: {}: row 2: prompt_tokens: expected a whole number of tokens, got 2.5\n"
+    assert capsys.readouterr().err == expected.format(path)
 
 
-def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = stored(VIDUR, tmp_path)
+def test_a_damaged_file_gives_a_one_line_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_parquet(VIDUR, tmp_path)
     path.write_bytes(path.read_bytes()[:-20])
     assert main(["trace", "inspect", str(path)]) == 2
     error = capsys.readouterr().err
@@ -78,10 +78,10 @@ def test_a_damaged_file_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert error.count("\n") == 1
 
 
-def test_without_pyarrow_the_extra_is_named(
+def test_without_pyarrow_the_error_names_the_extra(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = stored(VIDUR, tmp_path)
+    path = write_parquet(VIDUR, tmp_path)
     for name in ("pyarrow", "pyarrow.parquet"):
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, name, None)  # importing it now fails

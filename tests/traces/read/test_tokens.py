@@ -1,4 +1,4 @@
-"""Counting tokens: by estimate, by a function, by a tokenizer in a file."""
+"""Token counts: by estimate, by a function, by a tokenizer file."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 
 import pytest
 from servesim.core import BadInput
-from servesim.traces.read.tokens import counter
+from servesim.traces.read.tokens import token_counter
 
 
 def test_without_a_tokenizer_four_characters_are_a_token() -> None:
-    count = counter(None)
+    count = token_counter(None)
     assert [count(text) for text in ("", "a", "four", "fives")] == [0, 1, 1, 2]
 
 
-def test_a_function_counts_as_it_likes() -> None:
-    assert counter(len)("five!") == 5
+def test_a_function_is_used_unchanged() -> None:
+    assert token_counter(len)("five!") == 5
 
 
-def test_a_package_that_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, package in (("tokenizer.model", "sentencepiece"), ("tokenizer.json", "tokenizers")):
         monkeypatch.setitem(sys.modules, package, None)  # importing it now fails
         path = tmp_path / name
         path.touch()
         with pytest.raises(BadInput, match=f"tokenizer: reading {path} needs a package: pip install {package}"):
-            counter(path)
+            token_counter(path)
         path.unlink()
 
 
-def test_in_a_folder_the_sentencepiece_model_goes_first(tmp_path: Path) -> None:
+def test_in_a_folder_the_sentencepiece_model_is_preferred(tmp_path: Path) -> None:
     sentencepiece = pytest.importorskip("sentencepiece")
     pieces = BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -38,7 +38,7 @@ def test_in_a_folder_the_sentencepiece_model_goes_first(tmp_path: Path) -> None:
     )
     (tmp_path / "tokenizer.model").write_bytes(pieces.getvalue())
     (tmp_path / "tokenizer.json").touch()
-    assert counter(tmp_path)("aa bb aa") == 3
+    assert token_counter(tmp_path)("aa bb aa") == 3
 
 
 def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path: Path) -> None:
@@ -46,7 +46,7 @@ def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path: Path) -> Non
     path = tmp_path / "tokenizer.model"
     path.write_text("not a model")
     with pytest.raises(BadInput, match=f"tokenizer: expected a SentencePiece model, got {path}"):
-        counter(path)
+        token_counter(path)
 
 
 def test_a_real_tokenizer_json_counts_without_special_tokens(tmp_path: Path) -> None:
@@ -56,11 +56,11 @@ def test_a_real_tokenizer_json_counts_without_special_tokens(tmp_path: Path) -> 
     tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     tokenizer.post_processor = tokenizers.processors.TemplateProcessing("<s> $A", special_tokens=[("<s>", 2)])
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    assert counter(tmp_path / "tokenizer.json")("hello there hello") == 3
+    assert token_counter(tmp_path / "tokenizer.json")("hello there hello") == 3
 
 
-def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+def test_a_path_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         BadInput, match=r"tokenizer: expected a tokenizer\.model or tokenizer\.json, or a folder with one"
     ):
-        counter(tmp_path)
+        token_counter(tmp_path)

@@ -1,4 +1,4 @@
-"""Small scenarios worked by hand: every step takes a second unless a cost says otherwise."""
+"""Run small hand-worked scenarios; every step takes 1 s unless a test sets a cost."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from servesim.engine.step import Step, batch
 
 
 @dataclass
-class Story:
-    """What happened: turns that ran, moved or rejected something, as (t, batch) and (t, moves)."""
+class RunLog:
+    """Record of a run: each list has one entry per event, starting with its time."""
 
     requests: dict[Any, Request]
     server: Server
-    ran: list[tuple[float, list[tuple[Any, int]]]] = field(default_factory=list)
-    evicted: list[tuple[float, Any, str]] = field(default_factory=list)
+    steps: list[tuple[float, list[tuple[Any, int]]]] = field(default_factory=list)
+    preempted: list[tuple[float, Any, str]] = field(default_factory=list)
     swapped_in: list[tuple[float, Any]] = field(default_factory=list)
-    fetched: list[tuple[float, Any]] = field(default_factory=list)
+    prefetched: list[tuple[float, Any]] = field(default_factory=list)
     rejected: list[tuple[float, Any]] = field(default_factory=list)
     released: list[tuple[float, Any]] = field(default_factory=list)
-    end: float = 0.0
+    finish_time: float = 0.0
     stuck: Optional[Stuck] = None
 
-    def begun(self, server: Server, step: Step, arrived: list[Request]) -> None:
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         now = step.start
-        if step.calls:
-            self.ran.append((now, batch(server.running, step)))
-        self.evicted += [(now, request.id, how) for request, how, _ in step.evicted]
+        if step.runs_model:
+            self.steps.append((now, batch(server.running, step)))
+        self.preempted += [(now, request.id, mode) for request, mode, _ in step.preempted]
         self.swapped_in += [(now, request.id) for request in step.plan.moves.swap_in]
-        self.fetched += [(now, request.id) for request in step.plan.moves.fetch]
+        self.prefetched += [(now, request.id) for request in step.plan.moves.prefetch]
         self.rejected += [(now, rejection.request.id) for rejection in step.plan.moves.reject]
         self.released += [(now, request.id) for request in step.plan.moves.release]
 
-    def ended(self, server: Server, step: Step, now: float, over: list[Request]) -> None:
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         pass
 
     def order(self) -> list[Any]:
-        """Return who started when, the first first."""
+        """Return the ids in order of their first scheduling."""
         started = [request for request in self.requests.values() if request.scheduled is not None]
         return [request.id for request in sorted(started, key=lambda request: request.scheduled or 0.0)]
 
@@ -55,14 +55,14 @@ def serve(
     block_size: int = 1,
     cost: Optional[LinearCost] = None,
     **engine: Any,
-) -> Story:
-    """Serve requests turn by turn, with the books checked after each."""
+) -> RunLog:
+    """Serve requests step by step, and check the state of the server after each step."""
     server = Server(policy, blocks + policy.traits.reserved_blocks, block_size, **engine)
-    story = Story({request.id: request for request in requests}, server)
+    log = RunLog({request.id: request for request in requests}, server)
     clock = SimulatedClock(cost or LinearCost(base=1.0))
-    loop = Loop(server, Inbox(requests), clock, (story,), check=True)
+    loop = Loop(server, Inbox(requests), clock, (log,), check=True)
     try:
-        story.end = loop.run()
+        log.finish_time = loop.run()
     except Stuck as stuck:
-        story.stuck = stuck
-    return story
+        log.stuck = stuck
+    return log

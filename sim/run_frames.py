@@ -1,0 +1,115 @@
+"""The result of one run, simulated or measured, as pandas frames.
+
+Times are seconds, except metrics whose names end in _ms. The frame of requests is indexed by request id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Optional
+
+import pandas as pd
+from servesim.config.overrides import Tree
+from servesim.config.scenario import Scenario
+from servesim.runs.decision_log import InMemoryLog
+from servesim.runs.metrics import COLUMNS, STATES, row, time_per_token
+from servesim.runs.simulate import Run, simulate
+
+if TYPE_CHECKING:
+    from servesim.runs.run_folder import RunData
+    from servesim.traces.trace import Trace
+
+LOG_COLUMNS = ("t", "t_end", "kind", "free")  # of a decision log, unchanged
+LIST_COLUMNS = (
+    "prompts",
+    "admitted",
+    "evicted",
+    "swapped_in",
+    "waiting",
+    "running",
+    "swapped",
+    "finished",
+)  # of a decision log, counted
+
+
+@dataclass(frozen=True)
+class Result:
+    """One run, simulated or measured."""
+
+    scenario: Tree  # all inputs of the run
+    metrics: Mapping[str, Any]  # content of result.json: vLLM's keys, then simulator-only metrics
+    requests: pd.DataFrame  # one row per request: requests.csv, plus ttft, tpot and e2el of finished requests
+    decisions: Optional[pd.DataFrame] = None  # one row per scheduler step, if a decision log was kept
+
+    @property
+    def summary(self) -> pd.Series[Any]:
+        """The metrics that are numbers, to compare runs in one table."""
+        return pd.Series({key: value for key, value in self.metrics.items() if type(value) in (int, float)})
+
+    @property
+    def time_breakdown(self) -> pd.Series[Any]:
+        """Mean seconds of a finished request in each state."""
+        return pd.Series(self.metrics["mean_seconds"]).reindex(list(STATES))
+
+    def diff(self, other: Result) -> pd.DataFrame:
+        """Return the latencies of this run minus those of another, for requests that finished in both."""
+        both = self.requests.join(other.requests.add_suffix("_other"), how="inner")
+        both = both[(both.outcome == "finished") & (both.outcome_other == "finished")]
+        changed = {name: both[name] - both[f"{name}_other"] for name in ("ttft", "tpot", "e2el")}
+        return both[["arrival", "prompt", "output"]].assign(**changed)
+
+    # Old names.
+    figures = property(lambda self: self.metrics)
+    turns = property(lambda self: self.decisions)
+    where = property(lambda self: self.time_breakdown)
+    against = diff
+
+    def __repr__(self) -> str:
+        done, name = self.metrics["completed"], self.scenario["policy"]["name"]
+        return f"Result({name}: {done} of {len(self.requests)} requests in {self.metrics['makespan']:.2f} s)"
+
+
+def run_scenario(scenario: Scenario, requests: Optional[Trace], decisions: bool) -> Result:
+    """Simulate a checked scenario; `decisions` keeps one row per scheduler step."""
+    log = InMemoryLog() if decisions else None
+    run = simulate(scenario, requests, [] if log is None else [log])
+    return result_of(run, None if log is None else log.rows)
+
+
+def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
+    """Return a run as frames."""
+    rows = [dict(zip(COLUMNS, row(request))) for request in run.requests]
+    decisions = None if log is None else decisions_of(log)
+    return Result(run.scenario.model_dump(mode="json"), run.result(), replay_requests(rows), decisions)
+
+
+def result_of_data(data: RunData) -> Result:
+    """Return a run read from its folder as frames."""
+    scenario = {} if data.scenario is None else data.scenario.model_dump(mode="json")
+    decisions = None if data.decisions is None else decisions_of(data.decisions)
+    return Result(scenario, data.result, replay_requests(data.requests.values()), decisions)
+
+
+def replay_requests(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return the frame of requests; only finished requests have latencies."""
+    frame = pd.DataFrame(list(rows), columns=list(COLUMNS)).set_index("id")
+    times = frame[["first_token", "finish"]].astype(float).where(frame.outcome == "finished")
+    frame["ttft"] = times.first_token - frame.arrival
+    frame["e2el"] = times.finish - frame.arrival
+    frame["tpot"] = time_per_token(frame.ttft, frame.e2el, frame.output).where(frame.output > 1)
+    return frame
+
+
+def decisions_of(log: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
+    """Return a decision log as a frame: queue lengths, batch size and tokens of each step."""
+    rows = [
+        {
+            **{name: step[name] for name in LOG_COLUMNS},
+            **{name: len(step[name]) for name in LIST_COLUMNS},
+            "batch": len(step["chunks"]),
+            "tokens": sum(tokens for _, tokens in step["chunks"]),
+        }
+        for step in log
+    ]
+    return pd.DataFrame(rows, columns=[*LOG_COLUMNS, *LIST_COLUMNS, "batch", "tokens"])

@@ -1,0 +1,224 @@
+"""Update the generated tables of README and docs, and docs/commands.md: python tools/generate_tables.py
+
+A generated section is between `<!-- generated: NAME -->` and `<!-- end -->`. SECTIONS has the writer of each name.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Optional
+
+import yaml
+from servesim.config.registry import about_preset, field_help, presets
+from servesim.config.scenario import EngineConfig, Scenario, TraceFile
+from servesim.core import Policy
+from servesim.costs.device_profile import bundled_profiles
+from servesim.policies import POLICIES
+from servesim.study.experiment import SweepFile
+from servesim.study.search import SearchFile
+from servesim.traces.export import EXPORTS
+from servesim.traces.make.arrivals import ARRIVAL_KINDS
+from servesim.traces.make.lengths import DISTRIBUTION_KINDS, PAIR_KINDS
+from servesim.traces.read.formats import FORMATS
+
+sys.path.insert(0, str(Path(__file__).parent))
+from commands import reference
+from run_doc_examples import ROOT, pages
+
+SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Return a Markdown table."""
+    lines = [head, ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(escape_cell(value) for value in line) + " |\n" for line in lines)
+
+
+def escape_cell(value: Any) -> str:
+    """Return a value as the text of one Markdown cell."""
+    return " ".join(str(value).split()).replace("|", "\\|")
+
+
+def policy_tables() -> str:
+    """Return an overview of all policies (engine, validation), then a table of the fields of each."""
+    sections = [table(
+        ("policy", "engine", "validated against"),
+        ([f"[`{name}`](#{name})", traits.engine or "no engine", traits.validated_against]
+            for name, traits in ((name, kind().traits) for name, kind in POLICIES.items())),
+    )]  # fmt: skip
+    common = {field.name for field in fields(Policy)}
+    for name, kind in POLICIES.items():
+        doc = " ".join((kind.__doc__ or "").split())
+        sections.append(f"### {name}\n\n{doc}\n\n{field_table(kind, lambda field: field not in common)}")
+    return "\n".join(sections)
+
+
+def common_field_table() -> str:
+    """Return the fields that every policy has."""
+    return field_table(Policy, lambda field: True)
+
+
+def field_table(kind: type[Policy], include: Callable[[str], bool]) -> str:
+    """Return the fields of a policy class, with their defaults and help texts."""
+    help_texts = field_help(kind)
+    rows = [[f"`{f.name}`", f"`{f.default}`", help_texts.get(f.name, "")] for f in fields(kind) if include(f.name)]
+    return table(("field", "default", "meaning"), rows)
+
+
+def preset_table() -> str:
+    """Return all presets with their descriptions."""
+    return table(("preset", "system and version"), ([f"`{name}`", about_preset(name) or ""] for name in presets()))
+
+
+def key_table(model: Any, prefix: str = "") -> Callable[[], str]:
+    """Return a function that writes the keys of a pydantic model."""
+
+    def write() -> str:
+        rows = []
+        for name, field in model.model_fields.items():
+            value = field.get_default(call_default_factory=True)
+            default = "" if field.is_required() else to_yaml(value)
+            rows.append([f"`{prefix}{name}`", default, field.description or ""])
+        return table(("key", "default", "meaning"), rows)
+
+    return write
+
+
+def to_yaml(value: Any) -> str:
+    """Return a default value as YAML in code font."""
+    if hasattr(value, "model_dump") and len(value.model_dump()) > 4:
+        return "see below"
+    if hasattr(value, "model_dump"):
+        return ", ".join(f"`{key}: {to_yaml(inner).strip('`')}`" for key, inner in value.model_dump().items())
+    text = yaml.safe_dump(value, default_flow_style=True).strip().removesuffix("...").strip()
+    return f"`{text}`"
+
+
+def format_table() -> str:
+    """Return the trace formats that servesim reads, and which of them it writes."""
+    rows = ([f"`{name}`", entry.about, "yes" if name in EXPORTS else ""] for name, entry in FORMATS.items())
+    return table(("format", "description", "can be written"), rows)
+
+
+def arrival_table() -> str:
+    """Return the arrival processes of synthetic workloads."""
+    return kind_table(ARRIVAL_KINDS)
+
+
+def length_table() -> str:
+    """Return the length distributions of synthetic workloads."""
+    return kind_table({**DISTRIBUTION_KINDS, **PAIR_KINDS})
+
+
+def kind_table(models: Mapping[str, Any]) -> str:
+    """Return each kind with its keys and the first paragraph of its docstring."""
+    rows = []
+    for name, model in models.items():
+        model_keys = [f"`{key}`" for key in model.model_fields if key not in ("kind", "min", "max")]
+        rows.append([f"`{name}`", ", ".join(model_keys), model.__doc__.split("\n\n")[0]])
+    return table(("kind", "keys", "description"), rows)
+
+
+def profile_table() -> str:
+    """Return the bundled profiles."""
+    rows = []
+    for name, folder in bundled_profiles().items():
+        about = yaml.safe_load((folder / "profile.yaml").read_text(encoding="utf-8"))
+        rows.append([f"`{name}`", about.get("device", ""), about.get("model", ""), about.get("date", ""),
+                     about.get("how", "")])  # fmt: skip
+    return table(("profile", "device", "model", "date", "source of the step costs"), rows)
+
+
+def ascend_table() -> str:
+    """Return measured and simulated makespans of the Ascend runs, as profile.yaml records them."""
+    folder = bundled_profiles()["ascend910b4-llama2-7b"]
+    about, inputs = (
+        yaml.safe_load((folder / name).read_text(encoding="utf-8")) for name in ("profile.yaml", "runs.yaml")
+    )
+    scenarios = {run["name"]: run["scenario"] for run in inputs["runs"]}
+    rows = [
+        [run["run"], scenarios[run["run"]]["policy"]["decode_batch"], scenarios[run["run"]]["workload"]["contest"]["X"],
+         kind, f"{run['measured_s']:,.1f}", f"{run['predicted_s']:,.1f}", f"{100 * run['error']:+.2f} %",
+         percent(run.get("ttft_error")), percent(run.get("e2e_error"))]
+        for kind in ("fitted", "predicted")
+        for run in about["fit"][kind]
+    ]  # fmt: skip
+    head = ("run", "slots", "X", "fitted or predicted", "measured makespan (s)", "simulated makespan (s)",
+            "makespan error", "TTFT error per request (median)", "E2EL error per request (median)")  # fmt: skip
+    return table(head, rows)
+
+
+def percent(value: Optional[float]) -> str:
+    """Return an error as a percentage; empty if there is none."""
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def benchmark_table(name: str, script: str) -> Callable[[], str]:
+    """Return a function that reads a result of a benchmark from benchmarks/results (Markdown or CSV)."""
+
+    def write() -> str:
+        if (RESULTS / f"{name}.md").is_file():
+            return (RESULTS / f"{name}.md").read_text(encoding="utf-8").strip() + "\n"
+        path = RESULTS / f"{name}.csv"
+        if not path.is_file():
+            return f"*Not measured for this version yet. Run {script}.*\n"
+        lines = path.read_text(encoding="utf-8").splitlines()
+        notes = [line.lstrip("# ") for line in lines if line.startswith("#")]
+        rows = list(csv.reader(line for line in lines if not line.startswith("#")))
+        return table(rows[0], rows[1:]) + "".join(f"\n{note}\n" for note in notes)
+
+    return write
+
+
+def summary_rows(text: str) -> str:
+    """Return a table with its summary rows only (those in bold), without the columns that they leave empty."""
+    lines = text.splitlines()
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
+    bold = [row for row in rows[2:] if any("**" in cell for cell in row)]
+    columns = [column for column in range(len(rows[0])) if any(row[column] for row in bold)] if rows else []
+    heading = "".join(f"{line}\n" for line in lines if not line.startswith("|"))
+    names = ["statistic" if rows[0][column] == "setting" else rows[0][column] for column in columns]
+    return heading + (table(names, [[row[column] for column in columns] for row in bold]) if bold else "")
+
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "policies": policy_tables,
+    "common-fields": common_field_table,
+    "presets": preset_table,
+    "scenario-keys": key_table(Scenario),
+    "engine-keys": key_table(EngineConfig, "engine."),
+    "trace-keys": key_table(TraceFile, "trace."),
+    "sweep-keys": key_table(SweepFile),
+    "search-keys": key_table(SearchFile),
+    "formats": format_table,
+    "arrivals": arrival_table,
+    "lengths": length_table,
+    "profiles": profile_table,
+    "ascend": ascend_table,
+    "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
+    "h200-summary": lambda: summary_rows(benchmark_table("h200", "`benchmarks/h200_replay.py`")()),
+    "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
+    "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
+    "kbk-summary": lambda: summary_rows(benchmark_table("kbk", "`benchmarks/kbk_replay.py`")()),
+    "speed": benchmark_table("speed", "`tools/speed_table.py`"),
+}
+
+
+def fill_tables(text: str) -> str:
+    """Return a page with its generated sections up to date."""
+    return SECTION.sub(lambda match: f"{match[1]}\n{SECTIONS[match[2]]()}\n{match[4]}", text)
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "commands.md").write_text(reference(), encoding="utf-8")
+    for page in pages():
+        text = page.read_text(encoding="utf-8")
+        if fill_tables(text) != text:
+            page.write_text(fill_tables(text), encoding="utf-8")
+            print(page.relative_to(ROOT), "changed")
