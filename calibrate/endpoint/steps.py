@@ -147,9 +147,9 @@ def busy_steps(load: LoadResult, fastest: float) -> tuple[list[ObservedStep], li
     background = [s for s in load.sent_requests if s.request.output > 1]
     probes = [s for s in load.sent_requests if s.request.output == 1]
     stretch = decode_stretch(background, max(s.times[0] for s in background), min(s.times[-1] for s in background))
-    if stretch is None:
+    usual = 0.0 if stretch is None else float(np.median(np.diff(stretch.ends)))
+    if stretch is None or usual == 0.0:  # 0: the server buffered the streams
         return [], []
-    usual = float(np.median(np.diff(stretch.ends)))
     results = [probe_step(load.point.name, probe, stretch, usual, fastest) for probe in probes]
     pairs = [pair for pair in results if pair is not None]
     return [step for step, _ in pairs], [lag for _, lag in pairs]

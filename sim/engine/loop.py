@@ -88,6 +88,7 @@ class Loop:
         self._idle, self._steps_without_call = False, 0
         if step.hold and self.fast_forward is not None:
             self.now = self.fast_forward.run(step, now)
+            self._tokens_generated, self._last_progress = server.tokens_generated, self.calls  # every step has a token
             return None
         if self.compute is not None:
             self.compute(step)

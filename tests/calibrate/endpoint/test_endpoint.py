@@ -13,7 +13,7 @@ aiohttp = pytest.importorskip("aiohttp")
 from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads  # noqa: E402
 from servesim.calibrate.endpoint.fit import EndpointFit, NotEnoughData, fit_steps  # noqa: E402
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed, common_words  # noqa: E402
-from servesim.calibrate.endpoint.steps import median_slope, observed_steps  # noqa: E402
+from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps  # noqa: E402
 from servesim.calibrate.server.word_tokenizer import encode  # noqa: E402
 from servesim.core import BadInput, Request, Shape  # noqa: E402
 from servesim.costs.linear import LinearCost  # noqa: E402
@@ -139,6 +139,15 @@ def test_one_late_packet_does_not_change_the_step_time() -> None:
     ends = 0.01 * np.arange(12)
     ends[5] += 0.006
     assert median_slope(ends) == pytest.approx(0.01, rel=1e-9)
+
+
+def test_buffered_streams_of_a_busy_server_show_no_steps() -> None:
+    load = simulate_load(Point("busy", 2, 32), SMALL, COST, SLOTS, {}, 0.003)
+    assert busy_steps(load, 0.01)[0]
+    for sent in load.sent_requests:
+        if sent.request.output > 1:
+            sent.times = [sent.times[0]] + [sent.times[-1]] * (len(sent.times) - 1)
+    assert busy_steps(load, 0.01) == ([], [])
 
 
 def test_design_has_all_kinds_with_small_loads_first_and_within_its_limits() -> None:
