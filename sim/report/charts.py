@@ -225,3 +225,9 @@ def block_chart(timeline: QueueTimeline, last: float, max_value: int) -> str:
     frame.axes("time (s)", "KV blocks in use")
     frame.steps([(t, float(q.blocks_used)) for t, q in zip(timeline.log.times, timeline.log.queues)], "q-held")
     return frame.svg(f"KV blocks in use over time: {timeline.row.label}")
+
+
+def legend(*items: tuple[str, str]) -> str:
+    """Return the legend of a chart: (CSS colour variable, name)."""
+    entries = "".join(f'<li><i style="background:var({colour})"></i>{escape(name)}</li>' for colour, name in items)
+    return f'<ul class="key">{entries}</ul>'

@@ -61,9 +61,8 @@ def winner_section(summary: Summary) -> Section:
     """Return the winner with its metrics and settings."""
     row = summary.winner
     if row is None:
-        return Section(
-            "winner", "No winner", "<p>No configuration is eligible to win; the labels in the table below say why.</p>"
-        )
+        text = "<p>No configuration is eligible to win; the labels in the table below say why.</p>"
+        return Section("winner", "No winner", text)
     first, *others = summary.experiment.objectives
     facts = "".join(
         f"<div><dt>{escape(o.metric.removesuffix('_ms'))}</dt><dd>{format_mean(row.means[o.metric], o.metric)}<br>"
@@ -161,7 +160,9 @@ def pareto_section(summary: Summary) -> list[Section]:
     count = sum(row.on_pareto_front for row in summary.rows)
     figures = "".join(f"<figure>{charts.trade_off(summary, first.metric, other.metric)}</figure>" for other in others)
     names = ", ".join(objective.metric for objective in summary.experiment.objectives)
-    key = legend(("--win", "winner"), ("--base", "baseline"), ("--mark", "on the Pareto front"), ("--point", "other"))
+    key = charts.legend(
+        ("--win", "winner"), ("--base", "baseline"), ("--mark", "on the Pareto front"), ("--point", "other")
+    )
     text = (
         f"<p>{format_count(count, 'configuration')} on the Pareto front of {escape(names)}: no other configuration is "
         "better in one of these metrics without being worse in another.</p>"
@@ -174,8 +175,8 @@ def knobs_section(summary: Summary) -> list[Section]:
     curves = knobs(summary)
     if not curves:
         return []
-    key = legend(("--mark", "best configuration with this value"), ("--win", "winner, only this setting changed"),
-                 ("--base", "baseline"))  # fmt: skip
+    marks = (("--mark", "best configuration with this value"), ("--win", "winner, only this setting changed"))
+    key = charts.legend(*marks, ("--base", "baseline"))
     figures = "".join(f"<figure><h3>{escape(k.name)}</h3>{charts.knob_chart(k)}</figure>" for k in curves)
     metric = curves[0].metric
     text = (
@@ -194,7 +195,7 @@ def time_section(summary: Summary) -> list[Section]:
     bars = [(name, seconds) for name, seconds in bars if seconds]
     if not bars:
         return []
-    key = legend(*((f"--w{index}", charts.STATE_LEGEND[name]) for index, name in enumerate(STATES)))
+    key = charts.legend(*((f"--w{index}", charts.STATE_LEGEND[name]) for index, name in enumerate(STATES)))
     heads = "".join(f'<th class="n">{escape(name)}</th>' for name, _ in bars)
     lines = "".join(
         f"<tr><td>{charts.STATE_LEGEND[state]}</td>"
@@ -222,15 +223,11 @@ def queues_section(summary: Summary) -> list[Section]:
         blocks = charts.block_chart(timeline, last, max_blocks) if max_blocks else ""
         caption = escape(f"{name}: {timeline.row.label}")
         figures += f"<figure><h3>{caption}</h3>{charts.queue_chart(timeline, last, max_requests)}{blocks}</figure>"
-    key = legend(("--w1", "waiting"), ("--w4", "running"), ("--w5", "swapped out"), ("--mark", "KV blocks in use"))
+    key = charts.legend(
+        ("--w1", "waiting"), ("--w4", "running"), ("--w5", "swapped out"), ("--mark", "KV blocks in use")
+    )
     text = f"<p>Requests per queue in the first replication ({timelines[0].requests:,} requests).</p>"
     return [Section("queues", "Queues over time", f'{text}{key}<div class="charts wide">{figures}</div>')]
-
-
-def legend(*items: tuple[str, str]) -> str:
-    """Return the legend of a chart: (CSS colour variable, name)."""
-    entries = "".join(f'<li><i style="background:var({colour})"></i>{escape(name)}</li>' for colour, name in items)
-    return f'<ul class="key">{entries}</ul>'
 
 
 def label_tags(row: Row) -> str:
@@ -249,11 +246,8 @@ def table_section(summary: Summary) -> Section:
         heads += [header_cell(metric, True), header_cell("vs. baseline", True)]
     heads += [header_cell("preemptions", True), header_cell("labels")]
     lines = "".join(table_row(row, summary, keys, metrics) for row in summary.rows[:MAX_TABLE_ROWS])
-    more = (
-        f"<p>The best {MAX_TABLE_ROWS:,} configurations; summary.csv lists all.</p>"
-        if len(summary.rows) > MAX_TABLE_ROWS
-        else ""
-    )
+    is_cut = len(summary.rows) > MAX_TABLE_ROWS
+    more = f"<p>The best {MAX_TABLE_ROWS:,} configurations; summary.csv lists all.</p>" if is_cut else ""
     body = (
         '<label for="filter">Show only rows that contain all of these words</label>'
         '<input id="filter" type="search" autocomplete="off" placeholder="e.g. decode_batch 32 swapped">'
