@@ -21,16 +21,9 @@ if TYPE_CHECKING:
     from servesim.traces.trace import Trace
 
 LOG_COLUMNS = ("t", "t_end", "kind", "free")  # of a decision log, unchanged
-LIST_COLUMNS = (
-    "prompts",
-    "admitted",
-    "evicted",
-    "swapped_in",
-    "waiting",
-    "running",
-    "swapped",
-    "finished",
-)  # of a decision log, counted
+LIST_COLUMNS = (  # of a decision log, counted
+    "prompts", "admitted", "evicted", "swapped_in", "waiting", "running", "swapped", "finished",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)

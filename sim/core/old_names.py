@@ -105,3 +105,45 @@ class OldPoolNames:
 
     def blocks(self: Any, tokens: int) -> Any:
         return self.blocks_for(tokens)
+
+
+class OldPlanNames:
+    """Old attributes of a plan."""
+
+    __slots__ = ()
+
+    @property
+    def evict(self: Any) -> Any:
+        return self.preempt
+
+    @property
+    def waiting(self: Any) -> Any:
+        return self.reorder_waiting
+
+    @property
+    def fetch(self: Any) -> Any:
+        return self.prefetch
+
+    @property
+    def running(self: Any) -> Any:
+        return self.reorder_running
+
+    @property
+    def padding(self: Any) -> Any:
+        return self.padding_rows
+
+    @property
+    def wake(self: Any) -> Any:
+        return self.wake_at
+
+    @property
+    def spare(self: Any) -> Any:
+        return self.keep_free
+
+    @property
+    def lasts(self: Any) -> Any:
+        return self.hold_past_finish
+
+    @property
+    def memory(self: Any) -> Any:
+        return self.state

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Optional
 
-from .old_names import PLAN_FIELDS, new_names
+from .old_names import PLAN_FIELDS, OldPlanNames, new_names
 from .request import Request
 
 FOREVER = 1 << 60  # no limit: for `hold`, block counts, lengths and step numbers
@@ -79,7 +79,7 @@ class Moves(NamedTuple):
 NO_MOVES = Moves()
 
 
-class Plan:
+class Plan(OldPlanNames):
     """One step: first `moves`, then one model call of `chunks` and decodes.
 
     `hold` is a promise: `decide` would return the same plan for this number of further steps, if no request arrives,
@@ -133,14 +133,34 @@ class Plan:
             for name in self.__slots__:
                 setattr(self, name, getattr(plan, name))
 
-    def __getattr__(self, name: str) -> Any:
-        """Return a field of `moves`, or a field by its name in servesim 0.1."""
-        name = PLAN_FIELDS.get(name, name)
-        if name in Moves._fields:
-            return getattr(self.moves, name)
-        if name in self.__slots__:
-            return object.__getattribute__(self, name)
-        raise AttributeError(f"a Plan has no field {name!r}")
+    # Properties, because `__getattr__` would make every access to a field of a plan slower.
+    @property
+    def release(self) -> Sequence[Request]:
+        return self.moves.release
+
+    @property
+    def preempt(self) -> Sequence[Preemption]:
+        return self.moves.preempt
+
+    @property
+    def reorder_waiting(self) -> Optional[Sequence[Request]]:
+        return self.moves.reorder_waiting
+
+    @property
+    def swap_in(self) -> Sequence[Request]:
+        return self.moves.swap_in
+
+    @property
+    def prefetch(self) -> Sequence[Request]:
+        return self.moves.prefetch
+
+    @property
+    def admit(self) -> Sequence[Request]:
+        return self.moves.admit
+
+    @property
+    def reject(self) -> Sequence[Rejection]:
+        return self.moves.reject
 
     def _replace(self, **changes: Any) -> Plan:
         """Return the same plan with some fields changed."""

@@ -79,20 +79,11 @@ def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
     """Return new requests with the client's fields, in their state before a run."""
     return [
         Request(
-            r.id,
-            r.arrival,
-            r.prompt,
-            r.output,
-            r.limit,
-            r.priority,
-            r.session,
-            r.prefix_hashes,
-            r.follows,
-            r.think_time,
-            r.fails_at_token,
+            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix_hashes, r.follows,
+            r.think_time, r.fails_at_token,
         )
         for r in requests
-    ]
+    ]  # fmt: skip
 
 
 def build_scenario_loop(

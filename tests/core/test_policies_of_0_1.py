@@ -92,7 +92,7 @@ def test_a_plan_is_read_and_replaced_as_in_0_1() -> None:
     assert (held.hold, held.evict, held.reject, held.decode) == (3, (), plan.reject, True)
     assert plan == Plan(evict=[Eviction(request)], reject=[Rejection(request, "why")], decode=True)
     assert plan != held
-    with pytest.raises(AttributeError, match="no field 'evictions'"):
+    with pytest.raises(AttributeError, match="no attribute 'evictions'"):
         plan.evictions  # noqa: B018
     with pytest.raises(TypeError):
         Plan(evictions=())  # type: ignore[call-arg]
