@@ -228,7 +228,7 @@ def check_conservation(policy: Policy, world: ContractWorld) -> None:
     assert all(request.written == request.stop_at for request in finished), "a token was lost or generated twice"
     assert server.tokens_generated == sum(request.written for request in outcome.requests), "a token was counted twice"
     for request in finished:
-        times = (request.arrival, request.visible_at, request.scheduled, request.first_token, request.finish)
+        times = (request.sent, request.visible_at, request.scheduled, request.first_token, request.finish)
         known = [time for time in times if time is not None]
         assert len(known) == len(times) and known == sorted(known), f"times of {request} are not in order: {times}"
     held = sum(request._blocks for request in server.finished)

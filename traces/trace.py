@@ -62,11 +62,8 @@ class Trace:
 def copy_request(request: ClientRequest, **changes: Any) -> ClientRequest:
     """Return a copy of the client's fields of a request, with some of them changed."""
     if not changes:
-        return ClientRequest(
-            request.id, request.arrival, request.prompt, request.output, request.limit, request.priority,
-            request.session, request.prefix_hashes, request.follows, request.think_time, request.fails_at_token,
-        )  # fmt: skip
-    fields = {name: getattr(request, name) for name in CLIENT_FIELDS}
+        return ClientRequest(*request.client_fields())
+    fields = dict(zip(CLIENT_FIELDS, request.client_fields()))
     return ClientRequest(**{**fields, **changes})
 
 

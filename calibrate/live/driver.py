@@ -162,7 +162,7 @@ def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
     """Return the result of a run as JSON."""
     server = live.loop.server
     return {
-        "requests": [[r.written, r.arrival, *(getattr(r, name) for name in RESULT_FIELDS)] for r in requests],
+        "requests": [[r.written, r.sent, *(getattr(r, name) for name in RESULT_FIELDS)] for r in requests],
         "calls": [call.flat() for call in live.calls],
         "gaps": [server.token_gaps.seconds.tolist(), server.token_gaps.counts.tolist()],
         "computed": server.prompt_tokens_computed,

@@ -16,7 +16,6 @@ from servesim.calibrate.device.backend import MODELS, Model
 from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request, StepCost
-from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from, cost_mapping
 
@@ -105,7 +104,7 @@ def replay_arguments(
     return {
         "policy": scenario.policy,
         "engine": scenario.engine.model_dump(mode="json"),
-        "requests": [[to_json(getattr(request, name)) for name in CLIENT_FIELDS] for request in requests],
+        "requests": [[to_json(value) for value in request.client_fields()] for request in requests],
         "seed": scenario.seed,
         "vocab": model.vocab,
         "context": model.context,

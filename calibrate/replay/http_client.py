@@ -67,7 +67,7 @@ def warm_up_requests(requests: Sequence[Request]) -> list[Request]:
     """Return copies that all arrive at time 0 and generate at most 16 tokens."""
     copies = copy_requests(requests)
     for request in copies:
-        request.arrival, request.follows = 0.0, None
+        request.sent, request.follows = 0.0, None
         request.limit = min(16, request.limit)
     return copies
 

@@ -47,7 +47,7 @@ def run_from_result(
 ) -> MeasuredRun:
     """Return a measured run from the result of the live driver; fills in the times of the requests."""
     for request, (written, arrival, *times) in zip(requests, result["requests"]):
-        request._written, request.arrival = written, arrival
+        request._written, request.sent = written, arrival
         for name, value in zip(RESULT_FIELDS, times):
             setattr(request, name, value)
     server = build_server(scenario.make_policy(), scenario.engine.model_dump())

@@ -67,16 +67,16 @@ def top_scenarios(
 def replay_requests(scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None) -> list[Request]:
     """Return the first `limit` requests of a scenario. Times start at 0 and are multiplied by `time_scale`."""
     requests = copy_requests(load_trace(scenario).requests)
-    requests.sort(key=lambda request: request.arrival)
+    requests.sort(key=lambda request: request.sent)
     requests = requests[:limit]
     if not requests:
         raise BadInput("trace: expected requests to replay, got none")
     if not 0 < time_scale < float("inf"):
         raise BadInput(f"--time-scale: expected a positive number, got {time_scale:g}")
-    start = requests[0].arrival
+    start = requests[0].sent
     kept = {request.id for request in requests}
     for request in requests:
-        request.arrival = request.state_since = (request.arrival - start) * time_scale
+        request.sent = request.arrival = request.state_since = (request.sent - start) * time_scale
         request.think_time *= time_scale
         if request.follows not in kept:
             request.follows = None

@@ -27,6 +27,9 @@ class Traits(NamedTuple):
     reserved_blocks: int = 0  # blocks of the pool that the engine never gives to a request
     rejects_oversized: bool = True  # a request that can never fit is rejected on arrival
     frees_blocks_late: bool = False  # finished requests hold their blocks until a plan releases them
+    arrival_stamp: str = (
+        "seen"  # `request.arrival` is when the scheduler first sees it: seen | or the client sends it: sent
+    )
     last_token_decodes: bool = False  # if only the last prompt token is left, it runs as a decode row
 
 

@@ -47,7 +47,7 @@ class ClientRequest(OldRequestNames):
         **old: Any,
     ) -> None:
         self.id = id
-        self.arrival = arrival
+        self.arrival = arrival  # when the client sends it; a server changes it, see Request
         self.prompt = prompt  # prompt tokens
         self.output = output  # tokens it will generate, including end-of-sequence; a policy must not read it
         self.limit = output if limit is None else limit  # output limit in tokens (max_tokens)
@@ -61,6 +61,13 @@ class ClientRequest(OldRequestNames):
             for name, value in new_names(old, REQUEST_FIELDS, type(self).__name__ + "()").items():
                 setattr(self, name, value)
 
+    def client_fields(self) -> tuple[Any, ...]:
+        """Return what the client asks, in the order of CLIENT_FIELDS."""
+        return (
+            self.id, self.arrival, self.prompt, self.output, self.limit, self.priority, self.session,
+            self.prefix_hashes, self.follows, self.think_time, self.fails_at_token,
+        )  # fmt: skip
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {self.arrival:g} s, {self.prompt}+{self.output})"
 
@@ -68,11 +75,14 @@ class ClientRequest(OldRequestNames):
 class Request(ClientRequest):
     """A request in a server: what the client asks, its progress, and the times of its events.
 
+    `sent` is when the client sent it; metrics count from there. `arrival` is when the scheduler first saw it: policies
+    read it, because a real scheduler knows no earlier time (Traits.arrival_stamp).
+
     While it decodes with the cohort, `cached` and `written` follow the cohort's step count.
     """
 
     __slots__ = (
-        "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "outcome", "reason",
+        "sent", "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "outcome", "reason",
         "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
         "queued", "prefilling", "decoding", "swapped", "state_since",
         "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
@@ -101,6 +111,7 @@ class Request(ClientRequest):
             id, arrival, prompt, output, limit, priority, session, prefix_hashes, follows, think_time, fails_at_token,
             **old,
         )  # fmt: skip
+        self.sent = arrival
         self.serial = 0  # position in the trace, later requests behind it; breaks ties
         self.status = "outside"  # outside | waiting | running | swapped | done
         self.slot: Optional[int] = None  # its row in an engine with fixed slots
@@ -129,6 +140,10 @@ class Request(ClientRequest):
         self._blocks = 0
         self._cohort: Optional[DecodeCohort] = None
         self._in_prefilling = False  # whether it is in its server's prefilling queue
+
+    def client_fields(self) -> tuple[Any, ...]:
+        id, _, *others = super().client_fields()
+        return (id, self.sent, *others)
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, {self.status}, {self.prompt}+{self.written}, cached {self.cached})"

@@ -35,8 +35,8 @@ class Inbox:
             if request.follows is not None:
                 self.followers[request.follows].append(request)
         self._coming = [request for request in all_requests if request.follows is None]
-        self._coming.sort(key=attrgetter("arrival"))  # a stable sort: equal arrival times keep the given order
-        self._arrivals = [request.arrival + seconds for request in self._coming] + [math.inf]
+        self._coming.sort(key=attrgetter("sent"))  # a stable sort: equal arrival times keep the given order
+        self._arrivals = [request.sent + seconds for request in self._coming] + [math.inf]
         self._next = 0
         self._direct = self.lag == 1
         self._next_serial = len(all_requests)
@@ -73,14 +73,14 @@ class Inbox:
         """Add a request during the run. It arrives at its arrival time."""
         request.serial = self._next_serial
         self._next_serial += 1
-        heappush(self._released, (request.arrival + self.seconds, request.serial, request))
+        heappush(self._released, (request.sent + self.seconds, request.serial, request))
         self._update_next_arrival()
 
     def release_followers(self, id: Any, now: float) -> None:
         """Start the think time of the requests that follow this one."""
         for request in self.followers.pop(id, ()):
-            request.arrival = request.state_since = now + request.think_time
-            heappush(self._released, (request.arrival + self.seconds, request.serial, request))
+            request.sent = request.arrival = request.state_since = now + request.think_time
+            heappush(self._released, (request.sent + self.seconds, request.serial, request))
         self._update_next_arrival()
 
     def unreleased(self) -> list[Request]:

@@ -101,7 +101,7 @@ class Loop:
         inbox, server = self.inbox, self.server
         arrived = inbox.pop_visible(now, self.calls, self._idle)
         for request in arrived:  # with a lag, the time before is front-end time, not queueing time
-            server.submit(request, now, request.arrival + inbox.seconds if inbox.lag == 1 else now)
+            server.submit(request, now, request.sent + inbox.seconds if inbox.lag == 1 else now)
             if request.status == "done":
                 self._report_to_client(request, now)
         return arrived

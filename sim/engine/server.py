@@ -78,6 +78,8 @@ class Server:
     def submit(self, request: Request, now: float, visible_at: float) -> None:
         """Add an arrival to waiting, or reject it if it can never run. Its queueing time starts at `visible_at`."""
         request.visible_at = request.state_since = visible_at
+        if self.traits.arrival_stamp == "seen":
+            request.arrival = visible_at
         if request.prompt + request.stop_at > self.limits.max_length:
             request.stop_at = self.limits.output_tokens(request)
         if self.rejects_oversized and (reason := self.limits.rejection_reason(request)):

@@ -26,7 +26,7 @@ STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 
 def row(request: Request) -> tuple[Any, ...]:
     """Return the row of a request in requests.csv, in the order of COLUMNS."""
-    arrival, start, end, client_end = request.arrival, request.visible_at, request.finish, request.client_end
+    arrival, start, end, client_end = request.sent, request.visible_at, request.finish, request.client_end
     queued, prefilling, decoding, swapped = request.queued, request.prefilling, request.decoding, request.swapped
     start = arrival if start is None else start
     last = request.state_since if end is None else end
@@ -50,11 +50,11 @@ def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:
         if (
             request.client_end is not None
             and request.outcome == "finished"
-            and request.client_end - request.arrival > after
+            and request.client_end - request.sent > after
         ):
             request.outcome = "lost"
             request.reason = f"the client gave up after {after:g} s"
-            request.client_end = request.arrival + after
+            request.client_end = request.sent + after
 
 
 def summary(values: Array) -> dict[str, float]:
@@ -108,7 +108,7 @@ class Metrics:
         self.requests = requests
         done = [request for request in requests if request.outcome == "finished"]
         self.done = done
-        arrival = np.array([request.arrival for request in done], dtype=np.float64)
+        arrival = np.array([request.sent for request in done], dtype=np.float64)
         first = np.array([request.first_token for request in done], dtype=np.float64)
         end = np.array([request.client_end for request in done], dtype=np.float64)
         output = np.array(
@@ -121,7 +121,7 @@ class Metrics:
         self.itl = pooled_stats(gaps)
         self.outputs = int(output.sum())
         self.inputs = sum([request.prompt for request in done])
-        start = min([request.arrival for request in requests], default=0.0)
+        start = min([request.sent for request in requests], default=0.0)
         self.makespan = max([r.client_end for r in requests if r.client_end is not None], default=start) - start
         self.good = self._good(slo or {})
 

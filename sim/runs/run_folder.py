@@ -31,7 +31,8 @@ from .simulate import Run
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
 DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
 STEP_COLUMNS = ("start", "called", "end", *Shape._fields)
-SENT_KEYS = {new: old for old, new in REQUEST_FIELDS.items()}  # sent.jsonl keeps the keys of 0.1
+OLD_KEYS = {new: old for old, new in REQUEST_FIELDS.items()}
+SENT_KEYS = tuple(OLD_KEYS.get(name, name) for name in CLIENT_FIELDS)  # sent.jsonl keeps the keys of servesim 0.1
 
 
 @dataclass
@@ -95,8 +96,9 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
     """Write the requests as sent, enough to send or simulate them again."""
     with open_text(path) as file:
         for request in requests:
-            fields = {SENT_KEYS.get(name, name): getattr(request, name) for name in CLIENT_FIELDS}
-            file.write(json.dumps({**fields, "prefix": list(request.prefix_hashes)}) + "\n")
+            fields = dict(zip(SENT_KEYS, request.client_fields()))
+            fields["prefix"] = list(request.prefix_hashes)
+            file.write(json.dumps(fields) + "\n")
 
 
 def write_steps(calls: Sequence[ModelCall], path: Path) -> None:

@@ -77,13 +77,7 @@ def load_trace(scenario: Scenario) -> Trace:
 
 def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
     """Return new requests with the client's fields, in their state before a run."""
-    return [
-        Request(
-            r.id, r.arrival, r.prompt, r.output, r.limit, r.priority, r.session, r.prefix_hashes, r.follows,
-            r.think_time, r.fails_at_token,
-        )
-        for r in requests
-    ]  # fmt: skip
+    return [Request(*request.client_fields()) for request in requests]
 
 
 def build_scenario_loop(

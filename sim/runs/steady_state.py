@@ -30,10 +30,10 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
 
     There is no itl: gaps between tokens are pooled over the whole run.
     """
-    first, last = min(r.arrival for r in requests), max(r.arrival for r in requests)
+    first, last = min(r.sent for r in requests), max(r.sent for r in requests)
     start, end = first + warm_up * (last - first), last - drain * (last - first)
     seconds = end - start
-    inside = Metrics([r for r in requests if start <= r.arrival < end], TokenGaps(), slo)
+    inside = Metrics([r for r in requests if start <= r.sent < end], TokenGaps(), slo)
     finished = [r for r in requests if r.outcome == "finished"]
     ended = [r for r in finished if r.client_end is not None and start <= r.client_end < end]
     outputs, inputs = sum(r.written for r in ended), sum(r.prompt for r in ended)
@@ -53,7 +53,7 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
 
 def backlog_growth(requests: Sequence[Request]) -> tuple[float, float]:
     """Return the growth of the backlog in the second half, as a fraction of its arrivals, and the R2 of the line."""
-    arrival = np.sort(np.array([r.arrival for r in requests], dtype=np.float64))
+    arrival = np.sort(np.array([r.sent for r in requests], dtype=np.float64))
     half = len(arrival) // 2
     if len(arrival) < 4 or arrival[-1] <= arrival[half]:
         return 0.0, 0.0  # all arrive at once: there is no rate

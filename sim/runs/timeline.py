@@ -80,12 +80,12 @@ class Timeline:
 
     def _open(self, request: Request, now: float) -> None:
         facts = {"prompt": request.prompt, "limit": request.limit}
-        self._slice("b", request, f"request {request.id}", request.arrival, facts)
+        self._slice("b", request, f"request {request.id}", request.sent, facts)
         if request.status == "done":  # rejected on arrival
             self._slice("e", request, f"request {request.id}", now, {"outcome": request.outcome})
             return
         self._states[request] = "queued"
-        self._slice("b", request, "queued", request.arrival)
+        self._slice("b", request, "queued", request.sent)
 
     def _enter(self, request: Request, state: str, now: float) -> None:
         old = self._states.get(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib
 import json
 import logging
@@ -15,6 +16,20 @@ from .grid import Assignment, check_keys, parse_bounds
 from .objective import Objective
 
 STUDY_FILE = "study.journal"
+
+
+class JournalLock:
+    """Lock of the journal file. The system releases it when its process dies, unlike the lock files of Optuna."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab")
+
+    def acquire(self) -> bool:
+        fcntl.flock(self._file, fcntl.LOCK_EX)
+        return True
+
+    def release(self) -> None:
+        fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 def import_optuna() -> Any:
@@ -62,7 +77,9 @@ def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[
         backend = importlib.import_module("optuna.storages.journal").JournalFileBackend
     else:
         backend = library.storages.JournalFileStorage
-    storage = library.storages.JournalStorage(backend(str(folder / STUDY_FILE)))
+    path = folder / STUDY_FILE
+    repair_journal(path)
+    storage = library.storages.JournalStorage(backend(str(path), JournalLock(path)))
     directions = ["minimize" if objective.goal == "min" else "maximize" for objective in objectives]
     pruner = library.pruners.NopPruner()
     if halving is not None:
@@ -73,6 +90,14 @@ def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[
     for trial in study.get_trials(deepcopy=False, states=(library.trial.TrialState.RUNNING,)):
         study.tell(trial.number, state=library.trial.TrialState.FAIL)
     return study
+
+
+def repair_journal(path: Path) -> None:
+    """Remove an incomplete last line, which a killed search leaves behind and Optuna cannot read."""
+    data = path.read_bytes() if path.is_file() else b""
+    if data and not data.endswith(b"\n"):
+        with path.open("r+b") as file:
+            file.truncate(data.rfind(b"\n") + 1)
 
 
 def completed_trials(study: Any) -> list[Any]:

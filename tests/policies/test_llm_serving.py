@@ -30,6 +30,7 @@ def play(
     cost: dict[str, float],
     blocks: int = 64,
     block_size: int = 16,
+    lag: int = 1,
     **limits: Any,
 ) -> tuple[list[Request], list[dict[str, Any]], str | None]:
     """Run the requests of a recording; return them, the decision log, and the error of a livelock."""
@@ -43,7 +44,7 @@ def play(
     server = Server(policy, blocks, block_size, **limits)
     file = io.StringIO()
     clock = SimulatedClock(LinearCost(prefill=cost["prefill"], decode_step=cost["decode"]))
-    loop = Loop(server, Inbox(requests), clock, (DecisionLog(file),), check=True)
+    loop = Loop(server, Inbox(requests, lag), clock, (DecisionLog(file),), check=True)
     stuck = None
     try:
         loop.run()

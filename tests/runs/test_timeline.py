@@ -65,7 +65,7 @@ def test_every_slice_closes_and_states_are_inside_their_request(tmp_path: Path, 
         spans.setdefault(event["id"], []).append(event["ts"])
     assert set(opened.values()) == {0} and len(spans) == 60
     for request in run.requests:
-        assert spans[str(request.id)][0] == pytest.approx(1e6 * request.arrival, abs=0.01)
+        assert spans[str(request.id)][0] == pytest.approx(1e6 * request.sent, abs=0.01)
         assert spans[str(request.id)][-1] == pytest.approx(1e6 * (request.finish or 0), abs=0.01)
     assert sum(e["name"] == "queued again" and e["ph"] == "b" for e in events) == sum(
         r.preemptions for r in run.requests

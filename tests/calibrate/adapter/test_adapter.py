@@ -29,9 +29,12 @@ PAGED = [path for path in sorted(RECORDED.glob("*.json")) if path.stem[:2] < "20
 
 def run_server(
     requests: list[dict[str, Any]], cost: dict[str, float], policy: Policy, batch: int, blocks: int, block_size: int,
-    seq_length: int = 4096, max_length: Optional[int] = None, max_steps: int = 5000,
+    seq_length: int = 4096, max_length: Optional[int] = None, max_steps: int = 5000, lag: int = 1,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
-    """Run the stand-in with the adapter; yield every step in the form of the recordings."""
+    """Run the stand-in with the adapter; yield every step in the form of the recordings.
+
+    The scheduler sees a request that arrives during call n after call n + lag - 1, or at once if the server is idle.
+    """
     schedule_class = type("Schedule", (Schedule,), {})
     master_class = type("Master", (Master,), {})
     clock = [0.0]
@@ -44,19 +47,25 @@ def run_server(
         )
     master = master_class(schedule)
     coming = sorted(requests, key=lambda request: request["arrival"])
+    delayed: list[tuple[int, dict[str, Any]]] = []
+    calls, idle = 0, True
     for _ in range(max_steps):
         now = clock[0]
-        due = [request for request in coming if request["arrival"] <= now]
+        delayed += [(calls + lag - 1, request) for request in coming if request["arrival"] <= now]
         coming = [request for request in coming if request["arrival"] > now]
+        due = [request for visible_after, request in delayed if idle or visible_after <= calls]
+        delayed = [] if idle else [item for item in delayed if item[0] > calls]
         schedule.waiting_request_queue.extend(map(schedule.entry, due))
         kind, slots = master.step()
         yield step_record(now, kind, slots, due, schedule)
-        if kind == "idle":
+        calls += kind in ("prefill", "decode")
+        idle = kind == "idle"
+        if not idle:
+            clock[0] = now + cost.get(kind, 0.0)
+        elif not delayed:
             if not coming:
                 return
             clock[0] = coming[0]["arrival"]
-        else:
-            clock[0] = now + cost.get(kind, 0.0)
 
 
 def step_record(now: float, kind: str, slots: list[int], due: list[dict[str, Any]], schedule: Any) -> dict[str, Any]:
@@ -195,17 +204,16 @@ def random_world(rng: random.Random) -> tuple[list[dict[str, Any]], int, int, in
     return sorted(requests, key=lambda request: request["arrival"]), rng.randint(1, 5), rng.randint(9, 20), 4
 
 
+@pytest.mark.parametrize("lag", [2, 7])  # without a lag, a policy may know when a request arrived during a call
 @pytest.mark.parametrize("fields", SETTINGS.values(), ids=SETTINGS)
-def test_policy_decides_the_same_in_the_server_and_in_the_simulation(fields: dict[str, Any]) -> None:
+def test_policy_decides_the_same_in_the_server_and_in_the_simulation(fields: dict[str, Any], lag: int) -> None:
     compared = preempted = 0
     for seed in range(30):
         requests, batch, blocks, size = random_world(random.Random(seed))
         cost = {"prefill": 3.0, "decode": 1.0}
         policy = LLMServing(decode_batch=batch, **fields)
-        steps = list(run_server(requests, cost, policy, batch, blocks, size, max_steps=1500))
-        first_step = {id: step["t"] for step in steps for id in step["admitted"]}  # arrival time for the adapter
-        arriving = [{**request, "arrival": first_step[request["id"]]} for request in requests]
-        _, simulated, stuck = play(arriving, policy, cost, blocks, size)
+        steps = list(run_server(requests, cost, policy, batch, blocks, size, max_steps=1500, lag=lag))
+        _, simulated, stuck = play(requests, policy, cost, blocks, size, lag)
         if stuck:
             continue
         theirs = [(t["t"], t["kind"], t["swapped"], t["inserted"], t["free"]) for t in steps if t["kind"] != "idle"]

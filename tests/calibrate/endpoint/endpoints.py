@@ -49,9 +49,7 @@ def simulate_load(point: Point, design: Design, cost: StepCost, policy: Any, eng
     tokens = TokenTimes(requests)
     build_scenario_loop(scenario, requests, SimulatedClock(cost), (tokens,)).run()
     sent_requests = [
-        SentRequest(
-            r, r.arrival, r.arrival - front, tokens.times[r.id], None, None, r.client_end or r.finish, r.outcome
-        )
+        SentRequest(r, r.sent, r.sent - front, tokens.times[r.id], None, None, r.client_end or r.finish, r.outcome)
         for r in requests
     ]
     return LoadResult(point, 0, 0.0, sent_requests)
