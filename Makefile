@@ -31,7 +31,7 @@ kbk:
 	tools/kbk_env.sh
 
 test: lint kbk
-	$(BIN)/python -Im pytest -n auto --maxprocesses 8 --dist loadfile -m 'not live and not benchmark and not ascend'
+	$(BIN)/python -Im pytest -n auto --maxprocesses 8 --dist loadfile -m 'not live and not ascend'
 	$(BIN)/python -Im pytest -m live
 
 # Regenerate tables, printed output and charts of README and docs, and the notebooks from their Python files.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from servesim.calibrate.adapter.__main__ import run_script
+from servesim.calibrate.adapter.__main__ import main
 from servesim.calibrate.adapter.llm_serving import install
 
-install()
-
 if __name__ == "__main__":
-    run_script()
+    main()
+else:
+    install()

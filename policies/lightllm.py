@@ -46,7 +46,7 @@ class LightLLM(Policy):
             engine="LightLLM 4b037f68 (2024-04-15)",
             validated_against="recordings of LightLLM's RouterManager and ReqQueue, step by step",
             rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
-            last_token_decodes=True,
+            last_token_decodes=self.splitfuse_mode,
         )
 
     def initial_state(self) -> Any:

@@ -2,7 +2,7 @@
 
 The defaults reproduce the unmodified server. Entries of a 2024 contest used other values. `delay_variant` is one of:
 
-none                 no delay
+none                 no delay; delay_factor must be 0
 queue                as in vLLM 0.4.1 - 0.5.3: one test per step; none while no request runs
 request              as in vLLM 0.4.0: one test per admission; none for the first admission while no request runs
 contest              as contest entry yyds coded it: one test per admission, also while no request runs
@@ -29,6 +29,7 @@ from servesim.core import (
     Traits,
     View,
     require_at_least,
+    require_effect,
     require_one_of,
 )
 
@@ -39,13 +40,18 @@ from .llm_serving_static import check_blocks, decide_rows, is_out_of_range, reje
 VICTIMS = ("shortest", "longest", "newest", "oldest", "fewest-blocks")
 
 
-def victim_key(victim: str, request: Request) -> float:
-    """Return the sort key: the request with the smallest key is preempted; on a tie, the one in the lowest slot."""
+def victim_key(victim: str, request: Request) -> tuple[float, int]:
+    """Return the sort key: the request with the smallest key is preempted; on a tie, the one in the lowest slot.
+
+    With a front-end lag, the scheduler gets several requests at the same time. The first that was sent is the oldest.
+    """
     if victim == "fewest-blocks":
-        return request.blocks
-    if victim in ("newest", "oldest"):
-        return request.arrival if victim == "oldest" else -request.arrival
-    return request.length if victim == "shortest" else -request.length
+        return request.blocks, 0
+    if victim == "oldest":
+        return request.arrival, request.serial
+    if victim == "newest":
+        return -request.arrival, -request.serial
+    return request.length if victim == "shortest" else -request.length, 0
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class LLMServing(Policy):
     decode_batch: int = 1  # number of slots (maximum running requests); the engine pads every decode to it
     prefill_batch: int = 1  # prompts per prefill step; the unmodified server always runs 1
     delay_factor: float = 0.0  # admit when the oldest request has waited this multiple of the last prefill's latency
-    delay_variant: str = "none"  # test of the delay: none, queue or request (as vLLM), contest, contest-as-reported
+    delay_variant: str = "queue"  # test of the delay: queue or request (as vLLM), contest, contest-as-reported, none
     fix_delay_bugs: bool = False  # fix two bugs of the contest variants: crash on an empty queue, delay while idle
     preempted_to: str = "front"  # queue of a preempted request: front (FIFO order only), sorted (by `order`), swapped
     refill_from: str = "swapped"  # queue that fills a free slot: swapped, waiting, older (the older of both heads)
@@ -75,6 +81,8 @@ class LLMServing(Policy):
             victim=VICTIMS,
             strategy=("paged", "continuous", "static", "static-paged"),
         )
+        require_effect(self, self.delay_variant != "none", "a delay_variant other than none", "delay_factor")
+        require_effect(self, self.strategy == "paged", "strategy: paged", "delay_factor", "admission_hysteresis")
 
     @property
     def traits(self) -> Traits:

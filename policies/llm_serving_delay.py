@@ -27,7 +27,7 @@ class AdmissionDelay:
         self.wake_at: Optional[float] = None  # time at which the delayed request may be admitted
         self._allowed: Optional[bool] = None  # last result, for variants with one test per step
         self._admitted_now: set[Request] = set()
-        self.active = variant != "none" and factor > 0
+        self.active = factor > 0
         if self.active and variant == "contest-as-reported" and not fix_bugs and not view.waiting:
             why = (
                 "llm-serving's delay code calls min() on an empty waiting queue, and its serving loop ends; "

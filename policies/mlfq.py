@@ -16,6 +16,7 @@ from .common import DECODE_PAST_FINISH, IDLE_PLAN
 from .fastserve_common import BatchChange, FastServePolicy
 
 ENGINE = "FastServe 187a274"
+MIN_QUANTUM = 1e-9  # seconds
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,8 @@ class MLFQ(FastServePolicy):
         super().__post_init__()
         require_at_least(self, 1, "threshold", "starvation_period")
         require_at_least(self, 0, "profiled_prefill", "profiled_prefill_token", "starvation_threshold")
-        if not self.base_quantum > 0:
-            raise ValueError(f"base_quantum: expected more than 0, got {self.base_quantum!r}")
+        if not self.base_quantum >= MIN_QUANTUM:
+            raise ValueError(f"base_quantum: expected more than 0, at least {MIN_QUANTUM:g}, got {self.base_quantum!r}")
 
     @property
     def traits(self) -> Traits:

@@ -7,7 +7,7 @@ from typing import Optional
 
 from servesim.core import FOREVER, Plan, Policy, Request, Traits, View, require_at_least, require_one_of
 
-from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN, admit_reserved
+from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN, admit_reserved, too_long
 from .static import slot_blocks
 
 
@@ -36,7 +36,9 @@ class Orca(Policy):
     def decide(self, view: View) -> Plan:
         if not view.waiting:
             return DECODE_PAST_FINISH if view.decoding else IDLE_PLAN
-        if len(view.running) >= self.max_num_seqs:
+        # Sarathi-Serve drops a long prompt at the head of waiting before it counts the running requests.
+        drops = self.reserve == "model" and too_long(view.waiting[0], view)
+        if len(view.running) >= self.max_num_seqs and not drops:
             return DECODE_UNTIL_FINISH
         pool = view.pool
         free = pool.free

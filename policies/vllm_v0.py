@@ -18,6 +18,7 @@ from servesim.core import (
     Traits,
     View,
     require_at_least,
+    require_effect,
     require_one_of,
 )
 
@@ -62,6 +63,9 @@ class VLLM(VLLMv0):
         require_at_least(self, 1, "max_num_batched_tokens")
         require_at_least(self, 0, "max_paddings")
         require_one_of(self, policy=("fcfs", "priority"))
+        require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
+        if self.policy == "priority" and self.preemption_mode == "swap":  # vLLM ends with an assertion
+            raise ValueError("preemption_mode: expected recompute or null with policy: priority, got 'swap'")
 
     @property
     def traits(self) -> Traits:

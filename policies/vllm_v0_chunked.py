@@ -7,7 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Plan, Rejection, Request, Traits, View, require_at_least, require_one_of
+from servesim.core import (
+    FOREVER,
+    Chunk,
+    Plan,
+    Rejection,
+    Request,
+    Traits,
+    View,
+    require_at_least,
+    require_effect,
+    require_one_of,
+)
 
 from .common import IDLE_PLAN
 from .delay_gate import DelayGate, DelayState
@@ -36,18 +47,26 @@ class PrefillResult(NamedTuple):
 
 @dataclass(frozen=True)
 class VLLMChunked(VLLMv0):
-    """The scheduler of vLLM v0 with enable_chunked_prefill. The defaults are those of 0.8.5; see the presets."""
+    """The scheduler of vLLM v0 with enable_chunked_prefill. The defaults are those of 0.8.5; see the presets.
+
+    From 0.5.4 on (`delay_scope: request-unless-idle`), the delay factor has no effect, as in the real engine.
+    """
 
     max_num_batched_tokens: int = 2048  # tokens per step (768 in 0.4.1, 512 in 0.4.2-0.6.0)
     max_num_partial_prefills: int = 1  # prompts that share the token budget equally (>= 0.7)
     max_long_partial_prefills: int = 1  # maximum long prompts among them
     long_prefill_token_threshold: int = 0  # tokens above which a prompt is long; 0: 4 % of max_model_len
+    examine_at_full_budget: bool = False  # ignore prompts that never fit also if no token is left (<= 0.5.0)
+    answer_failed_swaps: bool = True  # reply to a swapped request larger than the pool; false: no reply (0.4.2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require_at_least(self, 1, "max_num_batched_tokens", "max_num_partial_prefills", "max_long_partial_prefills")
         require_at_least(self, 0, "long_prefill_token_threshold")
         require_one_of(self, delay_scope=("queue", "request-unless-idle"))
+        several = self.max_num_partial_prefills > 1
+        fields = ("max_long_partial_prefills", "long_prefill_token_threshold")
+        require_effect(self, several, "max_num_partial_prefills above 1", *fields)
         if self.max_num_partial_prefills > self.max_num_batched_tokens:
             raise ValueError(
                 f"max_num_partial_prefills: expected at most {self.max_num_batched_tokens} (max_num_batched_tokens), "
@@ -133,7 +152,7 @@ class VLLMChunked(VLLMv0):
         gate = DelayGate(self.delay_factor, self.delay_scope, view, view.state) if self._delays else None
         chunks: list[Chunk] = []
         ignored: list[Rejection] = []
-        for request in view.waiting:
+        for request in view.waiting if tokens or self.examine_at_full_budget else ():
             if gate is not None and not gate.allows(len(chunks) + len(ignored), len(chunks)):
                 break
             length = request.length
@@ -162,7 +181,10 @@ class VLLMChunked(VLLMv0):
         chunks = prompts.chunks + running.chunks if prompts.chunks else running.chunks
         if swapped_in:
             chunks = [*chunks, *(Chunk(request, request.pending) for request in swapped_in if not request.prompt_done)]
-        reject = [*prompts.ignored, *swaps.infeasible]
+        failed = swaps.infeasible
+        if not self.answer_failed_swaps:
+            failed = [rejection._replace(outcome="unanswered") for rejection in failed]
+        reject = [*prompts.ignored, *failed]
         state = None if gate is None else gate.state_after_prefill() if prompts.chunks else gate.state
         wake_at = None if gate is None else gate.wake_at
         if not (preempt or swapped_in or running.unscheduled or running.decodes is not None) and self._stays_sorted(

@@ -57,6 +57,7 @@ class VLLMv0(Policy):
     swap_order: str = "swapped"  # swap-in order: arrival (<= 0.5.3), or swapped (order of the swap-outs)
     append_rule: str = "touched"  # free blocks that an append requires: any_free: 1 (< 0.6.3); touched: those it writes
     fail_infeasible: bool = True  # reject a swapped request larger than the pool (>= 0.4.1); false: it waits forever
+    free_failed_swaps: bool = False  # free the host blocks of such a request; vLLM never frees them
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -69,7 +70,7 @@ class VLLMv0(Policy):
     @property
     def traits(self) -> Traits:
         # The scheduler itself rejects ("ignores") a prompt that can never fit when it is at the head of the queue.
-        return Traits(rejects_oversized=False)
+        return Traits(rejects_oversized=False, tokens_past_max_model_len=1, arrival_is_send_time=True)
 
     def initial_state(self) -> Any:
         return DelayState() if self.delay_factor > 0 else None
@@ -124,7 +125,7 @@ class VLLMv0(Policy):
             blocks = pool.blocks_for(request.length)
             need = request.host_blocks + 1 if self.append_rule == "any_free" else blocks
             if self.fail_infeasible and need > pool.total:
-                infeasible.append(Rejection(request, f"needs {need} blocks to swap in, the pool has {pool.total}"))
+                infeasible.append(self._fail_swap_in(request, need, pool.total))
                 continue
             # A swap-in is never chunked.
             if free - need < watermark_blocks or max_requests < 1 or request.pending > tokens:
@@ -134,6 +135,12 @@ class VLLMv0(Policy):
             tokens -= request.pending
             swapped_in.append(request)
         return SwapInResult(swapped_in, infeasible)
+
+    def _fail_swap_in(self, request: Request, need: int, total: int) -> Rejection:
+        reason, keeps = f"needs {need} blocks to swap in, the pool has {total}", not self.free_failed_swaps
+        if keeps:
+            reason += f"; vLLM does not free its {request.host_blocks} host blocks"
+        return Rejection(request, reason, keeps_host_blocks=keeps)
 
 
 def require_below_one(watermark: float) -> None:

@@ -5,7 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.core import Chunk, Plan, Policy, Preemption, Request, Traits, View, require_at_least, require_one_of
+from servesim.core import (
+    Chunk,
+    Plan,
+    Policy,
+    Preemption,
+    Request,
+    Traits,
+    View,
+    require_at_least,
+    require_effect,
+    require_one_of,
+)
 
 from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN
 from .vllm_v0_common import prefilling_is_last, priority_key, require_below_one
@@ -29,13 +40,16 @@ class VLLMV1(Policy):
         require_at_least(self, 0, "long_prefill_token_threshold", "watermark")
         require_below_one(self.watermark)
         require_one_of(self, policy=("fcfs", "priority"))
+        require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
 
     @property
     def traits(self) -> Traits:
         return Traits(
             engine="vLLM V1 0.32.0, the synchronous scheduler without prefix caching or speculation",
             validated_against="recordings of the real scheduler of 0.32.0",
+            arrival_is_send_time=True,  # the API server stamps it
             rejects_oversized=False,  # the real scheduler does not check this; such a request blocks the queue
+            rejects_full_prompts=True,  # vLLM's input processor
         )
 
     @property

@@ -11,7 +11,6 @@ Wrong input raises servesim.core.BadInput: one line with the key and the expecte
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,9 +20,11 @@ import pandas as pd
 from pydantic import PrivateAttr
 from servesim.config.overrides import Tree, merge, read_scenario_file, set_key, with_preset
 from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Policy
 from servesim.core import field_values as fields_of
 from servesim.costs.device_profile import bundled_profiles, load_profile
+from servesim.files.scratch import ScratchFolder
 from servesim.runs.run_folder import read_run
 from servesim.study import executor as executors
 from servesim.study.experiment import Experiment, SweepFile, build_experiment, load_base, read_experiment, validate_file
@@ -65,13 +66,15 @@ def run(
     settings: Optional[Mapping[str, Any]] = None,
     decisions: bool = False,
     turns: bool = False,
+    trust: bool = False,
 ) -> Result:
     """Simulate one scenario.
 
     `scenario` is a YAML file, a mapping of its keys, or None. Keys are merged in this order: preset, scenario, other
     arguments, `settings` (`{"policy.delay_factor": 0.5}`). `policy` may be a Policy object, `trace` a frame with the
     columns arrival, prompt and output. `decisions=True` keeps one row per scheduler step (`turns` is its old name). If
-    the engine gets stuck, `metrics["stuck"]` says why.
+    the engine gets stuck, `metrics["stuck"]` says why. A policy named FILE.py:NAME is executed if the file is in the
+    working folder; `trust=True` allows files of all folders. A Policy object needs no permission.
     """
     policy_object = policy if isinstance(policy, Policy) else None
     requests = requests_in(trace) if isinstance(trace, pd.DataFrame) else None
@@ -82,10 +85,11 @@ def run(
         "profile": str(profile) if isinstance(profile, Path) else profile,
     }  # fmt: skip
     overrides = {key: value for key, value in arguments.items() if value is not None}
-    checked_scenario = scenario_from(merge_scenario(scenario, preset, overrides, settings))
-    if policy_object is not None:
-        checked_scenario = with_policy_object(checked_scenario, policy_object)
-    return run_scenario(checked_scenario, requests, decisions or turns)
+    with allow_code(trust):
+        checked_scenario = scenario_from(merge_scenario(scenario, preset, overrides, settings))
+        if policy_object is not None:
+            checked_scenario = with_policy_object(checked_scenario, policy_object)
+        return run_scenario(checked_scenario, requests, decisions or turns)
 
 
 def merge_scenario(
@@ -132,16 +136,18 @@ def sweep(
     executor: str = "local",
     resume: bool = False,
     progress: bool = False,
+    trust: bool = False,
     **keys: Any,
 ) -> SweepResult:
     """Run every configuration of an experiment on the same random numbers.
 
     `experiment` is a sweep file, a mapping of its keys, or None. `keys` replace keys of it (base, params, replications,
     objectives, ...). `output` keeps the folder of the sweep, and `resume` continues it. `jobs` is the number of
-    processes, None for one per core. A script with more than one process needs `if __name__ == "__main__"`.
+    processes, None for one per core. A script with more than one process needs `if __name__ == "__main__"`. `trust` is
+    that of `run`.
     """
-    planned = experiment_from(experiment, keys)
-    with tempfile.TemporaryDirectory(prefix="servesim-") as scratch:
+    with allow_code(trust), ScratchFolder() as scratch:
+        planned = experiment_from(experiment, keys)
         folder = Path(scratch) / "sweep" if output is None else Path(output)
         workers = executors.make_executor(executor, executors.process_count(jobs))
         with executors.close_on_exit(workers) as pool, Progress("sweep", not progress) as bar:
@@ -171,27 +177,29 @@ def replay(
     warm_up: int = 32,
     preset: Optional[str] = None,
     settings: Optional[Mapping[str, Any]] = None,
+    trust: bool = False,
 ) -> ReplayResult:
     """Run one scenario on a live backend (kbk, torch or fake), simulate it, and return both.
 
     `profile` holds the step costs of the simulation. `device` is the profile that a fake backend runs with. Two
-    different profiles show how errors of a profile change the metrics.
+    different profiles show how errors of a profile change the metrics. `trust` is that of `run`.
     """
     from servesim.calibrate.live.setup import DeviceSession, name_of
     from servesim.calibrate.probe.host_overhead import HostOverhead
     from servesim.calibrate.replay.replay import check_profile, replay_on_backend, replay_requests, simulate_and_compare
 
     overrides = {} if profile is None else {"profile": str(profile) if isinstance(profile, Path) else profile}
-    target = scenario_from(merge_scenario(scenario, preset, overrides, settings))
-    known = load_profile(target.profile)
-    with DeviceSession(backend, model or name_of(known.about.get("model")), worker_python) as session:
-        session.load([target])
-        check_profile(known, session)
-        requests = replay_requests(target, limit=limit)
-        paced = known if device is None else load_profile(device)
-        done = replay_on_backend(session, target.name or target.policy["name"], target, requests, paced, warm_up)
-        if device is not None:
-            simulate_and_compare(done, requests, known, HostOverhead())
+    with allow_code(trust):
+        target = scenario_from(merge_scenario(scenario, preset, overrides, settings))
+        known = load_profile(target.profile)
+        with DeviceSession(backend, model or name_of(known.about.get("model")), worker_python) as session:
+            session.load([target])
+            check_profile(known, session)
+            requests = replay_requests(target, limit=limit)
+            paced = known if device is None else load_profile(device)
+            done = replay_on_backend(session, target.name or target.policy["name"], target, requests, paced, warm_up)
+            if device is not None:
+                simulate_and_compare(done, requests, known, HostOverhead())
     return replay_of(done)
 
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import errno
 import importlib
 import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Any, NoReturn, Optional
 
-from servesim.core import BadInput, Stuck
+from servesim.core import BadInput, PolicyError, Stuck
+from servesim.core.errors import MAX_MESSAGE, cut_middle
 
 from . import __version__
 
@@ -26,6 +29,7 @@ First steps:
   sim config init my.yaml                     write a scenario; edit it, then `sim run my.yaml`
 """
 EXTRAS = {"aiohttp": "replay", "optuna": "search", "distributed": "cluster", "pyarrow": "parquet", "torch": "torch"}
+FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a full disk
 ASCII = {"±": "+-", "×": "x", "–": "-", "…": "..."}  # for terminals without UTF-8
 
 
@@ -53,12 +57,14 @@ class Parser(argparse.ArgumentParser):
         choice = re.search(r"invalid choice: '([^']*)'", message)
         if choice and self.commands is not None:
             hint = did_you_mean(choice[1], self.commands.choices)
-            self.exit(2, f"{self.prog}: no command {choice[1]}; known: {', '.join(self.commands.choices)}{hint}\n")
+            self.exit(
+                2, f"{self.prog}: no command {one_line(choice[1])}; known: {', '.join(self.commands.choices)}{hint}\n"
+            )
         option = re.search(r"unrecognized arguments: (--[\w-]+)", message)
         shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
         options = [name for action in shown for name in action.option_strings if name.startswith("--")]
         hint = did_you_mean(option[1], options) if option else ""
-        self.exit(2, f"{self.prog}: {message}{hint or f'; see {self.prog} --help'}\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}{hint or f'; see {self.prog} --help'}\n")
 
     def format_help(self) -> str:
         """Return the help; for a parser with subcommands, a table of them."""
@@ -95,39 +101,64 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         words = [*words[1:], "--help"]
     args = parser().parse_args(words)
     try:
-        code: int = args.run(args)
+        code = run_command(args)
         sys.stdout.flush()
     except BrokenPipeError:  # `sim ... | head` is not an error
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         return 0
     except KeyboardInterrupt:
         print("sim: interrupted", file=sys.stderr)
         return 130
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in FULL:
+            discard_output()
         code, message = format_error(error)
-        print(f"sim: {message}", file=sys.stderr)
+        print(f"sim: {one_line(message)}", file=sys.stderr)
     return code
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Run a command. Only commands with --trust run scenarios, so only they may load policies from files."""
+    from servesim.config.user_code import allow_code
+
+    with allow_code(args.trust) if "trust" in args else nullcontext():
+        code: int = args.run(args)
+    return code
+
+
+def discard_output() -> None:
+    """Send what standard output still holds to nowhere, so that Python does not try to write it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def format_error(error: Exception) -> tuple[int, str]:
     """Return the exit code and the message of an error; an error of servesim itself is raised again."""
-    from servesim.config.registry import user_policy_files, user_policy_line
+    from servesim.config.user_code import describe_error
+    from servesim.files.read import quote
 
     if isinstance(error, BadInput):
         return 2, str(error)
-    if isinstance(error, Stuck):
+    if isinstance(error, (Stuck, PolicyError)):
         return 1, str(error)
+    if isinstance(error, OSError) and error.errno in FULL:  # files have their own message
+        return 2, f"standard output: cannot be written: {error.strerror}"
+    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:  # also from a test whether a file exists
+        return 2, f"{quote(error.filename)}: {error.strerror}"
     if isinstance(error, MemoryError):
         return 1, "not enough memory; use fewer requests or fewer processes (--jobs)"
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in EXTRAS:
         return 2, f"needs {package}, the extra `{EXTRAS[package]}`: pip install 'servesim[{EXTRAS[package]}]'"
-    line = user_policy_line(error)
-    if line is None and isinstance(error, AssertionError) and str(error) and user_policy_files():
-        line = f"{', '.join(user_policy_files())} (`sim policies check` shows details)"
-    if line is None:
+    message = describe_error(error)
+    if message is None:
         raise error
-    return 1, f"{line}: {type(error).__name__}: {error}"
+    return 1, message
+
+
+def one_line(message: str) -> str:
+    """Return a message on one line of bounded length; a name in it may hold line breaks or terminal sequences."""
+    text = cut_middle(message, MAX_MESSAGE)
+    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
 
 
 def set_ascii_fallback() -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from servesim.config.old_keys import NEW, rename_path
 from servesim.config.overrides import Tree
+from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Shape
 from servesim.engine.step import ModelCall
 from servesim.report.page import write_report
@@ -101,15 +102,21 @@ class SweepResult:
         return self.summary.experiment.tree(self.winner if config is None else config)
 
     def run(
-        self, config: Optional[int] = None, replication: int = 0, decisions: bool = False, turns: bool = False
+        self,
+        config: Optional[int] = None,
+        replication: int = 0,
+        decisions: bool = False,
+        turns: bool = False,
+        trust: bool = False,
     ) -> Result:
         """Repeat one run of the sweep: of the winner by default, of the baseline for `config=0`.
 
         Runs of the same replication serve the same requests. `decisions=True` keeps one row per scheduler step (`turns`
-        is its old name).
+        is its old name). `trust` is that of `servesim.run`.
         """
         task = self.summary.experiment.task(self.winner if config is None else config, replication)
-        return run_scenario(RunContext(self.summary.experiment.base).scenario(task), None, decisions or turns)
+        with allow_code(trust):
+            return run_scenario(RunContext(self.summary.experiment.base).scenario(task), None, decisions or turns)
 
     def curve(self, knob: str, metric: Optional[str] = None) -> pd.DataFrame:
         """Return the metric for each value of a parameter; the default metric is the first objective.

@@ -1,8 +1,11 @@
-"""Common parts of the tests: the folders of the recordings and of the large data."""
+"""Common parts of the tests: the folders of the recordings and of the large data, and no process left by a test."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,6 +16,29 @@ SHARED = ROOT.parent / "shared"  # data outside the repository
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells start background jobs like this; children inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+RUN_MARK = f"SERVESIM_TEST_RUN={os.getpid()}"  # in the environment of every process that the tests start
+os.environ.update([RUN_MARK.split("=")])
+
+
+def kill_processes_of(test: str) -> None:
+    """Kill every process that the body of a test started in this run, also one whose parent has ended."""
+    marks = {RUN_MARK.encode(), f"PYTEST_CURRENT_TEST={test} (call)".encode()}  # pytest sets the second
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended, or of another user
+            if marks <= set((folder / "environ").read_bytes().split(b"\0")):
+                os.kill(int(folder.name), signal.SIGKILL)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Leave no process behind a test that fails or times out: a server would keep its port and the CPU."""
+    try:
+        return (yield)
+    except BaseException:
+        kill_processes_of(item.nodeid)
+        raise
 
 
 @pytest.fixture(scope="session")

@@ -10,12 +10,16 @@ The language of a fenced block decides what happens:
     yaml, csv, json   saved for the following blocks if they have a file name
     text, mermaid     only displayed
 The blocks of a page run in order, in one empty folder with a link to examples/ of the checkout.
+A port given with --port is replaced by a free one while a block runs. What a block leaves running is killed at its end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -26,7 +30,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 DISPLAY_ONLY = ("text", "mermaid", "yaml", "json", "csv", "html")
 FENCE = re.compile(r"^( *)```(\S*) *(\S*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-BLOCK_TIMEOUT_S = 300
+PORT = re.compile(r"--port[ =](\d{4,5})\b")
+BLOCK_TIMEOUT_S = 1500  # for a busy machine; an idle one needs 30 s at most
 
 
 class Block(NamedTuple):
@@ -91,11 +96,40 @@ def link_examples(folder: Path) -> None:
 
 
 def run_command(command: list[str], folder: Path) -> tuple[int, str, str]:
-    """Run one command; return its exit code, standard output and standard error."""
-    done = subprocess.run(
-        command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=BLOCK_TIMEOUT_S, check=False
-    )
-    return done.returncode, done.stdout, done.stderr
+    """Run one command; return its exit code, standard output and standard error.
+
+    They go to files: a pipe would stay open, and this would wait, as long as a server in the background runs.
+    """
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment(), stdout=out, stderr=errors, start_new_session=True
+        )
+        try:
+            code = process.wait(BLOCK_TIMEOUT_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        texts = []
+        for file in (out, errors):
+            file.seek(0)
+            texts.append(file.read().decode())
+    return code, texts[0], texts[1]
+
+
+def with_free_ports(text: str) -> tuple[str, dict[str, str]]:
+    """Replace the ports of a text by free ones; return it and the original of every new port."""
+    originals: dict[str, str] = {}
+    with contextlib.ExitStack() as stack:
+        for port in dict.fromkeys(PORT.findall(text)):
+            free = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            originals[str(free.getsockname()[1])] = port
+    return replace_numbers(text, {port: free for free, port in originals.items()}), originals
+
+
+def replace_numbers(text: str, numbers: dict[str, str]) -> str:
+    """Replace whole numbers of a text."""
+    return re.sub(r"\b\d+\b", lambda match: numbers.get(match[0], match[0]), text)
 
 
 def run_block(block: Block, folder: Path) -> Iterator[tuple[ConsoleCommand, str]]:
@@ -105,13 +139,14 @@ def run_block(block: Block, folder: Path) -> Iterator[tuple[ConsoleCommand, str]
         (folder / block.name).write_text(block.text, encoding="utf-8")
     elif block.language == "console":
         for entry in parse_console(block.text):
-            code, out, errors = run_command(["bash", "-c", entry.command], folder)
+            command, originals = with_free_ports(entry.command)
+            code, out, errors = run_command(["bash", "-c", command], folder)
             if code:
                 raise RuntimeError(f"line {block.line}: exit code {code}: {entry.command}{out}{errors}")
-            yield entry, out
+            yield entry, replace_numbers(out, originals)
     elif block.language in ("bash", "python"):
         interpreter = ["bash", "-ec"] if block.language == "bash" else [sys.executable, "-c"]
-        code, out, errors = run_command([*interpreter, block.text], folder)
+        code, out, errors = run_command([*interpreter, with_free_ports(block.text)[0]], folder)
         if code:
             raise RuntimeError(f"line {block.line}: exit code {code}\n{block.text}{out}{errors}")
     elif block.language not in ("sh", *DISPLAY_ONLY):

@@ -9,6 +9,8 @@ from dataclasses import replace
 from typing import Any, Optional
 
 from servesim.core import BadInput, ClientRequest
+from servesim.core.limits import MAX_NUMBER, MAX_REQUESTS, MAX_SECONDS, MAX_TOKENS, MIN_NUMBER, is_number
+from servesim.files.read import quote
 
 from .random_streams import stream
 from .trace import Trace, copy_request
@@ -70,6 +72,8 @@ def repeat(trace: Trace, times: int) -> Trace:
     """Return `times` copies in a row, one mean gap apart. Each copy has new sessions and the same hash ids."""
     if times < 1:
         raise BadInput(f"repeat: expected at least 1, got {times}")
+    if times * len(trace) > MAX_REQUESTS:
+        raise BadInput(f"repeat: expected at most {MAX_REQUESTS} requests, got {times} * {len(trace)}")
     gap = trace.span / (len(trace) - 1) if len(trace) > 1 else 0.0
     period = trace.span + gap
     requests = [_rename_copy(request, k, k * period) for k in range(times) for request in trace.requests]
@@ -102,7 +106,7 @@ def merge(traces: Sequence[Trace], source: Optional[str] = None) -> Trace:
 
 def jitter(trace: Trace, seconds: float, seed: int = 0) -> Trace:
     """Return the trace with a random delay below `seconds` per arrival, to spread rounded time stamps."""
-    _require_positive("jitter", seconds)
+    _require_positive("jitter", seconds, MAX_SECONDS)
     shifts = (stream(seed, "jitter").random(len(trace)) * seconds).tolist()
     moved: dict[Any, float] = {}
     requests = []
@@ -138,9 +142,10 @@ def _renumber(requests: list[ClientRequest]) -> list[ClientRequest]:
 
 
 def _scale_tokens(tokens: int, factor: float) -> int:
-    return tokens if factor == 1.0 else max(1, round(tokens * factor))
+    return tokens if factor == 1.0 else min(MAX_TOKENS, max(1, round(tokens * factor)))
 
 
-def _require_positive(name: str, value: float) -> None:
-    if not 0 < value < math.inf:
-        raise BadInput(f"{name}: expected a number above 0, got {value:g}")
+def _require_positive(name: str, value: float, maximum: float = MAX_NUMBER) -> None:
+    if not is_number(value, MIN_NUMBER, maximum):
+        expected = f"a number from {MIN_NUMBER:g} to {maximum:g}" if 0 < value < math.inf else "a number above 0"
+        raise BadInput(f"{name}: expected {expected}, got {quote(value)}")

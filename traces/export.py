@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
-from servesim.files.read import PathLike, write_text
+from servesim.files.read import PathLike
+from servesim.files.write import csv_writer, write_text
 
 from .trace import Trace
 
@@ -32,7 +33,7 @@ OPTIONAL_COLUMNS = ("priority", "session_id", "hash_ids", "delay_s", "fail_at") 
 def export(trace: Trace, path: PathLike, format: str = "servesim") -> list[str]:
     """Write a trace to a file, gzipped if its name ends in .gz; return notes about lost information."""
     text, notes = to_text(trace, format, lines=".jsonl" in str(path))
-    write_text(path, text)
+    write_text(path, text, parents=False)
     return notes
 
 
@@ -50,7 +51,7 @@ def _servesim_csv(trace: Trace, notes: list[str]) -> str:
     buffer = io.StringIO()
     # The csv writer does not quote a carriage return in a name, but every reader takes it as the end of a row.
     quoted = any("\r" in str(name) for key in ("id", "session_id", "after") for name in columns.get(key, ()))
-    writer = csv.writer(buffer, lineterminator="\n", quoting=csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL)
+    writer = csv_writer(buffer, quoting=csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
     writer.writerows(zip(*([_format_cell(value) for value in values] for values in columns.values())))
     return buffer.getvalue()
@@ -84,9 +85,16 @@ def _columns(trace: Trace) -> dict[str, list[Any]]:
     return {column: values for column, values in columns.items() if column not in omitted}
 
 
+MOONCAKE_BLOCK = 512  # tokens per hash id in Mooncake's traces
+VLLM_BLOCK = 16  # default tokens per hash id in timed_trace
+
+
 def _mooncake_jsonl(trace: Trace, notes: list[str]) -> str:
     """Mooncake rows; in the extended form if the trace has sessions, think times or priorities."""
     rows, rounded, unlinked = [], 0, 0
+    block = trace.block or MOONCAKE_BLOCK
+    hash_ids, generated = complete_hash_ids(trace, block)
+    ids = iter(hash_ids)
     last: dict[str, Any] = {}  # session -> id of its latest request
     for request in trace.requests:
         row: dict[str, Any] = {}
@@ -96,9 +104,7 @@ def _mooncake_jsonl(trace: Trace, notes: list[str]) -> str:
             row["timestamp"] = round(request.arrival * 1000)
             rounded += abs(row["timestamp"] - request.arrival * 1000) > 1e-6
             unlinked += request.follows is not None
-        row["input_length"], row["output_length"] = request.prompt, request.output
-        if request.prefix_hashes:
-            row["hash_ids"] = list(request.prefix_hashes)
+        row["input_length"], row["output_length"], row["hash_ids"] = request.prompt, request.output, next(ids)
         if request.session is not None:
             row["session_id"] = request.session
             last[request.session] = request.id
@@ -107,6 +113,10 @@ def _mooncake_jsonl(trace: Trace, notes: list[str]) -> str:
         rows.append(row)
     if rounded:
         notes.append(f"arrivals of {rounded} requests rounded to whole milliseconds")
+    if generated:
+        notes.append(f"hash ids generated for {generated} requests: readers such as guidellm expect one per block")
+    if block != MOONCAKE_BLOCK:
+        notes.append(f"one hash id is {block} tokens, not {MOONCAKE_BLOCK}: set the block size of the reader")
     _note_unsupported(trace, notes, unlinked)
     return _to_jsonl(rows)
 
@@ -116,19 +126,24 @@ def _drop_zero_fraction(value: float) -> float | int:
     return round(value) if abs(value - round(value)) < 1e-9 else value
 
 
-VLLM_BLOCK = 16  # default tokens per hash id in timed_trace
+def complete_hash_ids(trace: Trace, block: int) -> tuple[list[list[int]], int]:
+    """Return one hash id per block of every prompt, and the number of requests that got new, unique ids."""
+    next_id = 1 + max((max(request.prefix_hashes) for request in trace.requests if request.prefix_hashes), default=-1)
+    hash_ids, generated = [], 0
+    for request in trace.requests:
+        missing = max(0, -(-request.prompt // block) - len(request.prefix_hashes))
+        hash_ids.append([*request.prefix_hashes, *range(next_id, next_id + missing)])
+        next_id += missing
+        generated += missing > 0
+    return hash_ids, generated
 
 
 def _timed_trace_jsonl(trace: Trace, notes: list[str]) -> str:
     """vLLM rows. vLLM generates the prompt from the hash ids, so every block needs one."""
     block = trace.block or VLLM_BLOCK
-    next_id = 1 + max((max(request.prefix_hashes) for request in trace.requests if request.prefix_hashes), default=-1)
-    rows, generated = [], 0
-    for request in trace.requests:
-        missing = -(-request.prompt // block) - len(request.prefix_hashes)
-        ids = [*request.prefix_hashes, *range(next_id, next_id + missing)]
-        next_id += max(missing, 0)
-        generated += missing > 0
+    hash_ids, generated = complete_hash_ids(trace, block)
+    rows = []
+    for request, ids in zip(trace.requests, hash_ids):
         lengths = {"input_length": request.prompt, "output_length": request.output}
         rows.append({"timestamp": float(request.arrival), **lengths, "hash_ids": ids})
     if generated:

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from servesim.core import BadInput
 from servesim.files.read import PathLike
+from servesim.files.write import save_figure
 
 from .describe import statistics
 from .trace import Trace
@@ -31,10 +31,7 @@ def plot_trace(trace: Trace, path: PathLike) -> None:
     _plot_joint(figure.add_subplot(grid[-1, 2]), trace, metrics)
     name = Path(trace.source).name
     figure.suptitle(f"{name}: {len(trace):,} requests", color=INK, fontsize=13, fontweight="bold", x=0.01, ha="left")
-    try:
-        figure.savefig(str(path), dpi=150)
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be drawn: {str(error)[:100]}") from None
+    save_figure(figure, path, parents=False, dpi=150)
 
 
 def _plot_arrivals(axes: Any, trace: Trace, metrics: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput, ClientRequest
+from servesim.core.limits import MAX_TOKENS
 from servesim.core.request import CLIENT_FIELDS
 
 
@@ -97,6 +98,7 @@ def build_trace(columns: Columns, source: str, format: str, order: str = "sort",
     `order`: "sort" or "refuse" rows that are out of order. `shift`: count times from the first arrival;
     times since 1970 are always shifted.
     """
+    _check_lengths(columns, source)
     ids = list(range(len(columns.prompt))) if columns.id is None else columns.id
     _check_unique(ids, columns, source)
     requests = _make_requests(columns, ids, shift, source)
@@ -122,6 +124,14 @@ def build_trace(columns: Columns, source: str, format: str, order: str = "sort",
     if columns.prefix is not None and trace.block is None:
         trace.block = prefix_block(trace.requests)
     return trace
+
+
+def _check_lengths(columns: Columns, source: str) -> None:
+    """Raise BadInput for a prompt or an output that is too long."""
+    for name, values in (("prompt", columns.prompt), ("output", columns.output)):
+        if values and max(values) > MAX_TOKENS:
+            row = next(number for number, tokens in zip(columns.numbers, values) if tokens > MAX_TOKENS)
+            raise BadInput(f"{source}: row {row}: {name}: expected at most {MAX_TOKENS} tokens, got {max(values)}")
 
 
 def _unusable(columns: Columns) -> dict[int, str]:

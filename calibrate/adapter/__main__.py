@@ -3,23 +3,59 @@
     SERVESIM_POLICY='{"delay_factor": 0.5, "delay_variant": "queue", "preempted_to": "swapped"}' \\
         python -m servesim.calibrate.adapter examples/server_app_post.py --config ...
 
+In a copy of the folders sim, policies and calibrate, without an installation: `python COPY/calibrate/adapter SCRIPT`.
 Instead, the server's script may call `servesim.calibrate.adapter.llm_serving.install()` at its top.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import runpy
 import sys
 
-from .llm_serving import install
+USAGE = "usage: python -m servesim.calibrate.adapter SCRIPT [ARGUMENT ...]"
 
 
-def run_script() -> None:
-    """Run the script that the first argument names, with the arguments that follow."""
+def import_from_copy() -> None:
+    """Import the packages of servesim from the folders next to this one."""
+    here = os.path.dirname(os.path.abspath(__file__))
+    root = os.path.dirname(os.path.dirname(here))
+    for name, folder in (("servesim", "sim"), ("servesim.policies", "policies"), ("servesim.calibrate", "calibrate")):
+        path = os.path.join(root, folder)
+        spec = importlib.util.spec_from_file_location(
+            name, os.path.join(path, "__init__.py"), submodule_search_locations=[path]
+        )
+        assert spec is not None and spec.loader is not None
+        sys.modules[name] = module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+    sys.path[0] = ""  # it was this folder; `python -m` has the current folder there
+
+
+def main() -> None:
+    """Install the policy and run the script that the first argument names, with the arguments that follow."""
+    if len(sys.argv) < 2 or sys.argv[1].startswith("-"):
+        sys.exit(fail(USAGE))
+    if not os.path.isfile(sys.argv[1]):
+        sys.exit(fail(f"adapter: no script {sys.argv[1]}; {USAGE}"))
+    from servesim.calibrate.adapter.llm_serving import install
+    from servesim.core import BadInput
+
+    try:
+        install()
+    except BadInput as error:
+        sys.exit(fail(str(error)))
     del sys.argv[0]
     runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+def fail(message: str) -> int:
+    """Print one line and return the exit code of bad input."""
+    print(message, file=sys.stderr)
+    return 2
+
+
 if __name__ == "__main__":
-    install()
-    run_script()
+    if not __package__:  # started as a folder
+        import_from_copy()
+    main()

@@ -11,6 +11,7 @@ import importlib
 import json
 import logging
 import os
+import sys
 import time
 from collections import deque
 from operator import attrgetter
@@ -212,13 +213,22 @@ def check(policy: Policy, schedule: Any) -> None:
         raise BadInput("delay_variant: contest-as-reported crashes on an empty queue; set fix_delay_bugs")
 
 
+def import_server() -> tuple[Any, Any]:
+    """Return the classes Schedule and AsyncMaster of the server in this process."""
+    try:
+        schedule = importlib.import_module("mindspore_serving.schedule.schedule").Schedule
+        return schedule, importlib.import_module("mindspore_serving.master.master").AsyncMaster
+    except ImportError as error:
+        why = f"cannot import llm-serving ({error})"
+        raise BadInput(f"adapter: {why}; run in its folder, or put that folder into PYTHONPATH") from None
+
+
 def install(policy: Optional[Policy] = None, schedule: Any = None, master: Any = None) -> None:
     """Replace the paged scheduling of a Schedule class (default: of the server in this process)."""
     if policy is None:
         policy = policy_from(os.environ.get(POLICY_VARIABLE, "{}"))
     if schedule is None:
-        schedule = importlib.import_module("mindspore_serving.schedule.schedule").Schedule
-        master = importlib.import_module("mindspore_serving.master.master").AsyncMaster
+        schedule, master = import_server()
     check(policy, schedule)
     chosen = policy
     adapters: WeakKeyDictionary[Any, Adapter] = WeakKeyDictionary()  # one per schedule; a server has one schedule
@@ -228,7 +238,8 @@ def install(policy: Optional[Policy] = None, schedule: Any = None, master: Any =
         adapter = adapters.get(self)
         if adapter is None:
             adapter = adapters[self] = Adapter(chosen)
-            logging.warning("servesim now schedules %s slots: %s", self.batch_size, chosen)
+            # Not a log record: the server's scripts log errors only.
+            print(f"servesim now schedules {self.batch_size} slots: {chosen}", file=sys.stderr, flush=True)
         last[:] = [adapter]
         adapter.fill_slots(self)
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from servesim.core import BadInput, Request
 
+from .api_key import key_header
 from .protocols import Api
 
 if TYPE_CHECKING:
@@ -74,7 +75,8 @@ class LoadGenerator:
         connector = aiohttp.TCPConnector(limit=0, force_close=self.api.closes)
         timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(60.0, self.timeout))
         tasks: list[asyncio.Task[None]] = []
-        async with aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20) as session:
+        options: dict[str, Any] = {"timeout": timeout, "read_bufsize": 1 << 20, "headers": key_header()}
+        async with aiohttp.ClientSession(connector=connector, **options) as session:
             with self._stop_on_interrupt(tasks):
                 self._start = time.perf_counter()
                 reporter = asyncio.create_task(self._report())
@@ -215,10 +217,12 @@ def raise_file_limit(streams: int) -> None:
 def first_model(url: str) -> str:
     """Return the name of the first model that a server lists."""
     from urllib.error import URLError
+    from urllib.request import Request as HttpRequest
     from urllib.request import urlopen
 
+    headers = key_header()
     try:
-        with urlopen(url.rstrip("/") + "/v1/models", timeout=30) as response:
+        with urlopen(HttpRequest(url.rstrip("/") + "/v1/models", headers=headers), timeout=30) as response:
             return str(json.load(response)["data"][0]["id"])
     except (URLError, OSError, ValueError, LookupError, TypeError) as error:
         raise BadInput(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-import zlib
 from typing import Any, NamedTuple, Optional, Protocol
 
 from servesim.core import Request
 
+from .prompts import UNSEEDED, Prompts
+
 ERROR = re.compile(r"^(Error20\d|error304)")  # how llm-serving's error texts begin
-TOKEN_IDS = range(100, 10_000)  # valid for any model
+BOS_TOKENS = 1  # the tokenizers of llm-serving's models (Llama, InternLM) add one token at the start of a text
 
 
 class Event(NamedTuple):
@@ -47,9 +48,12 @@ class LlmServing:
     path = "/models/llama2/generate_stream"
     closes = True
 
+    def __init__(self, prompts: Prompts = UNSEEDED) -> None:
+        self.prompts = prompts
+
     def body(self, request: Request) -> dict[str, Any]:
         parameters = {"do_sample": "False", "return_full_text": "True", "max_new_tokens": output_length(request)}
-        return {"inputs": prompt_words(request), "stream": True, "parameters": parameters}
+        return {"inputs": self.prompts.words(request, BOS_TOKENS), "stream": True, "parameters": parameters}
 
     def event(self, line: bytes) -> Event:
         if line.startswith(b":"):
@@ -75,13 +79,14 @@ class OpenAI:
     path = "/v1/completions"
     closes = False
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, prompts: Prompts = UNSEEDED) -> None:
         self.model = model
+        self.prompts = prompts
 
     def body(self, request: Request) -> dict[str, Any]:
         return {
             "model": self.model,
-            "prompt": prompt_ids(request),
+            "prompt": self.prompts.token_ids(request),
             "max_tokens": output_length(request),
             "temperature": 0.0,
             "ignore_eos": True,
@@ -105,17 +110,15 @@ class OpenAI:
         return Event(tokens, usage.get("completion_tokens"), prompt_tokens=usage.get("prompt_tokens"))
 
 
+class TextCompletions(OpenAI):
+    """OpenAI's completions for servers that do not accept token ids: the prompt is text, one word per token."""
+
+    added_tokens = 0  # by the server at the start of a text; known after its first response
+
+    def body(self, request: Request) -> dict[str, Any]:
+        return {**super().body(request), "prompt": self.prompts.words(request, self.added_tokens)}
+
+
 def output_length(request: Request) -> int:
     """Return the output tokens to request: without a number, a server generates up to its own limit."""
     return min(request.output, request.limit)
-
-
-def prompt_ids(request: Request) -> list[int]:
-    """Return the prompt as token ids; equal requests get equal prompts."""
-    start, span = zlib.crc32(str(request.id).encode()), len(TOKEN_IDS)
-    return [TOKEN_IDS[(start + 7919 * index) % span] for index in range(request.prompt)]
-
-
-def prompt_words(request: Request) -> str:
-    """Return the prompt as words, one per token; equal requests get equal prompts."""
-    return " ".join(f"w{id}" for id in prompt_ids(request))

@@ -9,7 +9,6 @@ Each sample is written at once. To resume after an interruption, run the same co
 from __future__ import annotations
 
 import argparse
-import csv
 import importlib
 import json
 import os
@@ -65,43 +64,37 @@ def probe_settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings if args.longest is None else {**settings, "longest": args.longest}
 
 
-def earlier_samples(path: str) -> list[dict[str, str]]:
-    """Return the samples of an earlier session. Exit if the file holds other rows."""
-    if not os.path.exists(path):
-        return []
-    samples = importlib.import_module("servesim.calibrate.probe.samples")
-    try:
-        return [row.fields for row in samples.read_samples(Path(path), resume=True)]
-    except samples.BadInput as error:
-        sys.exit(str(error))
-
-
 def main() -> int:
-    """Probe; write every sample at once."""
+    """Probe; an error of the input or of the disk is one line and exit code 2."""
     args = parse_arguments()
     worker = import_worker()
+    try:
+        return probe_device(args, worker)
+    except importlib.import_module("servesim.core").BadInput as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def probe_device(args: argparse.Namespace, worker: Any) -> int:
+    """Probe; write every sample at once."""
     probe = importlib.import_module("servesim.calibrate.probe.measure")
+    samples = importlib.import_module("servesim.calibrate.probe.samples")
     backend = worker.open_backend({"backend": args.backend, "options": dict(args.option)})
     cache = {"blocks": args.blocks, "block_size": args.block_size, "host_blocks": args.host_blocks}
     about = worker.load(backend, {"model": args.model, "weights": args.weights, **cache}, lambda report: None)
     settings = probe_settings(args)
-    os.makedirs(args.output, exist_ok=True)
-    path = os.path.join(args.output, "samples.csv")
-    with open(os.path.join(args.output, "probe.yaml"), "w", encoding="utf-8") as file:
-        json.dump({"settings": settings, "about": about}, file, indent=1, default=str)  # JSON is YAML
+    path = Path(args.output, "samples.csv")
+    write = importlib.import_module("servesim.files.write")
+    write.write_json(path.with_name("probe.yaml"), {"settings": settings, "about": about})  # JSON is YAML
 
     def append(report: dict[str, Any]) -> None:
-        with open(path, "a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(report.pop("rows"))
+        samples.append_samples(path, report.pop("rows"))
         print("{known}/{points} points precise, at most {left:.0f} s left".format(**report), flush=True)
 
-    rows = earlier_samples(path)
-    open_text = importlib.import_module("servesim.files.write").open_text
-    with open_text(path) as file:
-        file.write(probe.as_csv(rows))  # drops a truncated last line
+    rows = [row.fields for row in samples.read_samples(path, resume=True)] if path.exists() else []
+    write.write_text(path, probe.as_csv(rows))  # drops a truncated last line
     result = probe.run(backend, {**settings, "resume": rows}, append)
-    with open_text(path) as file:
-        file.write(result["csv"])
+    write.write_text(path, result["csv"])
     print(f"{path}: {result['known']} of {result['points']} points precise, {len(result['failed'])} failed")
     return 130 if result["interrupted"] else 0
 

@@ -14,7 +14,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -208,10 +207,9 @@ def main() -> int:
     find_packages()
     lines, out = reserve_pipes()
     threading.Thread(target=exit_with_parent, args=(os.getppid(),), daemon=True).start()
-    with tempfile.TemporaryDirectory(prefix="servesim-") as temporary:
-        os.chdir(home or temporary)  # frameworks write logs and graphs to the working folder
-        serve(lines, out)
-        os.chdir(os.path.dirname(temporary))
+    scratch: Any = None if home else importlib.import_module("servesim.files.scratch").ScratchFolder()
+    os.chdir(home or scratch.name)  # frameworks write logs and graphs to the working folder
+    serve(lines, out)
     return 0
 
 

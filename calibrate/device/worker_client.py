@@ -12,14 +12,14 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Callable, Optional, Union
 
-from servesim.core import BadInput
+from servesim.core import BadInput, PolicyError
+from servesim.files.scratch import ScratchFolder
 
 from .backend import Backend, Model, OutOfMemory, Row
 
@@ -46,7 +46,7 @@ class Worker(Backend):
         self.name = backend
         self.python = python or os.environ.get(f"SERVESIM_{backend.upper()}_PYTHON") or sys.executable
         self.seconds = 0.0  # of the last step, measured in the worker
-        self._home = tempfile.TemporaryDirectory(prefix="servesim-", ignore_cleanup_errors=True)
+        self._home = ScratchFolder()
         self._stderr_log = Path(self._home.name) / "stderr.log"
         self._process = self._start_process()
         self._replies: queue.Queue[Optional[str]] = queue.Queue()
@@ -146,6 +146,8 @@ class Worker(Backend):
             return BadInput(message)
         if kind == "OutOfMemory":
             return OutOfMemory(message)
+        if kind == "PolicyError":
+            return PolicyError(message)
         return WorkerFailed(f"{self.name} worker: {name} failed, {kind}: {message}", error["traceback"])
 
     def load(

@@ -6,9 +6,7 @@ load are written together: if the process is killed, only the running load is lo
 
 from __future__ import annotations
 
-import csv
 import io
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +14,9 @@ from typing import Optional
 
 from servesim.calibrate.client.load_generator import SentRequest
 from servesim.core import BadInput, Request
-from servesim.files.write import open_text
+from servesim.core.limits import MAX_INT, MAX_SECONDS
+from servesim.files.read import quote, read_csv
+from servesim.files.write import append, csv_writer, open_text
 
 from .load_plan import Point
 
@@ -55,22 +55,17 @@ class LoadResult:
 def append_load(path: Path, load: LoadResult) -> None:
     """Add a load to the file."""
     text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    if not path.exists():
+    writer = csv_writer(text)
+    if not path.exists() or not path.stat().st_size:  # also after a first write that failed
         writer.writerow(COLUMNS)
     writer.writerows(csv_rows(load))
-    try:
-        with open(path, "ab", buffering=0) as file:
-            file.write(text.getvalue().encode())
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise BadInput(f"{path}: cannot write: {error.strerror}") from None
+    append(path, text.getvalue(), sync=True)
 
 
 def write_loads(path: Path, loads: Iterable[LoadResult]) -> None:
     """Write a new file."""
     with open_text(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv_writer(file)
         writer.writerow(COLUMNS)
         for load in loads:
             writer.writerows(csv_rows(load))
@@ -96,33 +91,45 @@ def format_time(value: Optional[float]) -> str:
 
 def read_loads(path: Path) -> list[LoadResult]:
     """Read the loads that were written completely."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot read: {error}") from None
-    table = list(csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1])))
     loads: dict[tuple[str, int], LoadResult] = {}
     expected: dict[tuple[str, int], int] = {}  # requests per load
-    for number, row in enumerate(table, 2):
+    for number, row in enumerate(read_csv(path, COLUMNS, complete_lines=True), 2):
         try:
-            point = Point(row["kind"], int(row["rows"]), int(row["prompt_asked"]))
-            load = LoadResult(point, int(row["round"]), float(row["began"]), [])
+            point = Point(row["kind"], whole(row["rows"]), whole(row["prompt_asked"]))
+            load = LoadResult(point, whole(row["round"]), finite(row["began"]), [])
             load = loads.setdefault(load.key, load)
-            expected[load.key] = int(row["requests"])
+            expected[load.key] = whole(row["requests"])
             load.sent_requests = [*load.sent_requests, parse_row(row)]
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise BadInput(f"{path}:{number}: not a row of answers.csv ({error})") from None
+        except ValueError:
+            got = quote(list(row.values()))
+            raise BadInput(f"{path}: row {number}: expected a row of answers.csv, got {got}") from None
     return [load for key, load in loads.items() if len(load.sent_requests) == expected[key]]
+
+
+def whole(text: str) -> int:
+    """Return a count in a cell."""
+    value = int(text)
+    if not 0 <= value <= MAX_INT:
+        raise ValueError(f"expected a whole number from 0 to {MAX_INT}, got {quote(text)}")
+    return value
+
+
+def finite(text: str) -> float:
+    """Return a time in a cell, in seconds."""
+    value = float(text)
+    if not abs(value) <= MAX_SECONDS:
+        raise ValueError(f"expected at most {MAX_SECONDS:g} seconds, got {quote(text)}")
+    return value
 
 
 def parse_row(row: dict[str, str]) -> SentRequest:
     """Parse a request and its response."""
     request = Request(
-        row["id"], float(row["due"]), int(row["prompt"]), int(row["output"]), follows=row["after"] or None
+        row["id"], finite(row["due"]), whole(row["prompt"]), whole(row["output"]), follows=row["after"] or None
     )
     outcome = row["outcome"] if row["outcome"] != "unfinished" else None
-    times = [float(time) for time in row["tokens"].split()]
-    prompt = int(row["prompt_told"]) if row["prompt_told"] else None
-    sent, end = (float(row[name]) if row[name] else None for name in ("sent", "end"))
-    written, reason = int(row["written"]), row["reason"] or None
+    times = [finite(time) for time in row["tokens"].split()]
+    prompt = whole(row["prompt_told"]) if row["prompt_told"] else None
+    sent, end = (finite(row[name]) if row[name] else None for name in ("sent", "end"))
+    written, reason = whole(row["written"]), row["reason"] or None
     return SentRequest(request, request.arrival, sent, times, written, prompt, end, outcome, reason)

@@ -10,23 +10,15 @@ Lengths are tokens, times are seconds.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple, Optional
 
-from servesim.calibrate.client.protocols import LlmServing, OpenAI
 from servesim.core import BadInput, Request
 
 BURST_DELAY_S = 0.001  # the first prompt of a burst is sent earlier, so that the others find a busy server
 PROBES_PER_LOAD = 4  # prompts sent to a busy server, one after the other
-# Each word, with its leading space, is one token in the vocabularies of Llama, Qwen and GPT, and in `sim serve`.
-COMMON_WORDS = (
-    "the of and to in is was for that on with by this from at are not have which you were all there been one time "
-    "will can out up what about who over new some only could these two may then do first any my now such like people "
-    "day way life water world house school state city work old long good great small high left right book road"
-)
 
 
 class ServerSpeed(NamedTuple):
@@ -128,25 +120,6 @@ class Design:
 
     def _every_other(self) -> Sequence[int]:
         return self.lengths[1::2] or self.lengths
-
-
-class LlmServingWords(LlmServing):
-    """llm-serving with common words as prompt: each is one token in most vocabularies."""
-
-    def body(self, request: Request) -> dict[str, Any]:
-        return {**super().body(request), "inputs": common_words(request)}
-
-
-class TextCompletions(OpenAI):
-    """OpenAI's completions for servers that do not accept token ids."""
-
-    def body(self, request: Request) -> dict[str, Any]:
-        return {**super().body(request), "prompt": common_words(request)}
-
-
-def common_words(request: Request) -> str:
-    """Return the prompt as common words; equal requests get equal prompts."""
-    return " ".join(random.Random(str(request.id)).choices(COMMON_WORDS.split(), k=request.prompt))
 
 
 def parse_numbers(text: Optional[str], option: str, default: Sequence[int]) -> Sequence[int]:

@@ -5,7 +5,6 @@ A failed load is kept. The next load waits until the server responds normally ag
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -14,17 +13,19 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
-from servesim.calibrate.client.protocols import Api, OpenAI
+from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions
 from servesim.core import BadInput, Request
+from servesim.files.read import quote, read_json
 from servesim.files.write import write_json
 from servesim.study.progress import Progress
 
 from .answers import LoadResult, append_load, read_loads, write_loads
-from .load_plan import Design, LlmServingWords, Point, ServerSpeed, TextCompletions
+from .load_plan import Design, Point, ServerSpeed
 
 ANSWERS, MANIFEST = "answers.csv", "manifest.json"
-API_NAMES: dict[type, str] = {LlmServingWords: "Words", OpenAI: "OpenAI", TextCompletions: "TextCompletions"}
+API_NAMES: dict[type, str] = {LlmServing: "Words", OpenAI: "OpenAI", TextCompletions: "TextCompletions"}
 MAX_FAILED_CHECKS = 3  # of a server after a failed load
+MAX_ADDED_TOKENS = 4  # by a server to a text; a larger difference means that a word is not one token
 BUSY_RATIO = 3.0  # of the usual time: a slower response means that the server still works on something else
 CHECK_INTERVAL_S = 0.5  # between two checks
 
@@ -74,7 +75,7 @@ def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://HOST:PORT, got {url!r}")
     if api == "llm-serving":
-        candidates: Sequence[Api] = [LlmServingWords()]
+        candidates: Sequence[Api] = [LlmServing()]
     else:
         name = model or first_model(url)
         candidates = [OpenAI(name), TextCompletions(name)]  # token ids are exact, but some servers do not accept them
@@ -84,12 +85,20 @@ def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_
         if stopped:
             raise KeyboardInterrupt
         if sent.outcome == "finished":
+            if isinstance(candidate, TextCompletions):
+                candidate.added_tokens = added_tokens(sent)
             second, _ = client.send_small(f"{prompt_seed}/contact again")  # the first can include a cold start
             client.usual_seconds = duration(second) if second.outcome == "finished" else duration(sent)
             return client
         if sent.outcome in ("broken", "timed out"):
             break
     raise BadInput(f"--url {url} --api {api}: the server does not answer a request: {sent.outcome}: {sent.reason}")
+
+
+def added_tokens(sent: SentRequest) -> int:
+    """Return the tokens that the server added to a text, such as BOS; 0 if it does not report its count."""
+    added = (sent.prompt_tokens or 0) - sent.request.prompt
+    return added if 0 < added <= MAX_ADDED_TOKENS else 0
 
 
 @dataclass
@@ -198,11 +207,11 @@ def measure_endpoint(
 
 def check_same_server(manifest: Path, about: dict[str, Any]) -> None:
     """Reject a folder that holds measurements of another server."""
-    try:
-        known = json.loads(manifest.read_text(encoding="utf-8"))
-        recorded = {key: known.get(key) for key in about}
-    except (OSError, ValueError, AttributeError) as error:
-        raise BadInput(f"{manifest}: cannot read which server was measured: {error}; use another folder") from None
+    recorded = read_json(manifest)
+    if not isinstance(recorded, dict):
+        raise BadInput(f"{manifest}: expected the server that was measured, got {quote(recorded)}; use another folder")
     for key, value in about.items():
-        if recorded[key] != value:
-            raise BadInput(f"{manifest}: {key}: measured on {recorded[key]}, not on {value}; use another folder")
+        if recorded.get(key) != value:
+            raise BadInput(
+                f"{manifest}: {key}: measured on {quote(recorded.get(key))}, not on {value}; use another folder"
+            )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any, Optional
 import numpy as np
 from servesim import __version__
 from servesim.core import Shape
-from servesim.files.write import open_text
+from servesim.files.write import csv_writer, open_text
 
 from .fit import EndpointFit
 from .measure import EndpointClient, Measurements
@@ -57,7 +56,7 @@ def write_samples(path: Path, fit: EndpointFit) -> None:
     """Write every sample in the columns of a probe. The front end's time is subtracted and has its own column."""
     numbers = {name: number for number, name in enumerate(dict.fromkeys(step.point for step in fit.steps))}
     with open_text(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv_writer(file)
         writer.writerow(["point", "kind", "load", "front", "seconds", *Shape._fields])
         for step in fit.steps:
             front = fit.chosen.values.get("front", 0.0) if step.idle else 0.0

@@ -6,11 +6,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import yaml
 from servesim.core import BadInput
 from servesim.costs.device_profile import round_numbers
 from servesim.costs.vidur import CONTEXT_STEP, VidurCost, load_tables
-from servesim.files.write import open_text
+from servesim.files.write import replacing, write_yaml
 
 
 def import_vidur(path: Path, out: Path) -> VidurCost:
@@ -18,15 +17,9 @@ def import_vidur(path: Path, out: Path) -> VidurCost:
     cost = load_tables(path)
     if (out / "profile.yaml").exists():
         raise BadInput(f"{out}: already holds a profile, which is not overwritten; use another folder")
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, out / "tables.npz")
-    except OSError as error:
-        raise BadInput(f"{out}: cannot be written: {error.strerror}") from None
-    with open_text(out / "profile.yaml") as file:
-        yaml.safe_dump(
-            round_numbers(profile_yaml(path, out, cost)), file, sort_keys=False, allow_unicode=True, width=120
-        )
+    with replacing(out / "tables.npz") as part:
+        shutil.copyfile(path, part)
+    write_yaml(out / "profile.yaml", round_numbers(profile_yaml(path, out, cost)), width=120)
     return cost
 
 

@@ -62,6 +62,8 @@ class BlockTables:
             if request in self.host_tables:
                 self.copies_in += self.swap_in(request)
         for rejection in moves.reject:
+            if rejection.keeps_host_blocks:
+                del self.host_tables[rejection.request]  # an engine that never frees them
             self.release(rejection.request)
 
     def _decode(self, running: Iterable[Request]) -> None:

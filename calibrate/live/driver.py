@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional, Union
 from servesim.calibrate.device.backend import Backend
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
 from servesim.config.registry import make_policy
+from servesim.config.user_code import use_access, user_errors
 from servesim.core import BadInput, Request, Shape, Stuck
 from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.mapping import cost_from
@@ -56,7 +57,9 @@ class LiveDriver:
         observers: Sequence[Observer] = (),
         monitor: Optional[Callable[[LiveDriver], bool]] = None,
     ) -> None:
-        server = build_server(make_policy(policy), engine)
+        scheduler = make_policy(policy)
+        with user_errors(scheduler):
+            server = build_server(scheduler, engine)
         pool = server.pool
         blocks = pool.total if server.policy.uses_block_pool else engine["num_blocks"] - 1
         self.backend = backend
@@ -79,7 +82,8 @@ class LiveDriver:
         gc.disable()  # a garbage collection during a step would be measured as device time
         try:
             self._checked_at = time.monotonic()
-            return self.loop.run(self.should_stop)
+            with user_errors(self.loop.policy):
+                return self.loop.run(self.should_stop)
         finally:
             if gc_enabled:
                 gc.enable()
@@ -140,8 +144,9 @@ def replay(
     observers = (notes,) if args.get("decisions", True) else ()
     clock = make_clock(args.get("pace")) if clock is None else clock
     monitor = RunMonitor(emit, args.get("stop"))
-    live = LiveDriver(args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor)
-    overhead = warm_up(backend, args, requests[: args.get("warm_up", 0)])
+    with use_access(args.get("code")):  # as in the parent process
+        live = LiveDriver(args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor)
+        overhead = warm_up(backend, args, requests[: args.get("warm_up", 0)])
     host = fit_overhead(overhead)
     stuck = None
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +14,11 @@ from typing import Any, Callable, Optional, Union
 from servesim.calibrate.device.backend import MODELS, Model
 from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
+from servesim.config.user_code import code_access
 from servesim.core import BadInput, Request, StepCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from, cost_mapping
+from servesim.files.scratch import ScratchFolder
 
 REPLAY_TIMEOUT_S = 900.0  # seconds without a progress report
 FAKE_MODEL = Model("fake", 1, 1, 1, 1, 1, 32000, 1 << 20)  # accepts any sequence length
@@ -69,7 +70,7 @@ class DeviceSession:
         progress: Optional[Callable[[Any], None]] = None,
     ) -> dict[str, Any]:
         """Replay unserved requests; return the result of `driver.replay`. Ctrl-C ends the run and keeps its results."""
-        with tempfile.TemporaryDirectory(prefix="servesim-") as folder:
+        with ScratchFolder() as folder:
             stop = Path(folder) / "stop"
             args = replay_arguments(scenario, requests, self.model, warm_up, str(stop))
             if self.backend == "fake":
@@ -103,6 +104,7 @@ def replay_arguments(
     """Return the arguments of `driver.replay` for a scenario, as JSON."""
     return {
         "policy": scenario.policy,
+        "code": code_access(),
         "engine": scenario.engine.model_dump(mode="json"),
         "requests": [[to_json(value) for value in request.client_fields()] for request in requests],
         "seed": scenario.seed,

@@ -21,7 +21,7 @@ from servesim.core import StepCost
 from servesim.costs.device_profile import Profile
 from servesim.runs.simulate import simulate
 
-from .least_squares import Solution, scan_scales, search_nearby, solve
+from .least_squares import Solution, known_median, scan_scales, search_nearby, solve
 from .observed_runs import ObservedRun, Runs, value_of, with_values
 
 Array = NDArray[np.float64]
@@ -297,4 +297,4 @@ def run_error(run: ObservedRun, cost: StepCost, cold: Mapping[str, tuple[float, 
     sent = np.array([run.trace.requests[k].arrival for k in run.index]) - start
     ttft = np.abs(predicted.first - run.first) / (run.first - sent)
     e2e = np.abs(predicted.end - run.end) / (run.end - sent)
-    return RunError(run.name, run.makespan, predicted.makespan, float(np.nanmedian(ttft)), float(np.nanmedian(e2e)))
+    return RunError(run.name, run.makespan, predicted.makespan, known_median(ttft), known_median(e2e))

@@ -131,3 +131,9 @@ def search_nearby(squares: Squares, solution: Solution, seed: int = 0) -> Array:
         if value < minimum:
             best, minimum = candidate, value
     return best
+
+
+def known_median(errors: Array) -> float:
+    """Return the median without NaN; NaN if no request has a predicted time."""
+    known = errors[~np.isnan(errors)]
+    return float(np.median(known) if len(known) else np.nan)

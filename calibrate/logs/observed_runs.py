@@ -214,7 +214,7 @@ def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     trace, workload = tree.get("trace"), tree.get("workload")
     if isinstance(trace, str):
         trace = {"path": trace}
-    if isinstance(trace, Mapping):
+    if isinstance(trace, Mapping) and "path" in trace:
         tree["trace"] = {**trace, "path": str(folder / str(trace["path"]))}
     if isinstance(workload, Mapping) and isinstance(workload.get("contest"), Mapping):
         contest = dict(workload["contest"])

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import gzip
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
+from servesim.files.read import parse_csv, parse_json, read_text
 from servesim.traces.read.performance_serving import match_send_times, parse_log
 from servesim.traces.read.source import Source
 
@@ -40,7 +38,7 @@ def read_times(path: Path, dataset: Optional[Path] = None) -> RequestTimes:
     """Read a log; the format is detected. A performance_serving result file needs the data set that was sent."""
     if not path.is_file():
         raise BadInput(f"{path}: no such log")
-    text = text_of(path)
+    text = read_text(path)
     if text.lstrip()[:1] == "[":
         return from_result(text, path, dataset)
     if " - " in text.split("\n", 1)[0]:
@@ -48,18 +46,9 @@ def read_times(path: Path, dataset: Optional[Path] = None) -> RequestTimes:
     return from_table(text, path)
 
 
-def text_of(path: Path) -> str:
-    """Return the text of a file; .gz files are unpacked."""
-    try:
-        raw = path.read_bytes()
-        return (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: cannot read: {error}") from None
-
-
 def from_table(text: str, path: Path) -> RequestTimes:
     """Read a CSV with latencies, or with absolute times."""
-    rows = list(csv.DictReader(text.splitlines()))
+    rows = parse_csv(str(path), text)
     header = list(rows[0]) if rows else []
     sent, ttft, e2e = column(header, SENT), column(header, TTFT), column(header, E2E)
     first, finish = column(header, FIRST), column(header, FINISH)
@@ -133,10 +122,12 @@ def from_result(text: str, path: Path, dataset: Optional[Path]) -> RequestTimes:
     index_of = prompt_index(dataset)
     table = []
     try:
-        for response in json.loads(text):
+        for response in parse_json(path, text):
             k = index_of.get(str(response["input"]))
             if k is not None:
                 table.append((k, float(response["first_token_time"]), float(response["res_time"])))
+    except BadInput:
+        raise
     except (ValueError, KeyError, TypeError) as error:
         raise BadInput(f"{path}: expected responses with input, first_token_time, res_time: {error!r}") from None
     if not table:
@@ -148,8 +139,10 @@ def from_result(text: str, path: Path, dataset: Optional[Path]) -> RequestTimes:
 def prompt_index(dataset: Path) -> Mapping[str, int]:
     """Return the first index of each prompt in an Alpaca data set; prompts are built as the client builds them."""
     try:
-        records: Sequence[Mapping[str, Any]] = json.loads(text_of(dataset))
+        records: Sequence[Mapping[str, Any]] = parse_json(dataset, read_text(dataset))
         prompts = [f"{r['instruction']}:{r['input']}" if r.get("input") else str(r["instruction"]) for r in records]
+    except BadInput:
+        raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadInput(f"{dataset}: expected a list of instruction, input, output: {error!r}") from None
     return {prompt: k for k, prompt in reversed(list(enumerate(prompts)))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
@@ -75,11 +76,18 @@ def log_fit_lines(fit: Any) -> list[str]:
         return []
     lines = ["", f"{'parameter':<26}{'value':>12}   interval"]
     for name, parameter in fit["parameters"].items():
-        lines.append(f"{name:<26}{parameter['value']:>12.4g}   {parameter['low']:.4g} to {parameter['high']:.4g}")
+        value, low, high = (format_known(parameter.get(key)) for key in ("value", "low", "high"))
+        lines.append(f"{name:<26}{value:>12}   {low} to {high}")
     for title in ("left_out", "predicted"):
         for row in fit.get(title) or ():
-            lines.append(f"{title.replace('_', ' ')}: {row['run']:<24}makespan {row['error']:+.2%}")
+            error = "?" if row.get("error") is None else f"{row['error']:+.2%}"
+            lines.append(f"{title.replace('_', ' ')}: {row['run']:<24}makespan {error}")
     return lines
+
+
+def format_known(value: Optional[float]) -> str:
+    """Return a number as text; a fit writes null for a value that is not finite."""
+    return "?" if value is None else f"{value:.4g}"
 
 
 def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str, float], tolerance: float) -> list[str]:
@@ -115,7 +123,15 @@ def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str,
 
 def relative_error(cost: StepCost, point: Point) -> float:
     """Return the error of the cost model at a point, as a fraction."""
-    return abs(cost.seconds(point.shape) / point.median - 1)
+    return abs(cost.seconds(point.shape) / point.median - 1) if point.median else math.inf
+
+
+def is_wide(parameter: Mapping[str, Any]) -> bool:
+    """Whether the interval of a parameter is wide, or not known."""
+    value, low, high = (parameter.get(key) for key in ("value", "low", "high"))
+    if value is None or low is None or high is None:
+        return True
+    return bool(value > 0 and (high - low) / 2 > WIDE_INTERVAL * value)
 
 
 def wide_parameters(fit: Any) -> list[str]:
@@ -124,6 +140,6 @@ def wide_parameters(fit: Any) -> list[str]:
     wide = [
         str(name)
         for name, parameter in (parameters.items() if isinstance(parameters, Mapping) else ())
-        if parameter["value"] > 0 and (parameter["high"] - parameter["low"]) / 2 > WIDE_INTERVAL * parameter["value"]
+        if is_wide(parameter)
     ]
     return [f"runs with other step shapes: the intervals of {', '.join(wide)} are wide"] if wide else []

@@ -99,7 +99,7 @@ def fit_prompts(samples: Samples, token_buckets: Sequence[int]) -> dict[str, Any
     design = np.column_stack([piecewise_linear_basis(tokens, knots), *terms.values()])
     solution = nonneg_least_squares(design, samples.seconds, len(knots))
     curve, rest = solution[: len(knots)], dict(zip(terms, solution[len(knots) :], strict=True))
-    curve = np.maximum.accumulate(curve - rest["prefill_row"])  # the curve includes the first row of a step
+    curve = np.maximum.accumulate(np.maximum(curve - rest["prefill_row"], 0.0))  # it includes the first row of a step
     return {"prefill": [(float(x), float(y)) for x, y in zip(knots, curve, strict=True)],
             **{name: float(value) for name, value in rest.items()}}  # fmt: skip
 
@@ -209,11 +209,11 @@ def cross_validate(samples: Samples, about: Mapping[str, Any], seed: int = 0) ->
             cost = fit_cost(train, about)
         except (ValueError, np.linalg.LinAlgError):
             continue
-        predicted = predict(cost, test)
+        predicted, measured = predict(cost, test), measured_range(train)
         for point in np.unique(test.points):
             indices = np.flatnonzero(test.points == point)
             shape = test.shapes[indices[0]]
-            if not in_measured_range(shape, train):
+            if not in_measured_range(shape, measured):
                 continue
             error = float(predicted[indices].mean() / test.seconds[indices].mean() - 1)
             errors.setdefault(test.kinds[indices[0]], []).append(abs(error))
@@ -234,14 +234,11 @@ def assign_folds(samples: Samples, seed: int) -> npt.NDArray[np.int64]:
     return np.array([fold_of[point] for point in samples.points.tolist()], dtype=np.int64)
 
 
-def in_measured_range(shape: Shape, samples: Samples) -> bool:
-    """Return whether a shape is inside the range of the samples."""
+def in_measured_range(shape: Shape, measured: Mapping[str, Sequence[float]]) -> bool:
+    """Return whether a shape is inside the result of `measured_range`."""
     for name in ("prefill_tokens", "decode_rows", "context", "swapped"):
         value = getattr(shape, name)
-        column = samples.column(name)
-        if value and not (column > 0).any():
-            return False
-        if value and not column[column > 0].min() <= value <= column.max():
+        if value and not (name in measured and measured[name][0] <= value <= measured[name][1]):
             return False
     return True
 

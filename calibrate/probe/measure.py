@@ -8,7 +8,6 @@ waits for its host cools down between two steps and runs the next one faster tha
 from __future__ import annotations
 
 import contextlib
-import csv
 import gc
 import io
 import json
@@ -22,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape_of_rows
+from servesim.files.write import csv_writer
 
 from .grid import ROW_BUCKETS, Point, grid, lengths
 
@@ -240,7 +240,5 @@ def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """Return samples as the text of samples.csv."""
     file = io.StringIO()
-    writer = csv.DictWriter(file, COLUMNS, extrasaction="ignore", lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
+    csv_writer(file).writerows([COLUMNS, *([row.get(name, "") for name in COLUMNS] for row in rows)])
     return file.getvalue()

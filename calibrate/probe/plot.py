@@ -8,26 +8,23 @@ from typing import Any
 import numpy as np
 from servesim.core import Shape
 from servesim.costs.device_profile import Profile
+from servesim.files.write import save_figure
 
 from .samples import Point, measured_points
 
 
 def plot_fit(profile: Profile, path: Path) -> None:
     """Write a chart of a profile's samples and its cost model."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     points = [point for point in measured_points(profile.path) if point.seconds and point.kind != "busy"]
-    figure, (left, middle, right) = pyplot.subplots(1, 3, figsize=(15, 4.6), constrained_layout=True)
+    figure = Figure(figsize=(15, 4.6), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
     plot_prefill(left, profile, [p for p in points if p.kind == "prefill" and not p.shape.cross])
     plot_decode(middle, profile, [p for p in points if p.kind == "decode"])
     plot_errors(right, profile, points)
     figure.suptitle(f"{profile.name}: measured medians (dots) and fit (lines)")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save_figure(figure, path, dpi=110)
 
 
 def plot_prefill(axes: Any, profile: Profile, points: list[Point]) -> None:

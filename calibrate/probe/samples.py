@@ -6,14 +6,16 @@ It also runs in the worker: importing it needs only Python 3.9 and the standard 
 
 from __future__ import annotations
 
-import csv
-import gzip
 import io
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, Shape
+from servesim.core.limits import MAX_COST, MAX_NUMBER
+from servesim.files.read import read_csv, read_text, split_csv
+from servesim.files.write import append, csv_writer
 
 SAMPLE_FILES = ("samples.csv", "samples.csv.gz")
 REQUIRED_COLUMNS = ("kind", "point", "seconds", *Shape._fields)
@@ -61,6 +63,8 @@ class Point:
         if len(self.seconds) < 2:
             return 1.0
         low, high = np.quantile(self.seconds, [0.25, 0.75])
+        if not self.median:
+            return 1.0
         return float(0.93 * (high - low) / np.sqrt(len(self.seconds)) / self.median)
 
     @property
@@ -80,27 +84,26 @@ class Point:
 def samples_file(folder: Optional[Path]) -> Optional[Path]:
     """Return the path of a folder's samples, or None without any."""
     paths = [] if folder is None else [folder / name for name in SAMPLE_FILES]
-    return next((path for path in paths if path.is_file()), None)
+    return next((path for path in paths if path.exists()), None)
 
 
 def read_samples(path: Path, resume: bool = False) -> list[Sample]:
-    """Read all rows. With `resume`, skip a truncated last row."""
-    reader = _reader(path)
-    rows = [(reader.line_num, row) for row in reader]
-    if resume and rows and None in rows[-1][1].values():
-        del rows[-1]
-    samples = []
-    for line, row in rows:
-        try:
-            samples.append(_sample(row))
-        except (KeyError, TypeError, ValueError):
-            raise BadInput(f"{path}:{line}: expected a sample with {', '.join(REQUIRED_COLUMNS)}") from None
-    return samples
+    """Read all rows. With `resume`, skip an incomplete last line."""
+    rows = read_csv(path, REQUIRED_COLUMNS, complete_lines=resume)
+    return [_sample(row, f"{path}:{number}") for number, row in enumerate(rows, 2)]
+
+
+def append_samples(path: Path, rows: Iterable[Sequence[Any]]) -> None:
+    """Add rows to a file of samples."""
+    text = io.StringIO()
+    csv_writer(text).writerows(rows)
+    append(path, text.getvalue())
 
 
 def holds_steps(path: Path) -> bool:
     """Return whether a file has the columns of measured steps. A file of reported totals has others."""
-    return set(REQUIRED_COLUMNS) <= set(_reader(path).fieldnames or ())
+    header = read_text(path).partition("\n")[0]
+    return set(REQUIRED_COLUMNS) <= set(split_csv(str(path), header)[0])
 
 
 def measured_points(folder: Optional[Path]) -> list[Point]:
@@ -118,19 +121,16 @@ def measured_points(folder: Optional[Path]) -> list[Point]:
     return list(points.values())
 
 
-def _reader(path: Path) -> csv.DictReader[str]:
-    raw = path.read_bytes()
-    try:
-        text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8")
-    except (EOFError, UnicodeDecodeError, gzip.BadGzipFile) as error:
-        raise BadInput(f"{path}: expected CSV in UTF-8: {error}") from None
-    return csv.DictReader(io.StringIO(text, newline=""))
-
-
-def _sample(row: dict[str, str]) -> Sample:
-    if None in row:
-        raise ValueError("more fields than columns")
+def _sample(row: dict[str, str], where: str) -> Sample:
     failed, flagged = row.get("failed") or "", row.get("flagged") or ""
-    shape = Shape(*(int(row[name]) for name in Shape._fields))
-    seconds = None if failed else float(row["seconds"])
-    return Sample(row["kind"], int(row["point"]), shape, seconds, flagged, failed, row)
+    try:
+        shape = Shape(*(int(row[name]) for name in Shape._fields))
+        point, seconds = int(row["point"]), None if failed else float(row["seconds"])
+    except ValueError:
+        raise BadInput(f"{where}: expected a sample with {', '.join(REQUIRED_COLUMNS)}") from None
+    sizes = (point, *shape)
+    if min(sizes) < 0 or max(sizes) > MAX_NUMBER or not abs(seconds or 0.0) <= MAX_COST:
+        raise BadInput(f"{where}: expected sizes from 0 to {MAX_NUMBER:g} and at most {MAX_COST:g} seconds")
+    if shape.prefill_rows and not (shape.prefill_tokens and shape.prefill_live):
+        raise BadInput(f"{where}: expected prefill_tokens and prefill_live above 0, because prefill_rows is")
+    return Sample(row["kind"], point, shape, seconds, flagged, failed, row)

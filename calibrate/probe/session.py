@@ -5,7 +5,6 @@ The folder holds samples.csv (every sample) and probe.yaml (the settings and the
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,14 +12,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-import yaml
+from pydantic import Field
 from servesim.calibrate.device.worker_client import Worker
 from servesim.core import BadInput
 from servesim.costs.device_profile import round_numbers
-from servesim.files.write import open_text
+from servesim.files.checked import Whole, validate
+from servesim.files.stored import Stored
+from servesim.files.write import write_text, write_yaml
+from servesim.files.yaml_reader import read_yaml
 
 from .measure import as_csv
-from .samples import read_samples
+from .samples import append_samples, read_samples
 
 PROBE_TIMEOUT_S = 1800.0  # seconds without a progress report; one compilation may take long
 FIXED_SETTINGS = (  # a resumed session must have the same values
@@ -50,8 +52,7 @@ class ProbeSession:
             self._check_same(earlier)
         elif self.samples.exists():
             raise BadInput(f"{self.folder}: holds samples from another source (no probe.yaml); use another folder")
-        with open_text(self.folder / "probe.yaml") as file:
-            yaml.safe_dump(round_numbers({"settings": self.settings, "about": self.about}), file, sort_keys=False)
+        write_yaml(self.folder / "probe.yaml", round_numbers({"settings": self.settings, "about": self.about}))
         rows = [row.fields for row in read_samples(self.samples, resume=True)] if self.samples.exists() else []
         self.resumed = len(rows)
         self.write(as_csv(rows))
@@ -74,22 +75,31 @@ class ProbeSession:
 
     def write(self, text: str) -> None:
         """Write samples.csv: at the start the samples of earlier sessions, at the end all samples with flags."""
-        with open_text(self.samples) as file:
-            file.write(text)
+        write_text(self.samples, text)
+
+
+class ProbeAbout(Stored):
+    """The keys of the description of the backend that a fit uses."""
+
+    gears: Optional[list[Whole]] = None
+    token_gears: Optional[list[Whole]] = None
+
+
+class ProbeFile(Stored):
+    """The keys of probe.yaml."""
+
+    settings: dict[str, Any] = Field({})
+    about: ProbeAbout
 
 
 def read_probe(folder: Path) -> Optional[Mapping[str, Any]]:
     """Return the contents of a folder's probe.yaml, or None without one."""
     path = folder / "probe.yaml"
-    if not path.is_file():
+    if not path.exists():
         return None
-    try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"{path}: not valid YAML: {' '.join(str(error).split())}") from None
-    if not isinstance(content, dict):
-        raise BadInput(f"{path}: expected a mapping of settings and about")
-    return content
+    content = read_yaml(path)
+    validate(ProbeFile, content, str(path))
+    return dict(content)
 
 
 def run_session(worker: Worker, session: ProbeSession, show: Callable[[Mapping[str, Any]], None]) -> dict[str, Any]:
@@ -97,8 +107,7 @@ def run_session(worker: Worker, session: ProbeSession, show: Callable[[Mapping[s
     rows = session.open(worker.describe())
 
     def on_report(report: Mapping[str, Any]) -> None:
-        with session.samples.open("a", encoding="utf-8", newline="") as file:
-            csv.writer(file, lineterminator="\n").writerows(report["rows"])
+        append_samples(session.samples, report["rows"])
         show(report)
 
     result: dict[str, Any] = worker.call("probe", PROBE_TIMEOUT_S, on_report, resume=rows, **session.settings)

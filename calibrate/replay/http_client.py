@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, first_model, send
+from servesim.calibrate.client.prompts import Prompts, new_seed
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
@@ -32,21 +33,39 @@ class Target:
     model: Optional[str] = None  # served name; None: the first model that the server lists
     timeout: float = 3600.0  # seconds per request
     warm_up: int = 0  # warm-up requests, not measured
+    prompt_seed: str = field(default_factory=new_seed)  # a new one gives prompts that the server cannot have cached
+
+    def check_url(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise BadInput(f"--url: expected http://HOST:PORT, got {self.url!r}")
+
+    def make_api(self, prompts: Prompts) -> Api:
+        if self.api == "llm-serving":
+            return LlmServing(prompts)
+        return OpenAI(self.model or first_model(self.url), prompts)
 
 
 def replay_against(
-    target: Target, name: str, scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile], quiet: bool
+    target: Target,
+    name: str,
+    scenario: Scenario,
+    requests: Sequence[Request],
+    profile: Optional[Profile],
+    quiet: bool,
+    block: Optional[int] = None,  # prompt tokens per hash id of the trace
 ) -> ReplayedScenario:
     """Send requests to a server; with a profile, simulate and compare too."""
-    if not target.url.startswith(("http://", "https://")):
-        raise BadInput(f"--url: expected http://HOST:PORT, got {target.url!r}")
-    api: Api = LlmServing() if target.api == "llm-serving" else OpenAI(target.model or first_model(target.url))
+    target.check_url()
+    # Each scenario of a replay, and its warm-up, has its own prompts: the server must not have cached them.
     if target.warm_up:
+        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/warm-up", block))
         send(target.url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
+    api = target.make_api(Prompts(f"{target.prompt_seed}/{name}", block))
     line = ProgressLine(name, len(requests), quiet)
     load = send(target.url, api, requests, target.timeout, lambda state: line(progress(state, len(requests))))
     line.end()
     live = run_from_responses(load, scenario, profile or Profile("none", LinearCost()), requests)
+    live.settings = {"prompt_seed": target.prompt_seed}
     replayed = ReplayedScenario(name, live, replace(run_data(live), name=name))
     if profile is not None and not live.stopped:
         trace = Trace(list(requests), "replay", "synth")
@@ -111,6 +130,18 @@ def client_metrics(load: LoadGenerator) -> dict[str, Any]:
         },
         "reasons": dict(reasons.most_common(20)),
         "wrong_length": wrong,
+        "prompt_tokens": served_prompt_tokens(load),
         "pings": sum(sent.pings for sent in load.sent_requests),
         "most_open": load.max_open,
     }  # fmt: skip
+
+
+def served_prompt_tokens(load: LoadGenerator) -> dict[str, Any]:
+    """Compare the requested prompt lengths with those that the server counted, over the requests that it counted."""
+    counted = [(s.request.prompt, s.prompt_tokens) for s in load.sent_requests if s.prompt_tokens is not None]
+    return {
+        "requests_counted": len(counted),
+        "requested": sum(requested for requested, _ in counted),
+        "served": sum(served for _, served in counted),
+        "requests_different": sum(requested != served for requested, served in counted),
+    }

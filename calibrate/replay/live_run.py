@@ -27,6 +27,7 @@ class MeasuredRun(Run):
     host: Sequence[float] = ()  # host overhead, measured in the warm-up: the fields of host_overhead.HostOverhead
     stopped: bool = False  # before all requests were served
     extra: Mapping[str, Any] = field(default_factory=dict)  # further metrics
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for the manifest: what else is needed to repeat it
 
     def result(self) -> dict[str, Any]:
         """Return the metrics of a run, then those that only a measurement has."""
@@ -79,7 +80,7 @@ def run_from_result(
 
 def write_live(run: MeasuredRun, folder: Path) -> None:
     """Write the files of a measured run."""
-    write_run(run, folder)
+    write_run(run, folder, run.settings)
     write_sent(run.requests, folder / SENT)
     if run.decisions:
         write_decisions(run.decisions, folder / DECISIONS)

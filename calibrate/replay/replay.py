@@ -6,7 +6,6 @@ overhead per step, measured in the warm-up.
 
 from __future__ import annotations
 
-import csv
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -21,9 +20,11 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.files.read import quote, read_csv
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
-from servesim.runs.simulate import Run, copy_requests, load_trace
+from servesim.runs.simulate import Run, copy_requests, load_trace, simulate
 from servesim.study.experiment import read_experiment
+from servesim.traces.trace import Trace
 
 from .live_run import MeasuredRun, run_from_result, write_live
 from .resimulate import resimulate, simulate_with_cost
@@ -49,24 +50,45 @@ def top_scenarios(
     if path.is_file():  # a best.yaml
         return [(path.stem, scenario_from(override(read_scenario_file(path), settings), str(path)))]
     ranking = path / "summary.csv"
-    if not ranking.is_file():
+    if not ranking.exists():
         raise BadInput(f"{path}: expected the folder of a finished `sim sweep`; it has no summary.csv")
     experiment = read_experiment(path)
-    with ranking.open(encoding="utf-8", newline="") as lines:
-        order = [int(row["config"]) for row in csv.DictReader(lines)]
+    order = read_order(ranking, len(experiment.configs))
     chosen = order[:top]
     if baseline and 0 not in chosen:
         chosen.append(0)
     named = []
     for config in chosen:
-        name = f"rank{order.index(config) + 1}" + ("-baseline" if config == 0 else "")
+        rank = order.index(config) + 1 if config in order else len(order) + 1
+        name = f"rank{rank}" + ("-baseline" if config == 0 else "")
         named.append((name, scenario_from(override(experiment.tree(config), settings), f"{path}: {config}")))
     return named
 
 
+def read_order(path: Path, count: int) -> list[int]:
+    """Return the configurations in the order of summary.csv, best first."""
+    order = []
+    for number, row in enumerate(read_csv(path, ["config"]), 2):
+        if not (row["config"].isdecimal() and len(row["config"]) < 10 and int(row["config"]) < count):
+            expected = f"a configuration from 0 to {count - 1}"
+            raise BadInput(f"{path}:{number}: config: expected {expected}, got {quote(row['config'])}")
+        order.append(int(row["config"]))
+    if not order:
+        raise BadInput(f"{path}: expected at least one configuration, got none")
+    return order
+
+
 def replay_requests(scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None) -> list[Request]:
     """Return the first `limit` requests of a scenario. Times start at 0 and are multiplied by `time_scale`."""
-    requests = copy_requests(load_trace(scenario).requests)
+    return requests_and_block(scenario, time_scale, limit)[0]
+
+
+def requests_and_block(
+    scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None
+) -> tuple[list[Request], Optional[int]]:
+    """Return the requests to replay, and the prompt tokens per hash id of their trace."""
+    trace = load_trace(scenario)
+    requests = copy_requests(trace.requests)
     requests.sort(key=lambda request: request.sent)
     requests = requests[:limit]
     if not requests:
@@ -80,7 +102,16 @@ def replay_requests(scenario: Scenario, time_scale: float = 1.0, limit: Optional
         request.think_time *= time_scale
         if request.follows not in kept:
             request.follows = None
-    return requests
+    return requests, trace.block
+
+
+def expected_seconds(scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile]) -> float:
+    """Return the duration of a replay: as simulated, or until the last request is sent if there is no profile."""
+    last_sent = max(request.sent for request in requests)
+    if profile is None:
+        return last_sent
+    run = simulate(scenario, Trace(list(copy_requests(requests)), "replay", "synth"), profile=profile)
+    return max(last_sent, run.end)
 
 
 def as_backend_scenario(scenario: Scenario) -> Scenario:

@@ -87,12 +87,14 @@ def simulate_with_cost(
 
 
 def compare_runs(name: str, simulated: RunData, measured: RunData, profile: Optional[str] = None) -> Comparison:
-    """Compare two runs. The error is split into its sources if the measured run has its model calls."""
+    """Compare two runs. The error is split into its sources if the measured run can be simulated again."""
     measured = replace(measured, name=name or measured.name)
     if not measured.calls or measured.sent is None or simulated.scenario is None:
         return compare(simulated, measured)
+    if not simulated.scenario.policy_is_loadable:
+        return compare(simulated, measured)
     loaded = load_profile(profile or simulated.scenario.profile)
-    host = HostOverhead(*measured.result.get("host", (0.0, 0.0)))
+    host = HostOverhead(*measured.result.get("host", ()))
     with_host = replace(loaded, cost=CostWithHost(loaded.cost, host))
     resimulated, calls_matched = resimulate(measured, with_host, simulated.scenario)
     return compare(simulated, measured, resimulated, calls_matched)

@@ -112,14 +112,19 @@ class Comparison:
 
     def row(self, metric: str) -> MetricRow:
         """Return the row of a metric."""
-        for row in self.rows:
-            if row.metric == metric:
-                return row
-        raise BadInput(f"metric {metric!r}: not compared; known: {', '.join(row.metric for row in self.rows)}")
+        check_metrics([metric])
+        return next(row for row in self.rows if row.metric == metric)
 
     def outside(self, tolerance: float, metrics: Sequence[str] = CHECKED_METRICS) -> list[MetricRow]:
         """Return the checked metrics whose error exceeds the tolerance."""
         return [row for row in map(self.row, metrics) if row.exceeds(tolerance)]
+
+
+def check_metrics(metrics: Sequence[str]) -> None:
+    """Raise BadInput for a metric that is not compared."""
+    for metric in metrics:
+        if metric not in METRICS:
+            raise BadInput(f"metric {metric!r}: not compared; known: {', '.join(METRICS)}")
 
 
 def relative_error(simulated: Optional[float], measured: Optional[float]) -> Optional[float]:

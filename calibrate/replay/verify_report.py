@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from servesim.files.write import write_json
+from servesim.files.write import save_figure, write_json
 from servesim.runs.run_folder import RunData
 
 from .verify import CHECKED_METRICS, Comparison, MetricRow, as_json, latency_pairs, rank_correlations
@@ -116,5 +116,4 @@ def plot_comparisons(
     axes.set(ylabel="error (%)", title="simulated - measured")
     if len(comparisons) > 1:
         axes.legend(fontsize=7)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    save_figure(figure, path, dpi=110)

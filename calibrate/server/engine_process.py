@@ -17,6 +17,7 @@ from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory
 from servesim.calibrate.live.driver import LiveDriver, make_clock
+from servesim.config.user_code import use_access, user_errors
 from servesim.core import Request, Stuck
 from servesim.engine.server import Server
 from servesim.engine.step import Step, TokenGaps
@@ -184,9 +185,13 @@ def serve(backend: Backend, args: Mapping[str, Any], emit: Callable[[Any], None]
     """Serve requests from the socket `args["socket"]` on a loaded backend; return the final state."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(args["socket"])
-        engine = EngineLoop(backend, args, connection)
-        engine.run()
-        engine.close()
-        with contextlib.suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)  # otherwise the listener thread keeps it open
-        return engine.state()
+        try:
+            with use_access(args.get("code")):  # as in the parent process
+                engine = EngineLoop(backend, args, connection)
+            with user_errors(engine.loop.policy):
+                engine.run()
+            engine.close()
+            return engine.state()
+        finally:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # otherwise the listener thread keeps it open

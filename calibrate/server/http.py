@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
+from .connection import ClientConnection
 from .engine_client import End, EngineClient, EngineEvent, RequestHandle, TooManyRequests
 
 MAX_BODY_BYTES = 1 << 20
@@ -22,6 +24,7 @@ BODY_SECONDS = 30.0  # maximum time to send the body
 STALL_SECONDS = 60.0  # maximum time of one write to a client that does not read
 HEAD_SECONDS = 30.0  # maximum time to send a request head on a new or idle connection
 PING_INTERVAL_S = 600.0  # a stream without tokens gets a comment after this time
+PING = b": You can't see this ping\n\n"
 CHECK_INTERVAL_S = 2.0  # between two checks for idle connections
 
 
@@ -32,6 +35,12 @@ class Refused(Exception):
         self.status = status
         self.body = body
         super().__init__(f"{status} {body}")
+
+
+def refused(status: int, message: str) -> Refused:
+    """Return a rejection that clients of both interfaces understand."""
+    kind = "invalid_request_error" if status < 500 else "server_busy"
+    return Refused(status, {"detail": message, "error": {"message": message, "type": kind}})
 
 
 @dataclass(frozen=True)
@@ -52,13 +61,17 @@ class HttpFrontEnd:
         try:
             raw = await asyncio.wait_for(request.read(), BODY_SECONDS)
         except asyncio.TimeoutError:
-            raise Refused(408, {"detail": f"the body did not arrive within {BODY_SECONDS:g} s"}) from None
+            raise refused(408, f"the body did not arrive within {BODY_SECONDS:g} s") from None
+        except (HttpProcessingError, web.RequestPayloadError) as error:
+            raise refused(400, f"the body cannot be decoded: {' '.join(str(error).split())}") from None
         try:
             body = json.loads(raw)
+            if not raw.isascii() or b"\\u" in raw:
+                json.dumps(body, ensure_ascii=False).encode()  # a lone surrogate is no text
         except json.JSONDecodeError as error:
             raise invalid(error.msg, error.pos) from None
-        except (UnicodeDecodeError, RecursionError) as error:
-            raise invalid(type(error).__name__, 0) from None
+        except (ValueError, RecursionError) as error:  # not UTF-8, a lone surrogate, a huge integer, deep nesting
+            raise refused(400, f"the body cannot be parsed: {str(error).partition(';')[0]}") from None
         if not isinstance(body, dict):
             raise invalid("expected an object", 0)
         return body
@@ -68,7 +81,7 @@ class HttpFrontEnd:
         try:
             return self.engine.submit(tokens, max(1, min(limit, self.context - len(tokens))))
         except TooManyRequests as busy:
-            raise Refused(503, {"detail": str(busy), "error": {"message": str(busy), "type": "server_busy"}}) from None
+            raise refused(503, str(busy)) from None
 
     @contextlib.asynccontextmanager
     async def abort_on_exit(self, handle: Optional[RequestHandle]) -> AsyncIterator[None]:
@@ -86,6 +99,8 @@ class HttpFrontEnd:
         self.streams.add(stream)
         try:
             await stream.response.prepare(request)
+            if isinstance(request.protocol, ClientConnection):
+                request.protocol.probe = stream.ping
             yield stream
         finally:
             self.streams.discard(stream)
@@ -105,7 +120,12 @@ class Stream:
             events = await handle.next(PING_INTERVAL_S)
             if events is not None:
                 return events
-            await self.write(b": You can't see this ping\n\n")
+            await self.write(PING)
+
+    async def ping(self) -> None:
+        """Send a comment, unless a write is pending."""
+        if self.write_started is None:
+            await self.write(PING)
 
     async def write(self, data: bytes) -> None:
         """Send a chunk of the response."""

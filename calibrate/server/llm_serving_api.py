@@ -16,6 +16,7 @@ ERRORS = {"refused": "Error202: prompt out of range", "empty": "Error203: prompt
 REASONS = {"refused": "prompt_out_of_range", "empty": "prompt_token_ids_empty"}
 ABNORMAL = "error304: generation task stop abnormally!, please retry!"
 DEFAULT_LIMIT = 300
+BOS = 1  # the tokenizers of llm-serving's models add it at the start of a text
 
 
 class ServingApi:
@@ -55,7 +56,7 @@ class ServingApi:
         """Submit a request to the engine; None when the prompt is empty."""
         tokens = encode(body["inputs"], self.front_end.vocab)
         limit = parse_int((body.get("parameters") or {}).get("max_new_tokens"))
-        return self.front_end.submit(tokens, DEFAULT_LIMIT if limit is None else limit) if tokens else None
+        return self.front_end.submit([BOS, *tokens], DEFAULT_LIMIT if limit is None else limit) if tokens else None
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
         handle = self._submit(body)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 import time
 from typing import Any
 
@@ -35,13 +36,14 @@ class OpenAIApi:
         body = await self.front_end.json_body(request, lambda text, offset: fault(400, f"not JSON at {offset}: {text}"))
         limit = body.get("max_tokens", DEFAULT_LIMIT)
         if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise fault(400, f"max_tokens: expected a positive integer, got {limit!r}")
+            raise fault(400, f"max_tokens: expected a positive integer, got {reprlib.repr(limit)}")
         if body.get("n", 1) != 1:
-            raise fault(400, f"n: expected 1, got {body['n']!r}")
+            raise fault(400, f"n: expected 1, got {reprlib.repr(body['n'])}")
+        streamed, with_usage = flag("stream", body.get("stream")), include_usage(body.get("stream_options"))
         handle = self.front_end.submit(self._prompt(body.get("prompt")), limit)
         async with self.front_end.abort_on_exit(handle):
-            if body.get("stream"):
-                return await self._stream(request, body, handle)
+            if streamed:
+                return await self._stream(request, handle, with_usage)
             tokens, end = await collect(handle)
         if end.outcome != "finished":
             raise fault(400 if end.outcome == "refused" else 500, end.reason or end.outcome)
@@ -60,11 +62,10 @@ class OpenAIApi:
             raise fault(400, f"prompt: expected token ids below {self.front_end.vocab}")
         return list(value)
 
-    async def _stream(self, request: web.Request, body: dict[str, Any], handle: RequestHandle) -> web.StreamResponse:
+    async def _stream(self, request: web.Request, handle: RequestHandle, with_usage: bool) -> web.StreamResponse:
         first = await handle.next() or []  # a rejection is known now, and can still be an HTTP status
         if isinstance(first[0], End) and first[0].outcome != "finished":
             raise fault(400 if first[0].outcome == "refused" else 500, first[0].reason or first[0].outcome)
-        with_usage = bool((body.get("stream_options") or {}).get("include_usage"))
         async with self.front_end.stream(request, {"Content-Type": "text/event-stream; charset=utf-8"}) as stream:
             await self._stream_tokens(stream, handle, first, with_usage)
         return stream.response
@@ -99,6 +100,20 @@ class OpenAIApi:
 def line(value: Any) -> bytes:
     """Return a server-sent event."""
     return f"data: {json.dumps(value)}\n\n".encode()
+
+
+def include_usage(options: Any) -> bool:
+    """Return whether the `stream_options` of a request ask for token counts."""
+    if not isinstance(options, (dict, type(None))):
+        raise fault(400, f"stream_options: expected an object, got {reprlib.repr(options)}")
+    return flag("stream_options.include_usage", (options or {}).get("include_usage"))
+
+
+def flag(name: str, value: Any) -> bool:
+    """Return a flag of the body; null is false."""
+    if not isinstance(value, (bool, type(None))):
+        raise fault(400, f"{name}: expected true or false, got {reprlib.repr(value)}")
+    return bool(value)
 
 
 def usage(handle: RequestHandle, output: int) -> dict[str, int]:

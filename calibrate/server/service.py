@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import signal
-import tempfile
-from collections.abc import AsyncIterator
+import socket
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Callable, Optional
 
@@ -15,8 +16,12 @@ from servesim.calibrate.client.load_generator import raise_file_limit
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.config.scenario import Scenario
-from servesim.core import BadInput
+from servesim.config.user_code import code_access
+from servesim.core import BadInput, PolicyError
+from servesim.files.scratch import ScratchFolder
 
+from .access import require_key
+from .connection import ClientConnection
 from .engine_client import EngineClient
 from .http import MAX_BODY_BYTES, HttpFrontEnd, close_idle_connections, json_errors
 from .llm_serving_api import ServingApi
@@ -24,9 +29,43 @@ from .openai_api import OpenAIApi
 
 CLOSE_TIMEOUT_S = 5.0  # for the engine's socket
 MAX_MESSAGE_BYTES = 1 << 26  # of one message from the engine
+KEEP_ALIVE_S = 30.0  # for a connection between two requests
+BACKLOG = 4096  # connections that wait to be accepted
 
 
-def application(front_end: HttpFrontEnd) -> web.Application:
+@contextlib.contextmanager
+def bound(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Bind a socket to every address of a host until the end; port 0 chooses a free one.
+
+    A port in use is known before the model is loaded. Clients cannot connect until the server listens.
+    """
+    sockets: list[socket.socket] = []
+    with contextlib.ExitStack() as stack, cannot_listen(host, port):
+        addresses = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, kind, protocol, _, address in dict.fromkeys(addresses):
+            each = stack.enter_context(socket.socket(family, kind, protocol))
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # an IPv4 address has its own socket
+            each.bind((address[0], sockets[0].getsockname()[1] if sockets else port))
+            sockets.append(each)
+        stack = stack.pop_all()
+    with stack:
+        yield sockets
+
+
+@contextlib.contextmanager
+def cannot_listen(host: str, port: int) -> Iterator[None]:
+    """Report an error of the network in one line."""
+    try:
+        yield
+    except (OSError, ValueError) as error:  # a name that no DNS can have is a ValueError
+        number = getattr(error, "errno", None) or 0
+        reason = os.strerror(number) if number > 0 else getattr(error, "strerror", None) or str(error)
+        raise BadInput(f"--host {host} --port {port}: cannot listen: {reason}") from None
+
+
+def application(front_end: HttpFrontEnd, api_key: Optional[str] = None) -> web.Application:
     """Return the web application with all paths."""
     engine = front_end.engine
 
@@ -36,7 +75,7 @@ def application(front_end: HttpFrontEnd) -> web.Application:
     async def health(request: web.Request) -> web.Response:
         return web.Response(status=503 if engine.closed else 200)
 
-    app = web.Application(middlewares=[json_errors], client_max_size=MAX_BODY_BYTES)
+    app = web.Application(middlewares=[json_errors, *require_key(api_key)], client_max_size=MAX_BODY_BYTES)
     app.add_routes(ServingApi(front_end).routes())
     app.add_routes(OpenAIApi(front_end).routes())
     app.add_routes([web.get("/serving/state", state), web.get("/health", health)])
@@ -46,29 +85,43 @@ def application(front_end: HttpFrontEnd) -> web.Application:
 class Service:
     """An HTTP server for a loaded model."""
 
-    def __init__(self, session: DeviceSession, scenario: Scenario, host: str, port: int, max_open: int) -> None:
+    def __init__(
+        self,
+        session: DeviceSession,
+        scenario: Scenario,
+        sockets: Sequence[socket.socket],
+        max_open: int,
+        api_key: Optional[str] = None,
+    ) -> None:
         self.session = session
         self.scenario = scenario
-        self.host = host
-        self.port = port
+        self.sockets = sockets  # bound, not listening yet
+        self.port: int = sockets[0].getsockname()[1]
         self.max_open = max_open  # open requests
+        self.api_key = api_key
         self.final_state: dict[str, Any] = {}  # of the engine
-        self.failure: Optional[WorkerFailed] = None  # of the engine, while it served
+        self.failure: Optional[RuntimeError] = None  # of the engine, while it served
+        self.code = code_access()  # threads do not inherit it
         self.stop: Callable[[], object] = lambda: None  # stops the service; callable from any thread
 
     async def run(self, ready: Optional[Callable[[int], None]] = None) -> None:
         """Serve until SIGINT or SIGTERM, or until the engine stops. Calls `ready(port)` when it listens."""
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
-        self.stop = lambda: loop.call_soon_threadsafe(stop.set)
+
+        def request_stop() -> None:
+            with contextlib.suppress(RuntimeError):  # the engine has failed, and the service has ended by itself
+                loop.call_soon_threadsafe(stop.set)
+
+        self.stop = request_stop
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, stop.set)
         client = EngineClient(self.max_open)
         async with self._start_engine(client) as engine:
             front_end = self._front_end(client)
-            runner = web.AppRunner(application(front_end), handler_cancellation=True, keepalive_timeout=30)
+            runner = web.AppRunner(application(front_end, self.api_key), handler_cancellation=True)
             await runner.setup()
-            await self._listen(runner)
+            servers = await self._listen(runner)
             closer = asyncio.create_task(close_idle_connections(runner, front_end))
             if ready is not None:
                 ready(self.port)
@@ -76,28 +129,30 @@ class Service:
             await asyncio.wait([stopped, engine], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             closer.cancel()
+            for server in servers:
+                server.close()
             await runner.cleanup()
             client.stop()
             try:
                 self.final_state = await engine
-            except WorkerFailed as error:
+            except (WorkerFailed, PolicyError) as error:
                 self.failure = error
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(client.disconnected.wait(), CLOSE_TIMEOUT_S)
 
-    async def _listen(self, runner: web.AppRunner) -> None:
-        site = web.TCPSite(runner, self.host, self.port, backlog=4096)
-        try:
-            await site.start()
-        except OSError as error:
-            raise BadInput(f"--host {self.host} --port {self.port}: cannot listen: {error.strerror}") from None
-        assert runner.addresses
-        self.port = runner.addresses[0][1]
+    async def _listen(self, runner: web.AppRunner) -> list[asyncio.Server]:
+        """Accept connections on every socket."""
+        loop, manager = asyncio.get_running_loop(), runner.server
+        assert manager is not None
+
+        def connection() -> ClientConnection:
+            return ClientConnection(manager, loop=loop, keepalive_timeout=KEEP_ALIVE_S)
+
+        with cannot_listen(*self.sockets[0].getsockname()[:2]):
+            return [await loop.create_server(connection, sock=each, backlog=BACKLOG) for each in self.sockets]
 
     @contextlib.asynccontextmanager
     async def _start_engine(self, client: EngineClient) -> AsyncIterator[asyncio.Future[dict[str, Any]]]:
         """Start the engine in the worker and connect it through a private socket."""
-        with tempfile.TemporaryDirectory(prefix="servesim-") as folder:
+        with ScratchFolder() as folder:
             path = str(Path(folder) / "engine")
             server = await asyncio.start_unix_server(client.connect, path, limit=MAX_MESSAGE_BYTES)
             engine = asyncio.get_running_loop().run_in_executor(None, self._run_engine, path)
@@ -108,14 +163,18 @@ class Service:
             try:
                 yield engine
             finally:
+                client.stop()
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(client.disconnected.wait(), CLOSE_TIMEOUT_S)
                 server.close()
 
     def _run_engine(self, path: str) -> dict[str, Any]:
         """Run the engine in the worker until it stops; return its final state."""
         engine = self.scenario.engine.model_dump(mode="json")
         state: dict[str, Any] = self.session.worker.call(
-            "serve", None, None, policy=self.scenario.policy, engine=engine, socket=path, pace=self.session.fake_cost
-        )
+            "serve", None, None, policy=self.scenario.policy, code=self.code, engine=engine, socket=path,
+            pace=self.session.fake_cost,
+        )  # fmt: skip
         return state
 
     def _front_end(self, client: EngineClient) -> HttpFrontEnd:
@@ -126,12 +185,20 @@ class Service:
         return HttpFrontEnd(client, model.name, model.vocab, context, batch, device, dtype)
 
 
-def serve(session: DeviceSession, scenario: Scenario, host: str, port: int, max_open: int) -> dict[str, Any]:
+def serve(
+    session: DeviceSession,
+    scenario: Scenario,
+    sockets: Sequence[socket.socket],
+    max_open: int,
+    api_key: Optional[str] = None,
+) -> dict[str, Any]:
     """Serve until interrupted; return the final state of the engine."""
     raise_file_limit(2 * max_open)
-    service = Service(session, scenario, host, port, max_open)
+    service = Service(session, scenario, sockets, max_open, api_key)
 
     def ready(port: int) -> None:
+        host = sockets[0].getsockname()[0]
+        host = f"[{host}]" if ":" in host else host
         print(
             f"serving model {session.model.name} on device {session.about['device']} at http://{host}:{port}",
             flush=True,

@@ -9,7 +9,7 @@ from typing import Any
 
 from .calibrate_device import register_check, register_fit, register_probe
 from .endpoint import register_endpoint
-from .options import add_renamed_option
+from .options import add_renamed_option, add_trust
 
 
 def register(commands: Any) -> None:
@@ -38,6 +38,7 @@ def register_logs(kinds: Any) -> None:
         logs, "--no-cross-validation", "--no-leave-out", action="store_true",
         help="skip the fits that leave out one run each (faster, no held-out error)",
     )  # fmt: skip
+    add_trust(logs)
     logs.add_argument("-q", "--quiet", action="store_true", help="no progress output")
     logs.set_defaults(run=fit_from_logs)
 

@@ -6,8 +6,9 @@ import argparse
 from typing import Any
 
 from servesim.core import BadInput
+from servesim.core.limits import MAX_RUNS
 
-from .options import add_executor_options, fraction
+from .options import add_executor_options, add_trust, fraction
 
 
 def register(commands: Any) -> None:
@@ -43,6 +44,7 @@ def register(commands: Any) -> None:
         help="override a scenario key of A and B (repeatable)",
     )
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_trust(compare)
     add_executor_options(compare)
     compare.set_defaults(run=run_compare)
 
@@ -58,8 +60,8 @@ def run_compare(args: argparse.Namespace) -> int:
     tolerance = args.tolerance
     if not 0 < args.confidence < 1:
         raise BadInput(f"--confidence: expected a fraction between 0 and 1, got {args.confidence:g}")
-    if args.replications < 1:
-        raise BadInput(f"--replications: expected at least 1, got {args.replications}")
+    if not 1 <= args.replications <= MAX_RUNS:
+        raise BadInput(f"--replications: expected at least 1, at most {MAX_RUNS}, got {args.replications}")
     metrics = [parse_objective(name, "--metric") for name in args.metric or DEFAULT_METRICS]
     with close_on_exit(make_executor(args.executor, min(process_count(args.jobs), args.replications))) as executor:
         a, b = (load_runs(source, args.set, args.replications, executor) for source in (args.a, args.b))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from servesim.core import BadInput
-
 START = """\
 # A scenario: requests, policy, engine and step costs. Run it: `sim run FILE`
 workload:
@@ -58,21 +56,18 @@ def validate_files(args: argparse.Namespace) -> int:
     for file in args.files:
         scenario = scenario_from(read_scenario_file(file), file)
         load_profile(scenario.profile)
-        print(f"{file}: valid")
+        note = "" if scenario.policy_is_loadable else f", but policy {scenario.policy['name']} was not loaded"
+        print(f"{file}: valid{note}{' (`sim policies check` executes and checks it)' if note else ''}")
     return 0
 
 
 def write_start(args: argparse.Namespace) -> int:
     """Write the first scenario file; never overwrite a file."""
+    from servesim.files.write import write_text
+
     if args.file is None:
         print(START, end="")
         return 0
-    try:
-        with open(args.file, "x", encoding="utf-8") as file:
-            file.write(START)
-    except FileExistsError:
-        raise BadInput(f"{args.file}: exists already and is not overwritten; use another name") from None
-    except OSError as error:
-        raise BadInput(f"{args.file}: cannot be written: {error.strerror}") from None
+    write_text(args.file, START, overwrite=False, parents=False)
     print(f"wrote {args.file}; next: sim run {args.file}")
     return 0

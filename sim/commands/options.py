@@ -56,6 +56,16 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--goodput", nargs="+", metavar="KEY:MS", help="SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"
     )
+    add_trust(group)
+
+
+def add_trust(parser: Any) -> None:
+    """Add --trust. Only a command with this option may load policies from files: it runs scenarios."""
+    parser.add_argument(
+        "--trust",
+        action="store_true",
+        help="also execute policy files outside the working folder; see docs/security.md",
+    )
 
 
 def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:

@@ -9,6 +9,8 @@ from typing import Any
 
 from servesim.core import Policy
 
+from .options import add_trust
+
 SEEDS = 8  # random workloads per check
 
 
@@ -20,6 +22,7 @@ def register(commands: Any) -> None:
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
     show.add_argument("name", metavar="NAME", help="name of a policy or preset, or path/to/file.py:Name")
+    add_trust(show)
     show.set_defaults(run=show_policy)
     check = actions.add_parser(
         "check", help="check that a policy follows the policy contract",
@@ -30,6 +33,7 @@ def register(commands: Any) -> None:
     check.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="value of a policy field (repeatable)"
     )
+    add_trust(check)
     check.set_defaults(run=run_check)
 
 
@@ -74,18 +78,20 @@ def show_policy(args: argparse.Namespace) -> int:
 def run_check(args: argparse.Namespace) -> int:
     """Check the contract on random workloads; return 1 if the policy breaks it."""
     from servesim.config.overrides import override
-    from servesim.config.registry import make_policy, user_policy_line
+    from servesim.config.registry import make_policy
+    from servesim.config.user_code import class_line, describe_error, error_text, is_user_class
     from servesim.testing import check_policy
 
     policy = make_policy(override({"name": args.name}, args.set))
+    place = f"{class_line(type(policy), 'decide')}: " if is_user_class(type(policy)) else ""
     for seed in range(SEEDS):
         try:
             check_policy(policy, seed, lag=1 + seed % 3, end_lag=seed % 2 == 1)
-        except Exception as broken:
-            if user_policy_line(broken) is not None:
-                raise
-            kind = "" if isinstance(broken, AssertionError) else f"{type(broken).__name__}: "
-            print(f"sim: {args.name} breaks the policy contract: {kind}{broken}", file=sys.stderr)
+        except (Exception, SystemExit) as broken:
+            message = describe_error(broken)  # an error that the policy itself raised
+            if message is None:
+                message = f"{place}{args.name} breaks the policy contract: {error_text(broken)}"
+            print(f"sim: {message}", file=sys.stderr)
             return 1
     print(f"{args.name}: follows the policy contract on {SEEDS} random workloads")
     return 0

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
-from .options import add_device_options, add_scenario_options, add_tolerance, scenario_of
+from .options import add_device_options, add_renamed_option, add_scenario_options, add_tolerance, scenario_of
 from .verify import report_comparisons
 
 if TYPE_CHECKING:
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.replay.replay import ReplayedScenario
     from servesim.config.scenario import Scenario
+    from servesim.core import Request
+    from servesim.costs.device_profile import Profile
 
 
 def register(commands: Any) -> None:
@@ -45,6 +48,11 @@ def register(commands: Any) -> None:
         "--timeout", type=float, default=3600.0, metavar="S",
         help="seconds until a request counts as failed (default 3600)",
     )  # fmt: skip
+    add_renamed_option(
+        server, "--prompt-seed", "--salt", metavar="TEXT",
+        help="random seed of the prompts, to send the same ones again (default: a new seed, so that the server has no "
+        "prompt in its prefix cache)",
+    )  # fmt: skip
     how = replay.add_argument_group("run")
     how.add_argument(
         "--warm-up", type=int, metavar="N", help="warm-up requests, not measured (default 32; 0 with --url)"
@@ -66,6 +74,7 @@ def replay_scenarios(args: argparse.Namespace) -> int:
         raise BadInput("sim replay: expected either --backend or --url")
     if args.limit is not None and args.limit < 1:
         raise BadInput(f"--limit: expected at least 1, got {args.limit}")
+    check_report(args)
     scenarios = scenarios_of(args)
     if args.url:
         return against_url(args, scenarios)
@@ -77,6 +86,18 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
+
+
+def check_report(args: argparse.Namespace) -> None:
+    """Check what is needed after the run, which can take hours, before it starts."""
+    from servesim.calibrate.replay.verify import check_metrics
+
+    check_metrics(args.metrics or ())
+    if args.output is not None:
+        try:
+            Path(args.output).mkdir(parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise BadInput(f"-o {args.output}: cannot make the folder: {error}") from None
 
 
 def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
@@ -101,6 +122,8 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
 
     profile = None if args.live_only and args.backend != "fake" else load_profile(scenarios[0][1].profile)
     model = args.model or (name_of(profile.about.get("model")) if profile else None)
+    if args.model and args.backend == "fake":
+        print("sim: --model: the fake backend has no model; ignored", file=sys.stderr)
     done: list[ReplayedScenario] = []
     with DeviceSession(args.backend, model, args.worker_python, args.weights, override({}, args.option)) as session:
         session.load([scenario for _, scenario in scenarios])
@@ -109,11 +132,26 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
         for name, scenario in scenarios:
             requests = replay_requests(scenario, args.time_scale, args.limit)
             warm_up = 32 if args.warm_up is None else args.warm_up
+            show_duration(args, name, scenario, requests, profile)
             done.append(replay_on_backend(session, name, scenario, requests, profile, warm_up, args.quiet))
             show_live(done[-1], session)
             if done[-1].live.stopped:
                 break
     return report(args, done)
+
+
+def show_duration(
+    args: argparse.Namespace, name: str, scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile]
+) -> None:
+    """Print how long a replay will take: it runs in real time."""
+    if args.quiet:
+        return
+    from servesim.calibrate.replay.replay import expected_seconds
+
+    seconds = expected_seconds(scenario, requests, profile)
+    duration = f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+    bound = "at least" if profile is None else "about"
+    print(f"{name}: {len(requests)} requests in real time, {bound} {duration} plus warm-up", file=sys.stderr)
 
 
 def show_live(replayed: ReplayedScenario, session: Optional[DeviceSession]) -> None:
@@ -134,12 +172,24 @@ def show_live(replayed: ReplayedScenario, session: Optional[DeviceSession]) -> N
     if late := live.extra.get("lateness_ms"):
         print(f"send lateness: mean {late['mean']:.2f} ms, max {late['max']:.2f} ms")
         print(f"max open streams: {live.extra['most_open']}")
+    if prompts := live.extra.get("prompt_tokens"):
+        print(prompt_line(prompts))
+        print(f"prompt seed: {live.settings['prompt_seed']}")
     for reason, count in live.extra.get("reasons", {}).items():
         print(f"{count} x {reason}")
     if live.stopped:
         print("stopped early; these are the results so far")
     if live.stuck:
         print(live.stuck)
+
+
+def prompt_line(prompts: Mapping[str, int]) -> str:
+    """Return the line about the prompt lengths: requested, and as the server counts them."""
+    if not prompts["requests_counted"]:
+        return "prompt tokens: the server does not report how many it counted"
+    text = f"prompt tokens: {prompts['requested']} requested, {prompts['served']} counted by the server"
+    different = prompts["requests_different"]
+    return text + (f" (different in {different} of {prompts['requests_counted']} requests)" if different else "")
 
 
 def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
@@ -161,16 +211,20 @@ def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
 
 def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
     """Send the requests of each scenario to a server, one scenario at a time."""
+    import aiohttp  # noqa: F401  a missing package is reported before the first line
+    from servesim.calibrate.client.prompts import new_seed
     from servesim.calibrate.replay.http_client import Target, replay_against
-    from servesim.calibrate.replay.replay import replay_requests
+    from servesim.calibrate.replay.replay import requests_and_block
     from servesim.costs.device_profile import load_profile
 
     done = []
-    target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0)
+    seed = args.prompt_seed or new_seed()
+    target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0, seed)
     for name, scenario in scenarios:
-        requests = replay_requests(scenario, args.time_scale, args.limit)
+        requests, block = requests_and_block(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)
-        done.append(replay_against(target, name, scenario, requests, profile, args.quiet))
+        show_duration(args, name, scenario, requests, profile)
+        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, block))
         show_live(done[-1], None)
         if done[-1].live.stopped:
             break

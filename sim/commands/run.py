@@ -56,7 +56,7 @@ def run_scenario(args: argparse.Namespace) -> int:
 
             observers.append(files.enter_context(Timeline(args.timeline)))
         run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
-    if args.output:
-        write_run(run, args.output)
+        if args.output:  # if this fails, the other files do not appear either
+            write_run(run, args.output)
     print(json.dumps(run.result(), indent=1) if args.json else show_run(run))
     return 1 if run.stuck else 0

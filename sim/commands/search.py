@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from servesim.core import BadInput
+from servesim.core.limits import MAX_RUNS
 
-from .options import add_executor_options, fraction, slo_bounds
-from .sweep import finish
+from .options import add_executor_options, add_trust, fraction, slo_bounds
+from .sweep import check_emit, finish
+
+MIN_PRECISION = 1e-6  # a finer search never ends: rates are floats
 
 
 def register(commands: Any) -> None:
@@ -35,6 +38,7 @@ def register(commands: Any) -> None:
         "--emit-config", choices=["llm-serving"], help="also write the winner as a configuration of this server"
     )
     search.add_argument("--no-report", action="store_true", help="do not write report.html")
+    add_trust(search)
     rate = search.add_argument_group("highest rate")
     rate.add_argument(
         "--meet", action="append", metavar="BOUND",
@@ -75,6 +79,7 @@ def best_policy(args: argparse.Namespace, executor: Any) -> int:
     from servesim.study.search import read_search, search
 
     plan = read_search(args.file, args.set, trials=args.trials, replications=args.replications)
+    check_emit(args, plan.scenarios)
     folder = Path(args.output) if args.output else Path("runs") / plan.experiment.name
     with Progress("search", args.quiet, unit="trial") as progress:
         summary = search(plan, folder, executor, args.resume, progress)
@@ -83,25 +88,29 @@ def best_policy(args: argparse.Namespace, executor: Any) -> int:
 
 def highest_rate(args: argparse.Namespace, executor: Any) -> int:
     """Find and print the highest rate; write its scenario if the workload has a rate to set."""
-    import yaml
     from servesim.config.old_keys import OLD, rename_keys
     from servesim.config.overrides import override, read_scenario_file
-    from servesim.files.write import open_text
+    from servesim.config.scenario import scenario_from
+    from servesim.files.write import write_yaml
     from servesim.runs.steady_state import STEADY
     from servesim.study.capacity import CapacitySearch, format_result, parse_bound, scenario_at_rate
 
-    if not 0 < args.precision < 1:
-        raise BadInput(f"--precision: expected a fraction between 0 and 1, got {args.precision:g}")
+    if not MIN_PRECISION <= args.precision < 1:
+        raise BadInput(
+            f"--precision: expected a fraction between 0 and 1, at least {MIN_PRECISION:g}, got {args.precision:g}"
+        )
+    if args.replications is not None and not 1 <= args.replications <= MAX_RUNS:
+        raise BadInput(f"--replications: expected at least 1, at most {MAX_RUNS}, got {args.replications}")
     tree = override(read_scenario_file(args.file), args.set)
     if args.goodput:
         tree["slo"] = slo_bounds(args.goodput)
+    scenario_from(tree, args.file)
     bounds = [parse_bound(text) for text in args.meet]
     search = CapacitySearch(tree, bounds, args.replications or 1, executor, STEADY if args.steady else None)
     best = search.find_rate(args.precision)
     print(format_result(search, best))
     scenario = None if best is None else scenario_at_rate(tree, best)
     if args.output and scenario is not None:
-        with open_text(Path(args.output) / "best.yaml") as file:
-            yaml.safe_dump(rename_keys(scenario, OLD), file, sort_keys=False)
+        write_yaml(Path(args.output) / "best.yaml", rename_keys(scenario, OLD))
         print(f"scenario: {Path(args.output) / 'best.yaml'}")
     return 3 if best is None else 0

@@ -19,10 +19,16 @@ def register(commands: Any) -> None:
     )
     add_scenario_options(serve)
     add_device_options(serve)
+    serve.set_defaults(model=None)  # the default is given later: backend fake must know whether the user named one
     where = serve.add_argument_group("server")
     where.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1: this machine only)"
     )
+    where.add_argument(
+        "--api-key", metavar="KEY",
+        help="accept only clients that send `Authorization: Bearer KEY` (default: the environment variable"
+        " SERVESIM_API_KEY, else no key)",
+    )  # fmt: skip
     where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
     add_renamed_option(
         where, "--max-open-requests", "--queue", type=int, default=4096, metavar="N",
@@ -33,11 +39,13 @@ def register(commands: Any) -> None:
 
 def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; return 1 if KV blocks were leaked."""
+    from servesim.calibrate.client.api_key import api_key
     from servesim.calibrate.device.backend import OutOfMemory
     from servesim.calibrate.device.fake import DEFAULT_COST
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
-    from servesim.calibrate.server.service import serve
+    from servesim.calibrate.server.access import is_local
+    from servesim.calibrate.server.service import bound, serve
     from servesim.config.overrides import override
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
@@ -47,6 +55,11 @@ def serve_clients(args: argparse.Namespace) -> int:
         raise BadInput(f"--max-open-requests: expected at least 1, got {args.max_open_requests}")
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
+    if args.backend == "fake":
+        for option, value in (("--model", args.model), ("--weights", args.weights)):
+            if value is not None:
+                raise BadInput(f"{option} {value}: backend fake computes no model; leave {option} out")
+    key = api_key(args.api_key)
     tree = scenario_tree(args)
     scenario = scenario_from(tree, args.scenario or "scenario")
     options = override({}, args.option)
@@ -55,9 +68,15 @@ def serve_clients(args: argparse.Namespace) -> int:
             "cost", cost_mapping(load_profile(scenario.profile).cost) if "profile" in tree else DEFAULT_COST
         )
     try:
-        with DeviceSession(args.backend, args.model, args.worker_python, args.weights, options) as session:
+        with (
+            bound(args.host, args.port) as sockets,
+            DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, options) as session,
+        ):
+            if key is None and not is_local(args.host):
+                warning = f"all machines that reach {args.host or 'this one'} can send requests; set --api-key"
+                print(f"sim: warning: {warning}", file=sys.stderr)
             session.load([scenario])
-            state = serve(session, scenario, args.host, args.port, args.max_open_requests)
+            state = serve(session, scenario, sockets, args.max_open_requests, key)
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
-from .options import add_executor_options, fraction
+from .options import add_executor_options, add_trust, fraction
 
 if TYPE_CHECKING:
     from servesim.study.experiment import Experiment
@@ -30,6 +31,7 @@ def register(commands: Any) -> None:
     )
     sweep.add_argument("--resume", action="store_true", help="continue an interrupted or killed sweep")
     sweep.add_argument("--fresh", action="store_true", help="if DIR exists, write to DIR-2, DIR-3 ... instead")
+    add_trust(sweep)
     add_executor_options(sweep)
     sweep.add_argument(
         "--shard", metavar="I/N", help="run only shard I of N; join the shards with `sim sweep merge DIR`"
@@ -60,6 +62,7 @@ def register(commands: Any) -> None:
 
 def run_sweep(args: argparse.Namespace) -> int:
     """Run, write the files and print the table; return 1 if a run failed or the disk is full."""
+    from servesim.config.user_code import use_access
     from servesim.study.executor import WorkerLost, close_on_exit, make_executor, process_count
     from servesim.study.experiment import read_experiment
     from servesim.study.progress import Progress
@@ -67,9 +70,16 @@ def run_sweep(args: argparse.Namespace) -> int:
     from servesim.study.sweep import merge_shards, sweep
 
     if args.file == "merge":
-        experiment, records = merge_shards(args.folder or "")
-        return finish(Summary(experiment, records), Path(args.folder), args)
+        if not args.folder:
+            raise BadInput("sim sweep merge: expected DIR, the folder of the shards")
+        with use_access(None):  # merging only reads: it executes no policy file
+            experiment, records = merge_shards(args.folder)
+            check_emit(args, map(experiment.tree, range(len(experiment.configs))))
+            return finish(Summary(experiment, records), Path(args.folder), args)
+    if args.folder is not None:
+        raise BadInput(f"sim sweep: expected one file or folder, got also {args.folder}; the output folder is -o DIR")
     experiment = read_experiment(args.file, args.set, replications=args.replications, ci=args.ci)
+    check_emit(args, map(experiment.tree, range(len(experiment.configs))))
     source = Path(args.file)
     folder = Path(args.output) if args.output else source if source.is_dir() else Path("runs") / experiment.name
     folder = free_folder(folder) if args.fresh else folder
@@ -128,6 +138,8 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
     print(format_table(summary, args.top))
     if summary.winner is not None:
         print(f"winner: {folder / 'best.yaml'}")
+    elif not summary.failures:
+        print("sim: no winner: every configuration failed, got stuck or served no request", file=sys.stderr)
     if not args.no_report:
         from servesim.report.page import write_report
 
@@ -138,16 +150,29 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
     return 1 if summary.failures or summary.winner is None else 0
 
 
-def emit(summary: Summary, folder: Path) -> Path:
-    """Write the winner as an llm-serving configuration."""
-    import yaml
+def check_emit(args: argparse.Namespace, scenarios: Iterable[Mapping[str, Any]]) -> None:
+    """Raise BadInput before the first run if a scenario has no configuration for --emit-config: each can win."""
+    if not args.emit_config:
+        return
     from servesim.config.llm_serving_yaml import to_llm_serving
     from servesim.config.scenario import scenario_from
-    from servesim.files.write import open_text
+
+    for tree in scenarios:
+        scenario = scenario_from(tree)
+        try:
+            to_llm_serving(scenario.policy, scenario.engine.model_dump())
+        except BadInput as bad:
+            raise BadInput(f"--emit-config {args.emit_config}: {bad}") from None
+
+
+def emit(summary: Summary, folder: Path) -> Path:
+    """Write the winner as an llm-serving configuration."""
+    from servesim.config.llm_serving_yaml import to_llm_serving
+    from servesim.config.scenario import scenario_from
+    from servesim.files.write import write_yaml
 
     assert summary.winner is not None
     scenario = scenario_from(summary.experiment.tree(summary.winner.config))
     config = to_llm_serving(scenario.policy, scenario.engine.model_dump())
-    with open_text(folder / "llm-serving.yaml") as file:
-        yaml.safe_dump(config, file, sort_keys=False)
+    write_yaml(folder / "llm-serving.yaml", config)
     return folder / "llm-serving.yaml"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
@@ -39,6 +40,11 @@ def verify_folders(args: argparse.Namespace) -> int:
     for name in left_out:
         print(f"skipped, found in one folder only: {name}")
     sides = {name: (read_run(ours), read_run(theirs)) for name, ours, theirs in pairs}
+    for name, (simulated, _) in sides.items():
+        if simulated.scenario is not None and not simulated.scenario.policy_is_loadable:
+            policy = simulated.scenario.policy["name"]
+            message = f"policy {policy} was not loaded, so the sources of the error are not shown"
+            print(f"sim: {name or args.simulated}: {message}", file=sys.stderr)
     comparisons = [compare_runs(name, *both, args.profile) for name, both in sides.items()]
     return report_comparisons(args, comparisons, sides, args.output)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Union
 
 from servesim.core import BadInput
+from servesim.files.read import quote, show_path
 from servesim.files.yaml_reader import parse, read_yaml
 
 from .llm_serving_yaml import from_llm_serving, is_llm_serving
@@ -14,6 +15,7 @@ from .old_keys import NEW, rename_keys, rename_path
 from .registry import preset
 
 Tree = dict[str, Any]
+MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
 
 def read_scenario_file(path: Union[str, Path]) -> Tree:
@@ -63,18 +65,21 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
     """Apply `section.key=value` settings; values are YAML."""
     for setting in settings:
         key, sign, text = setting.partition("=")
+        option = f"--set {show_path(setting)}"
         if not sign or not key:
-            raise BadInput(f"--set {setting}: expected KEY=VALUE, e.g. policy.delay_factor=0.5")
-        value = parse(text, f"--set {setting}")
+            raise BadInput(f"{option}: expected KEY=VALUE, e.g. policy.delay_factor=0.5")
+        value = parse(text, option)
         try:
             tree = set_key(tree, key, value)
         except BadInput as bad:
-            raise BadInput(f"--set {setting}: {bad}") from None
+            raise BadInput(f"{option}: {bad}") from None
     return tree
 
 
 def set_key(tree: Tree, key: str, value: Any) -> Tree:
     """Return the tree with the value of `section.key` replaced; the key may be given by its old name."""
+    if key.count(".") > MAX_SECTIONS:
+        raise BadInput(f"expected at most {MAX_SECTIONS} sections, got {key.count('.')}")
     name, names = rename_path(key, NEW)
     return set_in(tree, name.split("."), rename_keys(value, names, f"{key}."))
 
@@ -83,7 +88,7 @@ def set_in(tree: Any, keys: Sequence[str], value: Any) -> Tree:
     """Return the tree with one value set; `policy: name` becomes a mapping when one of its fields is set."""
     tree = {"name": tree} if isinstance(tree, str) else tree
     if not isinstance(tree, Mapping):
-        raise BadInput(f"expected a section that holds {'.'.join(keys)}, got {tree!r}")
+        raise BadInput(f"expected a section that holds {'.'.join(keys)}, got {quote(tree)}")
     if len(keys) == 1:
         return {**tree, keys[0]: value}
     return {**tree, keys[0]: set_in(tree.get(keys[0]) or {}, keys[1:], value)}

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import importlib.metadata
 import inspect
+import math
 import re
-import sys
-import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields
-from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
 
-from servesim.core import BadInput, Policy
+from servesim.core import BadInput, Policy, Traits
+from servesim.core.limits import MAX_NUMBER, is_number
+from servesim.files.read import quote, show_path
 from servesim.files.suggestions import did_you_mean
 from servesim.policies import POLICIES, match_fields
 
-USER_MODULE_PREFIX = "servesim_user_"  # module names of user policies
+from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
+
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
+SIMPLE_TYPES = {int, float, bool, str, type(None)}
 HINTS: dict[type[Policy], dict[str, Any]] = {}
 
 
@@ -28,58 +29,46 @@ def policy_class(name: str) -> type[Policy]:
     """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
     if name in POLICIES:
         return POLICIES[name]
-    if ".py:" in name or name.endswith(".py"):
+    if names_file(name):
         return from_file(name if ".py:" in name else f"{name}:")
-    for point in importlib.metadata.entry_points(group="servesim.policies"):
+    for point in entry_points("servesim.policies"):
         if point.name == name:
-            policy: type[Policy] = point.load()
-            return policy
+            return from_entry_point(point)
     known = ", ".join(POLICIES)
     hint = f"; {name} is a preset: --preset {name}" if name in presets() else did_you_mean(name, POLICIES)
-    raise BadInput(f"policy.name: no policy {name!r}; known: {known}, or path/to/file.py:Name{hint}")
+    raise BadInput(f"policy.name: no policy {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
 
 
 def from_file(name: str) -> type[Policy]:
     """Load a policy class from a user file, given as FILE.py:NAME; a changed file is loaded again."""
     path, _, attribute = name.rpartition(":")
-    file = Path(path)
-    if not file.is_file():
-        raise BadInput(f"policy {name}: {path}: no such file")
-    module = load_module(file.resolve(), file.read_bytes(), name.rstrip(":"), path)
+    module = load_file(path, name.rstrip(":"))
     policy = getattr(module, attribute, None)
     if not (isinstance(policy, type) and issubclass(policy, Policy)):
         kinds = {k: v for k, v in vars(module).items() if isinstance(v, type) and issubclass(v, Policy)}
         known = ", ".join(f"{path}:{attribute}" for attribute, kind in kinds.items() if kind is not Policy)
         hint = f", e.g. {known}" if known else f"; {path} has none"
         raise BadInput(f"policy {name.rstrip(':')}: expected a Policy class{hint}")
+    if policy.decide is Policy.decide:
+        raise BadInput(f"policy {name}: {class_line(policy)}: {attribute} has no method decide")
     return policy
 
 
-@lru_cache(maxsize=64)
-def load_module(file: Path, source: bytes, name: str, path: str) -> ModuleType:
-    """Return a user file as a module, built from its current text: Python's cache compares whole seconds only."""
-    module = ModuleType(f"{USER_MODULE_PREFIX}{file.stem}")
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module
+def entry_points(group: str) -> Iterable[Any]:
+    """Return the entry points of installed packages, also with Python 3.9."""
+    points: Any = importlib.metadata.entry_points()
+    return points.select(group=group) if hasattr(points, "select") else points.get(group, ())  # type: ignore[no-any-return]
+
+
+def from_entry_point(point: Any) -> type[Policy]:
+    """Load a policy class that an installed package names."""
     try:
-        exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
+        policy = point.load()
     except Exception as error:
-        raise BadInput(f"policy {name}: {path} does not load: {type(error).__name__}: {error}") from None
-    return module
-
-
-def user_policy_files() -> list[str]:
-    """Return the files of the user policies that were loaded."""
-    return [str(module.__file__) for name, module in sys.modules.items() if name.startswith(USER_MODULE_PREFIX)]
-
-
-def user_policy_line(error: BaseException) -> Optional[str]:
-    """Return FILE:LINE of a user policy that raised an error, or None."""
-    result = None
-    for frame, line in traceback.walk_tb(error.__traceback__):
-        if str(frame.f_globals.get("__name__", "")).startswith(USER_MODULE_PREFIX):
-            result = f"{frame.f_code.co_filename}:{line}"
-    return result
+        raise BadInput(f"policy {point.name}: {point.value} does not load: {error_text(error)}") from None
+    if not (isinstance(policy, type) and issubclass(policy, Policy)):
+        raise BadInput(f"policy {point.name}: {point.value}: expected a Policy class, got {quote(policy)}")
+    return policy
 
 
 def make_policy(policy: Mapping[str, Any]) -> Policy:
@@ -87,7 +76,7 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
     settings = dict(policy)
     name = settings.pop("name", None)
     if not isinstance(name, str):
-        raise BadInput(f"policy.name: expected the name of a policy, got {name!r}")
+        raise BadInput(f"policy.name: expected the name of a policy, got {quote(name)}")
     kind = policy_class(name)
     hints = hints_of(kind)
     known = [field.name for field in fields(kind)]
@@ -99,38 +88,75 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
         if key not in known:
             raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}{did_you_mean(key, known)}")
         settings[key] = convert(f"policy.{key}", value, hints[key])
+    return make_user_policy(kind, settings, name) if is_user_class(kind) else make_known_policy(kind, settings)
+
+
+def make_known_policy(kind: type[Policy], settings: Mapping[str, Any]) -> Policy:
+    """Build a policy whose own checks raise ValueError with the name of a field."""
     try:
         return kind(**settings)
     except (ValueError, TypeError) as error:
         raise BadInput(f"policy.{error}") from None
 
 
+def make_user_policy(kind: type[Policy], settings: Mapping[str, Any], name: str) -> Policy:
+    """Build a policy of a user file; an error names the field, or the line of the file that raised it."""
+    try:
+        policy = kind(**settings)
+        traits = policy.traits
+    except (Exception, SystemExit) as error:
+        message = str(error) if isinstance(error, ValueError) else ""
+        if message.partition(":")[0] in hints_of(kind):  # require_at_least and require_one_of name the field
+            raise BadInput(f"policy.{message}") from None
+        place = user_line(error) or class_line(kind, "__post_init__")
+        raise BadInput(f"policy {show_path(name)}: {place}: {error_text(error)}") from None
+    if not isinstance(traits, Traits):
+        raise BadInput(f"policy {show_path(name)}: {class_line(kind)}: traits: expected Traits, got {quote(traits)}")
+    for field in fields(kind):  # a default may have another type than its field
+        if set(type_options(hints_of(kind)[field.name])) <= SIMPLE_TYPES:
+            key = f"policy {show_path(name)}: {class_line(kind)}: {field.name}"
+            convert(key, getattr(policy, field.name), hints_of(kind)[field.name])
+    return policy
+
+
+def type_options(hint: Any) -> tuple[Any, ...]:
+    """Return the types that a field accepts: several for a union."""
+    return get_args(hint) if get_origin(hint) is Union else (hint,)
+
+
 def hints_of(kind: type[Policy]) -> dict[str, Any]:
     """Return the types of a policy's fields, cached: a sweep builds thousands of policies."""
     if kind not in HINTS:
-        HINTS[kind] = get_type_hints(kind)
+        try:
+            HINTS[kind] = get_type_hints(kind)
+        except Exception as error:  # an annotation may be any expression
+            if not is_user_class(kind):
+                raise
+            message = f"{class_line(kind)}: the type of a field is not valid: {error_text(error)}"
+            raise BadInput(f"policy {kind.__name__}: {message}") from None
     return HINTS[kind]
 
 
 def convert(key: str, value: Any, hint: Any) -> Any:
     """Return a value converted to the type of a field; raise BadInput if that is not possible."""
-    kinds = get_args(hint) if get_origin(hint) is Union else (hint,)
+    kinds = type_options(hint)
     if value is None and type(None) in kinds:
         return None
     for kind in kinds:
-        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        if kind is float and is_number(value):
             return float(value)
         if kind is bool and str(value).lower() in SWITCHES:
             return SWITCHES[str(value).lower()]
-        if kind is int and isinstance(value, float) and value.is_integer():  # 2e3
+        if kind is int and is_number(value) and value == int(value):  # 2e3
             return int(value)
-        if kind in (int, str) and isinstance(value, kind) and not isinstance(value, bool):
+        if kind is str and isinstance(value, str):
             return value
         origin = get_origin(kind) or kind
         if origin in (tuple, list) and isinstance(value, (list, tuple)):
             return tuple(value)
     names = " or ".join("null" if kind is type(None) else getattr(kind, "__name__", str(kind)) for kind in kinds)
-    raise BadInput(f"{key}: expected {names}, got {value!r}")
+    limit = f" of at most {MAX_NUMBER:g}" if is_number(value, -math.inf, math.inf) and not is_number(value) else ""
+    raise BadInput(f"{key}: expected {names}{limit}, got {quote(value)}")
 
 
 def field_help(kind: type[Policy]) -> dict[str, str]:
@@ -160,7 +186,7 @@ def preset(name: str) -> dict[str, Any]:
     path = presets().get(name)
     if path is None:
         hint = f"; {name} is a policy: --policy {name}" if name in POLICIES else did_you_mean(name, presets())
-        raise BadInput(f"preset {name!r}: no such preset; known: {', '.join(presets())}{hint}")
+        raise BadInput(f"preset {quote(name)}: no such preset; known: {', '.join(presets())}{hint}")
     tree: dict[str, Any] = read_yaml(path)
     return tree
 

@@ -17,13 +17,15 @@ from pydantic import (
     model_validator,
 )
 from servesim.core import BadInput, Policy, traits_of
-from servesim.files.checked import format_fault, key_path
+from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_SECONDS, MAX_SEED
+from servesim.files.checked import Int, Number, format_fault, key_path
 from servesim.files.suggestions import did_you_mean
 from servesim.policies import POLICIES
 
 from .old_keys import NEW, rename_keys
 from .overrides import Tree
 from .registry import hints_of, make_policy
+from .user_code import code_access, names_file
 
 
 class Section(BaseModel):
@@ -35,41 +37,43 @@ class Section(BaseModel):
 class FrontEnd(Section):
     """Delay between the HTTP side of an engine and its scheduler."""
 
-    lag: int = Field(1, ge=1, description="model calls until the scheduler sees a new request; 1 = no lag")
+    lag: Int = Field(1, ge=1, le=MAX_INT, description="model calls until the scheduler sees a new request; 1 = no lag")
     end_lag: bool = Field(False, description="clients see the end of a stream one model call later")
-    seconds: Optional[float] = Field(
-        None, ge=0, description="minimum seconds from sending to the scheduler (default: the profile's)"
+    seconds: Optional[Number] = Field(
+        None, ge=0, le=MAX_SECONDS, description="minimum seconds from sending to the scheduler (default: the profile's)"
     )
 
 
 class ColdStart(Section):
     """Extra seconds of the first model calls."""
 
-    prefill: float = Field(0.0, ge=0, description="extra seconds of the first prefill")
-    decode: float = Field(0.0, ge=0, description="extra seconds of the first decode")
+    prefill: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="extra seconds of the first prefill")
+    decode: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="extra seconds of the first decode")
 
 
 class EngineConfig(Section):
     """The engine: KV blocks, limits, padding and front end."""
 
-    num_blocks: int = Field(1024, gt=0, description="KV blocks on the device")
-    block_size: int = Field(16, gt=0, description="tokens per KV block")
-    host_blocks: int = Field(0, ge=0, description="KV blocks in host memory, for swapping")
-    max_model_len: Optional[int] = Field(None, gt=0, description="maximum tokens of prompt + output")
-    max_generate_length: Optional[int] = Field(
-        None, gt=0, description="paged llm-serving stops a request at this many tokens, without an error"
+    num_blocks: Int = Field(1024, gt=0, le=MAX_INT, description="KV blocks on the device")
+    block_size: Int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens per KV block")
+    host_blocks: Int = Field(0, ge=0, le=MAX_INT, description="KV blocks in host memory, for swapping")
+    max_model_len: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="maximum tokens of prompt + output")
+    max_generate_length: Optional[Int] = Field(
+        None, gt=0, le=MAX_INT, description="paged llm-serving stops a request at this many tokens, without an error"
     )
-    prefill_buckets: list[int] = Field(
+    prefill_buckets: list[Int] = Field(
         [], description="padded prompt lengths: a prompt is padded to the next larger one (llm-serving: gears)"
     )
-    decode_buckets: list[int] = Field(
+    decode_buckets: list[Int] = Field(
         [], description="padded decode batch sizes: a batch is padded to the next size that holds it"
     )
     reject_oversized: Literal["auto", "always", "never"] = Field(
         "auto", description="reject requests that can never fit: always, never, or as the policy's engine does (auto)"
     )
     front_end: FrontEnd = Field(FrontEnd(), description="front-end lag")
-    client_timeout: Optional[float] = Field(None, gt=0, description="seconds after which a client gives up")
+    client_timeout: Optional[Number] = Field(
+        None, gt=0, le=MAX_SECONDS, description="seconds after which a client gives up"
+    )
     cold_start: Optional[ColdStart] = Field(
         None, description="extra seconds of the first calls (default: the profile's)"
     )
@@ -77,7 +81,7 @@ class EngineConfig(Section):
     @field_validator("prefill_buckets", "decode_buckets")
     @classmethod
     def _positive(cls, sizes: list[int]) -> list[int]:
-        if any(size <= 0 for size in sizes):
+        if any(not 0 < size <= MAX_INT for size in sizes):
             raise ValueError("expected positive numbers")
         return sorted(sizes)
 
@@ -85,9 +89,15 @@ class EngineConfig(Section):
 class Slo(Section):
     """SLO: latency bounds of a good response, in milliseconds."""
 
-    ttft: Optional[float] = Field(None, gt=0, description="maximum time to first token, milliseconds")
-    tpot: Optional[float] = Field(None, gt=0, description="maximum mean time per further token, milliseconds")
-    e2el: Optional[float] = Field(None, gt=0, description="maximum time to the last token, milliseconds")
+    ttft: Optional[Number] = Field(
+        None, gt=0, le=1e3 * MAX_SECONDS, description="maximum time to first token, milliseconds"
+    )
+    tpot: Optional[Number] = Field(
+        None, gt=0, le=1e3 * MAX_SECONDS, description="maximum mean time per further token, milliseconds"
+    )
+    e2el: Optional[Number] = Field(
+        None, gt=0, le=1e3 * MAX_SECONDS, description="maximum time to the last token, milliseconds"
+    )
 
     def seconds(self) -> dict[str, float]:
         """Return the bounds that are set, in seconds."""
@@ -99,13 +109,13 @@ class TraceFile(Section):
 
     path: str = Field(description="trace file")
     format: Optional[str] = Field(None, description="trace format (default: detected from the content)")
-    limit: Optional[int] = Field(None, gt=0, description="use only the first N requests")
+    limit: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="use only the first N requests")
     columns: Optional[dict[str, str]] = Field(None, description="column names of fields, e.g. {prompt: tokens_in}")
     unit: Optional[Literal["s", "ms", "us", "ns"]] = Field(
         None, description="unit of the times (default: the format's own)"
     )
     sort: bool = Field(False, description="sort rows by arrival time")
-    window: Optional[tuple[float, float]] = Field(None, description="keep arrivals in [start, end), seconds")
+    window: Optional[tuple[Number, Number]] = Field(None, description="keep arrivals in [start, end), seconds")
     tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
 
 
@@ -139,7 +149,7 @@ class Scenario(Section):
     profile: Union[str, dict[str, Any]] = Field(
         "ascend910b4-llama2-7b", description="step costs: bundled profile, profile folder, or a cost mapping"
     )
-    seed: int = Field(0, ge=0, description="random seed of the run")
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of the run")
     slo: Slo = Field(Slo(), description="SLO: latency bounds of a good response, milliseconds")
     noise: bool = Field(False, description="add random noise to step times, from the residuals of the profile")
 
@@ -165,6 +175,11 @@ class Scenario(Section):
         """Return the policy object."""
         return make_policy(self.policy)
 
+    @property
+    def policy_is_loadable(self) -> bool:
+        """Whether this command may load the policy: a built-in one, or a file if commands may load files now."""
+        return code_access() is not None or not names_file(self.policy["name"])
+
     def decode_buckets(self, policy: Policy) -> list[int]:
         """Return the padded decode batch sizes; llm-serving always decodes all of its slots."""
         if self.engine.decode_buckets:
@@ -182,7 +197,8 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
     if scenario.trace is not None and scenario.workload is not None:
         raise BadInput(f"{where}: expected one of trace and workload, got both")
     try:
-        scenario.make_policy()
+        if scenario.policy_is_loadable:
+            scenario.make_policy()
     except BadInput as bad:
         raise BadInput(f"{where}: {bad}") from None
     return scenario

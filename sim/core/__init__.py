@@ -4,8 +4,8 @@ Standard library only and Python 3.9, because these modules also load inside a l
 are seconds, memory is KV blocks of `block_size` tokens. An unset value is None, never 0. Every package may import this.
 """
 
-from .cost import Shape, StepCost
-from .errors import BadInput, Stuck
+from .cost import Shape, StepCost, check_seconds
+from .errors import BadInput, PlanError, PolicyError, Stuck
 from .plan import FOREVER, NO_MOVES, Chunk, Eviction, Moves, Plan, Preemption, Rejection
 from .policy import (
     ORDERS,
@@ -14,6 +14,7 @@ from .policy import (
     field_values,
     first_time_after,
     require_at_least,
+    require_effect,
     require_one_of,
     traits_of,
 )
@@ -24,10 +25,11 @@ from .view import BlockPool, Queue, View, WaitingQueue
 at_least, one_of, settings, just_after = require_at_least, require_one_of, field_values, first_time_after
 
 __all__ = [
-    "BadInput", "Stuck",
+    "BadInput", "PlanError", "PolicyError", "Stuck",
     "ClientRequest", "Request", "DecodeCohort",
     "FOREVER", "NO_MOVES", "Chunk", "Eviction", "Moves", "Plan", "Preemption", "Rejection",
     "BlockPool", "Queue", "View", "WaitingQueue",
-    "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_one_of", "traits_of",
-    "Shape", "StepCost",
+    "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_effect",
+    "require_one_of", "traits_of",
+    "Shape", "StepCost", "check_seconds",
 ]  # fmt: skip

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
+
+from .errors import BadInput
+from .limits import MAX_STEP, is_number
 
 
 class Shape(NamedTuple):
@@ -51,3 +54,10 @@ class StepCost:
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
         """Return (a, b) if `decode` is exactly a + b * context for this batch, else None. Makes fast-forward faster."""
         return None
+
+
+def check_seconds(cost: StepCost, seconds: Any) -> None:
+    """Raise BadInput if the step time of a cost model is not a finite number of at least 0 seconds."""
+    if not is_number(seconds, 0.0, MAX_STEP):
+        name = type(cost).__name__
+        raise BadInput(f"cost model {name}: expected a step time of at least 0 s and finite, got {seconds!r}")

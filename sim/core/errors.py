@@ -1,4 +1,4 @@
-"""Errors that a user sees: bad input, and an engine that can never run again."""
+"""Errors that a user sees: bad input, a policy that fails, and an engine that can never run again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,38 @@ if TYPE_CHECKING:
     from .request import Request
 
 
+MAX_MESSAGE = 800  # characters
+
+
+def cut_middle(text: str, limit: int) -> str:
+    """Return a text of at most `limit` characters: the middle of a longer one becomes `...`."""
+    half = (limit - 3) // 2
+    return text if len(text) <= limit else f"{text[:half]}...{text[-half:]}"
+
+
 class BadInput(ValueError):
-    """Invalid user input. The message is one line: where, what is wrong, what was expected. Exit code 2."""
+    """Invalid user input. The message is one line: where, what is wrong, what was expected. Exit code 2.
+
+    A message can quote a name or a value of any size; it is shortened to MAX_MESSAGE characters.
+    """
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(cut_middle(" ".join(str(message).splitlines()), MAX_MESSAGE))
+
+
+class PolicyError(RuntimeError):
+    """An error in a user's policy while it runs. The message is one line with FILE:LINE. Exit code 1."""
+
+
+class PlanError(TypeError):
+    """`decide` returned something else than a Plan."""
+
+    def __init__(self, plan: object) -> None:
+        super().__init__(plan)  # SimPy makes a copy of an error from its arguments
+        self.plan = plan
+
+    def __str__(self) -> str:
+        return f"decide returned a {type(self.plan).__name__}, expected a Plan"
 
 
 class Stuck(RuntimeError):

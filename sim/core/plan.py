@@ -62,6 +62,7 @@ class Rejection(NamedTuple):
     request: Request
     reason: str
     outcome: str = "refused"  # refused: client gets an error | unanswered: client gets no reply | aborted: no client
+    keeps_host_blocks: bool = False  # a defect of the engine: no request can use its host blocks again
 
 
 class Moves(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Optional
 
+from .limits import MAX_NUMBER, is_number
 from .old_names import TRAITS, OldPolicyNames
 from .plan import Plan
 from .request import Request
@@ -26,11 +27,11 @@ class Traits(NamedTuple):
     running_order: str = "admission"  # order of the running queue: admission | arrival | slot
     reserved_blocks: int = 0  # blocks of the pool that the engine never gives to a request
     rejects_oversized: bool = True  # a request that can never fit is rejected on arrival
+    arrival_is_send_time: bool = False  # the front end stamps a request before the scheduler sees it
     frees_blocks_late: bool = False  # finished requests hold their blocks until a plan releases them
-    arrival_stamp: str = (
-        "seen"  # `request.arrival` is when the scheduler first sees it: seen | or the client sends it: sent
-    )
-    last_token_decodes: bool = False  # if only the last prompt token is left, it runs as a decode row
+    last_token_decodes: bool = False  # if one token of a prompt is left, it runs as a decode row
+    tokens_past_max_model_len: int = 0  # an output is cut when prompt + output exceed max_model_len by this number
+    rejects_full_prompts: bool = False  # a prompt of max_model_len tokens or more is rejected on arrival
 
 
 @dataclass(frozen=True)
@@ -108,11 +109,12 @@ def order_key(policy: Policy, request: Request) -> float:
 
 
 def require_at_least(policy: Policy, minimum: float, *names: str) -> None:
-    """Raise a ValueError that names the first field below the minimum or not finite. None is allowed."""
+    """Raise a ValueError that names the first field below the minimum or too large. None is allowed."""
     for name in names:
         value = getattr(policy, name)
-        if value is not None and not (value >= minimum and value < math.inf):
-            what = "a finite number" if value == math.inf else f"at least {minimum:g}"
+        if value is not None and not is_number(value, minimum):
+            too_large = is_number(value, minimum, math.inf)
+            what = f"at most {MAX_NUMBER:g}" if too_large else f"at least {minimum:g}"
             raise ValueError(f"{name}: expected {what}, got {value!r}")
 
 
@@ -122,6 +124,20 @@ def require_one_of(owner: Policy, /, **choices: Sequence[Any]) -> None:
         value = getattr(owner, name)
         if value not in allowed:
             raise ValueError(f"{name}: expected one of {', '.join(map(str, allowed))}, got {value!r}")
+
+
+def require_effect(policy: Policy, has_effect: bool, needs: str, *names: str) -> None:
+    """Raise a ValueError that names the first field that is set but has no effect without what it needs.
+
+    For a field that is the main setting of a feature. A detail of a feature that is off is no error: a sweep may vary
+    whether the feature is on.
+    """
+    if has_effect:
+        return
+    for field in fields(policy):
+        value = getattr(policy, field.name)
+        if field.name in names and value != field.default:
+            raise ValueError(f"{field.name}: expected {field.default!r}, or {needs} too, got {value!r}")
 
 
 def field_values(policy: Policy) -> dict[str, Any]:

@@ -75,8 +75,9 @@ class ClientRequest(OldRequestNames):
 class Request(ClientRequest):
     """A request in a server: what the client asks, its progress, and the times of its events.
 
-    `sent` is when the client sent it; metrics count from there. `arrival` is when the scheduler first saw it: policies
-    read it, because a real scheduler knows no earlier time (Traits.arrival_stamp).
+    `sent` is when the client sent it; metrics count from there. `arrival` is when it reached the scheduler's queue:
+    policies read it, because a real scheduler knows no earlier time. Both differ if the front end delays requests,
+    unless it stamps them first (Traits.arrival_is_send_time).
 
     While it decodes with the cohort, `cached` and `written` follow the cohort's step count.
     """

@@ -31,12 +31,13 @@ class WaitingQueue(Queue, Protocol):
 class BlockPool(OldPoolNames):
     """The KV blocks on the device and on the host, as counts. Block ids do not matter in a simulation."""
 
-    __slots__ = ("block_size", "free", "host_free", "host_total", "total")
+    __slots__ = ("block_size", "free", "host_free", "host_lost", "host_total", "total")
 
     def __init__(self, total: int, block_size: int, host_blocks: int = 0) -> None:
         self.total = self.free = total
         self.block_size = block_size  # tokens per block
         self.host_total = self.host_free = host_blocks
+        self.host_lost = 0  # host blocks that no request can use again (Rejection.keeps_host_blocks)
 
     def blocks_for(self, tokens: int) -> int:
         """Return the number of blocks that hold this many tokens."""

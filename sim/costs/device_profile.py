@@ -14,13 +14,14 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Optional
 
-import yaml
 from servesim.core import BadInput, StepCost
-from servesim.files.write import open_text
+from servesim.files.checked import validate
+from servesim.files.write import write_yaml
 from servesim.files.yaml_reader import read_yaml
 
 from .mapping import cost_from, cost_mapping
 from .noise import NoisyCost
+from .profile_file import ProfileFile
 from .vidur import load_tables
 
 
@@ -38,7 +39,7 @@ class Profile:
     def cold_start(self) -> tuple[float, float]:
         """Extra seconds of the first prefill and of the first decode."""
         cold = self.about.get("cold_start") or {}
-        return float(cold.get("prefill", 0.0)), float(cold.get("decode", 0.0))
+        return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
 
     @property
     def front_end(self) -> float:
@@ -73,19 +74,30 @@ def bundled_profiles() -> dict[str, Path]:
     return {path.parent.name: path.parent for path in sorted(folder.glob("*/profile.yaml"))}
 
 
+def exists(path: Path) -> bool:
+    """Whether a path exists; a name with unusable characters does not."""
+    try:
+        return path.exists()
+    except (OSError, ValueError):
+        return False
+
+
+def is_folder(path: Path) -> bool:
+    return exists(path) and path.is_dir()
+
+
 def load_profile(source: Any) -> Profile:
     """Load a bundled profile by name, a folder by path, or the costs of a scenario (a mapping)."""
     if isinstance(source, Mapping):
         digest = hashlib.sha256(repr(sorted(source.items(), key=str)).encode()).hexdigest()[:16]
         return Profile("inline", cost_from(source, "profile"), digest=digest)
     folder = bundled_profiles().get(str(source)) or Path(str(source))
-    file = folder / "profile.yaml" if folder.is_dir() else folder
-    if not file.is_file():
+    file = folder / "profile.yaml" if is_folder(folder) else folder
+    if not exists(file):
         known = ", ".join(bundled_profiles()) or "none"
         raise BadInput(f"profile {source}: no such bundled profile or folder with a profile.yaml; bundled: {known}")
     about = read_yaml(file)
-    if not isinstance(about, dict) or not isinstance(about.get("cost"), dict):
-        raise BadInput(f"{file}: expected a mapping with a `cost` section")
+    validate(ProfileFile, about, str(file))
     terms = about.pop("cost")
     if terms.get("kind") == "vidur":
         cost: StepCost = load_tables(file.parent / str(terms.get("tables", "tables.npz")))
@@ -99,17 +111,21 @@ def folder_digest(folder: Path) -> str:
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*")):
         if path.name in ("profile.yaml", "samples.csv", "samples.csv.gz", "tables.npz"):
-            digest.update(path.name.encode() + path.read_bytes())
+            try:
+                digest.update(path.name.encode() + path.read_bytes())
+            except OSError as error:
+                raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     return digest.hexdigest()[:16]
 
 
 def write_profile(folder: Path, about: Mapping[str, Any], cost: StepCost) -> None:
-    """Write profile.yaml; other files in the folder stay."""
-    tree = {**{key: value for key, value in about.items() if value is not None}, "cost": cost_mapping(cost)}
-    with open_text(folder / "profile.yaml") as file:
-        yaml.safe_dump(
-            round_numbers(tree), file, sort_keys=False, allow_unicode=True, width=120, default_flow_style=None
-        )
+    """Write profile.yaml; other files in the folder stay. A profile that could not be read back is not written."""
+    path = folder / "profile.yaml"
+    known = {key: value for key, value in about.items() if value is not None}
+    tree = round_numbers({**known, "cost": cost_mapping(cost)})
+    validate(ProfileFile, tree, f"{path}: not written")
+    cost_from(tree["cost"], f"{path}: not written: cost")
+    write_yaml(path, tree, width=120, default_flow_style=None)
 
 
 def round_numbers(value: Any) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
 from servesim.core import BadInput, StepCost
+from servesim.core.limits import MAX_COST, MAX_INT, MAX_NUMBER, MIN_NUMBER, is_number
+from servesim.files.read import quote
 
 from .linear import LinearCost
 from .table import TableCost
@@ -19,12 +20,12 @@ def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
     """Build a cost model from the mapping of a profile or a scenario."""
     terms = dict(mapping)
     kind = terms.pop("kind", "linear")
-    if kind not in COSTS:
-        raise BadInput(f"{where}.kind: expected one of {', '.join(COSTS)}, got {kind!r}")
+    if not isinstance(kind, str) or kind not in COSTS:
+        raise BadInput(f"{where}.kind: expected one of {', '.join(COSTS)}, got {quote(kind)}")
     known = [f.name for f in fields(COSTS[kind]) if not f.name.startswith("_")]
     for name, value in terms.items():
         if name not in known:
-            raise BadInput(f"{where}.{name}: unknown key; known: {', '.join(known)}")
+            raise BadInput(f"{where}.{str(name)[:40]}: unknown key; known: {', '.join(known)}")
         terms[name] = check_term(kind, name, value, f"{where}.{name}")
     if kind == "table" and not ("prefill" in terms and ("decode_gears" in terms or "decode_curves" in terms)):
         raise BadInput(
@@ -43,24 +44,29 @@ def check_term(kind: str, name: str, value: Any, where: str) -> Any:
     if name == "decode_curves":
         return check_curves(value, where)
     if name == "token_gears":
-        return [bucket for (bucket,) in check_points([[bucket] for bucket in value], 1, where)] if value else ()
-    if (name == "rounded" and isinstance(value, bool)) or (name == "mixed_context" and value is None):
+        return check_increasing(value, where, 1, MAX_INT) if value else ()
+    if name == "rounded":
+        if not isinstance(value, bool):
+            raise BadInput(f"{where}: expected true or false, got {quote(value)}")
         return value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-        raise BadInput(f"{where}: expected a number of seconds, got {value!r}")
+    if name == "mixed_context" and value is None:
+        return value
+    minimum = -MAX_COST if name == "mixed" else 0.0  # prefill and decode of one step can share a fixed part
+    if not is_number(value, minimum, MAX_COST):
+        raise BadInput(f"{where}: expected a number of seconds from {minimum:g} to {MAX_COST:g}, got {quote(value)}")
     return value
 
 
 def check_points(points: Any, width: int, where: str) -> list[tuple[float, ...]]:
-    """Validate the points of a curve: finite numbers, the first one of each point increasing."""
+    """Validate the points of a curve: numbers of at least 0, the first one of each point increasing."""
     if not isinstance(points, (list, tuple)) or not points:
-        raise BadInput(f"{where}: expected a list of points, got {points!r}")
+        raise BadInput(f"{where}: expected a list of points, got {quote(points)}")
     for k, point in enumerate(points):
-        valid = isinstance(point, (list, tuple)) and min(2, width) <= len(point) <= width
-        if not valid or any(type(x) not in (int, float) or not math.isfinite(x) for x in point):
-            raise BadInput(f"{where}[{k}]: expected {'2 to ' if width > 2 else ''}{width} numbers, got {point!r}")
-        if k and point[0] <= points[k - 1][0]:
-            raise BadInput(f"{where}[{k}]: expected more than {points[k - 1][0]:g} first, got {point[0]:g}")
+        valid = isinstance(point, (list, tuple)) and 2 <= len(point) <= width
+        if not valid or any(not is_number(x, 0, MAX_COST if i else MAX_NUMBER) for i, x in enumerate(point)):
+            count = f"{'2 to ' if width > 2 else ''}{width} numbers of at least 0"
+            raise BadInput(f"{where}[{k}]: expected {count}, seconds at most {MAX_COST:g}, got {quote(point)}")
+    check_increasing([point[0] for point in points], where)
     return [tuple(point) for point in points]
 
 
@@ -71,8 +77,21 @@ def check_curves(pairs: Any, where: str) -> list[tuple[float, list[tuple[float, 
     ):
         raise BadInput(f"{where}: expected a list of (rows, curve) pairs")
     curves = [(rows, check_points(curve, 2, f"{where}[{k}]")) for k, (rows, curve) in enumerate(pairs)]
-    check_points([[rows] for rows, _ in curves], 1, where)
+    check_increasing([rows for rows, _ in curves], where, MIN_NUMBER)
     return curves
+
+
+def check_increasing(numbers: Any, where: str, minimum: float = 0.0, maximum: float = MAX_NUMBER) -> list[Any]:
+    """Validate a list of increasing numbers."""
+    if not isinstance(numbers, (list, tuple)) or not numbers:
+        raise BadInput(f"{where}: expected a list of numbers, got {quote(numbers)}")
+    for k, number in enumerate(numbers):
+        if not is_number(number, minimum, maximum):
+            expected = f"a number from {minimum:g} to {maximum:g}"
+            raise BadInput(f"{where}[{k}]: expected {expected}, got {quote(number)}")
+        if k and number <= numbers[k - 1]:
+            raise BadInput(f"{where}[{k}]: expected more than {numbers[k - 1]:g} first, got {number:g}")
+    return list(numbers)
 
 
 def cost_mapping(cost: StepCost) -> dict[str, Any]:

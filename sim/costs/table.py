@@ -10,6 +10,7 @@ from typing import Any, Optional
 from servesim.core import Shape, StepCost
 
 Points = Sequence[tuple[float, float]]
+INFINITY = float("inf")
 NEAR_TOKENS = 128  # per row: attention kernels split the first cached tokens differently from the rest
 
 
@@ -29,7 +30,7 @@ class TableCost(StepCost):
     context: float = 0.0  # per cached token that is read, in every bucket
     token_gears: Sequence[int] = ()  # padding buckets of prefill tokens; larger steps are not padded
     rounded: bool = False  # decode rows are padded to the next bucket
-    mixed: float = 0.0  # mixed step: seconds on top of prefill and decode; can be negative
+    mixed: float = 0.0  # mixed step: seconds on top of prefill and decode; negative if they share a fixed part
     mixed_row: float = 0.0  # mixed step: per decode row
     mixed_context: Optional[float] = None  # mixed step: per cached token; decodes then count as prefill tokens
     mixed_near: float = 0.0  # extra per cached token among the first NEAR_TOKENS of each decode
@@ -60,7 +61,10 @@ class TableCost(StepCost):
         seconds += self.prefill_square * shape.squares + self.prefill_cross * shape.cross
         if self.prefill_depth and shape.prefill_live:
             seconds += self.prefill_depth * (shape.cross + shape.squares / 2) / shape.prefill_live
-        return seconds + self.prefill_area * shape.prefill_tokens**2 / shape.prefill_rows
+        seconds += self.prefill_area * shape.prefill_tokens**2 / shape.prefill_rows
+        if self.mixed < 0.0 and shape.decode_rows:  # a mixed step takes at least as long as its decodes alone
+            return max(seconds, self.decode(*shape[5:8]))
+        return seconds
 
     def decode(self, rows: int, live: int, context: int) -> float:
         if self.decode_curves:
@@ -96,9 +100,18 @@ class TableCost(StepCost):
 
 
 def interpolate(points: Points, x: float) -> float:
-    """Interpolate a curve linearly; extrapolate from its first or last two points."""
-    if len(points) == 1:
+    """Interpolate a curve linearly; extrapolate from its first or last two points, but never to a negative value.
+
+    Below the first point, the line must not fall faster than in proportion to x. Above the last point, it must not
+    fall at all: more work never takes less time than the largest measured amount.
+    """
+    last = len(points) - 1
+    if not last:
         return points[0][1]
-    index = min(max(1, bisect_right(points, (x, float("inf")))), len(points) - 1)
-    (x0, y0), (x1, y1) = points[index - 1], points[index]
-    return y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    index = bisect_right(points, (x, INFINITY))
+    inside = 0 < index <= last
+    right = index if inside else 1 if not index else last
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    floor = 0.0 if inside else y0 * x / x0 if not index else min(y0, y1)
+    return y if y > floor else floor

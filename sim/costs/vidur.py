@@ -7,8 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from servesim.core import BadInput, Shape, StepCost
+from servesim.core.limits import MAX_COST, is_number
+from servesim.files.read import quote
 
 TABLES = ("comp_ms_per_layer", "kvsave_ms_per_layer", "attn_decode_ms_per_layer", "attn_prefill_ms_per_layer")
+MAX_LAYERS = 10_000
+MAX_MILLISECONDS = MAX_COST * 1e3
 TOKEN_STEP, CONTEXT_STEP = 8, 64  # Vidur rounds tokens and context up to multiples of these
 
 
@@ -61,18 +65,25 @@ def load_tables(file: Path) -> VidurCost:
     """Read the tables that `sim calibrate import vidur` wrote to a profile."""
     import numpy
 
-    if not file.is_file():
+    if not file.is_file():  # opening a pipe would wait for its writer
         raise BadInput(f"{file}: no such file; expected Vidur's step costs as .npz")
     try:
         with numpy.load(file) as tables:
             arrays = {name: tables[name] for name in tables.files}
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{file}: not an .npz of tables: {error}") from None
+    except Exception as error:  # a damaged archive raises many kinds of errors
+        raise BadInput(f"{file}: not an .npz of tables: {' '.join(str(error).split())[:80]}") from None
     missing = [name for name in (*TABLES, "layers") if name not in arrays]
     if missing:
-        raise BadInput(f"{file}: no table {', '.join(missing)}; found {', '.join(arrays)}")
+        raise BadInput(f"{file}: no table {', '.join(missing)}; found {quote(', '.join(arrays))}")
     for name, width in zip(TABLES, (1, 1, 2, 2)):
-        if arrays[name].ndim != width or not numpy.isfinite(arrays[name]).all():
-            raise BadInput(f"{file}: {name}: expected finite numbers in {width} dimension{'s' * (width > 1)}")
+        table = arrays[name]
+        if table.dtype.kind not in "fiu" or table.ndim != width or min(table.shape) < 2:
+            size = f"at least {' x '.join('2' * width)}"
+            raise BadInput(f"{file}: {name}: expected a table of numbers, {size}, got {table.shape} {table.dtype}")
+        if not ((table >= 0) & (table <= MAX_MILLISECONDS)).all():
+            raise BadInput(f"{file}: {name}: expected finite numbers of at least 0, at most {MAX_MILLISECONDS:g} ms")
+    layers: Any = arrays["layers"].item() if arrays["layers"].size == 1 else None
+    if not is_number(layers, 1, MAX_LAYERS):
+        raise BadInput(f"{file}: layers: expected a number from 1 to {MAX_LAYERS}, got {quote(layers)}")
     comp, save, decode, prefill = (arrays[name].tolist() for name in TABLES)
-    return VidurCost(comp, save, decode, prefill, int(arrays["layers"]))
+    return VidurCost(comp, save, decode, prefill, int(layers))

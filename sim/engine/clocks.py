@@ -10,7 +10,7 @@ import math
 import time
 from typing import Any, Callable, Optional
 
-from servesim.core import StepCost, Traits
+from servesim.core import StepCost, Traits, check_seconds
 
 from .shape import NO_PADDING, step_shape
 from .step import Step
@@ -69,7 +69,9 @@ class VirtualClock(Clock):
         return self._now
 
     def finish_call(self, step: Step, start: float, traits: Traits) -> float:
-        self._now += self.cost.duration(step_shape(step, NO_PADDING, traits))
+        seconds = self.cost.duration(step_shape(step, NO_PADDING, traits))
+        check_seconds(self.cost, seconds)
+        self._now += seconds
         return self._now
 
     def wait(self, until: float, stop: StopCheck = None) -> float:
@@ -126,7 +128,9 @@ class PacedClock(WallClock):
         return self._last_end
 
     def finish_call(self, step: Step, start: float, traits: Traits) -> float:
-        end = self._last_end + self.cost.duration(step_shape(step, NO_PADDING, traits))
+        seconds = self.cost.duration(step_shape(step, NO_PADDING, traits))
+        check_seconds(self.cost, seconds)
+        end = self._last_end + seconds
         behind = self.now() - end
         self.late = max(self.late, behind)
         if behind > MAX_LATENESS_S:

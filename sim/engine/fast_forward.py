@@ -19,7 +19,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Callable, Optional
 
-from servesim.core import Plan, StepCost
+from servesim.core import Plan, StepCost, check_seconds
+from servesim.core.limits import MAX_STEP
 
 from .loop import Loop
 from .results import record_decode
@@ -68,7 +69,10 @@ class FastForward:
             limit = cohort.next_finish - cohort.steps
             if limit > hold:
                 limit = hold
-            duration = fixed + slope * context if linear else decode(rows, live, context)
+            if linear:
+                duration = fixed + slope * context
+            elif not 0.0 <= (duration := decode(rows, live, context)) <= MAX_STEP:
+                check_seconds(self.cost, duration)
             now = first = start + (duration + cold)
             few = limit <= LOOP_STEPS or horizon - now < LOOP_STEPS * duration
             if limit > 1 and now < horizon and (few or not linear):
@@ -122,7 +126,10 @@ class FastForward:
                 break
             free -= needed
             context += live
-            duration = fixed + slope * context if linear else self.cost.decode(rows, live, context)
+            if linear:
+                duration = fixed + slope * context
+            elif not 0.0 <= (duration := self.cost.decode(rows, live, context)) <= MAX_STEP:
+                check_seconds(self.cost, duration)
             seconds.append(duration)
             now += duration
             if now >= horizon:
@@ -135,6 +142,8 @@ class FastForward:
         """Return the cost of a decode with this number of live rows, and cache it."""
         rows = max(self.padding.pad_rows(live), live + extra)
         linear = self.cost.linear_in_context(rows, live)
+        for number in linear or ():  # if neither is negative, no step time is
+            check_seconds(self.cost, number)
         cost = (rows, *(linear or (0.0, 0.0)), linear is not None)
         self._costs[extra][live] = cost
         return cost
@@ -163,6 +172,8 @@ class FastForward:
                 gaps.add_linear(fixed, slope, context, live, ran)
             else:
                 duration = self.cost.decode(rows, live, context + live)
+                if not 0.0 <= duration <= MAX_STEP:
+                    check_seconds(self.cost, duration)
                 ran, now, used = run_steps([duration], now, horizon, free, offsets, offset - steps)
                 if ran:
                     gaps.add(duration, live)

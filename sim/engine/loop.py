@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any, Callable, Optional, Protocol
 
-from servesim.core import Plan, Rejection, Request, Stuck
+from servesim.core import Plan, PlanError, Rejection, Request, Stuck
 
 from .clocks import Clock
 from .inbox import Inbox
@@ -80,6 +80,8 @@ class Loop:
         view = server.view
         view.now, state = now, view.state
         plan = self.policy.decide(view)
+        if type(plan) is not Plan and not isinstance(plan, Plan):  # the first test is the faster one
+            raise PlanError(plan)
         step = start_step(server, plan, now)
         if step.has_moves or self.observers:
             self._notify_start(step, arrived, now)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
+from bisect import bisect_left, bisect_right
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
+from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Callable, Optional, Protocol, Union
+from typing import Any, Callable, Optional, Protocol
 
 from servesim.core import Request, WaitingQueue
 
 SortKey = Callable[[Request], Any]
+MAX_BLOCK = 1000  # requests per block of a sorted queue
 
 
 class RequestQueue(WaitingQueue, Protocol):
@@ -53,14 +55,14 @@ class ArrivalIndex:
         return self._heap[0][0]
 
 
-class ListQueue:
-    """A queue that keeps its requests in a list or deque."""
+class FifoQueue:
+    """A first-in, first-out queue. Preempted requests may be pushed to the front."""
 
     __slots__ = ("_arrivals", "_items")
-    _items: Union[deque[Request], list[Request]]
 
     def __init__(self) -> None:
         self._arrivals = ArrivalIndex()
+        self._items: deque[Request] = deque()
 
     def __len__(self) -> int:
         return len(self._items)
@@ -73,20 +75,6 @@ class ListQueue:
 
     def __getitem__(self, index: int) -> Request:
         return self._items[index]
-
-    def oldest(self) -> float:
-        return self._arrivals.oldest(self._items, self._items[0].status)
-
-
-class FifoQueue(ListQueue):
-    """A first-in, first-out queue. Preempted requests may be pushed to the front."""
-
-    __slots__ = ()
-    _items: deque[Request]
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._items = deque()
 
     def push(self, request: Request) -> None:
         self._items.append(request)
@@ -103,53 +91,125 @@ class FifoQueue(ListQueue):
         check_same_requests(requests, self._items)
         self._items = deque(requests)
 
+    def oldest(self) -> float:
+        return self._arrivals.oldest(self._items, self._items[0].status)
 
-class SortedQueue(ListQueue):
-    """A queue sorted by a key. Requests that were pushed or moved to the front come before the sorted ones."""
 
-    __slots__ = ("_front_size", "_keys", "_sort_key")
-    _items: list[Request]
+class SortedQueue:
+    """A queue sorted by a key. Requests that were pushed or moved to the front come before the sorted ones.
+
+    The sorted requests are in blocks of at most MAX_BLOCK requests, each with its keys. A push or a removal finds its
+    block by bisection and moves only the requests of this block. So a million waiting requests are no problem.
+    """
+
+    __slots__ = ("_arrivals", "_blocks", "_front", "_keys", "_last_keys", "_size", "_sort_key")
 
     def __init__(self, sort_key: SortKey) -> None:
-        super().__init__()
+        self._arrivals = ArrivalIndex()
         self._sort_key = sort_key
-        self._items = []
-        self._keys: list[Any] = []  # one per item; None for the items at the front
-        self._front_size = 0
+        self._front: OrderedDict[Request, None] = OrderedDict()
+        self._blocks: list[list[Request]] = []  # no block is empty
+        self._keys: list[list[Any]] = []  # keys of the requests of each block
+        self._last_keys: list[Any] = []  # last key of each block
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[Request]:
+        return chain(self._front, chain.from_iterable(self._blocks))
+
+    def __reversed__(self) -> Iterator[Request]:
+        return chain(chain.from_iterable(map(reversed, reversed(self._blocks))), reversed(self._front))
+
+    def __getitem__(self, index: int) -> Request:
+        if index == 0 and self._blocks and not self._front:  # policies read the head in every step
+            return self._blocks[0][0]
+        for request in islice(self, index, None) if index >= 0 else islice(reversed(self), -index - 1, None):
+            return request
+        raise IndexError(index)
 
     def push(self, request: Request) -> None:
         key = self._sort_key(request)
-        index = bisect_right(self._keys, key, self._front_size)
-        self._keys.insert(index, key)
-        self._items.insert(index, request)
+        self._size += 1
         self._arrivals.add(request)
+        if not self._blocks:
+            self._insert_block(0, [request], [key])
+            return
+        number = bisect_right(self._last_keys, key)
+        if number == len(self._blocks):  # the largest key so far
+            number -= 1
+            block, keys = self._blocks[number], self._keys[number]
+            block.append(request)
+            keys.append(key)
+            self._last_keys[number] = key
+        else:
+            block, keys = self._blocks[number], self._keys[number]
+            index = bisect_right(keys, key)
+            block.insert(index, request)
+            keys.insert(index, key)
+        if len(block) > MAX_BLOCK:
+            half = MAX_BLOCK // 2
+            self._insert_block(number + 1, block[half:], keys[half:])
+            del block[half:], keys[half:]
+            self._last_keys[number] = keys[-1]
 
     def push_front(self, request: Request) -> None:
-        self._insert_front(0, request)
+        self._front[request] = None
+        self._front.move_to_end(request, last=False)
+        self._size += 1
         self._arrivals.add(request)
 
     def move_to_front(self, request: Request) -> None:
         """Move a request to the front, behind the requests that are already there."""
         self.remove(request)
-        self._insert_front(self._front_size, request)
+        self._front[request] = None
+        self._size += 1
 
     def remove(self, request: Request) -> None:
-        index = self._items.index(request)
-        del self._items[index]
-        del self._keys[index]
-        if index < self._front_size:
-            self._front_size -= 1
+        if request in self._front:
+            del self._front[request]
+            self._size -= 1
+            return
+        number, index = self._find(request)
+        self._size -= 1
+        block, keys = self._blocks[number], self._keys[number]
+        del block[index], keys[index]
+        if block:
+            self._last_keys[number] = keys[-1]
+        else:
+            del self._blocks[number], self._keys[number], self._last_keys[number]
 
     def reorder(self, requests: Sequence[Request]) -> None:
-        check_same_requests(requests, self._items)
-        self._items = list(requests)
-        self._keys = [None] * len(requests)
-        self._front_size = len(requests)
+        check_same_requests(requests, self)
+        self._front = OrderedDict.fromkeys(requests)
+        self._blocks, self._keys, self._last_keys = [], [], []
 
-    def _insert_front(self, index: int, request: Request) -> None:
-        self._items.insert(index, request)
-        self._keys.insert(index, None)
-        self._front_size += 1
+    def oldest(self) -> float:
+        return self._arrivals.oldest(self, self[0].status)
+
+    def _insert_block(self, number: int, block: list[Request], keys: list[Any]) -> None:
+        self._blocks.insert(number, block)
+        self._keys.insert(number, keys)
+        self._last_keys.insert(number, keys[-1])
+
+    def _find(self, request: Request) -> tuple[int, int]:
+        """Return the block of a sorted request and its index there. Equal keys may be in several blocks."""
+        if len(self._blocks) == 1 or (self._blocks and self._blocks[0][0] is request):  # a short queue, or its head
+            return 0, self._blocks[0].index(request)
+        key = self._sort_key(request)
+        for number in range(bisect_left(self._last_keys, key), len(self._blocks)):
+            keys = self._keys[number]
+            first = bisect_left(keys, key)
+            for index in range(first, bisect_right(keys, key, first)):
+                if self._blocks[number][index] is request:
+                    return number, index
+            if keys[-1] > key:
+                break
+        for number, block in enumerate(self._blocks):  # the sort key of a user's policy has changed
+            if request in block:
+                return number, block.index(request)
+        raise ValueError(f"{request} is not in the queue")
 
 
 class SlotQueue:

@@ -55,8 +55,7 @@ class Server:
         self.finished = FifoQueue()  # finished requests that still hold blocks; `done` has all
         if not policy.uses_block_pool:
             max_generate_length = None  # llm-serving uses it only with PagedAttention
-        self.limits = Limits(self.pool, max_model_len, max_generate_length)
-        self.rejects_oversized = traits.rejects_oversized if rejects_oversized is None else rejects_oversized
+        self.limits = Limits(self.pool, traits, max_model_len, max_generate_length, rejects_oversized)
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
             max_model_len,
@@ -78,11 +77,10 @@ class Server:
     def submit(self, request: Request, now: float, visible_at: float) -> None:
         """Add an arrival to waiting, or reject it if it can never run. Its queueing time starts at `visible_at`."""
         request.visible_at = request.state_since = visible_at
-        if self.traits.arrival_stamp == "seen":
-            request.arrival = visible_at
+        request.arrival = request.sent if self.traits.arrival_is_send_time else visible_at
         if request.prompt + request.stop_at > self.limits.max_length:
             request.stop_at = self.limits.output_tokens(request)
-        if self.rejects_oversized and (reason := self.limits.rejection_reason(request)):
+        if reason := self.limits.rejection_reason(request):
             self._finish_unserved(request, now, "refused", reason)
             return
         if request.fails_at_token is not None:
@@ -214,7 +212,10 @@ class Server:
         else:
             (self.waiting if request.status == "waiting" else self.swapped).remove(request)
         self.pool.free += request._blocks
-        self.pool.host_free += request.host_blocks
+        if rejection.keeps_host_blocks:
+            self.pool.host_lost += request.host_blocks
+        else:
+            self.pool.host_free += request.host_blocks
         request._blocks = request.host_blocks = 0
         self._finish_unserved(request, now, rejection.outcome, rejection.reason)
 
@@ -238,7 +239,7 @@ class Server:
         used = sum(r.blocks for r in self.running) + sum(r._blocks for r in (*self.finished, *self.swapped))
         assert pool.free + used == pool.total, f"{pool.free} free + {used} used != {pool.total} blocks"
         on_host = sum(request.host_blocks for request in self.swapped)
-        assert pool.host_free + on_host == pool.host_total, "host blocks lost"
+        assert pool.host_free + pool.host_lost + on_host == pool.host_total, "host blocks lost"
         decoding = [request for request in self.running if request.decodes]
         assert cohort.size == len(decoding) and cohort.context == sum(r.cached for r in decoding), "wrong cohort sums"
         assert cohort.blocks_needed() == sum(pool.blocks_for(r.cached + 1) > r.blocks for r in decoding), (

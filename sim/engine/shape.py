@@ -38,7 +38,7 @@ def step_shape(step: Step, padding: Padding, traits: Traits) -> Shape:
     """Return the shape of a step."""
     chunks, decode_live, context = step.chunks, step.decode_rows, step.context
     if traits.last_token_decodes:
-        last = [c.request for c in chunks if c.tokens == 1 and c.request.pending == 1 and c.request._cached]
+        last = [c.request for c in chunks if c.tokens == 1 and c.request.pending == 1]
         chunks = [chunk for chunk in chunks if chunk.request not in last]
         decode_live += len(last)
         context += sum(request._cached for request in last)

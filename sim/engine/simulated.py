@@ -7,7 +7,8 @@ from collections.abc import Generator
 from typing import Any, Callable, Optional
 
 import simpy
-from servesim.core import Shape, StepCost, Traits
+from servesim.core import Shape, StepCost, Traits, check_seconds
+from servesim.core.limits import MAX_STEP
 
 from .clocks import Clock
 from .fast_forward import FastForward
@@ -85,7 +86,7 @@ class SimulatedClock(Clock):
             and not self._cold
         ):
             chunk = chunks[0]
-            if not chunk.request._cached:
+            if not chunk.request._cached and not (chunk.tokens == 1 and traits.last_token_decodes):
                 seconds, padding = self._single_chunks.get(chunk.tokens) or self._single_chunk(
                     chunk.tokens, step, traits
                 )
@@ -94,6 +95,8 @@ class SimulatedClock(Clock):
         shape = step_shape(step, self.padding, traits)
         self._largest = Shape(*map(max, self._largest, shape))
         seconds = self.cost.duration(shape)
+        if not 0.0 <= seconds <= MAX_STEP:
+            check_seconds(self.cost, seconds)
         self._padding[0] += shape.prefill_tokens - shape.prefill_live
         self._padding[1] += shape.decode_rows - shape.decode_live
         return seconds + self.take_cold_start("prefill" if shape.prefill_rows else "decode")
@@ -104,6 +107,7 @@ class SimulatedClock(Clock):
             self._max_single_chunk = max(tokens, self._max_single_chunk)
             self._largest = Shape(*map(max, self._largest, shape))
         result = self.cost.seconds(shape), shape.prefill_tokens - shape.prefill_live
+        check_seconds(self.cost, result[0])
         if not step.plan.padding_rows:
             self._single_chunks[tokens] = result
         return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Optional, TypeVar, Union, get_args
 
 from pydantic import (
@@ -18,12 +19,13 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import no_info_after_validator_function
 from servesim.core import BadInput
+from servesim.core.limits import MAX_INT, MAX_NUMBER, MAX_RATE, MAX_SECONDS, MAX_TOKENS, MIN_NUMBER, MIN_RATE
 
-from .read import quote
+from .read import quote, shorten
 
 T = TypeVar("T")
-MAX_INT = 2**31 - 1  # largest whole number that a key accepts
 
 
 class Missing:
@@ -62,6 +64,32 @@ def to_int(value: Any) -> Any:
     return int(value) if type(value) is float and value.is_integer() else value
 
 
+def reject_bool(value: Any) -> Any:
+    """Raise an error for true and false, which pydantic reads as 1 and 0."""
+    if isinstance(value, bool):
+        raise expected_error("a number")
+    return value
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The smallest and the largest number that a key accepts; the JSON schema shows them."""
+
+    minimum: float
+    maximum: float
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return no_info_after_validator_function(self._check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        return {**handler(schema), "minimum": self.minimum, "maximum": self.maximum}
+
+    def _check(self, value: float) -> float:
+        if not self.minimum <= value <= self.maximum:
+            raise expected_error(f"a number from {self.minimum:g} to {self.maximum:g}")
+        return value
+
+
 class NotNull:
     """Removes `null` from an Optional: the key may be missing, but it may not be null."""
 
@@ -71,18 +99,32 @@ class NotNull:
 
 Maybe = Annotated[Optional[T], NotNull()]
 Finite = Annotated[float, Field(strict=True, allow_inf_nan=False)]
-Positive = Annotated[Finite, Field(gt=0), expects("a number above 0")]
-AtLeast0 = Annotated[Finite, Field(ge=0), expects("a number of at least 0")]
+AnyPositive = Annotated[Finite, Field(gt=0), expects("a number above 0")]
+AnyAtLeast0 = Annotated[Finite, Field(ge=0), expects("a number of at least 0")]
+Positive = Annotated[AnyPositive, Limits(MIN_NUMBER, MAX_NUMBER)]
+AtLeast0 = Annotated[AnyAtLeast0, Limits(0, MAX_NUMBER)]
+PositiveSeconds = Annotated[AnyPositive, Limits(MIN_RATE, MAX_SECONDS)]
+Seconds = Annotated[AnyAtLeast0, Limits(0, MAX_SECONDS)]
+RequestRate = Annotated[AnyPositive, Limits(MIN_RATE, MAX_RATE)]
+RequestRate0 = Annotated[AnyAtLeast0, Limits(0, MAX_RATE)]
 Numbers = Annotated[list[AtLeast0], Field(min_length=1), expects("a list of numbers of at least 0")]
 Whole = Annotated[
     int, Field(strict=True, ge=1, le=MAX_INT), BeforeValidator(to_int), expects(f"a whole number from 1 to {MAX_INT}")
 ]
+Length = Annotated[
+    int,
+    Field(strict=True, ge=1, le=MAX_TOKENS),
+    BeforeValidator(to_int),
+    expects(f"a whole number from 1 to {MAX_TOKENS}"),
+]
+Int = Annotated[int, BeforeValidator(reject_bool)]
+Number = Annotated[float, BeforeValidator(reject_bool)]
 Text = Annotated[str, Field(strict=True, min_length=1), expects("a text")]
 Flag = Annotated[bool, Field(strict=True), expects("true or false")]
 
 
 class Keys(BaseModel):
-    """A section of a file. Unknown keys are errors."""
+    """A section of a file. Unknown keys are errors, unless a subclass allows them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     others: ClassVar[tuple[str, ...]] = ()  # keys of the section's other kinds, for messages
@@ -94,7 +136,7 @@ class Keys(BaseModel):
         if not isinstance(tree, Mapping):
             raise expected_error("keys and values")
         known = [*cls.model_fields, *cls.others]
-        for key in tree:
+        for key in tree if cls.model_config.get("extra") == "forbid" else ():
             if key not in known:
                 raise invalid_error(f"unknown key {quote(key)}: expected {', '.join(known)}")
         groups = [group for group in cls.either if any(key in tree for key in group)]
@@ -135,7 +177,7 @@ def validate_kind(tree: Any, kinds: Mapping[str, type[Keys]]) -> Keys:
 def key_path(location: Sequence[Union[str, int]]) -> str:
     """Return pydantic's location of an error as `mix[0].arrivals.rate`."""
     parts = location[:-2] if location and location[-1] == "[key]" else location
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{shorten(part)}" for part in parts).removeprefix(".")
 
 
 def format_fault(fault: ErrorDetails, key: str) -> str:
@@ -147,6 +189,17 @@ def format_fault(fault: ErrorDetails, key: str) -> str:
     message = "keys and values" if "dictionary" in message else message
     text = message if fault["type"] == "wrong" else f"expected {message}, got {quote(fault['input'])}"
     return f"{key}: {text}" if key else text
+
+
+M = TypeVar("M", bound=BaseModel)
+
+
+def validate(model: type[M], tree: Any, where: str) -> M:
+    """Return the model of a section, or raise a one-line error that starts with `where` and names the key."""
+    try:
+        return model.model_validate(tree)
+    except ValidationError as error:
+        raise BadInput(f"{where}: {first_error(error)}") from None
 
 
 def first_error(error: ValidationError, *above: str) -> str:

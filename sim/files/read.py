@@ -1,69 +1,244 @@
-"""Read and write text files, plain or gzipped. Errors give the row number, starting at 1."""
+"""Read text, JSON and CSV files, plain or gzipped. Every fault is a one-line error; row numbers start at 1."""
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
+import math
+import os
+import re
+import stat
 import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Union
 
 from servesim.core import BadInput
+from servesim.core.errors import cut_middle
+
+from .csv_cells import unmark_formula
 
 PathLike = Union[str, Path]
+MAX_BYTES = 2**31  # of a file, unpacked
+MAX_RATIO = 200  # unpacked bytes per packed byte; traces reach about 20
+SMALL_BYTES = 2**26  # a file may always unpack to this size
+MAX_DIGITS = 300  # of a number; a float holds about 308
+OPEN_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes that the shell has opened: `| sim`, `<(command)`
+KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
+UNUSUAL_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE]\+?[0-9]{{3}}")
 
 
-def read_text(path: PathLike) -> str:
-    """Return the text of a file, unpacked if it is gzipped; raise BadInput if it cannot be read."""
+def read_bytes(path: PathLike, limit: int = MAX_BYTES) -> bytes:
+    """Return the content of a file, unpacked if it is gzipped."""
+    name = show_path(path)
     try:
-        data = Path(path).read_bytes()
+        info = os.stat(path)
+        mode = info.st_mode
+        is_open_pipe = stat.S_ISFIFO(mode) and os.fspath(path).startswith(OPEN_PIPES)
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or is_open_pipe):  # a device or another pipe may never end
+            raise BadInput(f"{name}: expected a file, got {KINDS.get(stat.S_IFMT(mode), 'a device')}")
+        with open(path, "rb") as file:
+            # `read` reserves memory for all bytes that it may return. A pipe, and a file of /proc, has the size 0.
+            data = file.read(min(limit, info.st_size or limit) + 1)
     except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except (OSError, ValueError) as error:
-        raise BadInput(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+        raise BadInput(f"{name}: no such file") from None
+    except OSError as error:
+        raise BadInput(f"{name}: cannot be read: {error.strerror or error}") from None
+    except BadInput:
+        raise
+    except ValueError:
+        raise BadInput(f"{name}: expected a file name, got unusable characters") from None
     if data[:2] == b"\x1f\x8b":
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
-            raise BadInput(f"{path}: row 1: damaged gzip file: {error}") from None
+        data = _unpack(name, data, min(limit, max(SMALL_BYTES, MAX_RATIO * len(data))))
+    if len(data) > limit:
+        raise BadInput(f"{name}: expected at most {_size(limit)}, got more")
+    return data
+
+
+def read_text(path: PathLike, limit: int = MAX_BYTES) -> str:
+    """Return the text of a file, unpacked if it is gzipped; raise BadInput if it cannot be read."""
+    data, name = read_bytes(path, limit), show_path(path)
     if b"\0" in data:
-        raise BadInput(f"{path}: row {_row_number(data, data.index(0))}: expected text, got binary data")
+        raise BadInput(f"{name}: row {_row_number(data, data.index(0))}: expected text, got binary data")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise BadInput(f"{path}: row {_row_number(data, error.start)}: expected UTF-8 text, got binary data") from None
-    if not text.strip():
-        raise BadInput(f"{path}: row 1: the file is empty")
+        raise BadInput(f"{name}: row {_row_number(data, error.start)}: expected UTF-8 text, got binary data") from None
+    if not text or text.isspace():
+        raise BadInput(f"{name}: row 1: the file is empty")
     return text
 
 
-def write_text(path: PathLike, text: str) -> None:
-    """Write a file, gzipped if its name ends in .gz; the same text gives the same bytes."""
-    data = text.encode()
-    try:
-        Path(path).write_bytes(gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror or error}") from None
+def read_json(path: PathLike) -> Any:
+    """Return the value of a JSON file."""
+    text = read_text(path)
+    unusual = UNUSUAL_NUMBER.search(text)  # checking every number would be slow
+    return parse_json(path, text, check_numbers=bool(unusual))
 
 
-def parse_json(path: PathLike, text: str, row: int = 1) -> Any:
-    """Parse a JSON text; the error names the row."""
+def parse_json(path: PathLike, text: str, row: int = 1, check_numbers: bool = False) -> Any:
+    """Parse a JSON text; the error names the row. `check_numbers` refuses numbers that a float cannot hold."""
+    hooks: dict[str, Any] = {"parse_int": parse_integer, "parse_float": _parse_float} if check_numbers else {}
     try:
-        return json.loads(text, parse_constant=_reject_constant)
+        value = json.loads(text, parse_constant=_reject_constant, **hooks)
+        if "\\ud" in text or "\\uD" in text:
+            check_unicode(value)
+        return value
     except json.JSONDecodeError as error:
         position = f"row {row + error.lineno - 1}, column {error.colno}"
-        raise BadInput(f"{path}: {position}: expected JSON, got {quote(text[error.pos : error.pos + 60])}") from None
-    except (ValueError, RecursionError) as error:
-        raise BadInput(f"{path}: row {row}: expected JSON: {str(error)[:80]}") from None
+        got = quote(text[error.pos : error.pos + 60])
+        raise BadInput(f"{show_path(path)}: {position}: expected JSON, got {got}") from None
+    except RecursionError:
+        raise BadInput(f"{show_path(path)}: row {row}: expected JSON with fewer levels") from None
+    except ValueError as error:
+        raise BadInput(f"{show_path(path)}: row {row}: expected JSON: {str(error)[:80]}") from None
+
+
+def read_csv(path: PathLike, columns: Iterable[str] = (), complete_lines: bool = False) -> list[dict[str, str]]:
+    """Return the rows of a CSV file with a header that has at least `columns`.
+
+    `complete_lines` ignores an incomplete last line, which an interrupted process leaves behind.
+    """
+    text = read_text(path)
+    if complete_lines:
+        text = text[: text.rfind("\n") + 1]
+    return parse_csv(show_path(path), text, columns)
+
+
+def parse_csv(name: str, text: str, columns: Iterable[str] = ()) -> list[dict[str, str]]:
+    """Return the rows of a CSV text with a header that has at least `columns`; `name` is its file, for messages."""
+    limit = csv.field_size_limit(MAX_BYTES)  # the token times of a long response exceed the default of 128 KiB
+    try:
+        lines = split_csv(name, text)
+    finally:
+        csv.field_size_limit(limit)
+    rows = ((number, cells) for number, cells in enumerate(lines, 1) if cells)
+    _, header = next(rows, (1, []))
+    if len(set(header)) < len(header):
+        repeated = next(column for column in header if header.count(column) > 1)
+        raise BadInput(f"{name}: row 1: expected every column once, got {quote(repeated)} twice")
+    missing = [column for column in columns if column not in header]
+    if missing:
+        raise BadInput(f"{name}: row 1: expected the column {missing[0]}, got {quote(','.join(header))}")
+    table = []
+    for number, cells in rows:
+        if len(cells) != len(header):
+            raise BadInput(f"{name}: row {number}: expected {len(header)} columns, got {len(cells)}")
+        table.append(dict(zip(header, map(unmark_formula, cells))))
+    return table
+
+
+def split_csv(name: str, text: str) -> list[list[str]]:
+    """Return the cells of each row of a CSV text; a blank row has none."""
+    lines = text.replace("\r\n", "\n")
+    if '"' not in lines and "\r" not in lines:  # no quotes: splitting is several times faster
+        return [line.split(",") if line else [] for line in lines.split("\n")]
+    rows: list[list[str]] = []
+    try:
+        rows.extend(csv.reader(io.StringIO(text, newline=""), strict=True))
+    except csv.Error as error:
+        raise BadInput(f"{name}: row {len(rows) + 1}: expected comma-separated values: {error}") from None
+    return rows
 
 
 def quote(value: Any) -> str:
-    """Return a value for an error message: one line, at most 48 characters."""
+    """Return a value for an error message: one line, at most 48 characters, also for a value that is huge."""
+    text = ""
+    for piece in _pieces(value):  # each piece has at least one character, so the loop is short
+        text += piece
+        if len(text) > 48:
+            return text[:45] + "..."
+    return text
+
+
+def shorten(key: str) -> str:
+    """Return a key for a message: one line, at most 48 characters."""
+    return key if len(key) <= 48 and key.isprintable() else quote(key)
+
+
+def show_path(path: PathLike) -> str:
+    """Return a path for a message: one line, at most 200 characters."""
+    text = os.fspath(path)
+    return cut_middle(text if text.isprintable() else repr(text)[1:-1], 200)
+
+
+def parse_integer(text: str) -> int:
+    """Return an integer that a float can hold."""
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"expected at most {MAX_DIGITS} digits, got {len(text)}")
+    return int(text)
+
+
+def check_unicode(value: Any) -> None:
+    """Raise ValueError if a text has half of a surrogate pair, which no file can hold."""
     try:
-        text = repr(value)
-    except (ValueError, RecursionError):  # for example an integer with too many digits to print
-        return f"a huge {type(value).__name__}"
-    return text if len(text) <= 48 else text[:45] + "..."
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        code = f"\\u{ord(error.object[error.start]):x}"
+        raise ValueError(f"expected characters of Unicode, got {code}") from None
+
+
+def _pieces(value: Any) -> Iterator[str]:
+    """Yield the `repr` of a value in parts, so that a caller can stop early."""
+    if isinstance(value, (str, bytes)):
+        yield repr(value[:96])
+    elif isinstance(value, int) and value.bit_length() > 256:
+        yield "a huge int"
+    elif type(value) is dict:
+        yield from _items("{", _pairs(value), "}")
+    elif type(value) is list:
+        yield from _items("[", map(_pieces, value), "]")
+    elif type(value) is tuple:
+        yield from _items("(", map(_pieces, value), ",)" if len(value) == 1 else ")")
+    else:
+        try:
+            yield " ".join(repr(value).split()) or "''"
+        except (ValueError, RecursionError):
+            yield f"a huge {type(value).__name__}"
+
+
+def _items(start: str, items: Iterable[Iterator[str]], end: str) -> Iterator[str]:
+    yield start
+    for number, item in enumerate(items):
+        if number:
+            yield ", "
+        yield from item
+    yield end
+
+
+def _pairs(value: Mapping[Any, Any]) -> Iterator[Iterator[str]]:
+    for key, item in value.items():
+        yield _joined(key, item)
+
+
+def _joined(key: Any, value: Any) -> Iterator[str]:
+    yield from _pieces(key)
+    yield ": "
+    yield from _pieces(value)
+
+
+def _unpack(name: str, data: bytes, limit: int) -> bytes:
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+            text = file.read(limit + 1)
+    except (EOFError, OSError, zlib.error) as error:
+        raise BadInput(f"{name}: row 1: damaged gzip file: {error}") from None
+    if len(text) > limit:
+        raise BadInput(f"{name}: expected a gzip file that unpacks to at most {_size(limit)}, got more")
+    return text
+
+
+def _size(count: int) -> str:
+    return f"{count >> 20} MiB" if count >= 2**20 else f"{count >> 10} KiB"
+
+
+def _parse_float(text: str) -> float:
+    value = float(text)
+    if math.isinf(value):
+        raise ValueError(f"{quote(text)} is too large")
+    return value
 
 
 def _reject_constant(name: str) -> Any:

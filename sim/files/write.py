@@ -1,49 +1,252 @@
-"""Write files. A file appears only when it is complete."""
+"""Write files. A file appears only when it is complete; a failed write is a one-line error and leaves the old file."""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO, Union
+from typing import IO, Any, Optional, TextIO
 
 from servesim.core import BadInput
 
+from .csv_cells import mark_formula
+from .read import PathLike, show_path
+
+# Names of open files: a new file in their place would not reach the reader.
+STREAMS = ("/dev/std", "/dev/fd/", "/proc/")
+
+
+class FileExists(BadInput):
+    """The file exists and is not overwritten."""
+
 
 @contextmanager
-def open_text(path: Union[str, Path]) -> Iterator[TextIO]:
-    """Open a text file for writing, gzipped if its name ends in .gz; it appears only when it is complete."""
-    path = Path(path)
-    part = path.with_name(path.name + ".part")
+def write_errors(path: PathLike) -> Iterator[None]:
+    """Turn an error of the system into BadInput. A closed pipe stays as it is: `sim ... | head` is not an error."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.suffix == ".gz":  # no time stamp, so that equal runs give equal bytes
-            raw = open(part, "wb")  # noqa: SIM115
-            packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
-            file: TextIO = io.TextIOWrapper(packed, encoding="utf-8", newline="")
-        else:
-            raw = None
-            file = open(part, "w", encoding="utf-8", newline="")  # noqa: SIM115
+        yield
     except OSError as error:
-        raise BadInput(f"{path}: cannot be written: {error.strerror}") from None
-    try:
-        yield file
-    except BaseException:
+        raise _write_error(path, error) from None
+
+
+@contextmanager
+def replacing(path: PathLike, parents: bool = True) -> Iterator[Path]:
+    """Yield a temporary path in the same folder. When the block ends without an error, its file replaces `path`.
+
+    For libraries that write a file themselves; the temporary name has the same suffix. `parents` creates its folder.
+    """
+    with _temporary(path, True, parents) as part, write_errors(path):
+        yield part
+
+
+@contextmanager
+def open_bytes(path: PathLike, overwrite: bool = True, parents: bool = True) -> Iterator[IO[bytes]]:
+    """Open a file for writing; it appears only when it is complete. `parents` creates its folder."""
+    with _temporary(path, overwrite, parents) as part:
+        with write_errors(path):
+            file: IO[bytes] = io.BufferedWriter(_File(part, path))
+        try:
+            yield file
+        except BaseException:
+            with suppress(BadInput):  # the buffer may hold text that cannot be written
+                file.close()
+            raise
         file.close()
-        part.unlink(missing_ok=True)
-        raise
-    file.close()
-    if raw is not None:
-        raw.close()
-    os.replace(part, path)
 
 
-def write_json(path: Path, value: Any) -> None:
+@contextmanager
+def open_text(path: PathLike, overwrite: bool = True, parents: bool = True) -> Iterator[TextIO]:
+    """Open a text file for writing, gzipped if its name ends in .gz; it appears only when it is complete."""
+    with open_bytes(path, overwrite, parents) as raw:
+        packed: Optional[gzip.GzipFile] = None
+        if str(path).endswith(".gz"):  # no time stamp, so that equal runs give equal bytes
+            packed = gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0)
+        # A path can hold bytes that are not UTF-8: they are written as \udcXX.
+        file = io.TextIOWrapper(packed or raw, encoding="utf-8", errors="backslashreplace", newline="")
+        try:
+            yield file
+        except BaseException:
+            with suppress(BadInput):
+                file.close()
+            raise
+        file.close()
+
+
+def write_text(path: PathLike, text: str, overwrite: bool = True, parents: bool = True) -> None:
+    """Write a text file, gzipped if its name ends in .gz; the same text gives the same bytes."""
+    with open_text(path, overwrite, parents) as file:
+        file.write(text)
+
+
+def write_bytes(path: PathLike, data: bytes) -> None:
+    """Write a file."""
+    with open_bytes(path) as file:
+        file.write(data)
+
+
+def write_json(path: PathLike, value: Any, overwrite: bool = True) -> None:
     """Write a value as indented JSON."""
-    with open_text(path) as file:
+    with open_text(path, overwrite) as file:
         json.dump(value, file, indent=1, default=str)
         file.write("\n")
+
+
+def write_yaml(path: PathLike, value: Any, comments: str = "", **options: Any) -> None:
+    """Write a value as YAML below `comments`, which are complete lines."""
+    import yaml  # not in the worker
+
+    with open_text(path) as file:
+        file.write(comments)
+        yaml.safe_dump(value, file, sort_keys=False, allow_unicode=True, **options)
+
+
+def list_files(folder: Path) -> list[Path]:
+    """Return the content of a folder, without the temporary files of other writers."""
+    return [path for path in folder.glob("*") if not (path.name.startswith(".") and ".part" in path.name)]
+
+
+def save_figure(figure: Any, path: PathLike, parents: bool = True, **options: Any) -> None:
+    """Write a chart of matplotlib. The suffix of the path is its format."""
+    with replacing(path, parents=parents) as part:
+        try:
+            figure.savefig(part, format=Path(path).suffix[1:], **options)
+        except (OSError, ValueError) as error:  # ValueError: an unknown format
+            reason = getattr(error, "strerror", None) or str(error)[:100]
+            raise BadInput(f"{show_path(path)}: cannot be drawn: {reason}") from None
+
+
+def append(path: PathLike, text: str, sync: bool = False) -> None:
+    """Add complete lines to the end of a file; a failed write leaves the file as it was. `sync` waits for the disk."""
+    with write_errors(path), open(path, "ab", buffering=0) as file:
+        append_to(file, text.encode("utf-8", "backslashreplace"))
+        if sync:
+            os.fsync(file.fileno())
+
+
+def append_to(file: io.FileIO, data: bytes) -> None:
+    """Add bytes to the end of an open file without a buffer; before an OSError, remove what was written."""
+    size = os.fstat(file.fileno()).st_size
+    try:
+        written = 0
+        while written < len(data):
+            written += file.write(data[written:])
+    except OSError:
+        with suppress(OSError):  # for example a pipe
+            file.truncate(size)
+        raise
+
+
+def drop_incomplete_line(path: PathLike) -> None:
+    """Remove an incomplete last line, which a killed process leaves behind."""
+    with write_errors(path), open(path, "r+b") as file:
+        data = file.read()
+        if data and not data.endswith(b"\n"):
+            file.truncate(data.rfind(b"\n") + 1)
+
+
+class CsvWriter:
+    """A csv writer that marks formula cells (see csv_cells.py)."""
+
+    def __init__(self, file: TextIO, **options: Any) -> None:
+        self._writer = csv.writer(file, lineterminator="\n", **options)
+
+    def writerow(self, cells: Iterable[Any]) -> None:
+        self._writer.writerow(map(mark_formula, cells))
+
+    def writerows(self, rows: Iterable[Iterable[Any]]) -> None:
+        self._writer.writerows(map(mark_formula, cells) for cells in rows)
+
+
+def csv_writer(file: TextIO, **options: Any) -> CsvWriter:
+    """Return a writer of CSV rows. A text that a spreadsheet would run as a formula gets a leading `'`."""
+    return CsvWriter(file, **options)
+
+
+class _File(io.FileIO):
+    """A file whose errors name the path that the user passed."""
+
+    def __init__(self, part: Path, path: PathLike) -> None:
+        super().__init__(part, "wb")
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            raise _write_error(self._path, error) from None
+
+    def close(self) -> None:
+        with write_errors(self._path):
+            super().close()
+
+
+@contextmanager
+def _temporary(path: PathLike, overwrite: bool, parents: bool) -> Iterator[Path]:
+    """Yield a new name in the folder of `path`; rename it at the end, or remove its file after an error."""
+    with write_errors(path):
+        stream = _is_stream(path)
+    if stream:  # a pipe, or a device such as /dev/null: nothing to replace
+        yield Path(path)
+        return
+    with write_errors(path):
+        target = Path(os.path.realpath(path))
+        if target.is_dir():
+            raise BadInput(f"{show_path(path)}: expected a file, found a folder")
+        if not overwrite and target.exists():
+            raise _exists(path)
+        if target.exists() and not os.access(target, os.W_OK):
+            raise BadInput(f"{show_path(path)}: cannot be written: the file is read-only")
+        if parents:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        # The name is short, because the name of the file may have the greatest length, and unique for each process.
+        part = target.with_name(f".{os.getpid()}-{os.urandom(4).hex()}.part{target.suffix[:20]}")
+    try:
+        yield part
+        with write_errors(path):
+            if overwrite:
+                if target.exists():
+                    os.chmod(part, stat.S_IMODE(target.stat().st_mode))
+                os.replace(part, target)
+            else:
+                _rename_new(part, target, path)
+    finally:
+        with suppress(OSError):
+            part.unlink()
+
+
+def _rename_new(part: Path, target: Path, path: PathLike) -> None:
+    """Rename a file to a name that another process may have taken meanwhile."""
+    try:
+        os.link(part, target)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:  # a file system without links
+        os.rename(part, target)
+
+
+def _exists(path: PathLike) -> FileExists:
+    return FileExists(f"{show_path(path)}: exists already and is not overwritten; use another name")
+
+
+def _is_stream(path: PathLike) -> bool:
+    if str(path).startswith(STREAMS):
+        return True
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        return False
+    except ValueError:
+        raise BadInput(f"{show_path(path)}: expected a file name, got unusable characters") from None
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def _write_error(path: PathLike, error: OSError) -> Exception:
+    if isinstance(error, BrokenPipeError):
+        return error
+    return BadInput(f"{show_path(path)}: cannot be written: {error.strerror or error}")

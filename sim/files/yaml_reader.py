@@ -6,17 +6,24 @@
 - `2026-11-15` is text (1.1: a date).
 - `{a: 1, a: 2}` is an error with its line number (1.1: the last value wins).
 - `{batch:64}` is an error: the space after the colon is missing (1.1: a key without a value).
+
+A few lines of aliases can stand for billions of values. Size, depth and the number of values, with every alias
+expanded, are limited before the values are built.
 """
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import yaml
 from servesim.core import BadInput
 
+from .read import PathLike, check_unicode, parse_integer, quote, read_bytes, show_path
+
+MAX_YAML_BYTES = 2**20
+MAX_DEPTH = 60
+MAX_VALUES = 50_000  # with every alias expanded; a text counts once more per 100 characters
 PATTERNS = {
     "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
     "int": (r"[-+]?(?:[0-9][0-9_]*|0o[0-7_]+|0x[0-9a-fA-F_]+)", "-+0123456789"),
@@ -30,7 +37,45 @@ SPECIAL_FLOATS = {".inf": float("inf"), "+.inf": float("inf"), "-.inf": float("-
 
 
 class Reader(yaml.SafeLoader):
-    """PyYAML's safe loader with other rules for numbers, booleans and dates."""
+    """PyYAML's safe loader with limits, and with other rules for numbers, booleans and dates."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = self._count = 0
+        self._sizes: dict[int, int] = {}  # id of a node with an anchor -> values that it stands for
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        """Read a value; count what it stands for."""
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        before, mark = self._count, event.start_mark
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise yaml.MarkedYAMLError(problem=f"more than {MAX_DEPTH} levels", problem_mark=mark)
+        node: Any = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self._sizes:
+                raise yaml.MarkedYAMLError(problem="an alias inside its own anchor", problem_mark=mark)
+            self._count += self._sizes[id(node)]
+        else:
+            self._count += 1 + (len(node.value) // 100 if isinstance(node, yaml.ScalarNode) else 0)
+            if event.anchor is not None:
+                self._sizes[id(node)] = self._count - before
+        if self._count > MAX_VALUES:
+            problem = f"more than {MAX_VALUES} values (aliases count in full)"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+        return node
+
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        """Build a value; a text that does not fit its tag is an error with its position."""
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            kind = node.tag.rpartition(":")[2]
+            value = quote(node.value) if isinstance(node, yaml.ScalarNode) else "other values"
+            reason = f" ({error})" if str(error).startswith("expected at most") else ""
+            message = f"expected {kind}, got {value}{reason}"
+            raise yaml.MarkedYAMLError(problem=message, problem_mark=node.start_mark) from None
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Read a mapping. Its keys must be distinct, each with a colon and a space."""
@@ -40,7 +85,7 @@ class Reader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                raise yaml.MarkedYAMLError(problem=f"{key.value!r} appears twice", problem_mark=key.start_mark)
+                raise yaml.MarkedYAMLError(problem=f"{quote(key.value)} appears twice", problem_mark=key.start_mark)
             if ":" in key.value and not key.style and value.start_mark.index == value.end_mark.index:
                 name, _, rest = key.value.partition(":")
                 message = f"expected `{name}: {rest}`, a space after the colon"
@@ -52,7 +97,7 @@ class Reader(yaml.SafeLoader):
 def construct_int(reader: Reader, node: yaml.ScalarNode) -> int:
     """Return an integer; a leading zero does not make it octal."""
     text = reader.construct_scalar(node).replace("_", "").lower()
-    return int(text, 0) if "0x" in text or "0o" in text else int(text)
+    return int(text, 0) if len(text) < 20 and ("0x" in text or "0o" in text) else parse_integer(text)
 
 
 def construct_float(reader: Reader, node: yaml.ScalarNode) -> float:
@@ -74,27 +119,30 @@ Reader.add_constructor("tag:yaml.org,2002:float", construct_float)
 def parse(text: str, where: str) -> Any:
     """Parse a YAML text; an error is one line that starts with `where` and the position."""
     try:
-        return yaml.load(text, Reader)
+        value = yaml.load(text, Reader)
+        if "\\u" in text or "\\U" in text:
+            check_unicode(value)
+        return value
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark is not None else ""
-        message = " ".join(f"{error.context or ''} {error.problem or ''}".split())
-        raise BadInput(f"{where}: not valid YAML: {position}{message}") from None
-    except yaml.YAMLError as error:
-        raise BadInput(f"{where}: not valid YAML: {' '.join(str(error).split())}") from None
+        message = f"{error.context or ''} {error.problem or ''}"
+        raise BadInput(f"{where}: not valid YAML: {position}{_one_line(message)}") from None
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise BadInput(f"{where}: not valid YAML: {_one_line(str(error))}") from None
 
 
-def read_yaml(path: Union[str, Path]) -> Any:
+def read_yaml(path: PathLike) -> Any:
     """Read a YAML file."""
+    name = show_path(path)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
-    except FileNotFoundError:
-        raise BadInput(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise BadInput(f"{path}: expected a YAML file, got a folder") from None
+        text = read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         byte = f"byte {error.object[error.start]:#x} at {error.start}"
-        raise BadInput(f"{path}: expected text in UTF-8, got {byte}") from None
-    except OSError as error:
-        raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
-    return parse(text, str(path))
+        raise BadInput(f"{name}: expected text in UTF-8, got {byte}") from None
+    return parse(text, name)
+
+
+def _one_line(text: str) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= 200 else text[:197] + "..."

@@ -87,7 +87,7 @@ def widen_if_empty(low: float, high: float) -> tuple[float, float]:
 
 def pad_span(values: Sequence[float], margin: float = 0.06) -> tuple[float, float]:
     """Return a span slightly wider than the values; not below zero if no value is."""
-    low, high = min(values), max(values)
+    low, high = min(values, default=0.0), max(values, default=1.0)  # no value: all requests timed out
     room = (high - low) * margin
     return (max(0.0, low - room) if low >= 0 else low - room), high + room
 
@@ -119,9 +119,9 @@ def trade_off(summary: Summary, x_metric: str, y_metric: str) -> str:
         frame.polyline([point(row) for row in front], "front")
     for row in front:
         frame.dot(*point(row), "on-front", describe_point(row, x_metric, y_metric), 4, focus=len(front) <= 12)
-    frame.dot(
-        *point(summary.baseline), "base", f"baseline: {describe_point(summary.baseline, x_metric, y_metric)}", 5, True
-    )
+    if summary.baseline in rows:
+        text = f"baseline: {describe_point(summary.baseline, x_metric, y_metric)}"
+        frame.dot(*point(summary.baseline), "base", text, 5, True)
     if summary.winner is not None:
         frame.dot(
             *point(summary.winner), "win", f"winner: {describe_point(summary.winner, x_metric, y_metric)}", 6, True

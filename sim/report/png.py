@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from servesim.files.write import save_figure
 from servesim.runs.metrics import STATES
 from servesim.study.experiment import format_value
 from servesim.study.ranking import Row, Summary
@@ -24,7 +25,6 @@ def plot(summary: Summary, folder: Path, format: str = "png") -> list[Path]:
     """Write every chart of a sweep; return the files."""
     import matplotlib
 
-    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context({"svg.hashsalt": "servesim", "figure.constrained_layout.use": True}):
         return [save(folder / f"{name}.{format}", size, draw) for name, size, draw in list_charts(summary)]
 
@@ -51,7 +51,7 @@ def save(path: Path, size: tuple[int, int], draw: Callable[[Any], None]) -> Path
     figure = Figure(figsize=(max(6.0, 4.0 * size[1]), 3.4 * size[0] + 0.6))
     FigureCanvasAgg(figure)
     draw(list(figure.subplots(*size, squeeze=False).flat))
-    figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
+    save_figure(figure, path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
     return path
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from servesim.config.scenario import Scenario
+from servesim.config.user_code import user_errors
 from servesim.core import BadInput, ClientRequest, Request, Stuck
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.build import build_loop, build_server
@@ -89,7 +90,9 @@ def build_scenario_loop(
 ) -> Loop:
     """Return the engine loop of a scenario; `front_end` is the profile's seconds."""
     engine = scenario.engine.model_dump()
-    return build_loop(build_server(scenario.make_policy(), engine), engine, requests, clock, observers, front_end)
+    policy = scenario.make_policy()
+    with user_errors(policy):
+        return build_loop(build_server(policy, engine), engine, requests, clock, observers, front_end)
 
 
 @contextmanager
@@ -133,7 +136,8 @@ def run_loop(
     """Run a loop to its end and return the results."""
     stuck = None
     try:
-        loop.run()
+        with user_errors(loop.policy):
+            loop.run()
     except Stuck as error:
         stuck = error
     server = loop.server

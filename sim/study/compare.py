@@ -20,7 +20,7 @@ from servesim.runs.metrics import time_per_token
 from servesim.runs.run_folder import RESULT, read_run
 
 from .executor import Executor
-from .experiment import EXPERIMENT_FILE
+from .experiment_file import EXPERIMENT_FILE
 from .intervals import Interval, interval, paired_difference
 from .number_format import align_columns, format_mean
 from .objective import Objective
@@ -172,7 +172,7 @@ def from_sweep(folder: Path, config: Optional[int]) -> ComparedRuns:
             else f"no configuration {config}, only 0 to {len(summary.rows) - 1}"
         )
         raise BadInput(f"{folder}: {problem}")
-    runs: MetricsByPair = {run["seed"]: run["figures"] for run in row.runs if "figures" in run}
+    runs: MetricsByPair = {run.get("seed"): run["figures"] for run in row.runs if "figures" in run}
     return ComparedRuns(f"{folder}: {row.label}", runs)
 
 

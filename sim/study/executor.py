@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from servesim.core import BadInput
+from servesim.core.limits import MAX_JOBS
 
 from .single_run import Record, Task, run_tasks
 
@@ -232,8 +233,8 @@ def close_on_exit(executor: Executor) -> Iterator[Executor]:
 
 def process_count(jobs: Optional[int]) -> int:
     """Return `jobs`; without it, one process per core that this process may use."""
-    if jobs is not None and jobs < 1:
-        raise BadInput(f"--jobs: expected at least 1, got {jobs}")
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise BadInput(f"--jobs: expected at least 1, at most {MAX_JOBS}, got {jobs}")
     return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 

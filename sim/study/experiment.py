@@ -6,54 +6,80 @@ Configuration 0 is the baseline. The others follow in the order of the grid, wit
 from __future__ import annotations
 
 import json
-import platform
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Optional, TypeVar, Union
+from typing import Annotated, Any, Optional, TypeVar, Union
 
-from pydantic import Field, ValidationError, field_validator
-from servesim import __version__
+from pydantic import AfterValidator, Field, ValidationError, field_validator
 from servesim.config.old_keys import NEW, OLD, rename_keys, rename_settings, rename_sweep
 from servesim.config.overrides import Tree, override, read_mapping, read_scenario_file, with_preset
 from servesim.config.registry import presets
 from servesim.config.scenario import Scenario, Section, first_error, scenario_from
 from servesim.core import BadInput
+from servesim.core.limits import MAX_CONFIGS, MAX_RUNS, MAX_SEED
 from servesim.costs.device_profile import load_profile
+from servesim.files.checked import Int, Number
 from servesim.files.suggestions import did_you_mean
 from servesim.runs.steady_state import STEADY
 
+from .experiment_file import EXPERIMENT_FILE, read_experiment_file
 from .grid import Assignment, apply_assignment, unroll
+from .inputs import input_digests, versions
 from .objective import Objective, parse_objective
 from .single_run import Task, context_json
 
-EXPERIMENT_FILE, RUNS_FILE = "experiment.json", "runs.jsonl"
+RUNS_FILE = "runs.jsonl"
 File = TypeVar("File", bound=Section)
+NAME_PATTERN = re.compile(r"\w[\w .+-]{0,99}")  # a name is part of a path and of a comment in best.yaml
+
+
+def check_name(name: str) -> str:
+    """Return the name of an experiment; it must not contain a separator of paths or lines."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise ValueError("a name of letters, digits, spaces and . _ + -, at most 100 characters, such as knobs-2")
+    return name
+
+
+def name_of_file(path: Path) -> str:
+    """Return the name of an experiment whose file does not give one."""
+    name = re.sub(r"[^\w .+-]", "-", path.stem)[:100].lstrip(" .+-")
+    return name or "sweep"
+
+
+Name = Annotated[str, AfterValidator(check_name)]
 
 
 class Steady(Section):
     """Warm-up and drain that a steady-state run cuts, as fractions of the arrival span."""
 
-    warm_up: float = Field(STEADY[0], ge=0, lt=1)
-    drain: float = Field(STEADY[1], ge=0, lt=1)
+    warm_up: Number = Field(STEADY[0], ge=0, lt=1)
+    drain: Number = Field(STEADY[1], ge=0, lt=1)
 
 
 class SweepFile(Section):
     """The keys of a sweep file."""
 
-    name: Optional[str] = Field(None, description="name of the experiment (default: file name)")
+    name: Optional[Name] = Field(None, description="name of the experiment (default: file name)")
     base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
     params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values (a grid), or a list of grids")
-    samples: Optional[int] = Field(None, gt=0, description="draw N random configurations per grid, not all")
-    seed: int = Field(0, ge=0, description="random seed of `samples`; runs use the scenario's seed")
-    replications: int = Field(1, gt=0, description="runs per configuration, each with other random numbers")
+    samples: Optional[Int] = Field(
+        None, gt=0, le=MAX_CONFIGS, description="draw N random configurations per grid, not all"
+    )
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of `samples`; runs use the scenario's seed")
+    replications: Int = Field(
+        1, gt=0, le=MAX_RUNS, description="runs per configuration, each with other random numbers"
+    )
     baseline: Tree = Field({}, description="settings of the baseline on top of the base")
     objectives: list[Any] = Field([], description="metrics; the first ranks, all define the Pareto front")
-    confidence: float = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
-    ci: Optional[float] = Field(None, gt=0, lt=1, description="add replications until half-width <= this * mean")
-    max_replications: int = Field(64, gt=1, description="upper limit of replications with `ci`")
-    confirm: int = Field(0, ge=0, description="extra replications of winner and baseline, after the choice")
+    confidence: Number = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
+    ci: Optional[Number] = Field(None, gt=0, lt=1, description="add replications until half-width <= this * mean")
+    max_replications: Int = Field(64, gt=1, le=MAX_RUNS, description="upper limit of replications with `ci`")
+    confirm: Int = Field(
+        0, ge=0, le=MAX_RUNS, description="extra replications of winner and baseline, after the choice"
+    )
     steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: all requests count")
 
     @field_validator("objectives", mode="before")
@@ -143,8 +169,9 @@ class Experiment:
         """Return the content of experiment.json: enough to resume the sweep and to check its terms."""
         return {
             "name": self.name,
-            "versions": {"servesim": __version__, "python": platform.python_version()},
+            "versions": versions(),
             "profile": load_profile(self.base.get("profile", Scenario.model_fields["profile"].default)).digest,
+            "inputs": input_digests(self.tree(config) for config in range(len(self.configs))),
             "base": rename_keys(self.base, OLD),
             "configs": [rename_settings(assignment, OLD) for assignment in self.configs],
             "objectives": [objective._asdict() for objective in self.objectives],
@@ -172,7 +199,7 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
     file = validate_file(SweepFile, read_mapping(path, "sweep"), path, changes)
     base = override(load_base(file.base, path), settings)
     try:
-        return build_experiment(file, base, file.name or path.stem)
+        return build_experiment(file, base, file.name or name_of_file(path))
     except BadInput as bad:
         raise BadInput(f"{path}: {bad}") from None
 
@@ -212,6 +239,8 @@ def load_base(base: Union[str, Tree], path: Path) -> Tree:
 def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
     """List the configurations of a sweep file and validate every scenario."""
     configs = deduplicate(base, [file.baseline, *unroll(file.params, file.samples, file.seed)])
+    if len(configs) * file.replications > MAX_RUNS:
+        raise BadInput(f"replications: expected at most {MAX_RUNS} runs, got {len(configs)} * {file.replications}")
     defaults = ["mean_e2el_ms", "output_throughput"] if file.steady else ["makespan", "mean_ttft_ms"]
     objectives = [parse_objective(spec) for spec in file.objectives or defaults]
     metrics = [objective.metric for objective in objectives]
@@ -246,24 +275,26 @@ def config_key(base: Tree, assignment: Mapping[str, Any], where: str = "scenario
     scenario = scenario_from(apply_assignment(base, assignment), where)
     if scenario.trace is None and scenario.workload is None:
         raise BadInput("base: expected a trace or a workload, got neither")
-    settings = {**scenario.model_dump(mode="json"), "policy": repr(scenario.make_policy()), "name": None}
+    policy = repr(scenario.make_policy()) if scenario.policy_is_loadable else dict(sorted(scenario.policy.items()))
+    settings = {**scenario.model_dump(mode="json"), "policy": policy, "name": None}
     return json.dumps(settings, sort_keys=True, default=str)
 
 
 def load_experiment(folder: Path) -> Experiment:
-    """Read experiment.json of a folder."""
+    """Read experiment.json of a folder. Its scenarios are validated, but no user policy is loaded."""
+    data, where = read_experiment_file(folder), folder / EXPERIMENT_FILE
+    window = None if data.cut is None else (data.cut[0], data.cut[1])
     try:
-        data = json.loads((folder / EXPERIMENT_FILE).read_text(encoding="utf-8"))
-        window = data["cut"]
-        return Experiment(
-            data["name"], rename_keys(data["base"], NEW), [rename_settings(config, NEW) for config in data["configs"]],
-            [Objective(**fields) for fields in data["objectives"]],
-            data["replications"], data["confidence"], data["ci"], data["max_replications"],
-            None if window is None else (window[0], window[1]), data.get("confirm", 0),
+        configs = [rename_settings(config, NEW) for config in data.configs]
+        experiment = Experiment(
+            data.name, rename_keys(data.base, NEW), configs,
+            [Objective(objective.metric, objective.goal) for objective in data.objectives],
+            data.replications, data.confidence, data.ci, data.max_replications, window, data.confirm,
         )  # fmt: skip
-    except FileNotFoundError:
-        raise BadInput(
-            f"{folder}: expected a folder of `sim sweep` or `sim search`; it has no {EXPERIMENT_FILE}"
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise BadInput(f"{folder / EXPERIMENT_FILE}: not a valid experiment file: {error}") from None
+        for config in range(len(configs)):
+            Scenario.model_validate(experiment.tree(config))
+    except ValidationError as error:
+        raise BadInput(f"{where}: {first_error(error)}") from None
+    except BadInput as bad:
+        raise BadInput(f"{where}: {bad}") from None
+    return experiment

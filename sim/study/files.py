@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from servesim.config.old_keys import OLD, rename_keys, rename_path, rename_settings
-from servesim.files.write import open_text
+from servesim.files.write import csv_writer, open_text, write_yaml
 
 from .experiment import Experiment, format_value
 from .number_format import align_columns, format_mean, format_percentage
@@ -52,7 +51,7 @@ def write_rows(path: Path, summary: Summary, rows: Sequence[Row]) -> None:
     fixed = ["rank", "config", "labels", "on_front", "tied_with_best", "replications", "counted"]
     window = describe_window(summary.experiment)
     with open_text(path) as file:
-        writer = csv.writer(file, lineterminator="\n")
+        writer = csv_writer(file)
         writer.writerow([*fixed, *(rename_path(key, OLD)[0] for key in keys), *heads, *others])
         for row in rows:
             flags = [int(row.on_pareto_front), int(row.not_significant)]
@@ -86,17 +85,18 @@ def describe_window(experiment: Experiment) -> str:
 
 def write_best(path: Path, summary: Summary, winner: Row) -> None:
     """Write the winner as a scenario for `sim run` and `sim replay`."""
-    import yaml
-
     experiment = summary.experiment
     metric = experiment.objectives[0].metric
     with_old_names = replace(experiment, configs=[rename_settings(config, OLD) for config in experiment.configs])
     label, change = with_old_names.label(winner.config), format_difference(winner, metric)
-    with open_text(path) as file:
-        file.write(f"# The best of {len(summary.rows)} configurations of {experiment.name}: {label}\n")
-        file.write(f"# {metric} {format_mean(winner.means[metric], metric)}; to the baseline: {change}\n")
-        tree = rename_keys(experiment.tree(winner.config), OLD)
-        yaml.safe_dump(tree, file, sort_keys=False, allow_unicode=True)
+    comments = comment(f"The best of {len(summary.rows)} configurations of {experiment.name}: {label}")
+    comments += comment(f"{metric} {format_mean(winner.means[metric], metric)}; to the baseline: {change}")
+    write_yaml(path, rename_keys(experiment.tree(winner.config), OLD), comments)
+
+
+def comment(text: str) -> str:
+    """Return a text as one comment line of YAML. Names and values of settings can contain line breaks."""
+    return f"# {' '.join(''.join(letter if letter.isprintable() else ' ' for letter in text).split())}\n"
 
 
 def format_difference(row: Row, metric: str) -> str:

@@ -19,10 +19,13 @@ from typing import Any, Callable, NamedTuple, Optional, Union
 
 from servesim.config.overrides import Tree, merge, set_key
 from servesim.core import BadInput
+from servesim.core.limits import MAX_CONFIGS, MAX_NUMBER, MIN_NUMBER, is_number
+from servesim.files.read import quote
 
 Assignment = dict[str, Any]  # scenario key -> value
 Grids = Union[Mapping[str, Any], Sequence[Mapping[str, Any]]]
 Draw = Callable[[random.Random], Any]  # draws one value
+MAX_COMBINATIONS = 10**18  # of the values of a sampled grid
 KINDS = ("range", "uniform", "loguniform", "integers", "choice")
 
 
@@ -52,6 +55,11 @@ def cross(axes: Sequence[Axis], where: str) -> list[Assignment]:
     for axis in axes:
         if axis.draw is not None:
             raise BadInput(f"{where}.{axis.key}: has random values; set the number of draws with `samples: N`")
+    size = math.prod(len(axis.values) for axis in axes)
+    if size > MAX_CONFIGS:
+        raise BadInput(
+            f"{where}: expected at most {MAX_CONFIGS} configurations, got {size}; draw some with `samples: N`"
+        )
     keys = [axis.key for axis in axes]
     return [dict(zip(keys, values)) for values in itertools.product(*(axis.values for axis in axes))]
 
@@ -64,6 +72,8 @@ def draw_configs(axes: Sequence[Axis], samples: int, rng: random.Random) -> list
             for _ in range(samples)
         ]
     size = math.prod(len(axis.values) for axis in axes)
+    if size > MAX_COMBINATIONS:
+        raise BadInput(f"params: expected at most {MAX_COMBINATIONS:.0e} combinations, got {quote(size)}")
     picked = sorted(rng.sample(range(size), min(samples, size)))
     return [nth_config(axes, index) for index in picked]
 
@@ -105,13 +115,16 @@ def parse_range(key: str, spec: Mapping[str, Any], where: str) -> Axis:
         step = parse_number(spec["step"], f"{where}.step")
         if step <= 0:
             raise BadInput(f"{where}.step: expected more than 0, got {step!r}")
+        if high - low > (MAX_CONFIGS - 1) * step:
+            raise BadInput(f"{where}.step: expected at most {MAX_CONFIGS} values in the range, got step {step!r}")
         steps = math.floor((high - low) / step + 1e-9)
         return Axis(key, [round_value(low + k * step, whole and isinstance(step, int)) for k in range(steps + 1)])
     count = spec["count"]
-    if type(count) is not int or count < 2:
-        raise BadInput(f"{where}.count: expected a whole number of at least 2, got {count!r}")
+    if type(count) is not int or not 2 <= count <= MAX_CONFIGS:
+        expected = f"a whole number of at least 2, at most {MAX_CONFIGS}"
+        raise BadInput(f"{where}.count: expected {expected}, got {quote(count)}")
     scale = spec.get("scale", "linear")
-    if scale not in ("linear", "log") or (scale == "log" and low <= 0):
+    if scale not in ("linear", "log") or (scale == "log" and low < MIN_NUMBER):
         raise BadInput(f"{where}.scale: expected linear, or log and a range above 0, got {scale!r}")
     fractions = [k / (count - 1) for k in range(count)]
     values = [low * (high / low) ** f if scale == "log" else low + (high - low) * f for f in fractions]
@@ -130,8 +143,8 @@ def parse_random(key: str, kind: str, spec: Mapping[str, Any], where: str) -> Ax
     if kind == "uniform":
         return Axis(key, (), lambda rng: round_value(rng.uniform(low, high), False))
     if kind == "loguniform":
-        if low <= 0:
-            raise BadInput(f"{where}: expected bounds above 0, got {low!r}")
+        if low < MIN_NUMBER:
+            raise BadInput(f"{where}: expected bounds above 0, at least {MIN_NUMBER:g}, got {low!r}")
         return Axis(key, (), lambda rng: round_value(math.exp(rng.uniform(math.log(low), math.log(high))), False))
     if low != int(low) or high != int(high):
         raise BadInput(f"{where}: expected two whole numbers, got {low!r} and {high!r}")
@@ -156,9 +169,9 @@ def parse_bounds(value: Any, where: str) -> tuple[float, float]:
 
 
 def parse_number(value: Any, where: str) -> float:
-    """Read a finite number."""
-    if type(value) not in (int, float) or not math.isfinite(value):
-        raise BadInput(f"{where}: expected a number, got {value!r}")
+    """Read a number."""
+    if not is_number(value):
+        raise BadInput(f"{where}: expected a number, got {quote(value)} (limits: {-MAX_NUMBER:g} to {MAX_NUMBER:g})")
     number: float = value
     return number
 

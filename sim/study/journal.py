@@ -9,14 +9,45 @@ import json
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any, Optional
 
+from pydantic import Field, model_validator
 from servesim.core import BadInput
+from servesim.files.checked import validate
+from servesim.files.stored import Index, Stored, StoredNumber
+from servesim.files.write import append_to, write_errors
+from servesim.runs.metrics import STATES
 
 from .single_run import Record
 
 
+class RunLine(Stored):
+    """The keys of one line: those of a finished run, or the error of a failed one."""
+
+    config: Index
+    replication: Index
+    seed: Optional[int] = None
+    assignment: Optional[dict[str, Any]] = None  # the line of a search
+    error: Optional[str] = None
+    figures: dict[str, StoredNumber] = Field({})
+    where: dict[str, StoredNumber] = Field({})  # seconds of a request in each state; empty without a served request
+    saturated: bool = False
+    outside: list[str] = Field([])
+    stuck: Optional[str] = None
+
+    @model_validator(mode="after")
+    def _has_result(self) -> RunLine:
+        states = not self.where or set(STATES) <= set(self.where)
+        if self.error is None and not (states and {"figures", "where"} <= self.model_fields_set):
+            raise ValueError(f"figures and where ({', '.join(STATES)}), or an error")
+        return self
+
+
 class DiskFull(OSError):
-    """The write failed. The journal holds only complete lines."""
+    """The write failed. The file can be used again."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        super().__init__(f"{path}: {error.strerror}; free disk space, then continue with --resume")
 
 
 class Journal:
@@ -27,17 +58,16 @@ class Journal:
         self.records: list[Record] = []  # that the file held when it was opened, in order
 
     def __enter__(self) -> Journal:
-        try:
+        check_kind(self.path)
+        with write_errors(self.path):
             self._file = open(self.path, "a+b", buffering=0)
-        except OSError as error:
-            raise BadInput(f"{self.path}: cannot be written: {error.strerror}") from None
         self._lock()
         self._file.seek(0)
         text = self._file.read()
-        self._size = text.rfind(b"\n") + 1
-        if self._size < len(text):
-            self._file.truncate(self._size)
-        self.records = list(parse_records(text[: self._size], self.path))
+        size = text.rfind(b"\n") + 1
+        if size < len(text):
+            self._file.truncate(size)
+        self.records = list(parse_records(text[:size], self.path))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -47,13 +77,9 @@ class Journal:
         """Write one line per record. A failed write leaves no incomplete line."""
         data = b"".join(encode_record(record) for record in records)
         try:
-            written = 0
-            while written < len(data):
-                written += self._file.write(data[written:])
+            append_to(self._file, data)
         except OSError as error:
-            self._file.truncate(self._size)
-            raise DiskFull(f"{self.path}: {error.strerror}; free disk space, then continue with --resume") from None
-        self._size += len(data)
+            raise DiskFull(self.path, error) from None
 
     def _lock(self) -> None:
         try:
@@ -76,16 +102,18 @@ def encode_record(record: Record) -> bytes:
 def parse_records(text: bytes, path: Path) -> Iterator[Record]:
     """Yield the record of each line."""
     for number, line in enumerate(text.splitlines(), 1):
+        where = f"{path}:{number}: not a journal line"
         try:
             record = json.loads(line)
-            record["config"], record["replication"]
-        except (ValueError, TypeError, KeyError):
-            raise BadInput(f"{path}:{number}: not a journal line; expected the JSON object of a run") from None
+        except (ValueError, RecursionError):
+            raise BadInput(f"{where}; expected the JSON object of a run") from None
+        validate(RunLine, record, where)
         yield record
 
 
 def read_journal(path: Path) -> list[Record]:
     """Return the complete lines of a journal, which another process may be writing."""
+    check_kind(path)
     try:
         text = path.read_bytes()
     except FileNotFoundError:
@@ -93,6 +121,12 @@ def read_journal(path: Path) -> list[Record]:
     except OSError as error:
         raise BadInput(f"{path}: cannot be read: {error.strerror}") from None
     return list(parse_records(text[: text.rfind(b"\n") + 1], path))
+
+
+def check_kind(path: Path) -> None:
+    """Reject a journal that is a folder, a pipe or a device: reading a pipe or a device may never end."""
+    if path.exists() and not path.is_file():
+        raise BadInput(f"{path}: expected a file")
 
 
 def sync(path: Path) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from servesim.core import BadInput
+from servesim.files.write import drop_incomplete_line, write_errors
 
 from .grid import Assignment, check_keys, parse_bounds
+from .journal import DiskFull
 from .objective import Objective
 
 STUDY_FILE = "study.journal"
@@ -78,26 +80,44 @@ def open_study(folder: Path, objectives: Sequence[Objective], halving: Optional[
     else:
         backend = library.storages.JournalFileStorage
     path = folder / STUDY_FILE
-    repair_journal(path)
-    storage = library.storages.JournalStorage(backend(str(path), JournalLock(path)))
     directions = ["minimize" if objective.goal == "min" else "maximize" for objective in objectives]
     pruner = library.pruners.NopPruner()
     if halving is not None:
         pruner = library.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=halving)
-    study = library.create_study(
-        storage=storage, study_name="search", directions=directions, pruner=pruner, load_if_exists=True
-    )
-    for trial in study.get_trials(deepcopy=False, states=(library.trial.TrialState.RUNNING,)):
-        study.tell(trial.number, state=library.trial.TrialState.FAIL)
+    try:
+        repair_journal(path)
+        storage = library.storages.JournalStorage(make_backend(backend, path))
+        study = library.create_study(
+            storage=storage, study_name="search", directions=directions, pruner=pruner, load_if_exists=True
+        )
+        for trial in study.get_trials(deepcopy=False, states=(library.trial.TrialState.RUNNING,)):
+            study.tell(trial.number, state=library.trial.TrialState.FAIL)
+    except (BadInput, DiskFull):
+        raise
+    except Exception as error:  # Optuna does not validate its journal, so a damaged one raises any kind of error
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:120]
+        raise BadInput(f"{path}: Optuna cannot read its journal ({message}); use another folder with -o") from None
     return study
+
+
+def make_backend(backend: Any, path: Path) -> Any:
+    """Return Optuna's journal file, whose write errors are one line."""
+
+    class Backend(backend):  # type: ignore[misc]
+        def append_logs(self, logs: Any) -> None:
+            try:
+                super().append_logs(logs)
+            except OSError as error:
+                raise DiskFull(path, error) from None
+
+    with write_errors(path):
+        return Backend(str(path), JournalLock(path))
 
 
 def repair_journal(path: Path) -> None:
     """Remove an incomplete last line, which a killed search leaves behind and Optuna cannot read."""
-    data = path.read_bytes() if path.is_file() else b""
-    if data and not data.endswith(b"\n"):
-        with path.open("r+b") as file:
-            file.truncate(data.rfind(b"\n") + 1)
+    if path.is_file():
+        drop_incomplete_line(path)
 
 
 def completed_trials(study: Any) -> list[Any]:

@@ -43,7 +43,7 @@ class Row:
 
     def time_breakdown(self) -> dict[str, float]:
         """Return the mean seconds of a request in each state."""
-        runs = [run["where"] for run in self.runs if "where" in run]
+        runs = [run["where"] for run in self.runs if run.get("where")]
         return {name: math.fsum(run[name] for run in runs) / len(runs) for name in runs[0]} if runs else {}
 
 

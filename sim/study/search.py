@@ -16,22 +16,29 @@ from typing import Any, Literal, Optional, Union
 from pydantic import Field
 from servesim.config.old_keys import NEW, OLD, rename_settings, rename_sweep
 from servesim.config.overrides import Tree, override, read_mapping
+from servesim.config.registry import policy_class
 from servesim.config.scenario import Section
+from servesim.config.user_code import names_file
 from servesim.core import BadInput
-from servesim.files.write import write_json
+from servesim.core.limits import MAX_CONFIGS, MAX_RUNS, MAX_SEED
+from servesim.files.checked import Int, Number
+from servesim.files.write import list_files, write_json
 
 from .executor import Executor
 from .experiment import (
-    EXPERIMENT_FILE,
     RUNS_FILE,
     Experiment,
+    Name,
     Steady,
     SweepFile,
     build_experiment,
     load_base,
+    name_of_file,
     validate_file,
 )
-from .grid import Assignment
+from .experiment_file import EXPERIMENT_FILE, check_unchanged
+from .grid import Assignment, apply_assignment
+from .inputs import input_digests, versions
 from .journal import Journal
 from .optuna_study import (
     completed_trials,
@@ -44,7 +51,6 @@ from .optuna_study import (
 from .progress import Progress
 from .ranking import Summary
 from .single_run import Record, RunContext, Task
-from .sweep import check_unchanged
 
 FAILED_VALUE = 1e18  # of a trial that gets stuck or leaves more requests unserved than the baseline
 SEARCH_FILE = "search.json"
@@ -54,29 +60,29 @@ SHARED_KEYS = ("name", "baseline", "objectives", "replications", "confidence", "
 class Halving(Section):
     """Successive halving over the length of the trace."""
 
-    start: float = Field(1 / 9, gt=0, lt=1, description="fraction of the trace that every trial runs")
-    factor: int = Field(3, ge=2, description="keep 1 of N trials, on N times the length")
+    start: Number = Field(1 / 9, ge=1e-6, lt=1, description="fraction of the trace that every trial runs")
+    factor: Int = Field(3, ge=2, le=MAX_CONFIGS, description="keep 1 of N trials, on N times the length")
 
 
 class SearchFile(Section):
     """The keys of a search file: as in a sweep file, but params are spaces."""
 
-    name: Optional[str] = Field(None, description="name of the experiment (default: file name)")
+    name: Optional[Name] = Field(None, description="name of the experiment (default: file name)")
     base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
     params: Tree = Field({}, description="scenario key -> list, range, uniform, loguniform or integers")
     objectives: list[Any] = Field([], description="metrics; several give a Pareto front")
     baseline: Tree = Field({}, description="settings of the baseline on top of the base")
-    trials: int = Field(100, gt=0, description="number of configurations to try")
-    batch: int = Field(8, gt=0, description="trials proposed at once")
+    trials: Int = Field(100, gt=0, le=MAX_CONFIGS, description="number of configurations to try")
+    batch: Int = Field(8, gt=0, le=MAX_CONFIGS, description="trials proposed at once")
     sampler: Literal["auto", "tpe", "nsga2", "random"] = Field(
         "auto", description="auto: tpe for one objective, nsga2 for several"
     )
     halving: Union[bool, Halving] = Field(
         False, description="run trials on the start of the trace first; true, or start and factor"
     )
-    replications: int = Field(1, gt=0, description="runs per trial")
-    confidence: float = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
-    seed: int = Field(0, ge=0, description="random seed of the sampler")
+    replications: Int = Field(1, gt=0, le=MAX_RUNS, description="runs per trial")
+    confidence: Number = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of the sampler")
     steady: Union[bool, Steady] = Field(False, description="as in a sweep")
 
 
@@ -92,6 +98,7 @@ class Search:
     halving: Optional[Halving]
     seed: int
     terms: dict[str, Any]  # must not change when the search is resumed
+    scenarios: Sequence[Tree]  # see scenarios_of
 
     def rungs(self) -> list[float]:
         """Return the fractions of the trace that trials run; the last one is 1."""
@@ -108,7 +115,7 @@ def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes:
         raise BadInput(f"{path}: params: expected at least one key to search over, got none")
     base = override(load_base(file.base, path), settings)
     shared = {name: getattr(file, name) for name in SHARED_KEYS}
-    experiment = build_experiment(SweepFile.model_validate(shared), base, file.name or path.stem)
+    experiment = build_experiment(SweepFile.model_validate(shared), base, file.name or name_of_file(path))
     sampler = file.sampler if file.sampler != "auto" else "tpe" if len(experiment.objectives) == 1 else "nsga2"
     halving = Halving() if file.halving is True else file.halving or None
     if halving is not None and len(experiment.objectives) > 1:
@@ -117,7 +124,27 @@ def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes:
     params = zip(file.params, rename_settings(file.params, OLD).items())
     space = {old: parse_space(spec, f"{path}: params.{key}") for key, (old, spec) in params}
     terms = rename_sweep({**file.model_dump(mode="json", exclude={"trials", "name", "base"}), "base": base}, OLD)
-    return Search(experiment, space, file.trials, file.batch, sampler, halving, file.seed, terms)
+    scenarios = scenarios_of(experiment, file.params)
+    check_policies(scenarios, path)
+    terms |= {"versions": versions(), "inputs": input_digests(scenarios)}
+    return Search(experiment, space, file.trials, file.batch, sampler, halving, file.seed, terms, scenarios)
+
+
+def scenarios_of(experiment: Experiment, params: Tree) -> list[Tree]:
+    """Return the baseline, and the base with each listed value: together they name every file that a trial can read."""
+    values = [(key, value) for key, spec in params.items() if isinstance(spec, list) for value in spec]
+    return [experiment.tree(0), *(apply_assignment(experiment.base, {key: value}) for key, value in values)]
+
+
+def check_policies(scenarios: Sequence[Tree], path: Path) -> None:
+    """Load the policy files that trials can use: a file that does not load would only waste trials."""
+    for tree in scenarios:
+        name = tree["policy"].get("name") if isinstance(tree.get("policy"), dict) else tree.get("policy")
+        if isinstance(name, str) and names_file(name):
+            try:
+                policy_class(name)
+            except BadInput as bad:
+                raise BadInput(f"{path}: params: {bad}") from None
 
 
 class TrialRunner:
@@ -134,6 +161,8 @@ class TrialRunner:
             self._add(record)
 
     def _add(self, record: Record) -> None:
+        if not isinstance(record.get("assignment"), dict):
+            raise BadInput(f"{self.journal.path}: expected the runs of a search, found a run without its assignment")
         config = self.config_number(rename_settings(record["assignment"], NEW))
         self.records[config, record["replication"]] = {**record, "config": config}
 
@@ -192,7 +221,8 @@ def search(spec: Search, folder: Union[str, Path], executor: Executor, resume: b
         warnings.simplefilter("ignore")  # Optuna's ExperimentalWarning
         runner = TrialRunner(spec, journal, executor)
         base = runner.run([runner.configs[0]])[0]
-        unserved = max((r["figures"]["failed"] for r in base if "figures" in r and not r["stuck"]), default=math.inf)
+        failed = (r.get("figures", {}).get("failed", math.inf) for r in base if not r.get("stuck"))
+        unserved = max(failed, default=math.inf)
         study = open_study(folder, spec.experiment.objectives, spec.halving.factor if spec.halving else None)
         while (done := len(completed_trials(study))) < spec.trials:
             progress.expect(spec.trials, done)
@@ -230,7 +260,7 @@ def open_folder(spec: Search, folder: Path, resume: bool) -> None:
     """Create the folder of a search, or check that it holds the same search."""
     file = folder / SEARCH_FILE
     if not file.exists():
-        if folder.exists() and any(folder.iterdir()):
+        if folder.exists() and list_files(folder):
             raise BadInput(f"{folder}: expected a new folder or the folder of a search, found other files")
         write_json(file, spec.terms)
         return

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from servesim.config.overrides import Tree
-from servesim.config.registry import user_policy_line
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import BadInput
+from servesim.config.user_code import code_access, describe_error, error_text, use_access
+from servesim.core import BadInput, PolicyError
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.runs.steady_state import is_saturated, steady_metrics
@@ -53,6 +53,7 @@ class RunContext:
 
     base: Tree
     steady_window: Optional[tuple[float, float]] = None  # warm-up and drain of steady-state runs
+    code: Optional[Sequence[Any]] = None  # permission of the parent process to load user files
     _traces: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
     _profiles: dict[str, Profile] = field(default_factory=dict)
 
@@ -63,11 +64,10 @@ class RunContext:
             scenario = self.scenario(task)
             run = simulate(scenario, self.trace(scenario, task), profile=self.profile(scenario))
             return {**record, "seed": scenario.seed, **self.record(run)}
-        except BadInput as bad:
+        except (BadInput, PolicyError) as bad:
             return {**record, "error": str(bad)}
         except Exception as error:  # an error in one configuration must not end the sweep
-            position = user_policy_line(error)
-            return {**record, "error": f"{type(error).__name__}: {error}{f' ({position})' if position else ''}"}
+            return {**record, "error": describe_error(error) or error_text(error)}
 
     def scenario(self, task: Task) -> Scenario:
         """Return the scenario of a task."""
@@ -124,14 +124,16 @@ def run_context(context: str) -> RunContext:
     """Return the run context of this process for the JSON of `context_json`."""
     data = json.loads(context)
     window = data["steady_window"]
-    return RunContext(data["base"], tuple(window) if window else None)
+    return RunContext(data["base"], tuple(window) if window else None, data["code"])
 
 
 def context_json(base: Tree, steady_window: Optional[tuple[float, float]] = None) -> str:
     """Return the input of `run_context`."""
-    return json.dumps({"base": base, "steady_window": steady_window}, sort_keys=True)
+    return json.dumps({"base": base, "steady_window": steady_window, "code": code_access()}, sort_keys=True)
 
 
 def run_tasks(context: str, tasks: list[Task]) -> list[Record]:
-    """Run tasks in this process, one after the other."""
-    return [run_context(context).run(task) for task in tasks]
+    """Run tasks in this process, one after the other. A worker may load the user files that its parent may load."""
+    runs = run_context(context)
+    with use_access(runs.code):
+        return [runs.run(task) for task in tasks]

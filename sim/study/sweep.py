@@ -5,18 +5,19 @@ The journal keeps the planned order of runs, not the order in which they end. So
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
+from servesim.config.overrides import Tree
+from servesim.config.registry import policy_class
+from servesim.config.user_code import names_file
 from servesim.core import BadInput
-from servesim.files.write import open_text
+from servesim.files.write import FileExists, list_files, open_text, write_json
 
 from .executor import Executor, Results
-from .experiment import EXPERIMENT_FILE, RUNS_FILE, Experiment, load_experiment
+from .experiment import RUNS_FILE, Experiment, load_experiment
+from .experiment_file import EXPERIMENT_FILE, check_unchanged, read_terms
 from .intervals import interval, paired_difference, replications_for
 from .journal import Journal, encode_record, read_journal, sync
 from .progress import Progress
@@ -38,6 +39,11 @@ class Shard(NamedTuple):
         """The name of the shard's journal file."""
         return RUNS_FILE if self.total == 1 else f"runs-{self.number}-of-{self.total}.jsonl"
 
+    @property
+    def experiment_file(self) -> str:
+        """The name of the shard's own experiment.json: shards may run in copies of the folder, on other machines."""
+        return EXPERIMENT_FILE if self.total == 1 else f"experiment-{self.number}-of-{self.total}.json"
+
     def owns(self, task: Task) -> bool:
         """Whether this shard runs a task."""
         return task.config % self.total == self.number - 1
@@ -56,6 +62,7 @@ def sweep(
 ) -> Records:
     """Run the missing runs of an experiment; return all its records, or all of this shard."""
     folder = Path(folder)
+    load_policies(experiment)
     open_folder(experiment, folder, resume, shard)
     progress = Progress("sweep", quiet=True) if progress is None else progress
     with Journal(folder / shard.journal) as journal:
@@ -69,6 +76,19 @@ def sweep(
                 progress.advance(len(new))
         sync(journal.path)
     return records
+
+
+def load_policies(experiment: Experiment) -> None:
+    """Load every policy file of an experiment. Without it, each run of a resumed sweep would fail and be recorded."""
+    for name in {policy_name(experiment.tree(config)) for config in range(len(experiment.configs))}:
+        if names_file(name):
+            policy_class(name)
+
+
+def policy_name(tree: Tree) -> str:
+    """Return the policy name of a scenario."""
+    policy = tree.get("policy")
+    return str(policy.get("name") if isinstance(policy, Mapping) else policy)
 
 
 def index_records(records: Iterable[Record]) -> Records:
@@ -130,53 +150,35 @@ def open_folder(experiment: Experiment, folder: Path, resume: bool, shard: Shard
     """Create the folder of an experiment, or check that it holds the same experiment."""
     if folder.exists() and not folder.is_dir():
         raise BadInput(f"{folder}: expected a folder to write to, found a file")
-    others = [path for path in folder.glob("*") if not path.name.startswith(EXPERIMENT_FILE)]
+    others = [path for path in list_files(folder) if not path.name.startswith(EXPERIMENT_FILE)]
     if others and not (folder / EXPERIMENT_FILE).exists():
         raise BadInput(f"{folder}: expected a new folder or the folder of an experiment, found {others[0].name} in it")
-    if write_experiment(experiment, folder):
-        return
-    if not resume and (folder / shard.journal).exists():
-        raise BadInput(
-            f"{folder}: already holds a sweep; continue with --resume, or use --fresh or another folder (-o)"
-        )
-    check_unchanged(experiment.as_json(), folder / EXPERIMENT_FILE, "experiment")
+    terms = experiment.as_json()
+    if not write_terms(terms, folder / EXPERIMENT_FILE):
+        if not resume and (folder / shard.journal).exists():
+            raise BadInput(
+                f"{folder}: already holds a sweep; continue with --resume, or use --fresh or another folder (-o)"
+            )
+        check_unchanged(terms, folder / EXPERIMENT_FILE, "experiment")
+    if shard.total > 1 and not write_terms(terms, folder / shard.experiment_file):
+        check_unchanged(terms, folder / shard.experiment_file, "experiment")
 
 
-def write_experiment(experiment: Experiment, folder: Path) -> bool:
+def write_terms(terms: Mapping[str, Any], path: Path) -> bool:
     """Write experiment.json unless it exists; atomic, so that only one of several processes writes it."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        if (folder / EXPERIMENT_FILE).exists():
-            return False
-        with tempfile.NamedTemporaryFile(
-            "w", dir=folder, prefix=EXPERIMENT_FILE, delete=False, encoding="utf-8"
-        ) as file:
-            json.dump(experiment.as_json(), file, indent=1)
-            file.write("\n")
-        os.chmod(file.name, 0o644)
-    except OSError as error:
-        raise BadInput(f"{folder}: cannot be written: {error.strerror}") from None
-    try:
-        os.link(file.name, folder / EXPERIMENT_FILE)
-    except FileExistsError:
+        write_json(path, terms, overwrite=False)
+    except FileExists:
         return False
-    finally:
-        os.unlink(file.name)
     return True
-
-
-def check_unchanged(terms: Mapping[str, Any], file: Path, noun: str) -> None:
-    """Raise BadInput if an experiment or a search is resumed with terms that differ from its file."""
-    new, stored = json.loads(json.dumps(terms)), json.loads(file.read_text(encoding="utf-8"))
-    for key in new:
-        if new[key] != stored.get(key):
-            raise BadInput(f"{file.parent}: holds another {noun}: {key} differs; use another folder with -o")
 
 
 def merge_shards(folder: Union[str, Path]) -> tuple[Experiment, Records]:
     """Merge the journals of all shards into runs.jsonl; raise BadInput if runs are missing."""
     folder = Path(folder)
     experiment = load_experiment(folder)
+    for path in sorted(folder.glob("experiment-*-of-*.json")):
+        check_unchanged(read_terms(path), folder / EXPERIMENT_FILE, "experiment")
     records: Records = {}
     for path in sorted(folder.glob("runs*.jsonl")):
         records.update(index_records(read_journal(path)))

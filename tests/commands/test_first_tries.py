@@ -62,7 +62,7 @@ MEANT = {
     "run -X 5 --set engine=4": "engine: expected keys and values, got 4",
     "run -X 5 --set seed=1 --set seed.x=4": "--set seed.x=4: expected a section that holds x, got 1",
     "run -X 5 --set engine.num_blocks=1:30": "engine.num_blocks: expected a valid integer, got '1:30'",
-    "run -X 5 -T 1e12": "expected at most 100,000,000 requests, got 5,000,000,000,000",
+    "run -X 5 -T 1e12": "expected at most 10,000,000 requests, got 5,000,000,000,000",
     "run sweep.yaml": "base: unknown key",
     "sweep scenario.yaml": "this is a scenario key",
     "run --trace odd.csv": "or name your columns with --column arrival=... --column prompt=... --column output=...",
@@ -187,8 +187,7 @@ def test_error_in_a_user_policy_names_its_line(sim: Callable[..., Said], tmp_pat
     (tmp_path / "sweep.yaml").write_text(SWEEP.replace("decode_batch", "batch"))
     swept = sim("sweep", "sweep.yaml", "--set", "policy={name: 'mine.py:Gather'}", "-o", "out", "-q", "-j", "1")
     assert swept.code == 1
-    assert "every run failed; the first error is: AttributeError" in swept.error
-    assert f"mine.py:{line})" in swept.error
+    assert swept.error.startswith(f"sim: every run failed; the first error is: {place}")
 
 
 def test_policy_file_without_a_class_name_lists_its_classes(sim: Callable[..., Said], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from servesim.cli import main
 from servesim.config.old_keys import NEW, OLD, rename_keys
 from servesim.config.registry import make_policy
 from servesim.config.scenario import EngineConfig, scenario_from
+from servesim.config.user_code import allow_code
 from servesim.core import BadInput
 from servesim.policies import OLD_FIELDS, POLICIES
 
@@ -171,10 +172,11 @@ def test_a_users_policy_may_have_a_field_with_an_old_name(tmp_path: Path) -> Non
     file = tmp_path / "mine.py"
     file.write_text(
         "from dataclasses import dataclass\nfrom servesim.core import Policy\n\n\n@dataclass(frozen=True)\n"
-        "class Mine(Policy):\n    evicted: int = 0  # requests\n"
+        "class Mine(Policy):\n    evicted: int = 0  # requests\n\n    def decide(self, view):\n        return None\n"
     )
-    scenario = scenario_from({"policy": {"name": f"{file}:Mine", "evicted": 3}})
-    assert scenario.make_policy().evicted == 3  # type: ignore[attr-defined]
+    with allow_code(trust=True):
+        scenario = scenario_from({"policy": {"name": f"{file}:Mine", "evicted": 3}})
+        assert scenario.make_policy().evicted == 3  # type: ignore[attr-defined]
     assert rename_keys(scenario.policy, OLD["policy"])["evicted"] == 3
 
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
+import os
 import re
 import shlex
+import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -47,12 +51,50 @@ def prose(page: Path) -> str:
     return str(pages.FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_every_command_of_a_page_prints_the_output_shown(page: Path, tmp_path: Path) -> None:
     pages.link_examples(tmp_path)
     for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
         for command, printed in pages.run_block(block, tmp_path):
             assert command.printed == printed, f"{page_name(page)}:{block.line}: {command.command}"
+
+
+def test_what_an_example_leaves_running_is_killed_and_does_not_delay_it(tmp_path: Path) -> None:
+    """A server in the background keeps the standard error of its block open."""
+    block = pages.Block("bash", "", "sleep 600 & echo $! > pid\nfalse", 1, 0)
+    with pytest.raises(RuntimeError, match="exit code 1"):
+        list(pages.run_block(block, tmp_path))
+    with pytest.raises(ProcessLookupError):
+        wait_for_end(int((tmp_path / "pid").read_text()))
+
+
+def wait_for_end(pid: int) -> None:
+    """Raise ProcessLookupError when a process has ended and is reaped, or is waiting to be."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        os.kill(pid, 0)
+        with contextlib.suppress(FileNotFoundError):
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                raise ProcessLookupError
+        time.sleep(0.05)
+
+
+def test_an_example_that_takes_too_long_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "BLOCK_TIMEOUT_S", 0.5)
+    with pytest.raises(subprocess.TimeoutExpired):
+        list(pages.run_block(pages.Block("bash", "", "sleep 600 & echo $! > pid\nwait", 1, 0), tmp_path))
+    with pytest.raises(ProcessLookupError):
+        wait_for_end(int((tmp_path / "pid").read_text()))
+
+
+def test_examples_use_free_ports_and_show_the_written_ones(tmp_path: Path) -> None:
+    text = "$ echo sim serve --port 18835 at http://127.0.0.1:18835 118835 > used; cat used\n"
+    [(_, printed)] = pages.run_block(pages.Block("console", "", text, 1, 0), tmp_path)
+    used = re.findall(r"\d+", (tmp_path / "used").read_text())
+    assert used[0] == used[-2] != "18835"
+    assert used[-1] == "118835"
+    assert printed == "sim serve --port 18835 at http://127.0.0.1:18835 118835\n"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -68,6 +68,7 @@ def test_every_chart_has_labels_and_a_sentence(name: str) -> None:
             assert "display(Markdown(" in source.partition("plt.show()")[2]
 
 
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_from_start_to_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbformat = pytest.importorskip("nbformat", reason="needs the extra `notebooks`")
@@ -79,7 +80,7 @@ def test_a_notebook_runs_from_start_to_end(name: str, tmp_path: Path, monkeypatc
     lines = [line.strip() for line in SMALL_PARAMETERS[name].splitlines()]
     notebook.cells.insert(first_code + 1, nbformat.v4.new_code_cell("\n".join(lines)))
     client.NotebookClient(
-        notebook, timeout=240, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+        notebook, timeout=1500, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
     ).execute()
     charts = [
         output for cell in notebook.cells for output in cell.get("outputs", []) if "image/png" in output.get("data", {})

@@ -84,10 +84,12 @@ def policies(draw: st.DrawFn, kind: type[Policy]) -> Policy:
     """Draw a policy of one kind with random values of up to six fields."""
     known = {field.name for field in fields(kind)}
     chosen = draw(st.sets(st.sampled_from(sorted(known & set(VALUES))), max_size=6))
-    try:
-        return kind(**{name: draw(VALUES[name]) for name in sorted(chosen)})
-    except ValueError:  # a value that this policy does not accept
-        return kind()
+    values = {name: draw(VALUES[name]) for name in sorted(chosen)}
+    while True:
+        try:
+            return kind(**values)
+        except ValueError as error:  # a value that this policy does not accept, or not with the others
+            del values[str(error).partition(":")[0]]
 
 
 @st.composite

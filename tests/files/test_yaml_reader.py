@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from servesim.config.overrides import override, read_scenario_file
 from servesim.config.registry import make_policy, presets
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
-from servesim.files.yaml_reader import parse, read_yaml
+from servesim.files.yaml_reader import MAX_YAML_BYTES, parse, read_yaml
 from servesim.study.experiment import read_experiment
 
 from ..conftest import ROOT
@@ -107,3 +108,60 @@ def test_another_encoding_gives_a_one_line_error(tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_bytes("name: Müller\n".encode("latin-1"))
     with pytest.raises(BadInput, match=r"expected text in UTF-8, got byte 0xfc at 7$"):
         read_yaml(tmp_path / "a.yaml")
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefghijk", "bcdefghijkl")
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (BOMB, "more than 50000 values (aliases count in full)"),
+        ("a: &a [*a]", "line 1, column 8: an alias inside its own anchor"),
+        (
+            "a: &a {x: 1}\n" + BOMB.partition("\n")[2].replace("[", "{<<: [").replace("]", "]}"),
+            "more than 50000 values",
+        ),
+        ("a: &a " + "y" * 100_000 + "\nb: [" + "*a, " * 10_000 + "]", "more than 50000 values"),
+        ("[" * 100_000, "more than 60 levels"),
+        ("\n".join(" " * n + "a:" for n in range(1000)), "more than 60 levels"),
+        ("- " * 5000 + "1", "more than 60 levels"),
+        ("a: 0x_", "line 1, column 4: expected int, got '0x_'"),
+        ("a: !!int abc", "line 1, column 4: expected int, got 'abc'"),
+        ("a: !!float abc", "expected float, got 'abc'"),
+        ("a: !!bool abc", "expected bool, got 'abc'"),
+        ("a: !!timestamp abc", "expected timestamp, got 'abc'"),
+        ("a: !!timestamp 2026-99-99", "expected timestamp, got '2026-99-99'"),
+        ("a: " + "1" * 5000, "expected at most 300 digits, got 5000"),
+        ("a: 0x" + "1" * 5000, "line 1, column 4: expected int, got '0x1111"),
+        ("a: '" + "k" * 5000, "found unexpected end of stream"),
+        ("*" + "k" * 5000, "found undefined alias"),
+        ("k" * 900 + ": 1\n" + "k" * 900 + ": 1", "appears twice"),
+        ('a: "\\ud800"', r"got \ud800"),
+        ("a: \x07", "special characters are not allowed"),
+        ("{[1]: 2}", "found unhashable key"),
+    ],
+)
+def test_a_hostile_file_gives_one_line_at_once(tmp_path: Path, text: str, reason: str) -> None:
+    (tmp_path / "a.yaml").write_text(text, encoding="utf-8")
+    start = time.perf_counter()
+    with pytest.raises(BadInput) as caught:
+        read_yaml(tmp_path / "a.yaml")
+    assert time.perf_counter() - start < 20
+    message = str(caught.value)
+    assert message.startswith(f"{tmp_path / 'a.yaml'}: not valid YAML: ")
+    assert reason in message
+    assert len(message) < 500
+    assert message.isprintable()
+
+
+def test_a_file_over_the_size_limit_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"#" * (MAX_YAML_BYTES + 1))
+    with pytest.raises(BadInput, match="expected at most 1 MiB, got more"):
+        read_yaml(tmp_path / "a.yaml")
+
+
+def test_useful_aliases_and_hexadecimal_numbers_are_read() -> None:
+    assert parse("a: &a [1, 2]\nb: [*a, *a]\nc: 0xFFFFFFFF", "x")["b"] == [[1, 2], [1, 2]]

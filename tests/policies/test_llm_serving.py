@@ -172,6 +172,36 @@ def test_the_delay_factor_delays_admission_until_a_request_is_old_enough() -> No
     assert starts["request"][0] == (4.0, "prefill", "b")
 
 
+def test_the_delay_factor_alone_has_an_effect() -> None:
+    specs = [spec("a", 0, output=8), spec("b", 1.5, output=1)]
+    assert (4.0, "prefill", "b") in run_steps(specs, decode_batch=2, delay_factor=2.0)
+    assert (2.0, "prefill", "b") in run_steps(specs, decode_batch=2, delay_variant="none")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"delay_factor": 2.0, "delay_variant": "none"},
+            "delay_factor: expected 0.0, or a delay_variant other than no",
+        ),
+        ({"delay_factor": 2.0, "strategy": "static"}, "delay_factor: expected 0.0, or strategy: paged too, got 2.0"),
+        ({"admission_hysteresis": 1, "strategy": "continuous"}, "admission_hysteresis: expected 0, or strategy: paged"),
+    ],
+)
+def test_a_delay_without_effect_is_an_error(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        LLMServing(**fields)
+
+
+@pytest.mark.parametrize("variant", ["queue", "request", "contest"])
+def test_a_request_that_has_waited_exactly_the_delay_waits_one_more_step(variant: str) -> None:
+    """The prefill of a takes 1 s, so with factor 2 the delay is 2 s. b arrives at 1 s: at 3 s it has waited 2 s."""
+    specs = [spec("a", 0, output=8), spec("b", 1, output=1)]
+    steps = run_steps(specs, decode_batch=2, delay_factor=2.0, delay_variant=variant)
+    assert next(step for step in steps if "b" in step[2]) == (4.0, "prefill", "b")
+
+
 def test_delay_per_queue_and_per_request_differ_for_the_second_request() -> None:
     """At 4 s, b (arrived at 1.5 s) is old enough, c (3.5 s) is not; the delay per queue admits both."""
     specs = [spec("a", 0, output=9), spec("b", 1.5, output=1), spec("c", 3.5, output=1)]

@@ -78,6 +78,14 @@ def test_orca_orders_the_batch_by_arrival_and_sarathis_baseline_puts_prompts_fir
     assert serve(ORCA(reserve="model"), requests(), max_model_len=16).steps[1] == (1, [("b", 4), ("a", 1)])
 
 
+@pytest.mark.parametrize(("reserve", "rejected_at"), [("model", 1), ("request", 3)])
+def test_sarathis_orca_drops_a_long_head_even_while_all_places_are_taken(reserve: str, rejected_at: int) -> None:
+    requests = [Request("a", 0, 4, 3), Request("long", 0.5, 20, 1), Request("b", 0.5, 4, 1)]
+    log = serve(ORCA(max_num_seqs=1, reserve=reserve), requests, blocks=100, max_model_len=16)
+    assert log.rejected == [(rejected_at, "long")]
+    assert log.steps == [(0, [("a", 4)]), (1, [("a", 1)]), (2, [("a", 1)]), (3, [("b", 4)])]
+
+
 def test_sarathi_fills_the_chunk_after_all_decodes() -> None:
     requests = [Request("a", 0, 4, 4), Request("b", 0.5, 9, 2), Request("c", 0.5, 3, 2)]
     log = serve(SARATHI(chunk_size=6), requests)
@@ -214,6 +222,22 @@ def test_lightllms_chunks_share_the_step_with_decodes_in_order_of_admission() ->
     assert [batch for _, batch in log.steps] == [
         [("a", 4)], [("a", 2), ("b", 4)], [("a", 1), ("b", 1)], [("a", 1), ("b", 1)], [("a", 1)]
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("splitfuse", "ends"), [(True, [10.0, 20.0]), (False, [1.0, 11.0])])
+def test_a_one_token_prompt_costs_a_decode_in_lightllms_splitfuse_mode(splitfuse: bool, ends: list[float]) -> None:
+    cost = LinearCost(prefill_token=1.0, decode_row=10.0)
+    log = serve(LIGHTLLM(splitfuse_mode=splitfuse), [Request("a", 0, 1, 2)], cost=cost)
+    assert [log.requests["a"].first_token, log.requests["a"].finish] == ends
+
+
+def test_lightllms_first_chunk_of_one_token_is_a_prefill_if_more_of_the_prompt_is_left() -> None:
+    policy = LIGHTLLM(splitfuse_mode=True, splitfuse_block_size=1)
+    log = serve(
+        policy, [Request("a", 0, 2, 1), Request("b", 20, 1, 1)], cost=LinearCost(prefill_token=1.0, decode_row=10.0)
+    )
+    # The first token of a is a chunk, its second one and the only one of b are decodes.
+    assert [log.requests["a"].first_token, log.requests["b"].first_token] == [11.0, 30.0]
 
 
 def test_lightllm_counts_decodes_the_same_with_fast_forward() -> None:

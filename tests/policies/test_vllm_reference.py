@@ -60,6 +60,7 @@ def v0_fields(rng: random.Random) -> dict[str, Any]:
         "swap_order": rng.choice(["arrival", "swapped"]),
         "append_rule": rng.choice(["any_free", "touched"]),
         "fail_infeasible": rng.random() < 0.7,
+        "free_failed_swaps": rng.random() < 0.3,
     }
 
 
@@ -71,7 +72,7 @@ def default_fields(rng: random.Random, max_len: int) -> dict[str, Any]:
         "padded_prefill": rng.random() < 0.3,
         "max_paddings": rng.choice([0, 16, 256]),
         "ignored_step": rng.random() < 0.3,
-        **({"policy": "priority", "sort_running": False} if priority else {}),
+        **({"policy": "priority", "sort_running": False, "preemption_mode": None} if priority else {}),
     }
 
 
@@ -79,6 +80,7 @@ def chunked_fields(rng: random.Random, max_len: int) -> dict[str, Any]:
     return {
         "max_num_batched_tokens": rng.choice([4, 16, 64, max_len]),
         "delay_scope": rng.choice(["queue", "request-unless-idle"]),
+        "examine_at_full_budget": rng.random() < 0.5,
     }
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 import pytest
+from servesim.config.registry import make_policy, preset
 from servesim.core import BlockPool, Policy, Request
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
@@ -155,6 +156,12 @@ def test_a_late_request_is_admitted_with_the_oldest_only_if_the_delay_is_per_que
     assert batches(played)[:3] == ["a:1", "a:1", third]  # at 2: b has waited 1.5, c 0.5; the delay is 1
 
 
+@pytest.mark.parametrize("scope", ["queue", "request", "request-unless-idle"])
+def test_a_prompt_that_has_waited_exactly_the_delay_waits_one_more_step(scope: str) -> None:
+    played = serve(VLLM(delay_factor=2.0, delay_scope=scope), [["a", 0, 1, 9], ["b", 1, 1, 1]], blocks=50)
+    assert batches(played, "t")[:5] == [("a:1", 0), ("a:1", 1), ("a:1", 2), ("a:1", 3), ("b:1", 4)]  # at 3: 2 == 2 * 1
+
+
 def test_an_idle_engine_admits_all_prompts_unless_the_delay_is_per_request() -> None:
     requests = [["a", 0, 1, 1], ["b", 9, 1, 1], ["c", 9, 1, 1]]  # the latency of a, read at 9, is 9
     by_scope = {scope: batches(serve(VLLM(delay_factor=1.0, delay_scope=scope), requests, blocks=50))
@@ -177,6 +184,38 @@ def test_a_head_of_higher_priority_preempts_the_last_request_and_starts_a_step_l
         ("b:2", []),
         ("b:1", []),
     ]
+
+
+@pytest.mark.parametrize(("kind", "written"), [(VLLM, 4), (VLLMChunked, 4), (VLLMV1, 3)])
+def test_v0_cuts_an_output_one_token_later_than_v1(kind: type[Policy], written: int) -> None:
+    # max_model_len is 8 and the prompt has 5 tokens: v0 stops above 8 tokens, V1 at 8.
+    played = serve(kind(), [["a", 0, 5, 20]], blocks=50, max_model_len=8)
+    assert (played.requests["a"].outcome, played.requests["a"].written) == ("finished", written)
+
+
+def test_a_request_that_fails_in_the_swapped_queue_keeps_its_host_blocks() -> None:
+    policy = VLLM(preemption_mode="swap", append_rule="any_free")
+    requests = [["a", 0, 3, 9], ["b", 9, 1, 1]]
+    played = serve(policy, requests, blocks=4, host_blocks=9)
+    assert played.requests["a"].outcome == "refused"
+    assert played.rows[-1]["free_cpu"] == played.server.pool.host_free == 5  # a had 4 host blocks
+    assert played.server.pool.host_lost == 4
+    assert "vLLM does not free its 4 host blocks" in str(played.requests["a"].reason)
+    fixed = serve(policy.replace(free_failed_swaps=True), requests, blocks=4, host_blocks=9)
+    assert (fixed.server.pool.host_free, fixed.server.pool.host_lost) == (9, 0)
+
+
+def test_lost_host_blocks_end_a_later_swap() -> None:
+    policy = VLLM(preemption_mode="swap", append_rule="any_free")
+    requests = [["a", 0, 3, 9], ["b", 9, 3, 9]]  # b has the same end as a, but only 1 of 5 host blocks is free
+    played = serve(policy, requests, blocks=4, host_blocks=5)
+    assert "request b needs 4 host blocks, 1 are free" in str(played.stuck)
+    assert serve(policy.replace(free_failed_swaps=True), requests, blocks=4, host_blocks=5).stuck is None
+
+
+def test_priority_preemption_with_swap_is_refused() -> None:
+    with pytest.raises(ValueError, match="preemption_mode: expected recompute or null with policy: priority"):
+        VLLM(policy="priority", preemption_mode="swap")
 
 
 # -- chunked prefill ------------------------------------------------------------------------------------------------
@@ -225,6 +264,35 @@ def test_a_short_prompt_overtakes_a_second_long_prompt() -> None:
     assert batches(played, "waiting") == [("a:4 c:3", ["b"]), ("b:4 a:2 c:1", []), ("b:2", [])]
 
 
+@pytest.mark.parametrize(("examine", "ignored_at"), [(False, 2), (True, 1)])
+def test_a_full_token_budget_decides_when_a_prompt_that_never_fits_is_ignored(examine: bool, ignored_at: int) -> None:
+    # At 1 s the decode of a and the prompt of b use all 4 tokens. c needs 60 blocks, and the pool has 50.
+    policy = VLLMChunked(max_num_batched_tokens=4, examine_at_full_budget=examine)
+    played = serve(policy, [["a", 0, 1, 3], ["b", 0, 6, 1], ["c", 0.5, 60, 1]], blocks=50)
+    assert batches(played, "t", "ignored") == [
+        ("a:1 b:3", 0, []),
+        ("b:3 a:1", 1, ["c"] if examine else []),
+        ("a:1", 2, [] if examine else ["c"]),
+    ]
+    assert played.requests["c"].finish == ignored_at
+
+
+@pytest.mark.parametrize(("answer", "outcome"), [(True, "refused"), (False, "unanswered")])
+def test_0_4_2_chunked_never_answers_a_request_that_fails_in_the_swapped_queue(answer: bool, outcome: str) -> None:
+    policy = VLLMChunked(preemption_mode="swap", append_rule="any_free", answer_failed_swaps=answer)
+    played = serve(policy, [["a", 0, 3, 9]], blocks=4, host_blocks=9)
+    assert batches(played, "preempted", "ignored")[2:] == [("", [["a", "swap"]], []), ("", [], ["a"])]
+    assert (played.requests["a"].outcome, played.server.pool.host_lost) == (outcome, 4)
+
+
+def test_the_presets_of_v0_chunked_have_the_behaviour_of_their_version() -> None:
+    fields = {name: preset(f"vllm-{name}-chunked")["policy"] for name in ("0.4.2", "0.5.0", "0.8.5")}
+    policies = {name: make_policy(settings) for name, settings in fields.items()}
+    assert {name: (p.examine_at_full_budget, p.answer_failed_swaps) for name, p in policies.items()} == {  # type: ignore[attr-defined]
+        "0.4.2": (True, False), "0.5.0": (True, True), "0.8.5": (False, True),
+    }  # fmt: skip
+
+
 # -- V1 -------------------------------------------------------------------------------------------------------------
 
 
@@ -261,6 +329,16 @@ def test_v1_without_chunks_stops_at_a_prompt_above_the_remaining_budget() -> Non
     policy = VLLMV1(max_num_batched_tokens=5, enable_chunked_prefill=False)
     requests = [["a", 0, 3, 1], ["b", 0, 4, 1], ["c", 0, 1, 1]]
     assert batches(serve(policy, requests, blocks=50)) == ["a:3", "b:4 c:1"]
+
+
+@pytest.mark.parametrize("prompt", [64, 65, 400])
+@pytest.mark.parametrize("rejects", [None, True, False])
+def test_v1_refuses_a_prompt_that_leaves_no_token_of_max_model_len(prompt: int, rejects: Optional[bool]) -> None:
+    requests = [Request("a", 0.0, 63, 9), Request("b", 0.0, prompt, 9), Request("c", 0.0, 5, 1)]
+    server = Server(VLLMV1(max_num_batched_tokens=32), 5000, 1, max_model_len=64, rejects_oversized=rejects)
+    Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0)), check=True).run()
+    assert [(r.outcome, r.written) for r in requests] == [("finished", 1), ("refused", 0), ("finished", 1)]
+    assert requests[1].reason == f"prompt of {prompt} tokens leaves no output token, max_model_len is 64"
 
 
 def test_v1_chunks_long_prompts_at_the_threshold_unless_only_one_request_exists() -> None:
@@ -307,6 +385,13 @@ def test_nano_vllm_allocates_a_block_only_if_needed() -> None:
         (VLLM, {"max_num_seqs": 0}, "max_num_seqs: expected at least 1, got 0"),
         (VLLMChunked, {"delay_scope": "request"}, "delay_scope: expected one of queue, request-unless-idle"),
         (VLLMV1, {"policy": "lifo"}, "policy: expected one of fcfs, priority, got 'lifo'"),
+        (VLLMV1, {"policy": "priority", "aging": 0.5}, "aging: expected 0.0, or order: priority too, got 0.5"),
+        (VLLM, {"policy": "priority", "aging": 0.5}, "aging: expected 0.0, or order: priority too, got 0.5"),
+        (
+            VLLMChunked,
+            {"long_prefill_token_threshold": 9},
+            "expected 0, or max_num_partial_prefills above 1 too, got 9",
+        ),
     ],
 )
 def test_a_bad_field_is_named(kind: type[Policy], fields: dict[str, Any], message: str) -> None:

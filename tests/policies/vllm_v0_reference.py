@@ -91,7 +91,7 @@ class Passes(Engine):
             if self.knobs.get("fail_infeasible", True) and self.total < blocks:
                 self.ignored.append(job.id)
                 self.swapped.pop(0)
-                self.free_cpu += job.host_blocks
+                self.free_cpu += job.host_blocks if self.knobs.get("free_failed_swaps") else 0
                 continue
             if self.free - blocks < self.watermark or seqs + 1 > self.knobs["max_num_seqs"] or job.remaining > budget:
                 break
@@ -209,7 +209,8 @@ class Chunked(Passes):
     def prefill_pass(self, old_waiting: list[Job], old_running: list[Job], tokens: int, seqs: int) -> list[Any]:
         admitted: list[Any] = []
         no_op = self.knobs["delay_scope"] != "queue"
-        while (self.gate(old_waiting, [] if no_op else old_running)) and self.waiting:
+        closed = tokens == 0 and not self.knobs.get("examine_at_full_budget")
+        while self.gate(old_waiting, [] if no_op else old_running) and self.waiting and not closed:
             job = self.waiting[0]
             n = min(job.length, tokens)
             if n > self.knobs["max_model_len"] or self.can_allocate(job) == "never":

@@ -53,7 +53,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-def wait_for(condition: Any, seconds: float = 60.0) -> None:
+def wait_for(condition: Any, seconds: float = 300.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "timed out"
@@ -70,13 +70,13 @@ def test_a_sweep_killed_at_random_times_ends_byte_identical_without_orphans(whol
         workers = children(process.pid)
         time.sleep(rng.random() * 0.05)
         process.send_signal(number)
-        _, error = process.communicate(timeout=60)
-        wait_for(lambda: not any(alive(pid) for pid in workers), 20)  # noqa: B023
+        _, error = process.communicate(timeout=300)
+        wait_for(lambda: not any(alive(pid) for pid in workers))  # noqa: B023
         assert process.returncode == (130 if number in (signal.SIGINT, signal.SIGTERM) else -number), error
         assert number == signal.SIGKILL or "--resume" in error
         assert lines(out) < 7 * REPLICATIONS, "the sweep ended before it was killed"
     process = sweeps.start("sweep", whole / "sweep.yaml", "-o", out, "--resume", "-j", 2)
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     assert sweeps.contents(out) == sweeps.contents(whole / "out")
 
@@ -127,7 +127,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
 
 def test_no_space_left_leaves_only_complete_lines(whole: Path, tiny_disk: Path, tmp_path: Path) -> None:
     process = sweeps.start("sweep", whole / "sweep.yaml", "-o", tiny_disk / "out", "-j", 2, "-q")
-    _, error = process.communicate(timeout=120)
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 1
     message = "No space left on device; free disk space, then continue with --resume"
     assert error == f"sim: {tiny_disk}/out/runs.jsonl: {message}\n"
@@ -149,11 +149,11 @@ def test_no_run_is_lost_when_a_worker_dies(tmp_path: Path) -> None:
         "        return super().decide(view)\n"
     )
     file = sweeps.sweep_file(tmp_path, base=sweeps.base(policy={"name": f"{own}:Deadly"}), replications=2)
-    process = sweeps.start("sweep", file, "-o", tmp_path / "out", "-j", 2, "-q")
-    _, error = process.communicate(timeout=120)
+    process = sweeps.start("sweep", file, "-o", tmp_path / "out", "-j", 2, "-q", "--trust")
+    _, error = process.communicate(timeout=600)
     assert process.returncode == 0, error
     assert (tmp_path / "mark").exists()
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "again", "-j", 1) == 0
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "again", "-j", 1, "--trust") == 0
     assert sweeps.contents(tmp_path / "out") == sweeps.contents(tmp_path / "again")
 
 
@@ -197,6 +197,6 @@ def test_two_sweeps_cannot_write_to_one_journal(whole: Path, tmp_path: Path) -> 
 
 
 def test_a_line_that_is_not_a_record_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "runs.jsonl").write_text(json.dumps({"config": 0, "replication": 0}) + "\nnonsense\n")
+    (tmp_path / "runs.jsonl").write_text(json.dumps({"config": 0, "replication": 0, "error": "?"}) + "\nnonsense\n")
     with pytest.raises(BadInput, match=r"runs.jsonl:2: not a journal line"):
         read_journal(tmp_path / "runs.jsonl")

@@ -145,7 +145,7 @@ def test_rounded_time_stamps_distort_the_variation_of_gaps_but_not_the_dispersio
     assert dispersion(rounded, 60) == pytest.approx(dispersion(exact, 60), rel=0.15)
 
 
-def test_a_trace_loads_in_less_than_three_seconds_for_100_000_rows(tmp_path: Path) -> None:
+def test_a_trace_loads_in_a_small_multiple_of_the_time_to_create_its_requests(tmp_path: Path) -> None:
     rng = np.random.default_rng(2)
     arrivals, prompts, outputs = rng.exponential(0.1, 50_000).cumsum(), *rng.integers(1, 2000, (2, 50_000))
     rows = (f"{arrival:.6f},{prompt},{output}\n" for arrival, prompt, output in zip(arrivals, prompts, outputs))
@@ -154,7 +154,7 @@ def test_a_trace_loads_in_less_than_three_seconds_for_100_000_rows(tmp_path: Pat
     check_speed(path)
 
 
-def test_a_real_trace_loads_in_less_than_three_seconds_for_100_000_rows(shared: Path) -> None:
+def test_a_real_trace_loads_in_a_small_multiple_of_the_time_to_create_its_requests(shared: Path) -> None:
     paths = sorted((shared / "data" / "traces").glob("*.gz"))
     assert paths
     for path in paths:
@@ -162,12 +162,16 @@ def test_a_real_trace_loads_in_less_than_three_seconds_for_100_000_rows(shared: 
 
 
 def check_speed(path: Path) -> None:
-    """Assert that a trace loads in 3 s per 100,000 rows; on an idle machine it takes at most a third of that."""
+    """Assert that a trace loads in 40 times the CPU time of creating its requests; it takes at most 7 times that.
+
+    Both are measured at the same moment, because other work slows both down. Creating 100,000 requests takes 0.16 s.
+    """
     rows = len(load(path))
-    # On a busy machine, creating bare requests is slower too. On an idle one it takes 0.16 s per 100,000.
-    bare_requests_s = min(cpu_seconds(lambda: [Request(k, 0.0, 1, 1) for k in range(20_000)]) for _ in range(5)) * 5
-    slowdown = max(1.0, bare_requests_s / 0.16)
-    assert min(cpu_seconds(lambda: load(path)) for _ in range(5)) < 3 * slowdown * rows / 100_000, path.name
+    ratios = []
+    for _ in range(3):
+        bare = cpu_seconds(lambda: [Request(k, 0.0, 1, 1) for k in range(20_000)]) * rows / 20_000
+        ratios.append(cpu_seconds(lambda: load(path)) / bare)
+    assert min(ratios) < 40, path.name
 
 
 def cpu_seconds(work: Callable[[], object]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -89,11 +90,8 @@ def test_mooncake_keeps_lengths_prefixes_sessions_priorities_chains_and_millisec
     in_written_order = sorted(returned.requests, key=lambda request: int(request.id))
     for original, copy, predecessor in zip(trace.requests, in_written_order, after):
         assert (copy.prompt, copy.output) == (original.prompt, original.output)
-        assert (tuple(copy.prefix_hashes), copy.session, copy.priority) == (
-            original.prefix_hashes,
-            original.session,
-            original.priority,
-        )
+        assert copy.prefix_hashes[: len(original.prefix_hashes)] == original.prefix_hashes
+        assert (copy.session, copy.priority) == (original.session, original.priority)
         assert copy.follows == predecessor
         assert copy.think_time == pytest.approx(original.think_time, rel=1e-12, abs=1e-12)
         if predecessor is None:
@@ -106,7 +104,25 @@ def test_a_round_trip_through_mooncake_keeps_whole_milliseconds_exactly(trace: T
     for request in trace.requests:
         request.arrival = round(request.arrival * 1000) / 1000
     returned = write_and_read(write_and_read(trace, "mooncake", ".jsonl"), "servesim", ".csv")
-    assert fields(returned, "id", "limit", "fails_at_token") == fields(trace, "id", "limit", "fails_at_token")
+    lost = ("id", "limit", "fails_at_token", "prefix_hashes")
+    assert fields(returned, *lost) == fields(trace, *lost)
+
+
+@pytest.mark.parametrize("block", [None, 512, 64])
+def test_mooncake_has_one_hash_id_per_block_and_new_ids_are_unique(block: int | None) -> None:
+    size = block or 512
+    requests = [
+        Request(0, 0.0, size * 2, 1, prefix_hashes=(5, 9)),
+        Request(1, 1.0, size * 2 + 1, 1, prefix_hashes=(5,)),
+        Request(2, 2.0, 1, 1),
+        Request(3, 3.0, size * 4, 1),
+    ]
+    text, notes = to_text(Trace(requests, "t", "synth", block=block), "mooncake")
+    rows = [json.loads(line) for line in text.splitlines()]
+    assert [row["hash_ids"] for row in rows] == [[5, 9], [5, 10, 11], [12], [13, 14, 15, 16]]
+    assert all(len(row["hash_ids"]) == -(-row["input_length"] // size) for row in rows)  # as guidellm requires
+    assert notes[0] == "hash ids generated for 3 requests: readers such as guidellm expect one per block"
+    assert notes[1:] == (["one hash id is 64 tokens, not 512: set the block size of the reader"] if block == 64 else [])
 
 
 @settings(max_examples=60, deadline=None)
@@ -138,6 +154,7 @@ def test_notes_list_the_fields_that_a_format_cannot_hold() -> None:
     trace = Trace(requests, "t", "synth")
     assert to_text(trace, "mooncake")[1] == [
         "arrivals of 1 requests rounded to whole milliseconds",
+        "hash ids generated for 2 requests: readers such as guidellm expect one per block",
         "this format cannot hold the limits of 1 requests",
         "this format cannot hold the failures of 1 requests",
         "1 requests start after another one ends: written with their earliest possible arrival",

@@ -9,15 +9,34 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 from servesim.core import BadInput
+from servesim.core.limits import MAX_BURSTINESS, MAX_CV, MAX_REQUESTS, MIN_BURSTINESS, MIN_CV
 from servesim.files import checked
-from servesim.files.checked import KIND, AtLeast0, Finite, Keys, Maybe, Numbers, Positive, Whole
+from servesim.files.checked import (
+    KIND,
+    AnyPositive,
+    Finite,
+    Keys,
+    Limits,
+    Maybe,
+    PositiveSeconds,
+    RequestRate,
+    RequestRate0,
+    Seconds,
+    Whole,
+)
 from servesim.traces.random_streams import stream
 
+from .modulated import modulated_rate, modulated_times
+
 Times = NDArray[np.float64]
-MAX_REQUESTS = 20_000_000  # per workload; more is treated as a typing error
-Rate = Annotated[Positive, Field(description="mean requests per second")]
-ContestRate = Annotated[Positive, Field(description="requests per second, option -X of the contest's client")]
-SendOverhead = Annotated[AtLeast0, Field(description="seconds that the client adds to each gap")]
+MAX_PERIODS = 10_000  # of a diurnal process until the last request
+Rate = Annotated[RequestRate, Field(description="mean requests per second")]
+ContestRate = Annotated[RequestRate, Field(description="requests per second, option -X of the contest's client")]
+SendOverhead = Annotated[Seconds, Field(description="seconds that the client adds to each gap")]
+
+
+Burstiness = Annotated[AnyPositive, Limits(MIN_BURSTINESS, MAX_BURSTINESS)]
+Variation = Annotated[AnyPositive, Limits(MIN_CV, MAX_CV)]
 
 
 class Process(Keys):
@@ -27,15 +46,25 @@ class Process(Keys):
         """Return the first `count` arrival times."""
         raise NotImplementedError
 
+    def mean_rate(self) -> float:
+        """Return the mean requests per second."""
+        rate: float = getattr(self, "rate", 0.0)
+        return rate
+
     def within(self, duration: float, seed: int) -> Times:
         """Return the arrival times before `duration`; draws more until there are enough."""
-        count = 1024
+        count = 1024 if self.mean_rate() * duration < 2 * MAX_REQUESTS else MAX_REQUESTS + 1
         while count <= MAX_REQUESTS:
             times = self.times(count, seed)
             if times[-1] >= duration:
                 return times[times < duration]
             count *= 4
-        raise BadInput(f"workload.duration: expected fewer than {MAX_REQUESTS} requests in {duration:g} s")
+        raise too_many_requests(duration)
+
+
+def too_many_requests(duration: float) -> BadInput:
+    """Return the error for a duration with more requests than a workload may have."""
+    return BadInput(f"workload.duration: expected fewer than {MAX_REQUESTS} requests in {duration:g} s")
 
 
 class Constant(Process):
@@ -64,8 +93,8 @@ class Gamma(Process):
     either = (("burstiness",), ("cv",))
     kind: Annotated[Literal["gamma"], KIND]
     rate: Rate
-    burstiness: Maybe[Positive] = Field(None, description="shape parameter of the gamma distribution, no unit")
-    cv: Maybe[Positive] = Field(
+    burstiness: Maybe[Burstiness] = Field(None, description="shape parameter of the gamma distribution, no unit")
+    cv: Maybe[Variation] = Field(
         None, description="coefficient of variation: standard deviation of the gaps / mean, no unit"
     )
 
@@ -80,7 +109,7 @@ class Vllm(Process):
 
     kind: Annotated[Literal["vllm"], KIND]
     rate: Rate
-    burstiness: Positive = Field(1.0, description="shape parameter of the gamma distribution, no unit")
+    burstiness: Burstiness = Field(1.0, description="shape parameter of the gamma distribution, no unit")
 
     def times(self, count: int, seed: int) -> Times:
         # vLLM uses numpy's old global generator.
@@ -89,7 +118,10 @@ class Vllm(Process):
         return times * (count / self.rate / times[-1]) if times[-1] > 0 else times
 
     def within(self, duration: float, seed: int) -> Times:
-        return self.times(max(1, int(duration * self.rate)), seed)
+        count = max(1, int(duration * self.rate))
+        if count > MAX_REQUESTS:
+            raise too_many_requests(duration)
+        return self.times(count, seed)
 
 
 class ContestArrivals(Process):
@@ -98,6 +130,10 @@ class ContestArrivals(Process):
     kind: Annotated[Literal["contest"], KIND]
     X: ContestRate
     send_overhead: SendOverhead = 0.0
+
+    def mean_rate(self) -> float:
+        gap = round(1 / self.X, 2) + self.send_overhead
+        return 1 / gap if gap else math.inf
 
     def times(self, count: int, seed: int) -> Times:
         return contest_arrivals(count, self.X, seed, self.send_overhead)
@@ -116,21 +152,28 @@ class OnOff(Process):
     """Poisson arrivals that switch between two rates: a Markov-modulated process with two states, on first."""
 
     kind: Annotated[Literal["on-off"], KIND]
-    on_rate: Positive = Field(description="requests per second in state on")
-    off_rate: AtLeast0 = Field(0.0, description="requests per second in state off")
-    on_seconds: Positive = Field(description="mean duration of state on, seconds")
-    off_seconds: Positive = Field(description="mean duration of state off, seconds")
+    on_rate: RequestRate = Field(description="requests per second in state on")
+    off_rate: RequestRate0 = Field(0.0, description="requests per second in state off")
+    on_seconds: PositiveSeconds = Field(description="mean duration of state on, seconds")
+    off_seconds: PositiveSeconds = Field(description="mean duration of state off, seconds")
+
+    def mean_rate(self) -> float:
+        return modulated_rate([self.on_rate, self.off_rate], [self.on_seconds, self.off_seconds])
 
     def times(self, count: int, seed: int) -> Times:
         return modulated_times(count, seed, [self.on_rate, self.off_rate], [self.on_seconds, self.off_seconds])
+
+
+Rates = Annotated[list[RequestRate0], Field(min_length=1), checked.expects("a list of numbers of at least 0")]
+Durations = Annotated[list[Seconds], Field(min_length=1), checked.expects("a list of numbers of at least 0")]
 
 
 class Mmpp(Process):
     """Poisson arrivals whose rate depends on a state. States last an exponential time; the next one is random."""
 
     kind: Annotated[Literal["mmpp"], KIND]
-    rates: Numbers = Field(description="requests per second in each state")
-    seconds: Numbers = Field(description="mean duration of each state, seconds")
+    rates: Rates = Field(description="requests per second in each state")
+    seconds: Durations = Field(description="mean duration of each state, seconds")
 
     @field_validator("rates")
     @classmethod
@@ -149,23 +192,11 @@ class Mmpp(Process):
             raise checked.expected_error("numbers above 0")
         return seconds
 
+    def mean_rate(self) -> float:
+        return modulated_rate(self.rates, self.seconds)
+
     def times(self, count: int, seed: int) -> Times:
         return modulated_times(count, seed, self.rates, self.seconds)
-
-
-def modulated_times(count: int, seed: int, rates: list[float], means: list[float]) -> Times:
-    """Return Poisson arrivals whose rate depends on the state; states have exponential durations."""
-    rng = stream(seed, "arrivals")
-    state, now, total, times = 0, 0.0, 0, []
-    while total < count:
-        stay = rng.exponential(means[state])
-        arrived = min(int(rng.poisson(rates[state] * stay)), MAX_REQUESTS)
-        times.append(now + np.sort(rng.random(arrived)) * stay)
-        total += arrived
-        now += stay
-        others = [other for other in range(len(rates)) if other != state]
-        state = others[int(rng.integers(len(others)))]
-    return np.asarray(np.concatenate(times)[:count], np.float64)
 
 
 class Diurnal(Process):
@@ -176,11 +207,13 @@ class Diurnal(Process):
     amplitude: Annotated[Finite, Field(ge=0, le=1), checked.expects("a fraction of the mean rate, 0 to 1")] = Field(
         0.8, description="largest deviation of the rate from its mean, as a fraction of the mean"
     )
-    period: Positive = Field(86400.0, description="seconds between two peaks")
-    peak: AtLeast0 = Field(0.0, description="time of the highest rate, seconds")
+    period: PositiveSeconds = Field(86400.0, description="seconds between two peaks")
+    peak: Seconds = Field(0.0, description="time of the highest rate, seconds")
 
     def times(self, count: int, seed: int) -> Times:
         expected = np.cumsum(stream(seed, "arrivals").exponential(1.0, count))
+        if expected[-1] > MAX_PERIODS * self.rate * self.period:
+            raise BadInput(f"workload.arrivals.period: expected at most {MAX_PERIODS} periods until request {count}")
         radian = self.period / (2 * math.pi)
         # Arrivals expected by t: rate * (t + amplitude * radian * (sin((t - peak) / radian) + sin(peak / radian))).
         # The inverse gives the times. The grid depends on the period only: more requests do not move the first ones.
@@ -206,11 +239,11 @@ class Closed(Process):
 
     kind: Annotated[Literal["closed"], KIND]
     users: Whole = Field(description="number of users; each has one open request")
-    think_time: AtLeast0 = Field(0.0, description="seconds from a response to the next request of the user")
+    think_time: Seconds = Field(0.0, description="seconds from a response to the next request of the user")
     pauses: Annotated[Literal["constant", "exponential"], checked.expects("one of constant, exponential")] = Field(
         "constant", description="distribution of the pauses: constant or exponential"
     )
-    ramp: AtLeast0 = Field(0.0, description="seconds until all users have started")
+    ramp: Seconds = Field(0.0, description="seconds until all users have started")
 
     def times(self, count: int, seed: int) -> Times:
         return self.ramp * (np.arange(count) % self.users) / self.users

@@ -7,11 +7,11 @@ milliseconds with this mean. The gaps are nearly constant: their CV is 0.022 at 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Optional, Union
 
 from servesim.core import BadInput
+from servesim.core.limits import MAX_NUMBER, MAX_RATE, MAX_REQUESTS, MAX_SECONDS, MIN_RATE, is_number
 from servesim.files.read import PathLike, quote
 from servesim.traces.read.columns import servesim_columns
 from servesim.traces.read.source import Source
@@ -22,7 +22,6 @@ from .arrivals import contest_arrivals
 from .lengths import contest_lengths
 
 SERVER_DEFAULT = 300  # max_new_tokens of the server; the client sends none if the reference output is empty
-MAX_REQUESTS = 10**8
 
 Lengths = Union[PathLike, Sequence[tuple[int, int]]]  # a file, or (prompt, output) pairs
 
@@ -41,7 +40,8 @@ def contest(
     default, lengths are drawn from quantiles of the real ones. `send_overhead` is the seconds that the client adds to
     each gap: about 0.0032 s at X=5, 0.004 s at X=150.
     """
-    X, T, send_overhead = _number("X", X), _number("T", T), _number("send_overhead", send_overhead, zero=True)
+    X, T = _number("X", X, MAX_RATE), _number("T", T, MAX_NUMBER)
+    send_overhead = _number("send_overhead", send_overhead, MAX_SECONDS, zero=True)
     if int(T * X) < 1:
         raise BadInput(f"contest: X*T: expected at least one request, got {X:g}*{T:g}")
     count = int(T * X)
@@ -52,11 +52,11 @@ def contest(
     return build_trace(columns, f"contest X={X:g} T={T:g} seed={seed}", "contest")
 
 
-def _number(name: str, value: float, zero: bool = False) -> float:
-    if type(value) not in (int, float) or not (0 < value < math.inf or (zero and value == 0)):
-        raise BadInput(
-            f"contest: {name}: expected a number {'of 0 or more' if zero else 'above 0'}, got {quote(value)}"
-        )
+def _number(name: str, value: float, maximum: float, zero: bool = False) -> float:
+    minimum, what = (0.0, "of 0 or more") if zero else (MIN_RATE, "above 0")
+    if not is_number(value, minimum, maximum):
+        expected = f"a number {what}, from {minimum:g} to {maximum:g}"
+        raise BadInput(f"contest: {name}: expected {expected}, got {quote(value)}")
     return float(value)
 
 

@@ -13,8 +13,21 @@ from typing import Annotated, Any, Literal, Optional, Union, get_args
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, field_validator
+from servesim.core.limits import MAX_SIGMA, MAX_TOKENS
 from servesim.files import checked
-from servesim.files.checked import KIND, MAX_INT, AtLeast0, Finite, Keys, Maybe, Numbers, Positive, Text, Whole
+from servesim.files.checked import (
+    KIND,
+    AnyAtLeast0,
+    AtLeast0,
+    Finite,
+    Keys,
+    Length,
+    Limits,
+    Maybe,
+    Numbers,
+    Positive,
+    Text,
+)
 from servesim.traces.random_streams import stream
 from servesim.traces.read.load import load
 from servesim.traces.trace import Columns
@@ -29,8 +42,8 @@ class LengthDistribution(Keys):
     """A distribution of prompt or output lengths."""
 
     kind: Annotated[str, DISTRIBUTION_KIND]
-    min: Whole = Field(1, description="minimum length, tokens; shorter random lengths become this")
-    max: Whole = Field(MAX_INT, description="maximum length, tokens; longer random lengths become this")
+    min: Length = Field(1, description="minimum length, tokens; shorter random lengths become this")
+    max: Length = Field(MAX_TOKENS, description="maximum length, tokens; longer random lengths become this")
 
     @field_validator("max", "high", check_fields=False)
     @classmethod
@@ -54,7 +67,7 @@ class Fixed(LengthDistribution):
     """The same length for all requests."""
 
     kind: Annotated[Literal["fixed"], DISTRIBUTION_KIND] = "fixed"
-    tokens: Whole = Field(description="length of every request, tokens")
+    tokens: Length = Field(description="length of every request, tokens")
 
     def transform(self, normal: Floats) -> Floats:
         return np.full(len(normal), float(self.tokens))
@@ -64,8 +77,8 @@ class Uniform(LengthDistribution):
     """Uniform whole numbers from `low` to `high`, both included."""
 
     kind: Annotated[Literal["uniform"], DISTRIBUTION_KIND] = "uniform"
-    low: Whole = Field(description="minimum length, tokens")
-    high: Whole = Field(description="maximum length, tokens")
+    low: Length = Field(description="minimum length, tokens")
+    high: Length = Field(description="maximum length, tokens")
 
     def transform(self, normal: Floats) -> Floats:
         return np.floor(self.low + to_uniform(normal) * (self.high - self.low + 1)).clip(self.low, self.high)
@@ -79,7 +92,9 @@ class Lognormal(LengthDistribution):
     mean: Maybe[Positive] = Field(None, description="mean, tokens")
     sd: Maybe[AtLeast0] = Field(None, description="standard deviation, tokens")
     median: Maybe[Positive] = Field(None, description="median, tokens")
-    sigma: Maybe[AtLeast0] = Field(None, description="standard deviation of the logarithm, no unit")
+    sigma: Maybe[Annotated[AnyAtLeast0, Limits(0, MAX_SIGMA)]] = Field(
+        None, description="standard deviation of the logarithm, no unit"
+    )
 
     def transform(self, normal: Floats) -> Floats:
         if self.median is not None and self.sigma is not None:
@@ -138,7 +153,7 @@ def distribution_of(section: Any, inner: ValidatorFunctionWrapHandler, info: Val
 
 Distribution = Annotated[
     AnyDistribution,
-    WrapValidator(distribution_of, json_schema_input_type=Union[AnyDistribution, Whole, tuple[Whole, Whole]]),
+    WrapValidator(distribution_of, json_schema_input_type=Union[AnyDistribution, Length, tuple[Length, Length]]),
 ]
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 from servesim.core import BadInput
+from servesim.core.limits import MAX_SEED
+from servesim.files.read import quote
 from servesim.traces.edit import merge
 from servesim.traces.random_streams import stream
 from servesim.traces.trace import Trace, build_trace
@@ -18,8 +20,8 @@ from .workload import AnyWorkload, ContestWorkload, Mix, Requests, workload_from
 
 def synthesise(workload: Mapping[str, Any], seed: int = 0) -> Trace:
     """Return the trace of a workload; the same seed gives the same trace."""
-    if type(seed) is not int or seed < 0:
-        raise BadInput(f"seed: expected a whole number of at least 0, got {seed!r}")
+    if type(seed) is not int or not 0 <= seed <= MAX_SEED:
+        raise BadInput(f"seed: expected a whole number of at least 0, at most {MAX_SEED}, got {quote(seed)}")
     return _generate(workload_from(workload), seed)
 
 

@@ -19,11 +19,13 @@ from typing import Annotated, Any, Union
 
 from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, field_validator
 from servesim.core import BadInput
+from servesim.core.limits import MAX_INT, MAX_REQUESTS, MIN_NUMBER
 from servesim.files.checked import (
     AtLeast0,
     Keys,
     Maybe,
     Positive,
+    PositiveSeconds,
     Text,
     Whole,
     expects,
@@ -38,12 +40,20 @@ from .lengths import Lengths
 
 def level(value: Any) -> Any:
     """Return a priority as a number; JSON keys are always text."""
-    return int(value) if isinstance(value, str) and value.removeprefix("-").isdecimal() else value
+    return int(value) if isinstance(value, str) and len(value) < 20 and value.removeprefix("-").isdecimal() else value
 
 
-Priority = Annotated[int, Field(strict=True), BeforeValidator(level), expects("whole numbers for priorities")]
+Priority = Annotated[
+    int,
+    Field(strict=True, ge=-MAX_INT, le=MAX_INT),
+    BeforeValidator(level),
+    expects("whole numbers for priorities"),
+]
 Count = Annotated[
-    int, Field(strict=True, ge=1, le=10**8), BeforeValidator(to_int), expects(f"a whole number from 1 to {10**8}")
+    int,
+    Field(strict=True, ge=1, le=MAX_REQUESTS),
+    BeforeValidator(to_int),
+    expects(f"a whole number from 1 to {MAX_REQUESTS}"),
 ]
 
 
@@ -53,7 +63,7 @@ class Requests(Keys):
     either = (("requests",), ("duration",))
     others = ("contest", "mix")
     requests: Maybe[Count] = Field(None, description="number of requests (or set duration)")
-    duration: Maybe[Positive] = Field(None, description="seconds of arrivals (or set requests)")
+    duration: Maybe[PositiveSeconds] = Field(None, description="seconds of arrivals (or set requests)")
     arrivals: Arrivals = Field(description="arrival process")
     lengths: Lengths = Field(description="prompt and output lengths, tokens")
     limit: Maybe[Whole] = Field(None, description="output limit, tokens (default: the output length)")
@@ -64,7 +74,7 @@ class Requests(Keys):
     @field_validator("priorities")
     @classmethod
     def _positive_sum(cls, fractions: dict[int, float]) -> dict[int, float]:
-        if not sum(fractions.values()) > 0:
+        if not sum(fractions.values()) >= MIN_NUMBER:
             raise invalid_error("expected fractions with a sum above 0")
         return fractions
 

@@ -8,6 +8,7 @@ from typing import Any, Optional, Union
 
 import numpy as np
 from servesim.core import BadInput
+from servesim.files.read import shorten
 from servesim.traces.trace import Columns
 
 from .source import Source
@@ -98,7 +99,7 @@ def servesim_columns(source: Source) -> Columns:
     known = {name for names in SERVESIM_FIELDS.values() for name in ([names] if isinstance(names, str) else names)}
     unused = sorted(set(source.header) - known - set(source.columns.values()))
     if unused:
-        columns.notes.append(f"columns not used: {', '.join(unused)[:200]}")
+        columns.notes.append(f"columns not used: {', '.join(map(shorten, unused))[:200]}")
     return columns
 
 

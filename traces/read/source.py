@@ -105,6 +105,8 @@ class Source:
 def is_parquet(path: Path) -> bool:
     """Return whether a file starts with Parquet's magic bytes."""
     try:
+        if not path.is_file():  # reading a pipe here would lose its first bytes
+            return False
         with path.open("rb") as file:
             return file.read(4) == b"PAR1"
     except (OSError, ValueError):

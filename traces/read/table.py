@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Optional
 
 import numpy as np
 from servesim.core import BadInput
-from servesim.files.read import parse_json, quote
+from servesim.files.csv_cells import unmark_formula
+from servesim.files.read import parse_json, quote, split_csv
 
 MAX_TOKENS = 2**31 - 1
 MAX_SECONDS = 1e11  # 3,000 years; more is a wrong unit
 MAX_ID = 2**63 - 1  # np.fromstring returns this for larger ids
 MISSING = ("", None)
+SPACE = re.compile(r"\s*")
 
 
 class Table:
@@ -178,24 +180,13 @@ def parse_float(value: Any, typed: bool) -> float:
     raise ValueError(value)
 
 
-def csv_rows(name: str, text: str) -> list[list[str]]:
-    """Return the cells of each line of a CSV text; a blank line has none."""
-    normalised = text.replace("\r\n", "\n")
-    if '"' not in normalised and "\r" not in normalised:  # no quotes: splitting is several times faster
-        return [line.split(",") if line else [] for line in normalised.split("\n")]
-    rows: list[list[str]] = []
-    try:
-        rows.extend(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error as error:
-        raise BadInput(f"{name}: row {len(rows) + 1}: expected comma-separated values: {error}") from None
-    return rows
-
-
 def csv_table(name: str, text: str, header: Optional[Sequence[str]] = None) -> Table:
     """Return the table of a CSV text; row 1 is the header unless `header` is passed."""
-    rows = csv_rows(name, text)
+    rows = split_csv(name, text)
     numbers = [number for number, row in enumerate(rows, 1) if row]  # blank lines are skipped
     rows = [row for row in rows if row]
+    if "'" in text:  # our own files mark formula cells
+        rows = [list(map(unmark_formula, row)) for row in rows]
     if header is None:
         header = [column.strip() for column in rows.pop(0)]
         numbers.pop(0)
@@ -212,10 +203,14 @@ def csv_table(name: str, text: str, header: Optional[Sequence[str]] = None) -> T
 
 
 def json_rows(name: str, text: str) -> tuple[list[dict[str, Any]], Sequence[int]]:
-    """Return the objects of a JSON Lines text or of one JSON list, and their row numbers."""
+    """Return the objects of a JSON Lines text, of one JSON list, or of indented objects, and their row numbers."""
     if text.lstrip()[:1] == "[":
         records = parse_json(name, text)
         numbers: Sequence[int] = range(1, len(records) + 1)
+    elif is_indented(text):
+        parts = list(json_parts(text))
+        numbers = [number for number, _ in parts]
+        records = [parse_json(name, part, number) for number, part in parts]
     else:
         lines = text.split("\n")
         numbers = [number for number, line in enumerate(lines, 1) if line and not line.isspace()]
@@ -226,6 +221,36 @@ def json_rows(name: str, text: str) -> tuple[list[dict[str, Any]], Sequence[int]
     if not records:
         raise BadInput(f"{name}: row 1: no rows")
     return records, numbers
+
+
+def is_indented(text: str) -> bool:
+    """Return whether the first JSON object continues after its first line."""
+    first_line = text.lstrip().split("\n", 1)[0].rstrip()
+    try:
+        json.loads(first_line)
+    except json.JSONDecodeError as error:
+        return error.pos == len(first_line)
+    except (ValueError, RecursionError):
+        pass
+    return False
+
+
+def json_parts(text: str) -> Iterator[tuple[int, str]]:
+    """Yield the row and the text of each JSON value. If a value is damaged, the last part is the rest of the text."""
+    decoder, end, row = json.JSONDecoder(), 0, 1
+    while (start := skip_space(text, end)) < len(text):
+        row += text.count("\n", end, start)
+        try:
+            end = decoder.raw_decode(text, start)[1]
+        except (ValueError, RecursionError):
+            end = len(text)
+        yield row, text[start:end]
+        row += text.count("\n", start, end)
+
+
+def skip_space(text: str, start: int) -> int:
+    space = SPACE.match(text, start)
+    return start if space is None else space.end()
 
 
 def json_table(name: str, records: Sequence[Mapping[str, Any]], numbers: Sequence[int]) -> Table:

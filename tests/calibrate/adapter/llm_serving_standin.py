@@ -189,8 +189,9 @@ class Master:
         if chosen:
             for entry in entries:
                 entry.cache_engine.prepare_cache(entry.entry_data.get_len())
+            failed = any(self._token(entry) == FAILED for entry in entries)
             for entry in entries:
-                self._record(entry, self._token(entry))
+                self._record(entry, FAILED if failed else self._token(entry))
             return "prefill", chosen
         chosen = [slot for slot, entry in enumerate(slots) if entry.live]
         for slot in chosen:

@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import random
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Optional
 
 import pytest
 from servesim.calibrate.adapter.llm_serving import Adapter, install, policy_from
-from servesim.core import BadInput, Policy
+from servesim.core import BadInput, Plan, Policy, Request
 from servesim.policies import POLICIES
 from servesim.policies.llm_serving import LLMServing
 
-from ...conftest import RECORDINGS, ROOT
-from ...policies.test_llm_serving import play
+from ...conftest import RECORDINGS
 from .llm_serving_standin import EntryStatus, Master, Schedule
 
 RECORDED = RECORDINGS / "llm-serving"
 PAGED = [path for path in sorted(RECORDED.glob("*.json")) if path.stem[:2] < "20"]
+
+
+class ObservedAdapter(Adapter):
+    """An adapter that keeps the last plan."""
+
+    plan = Plan()
+
+    def apply(self, plan: Plan, schedule: Any, entries: dict[Request, Any]) -> None:
+        self.plan = plan
+        super().apply(plan, schedule, entries)
 
 
 def run_server(
@@ -34,12 +38,13 @@ def run_server(
     """Run the stand-in with the adapter; yield every step in the form of the recordings.
 
     The scheduler sees a request that arrives during call n after call n + lag - 1, or at once if the server is idle.
+    An idle server asks the policy all the time; here the clock jumps to the time at which its answer can change.
     """
     schedule_class = type("Schedule", (Schedule,), {})
     master_class = type("Master", (Master,), {})
     clock = [0.0]
     schedule = schedule_class(batch, blocks, block_size, seq_length, max_length)
-    adapter = Adapter(policy.replace(decode_batch=batch), lambda: clock[0])
+    adapter = ObservedAdapter(policy.replace(decode_batch=batch), lambda: clock[0])
     schedule_class._continuous_batch_pa = lambda self: adapter.fill_slots(self)
     if getattr(policy, "prefill_batch", 1) > 1:
         master_class._check_prompt_predict_data_pa = staticmethod(
@@ -63,9 +68,12 @@ def run_server(
         if not idle:
             clock[0] = now + cost.get(kind, 0.0)
         elif not delayed:
-            if not coming:
+            next_times = [request["arrival"] for request in coming[:1]]
+            if adapter.plan.wake_at is not None:
+                next_times.append(adapter.plan.wake_at)
+            if not next_times:
                 return
-            clock[0] = coming[0]["arrival"]
+            clock[0] = min(next_times)
 
 
 def step_record(now: float, kind: str, slots: list[int], due: list[dict[str, Any]], schedule: Any) -> dict[str, Any]:
@@ -175,65 +183,6 @@ def test_several_prompts_run_in_one_call_with_prefill_batch() -> None:
     assert [step["ran"] for step in steps if step["kind"] == "prefill"] == [[0, 1, 2, 3], [0, 1]]
 
 
-SETTINGS: dict[str, dict[str, Any]] = {
-    "stock": {},
-    "late-first": {"order": "longest-output", "max_wait": 20.0, "preempted_to": "ranked"},
-    "late-first, preempted to the front": {"order": "shortest-prompt", "max_wait": 10.0},
-    "preempted to the back": {"preempted_to": "sorted"},
-    "longest-first": {"order": "longest-output", "preempted_to": "ranked"},
-    "swapped, newest": {"preempted_to": "swapped", "victim": "newest"},
-    "swapped, older": {"preempted_to": "swapped", "refill_from": "older", "victim": "longest"},
-    "delay": {"delay_factor": 0.5, "delay_variant": "queue", "preempted_to": "swapped"},
-    "delay by request": {"delay_factor": 2.0, "delay_variant": "request"},
-    "hysteresis": {"admission_hysteresis": 1, "preempted_to": "swapped", "refill_from": "waiting"},
-    "several": {"prefill_batch": 3},
-}
-
-
-def random_world(rng: random.Random) -> tuple[list[dict[str, Any]], int, int, int]:
-    """Return requests, slots, blocks and block size; with few blocks, so that many requests are preempted."""
-    requests = [
-        {
-            "id": f"r{k:02d}",
-            "arrival": rng.choice([0.0, float(rng.randint(0, 60))]),
-            "prompt_len": rng.randint(1, 12),
-            "max_new_tokens": rng.randint(1, 16),
-        }
-        for k in range(rng.randint(4, 24))
-    ]
-    return sorted(requests, key=lambda request: request["arrival"]), rng.randint(1, 5), rng.randint(9, 20), 4
-
-
-@pytest.mark.parametrize("lag", [2, 7])  # without a lag, a policy may know when a request arrived during a call
-@pytest.mark.parametrize("fields", SETTINGS.values(), ids=SETTINGS)
-def test_policy_decides_the_same_in_the_server_and_in_the_simulation(fields: dict[str, Any], lag: int) -> None:
-    compared = preempted = 0
-    for seed in range(30):
-        requests, batch, blocks, size = random_world(random.Random(seed))
-        cost = {"prefill": 3.0, "decode": 1.0}
-        policy = LLMServing(decode_batch=batch, **fields)
-        steps = list(run_server(requests, cost, policy, batch, blocks, size, max_steps=1500, lag=lag))
-        _, simulated, stuck = play(requests, policy, cost, blocks, size, lag)
-        if stuck:
-            continue
-        theirs = [(t["t"], t["kind"], t["swapped"], t["inserted"], t["free"]) for t in steps if t["kind"] != "idle"]
-        ours = [
-            (t["t"], t["kind"], with_slots(t, "evicted"), with_slots(t, "admitted"), t["free_after"])
-            for t in simulated if t["kind"] != "idle"
-        ]  # fmt: skip
-        assert theirs == ours
-        compared += len(ours)
-        preempted += sum(len(step[2]) for step in ours)
-    assert compared > 1000
-    assert preempted > 20
-
-
-def with_slots(step: dict[str, Any], key: str) -> list[tuple[Any, Any]]:
-    """Return the moved requests of a step of a log, with their slots."""
-    ids = [moved[0] for moved in step[key]] if key == "evicted" else step[key]
-    return list(zip(ids, step[f"{key}_slots"]))
-
-
 def test_install_replaces_the_scheduling_of_a_class_and_uses_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
     kind = type("Schedule", (Schedule,), {})
     install(LLMServing(delay_factor=0.5, delay_variant="queue"), kind, Master)
@@ -247,24 +196,6 @@ def test_install_replaces_the_scheduling_of_a_class_and_uses_its_slots(monkeypat
         install(LLMServing(prefill_batch=8), kind, Master)
     monkeypatch.setenv("SERVESIM_MULTI_PREFILL", "1")
     install(LLMServing(prefill_batch=8), kind, type("Master", (Master,), {}))
-
-
-@pytest.mark.parametrize("module", ["servesim.calibrate.adapter", "servesim.calibrate.adapted"])
-def test_adapter_module_installs_a_policy_in_the_server_process(tmp_path: Path, module: str) -> None:
-    for name, kind in (("schedule", "Schedule"), ("master", "AsyncMaster")):
-        folder = tmp_path / "mindspore_serving" / name
-        folder.mkdir(parents=True)
-        (folder / f"{name}.py").write_text(f"class {kind}:\n    def _continuous_batch_pa(self): pass\n")
-    script = tmp_path / "server_app_post.py"
-    script.write_text(
-        "import sys\nfrom mindspore_serving.schedule.schedule import Schedule\n"
-        "print(Schedule._continuous_batch_pa.__module__, sys.argv[1:], __name__)\n"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path), "SERVESIM_POLICY": '{"delay_factor": 0.5}'}
-    command = [sys.executable, "-m", module, str(script), "--config", "x.yaml"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
-    expected = "servesim.calibrate.adapter.llm_serving ['--config', 'x.yaml'] __main__"
-    assert done.stdout.split("\n")[0] == expected, done.stderr
 
 
 def test_a_server_without_paged_scheduling_and_a_crashing_policy_are_rejected() -> None:
@@ -299,32 +230,3 @@ def test_policies_of_other_engines_are_rejected() -> None:
     for text, complaint in (("[", "expected a JSON object"), ('{"name": "x"}', "no policy"), ('{"speed": 1}', "speed")):
         with pytest.raises(BadInput, match=complaint):
             policy_from(text)
-
-
-def interpreters() -> list[str]:
-    """Return this interpreter and, if installed, a Python 3.9 as on the hosts of llm-serving."""
-    old = [shutil.which("python3.9"), *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python"))]
-    return [sys.executable, *[python for python in old if python and runs(python)][:1]]
-
-
-def runs(python: str) -> bool:
-    return subprocess.run([python, "-c", ""], capture_output=True, timeout=60).returncode == 0
-
-
-@pytest.mark.parametrize("python", interpreters(), ids=lambda python: Path(python).name)
-def test_adapter_and_live_driver_need_only_the_standard_library(python: str) -> None:
-    code = """
-import sys
-sys.path.insert(0, "calibrate/device")
-import worker
-sys.path.pop(0)
-sys.meta_path.insert(0, worker.PackageFinder(ROOT + "/calibrate/device"))
-import servesim.calibrate.adapter.llm_serving
-import servesim.calibrate.live.driver
-import servesim.calibrate.server.engine_process
-foreign = {"numpy", "simpy", "yaml", "pydantic", "pandas", "aiohttp"} & set(sys.modules)
-assert not foreign, foreign
-"""
-    command = [python, "-I", "-S", "-c", code.replace("ROOT", repr(str(ROOT)))]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr

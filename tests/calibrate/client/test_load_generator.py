@@ -15,7 +15,7 @@ import pytest
 aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from servesim.calibrate.client.load_generator import LoadGenerator, send  # noqa: E402
-from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI, prompt_ids, prompt_words  # noqa: E402
+from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI  # noqa: E402
 from servesim.calibrate.replay.http_client import client_metrics, run_from_responses  # noqa: E402
 from servesim.config.scenario import scenario_from  # noqa: E402
 from servesim.core import Request  # noqa: E402
@@ -61,12 +61,12 @@ def server(handler: Callable[[web.Request, int], Any]) -> Iterator[str]:
 
     thread = threading.Thread(target=lambda: asyncio.run(run()))
     thread.start()
-    started.wait(10)
+    assert started.wait(120)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
         done.set()
-        thread.join(10)
+        thread.join(120)
 
 
 async def answer(request: web.Request, *parts: bytes) -> web.StreamResponse:
@@ -101,11 +101,11 @@ def test_every_kind_of_server_failure_is_counted() -> None:
         if kind == 4:
             return await answer(request, b"what is this?\n")
         if kind == 5:
-            await asyncio.sleep(5)
+            await asyncio.sleep(600)
         return await answer(request, b": You can't see this ping\n\n", TOKEN, TOKEN[:40], TOKEN[40:], LAST)
 
     with server(faulty) as url:
-        load = send(url, LlmServing(), make_requests(80), timeout=2.0)
+        load = send(url, LlmServing(), make_requests(80), timeout=10.0)
     assert outcomes(load) == {"finished": 20, "refused": 20, "broken": 30, "timed out": 10}
     assert sum(outcomes(load).values()) == 80
     reasons = client_metrics(load)["reasons"]
@@ -118,41 +118,46 @@ def test_every_kind_of_server_failure_is_counted() -> None:
 
 
 def test_an_unreachable_server_is_reported_at_once() -> None:
-    load = send("http://127.0.0.1:9", LlmServing(), make_requests(20), timeout=5.0)
+    load = send("http://127.0.0.1:9", LlmServing(), make_requests(20), timeout=60.0)
     assert outcomes(load) == {"broken": 20}
 
 
 def test_a_killed_server_breaks_open_requests_without_a_hang() -> None:
+    all_answered = threading.Event()
+
     async def slow(request: web.Request, number: int) -> web.StreamResponse:
         if number <= 5:
             return await answer(request, TOKEN, TOKEN, LAST)
         response = await answer(request, TOKEN)
-        await asyncio.sleep(60)
+        if number == 40:
+            all_answered.set()
+        await asyncio.sleep(600)
         return response
 
     done: dict[str, LoadGenerator] = {}
     with server(slow) as url:
         client = threading.Thread(
-            target=lambda: done.update(load=send(url, LlmServing(), make_requests(40), timeout=30.0))
+            target=lambda: done.update(load=send(url, LlmServing(), make_requests(40), timeout=300.0))
         )
         client.start()
-        threading.Event().wait(1.0)
-    client.join(15)
+        assert all_answered.wait(120)
+    client.join(120)
     assert not client.is_alive()
     assert outcomes(done["load"]) == {"finished": 5, "broken": 35}
 
 
 def test_requests_are_sent_on_time_without_waiting_for_responses() -> None:
     async def late(request: web.Request, number: int) -> web.StreamResponse:
-        await asyncio.sleep(0.6)
+        await asyncio.sleep(3)
         return await answer(request, TOKEN, TOKEN, LAST)
 
     with server(late) as url:
-        load = send(url, LlmServing(), make_requests(20, gap=0.02), timeout=10.0)
+        load = send(url, LlmServing(), make_requests(20, gap=0.02), timeout=120.0)
     assert outcomes(load) == {"finished": 20}
     assert load.max_open >= 15
     lateness = client_metrics(load)["lateness_ms"]
-    assert 0 <= lateness["mean"] <= lateness["p99"] <= lateness["max"] < 400
+    # It would be more if a request waited for the one before.
+    assert 0 <= lateness["mean"] <= lateness["p99"] <= lateness["max"] < 3000
 
 
 def test_a_follower_is_sent_after_its_predecessor_ended_and_its_think_time() -> None:
@@ -162,11 +167,11 @@ def test_a_follower_is_sent_after_its_predecessor_ended_and_its_think_time() -> 
 
     first, second = Request("a", 0.0, 3, 2), Request("b", 0.0, 3, 2, follows="a", think_time=0.2)
     with server(prompt) as url:
-        load = send(url, LlmServing(), [first, second], timeout=10.0)
+        load = send(url, LlmServing(), [first, second], timeout=120.0)
     a, b = load.sent_requests
     assert a.ended_at is not None
     assert b.sent_at is not None
-    assert 0.2 <= b.sent_at - a.ended_at < 0.6
+    assert 0.2 <= b.sent_at - a.ended_at < 10
 
 
 def test_client_side_times_become_the_metrics_of_a_run() -> None:
@@ -178,7 +183,7 @@ def test_client_side_times_become_the_metrics_of_a_run() -> None:
 
     requests = make_requests(4)
     with server(steady) as url:
-        load = send(url, LlmServing(), requests, timeout=10.0)
+        load = send(url, LlmServing(), requests, timeout=120.0)
     run = run_from_responses(load, scenario_from({}), Profile("none", LinearCost()), requests)
     result = run.result()
     assert result["completed"] == 4
@@ -216,10 +221,10 @@ def test_openai_streams_of_vllm_are_parsed() -> None:
     assert api.event(b'data: {"error": {"message": "no"}}').error == "{'message': 'no'}"
 
 
-def test_prompts_have_the_requested_length_and_are_reproducible() -> None:
+def test_bodies_have_the_requested_lengths() -> None:
     request = Request("x", 0.0, 37, 5, limit=9)
-    assert len(prompt_ids(request)) == len(prompt_words(request).split()) == 37
-    assert prompt_ids(request) == prompt_ids(Request("x", 1.0, 37, 5))
+    assert len(OpenAI("m").body(request)["prompt"]) == 37
+    assert len(LlmServing().body(request)["inputs"].split()) == 36  # the server adds BOS
     assert OpenAI("m").body(request)["max_tokens"] == 5
     assert LlmServing().body(request)["parameters"] == {
         "do_sample": "False", "return_full_text": "True", "max_new_tokens": 5,

@@ -30,7 +30,7 @@ def run_contract(folder: Path, *sections: str) -> dict[str, Any]:
     """Run sections of kbk_contract.py under that interpreter, in a folder, and return their results."""
     out = folder / "results.json"
     done = subprocess.run(
-        [kbk_python(), str(SCRIPT), str(out), *sections], cwd=folder, capture_output=True, text=True, timeout=280
+        [kbk_python(), str(SCRIPT), str(out), *sections], cwd=folder, capture_output=True, text=True, timeout=1700
     )
     assert done.returncode == 0, done.stderr[-2000:]
     results: dict[str, Any] = json.loads(out.read_text())

@@ -183,7 +183,7 @@ def test_a_worker_exits_when_its_parent_is_killed(package_copy: Path) -> None:
     process.kill()
     process.wait()
     process.stdout.close()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert gone(pid)
@@ -241,22 +241,22 @@ def test_out_of_memory_has_its_own_error_and_the_backend_stays_usable() -> None:
 
 def test_a_timed_step_includes_asynchronous_work() -> None:
     """Synchronisation contract: a device that returns early and continues to work must not look faster."""
-    with Worker("fake", cost={"base": 0.01}) as prompt, Worker("fake", cost={"base": 0.01}, lag=0.2) as delayed:
+    with Worker("fake", cost={"base": 0.01}) as prompt, Worker("fake", cost={"base": 0.01}, lag=1.0) as delayed:
         for worker in (prompt, delayed):
             worker.load("micro", 8, 4)
             worker.step(ROWS)
-        assert 0.01 <= prompt.seconds < 0.2
-        assert delayed.seconds >= 0.21
+        assert 0.01 <= prompt.seconds < 1.0
+        assert delayed.seconds >= 1.01
 
 
 def test_an_unsynchronised_step_of_a_delayed_device_would_look_short() -> None:
-    device = FakeBackend({"base": 0.01}, lag=0.2)
+    device = FakeBackend({"base": 0.01}, lag=1.0)
     device.load(MODELS["micro"], 8, 4)
     start = time.perf_counter()
     device.step(ROWS)
     returned = time.perf_counter() - start
     device.synchronize()
-    assert returned < 0.2 < 0.21 <= time.perf_counter() - start
+    assert returned < 1.0 < 1.01 <= time.perf_counter() - start
 
 
 def test_a_fake_step_takes_the_time_of_the_cost_model() -> None:
@@ -271,9 +271,14 @@ def test_a_fake_step_takes_the_time_of_the_cost_model() -> None:
         (0.035, lambda: device.swap_out([(0, 1)])),
     ]
     for expected, work in steps:
-        start = time.perf_counter()
-        work()
-        assert expected <= time.perf_counter() - start < expected + 0.02
+        times = []
+        for _ in range(20):  # on a busy machine, some take longer
+            start = time.perf_counter()
+            work()
+            times.append(time.perf_counter() - start)
+            if times[-1] < expected + 0.02:
+                break
+        assert expected <= min(times) < expected + 0.02
 
 
 def test_a_fake_step_reads_every_cached_token_through_its_block_table() -> None:

@@ -67,7 +67,7 @@ def fake_server(policy: str, cost: str, port: int = 0, *options: str) -> Iterato
             yield process.stdout.readline().strip().rpartition(" ")[2], process
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(300)
 
 
 @contextmanager

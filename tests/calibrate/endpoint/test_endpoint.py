@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
+from servesim.calibrate.client.prompts import UNSEEDED  # noqa: E402
 from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads  # noqa: E402
 from servesim.calibrate.endpoint.fit import EndpointFit, NotEnoughData, fit_steps  # noqa: E402
-from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed, common_words  # noqa: E402
+from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed  # noqa: E402
 from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps  # noqa: E402
 from servesim.calibrate.server.word_tokenizer import encode  # noqa: E402
 from servesim.core import BadInput, Request, Shape  # noqa: E402
@@ -168,10 +169,10 @@ def test_manifest_of_a_design_keeps_its_keys() -> None:
 
 def test_prompts_have_the_requested_words_and_different_beginnings() -> None:
     requests = Point("burst", 8, 64).requests("salt", 32, 16, ServerSpeed())
-    texts = [common_words(request) for request in requests]
+    texts = [UNSEEDED.words(request) for request in requests]
     assert {len(encode(text, 32000)) for text in texts} == {64}
     assert len({tuple(text.split()[:16]) for text in texts}) == 8
-    assert common_words(requests[0]) == common_words(Request(requests[0].id, 5.0, 64, 1))
+    assert UNSEEDED.words(requests[0]) == UNSEEDED.words(Request(requests[0].id, 5.0, 64, 1))
 
 
 def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> None:
@@ -184,5 +185,8 @@ def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> Non
     path.write_text(text[: text.rindex("busy,1,32") + 50])
     assert [load.point.name for load in read_loads(path)] == ["single 1x16", "batch 2x32", "burst 2x32"]
     path.write_text(text.replace("finished", "finished\nnonsense", 1))
-    with pytest.raises(BadInput, match=r"answers.csv:2: not a row of answers.csv"):
+    with pytest.raises(BadInput, match=r"answers.csv: row 2: expected 18 columns, got 16"):
+        read_loads(path)
+    path.write_text(text.replace("single,1,", "single,one,", 1))
+    with pytest.raises(BadInput, match=r"answers.csv: row 2: expected a row of answers.csv, got \['single', 'one'"):
         read_loads(path)

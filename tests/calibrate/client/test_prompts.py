@@ -1,0 +1,86 @@
+"""Prompts of the HTTP clients have the requested number of tokens, and share only what the trace shares."""
+
+from __future__ import annotations
+
+import pytest
+from servesim.calibrate.client.prompts import WORDS, Prompts, new_seed
+from servesim.calibrate.client.protocols import LlmServing, OpenAI, TextCompletions
+from servesim.core import Request
+
+from .vocabularies import count_llama_tokens, count_sentencepiece_tokens
+
+LENGTHS = (2, 3, 17, 100, 900, 2000)
+
+
+def llm_serving_texts() -> list[str]:
+    api = LlmServing(Prompts("seed"))
+    return [api.body(Request(id, 0.0, length, 4))["inputs"] for id, length in enumerate(LENGTHS)]
+
+
+def test_prompts_have_the_requested_length_in_the_vocabulary_of_llama() -> None:
+    assert count_llama_tokens(["the", "w5709"]) == [2, 6]  # BOS, then one token and five tokens
+    assert count_llama_tokens(llm_serving_texts()) == list(LENGTHS)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_prompts_have_the_requested_length_in_a_sentencepiece_vocabulary(kind: str) -> None:
+    assert count_sentencepiece_tokens(llm_serving_texts(), kind) == list(LENGTHS)
+
+
+def test_a_text_is_shorter_by_the_tokens_that_the_server_adds_but_never_empty() -> None:
+    api = TextCompletions("model")
+    lengths = [len(api.body(Request(0, 0.0, length, 1))["prompt"].split()) for length in (1, 2, 50)]
+    api.added_tokens = 1
+    shorter = [len(api.body(Request(0, 0.0, length, 1))["prompt"].split()) for length in (1, 2, 50)]
+    assert (lengths, shorter) == ([1, 2, 50], [1, 1, 49])
+
+
+def test_token_ids_have_the_exact_length() -> None:
+    for length in LENGTHS:
+        ids = OpenAI("model").body(Request("x", 0.0, length, 4))["prompt"]
+        assert len(ids) == length
+        assert min(ids) >= 100
+        assert max(ids) < 10_000
+
+
+def common_start(first: list[int], second: list[int]) -> int:
+    """Return the number of equal tokens at the start."""
+    pairs = enumerate(zip(first, second))
+    return next((place for place, (one, other) in pairs if one != other), min(len(first), len(second)))
+
+
+def test_no_two_of_5000_requests_begin_with_the_same_block() -> None:
+    requests = [Request(id, 0.0, 40, 1) for id in range(5000)]
+    for seed in ("", "1", "2"):
+        prompts = Prompts(seed)
+        assert len({tuple(prompts.token_ids(request)[:16]) for request in requests}) == len(requests)
+        assert len({tuple(prompts.words(request).split()[:16]) for request in requests}) == len(requests)
+
+
+def test_equal_seeds_give_equal_prompts_and_new_seeds_give_new_ones() -> None:
+    request = Request("x", 0.0, 500, 1)
+    again = Request("x", 7.0, 500, 9)
+    assert Prompts("a").token_ids(request) == Prompts("a").token_ids(again)
+    assert Prompts("a").words(request) == Prompts("a").words(again)
+    assert common_start(Prompts("a").token_ids(request), Prompts("b").token_ids(request)) < 4
+    assert new_seed() != new_seed()
+
+
+def test_requests_with_equal_hash_ids_share_these_blocks_and_nothing_else() -> None:
+    prompts = Prompts("seed", block=64)
+    first = Request(0, 0.0, 300, 1, prefix_hashes=(7, 8, 9, 10, 11))
+    second = Request(1, 0.0, 280, 1, prefix_hashes=(7, 8, 3, 4, 5))
+    partial = Request(2, 0.0, 280, 1, prefix_hashes=(7,))
+    ids = [prompts.token_ids(request) for request in (first, second, partial)]
+    assert [len(one) for one in ids] == [300, 280, 280]
+    assert 128 <= common_start(ids[0], ids[1]) < 132
+    assert 64 <= common_start(ids[0], ids[2]) < 68
+    assert common_start(ids[0], Prompts("other", 64).token_ids(first)) < 4
+    texts = [prompts.words(request).split() for request in (first, second)]
+    assert texts[0][:128] == texts[1][:128]
+    assert texts[0][128:144] != texts[1][128:144]
+
+
+def test_more_hash_ids_than_tokens_and_unusual_ids_are_accepted() -> None:
+    assert len(Prompts().token_ids(Request("\ud800", 0.0, 20, 1, prefix_hashes=(1, 2, 3, 2**70)))) == 20
+    assert len(set(WORDS)) == len(WORDS)

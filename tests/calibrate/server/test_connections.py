@@ -1,0 +1,264 @@
+"""`sim serve` and unusual clients: half-closed and gone ones, malformed requests, keys, and ports in use."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+pytest.importorskip("aiohttp")
+
+from servesim.calibrate.client.load_generator import first_model, send
+from servesim.calibrate.client.protocols import OpenAI
+from servesim.calibrate.live.setup import DeviceSession
+from servesim.calibrate.server.access import is_local
+from servesim.calibrate.server.service import Service, bound
+from servesim.cli import main
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput, Request
+
+from .serving import ask, idle_state, post, raw, service
+
+OPENAI, LLM_SERVING = "/v1/completions", "/models/llama2/generate"
+
+
+@pytest.fixture(scope="module")
+def shared_service() -> Iterator[Service]:
+    with service() as served:
+        yield served
+
+
+def read_all(client: socket.socket) -> bytes:
+    with client:
+        return b"".join(iter(lambda: client.recv(65536), b""))
+
+
+@pytest.mark.parametrize("path", [OPENAI, LLM_SERVING])
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt": "x", "inputs": "x", "max_tokens": %s}' % (b"9" * 5000),
+        b'{"prompt": [%s], "inputs": "x"}' % (b"9" * 5000),
+        b'{"prompt": "\\ud800 a", "inputs": "\\ud800 a"}',
+        b'{"prompt": "\xed\xa0\x80 a", "inputs": "\xed\xa0\x80 a"}',
+        b'{"\\udfff": 1, "prompt": "a", "inputs": "a"}',
+        b"[" * 100_000,
+    ],
+    ids=["long integer", "long token", "surrogate", "surrogate in UTF-8", "surrogate in a key", "deep"],
+)
+def test_bodies_that_are_no_text_or_number_are_a_400(shared_service: Service, path: str, body: bytes) -> None:
+    status, answer = ask(shared_service, path, body)
+    assert status == 400
+    assert json.loads(answer)["error"]["message"]
+
+
+def test_escaped_text_outside_ascii_is_accepted(shared_service: Service) -> None:
+    body = '{"prompt": "\\ud83d\\ude00 \N{GRINNING FACE} ä", "max_tokens": 2}'.encode()
+    status, answer = ask(shared_service, OPENAI, body)
+    assert status == 200
+    assert json.loads(answer)["usage"]["prompt_tokens"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"stream_options": [1]}, "stream_options: expected an object, got [1]"),
+        ({"stream_options": True}, "stream_options: expected an object, got True"),
+        ({"stream_options": {"include_usage": "no"}}, "stream_options.include_usage: expected true or false, got 'no'"),
+        ({"stream": "false"}, "stream: expected true or false, got 'false'"),
+        ({"n": 10**4000}, "n: expected 1, got 1000"),
+    ],
+)
+def test_wrong_fields_are_rejected_before_the_stream_starts(
+    shared_service: Service, fields: dict[str, Any], message: str
+) -> None:
+    served = json.loads(ask(shared_service, "/serving/state")[1])["served"]
+    status, answer = ask(shared_service, OPENAI, {"prompt": "x", "max_tokens": 2, "stream": True, **fields})
+    assert status == 400
+    assert json.loads(answer)["error"]["message"].startswith(message)
+    assert len(answer) < 1000
+    assert idle_state(shared_service)["served"] == served  # the engine got no request
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/9.9\r\nHost: x\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nhello!",
+        b"GET / HTTP/1.1\r\nX: " + b"a" * 20_000 + b"\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nZZ\r\nhello\r\n0\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello",
+    ],
+    ids=["version", "two lengths", "long header", "chunks", "gzip"],
+)
+def test_malformed_http_is_a_400_and_one_line_in_the_log(
+    shared_service: Service, data: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO):
+        assert b" 400 " in read_all(raw(shared_service, data)).partition(b"\r\n")[0]
+    [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    assert record.exc_info is None
+    assert record.getMessage().startswith("malformed request from 127.0.0.1: ")
+    assert "\n" not in record.getMessage()
+    assert len(record.getMessage()) < 300
+
+
+def test_compressed_bodies_are_read(shared_service: Service) -> None:
+    body = gzip.compress(json.dumps({"prompt": "a b", "max_tokens": 1}).encode())
+    assert ask(shared_service, OPENAI, body, {"Content-Encoding": "gzip"})[0] == 200
+
+
+@pytest.mark.parametrize("probe_seconds", [0.01, 60.0], ids=["with probes", "without"])
+@pytest.mark.parametrize("path", [OPENAI, LLM_SERVING, LLM_SERVING + "_stream"])
+def test_clients_that_finish_sending_get_their_answer(
+    shared_service: Service, path: str, probe_seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servesim.calibrate.server.connection.PROBE_SECONDS", probe_seconds)
+    body = {"prompt": "a b", "max_tokens": 30, "inputs": "a b", "parameters": {"max_new_tokens": 30}}
+    client = raw(shared_service, post(body, path))
+    client.shutdown(socket.SHUT_WR)
+    answer = read_all(client)  # the server closes the connection after the answer
+    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
+    while answer.startswith(interim):
+        answer = answer[len(interim) :]
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert answer.count(b" w") >= 29
+
+
+def test_pipelined_requests_of_a_half_closed_client_are_all_answered(shared_service: Service) -> None:
+    client = raw(shared_service, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
+    client.shutdown(socket.SHUT_WR)
+    answer = b""
+    with client:
+        while answer.count(b"HTTP/1.1 200 OK") < 3:
+            answer += client.recv(65536) or pytest.fail(f"closed after {answer!r}")
+
+
+def test_waiting_requests_of_clients_that_closed_are_aborted() -> None:
+    with service(policy={"name": "llm-serving", "decode_batch": 1}, cost={"base": 0.05}) as served:
+        first = raw(served, post({"inputs": "w", "parameters": {"max_new_tokens": 190}}))
+        assert first.recv(1)
+        stream = post({"inputs": "w", "parameters": {"max_new_tokens": 150}})
+        whole = post({"prompt": "w", "max_tokens": 150}, OPENAI)
+        waiting = [raw(served, data) for data in (stream, whole)]
+        while json.loads(ask(served, "/serving/state")[1])["waiting"] < 2:
+            time.sleep(0.01)
+        for client in waiting:
+            client.close()  # nothing is unread: the host sends no reset, only the end of the input
+        until = time.monotonic() + 60
+        while json.loads(ask(served, "/serving/state")[1])["open"] > 1:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        first.close()
+        state = idle_state(served)
+        assert state["free_blocks"] == state["total_blocks"]
+
+
+def test_a_key_is_needed_everywhere_but_for_the_health_check() -> None:
+    with service(api_key="s3cret") as served:
+        body = {"prompt": "x", "max_tokens": 1}
+        for header in ("", "Bearer", "Bearer s3cre", "Bearer s3cretx", "Basic s3cret", "s3cret", "Bearer \xff"):
+            headers = {"Authorization": header} if header else {}
+            status, answer = ask(served, OPENAI, body, headers)
+            assert status == 401
+            assert json.loads(answer)["error"]["code"] == "invalid_api_key"
+            assert b"s3cret" not in answer
+        assert ask(served, "/serving/state")[0] == ask(served, "/nowhere")[0] == 401
+        assert ask(served, "/health")[0] == 200
+        for header in ("Bearer s3cret", "bearer s3cret"):
+            assert ask(served, OPENAI, body, {"Authorization": header})[0] == 200
+
+
+@pytest.mark.parametrize(("key", "outcome"), [("s3cret", "finished"), ("other", "refused")])
+def test_the_load_generator_sends_the_key_of_the_environment(
+    key: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SERVESIM_API_KEY", key)
+    with service(api_key="s3cret") as served:
+        url = f"http://127.0.0.1:{served.port}"
+        load = send(url, OpenAI("fake"), [Request(0, 0.0, 3, 2)], timeout=300.0)
+        assert load.sent_requests[0].outcome == outcome
+        if key == "s3cret":
+            assert first_model(url) == "fake"
+        else:
+            with pytest.raises(BadInput, match="cannot list the models"):
+                first_model(url)
+
+
+SERVE = ["serve", "--backend", "fake", "--policy", "vllm"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--api-key", ""], "--api-key: expected printable ASCII characters without spaces"),
+        (["--api-key", "two words"], "--api-key: expected printable ASCII characters without spaces"),
+        (["--model", "tiny"], "--model tiny: backend fake computes no model; leave --model out"),
+        (["--weights", "w.npz"], "--weights w.npz: backend fake computes no model; leave --weights out"),
+        (["--host", "no such name"], "--host no such name --port 8835: cannot listen: "),
+        (["--host", "x" * 64], "cannot listen: "),
+    ],
+)
+def test_invalid_options_are_reported_in_one_line(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*SERVE, *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_port_in_use_is_reported_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as used:
+        port = used.getsockname()[1]
+        assert main([*SERVE, "--port", str(port)]) == 2
+    assert capfd.readouterr().err == f"sim: --host 127.0.0.1 --port {port}: cannot listen: Address already in use\n"
+
+
+def test_the_key_can_come_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("SERVESIM_API_KEY", "two words")
+    assert main(SERVE) == 2
+    assert capsys.readouterr().err.startswith("sim: SERVESIM_API_KEY: expected printable")
+
+
+@pytest.mark.parametrize(("key", "warnings"), [([], 1), (["--api-key", "k"], 0)], ids=["no key", "key"])
+def test_a_server_for_other_machines_warns_without_a_key(
+    key: list[str], warnings: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("servesim.calibrate.server.access.is_local", lambda host: False)
+    state = {"total_blocks": 1, "free_blocks": 1, "calls": 0}
+    monkeypatch.setattr("servesim.calibrate.server.service.serve", lambda *args: state)
+    assert main([*SERVE, "--port", "0", *key]) == 0
+    error = capsys.readouterr().err
+    assert error.count("sim: warning: all machines that reach 127.0.0.1 can send requests; set --api-key") == warnings
+
+
+def test_local_addresses() -> None:
+    assert [is_local(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost")] == [True] * 4
+    assert [is_local(host) for host in ("0.0.0.0", "::", "", "10.0.0.1", "example.org")] == [False] * 5
+
+
+def test_a_host_name_listens_on_all_its_addresses_with_one_port() -> None:
+    with bound("localhost", 0) as sockets:
+        assert len({each.getsockname()[1] for each in sockets}) == 1
+        addresses = {each.getsockname()[0] for each in sockets}
+        assert addresses <= {"127.0.0.1", "::1"}
+
+
+def test_a_port_that_is_taken_while_the_model_loads_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
+    scenario = scenario_from({"policy": {"name": "vllm"}})
+    with bound("127.0.0.1", 0) as sockets, DeviceSession("fake", options={"cost": {"base": 0.01}}) as session:
+        session.load([scenario])
+        service = Service(session, scenario, sockets, 10)
+        with socket.create_server(("127.0.0.1", service.port)), pytest.raises(BadInput, match="cannot listen: Address"):
+            asyncio.run(service.run())
+    assert "Traceback" not in capfd.readouterr().err

@@ -1,0 +1,82 @@
+"""Messages about values of any size: one short line, at once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from servesim.cli import main
+from servesim.core import BadInput
+from servesim.files.checked import Keys, Whole, validate
+
+VALUES = "&a [x, x, x, x, x, x, x, x, x]"
+for old, new in zip("abc", "bcd"):
+    VALUES = f"&{new} [{VALUES}, {', '.join([f'*{old}'] * 8)}]"
+BOMB = VALUES
+for old, new in zip("defghijkl", "efghijklm"):
+    BOMB = f"&{new} [{BOMB}, {', '.join([f'*{old}'] * 8)}]"
+RUN = "workload: {contest: {X: 5, T: 2}}\n"
+
+
+@pytest.mark.parametrize("value", [VALUES, BOMB], ids=["allowed", "too many"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: {name: vllm, order: VALUE}",
+        "policy: {name: VALUE}",
+        "policy: VALUE",
+        "preset: VALUE",
+        "profile: {kind: linear, base: VALUE}",
+        "profile: VALUE",
+        "engine: {num_blocks: VALUE}",
+        "engine: {cold_start: VALUE}",
+        "seed: VALUE",
+        "slo: {ttft: VALUE}",
+        "trace: VALUE",
+        "name: VALUE",
+        "unknown: VALUE",
+    ],
+)
+def test_aliases_do_not_expand_in_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, value: str
+) -> None:
+    (tmp_path / "a.yaml").write_text(RUN + text.replace("VALUE", value) + "\n")
+    start = time.perf_counter()
+    assert main(["run", str(tmp_path / "a.yaml")]) == 2
+    assert time.perf_counter() - start < 20
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert len(message) < 1000
+
+
+def test_a_message_is_one_line_of_limited_length() -> None:
+    message = str(BadInput("first\nsecond\r\n" + "x" * 10**6 + " the end"))
+    assert message.startswith("first second xxx")
+    assert message.endswith("the end")
+    assert len(message) <= 800
+
+
+class Section(Keys):
+    """A section of a file."""
+
+    size: Whole
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        ({"size": "x" * 10**6}, "f.yaml: size: expected a whole number from 1 to 2147483647, got 'xxx"),
+        ({"size": 10**4000}, "f.yaml: size: expected a whole number from 1 to 2147483647, got a huge int"),
+        ({"size": 1, "k" * 10**6: 1}, "f.yaml: unknown key 'kkk"),
+        ({}, "f.yaml: size: expected a whole number from 1 to 2147483647, got nothing"),
+        (None, "f.yaml: expected keys and values, got None"),
+        ([1], "f.yaml: expected keys and values, got [1]"),
+    ],
+)
+def test_a_section_that_is_wrong_is_one_line(tree: object, message: str) -> None:
+    assert validate(Section, {"size": 5}, "f.yaml").size == 5
+    with pytest.raises(BadInput) as caught:
+        validate(Section, tree, "f.yaml")
+    assert str(caught.value).startswith(message)
+    assert len(str(caught.value)) < 200

@@ -1,0 +1,255 @@
+"""A resumed or merged experiment has the same inputs as when it started; names stay inside their folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.study.experiment import read_experiment
+from servesim.study.journal import read_journal
+from servesim.study.sweep import plan_rounds
+
+from . import sweeps
+from .test_search import search_file, trials
+
+QUIET = ("-j", 1, "-q", "--no-report")
+OWN = "from servesim.policies.llm_serving import LLMServing\n\nclass Mine(LLMServing):\n    pass\n"
+
+
+@pytest.fixture(autouse=True)
+def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def trace_text(output: int = 5) -> str:
+    return "arrival,prompt,output\n" + "".join(f"{k / 4},20,{output + k % 7}\n" for k in range(12))
+
+
+def write_inputs() -> dict[str, Any]:
+    """Write a trace, a policy and a profile; return a scenario that reads them."""
+    Path("trace.csv").write_text(trace_text())
+    Path("own.py").write_text(OWN)
+    Path("costs").mkdir(exist_ok=True)
+    Path("costs/profile.yaml").write_text(yaml.safe_dump({"cost": sweeps.COSTS}))
+    return {"trace": "trace.csv", "policy": {"name": "own.py:Mine"}, "profile": "costs"}
+
+
+CHANGES = {
+    "trace trace.csv changed": lambda: Path("trace.csv").write_text(trace_text(6)),
+    "trace trace.csv was removed": lambda: Path("trace.csv").unlink(),
+    "policy own.py changed": lambda: Path("own.py").write_text(OWN + "\n# changed\n"),
+    "profile costs changed": lambda: Path("costs/profile.yaml").write_text(
+        yaml.safe_dump({"cost": {**sweeps.COSTS, "decode_step": 0.5}})
+    ),
+}
+
+
+@pytest.mark.parametrize("command", ["sweep", "search"])
+@pytest.mark.parametrize("message", CHANGES)
+def test_changed_inputs_are_not_resumed(message: str, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "search":
+        pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
+    base = write_inputs()
+    kinds = {"policy.decode_batch": [2, 4]}
+    file = (
+        search_file(Path(), base=base, params=kinds, trials=2)
+        if command == "search"
+        else sweeps.sweep_file(Path(), base=base, params=kinds)
+    )
+    assert sweeps.sim(command, file, "-o", "out", *QUIET) == 0
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    CHANGES[message]()
+    capsys.readouterr()
+    assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
+    noun = "search" if command == "search" else "experiment"
+    error = capsys.readouterr().err
+    assert error == f"sim: out: {message} since the {noun} started; restore it, or use another folder with -o\n"
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+    write_inputs()
+    assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 0
+    assert sweeps.sim("sweep", "out", *QUIET) == 0 if command == "sweep" else True
+
+
+@pytest.mark.parametrize("command", ["sweep", "search"])
+def test_another_version_does_not_resume_and_old_files_without_digests_do(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command == "search":
+        pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
+    file = search_file(Path(), trials=2) if command == "search" else sweeps.sweep_file(Path(), replications=1)
+    assert sweeps.sim(command, file, "-o", "out", *QUIET) == 0
+    path = Path("out") / ("search.json" if command == "search" else "experiment.json")
+    terms = json.loads(path.read_text())
+    now = terms["versions"]["servesim"]
+    terms["versions"]["servesim"] = "0.0.9"
+    path.write_text(json.dumps(terms))
+    capsys.readouterr()
+    assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
+    noun = "search" if command == "search" else "experiment"
+    message = f"the {noun} was started with servesim 0.0.9, this is servesim {now}; continue with 0.0.9, or "
+    assert message in capsys.readouterr().err
+    for key in ("versions", "inputs"):
+        path.write_text(json.dumps({**terms, "versions": {}, key: "0.0.9"}))
+        assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
+        assert f"{key}: expected names and values, got '0.0.9'" in capsys.readouterr().err
+    del terms["versions"], terms["inputs"]
+    path.write_text(json.dumps(terms))
+    assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 0
+
+
+def test_shards_of_different_inputs_are_not_merged(capsys: pytest.CaptureFixture[str]) -> None:
+    file = sweeps.sweep_file(Path(), base=write_inputs(), params={"policy.decode_batch": [2, 4]})
+    assert sweeps.sim("sweep", file, "-o", "a", "--shard", "1/2", *QUIET) == 0
+    Path("trace.csv").write_text(trace_text(6))
+    assert sweeps.sim("sweep", file, "-o", "a", "--shard", "2/2", *QUIET) == 2
+    assert "trace trace.csv changed since the experiment started" in capsys.readouterr().err
+    assert sweeps.sim("sweep", file, "-o", "b", "--shard", "2/2", *QUIET) == 0  # as on another machine
+    for path in Path("b").glob("*-2-of-2.*"):
+        path.rename(Path("a") / path.name)
+    assert sweeps.sim("sweep", "merge", "a") == 2
+    assert "trace trace.csv changed since the experiment started" in capsys.readouterr().err
+
+
+def test_merge_needs_a_folder_and_a_sweep_takes_one_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweeps.sim("sweep", "merge") == 2
+    assert capsys.readouterr().err == "sim: sim sweep merge: expected DIR, the folder of the shards\n"
+    assert sweeps.sim("sweep", sweeps.sweep_file(Path()), "out") == 2
+    assert "the output folder is -o DIR" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/b", "..", ".hidden", "", "a\nb", "a # b", "x" * 101, "-x"])
+@pytest.mark.parametrize("command", ["sweep", "search"])
+def test_a_name_cannot_leave_its_folder(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "search":
+        pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
+    write = search_file if command == "search" else sweeps.sweep_file
+    assert sweeps.sim(command, write(Path(), name=name), *QUIET) == 2
+    error = capsys.readouterr().err
+    assert "name: expected a name of letters, digits, spaces" in error and error.count("\n") == 1
+    assert [path.name for path in Path().iterdir()] == [f"{command}.yaml"]
+
+
+def test_names_and_values_stay_in_the_comments_of_best_yaml() -> None:
+    own = "own\nseed: 7\n.py:Mine"
+    Path(own.removesuffix(":Mine")).write_text(OWN)
+    file = sweeps.sweep_file(Path(), name="knobs 2.1", params={"policy.name": ["llm-serving", own]})
+    odd = file.rename("odd\nseed: 9.yaml")
+    assert sweeps.sim("sweep", odd, *QUIET) == 0
+    file = sweeps.sweep_file(Path(), params={"policy.name": [own], "policy.decode_batch": [8]})
+    odd = file.rename("odd\nseed: 9.yaml")
+    assert sweeps.sim("sweep", odd, *QUIET) == 0
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["knobs 2.1", "odd-seed- 9"]
+    for path in Path("runs").glob("*/best.yaml"):
+        lines = path.read_text().splitlines()
+        assert lines[0].startswith("# The best of ") and lines[1].startswith("# makespan ")
+        assert "seed" not in yaml.safe_load(path.read_text())
+
+
+@pytest.mark.parametrize("command", ["sweep", "search"])
+def test_emit_config_is_rejected_before_the_first_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    if command == "search":
+        pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
+    write = search_file if command == "search" else sweeps.sweep_file
+    file = write(Path(), params={"policy.name": ["llm-serving", "orca"]})
+    assert sweeps.sim(command, file, "-o", "out", "--emit-config", "llm-serving", *QUIET) == 2
+    message = "--emit-config llm-serving: policy orca: only llm-serving policies have an llm-serving configuration"
+    assert message in capsys.readouterr().err
+    assert not Path("out").exists()
+
+
+def test_the_baseline_gets_as_many_replications_as_the_noisiest_configuration() -> None:
+    file = sweeps.sweep_file(Path(), params={"policy.decode_batch": [4]}, ci="1%", replications=3, max_replications=24)
+    experiment = read_experiment(file)
+    records: dict[tuple[int, int], Any] = {}
+    planned: list[tuple[int, int]] = []
+    for tasks in plan_rounds(experiment, records):
+        planned = [(task.config, task.replication) for task in tasks]
+        for config, replication in planned:  # the baseline is constant, the other configuration is not
+            makespan = 10.0 if config == 0 else 10.0 + replication % 2
+            records[config, replication] = {"figures": {"makespan": makespan}}
+    assert sorted(planned) == [(config, replication) for config in (0, 1) for replication in range(24)]
+
+
+@pytest.fixture
+def _optuna() -> None:
+    pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
+
+
+@pytest.mark.usefixtures("_optuna")
+def test_a_lock_file_that_points_nowhere_does_not_stop_a_resumed_search() -> None:
+    file = search_file(Path(), trials=2)
+    assert sweeps.sim("search", file, "-o", "out", *QUIET) == 0
+    os.symlink("out/study.journal", "out/study.journal.lock")  # as a killed search of 0.2.0 left it
+    child = fork_search(file, 4)
+    assert wait(child, 60) == 0
+    assert len(trials(Path("out"))) == 4
+
+
+def fork_search(file: Path, count: int) -> int:
+    """Start a search in a copy of this process, which has all modules loaded; return its process id."""
+    child = os.fork()
+    if child:
+        return child
+    code = 99
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = sweeps.sim("search", file, "-o", "out", "--resume", "--trials", count, *QUIET)
+    finally:
+        os._exit(code)
+
+
+def wait(child: int, seconds: float) -> int:
+    """Return the exit status of a process; kill it if it hangs."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return 98
+
+
+def written(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.glob("*.j*") if path.is_file()) if folder.exists() else 0
+
+
+@pytest.mark.usefixtures("_optuna")
+def test_a_search_killed_20_times_loses_no_trial_and_counts_none_twice() -> None:
+    base = sweeps.base(workload=sweeps.workload(6))
+    file, count = search_file(Path(), base=base, batch=2, sampler="random"), 60
+    assert sweeps.sim("search", file, "-o", "whole", "--trials", 2, *QUIET) == 0  # loads all modules
+    rng, kills = random.Random(11), 0
+    for _ in range(20):
+        child, target = fork_search(file, count), written(Path("out")) + rng.randint(0, 2500)
+        end = time.monotonic() + 60
+        while written(Path("out")) < target and time.monotonic() < end:
+            time.sleep(0.0005)
+        os.kill(child, signal.SIGKILL)
+        kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    assert kills == 20, "the search ended before the last kill"
+    assert wait(fork_search(file, count), 120) == 0
+    done = trials(Path("out"))
+    assert len(done) == count and {state for _, state, _ in done} == {"COMPLETE"}
+    runs = [json.dumps(run["assignment"], sort_keys=True) for run in read_journal(Path("out/runs.jsonl"))]
+    assert len(runs) == len(set(runs)), "a configuration was run twice"
+    tried = {json.dumps(dict(params), sort_keys=True) for _, _, (params, _) in done}
+    assert tried <= set(runs), "a trial has no run"
+
+
+@pytest.mark.usefixtures("_optuna")
+def test_a_search_on_several_processes_equals_one_on_a_single_process() -> None:
+    file = search_file(Path(), trials=8, batch=4)
+    assert sweeps.sim("search", file, "-o", "one", *QUIET) == 0
+    assert sweeps.sim("search", file, "-o", "two", "-j", 2, "-q", "--no-report") == 0
+    assert trials(Path("one")) == trials(Path("two"))
+    for name in ("runs.jsonl", "summary.csv", "best.yaml", "experiment.json"):
+        assert Path("one", name).read_bytes() == Path("two", name).read_bytes()

@@ -1,0 +1,143 @@
+"""Mutated inputs of every command: no traceback, no hang, no partial file. benchmarks/fuzz.py tries 20,000 of them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servesim import cli
+
+from .conftest import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+def test_500_mutated_inputs_are_accepted_or_rejected_with_one_line() -> None:
+    command = [sys.executable, str(BENCHMARKS / "fuzz.py"), "--count", "500"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def raise_error(argv: list[str]) -> int:
+    raise KeyError("x")
+
+
+def print_two_lines(argv: list[str]) -> int:
+    print("sim: first\nsecond", file=sys.stderr)
+    return 2
+
+
+def end_with_7(argv: list[str]) -> int:
+    sys.exit(7)
+
+
+def write(name: str, code: int = 0) -> Callable[[list[str]], int]:
+    def main(argv: list[str]) -> int:
+        Path(name).write_text("{")
+        print("sim: done", file=sys.stderr)
+        return code
+
+    return main
+
+
+def accept(argv: list[str]) -> int:
+    return 0
+
+
+@pytest.mark.parametrize(
+    ("main", "failures"),
+    [
+        (accept, []),
+        (raise_error, ["KeyError at a line outside servesim"]),
+        (print_two_lines, ["the error is not one line"]),
+        (end_with_7, ["exit code 7"]),
+        (write("out/a.csv.part"), ["temporary file left"]),
+        (write("out/a.csv", code=2), ["rejected, but wrote a.csv"]),
+        (write("out/a.json"), ["wrote a.json that is not strict JSON"]),
+        (write("../../a.csv"), ["wrote outside the output folder"]),
+        (write("f.yaml"), ["wrote over an input"]),
+    ],
+)
+def test_the_fuzzer_notices_failures(
+    main: Any, failures: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import fuzz
+    from fuzz_cases import Case
+
+    monkeypatch.setattr(fuzz.signal, "alarm", lambda seconds: 0)  # pytest's own time limit uses it
+    monkeypatch.setattr(cli, "main", main)
+    case, folder, start = Case({"f.yaml": b"a: 1\n"}, ["run", "f.yaml"]), tmp_path / "x" / "y" / "case", os.getcwd()
+    case.write(folder)
+    try:
+        assert fuzz.run_case(case, folder).failures == failures
+    finally:
+        os.chdir(start)
+
+
+def test_the_same_seed_gives_the_same_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import random
+
+    from fuzz_cases import make_case
+    from fuzz_targets import TARGETS
+
+    first, second = (
+        [make_case("trace", TARGETS["trace"].inputs(), random.Random(f"0/trace/{k}")) for k in range(40)]
+        for _ in range(2)
+    )
+    assert first == second
+    assert len({str(case) for case in first}) == 40
+
+
+LONG = "x" * 300
+BY_FUZZING = {
+    "a long name of a trace": ["trace", "inspect", LONG],
+    "a long name of an output folder": ["run", "-X", "1", "-T", "2", "-o", LONG],
+    "a long name of a profile": ["calibrate", "check", "x" * 5000],
+    "a chart of an unknown format": ["calibrate", "check", "cpu-tiny-kbk", "--plot", "a.gz"],
+    "a trace without a path": ["calibrate", "logs", "runs.yaml"],
+    "a journal that is a FIFO": ["sweep", "merge", "shards"],
+    "tables that are a FIFO": ["calibrate", "import", "vidur", "fifo.npz", "-o", "out"],
+    "a number as a key": ["search", "number.yaml", "--meet", "makespan<=1", "-j", "1", "-q"],
+}
+
+
+@pytest.mark.parametrize("argv", BY_FUZZING.values(), ids=BY_FUZZING)
+def test_inputs_found_by_fuzzing_are_rejected_with_one_line(
+    argv: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = "{name: a, log: a.csv, scenario: {trace: {limit: 3}}}"
+    Path("runs.yaml").write_text(f"cost: {{kind: linear, base: 0.1}}\nfree: [base]\nruns: [{run}]\n")
+    Path("a.csv").write_text("ttft_s,e2e_s\n0.1,0.2\n")
+    os.mkfifo("fifo.npz")
+    Path("number.yaml").write_text("workload: {contest: {X: 1, T: 2}}\nengine: {31: 5, num_blocks: 64}\n")
+    base = "{workload: {contest: {X: 1, T: 2}}}"
+    Path("sweep.yaml").write_text(f"base: {base}\nparams: {{policy.decode_batch: [1, 2]}}\n")
+    if argv[0] == "sweep":
+        assert cli.main(["sweep", "sweep.yaml", "-o", "shards", "--shard", "1/2", "-j", "1", "-q"]) == 0
+        capsys.readouterr()
+        os.mkfifo("shards/runs-2-of-2.jsonl")
+    before = sorted(tmp_path.iterdir())
+    assert cli.main(argv) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("sim: ") and len(lines) == 1, lines
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_a_sweep_in_which_no_request_is_served_writes_its_report_and_says_that_there_is_no_winner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    base = "{workload: {contest: {X: 1, T: 3}}, engine: {client_timeout: 0.000001}}"
+    Path("sweep.yaml").write_text(f"base: {base}\nparams: {{policy.decode_batch: [1, 2]}}\n")
+    assert cli.main(["sweep", "sweep.yaml", "-o", "out", "-j", "1", "-q"]) == 1
+    assert capsys.readouterr().err.startswith("sim: no winner: ")
+    page = Path("out/report.html").read_text()
+    assert 'cx="nan"' not in page
