@@ -84,12 +84,6 @@ def write_text(path: PathLike, text: str, overwrite: bool = True, parents: bool 
         file.write(text)
 
 
-def write_bytes(path: PathLike, data: bytes) -> None:
-    """Write a file."""
-    with open_bytes(path) as file:
-        file.write(data)
-
-
 def write_json(path: PathLike, value: Any, overwrite: bool = True) -> None:
     """Write a value as indented JSON."""
     with open_text(path, overwrite) as file:

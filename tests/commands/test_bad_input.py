@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Callable
 
 import pytest
-from servesim.cli import main
+
+from .running import Said, run_sim
 
 GOOD = "workload: {contest: {X: 5, T: 2}}\npolicy: {name: llm-serving, decode_batch: 4}\n"
 
@@ -55,19 +55,11 @@ TRACES = {
 }
 
 
-@dataclass
-class Said:
-    """Exit code and output of a command."""
-
-    code: int
-    error: str
-
-
 @pytest.fixture
 def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
     """Return a function that runs `sim` in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return lambda *args: Said(main(args), capsys.readouterr().err)
+    return lambda *args: run_sim(capsys, *args)
 
 
 def assert_one_clear_line(said: Said, expected: str) -> None:

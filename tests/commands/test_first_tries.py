@@ -6,24 +6,16 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable
 
 import pytest
-from servesim.cli import main
 
 from ..conftest import ROOT
+from .running import Said, run_sim
 
 SWEEP = "base: {workload: {contest: {X: 5, T: 4}}}\nparams: {policy.decode_batch: [8, 16]}\nreplications: 2\n"
 ODD = "time,input tokens,output tokens\r\n0.0,10,20\r\n1.5,30,5\r\n"
 NAMED = ("--column", "arrival=time", "--column", "prompt=input tokens", "--column", "output=output tokens")
-
-
-class Said(NamedTuple):
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    error: str
 
 
 @pytest.fixture
@@ -34,14 +26,7 @@ def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     (tmp_path / "odd.csv").write_text(ODD, newline="")
 
-    def run(*args: str) -> Said:
-        try:
-            code = main(args)
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return Said(code, *capsys.readouterr())
-
-    return run
+    return lambda *args: run_sim(capsys, *args)
 
 
 MEANT = {

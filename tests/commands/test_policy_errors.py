@@ -7,10 +7,11 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable
 
 import pytest
-from servesim.cli import main
+
+from .running import Said, run_sim
 
 SCENARIO = """\
 workload: {requests: 4, arrivals: {kind: burst}, lengths: {prompt: 8, output: 3}}
@@ -68,14 +69,6 @@ FAILS = {
 }
 
 
-class Said(NamedTuple):
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    error: str
-
-
 @pytest.fixture
 def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Said]:
     """Return a function that runs `sim` in a folder with a scenario and a sweep."""
@@ -85,14 +78,7 @@ def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
         "base: scenario.yaml\nparams: {policy.name: ['mine.py:Mine'], engine.num_blocks: [64, 65]}\n"
     )
 
-    def run(*args: str) -> Said:
-        try:
-            code = main(args)
-        except SystemExit as stop:
-            code = int(stop.code or 0)
-        return Said(code, *capsys.readouterr())
-
-    return run
+    return lambda *args: run_sim(capsys, *args)
 
 
 @pytest.mark.parametrize("case", DOES_NOT_LOAD)

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Callable, NamedTuple
+from typing import Callable
 
 import pytest
 import servesim
@@ -18,6 +18,7 @@ from servesim.core import BadInput
 from servesim.study.single_run import Task, context_json, run_tasks
 
 from ..conftest import ROOT
+from .running import Said, run_sim
 
 EXAMPLE = (ROOT / "examples" / "my_policy.py").read_text(encoding="utf-8")
 WORKLOAD = "workload: {requests: 3, arrivals: {kind: burst}, lengths: {prompt: 8, output: 2}}\n"
@@ -36,14 +37,6 @@ RUNNING = (
     ("serve", "scenario.yaml", "--backend", "fake", "--port", "0"), ("policies", "show", "POLICY"),
     ("policies", "check", "POLICY"),
 )  # fmt: skip
-
-
-class Said(NamedTuple):
-    """Exit code and output of a command."""
-
-    code: int
-    out: str
-    error: str
 
 
 class Place:
@@ -106,11 +99,7 @@ def place(results: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pl
 def sim(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
     """Return a function that runs `sim`."""
 
-    def run(*args: str) -> Said:
-        capsys.readouterr()
-        return Said(main(args), *capsys.readouterr())
-
-    return run
+    return lambda *args: run_sim(capsys, *args)
 
 
 def move_outside(place: Place) -> str:

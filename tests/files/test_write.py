@@ -21,9 +21,9 @@ from servesim.files.write import (
     append,
     csv_writer,
     drop_incomplete_line,
+    open_bytes,
     open_text,
     replacing,
-    write_bytes,
     write_json,
     write_text,
 )
@@ -48,7 +48,7 @@ except BadInput as error:
     [
         "write_text(path, long)",
         "write_text(path, long[:10_001])",
-        "write_bytes(path, long.encode())",
+        "with open_bytes(path) as file: file.write(long.encode())",
         "write_json(path, [long])",
         "with replacing(path) as part: part.write_text(long)",
         "append(path, long)",
@@ -168,7 +168,8 @@ def test_a_text_outside_unicode_is_written(tmp_path: Path) -> None:
     write_json(tmp_path / "b", {"caf\udce9": 1})
     append(tmp_path / "a", "\ud800\n")
     assert (tmp_path / "a").read_bytes() == b"caf\\udce9\\ud800\n"
-    write_bytes(tmp_path / "c", b"\xff")
+    with open_bytes(tmp_path / "c") as file:
+        file.write(b"\xff")
     assert (tmp_path / "c").read_bytes() == b"\xff"
 
 

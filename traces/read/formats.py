@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
+from servesim.core.limits import MAX_INT
 from servesim.traces.trace import Columns
 
 from . import chats, performance_serving
 from .columns import Names, read_columns, servesim_columns
 from .servegen import FIRST_ROW, is_servegen, servegen
 from .source import OBJECTS, Source
-from .table import MAX_TOKENS, Table
+from .table import Table
 
 
 class Format(NamedTuple):
@@ -142,7 +143,7 @@ def _read_blis(source: Source) -> Columns:
     columns.prefix = []
     for i, (group, length) in enumerate(zip(groups, prefix_lengths)):
         if group and length:
-            start = first_ids.setdefault(group, MAX_TOKENS * len(first_ids))
+            start = first_ids.setdefault(group, MAX_INT * len(first_ids))
             columns.prompt[i] += length
             columns.prefix.append(tuple(range(start, start + length // BLIS_BLOCK)))
         else:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
+from servesim.core.limits import MAX_INT
 from servesim.files.read import quote
 from servesim.traces.trace import Columns
 
 from .source import Source
-from .table import MAX_SECONDS, MAX_TOKENS, parse_float, parse_int
+from .table import MAX_TIMESTAMP, parse_float, parse_int
 from .tokens import ESTIMATE_NOTE, estimate
 
 NO_LENGTH = "no output length"
@@ -54,8 +55,8 @@ class Row:
             tokens = parse_int(self.values.get(key), typed=True)
         except ValueError:
             tokens = -1
-        if not 0 <= tokens <= MAX_TOKENS:
-            raise self.error(key, f"a whole number of tokens, 0 to {MAX_TOKENS}")
+        if not 0 <= tokens <= MAX_INT:
+            raise self.error(key, f"a whole number of tokens, 0 to {MAX_INT}")
         return tokens
 
     def seconds(self, key: str, unit: float) -> float:
@@ -64,7 +65,7 @@ class Row:
             value = parse_float(self.values.get(key), typed=True)
         except (ValueError, OverflowError):
             value = -1.0
-        if not 0 <= value * unit <= MAX_SECONDS:
+        if not 0 <= value * unit <= MAX_TIMESTAMP:
             raise self.error(key, "a time of 0 or more")
         per = round(1 / unit)
         return value / per if per * unit == 1.0 else value * unit

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
+from servesim.core.limits import MAX_INT
 from servesim.files.read import PathLike, parse_json, quote, read_text
 from servesim.traces.random_streams import stream
 from servesim.traces.trace import Columns
 
-from .table import MAX_TOKENS, csv_table
+from .table import csv_table
 
 FILE_NAME = re.compile(r"(.*chunk-\d+-)(trace\.csv|dataset\.json)(\.gz)?")
 HEADER = ("start", "rate", "cv", "pattern", "shape", "scale")
@@ -147,7 +148,7 @@ def _distribution(path: Path, time: str, key: str, fields: dict[str, Any]) -> Op
     if not probabilities:
         return None
     for tokens, probability in probabilities.items():
-        if type(tokens) is not int or not 0 <= tokens <= MAX_TOKENS:
+        if type(tokens) is not int or not 0 <= tokens <= MAX_INT:
             raise bad
         if type(probability) not in (int, float) or not 0 <= probability < math.inf:
             raise bad

@@ -11,11 +11,11 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.core import BadInput
+from servesim.core.limits import MAX_INT
 from servesim.files.csv_cells import unmark_formula
 from servesim.files.read import parse_json, quote, split_csv
 
-MAX_TOKENS = 2**31 - 1
-MAX_SECONDS = 1e11  # 3,000 years; more is a wrong unit
+MAX_TIMESTAMP = 1e11  # seconds, 3,000 years; more is a wrong unit
 MAX_ID = 2**63 - 1  # np.fromstring returns this for larger ids
 MISSING = ("", None)
 SPACE = re.compile(r"\s*")
@@ -43,7 +43,7 @@ class Table:
 
     def tokens(self, column: str) -> list[int]:
         """Return a column of lengths in tokens."""
-        return self._convert(column, parse_int, int, "a whole number of tokens", 0, MAX_TOKENS)
+        return self._convert(column, parse_int, int, "a whole number of tokens", 0, MAX_INT)
 
     def integers(self, column: str, minimum: int = -(2**63), maximum: int = 2**63) -> list[int]:
         """Return a column of whole numbers."""
@@ -51,7 +51,7 @@ class Table:
 
     def seconds(self, column: str, unit: float = 1.0) -> list[float]:
         """Return a column of times in seconds; the file counts in units of `unit` seconds."""
-        values = self._convert(column, parse_float, float, "a time of 0 or more", 0.0, MAX_SECONDS / unit)
+        values = self._convert(column, parse_float, float, "a time of 0 or more", 0.0, MAX_TIMESTAMP / unit)
         if unit == 1.0:
             return values
         # 3052 ms must give 3.052 s, not 3.0520000000000005: a division rounds once, a multiplication twice.
