@@ -175,9 +175,10 @@ def piecewise_linear_basis(values: Array, knots: Sequence[float]) -> Array:
 def nonneg_least_squares(design: Array, seconds: Array, free: int = 0) -> Array:
     """Solve for non-negative terms by least squares on the relative error. The first `free` terms may be negative."""
     weighted, ones = design / seconds[:, None], np.ones(len(seconds))
-    active = list(range(design.shape[1]))
+    # A column of zeros influences no sample: its term stays 0. The solver would return a rounding error for it.
+    active = np.flatnonzero(np.abs(design).max(axis=0)).tolist()
     while True:
-        scale = np.maximum(np.abs(weighted[:, active]).max(axis=0), 1e-300)
+        scale = np.abs(weighted[:, active]).max(axis=0)
         solved = np.linalg.lstsq(weighted[:, active] / scale, ones, rcond=None)[0] / scale
         worst = min(
             (index for index in range(len(active)) if active[index] >= free), key=lambda i: solved[i], default=None

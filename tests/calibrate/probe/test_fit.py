@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import yaml
 from servesim.calibrate.probe.check import report
-from servesim.calibrate.probe.fit import Samples, cross_validate, fit_cost, fit_profile
+from servesim.calibrate.probe.fit import Samples, cross_validate, fit_cost, fit_profile, nonneg_least_squares
 from servesim.calibrate.probe.grid import grid
 from servesim.calibrate.probe.measure import COLUMNS
 from servesim.cli import main
@@ -95,6 +95,18 @@ def test_noise_is_kept_and_does_not_change_the_fit(tmp_path: Path) -> None:
     low, high = profile.about["noise"]["decode"][0], profile.about["noise"]["decode"][-1]
     assert 0.93 < low < 0.96
     assert 1.04 < high < 1.07
+
+
+@pytest.mark.parametrize("free", [0, 8])
+def test_a_term_that_no_sample_measures_is_zero(free: int) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(100):
+        design = rng.uniform(0, 1, (40, 8))
+        empty = rng.permutation(8)[:3]
+        design[:, empty] = 0
+        solution = nonneg_least_squares(design, rng.uniform(0.9, 1.1, 40), free)
+        assert solution[empty].tolist() == [0, 0, 0]
+        assert np.abs(solution).max() < 10
 
 
 def test_the_fit_uses_the_padding_buckets_of_the_device(tmp_path: Path) -> None:
