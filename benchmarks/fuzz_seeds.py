@@ -154,3 +154,24 @@ def quiet(folder: Path) -> Iterator[None]:
             yield
     finally:
         os.chdir(start)
+
+
+LAYER_TABLES: Files = {
+    "l/attention.csv": b"prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,8\n0,0,4,64,9\n16,0,0,0,9\n"
+    b"16,0,1,16,12\n16,32,4,64,20\n",
+    "l/dense.csv": b"layer,tokens,time_us\nembedding,1,3\nembedding,64,4\nlayernorm,1,2\nlayernorm,64,3\n",
+    "l/per_sequence.csv": b"layer,sequences,time_us\nlm_head,1,700\nlm_head,8,800\n",
+}
+STEP_LOG = b"".join(
+    b'{"step": %d, "start": %.3f, "end": %.3f, "waiting": 0, "batch": [["a", 1, %d, true], ["b", %d, 0, false]]}\n'
+    % (k, 0.031 * k, 0.031 * k + 0.03, 30 + k, 10 + 20 * (k % 3))
+    if k % 2
+    else b'{"step": %d, "start": %.3f, "end": %.3f, "batch": [["a", 1, %d, true]]}\n'
+    % (k, 0.031 * k, 0.031 * k + 0.02, 30 + k)
+    for k in range(12)
+)
+VLLM_LOG = b"".join(
+    b"INFO Iteration(%d): %d context requests, %d context tokens, 2 generation requests, 2 generation tokens, "
+    b"iteration elapsed time: %.2f ms\n" % (k, k % 2, 40 * (k % 2), 9 + 3 * (k % 2))
+    for k in range(8)
+)

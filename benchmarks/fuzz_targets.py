@@ -15,15 +15,18 @@ from pathlib import Path
 from fuzz_seeds import (
     COSTS,
     ENGINE,
+    LAYER_TABLES,
     LLM_SERVING,
     POLICY,
     PROFILE,
     PROFILE_FILES,
     SCENARIO,
     SEARCH,
+    STEP_LOG,
     SWEEP,
     SWEEP_OPTIONS,
     TRACE_SCENARIO,
+    VLLM_LOG,
     WORKLOADS,
     Command,
     Files,
@@ -209,6 +212,13 @@ def logs() -> list[Input]:
     total = {"name": "b", "scenario": {"workload": {"contest": {"X": 1, "T": 3}}}, "total": 9.5, "fit": True}
     text_log = {"name": "a", "scenario": {}, "log": "a.txt"}
     result = {"name": "a", "scenario": {"trace": "t.csv"}, "log": "a.json", "dataset": "d.json", "interval": 0.1}
+    closed = {"concurrency": 2, "requests": 6, "lengths": {"prompt": 9, "output": 4}}
+    stages = {"stages": [{"rate": 4, "seconds": 1}, {"rate": 8, "seconds": 1}], "lengths": {"prompt": 9, "output": 4}}
+    figures = {"mean_ttft_ms": 40.0, "p90_e2el_ms": 90.0}
+    reported = [
+        {"name": "a", "scenario": {"workload": closed}, "reported": figures},
+        {"name": "b", "scenario": {"workload": stages}, "reported": [figures, figures]},
+    ]
     fit = ("calibrate", "logs", "f.yaml", "-q", "--no-cross-validation")
     commands: list[Command] = [fit, (*fit[:-1], "-o", "out"), (*fit, "-o", "out")]
     return [
@@ -216,12 +226,25 @@ def logs() -> list[Input]:
         Input({"f.yaml": text({**runs, "free": {"base": 0.1}, "runs": [text_log]}), "a.txt": LOG}, commands),
         Input({"f.yaml": text({**runs, "runs": [result]}), "a.json": json.dumps([RESULT]).encode(), "d.json": dataset,
                **TRACE_FILES}, commands),
+        Input({"f.yaml": text({**runs, "runs": reported})}, commands),
     ]  # fmt: skip
 
 
 @cache
 def imports() -> list[Input]:
-    return [Input({"a.npz": npz()}, [("calibrate", "import", "vidur", "a.npz", "-o", "out")])]
+    vidur = Input({"a.npz": npz()}, [("calibrate", "import", "vidur", "a.npz", "-o", "out")])
+    layers = Input(LAYER_TABLES, [("calibrate", "import", "layers", "l", "--layers", "4", "-o", "out")])
+    steps: list[Command] = [
+        ("calibrate", "import", "steps", "a.jsonl", "-o", "out"),
+        ("calibrate", "import", "steps", "a.jsonl", "-o", "out", "--first-use", "64"),
+        ("calibrate", "import", "steps", "a.jsonl", "-o", "out", "--no-fit", "--time-unit", "ms"),
+    ]
+    log: Command = ("calibrate", "import", "vllm-log", "a.log", "-o", "out")
+    results = [
+        Input(TRACES[name], [("calibrate", "import", "results", next(iter(TRACES[name])), "-o", "out")])
+        for name in ("vllm-bench", "guidellm-results", "aiperf-results")
+    ]
+    return [vidur, layers, Input({"a.jsonl": STEP_LOG}, steps), Input({"a.log": VLLM_LOG}, [log]), *results]
 
 
 @cache
@@ -272,7 +295,7 @@ TARGETS: dict[str, Target] = {
     "profile": Target(1200, profiles),
     "samples": Target(500, samples),
     "logs": Target(500, logs),
-    "import": Target(300, imports),
+    "import": Target(1000, imports),
     "options": Target(2000, all_files),
     "policy": Target(400, policies),
 }

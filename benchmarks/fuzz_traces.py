@@ -37,6 +37,25 @@ DATASET = json.dumps({"600": {"input_tokens": "{30: 0.25, 50: 0.75}", "output_to
 MOONCAKE = {"timestamp": 1250, "input_length": 600, "output_length": 7, "hash_ids": [5, 6]}
 
 # format -> files; the first one is the trace
+VLLM_RESULT = {
+    "input_lens": [8, 31, 9], "output_lens": [2, 3, 0], "ttfts": [0.1, 0.2, 0.0], "itls": [[0.1], [0.1, 0.2], []],
+    "start_times": [9.5, 9.0, 9.7], "errors": ["", "", "timeout"], "request_rate": "inf", "max_concurrency": 2,
+}  # fmt: skip
+GUIDELLM_REQUEST = {
+    "request_id": "x", "request_start_time": 1.7e9, "request_end_time": 1.7e9 + 1, "request_latency": 0.5,
+    "time_to_first_token_ms": 80.0, "prompt_tokens": 31, "output_tokens": 7,
+}  # fmt: skip
+AIPERF_RECORD = {
+    "metadata": {"session_num": 0, "request_start_ns": 1759813207532900363, "was_cancelled": False},
+    "metrics": {
+        "input_sequence_length": {"value": 31, "unit": "tokens"},
+        "output_sequence_length": {"value": 7, "unit": "tokens"},
+        "time_to_first_token": {"value": 80.0, "unit": "ms"},
+        "request_latency": {"value": 500.0, "unit": "ms"},
+        "inter_chunk_latency": {"value": [4.9, 5.3], "unit": "ms"},
+    },
+    "error": None,
+}
 TRACES: dict[str, dict[str, bytes]] = {
     "servesim": {"a.csv": b"arrival_s,prompt_tokens,output_tokens,priority\n0.25,31,7,0\n0.75,8,2,1\n1,9,3,0\n"},
     "servesim-json": {
@@ -82,6 +101,11 @@ TRACES: dict[str, dict[str, bytes]] = {
     "guidellm": {"a.jsonl": lines({"timestamp": 1.25, "input_length": 31, "output_length": 7})},
     "sharegpt": {"a.json": json.dumps([{"id": "x", "conversations": TURNS}, {"conversations": TURNS[:1]}]).encode()},
     "custom": {"a.jsonl": lines({"prompt": "one two three", "output_tokens": 7}, {"prompt": "four"})},
+    "vllm-bench": {"a.json": json.dumps(VLLM_RESULT).encode()},
+    "guidellm-results": {
+        "a.json": json.dumps({"benchmarks": [{"requests": {"successful": [GUIDELLM_REQUEST], "errored": []}}]}).encode()
+    },
+    "aiperf-results": {"a.jsonl": lines(AIPERF_RECORD, {**AIPERF_RECORD, "error": {"type": "Timeout"}})},
     "performance-serving-result": {"a.json": json.dumps([RESULT, RESULT]).encode()},
     "performance-serving-log": {"a.txt": LOG},
     "servegen": {

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from replay_settings import BLOCKS, SETTINGS, WORKLOADS  # noqa: E402
+from replay_settings import BLOCKS, DEFAULT_WORKLOADS, SETTINGS, WORKLOADS  # noqa: E402
 
 
 def find_package() -> None:
@@ -47,7 +47,7 @@ def main() -> int:
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--slices", type=int, default=15, help="calibration slices in the session (default 15)")
     parser.add_argument("--no-in-situ", action="store_true", help="fit only the probe samples, without served steps")
-    parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
+    parser.add_argument("--workloads", nargs="+", default=DEFAULT_WORKLOADS, choices=list(WORKLOADS))
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     parser.add_argument("--limit", type=int, metavar="N", help="use only the first N requests of each workload")
     args = parser.parse_args()

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession
-from servesim.calibrate.probe.fit import fit_profile
+from servesim.calibrate.probe.fitted_profile import fit_profile
 from servesim.calibrate.probe.measure import COLUMNS
 from servesim.calibrate.probe.session import ProbeSession, run_session
 from servesim.calibrate.replay.replay import check_profile, replay_on_backend

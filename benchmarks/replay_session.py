@@ -113,7 +113,7 @@ class ReplaySession:
         }
         return {"setting": setting, "workload": workload, "args": args, "told": replay(self.backend, args)}
 
-    def requests(self, workload: str, slice_index: int = 0) -> list[list[Any]]:
+    def requests(self, workload: str, slice_index: int = 0, setting: str = "stock") -> list[list[Any]]:
         """Return the requests of a workload, with arrivals scaled to its load on this device."""
         rows = draw_requests(workload, slice_index)[: self.args.limit]
         prompt = sum(row[1] for row in rows) / len(rows)
@@ -121,7 +121,7 @@ class ReplaySession:
         batch = min(128, self.args.blocks * BLOCK // int(prompt + output))
         decode = self._time_step(batch, 1, int(prompt + output / 2)) / batch
         seconds = self._time_step(1, int(prompt), 0) + output * decode
-        scale = seconds / offered_load(workload, slice_index)  # seconds per request
+        scale = seconds / offered_load(workload, slice_index, setting)  # seconds per request
         return [
             [id, arrival * scale, prompt, output, output, 0, None, [], None, 0.0, None]
             for id, (arrival, prompt, output) in enumerate(rows)
@@ -158,12 +158,12 @@ def measure(args: argparse.Namespace) -> int:
     print_progress(start, f"loaded {args.model}")
     session = ReplaySession(backend, model, args)
     session.run("stock", "calibration", session.requests("calibration"))  # warms up the GPU; the result is discarded
-    requests = {workload: session.requests(workload) for workload in args.workloads}
     todo = runs(args.workloads, args.settings)
+    requests = {(workload, setting): session.requests(workload, 0, setting) for workload, setting, _ in todo}
     for index, (workload, setting, again) in enumerate(todo):
         while session.slices * len(todo) <= index * (args.slices - 1):
             session.calibrate_slice()
-        result = session.run(setting, workload, requests[workload])
+        result = session.run(setting, workload, requests[workload, setting])
         recorder.put(f"{'again/' if again else ''}{workload}/{setting}.json.gz", result)
         save(recorder, session)
         end, calls = result["told"]["end"], len(result["told"]["calls"])

@@ -30,15 +30,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "swapped-queue": {"policy": {**STOCK, "preempted_to": "swapped"}, "few_blocks": True},
     "chunked": {"policy": {"name": "sarathi", "chunk_size": 256, "max_num_seqs": 128}},
     "vllm-chunked": {"policy": {"name": "vllm-chunked", "max_num_batched_tokens": 512, "max_num_seqs": 128}},
+    "vllm": {"policy": {"name": "vllm", "max_num_seqs": 128}},
+    "vllm-v1": {"policy": {"name": "vllm-v1", "max_num_seqs": 128}},
 }
+# Capacity of five policies for the workloads load-50, load-80 and load-95, relative to the estimate of the session.
+# Simulated with the bundled profile: all requests at once, throughput of the requests 200 to 1,200 of 1,500.
+CAPACITY = {"stock": 0.94, "vllm": 0.99, "vllm-chunked": 1.05, "vllm-v1": 1.03, "chunked": 0.93}
 # Delay factors make a difference at light load; batch sizes and few KV blocks make one under a backlog.
-BACKLOG_SETTINGS = [name for name in SETTINGS if name != "delay-8"]
+BACKLOG_SETTINGS = [name for name in SETTINGS if name not in ("delay-8", "vllm", "vllm-v1")]
 LIGHT_LOAD_SETTINGS = ["stock", "delay-0.5", "delay-2", "delay-8", "prefill-2", "prefill-8", "chunked", "vllm-chunked"]
 WORKLOADS: dict[str, dict[str, Any]] = {
     "alpaca": {"requests": 700, "seed": 1, "few_blocks": 420, "load": 10.0, "settings": BACKLOG_SETTINGS},
     "long": {"requests": 360, "seed": 2, "few_blocks": 1500, "load": 10.0, "settings": BACKLOG_SETTINGS},
     "calm": {"requests": 300, "seed": 3, "few_blocks": 420, "load": 0.4, "settings": LIGHT_LOAD_SETTINGS},
+    "load-50": {"requests": 700, "seed": 4, "few_blocks": 1500, "load": 0.5, "settings": list(CAPACITY)},
+    "load-80": {"requests": 700, "seed": 5, "few_blocks": 1500, "load": 0.8, "settings": list(CAPACITY)},
+    "load-95": {"requests": 700, "seed": 6, "few_blocks": 1500, "load": 0.95, "settings": list(CAPACITY)},
 }
+DEFAULT_WORKLOADS = ("alpaca", "long", "calm")
 # Workloads that only provide served steps for the fit, in addition to the probe samples; their errors are not reported.
 # Every calibration slice of the session draws new requests with the next medians (prompt, output) and the next load.
 CALIBRATION = {"requests": 120, "seed": 9, "few_blocks": 600}
@@ -56,7 +65,7 @@ def draw_requests(workload: str, slice_index: int = 0) -> list[tuple[float, int,
         outputs = np.clip(draw.lognormal(np.log(42), 0.95, count), 1, 500)
         # bursts for the backlog (coefficient of variation 2), Poisson arrivals for the light load
         gaps = draw.gamma(0.25, 4.0, count) if workload == "alpaca" else draw.exponential(1.0, count)
-    elif workload == "long":
+    elif workload == "long" or workload.startswith("load-"):
         prompts = np.clip(draw.lognormal(np.log(300), 0.7, count), 32, 1500)
         outputs = np.clip(draw.lognormal(np.log(90), 0.6, count), 8, 400)
         gaps = draw.exponential(1.0, count)
@@ -70,9 +79,12 @@ def draw_requests(workload: str, slice_index: int = 0) -> list[tuple[float, int,
     return [(float(a), int(p), int(o)) for a, p, o in zip(arrivals, prompts, outputs)]
 
 
-def offered_load(workload: str, slice_index: int = 0) -> float:
-    """Return the offered load as a multiple of the capacity of the stock setting."""
-    return float(WORKLOADS[workload]["load"]) if workload in WORKLOADS else LOADS[slice_index % len(LOADS)]
+def offered_load(workload: str, slice_index: int = 0, setting: str = "stock") -> float:
+    """Return the offered load as a multiple of the estimated capacity of the device."""
+    if workload not in WORKLOADS:
+        return LOADS[slice_index % len(LOADS)]
+    own = CAPACITY[setting] if workload.startswith("load-") else 1.0
+    return float(WORKLOADS[workload]["load"]) * own
 
 
 def engine(setting: str, workload: str) -> dict[str, Any]:

@@ -71,11 +71,11 @@ def read_archives(folder: Path) -> dict[str, bytes]:
 
 def fit_profile(files: dict[str, bytes], folder: Path) -> Any:
     """Fit a profile to the samples of the session."""
-    from servesim.calibrate.probe import fit
+    from servesim.calibrate.probe.fitted_profile import fit_profile as fit_samples
 
     samples = folder / "samples.csv"
     samples.write_bytes(files["samples.csv"])
-    return fit.fit_profile(samples, json.loads(files["about.json"]))
+    return fit_samples(samples, json.loads(files["about.json"]))
 
 
 def session_host(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any:
@@ -112,8 +112,8 @@ def read_recorded_run(recorded: dict[str, Any], profile: Any) -> tuple[Any, list
     return run_from_result(scenario, profile, finished, recorded["told"]), unserved
 
 
-def compare_run(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
-    """Simulate one run from the profile and compare."""
+def compare_run(recorded: dict[str, Any], profile: Any, host: Any, draws: int = 0, same_session: bool = False) -> Any:
+    """Simulate one run from the profile and compare; `draws` give intervals."""
     from dataclasses import replace
 
     from servesim.calibrate.replay.replay import ReplayedScenario, simulate_and_compare
@@ -122,7 +122,7 @@ def compare_run(recorded: dict[str, Any], profile: Any, host: Any) -> Any:
     live, requests = read_recorded_run(recorded, profile)
     name = recorded["setting"]
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
-    simulate_and_compare(replayed, requests, profile, host)
+    simulate_and_compare(replayed, requests, profile, host, draws, same_session)
     return replayed.comparison
 
 

@@ -1,37 +1,98 @@
 """Speed of the simulator: CPU seconds on one core for the 10,000-request file, compared with a bare SimPy loop.
 
-    python benchmarks/speed.py [--policies] [--million] [--trace FILE]
+    python benchmarks/speed.py [--only TEXT] [--million] [--trace FILE]
 
 Times include per-request results and exclude the import. Machines differ, so every time is also printed as the number
-of bare SimPy timeouts that run in the same time, measured in the same process.
+of bare SimPy timeouts that run in the same time, measured in the same process, and as the seconds on a machine with
+0.7 M timeouts per second. Targets are for that machine and for a compiled installation.
+
+Ten times the tokens: the same requests with outputs ten times as long. Arrival times, KV blocks and max_model_len are
+also multiplied by ten, so that the load is the same. Without more blocks, most requests would be preempted many times.
 """
 
 from __future__ import annotations
 
 import argparse
-import resource
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from statistics import median
+from typing import Any, NamedTuple
 
-import numpy as np
 import simpy
-from servesim.config.scenario import scenario_from
-from servesim.core import Request
-from servesim.costs.device_profile import Profile
-from servesim.costs.linear import LinearCost
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.user_code import allow_code
+from servesim.costs.device_profile import load_profile
+from servesim.installation import is_compiled
 from servesim.policies import POLICIES
-from servesim.runs.metrics import Metrics, row
-from servesim.runs.simulate import Run, gc_disabled, simulate
+from servesim.runs.request_rows import row
+from servesim.runs.simulate import gc_disabled, simulate
 from servesim.traces.read.load import load
+from servesim.traces.request_table import RequestTable
 from servesim.traces.trace import Trace
 
-TRACE = Path(__file__).resolve().parents[2] / "shared" / "data" / "bench" / "workload_10k.csv.gz"
-COST = LinearCost(prefill=0.005, prefill_token=6e-5, decode_step=0.015, decode_row=5e-5, context=1.2e-7)
+ROOT = Path(__file__).resolve().parents[1]
+TRACE = ROOT.parent / "shared" / "data" / "bench" / "workload_10k.csv.gz"
+COST = {"prefill": 0.005, "prefill_token": 6e-5, "decode_step": 0.015, "decode_row": 5e-5, "context": 1.2e-7}
+REFERENCE_RATE = 0.7e6  # bare SimPy timeouts/s of the machine that targets are for
 VIDUR_SECONDS = 20.5  # CPU seconds for the same file on a core with VIDUR_RATE
 VIDUR_RATE = 0.73e6  # bare SimPy timeouts/s
 BATCH = {"decode_batch": 128, "max_num_seqs": 128, "max_batch_size": 128, "max_bs": 128, "running_max_req_size": 128,
-         "max_ragged_sequence_count": 128, "max_running_requests": 128, "batch_cap": 128}  # fmt: skip
+         "max_ragged_sequence_count": 128, "max_running_requests": 128, "batch_cap": 128,
+         "max_total_token_num": 118784}  # fmt: skip
+USER_POLICY = {"name": f"{ROOT / 'examples' / 'my_policy.py'}:Gather", "batch": 128}
+# Targets in seconds at REFERENCE_RATE.
+TARGET, PLAIN_TARGET, USER_TARGET, MILLION_TARGET = 0.12, 0.45, 0.20, 16.0
+POLICY_TARGETS = {name: {"sglang": 0.30, "mlfq": 0.45}.get(name, 0.25) for name in POLICIES}
+TEN_TIMES_TARGET = 1.3  # times the time
+MEMORY_TARGET = 1e9  # bytes
+
+
+class Timing(NamedTuple):
+    """The time of one run."""
+
+    seconds: float  # CPU time
+    rate: float  # bare SimPy timeouts/s, measured before and after the run
+    steps: int
+
+    @property
+    def timeouts(self) -> float:
+        """The number of bare timeouts that run in the same time."""
+        return self.seconds * self.rate
+
+
+@dataclass
+class Case:
+    """One row of the table: a trace and a policy."""
+
+    label: str
+    trace: Trace
+    policy: dict[str, Any]
+    repeats: int = 3
+    times: int = 1  # multiplies the blocks and max_model_len
+    scenario: Scenario = field(init=False)
+
+    def __post_init__(self) -> None:
+        blocks, size = (118784, 1) if self.policy["name"] == "lightllm" else (7424, 16)
+        engine = {"num_blocks": blocks * self.times, "block_size": size, "max_model_len": 4096 * self.times}
+        self.scenario = scenario_from({"policy": self.policy, "engine": engine, "profile": COST})
+
+    def run(self) -> tuple[float, int]:
+        """Return the CPU seconds and the steps of one run with its per-request results."""
+        profile = load_profile(self.scenario.profile)
+        with gc_disabled(), allow_code(trust=True):
+            start = time.process_time()
+            run = simulate(self.scenario, self.trace, profile=profile)
+            rows = [row(request) for request in run.requests]
+            seconds = time.process_time() - start
+        assert len(rows) == len(self.trace.requests)
+        return seconds, run.calls
 
 
 def simpy_timeout_rate() -> float:
@@ -48,85 +109,178 @@ def simpy_timeout_rate() -> float:
     return 200_000 / (time.process_time() - start)
 
 
-def time_run(trace: Trace, name: str, **fields: Any) -> tuple[float, Run]:
-    """Return the CPU seconds of one run with its per-request results."""
-    settings = {key: value for key, value in BATCH.items() if key in POLICIES[name].__dataclass_fields__}
-    block = {"num_blocks": 118784, "block_size": 1} if name == "lightllm" else {"num_blocks": 7424, "block_size": 16}
-    if "max_total_token_num" in POLICIES[name].__dataclass_fields__:
-        settings["max_total_token_num"] = 118784
-    scenario = scenario_from(
-        {"policy": {"name": name, **settings, **fields}, "engine": {**block, "max_model_len": 4096}}
-    )
-    profile = Profile("bench", COST)
-    with gc_disabled():
-        start = time.process_time()
-        run = simulate(scenario, trace, profile=profile)
-        rows = [row(request) for request in run.requests]
-        seconds = time.process_time() - start
-    assert len(rows) == len(trace.requests)
-    return seconds, run
+def time_cases(*cases: Case) -> list[list[Timing]]:
+    """Return the timings of every case. The runs of several cases alternate, so that all have the same machine speed.
 
-
-def median_run(trace: Trace, name: str, repeats: int = 5, **fields: Any) -> tuple[float, float, Run]:
-    """Return the time of the median run, the rate of the bare loop at that time, and the run.
-
-    The loop is timed directly before and after each run, so that both have the same machine speed.
+    The bare loop is timed directly before and after each run, for the same reason.
     """
-    times = []
+    timings: list[list[Timing]] = [[] for _ in cases]
     before = simpy_timeout_rate()
-    for _ in range(repeats):
-        seconds, run = time_run(trace, name, **fields)
-        after = simpy_timeout_rate()
-        times.append((seconds * (before + after) / 2, seconds, (before + after) / 2))
-        before = after
-    _, seconds, rate = sorted(times)[len(times) // 2]
-    return seconds, rate, run
+    for _ in range(cases[0].repeats):
+        for case, results in zip(cases, timings):
+            seconds, steps = case.run()
+            after = simpy_timeout_rate()
+            results.append(Timing(seconds, (before + after) / 2, steps))
+            before = after
+    return timings
 
 
-def print_row(label: str, seconds: float, rate: float, run: Run) -> None:
+def median_timing(timings: list[Timing]) -> Timing:
+    """Return the timing with the median number of bare timeouts."""
+    return sorted(timings, key=lambda timing: timing.timeouts)[len(timings) // 2]
+
+
+def policy_settings(name: str) -> dict[str, Any]:
+    """Return a built-in policy with a batch of 128 requests."""
+    return {"name": name, **{key: BATCH[key] for key in POLICIES[name].__dataclass_fields__ if key in BATCH}}
+
+
+def scaled_trace(trace: Trace, times: int, at_once: bool) -> Trace:
+    """Return the trace with longer outputs; arrivals are later by the same factor, or all at 0."""
+    columns = {
+        "id": range(len(trace.requests)),
+        "arrival": trace.arrivals * (0.0 if at_once else times),
+        "prompt": trace.prompts,
+        "output": trace.outputs * times,
+    }
+    return Trace(RequestTable(columns), trace.source, trace.format)
+
+
+def judge(value: float, limit: float, unit: str) -> str:
+    """Return the target and whether it was reached."""
+    return "" if limit == math.inf else f"  target {limit:g}{unit}: {'ok' if value <= limit else 'MISSED'}"
+
+
+def target(value: float) -> float:
+    """Return a target of compiled runs; a plain installation has none."""
+    return value if is_compiled() else math.inf
+
+
+def print_row(label: str, timing: Timing, seconds: float) -> None:
     """Print one row of the table."""
-    at_reference = seconds * rate / 0.7e6
+    reference = timing.timeouts / REFERENCE_RATE
     print(
-        f"{label:<28} {seconds:7.3f} s  {run.calls:>8} steps  {seconds * rate / 1e3:7.0f} k bare timeouts"
-        f"  = {at_reference:.2f} s at 0.7 M/s"
+        f"{label:<28} {timing.seconds:7.3f} s {timing.steps:>9} steps {timing.timeouts / 1e3:7.0f} k bare timeouts"
+        f" = {reference:6.3f} s at 0.7 M/s{judge(reference, seconds, ' s')}",
+        flush=True,
     )
 
 
-def time_million_requests() -> None:
-    """Simulate up to a million requests; print time and peak memory for three sizes."""
-    for count, output in ((100_000, 64), (1_000_000, 64), (100_000, 640)):
-        random = np.random.default_rng(0)
-        arrivals = np.cumsum(random.exponential(1 / (8.0 * 64 / output), count))
-        requests = [Request(i, float(a), 64, output) for i, a in enumerate(arrivals)]
-        seconds, run = time_run(Trace(requests, "synthetic", "ours", {}), "llm-serving", prefill_batch=8)
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-        print(f"{count:>9,} requests of {output} tokens: {seconds:6.1f} s, {seconds / count * 1e6:5.1f} us/request, "
-              f"{run.calls:,} steps, peak memory {peak:.2f} GiB")  # fmt: skip
+def time_first(trace: Trace, as_json: bool) -> None:
+    """Time the default policy, with many repeats: CPU clocks vary."""
+    case = Case("llm-serving, batch 128", trace, policy_settings("llm-serving"), repeats=21)
+    timing = median_timing(time_cases(case)[0])
+    if as_json:
+        print(json.dumps(timing))
+        return
+    print(f"bare SimPy: {timing.rate / 1e6:.2f} M timeouts/s; {len(trace.requests)} requests from {trace.source}; "
+          f"load average {os.getloadavg()[0]:.1f}")  # fmt: skip
+    print_row(case.label, timing, TARGET if is_compiled() else PLAIN_TARGET)
+    ratio = VIDUR_SECONDS * VIDUR_RATE / timing.timeouts
+    print(
+        f"{'Vidur (published, its core)':<28} {VIDUR_SECONDS:7.1f} s  at 0.73 M timeouts/s: {ratio:.0f} times our time"
+    )
+
+
+def time_plain(trace_file: str, folder: str) -> None:
+    """Time the default policy without compiled modules, in a child process."""
+    if not is_compiled():
+        print("This installation is plain Python, so no row is compiled ('make compile' compiles the engine).")
+        return
+    subprocess.run([sys.executable, str(ROOT / "tools" / "plain_copy.py"), folder], check=True)
+    command = [sys.executable, __file__, "--trace", trace_file, "--json"]
+    child = subprocess.run(command, env={**os.environ, "PYTHONPATH": folder}, check=True, stdout=subprocess.PIPE)
+    print_row("llm-serving, plain Python", Timing(*json.loads(child.stdout)), PLAIN_TARGET)
+
+
+def time_ten_times(trace: Trace) -> None:
+    """Time the default policy with outputs ten times as long, and print the ratio of the times."""
+    for label, at_once in (("ten times the tokens", False), ("the same, all arrive at 0", True)):
+        one, ten = (
+            Case(label, scaled_trace(trace, times, at_once), policy_settings("llm-serving"), repeats=7, times=times)
+            for times in (1, 10)
+        )
+        timings = time_cases(one, ten)
+        ratio = median(many.timeouts / few.timeouts for few, many in zip(*timings))
+        if at_once:
+            print_row("outputs x 1, all arrive at 0", median_timing(timings[0]), math.inf)
+        print_row(label, median_timing(timings[1]), math.inf)
+        print(f"{'':<28} {ratio:7.2f} times the time{judge(ratio, target(TEN_TIMES_TARGET), ' times')}")
+
+
+def time_million(folder: str, plain: bool) -> None:
+    """Run `sim run` with a million requests, without and with files; print CPU time and peak memory of the process."""
+    scenario = {
+        "workload": {"requests": 1_000_000, "arrivals": {"kind": "poisson", "rate": 8.0},
+                     "lengths": {"prompt": 64, "output": 64}},
+        "policy": {**policy_settings("llm-serving"), "prefill_batch": 8},
+        "engine": {"num_blocks": 7424, "block_size": 16, "max_model_len": 4096},
+        "profile": COST,
+    }  # fmt: skip
+    file, out = Path(folder) / "million.json", Path(folder) / "million"
+    file.write_text(json.dumps(scenario), encoding="utf-8")
+    command, write = [str(file), "--json"], ["-o", str(out)]
+    print_process("a million requests", *run_process(command, dict(os.environ)), target(MILLION_TARGET))
+    print_process("the same, files written (-o)", *run_process(command + write, dict(os.environ)))
+    if plain:
+        env = {**os.environ, "PYTHONPATH": folder}
+        print_process("the same, -o, plain Python", *run_process(command + write, env))
+
+
+def run_process(arguments: list[str], env: dict[str, str]) -> tuple[Timing, int]:
+    """Return the timing and the peak memory in bytes of one `sim run`, from the start of its process to the end."""
+    before = simpy_timeout_rate()
+    with tempfile.TemporaryFile() as result:
+        child = subprocess.Popen([sys.executable, "-m", "servesim", "run", *arguments], env=env, stdout=result)
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+        if child.returncode:
+            sys.exit(f"sim run ended with exit code {child.returncode}")
+        result.seek(0)
+        steps = json.load(result)["model_calls"]
+    rate = (before + simpy_timeout_rate()) / 2
+    peak = usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return Timing(usage.ru_utime + usage.ru_stime, rate, steps), peak
+
+
+def print_process(label: str, timing: Timing, peak: int, seconds: float = math.inf) -> None:
+    """Print the row of a process and its peak memory."""
+    print_row(label, timing, seconds)
+    print(f"{'':<28} {peak / 1e9:7.3f} GB peak memory{judge(peak / 1e9, MEMORY_TARGET / 1e9, ' GB')}", flush=True)
 
 
 def main() -> None:
     """Print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trace", default=TRACE, help="trace file to simulate")
-    parser.add_argument("--policies", action="store_true", help="also time every policy")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", default=str(TRACE), help="trace file to simulate")
+    parser.add_argument("--only", metavar="PART", choices=("first", "plain", "policies", "user", "tokens"),
+                        help="print one part of the table: first, plain, policies, user or tokens")  # fmt: skip
     parser.add_argument("--million", action="store_true", help="also simulate a million requests")
+    parser.add_argument("--json", action="store_true", help="print the first row as JSON: seconds, timeouts/s, steps")
     args = parser.parse_args()
     if not Path(args.trace).is_file():
         parser.error(f"{args.trace}: no such file; name the 10,000-request trace with --trace")
     trace = load(args.trace)
-    seconds, rate, run = median_run(trace, "llm-serving", repeats=31)  # CPU clocks vary, so a few runs are not enough
-    print(f"bare SimPy: {rate / 1e6:.2f} M timeouts/s; {len(trace.requests)} requests from {Path(args.trace).name}")
-    print_row("llm-serving, batch 128", seconds, rate, run)
-    ratio = VIDUR_SECONDS * VIDUR_RATE / (seconds * rate)
-    print(
-        f"{'Vidur (published, its core)':<28} {VIDUR_SECONDS:7.1f} s  at 0.73 M timeouts/s: {ratio:.0f} times our time"
-    )
-    assert isinstance(run.measures, Metrics)
-    if args.policies:
-        for name in POLICIES:
-            print_row(name, *median_run(trace, name, repeats=3))
-    if args.million:
-        time_million_requests()
+    if args.json:
+        time_first(trace, True)
+        return
+    parts = {args.only} if args.only else {"first", "plain", "policies", "user", "tokens"}
+    with tempfile.TemporaryDirectory() as folder:
+        if "first" in parts:
+            time_first(trace, False)
+        if "plain" in parts:
+            time_plain(args.trace, folder)
+        if "policies" in parts:
+            for name, seconds in POLICY_TARGETS.items():
+                case = Case(name, trace, policy_settings(name))
+                print_row(name, median_timing(time_cases(case)[0]), target(seconds))
+        if "user" in parts:
+            case = Case("user's policy, interpreted", trace, USER_POLICY, repeats=5)
+            print_row(case.label, median_timing(time_cases(case)[0]), target(USER_TARGET))
+        if "tokens" in parts:
+            time_ten_times(trace)
+        if args.million:
+            time_million(folder, plain="plain" in parts and is_compiled())
 
 
 if __name__ == "__main__":

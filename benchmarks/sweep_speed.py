@@ -1,7 +1,8 @@
 """Speed of a sweep over 1,000 configurations of the contest workload: python benchmarks/sweep_speed.py
 
-Prints the seconds, the runs per second, the speed-up of --jobs processes over one process on the same runs, and the
-overhead: the fraction of CPU time that is not spent in simulations.
+Prints the seconds, the runs per second, the CPU time per run, the speed-up of --jobs processes over one process on the
+same runs, and the part of a run's CPU time that the engine takes. Machines differ, so CPU times are also printed for a
+machine that runs 0.7 M bare SimPy timeouts per second.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from servesim.report.page import write_report
-from servesim.runs.simulate import simulate
+from servesim.runs.simulate import build_simulation, copy_requests, gc_disabled
 from servesim.study.executor import Executor, Serial, process_pool
 from servesim.study.experiment import Experiment, SweepFile, build_experiment
 from servesim.study.files import write_summary
 from servesim.study.ranking import Summary
 from servesim.study.single_run import Task, run_context
 from servesim.study.sweep import sweep
+from speed import simpy_timeout_rate
 
 BASE = {
     "workload": {"contest": {"X": 5, "T": 300}},
@@ -60,7 +62,7 @@ def main() -> None:
 
 def time_sweep(experiment: Experiment, folder: Path, jobs: int) -> None:
     """Time a whole sweep, from the start of its processes to the written report."""
-    pool = process_pool(jobs)
+    pool, rate_before = process_pool(jobs), simpy_timeout_rate()
     start, before = time.perf_counter(), os.times()
     records = sweep(experiment, folder, pool)
     pool.close()
@@ -74,15 +76,23 @@ def time_sweep(experiment: Experiment, folder: Path, jobs: int) -> None:
     print(f"{len(records)} runs of 1,500 requests on {jobs} processes: {wall:.1f} s ({rate:.1f} runs/s)")
     report = wall - run_seconds
     print(f"  CPU time {cpu:.1f} s; summary and report {report:.1f} s; load average {os.getloadavg()[0]:.1f}")
+    per_run, speed = 1e3 * cpu / len(records), (rate_before + simpy_timeout_rate()) / 2
+    print(f"  {per_run:.1f} ms of CPU time per run; bare SimPy: {speed / 1e6:.2f} M timeouts/s; at 0.7 M timeouts/s: "
+          f"{at_reference(per_run, speed):.1f} ms per run, {at_reference(wall, speed):.1f} s in total")  # fmt: skip
     parent = after.user + after.system - before.user - before.system
     print(f"  CPU time of the parent process: {parent:.1f} s ({100 * parent / cpu:.1f} %)")
+
+
+def at_reference(value: float, rate: float) -> float:
+    """Return a time as on a machine with 0.7 M bare SimPy timeouts per second."""
+    return value * rate / 0.7e6
 
 
 def measure_scaling(experiment: Experiment, count: int, jobs: int, times: int) -> None:
     """Time the same runs on one warm worker and on several, alternating; print the speed-up and the overhead."""
     step = max(1, len(experiment.configs) // count)
     tasks = [experiment.task(config, 0) for config in range(0, len(experiment.configs), step)][:count]
-    simulating, extra = measure_overhead(experiment.context, tasks)
+    print_parts(experiment.context, tasks)
     pools = [(process_pool(n), n) for n in (1, jobs)]
     for pool, workers in pools:
         list(pool.run(experiment.context, tasks[: 2 * workers]))
@@ -95,22 +105,28 @@ def measure_scaling(experiment: Experiment, count: int, jobs: int, times: int) -
     one, several = (sorted(column)[times // 2] for column in zip(*pairs))
     print(f"{len(tasks)} runs, {times} repeats: {one:.2f} s on 1 process, {several:.2f} s on {jobs} (medians): "
           f"speed-up {speedups[times // 2]:.2f}, from {speedups[0]:.2f} to {speedups[-1]:.2f}")  # fmt: skip
-    print(f"  {simulating:.2f} s of CPU time in simulations, {extra:.2f} s overhead: {100 * extra / simulating:.1f} %")
 
 
-def measure_overhead(setup: str, tasks: Sequence[Task]) -> tuple[float, float]:
-    """Return the CPU seconds of the simulations, and of the other work of a run."""
-    context, simulations = run_context(setup), 0.0
+def print_parts(setup: str, tasks: Sequence[Task]) -> None:
+    """Print the CPU time of a run in a warm worker, and of its engine loop alone."""
+    context, total, engine = run_context(setup), 0.0, 0.0
     list(Serial().run(setup, tasks[:2]))
-    begin = time.process_time()
+    rate = simpy_timeout_rate()
     for task in tasks:
-        scenario = context.scenario(task)
-        trace, profile = context.trace(scenario, task), context.profile(scenario)
         start = time.process_time()
-        run = simulate(scenario, trace, profile=profile)
-        simulations += time.process_time() - start
-        json.dumps(context.record(run))
-    return simulations, time.process_time() - begin - simulations
+        json.dumps(context.run(task))
+        total += time.process_time() - start
+        scenario = context.scenario(task)
+        requests, profile = copy_requests(context.trace(scenario, task).requests), context.profile(scenario)
+        loop, _ = build_simulation(scenario, requests, (), True, profile)
+        with gc_disabled():
+            start = time.process_time()
+            loop.run()
+            engine += time.process_time() - start
+    rate = (rate + simpy_timeout_rate()) / 2
+    run_ms, engine_ms = (at_reference(1e3 * seconds / len(tasks), rate) for seconds in (total, engine))
+    print(f"a run in a warm worker at 0.7 M timeouts/s: {run_ms:.1f} ms of CPU time, {engine_ms:.1f} ms in the engine: "
+          f"factor {run_ms / engine_ms:.2f}, {run_ms - engine_ms:.1f} ms outside")  # fmt: skip
 
 
 def time_pool(pool: Executor, setup: str, tasks: Sequence[Task]) -> float:

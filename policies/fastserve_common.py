@@ -11,6 +11,7 @@ from heapq import merge
 from typing import Any, Callable, NamedTuple, Optional
 
 from servesim.core import FOREVER, Chunk, Plan, Policy, Preemption, Request, View, require_at_least
+from servesim.core.native import mypyc_attr
 
 MIN_FREE_HOST_FRACTION = 0.1  # new prompts wait while a smaller fraction of the host blocks is free
 SortKey = Callable[[Request], Any]
@@ -23,6 +24,7 @@ class BatchChange(NamedTuple):
     entering: Sequence[Request] = ()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class FastServePolicy(Policy):
     """The fields and methods that FastServe's policies share."""

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import FOREVER, Chunk, Plan, Policy, Preemption, Request, Traits, View, require_at_least
+from servesim.core.native import mypyc_attr
 
 MAX_REQ_TOTAL_LEN = 2048 + 1024  # LightLLM's default max_req_total_len, if the scenario has no max_model_len
 
@@ -21,6 +22,7 @@ class RouterState(NamedTuple):
     paused: int = 0  # number of preempted requests in waiting (LightLLM calls them paused)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class LightLLM(Policy):
     """Every max_wait_tokens decodes, LightLLM admits prompts if the estimated peak of all requests fits."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from heapq import merge
 from itertools import chain
 from typing import Any, Optional
@@ -32,6 +31,7 @@ from servesim.core import (
     require_effect,
     require_one_of,
 )
+from servesim.core.native import mypyc_attr
 
 from .common import DECODE_PAST_FINISH, IDLE_PLAN
 from .llm_serving_delay import AdmissionDelay, AdmissionState
@@ -40,8 +40,19 @@ from .llm_serving_static import check_blocks, decide_rows, is_out_of_range, reje
 VICTIMS = ("shortest", "longest", "newest", "oldest", "fewest-blocks")
 
 
+def choose_victim(victim: str, candidates: Sequence[Request]) -> Request:
+    """Return the request with the smallest key; on a tie, the one in the lowest slot."""
+    chosen = candidates[0]
+    lowest, lowest_serial = victim_key(victim, chosen)
+    for request in candidates:
+        key, serial = victim_key(victim, request)
+        if key < lowest or (key == lowest and serial < lowest_serial):
+            chosen, lowest, lowest_serial = request, key, serial
+    return chosen
+
+
 def victim_key(victim: str, request: Request) -> tuple[float, int]:
-    """Return the sort key: the request with the smallest key is preempted; on a tie, the one in the lowest slot.
+    """Return the sort key: the request with the smallest key is preempted.
 
     With a front-end lag, the scheduler gets several requests at the same time. The first that was sent is the oldest.
     """
@@ -54,6 +65,7 @@ def victim_key(victim: str, request: Request) -> tuple[float, int]:
     return request.length if victim == "shortest" else -request.length, 0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class LLMServing(Policy):
     """The scheduler of MindSpore llm-serving, with settings for the contest entries."""
@@ -168,7 +180,7 @@ class LLMServing(Policy):
         candidates = list(view.running)
         preempt = []
         while need > free:
-            victim = min(candidates, key=partial(victim_key, self.victim))
+            victim = choose_victim(self.victim, candidates)
             candidates.remove(victim)
             preempt.append(Preemption(victim, "recompute", queue))
             free += victim.blocks

@@ -61,10 +61,10 @@ class AdmissionDelay:
 
     def _measure_latency(self) -> None:
         if self.state.last_admission is not None:
-            self.state = self.state._replace(last_admission=None, latency=self.view.now - self.state.last_admission)
+            self.state = AdmissionState(None, self.view.now - self.state.last_admission, self.state.may_admit)
 
     def record_admission(self, request: Request) -> None:
         """Record an admission. The latency of its prefill counts from now."""
         self._admitted_now.add(request)
         if self.active and request.status == "waiting":
-            self.state = self.state._replace(last_admission=self.view.now)
+            self.state = AdmissionState(self.view.now, self.state.latency, self.state.may_admit)

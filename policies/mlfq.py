@@ -11,6 +11,7 @@ from heapq import merge
 from typing import Any, NamedTuple
 
 from servesim.core import FOREVER, Chunk, Plan, Request, Traits, View, first_time_after, require_at_least
+from servesim.core.native import mypyc_attr
 
 from .common import DECODE_PAST_FINISH, IDLE_PLAN
 from .fastserve_common import BatchChange, FastServePolicy
@@ -19,6 +20,7 @@ ENGINE = "FastServe 187a274"
 MIN_QUANTUM = 1e-9  # seconds
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SRPT(FastServePolicy):
     """Shortest remaining output first, chosen in every step. An ideal baseline: limits must equal output lengths."""
@@ -86,6 +88,7 @@ class MlfqState(NamedTuple):
     steps: int = 0  # model calls so far
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class MLFQ(FastServePolicy):
     """Skip-join MLFQ: a request that uses up its time slice moves down one level. Long prompts start lower."""
@@ -115,7 +118,7 @@ class MLFQ(FastServePolicy):
         return MlfqState()
 
     def advance_state(self, state: Any, steps: int) -> Any:
-        return state._replace(steps=state.steps + steps)
+        return MlfqState(state.batch, state.preempted, state.starved, state.steps + steps)
 
     def sort_key(self, request: Request) -> Any:
         return self.first_level(request), super().sort_key(request)

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 from typing import Optional
 
 from servesim.core import FOREVER, Plan, Policy, Request, Traits, View, require_at_least, require_one_of
+from servesim.core.native import mypyc_attr
 
 from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN, admit_reserved, too_long
 from .static import slot_blocks
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Orca(Policy):
     """Iteration-level scheduling with reserved blocks: first come, first served, no preemption."""

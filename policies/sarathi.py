@@ -20,6 +20,7 @@ from servesim.core import (
     View,
     require_at_least,
 )
+from servesim.core.native import mypyc_attr
 
 from .common import reject_too_long, too_long
 
@@ -28,6 +29,7 @@ DECODE_PLAN = Plan(decode=True, hold=FOREVER, keep_free=1, hold_past_finish=True
 DECODE_THEN_PREFILL = DECODE_PLAN._replace(state="prefill")  # for SarathiAlternating
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Sarathi(Policy):
     """Stall-free batching: decodes, then partly computed prompts, then new ones, up to chunk_size tokens per step."""
@@ -137,6 +139,7 @@ class Sarathi(Policy):
         return [round(size / CHUNK_MULTIPLE) * CHUNK_MULTIPLE for size in reversed(steps)]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SarathiAlternating(Sarathi):
     """Chunked prefill without mixed steps: prefill steps and decode steps alternate."""

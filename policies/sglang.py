@@ -18,6 +18,7 @@ from servesim.core import (
     require_at_least,
     require_one_of,
 )
+from servesim.core.native import mypyc_attr
 
 
 class SGLangState(NamedTuple):
@@ -29,6 +30,7 @@ class SGLangState(NamedTuple):
     batch_shrank: bool = False  # requests finished since the last decode step
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SGLang(Policy):
     """The scheduler of SGLang without prefix caching. It counts memory in tokens: use `block_size: 1`."""

@@ -11,8 +11,10 @@ from itertools import chain, islice
 from typing import Any
 
 from servesim.core import FOREVER, Chunk, Plan, Policy, Preemption, Request, Stuck, Traits, View, require_at_least
+from servesim.core.native import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class SplitFuse(Policy):
     """Decodes before prompts. A request without free blocks skips the step. Preemption only if no request can run."""

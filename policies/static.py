@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.core import FOREVER, BadInput, Plan, Policy, Request, Traits, View, require_at_least
+from servesim.core.native import mypyc_attr
 
 from .common import admit_reserved
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Static(Policy):
     """FasterTransformer: all requests of a batch start together. No request joins a running batch."""

@@ -21,6 +21,7 @@ from servesim.core import (
     require_effect,
     require_one_of,
 )
+from servesim.core.native import mypyc_attr
 
 from .common import IDLE_PLAN
 from .vllm_v0_common import BlockPlan, VLLMv0, priority_key
@@ -48,6 +49,7 @@ class PriorityPreemption(NamedTuple):
     priority_inversion: bool  # a running request sorts after the head of waiting
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class VLLM(VLLMv0):
     """The default scheduler of vLLM v0. The defaults are those of 0.8.5; other versions are presets."""

@@ -19,6 +19,7 @@ from servesim.core import (
     require_effect,
     require_one_of,
 )
+from servesim.core.native import mypyc_attr
 
 from .common import IDLE_PLAN
 from .delay_gate import DelayGate, DelayState
@@ -45,6 +46,7 @@ class PrefillResult(NamedTuple):
     gate: Optional[DelayGate]
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class VLLMChunked(VLLMv0):
     """The scheduler of vLLM v0 with enable_chunked_prefill. The defaults are those of 0.8.5; see the presets.

@@ -23,6 +23,7 @@ from servesim.core import (
     require_at_least,
     require_one_of,
 )
+from servesim.core.native import mypyc_attr
 
 from .delay_gate import SCOPES, DelayGate, DelayState
 
@@ -44,6 +45,7 @@ class SwapInResult(NamedTuple):
     infeasible: Sequence[Rejection] = ()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class VLLMv0(Policy):
     """The fields and methods that both schedulers of vLLM v0 share: default and chunked prefill. Defaults: 0.8.5."""

@@ -17,11 +17,13 @@ from servesim.core import (
     require_effect,
     require_one_of,
 )
+from servesim.core.native import mypyc_attr
 
 from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN
 from .vllm_v0_common import prefilling_is_last, priority_key, require_below_one
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class VLLMV1(Policy):
     """The synchronous scheduler of vLLM V1, with the class defaults of 0.32."""

@@ -12,7 +12,7 @@ if __name__ != "servesim":
 if TYPE_CHECKING:
     from .api import load, replay, run, sweep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["__version__", "load", "replay", "run", "sweep"]
 
 

@@ -23,9 +23,12 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Policy
 from servesim.core import field_values as fields_of
+from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 from servesim.costs.device_profile import bundled_profiles, load_profile
 from servesim.files.scratch import ScratchFolder
+from servesim.runs.intervals import simulate_draws
 from servesim.runs.run_folder import read_run
+from servesim.runs.simulate import load_trace as load_requests
 from servesim.study import executor as executors
 from servesim.study.experiment import Experiment, SweepFile, build_experiment, load_base, read_experiment, validate_file
 from servesim.study.files import write_summary
@@ -52,6 +55,13 @@ class ScenarioWithPolicy(Scenario):
         return self._policy
 
 
+class RepeatedScenario(ScenarioWithPolicy):
+    """A scenario with a policy object that runs several times: each run has a new copy."""
+
+    def make_policy(self) -> Policy:
+        return replace(self._policy)
+
+
 def run(
     scenario: Source = None,
     *,
@@ -67,6 +77,7 @@ def run(
     decisions: bool = False,
     turns: bool = False,
     trust: bool = False,
+    intervals: Union[bool, int] = False,
 ) -> Result:
     """Simulate one scenario.
 
@@ -74,8 +85,10 @@ def run(
     arguments, `settings` (`{"policy.delay_factor": 0.5}`). `policy` may be a Policy object, `trace` a frame with the
     columns arrival, prompt and output. `decisions=True` keeps one row per scheduler step (`turns` is its old name). If
     the engine gets stuck, `metrics["stuck"]` says why. A policy named FILE.py:NAME is executed if the file is in the
-    working folder; `trust=True` allows files of all folders. A Policy object needs no permission.
+    working folder; `trust=True` allows files of all folders. A Policy object needs no permission. `intervals=True` runs
+    it with 24 random cost models too (or another number), and `metrics["intervals"]` has the limits of every metric.
     """
+    draws = check_draws(intervals)
     policy_object = policy if isinstance(policy, Policy) else None
     requests = requests_in(trace) if isinstance(trace, pd.DataFrame) else None
     arguments = {
@@ -87,9 +100,23 @@ def run(
     overrides = {key: value for key, value in arguments.items() if value is not None}
     with allow_code(trust):
         checked_scenario = scenario_from(merge_scenario(scenario, preset, overrides, settings))
+        repeated = checked_scenario
         if policy_object is not None:
+            repeated = with_policy_object(checked_scenario, policy_object, RepeatedScenario)
             checked_scenario = with_policy_object(checked_scenario, policy_object)
-        return run_scenario(checked_scenario, requests, decisions or turns)
+        if not draws:
+            return run_scenario(checked_scenario, requests, decisions or turns)
+        requests = load_requests(checked_scenario) if requests is None else requests
+        results = simulate_draws(repeated, load_profile(repeated.profile), draws, requests)
+        return run_scenario(checked_scenario, requests, decisions or turns, results)
+
+
+def check_draws(intervals: Union[bool, int]) -> int:
+    """Return the number of random cost models, 0 without intervals."""
+    draws = DEFAULT_DRAWS if intervals is True else int(intervals)
+    if draws and not 2 <= draws <= MAX_DRAWS:
+        raise BadInput(f"intervals: expected true or a number of draws from 2 to {MAX_DRAWS}, got {intervals}")
+    return draws
 
 
 def merge_scenario(
@@ -105,10 +132,12 @@ def merge_scenario(
     return tree
 
 
-def with_policy_object(scenario: Scenario, policy: Policy) -> Scenario:
+def with_policy_object(
+    scenario: Scenario, policy: Policy, kind: type[ScenarioWithPolicy] = ScenarioWithPolicy
+) -> Scenario:
     """Return the scenario with a policy object."""
     tree = scenario.model_dump() | {"policy": {"name": type(policy).__name__, **fields_of(policy)}}
-    result = ScenarioWithPolicy.model_validate(tree)
+    result = kind.model_validate(tree)
     result._policy = policy
     return result
 

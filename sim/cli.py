@@ -16,10 +16,10 @@ from typing import Any, NoReturn, Optional
 from servesim.core import BadInput, PolicyError, Stuck
 from servesim.core.errors import MAX_MESSAGE, cut_middle
 
-from . import __version__
+from .installation import describe
 
 GROUPS = (
-    "run", "sweep", "search", "compare", "report", "calibrate", "replay", "verify", "serve", "trace",
+    "run", "sweep", "search", "compare", "tune", "report", "calibrate", "replay", "verify", "serve", "trace",
     "policies", "config",
 )  # fmt: skip
 FIRST_STEPS = """
@@ -86,7 +86,7 @@ def parser() -> argparse.ArgumentParser:
         description="Simulate the scheduler of an LLM server, find the best policy, and verify it on the device.",
         epilog=FIRST_STEPS,
     )
-    top.add_argument("--version", action="version", version=f"servesim {__version__}")
+    top.add_argument("--version", action="version", version=describe())
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for group in GROUPS:
         importlib.import_module(f".commands.{group}", __package__).register(commands)

@@ -68,6 +68,7 @@ class SweepResult:
             objectives |= {f"{metric}_diff": change.mean, f"{metric}_diff_half": change.half_width}
         others = {name: row.mean(name) for name in CSV_METRICS if name not in row.means}
         facts |= {"on_front": row.on_pareto_front, "tied": row.not_significant}
+        facts |= {"draws_won": row.draws_won} if self.summary.experiment.intervals else {}
         return {**facts, **row.assignment, **objectives, **others}
 
     @cached_property

@@ -13,7 +13,9 @@ import pandas as pd
 from servesim.config.overrides import Tree
 from servesim.config.scenario import Scenario
 from servesim.runs.decision_log import InMemoryLog
-from servesim.runs.metrics import COLUMNS, STATES, row, time_per_token
+from servesim.runs.intervals import intervals_of
+from servesim.runs.metrics import time_per_token
+from servesim.runs.request_rows import COLUMNS, STATES, row
 from servesim.runs.simulate import Run, simulate
 
 if TYPE_CHECKING:
@@ -63,10 +65,13 @@ class Result:
         return f"Result({name}: {done} of {len(self.requests)} requests in {self.metrics['makespan']:.2f} s)"
 
 
-def run_scenario(scenario: Scenario, requests: Optional[Trace], decisions: bool) -> Result:
-    """Simulate a checked scenario; `decisions` keeps one row per scheduler step."""
+def run_scenario(
+    scenario: Scenario, requests: Optional[Trace], decisions: bool, draws: Sequence[Mapping[str, Any]] = ()
+) -> Result:
+    """Simulate a checked scenario; `decisions` keeps one row per scheduler step, `draws` give the intervals."""
     log = InMemoryLog() if decisions else None
     run = simulate(scenario, requests, [] if log is None else [log])
+    run.intervals = intervals_of(run.result(), draws, run.profile) if draws else None
     return result_of(run, None if log is None else log.rows)
 
 

@@ -23,7 +23,7 @@ RUNS = CONFIG | {"engine", "runs"}
 STUDY = RUNS | {"study"}
 LIVE = STUDY | {"calibrate.device", "calibrate.probe", "calibrate.live"}
 REPLAY = LIVE | {"calibrate.client", "calibrate.replay"}
-CALIBRATE = REPLAY | {f"calibrate.{name}" for name in ("endpoint", "imports", "logs", "server")}
+CALIBRATE = REPLAY | {f"calibrate.{name}" for name in ("endpoint", "imports", "logs", "server", "tune")}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "files": {"core"},
@@ -51,12 +51,14 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate.endpoint": REPLAY,
     "calibrate.logs": STUDY,
     "calibrate.imports": STUDY,
+    "calibrate.tune": REPLAY | {"calibrate.logs", "calibrate.tune"},
     "profile_frames": STUDY | {"calibrate.probe"},
     "run_frames": RUNS,
     "frames": REPLAY | {"report", "run_frames"},
     "api": REPLAY | {"report", "run_frames", "frames", "profile_frames"},
     "commands": CALIBRATE | {"report", "testing", "run_frames", "frames", "profile_frames", "api"},
-    "cli": {"core", "files", "config", "commands"},
+    "installation": set(),
+    "cli": {"core", "files", "config", "commands", "installation"},
     "": {"api"},
     "__main__": {"cli"},
 }

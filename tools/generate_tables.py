@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, Optional
 
 import yaml
-from servesim.config.registry import about_preset, field_help, presets
+from servesim.config.class_source import docstring, field_help
+from servesim.config.registry import about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.core import Policy
 from servesim.costs.device_profile import bundled_profiles
@@ -54,7 +55,7 @@ def policy_tables() -> str:
     )]  # fmt: skip
     common = {field.name for field in fields(Policy)}
     for name, kind in POLICIES.items():
-        doc = " ".join((kind.__doc__ or "").split())
+        doc = " ".join(docstring(kind).split())
         sections.append(f"### {name}\n\n{doc}\n\n{field_table(kind, lambda field: field not in common)}")
     return "\n".join(sections)
 

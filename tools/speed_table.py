@@ -16,6 +16,7 @@ from pathlib import Path
 import servesim
 from generate_tables import table
 from run_doc_examples import ROOT
+from servesim.installation import is_compiled
 
 REFERENCE_RATE = 0.73e6  # SimPy timeouts/s on the core of the other simulators' times
 OTHER_SECONDS = {"Vidur": 20.5, "DistServe-sim": 11.8, "BLIS (Go)": 9.3, "sched-sim": 7.7, "AISimulate (Rust)": 1.5}
@@ -36,7 +37,11 @@ def measure() -> tuple[float, float]:
     runs = []
     for _ in range(REPEATS):
         done = subprocess.run(
-            [sys.executable, "benchmarks/speed.py"], cwd=ROOT, capture_output=True, text=True, check=True
+            [sys.executable, "benchmarks/speed.py", "--only", "first"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
         )
         rate = re.search(r"bare SimPy: ([\d.]+) M timeouts/s", done.stdout)
         seconds = re.search(r"batch 128 +([\d.]+) s", done.stdout)
@@ -57,7 +62,8 @@ def main() -> None:
     """Measure servesim and write the table."""
     seconds, rate = measure()
     scaled = seconds * rate / REFERENCE_RATE
-    rows = [[f"**servesim {servesim.__version__}** (scaled, see below)", f"**{scaled:.2f}**", ""]]
+    kind = "compiled" if is_compiled() else "plain Python"
+    rows = [[f"**servesim {servesim.__version__}, {kind}** (scaled, see below)", f"**{scaled:.2f}**", ""]]
     rows += [[name, f"{other:g}", f"{other / scaled:.0f}"] for name, other in OTHER_SECONDS.items()]
     source = (
         f"servesim: {seconds:.2f} s, measured by `benchmarks/speed.py` on {date.today()} (Python "

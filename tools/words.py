@@ -22,8 +22,11 @@ METAPHORS = ("desk", "doorman", "guest", "workout", "tale", "stage", "turnstile"
 PLURALS = {"doormen": "doorman", "stories": "story", **{f"{word}s": word for word in METAPHORS}}
 OLD_IDENTIFIERS = ("outlive_nobody", "_let_go")
 FOREIGN_IDENTIFIERS = ("chunk_schedule_stages", "num_stages")  # options of Sarathi-Serve and of Triton
-FOREIGN_STAGES = (  # files about Sarathi-Serve's chunk schedule and about Triton's pipelines, which have stages
+STAGE_FILES = (  # about Sarathi-Serve's chunk schedule, Triton's pipelines and load tests, which have stages
     "policies/sarathi.py", "docs/policies.md", "calibrate/device/torch/fused_operators.py", "benchmarks/gpu_tune.py",
+    "traces/make/", "tests/traces/make/", "tests/config/test_numbers.py", "docs/traces.md", "docs/structure.md",
+    "docs/imports.md", "docs/calibrate.md", "calibrate/logs/", "tests/calibrate/logs/test_reported.py",
+    "benchmarks/fuzz_targets.py",
 )  # fmt: skip
 WORDS = ("whoever", "somebody", "nobody", "everybody", "so many", "is told", "anew", "aloud")
 
@@ -78,15 +81,16 @@ def scan(text: str, name: str = "") -> Iterator[tuple[int, str]]:
         yield match.start(), " ".join(match.group().split())
     if name in MAY_NAME_OLD_IDENTIFIERS:
         return
+    metaphors = [word for word in METAPHORS if word != "stage" or not name.startswith(STAGE_FILES)]
     allows_counter = STANDARD_COUNTER.search(text) is not None
     for match in IDENTIFIER.finditer(text):
         identifier = match.group()
-        if identifier in FOREIGN_IDENTIFIERS or (identifier in ("stage", "stages") and name in FOREIGN_STAGES):
+        if identifier in FOREIGN_IDENTIFIERS:
             continue
         parts = PART.findall(identifier)
         # "counter" is a common word; only a class of this name is forbidden.
         own_counter = not allows_counter and any(part in ("Counter", "Counters") for part in parts)
-        metaphor = any(PLURALS.get(part.lower(), part.lower()) in METAPHORS for part in parts)
+        metaphor = any(PLURALS.get(part.lower(), part.lower()) in metaphors for part in parts)
         if own_counter or metaphor or identifier in OLD_IDENTIFIERS:
             yield match.start(), identifier
 

@@ -6,8 +6,9 @@ Lengths are tokens, times are seconds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import le
 from typing import Any, Optional
 
@@ -17,12 +18,14 @@ from servesim.core import BadInput, ClientRequest
 from servesim.core.limits import MAX_TOKENS
 from servesim.core.request import CLIENT_FIELDS
 
+from .request_table import RequestTable
+
 
 @dataclass
 class Trace:
     """Requests sorted by arrival, with unique ids."""
 
-    requests: list[ClientRequest]
+    requests: Sequence[ClientRequest]  # readers and generators give a RequestTable
     source: str  # file or generator
     format: str  # key of FORMATS, or "synth"
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> number of skipped rows
@@ -41,17 +44,22 @@ class Trace:
     @property
     def arrivals(self) -> NDArray[np.float64]:
         """Arrival times as an array."""
-        return np.fromiter((request.arrival for request in self.requests), np.float64, len(self.requests))
+        return np.array(self._field("arrival"), dtype=np.float64)
 
     @property
     def prompts(self) -> NDArray[np.int64]:
         """Prompt lengths as an array."""
-        return np.fromiter((request.prompt for request in self.requests), np.int64, len(self.requests))
+        return np.array(self._field("prompt"), dtype=np.int64)
 
     @property
     def outputs(self) -> NDArray[np.int64]:
         """Output lengths as an array."""
-        return np.fromiter((request.output for request in self.requests), np.int64, len(self.requests))
+        return np.array(self._field("output"), dtype=np.int64)
+
+    def _field(self, name: str) -> Any:
+        if isinstance(self.requests, RequestTable):
+            return self.requests.column(name)
+        return [getattr(request, name) for request in self.requests]
 
     def remarks(self) -> list[str]:
         """Return one line per skip reason and note, for the user."""
@@ -99,26 +107,26 @@ def build_trace(columns: Columns, source: str, format: str, order: str = "sort",
     times since 1970 are always shifted.
     """
     _check_lengths(columns, source)
-    ids = list(range(len(columns.prompt))) if columns.id is None else columns.id
+    ids = range(len(columns.prompt)) if columns.id is None else columns.id
     _check_unique(ids, columns, source)
-    requests = _make_requests(columns, ids, shift, source)
-    out_of_order = _first_out_of_order(requests)
+    arrivals = _arrivals(columns, ids, shift, source)
+    out_of_order = _first_out_of_order(arrivals)
     if out_of_order is not None and order == "refuse":
-        before, here = (requests[k].arrival for k in (out_of_order - 1, out_of_order))
+        before, here = arrivals[out_of_order - 1], arrivals[out_of_order]
         raise BadInput(
             f"{source}: row {columns.numbers[out_of_order]}: arrival {here:g} s after a row with {before:g} s: "
             "expected rows in order of arrival (`sim trace convert --sort` sorts them)"
         )
     unusable = _unusable(columns)
-    if unusable:
-        requests = _drop_rows(requests, unusable)
     dropped = dict(Counter(unusable.values()))
-    if not requests:
+    if len(unusable) == len(ids):
         reasons = f": {', '.join(f'{n} x {why}' for why, n in dropped.items())}" if dropped else ""
         raise BadInput(f"{source}: row {columns.numbers[0] if ids else 1}: no request can be served{reasons}")
+    requests = _make_table(columns, ids, arrivals, unusable)
     trace = Trace(requests, source, format, dropped, list(columns.notes), columns.arrival is not None, columns.block)
     if out_of_order is not None:
-        _sort(trace)
+        trace.requests = _sort(requests, source)
+        trace.notes.append("rows were not in order of arrival: sorted")
     if not trace.timed:
         trace.notes.append("no arrival times in this format: all arrive at 0")
     if columns.prefix is not None and trace.block is None:
@@ -148,7 +156,7 @@ def _unusable(columns: Columns) -> dict[int, str]:
 MIN_UNIX_TIME_S = 1e8  # a first arrival above this is a time since 1970
 
 
-def _check_unique(ids: list[Any], columns: Columns, source: str) -> None:
+def _check_unique(ids: Sequence[Any], columns: Columns, source: str) -> None:
     """Raise BadInput if two rows have the same id."""
     if columns.id is None or len(set(ids)) == len(ids):
         return
@@ -159,23 +167,32 @@ def _check_unique(ids: list[Any], columns: Columns, source: str) -> None:
         known_ids.add(id)
 
 
-def _make_requests(columns: Columns, ids: list[Any], shift: bool, source: str) -> list[ClientRequest]:
-    """Return one request per row, in file order; a follower gets its earliest possible arrival."""
-    rows = len(ids)
+def _arrivals(columns: Columns, ids: Sequence[Any], shift: bool, source: str) -> list[float]:
+    """Return all arrivals; a follower gets its earliest possible one."""
     arrivals = _resolve_arrivals(columns, ids, source)
     first = min(arrivals, default=0.0)
-    if shift or first > MIN_UNIX_TIME_S:
-        arrivals = [arrival - first for arrival in arrivals]
-    none = [None] * rows
-    fields = (
-        ids, arrivals, columns.prompt, columns.output, columns.limit or none, columns.priority or [0] * rows,
-        columns.session or none, columns.prefix or [()] * rows, columns.after or none,
-        columns.delay or [0.0] * rows, columns.fails or none,
-    )  # fmt: skip
-    return list(map(ClientRequest, *fields))
+    return [arrival - first for arrival in arrivals] if shift or first > MIN_UNIX_TIME_S else arrivals
 
 
-def _resolve_arrivals(columns: Columns, ids: list[Any], source: str) -> list[float]:
+def _make_table(
+    columns: Columns, ids: Sequence[Any], arrivals: list[float], unusable: Mapping[int, str]
+) -> RequestTable:
+    """Return one request per usable row, in file order."""
+    if columns.after and unusable:
+        _skip_predecessors(columns, ids, unusable)
+    optional = {
+        "limit": columns.limit, "priority": columns.priority, "session": columns.session,
+        "prefix_hashes": columns.prefix, "follows": columns.after, "think_time": columns.delay,
+        "fails_at_token": columns.fails,
+    }  # fmt: skip
+    table = RequestTable(
+        {"id": ids, "arrival": arrivals, "prompt": columns.prompt, "output": columns.output}
+        | {name: values for name, values in optional.items() if values is not None}
+    )
+    return table.pick([row for row in range(len(ids)) if row not in unusable]) if unusable else table
+
+
+def _resolve_arrivals(columns: Columns, ids: Sequence[Any], source: str) -> list[float]:
     """Return all arrivals. A follower arrives no earlier than its predecessor's arrival plus the think time."""
     stated: Sequence[Optional[float]] = [0.0] * len(ids) if columns.arrival is None else columns.arrival
     if columns.after is None:
@@ -193,39 +210,36 @@ def _resolve_arrivals(columns: Columns, ids: list[Any], source: str) -> list[flo
     return arrivals
 
 
-def _drop_rows(requests: list[ClientRequest], unusable: dict[int, str]) -> list[ClientRequest]:
-    """Return the usable requests. A follower of a dropped request follows that request's predecessor; delays add up."""
-    dropped_requests = {requests[i].id: requests[i] for i in unusable}
-    kept = [request for i, request in enumerate(requests) if i not in unusable]
-    for request in kept:
-        while request.follows is not None and request.follows in dropped_requests:
-            dropped_parent = dropped_requests[request.follows]
-            request.follows = dropped_parent.follows
-            request.think_time = (
-                request.think_time + dropped_parent.think_time if dropped_parent.follows is not None else 0.0
-            )
-    return kept
+def _skip_predecessors(columns: Columns, ids: Sequence[Any], unusable: Mapping[int, str]) -> None:
+    """Let a follower of an unusable row follow that row's predecessor; delays add up."""
+    assert columns.after is not None
+    after, delay = list(columns.after), list(columns.delay or [0.0] * len(ids))
+    unusable_ids = {ids[row]: row for row in unusable}
+    for row in range(len(ids)):
+        while row not in unusable and after[row] is not None and after[row] in unusable_ids:
+            parent = unusable_ids[after[row]]
+            after[row] = after[parent]
+            delay[row] = delay[row] + delay[parent] if after[parent] is not None else 0.0
+    columns.after, columns.delay = after, delay
 
 
-def _first_out_of_order(requests: list[ClientRequest]) -> Optional[int]:
+def _first_out_of_order(arrivals: list[float]) -> Optional[int]:
     """Return the index of the first request that arrives before the previous one."""
-    arrivals = [request.arrival for request in requests]
-    if all(map(le, arrivals, arrivals[1:])):
+    if all(map(le, arrivals, islice(arrivals, 1, None))):
         return None
     return next(i for i in range(1, len(arrivals)) if arrivals[i] < arrivals[i - 1])
 
 
-def _sort(trace: Trace) -> None:
-    """Sort the requests by arrival; raise BadInput if a request arrives before the one it follows."""
-    trace.requests.sort(key=lambda request: request.arrival)
-    trace.notes.append("rows were not in order of arrival: sorted")
+def _sort(requests: RequestTable, source: str) -> RequestTable:
+    """Return the requests sorted by arrival; raise BadInput if one arrives before the one it follows."""
+    arrivals = [request.arrival for request in requests]
+    requests = requests.pick(sorted(range(len(arrivals)), key=arrivals.__getitem__))
     known_ids: set[Any] = set()
-    for request in trace.requests:
+    for request in requests:
         if request.follows is not None and request.follows not in known_ids:
-            raise BadInput(
-                f"{trace.source}: request {request.id!r} arrives before {request.follows!r}, which it follows"
-            )
+            raise BadInput(f"{source}: request {request.id!r} arrives before {request.follows!r}, which it follows")
         known_ids.add(request.id)
+    return requests
 
 
 HASH_BLOCK_SIZES = (512, 16, 64, 128, 256, 32, 1024, 1)  # tokens per hash id, most common first

@@ -13,8 +13,9 @@ from typing import Any, Callable, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import Shape, StepCost
+from servesim.costs.curves import interpolate
 from servesim.costs.linear import LinearCost
-from servesim.costs.table import TableCost, interpolate
+from servesim.costs.table import TableCost
 
 from .steps import FrontEndLag, ObservedStep
 

@@ -12,9 +12,9 @@ from servesim.costs.vidur import CONTEXT_STEP, VidurCost, load_tables
 from servesim.files.write import replacing, write_yaml
 
 
-def import_vidur(path: Path, out: Path) -> VidurCost:
-    """Convert a file of Vidur's tables into a profile folder; return its cost model."""
-    cost = load_tables(path)
+def import_vidur(path: Path, out: Path, base: float = 0.0) -> VidurCost:
+    """Convert a file of Vidur's tables into a profile folder; return its cost model. `base`: host seconds per step."""
+    cost = load_tables(path, base)
     if (out / "profile.yaml").exists():
         raise BadInput(f"{out}: already holds a profile, which is not overwritten; use another folder")
     with replacing(out / "tables.npz") as part:
@@ -33,5 +33,5 @@ def profile_yaml(path: Path, out: Path, cost: VidurCost) -> dict[str, Any]:
             "decode_rows": [1, len(cost.attend) - 1],
             "context": [0, (len(cost.attend) - 1) * (len(cost.attend[0]) - 1) * CONTEXT_STEP],
         },
-        "cost": {"kind": "vidur", "tables": "tables.npz"},
+        "cost": {"kind": "vidur", "tables": "tables.npz", **({"base": cost.base} if cost.base else {})},
     }

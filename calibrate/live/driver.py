@@ -143,7 +143,7 @@ def replay(
     prompts = {request: make_prompt(request) for request in requests}
     observers = (notes,) if args.get("decisions", True) else ()
     clock = make_clock(args.get("pace")) if clock is None else clock
-    monitor = RunMonitor(emit, args.get("stop"))
+    monitor = RunMonitor(emit, args)
     with use_access(args.get("code")):  # as in the parent process
         live = LiveDriver(args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor)
         overhead = warm_up(backend, args, requests[: args.get("warm_up", 0)])
@@ -213,19 +213,26 @@ def warm_up(
         ]
         make_prompt = prompt_maker(0, args["vocab"])
         prompts = {request: make_prompt(request) for request in burst}
-        live = LiveDriver(args["policy"], engine, burst, backend, prompts.pop, observers=(InMemoryLog(),))
+        live = LiveDriver(
+            args["policy"], engine, burst, backend, prompts.pop, None, (InMemoryLog(),), lambda _: stop_asked(args)
+        )
         with contextlib.suppress(Stuck):  # a stuck engine gets stuck in the run again, which reports it
             live.run()
         overhead = overhead_samples(live.calls)
     return overhead
 
 
+def stop_asked(args: Mapping[str, Any]) -> bool:
+    """Return whether the stop file of a replay exists."""
+    return args.get("stop") is not None and os.path.exists(args["stop"])
+
+
 class RunMonitor:
     """Reports the progress of a run, and stops it when the stop file exists."""
 
-    def __init__(self, emit: Emit, stop: Optional[str]) -> None:
+    def __init__(self, emit: Emit, args: Mapping[str, Any]) -> None:
         self.emit = emit
-        self.stop = stop
+        self.args = args
         self._last_report = (0.0, 0)  # time, tokens generated
 
     def __call__(self, live: LiveDriver) -> bool:
@@ -244,4 +251,4 @@ class RunMonitor:
                 "tokens_per_s": (server.tokens_generated - last_written) / max(now - last_time, 1e-9),
             }
         )
-        return self.stop is not None and os.path.exists(self.stop)
+        return stop_asked(self.args)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import sys
 import threading
@@ -68,15 +69,19 @@ class DeviceSession:
         cost: Optional[StepCost] = None,
         warm_up: int = 0,
         progress: Optional[Callable[[Any], None]] = None,
+        max_seconds: float = math.inf,
     ) -> dict[str, Any]:
-        """Replay unserved requests; return the result of `driver.replay`. Ctrl-C ends the run and keeps its results."""
+        """Replay unserved requests; return the result of `driver.replay`.
+
+        Ctrl-C ends the run and keeps its results. So does the end of `max_seconds`, which include the warm-up.
+        """
         with ScratchFolder() as folder:
             stop = Path(folder) / "stop"
             args = replay_arguments(scenario, requests, self.model, warm_up, str(stop))
             if self.backend == "fake":
                 assert cost is not None, "a fake backend needs a cost model"
                 args["pace"] = self.fake_cost or cost_mapping(cost)
-            with stop_on_interrupt(stop):
+            with stop_on_interrupt(stop), stop_after(stop, max_seconds):
                 result: dict[str, Any] = self.worker.call("replay", REPLAY_TIMEOUT_S, progress, **args)
         return result
 
@@ -138,6 +143,22 @@ def stop_on_interrupt(stop: Path) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+@contextlib.contextmanager
+def stop_after(stop: Path, seconds: float) -> Iterator[None]:
+    """Write the stop file after some time."""
+    if seconds > threading.TIMEOUT_MAX:
+        yield
+        return
+    timer = threading.Timer(max(0.0, seconds), stop.touch)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()  # the folder of the file is removed next
 
 
 def check_same_device(profile: Profile, about: Mapping[str, Any]) -> None:

@@ -17,9 +17,6 @@ Array = NDArray[np.float64]
 Residuals = Callable[[Array], Array]
 Squares = Callable[[Array, float], float]  # (parameters, limit) -> sum of squares, or any partial sum above the limit
 
-# Relative difference for derivatives. 1e-7 changes scheduling decisions, which makes residuals jump. At 1e-10, rounding
-# of times near one hour is a tenth of the effect of a small term.
-DIFFERENCE = 1e-8
 DAMPING_START, DAMPING_FACTOR, MAX_ATTEMPTS = 1e-3, 8.0, 7  # of one damped step
 START_SCALES = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0)  # tried before the first step
 SEARCH_OFFSETS = (-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0)  # standard errors
@@ -45,6 +42,7 @@ class Solution:
 
 def solve(
     residuals: Residuals,
+    jacobian: Residuals,
     start: Array,
     centre: Array,
     width: Array,
@@ -52,33 +50,29 @@ def solve(
     min_gain: float = 2e-3,  # stop when a round reduces the sum of squares by a smaller fraction
     progress: Callable[[int, float], None] = lambda done, squares: None,
 ) -> Solution:
-    """Minimise the residuals and the distance from the priors (centre and relative width)."""
+    """Minimise the residuals and the distance from the priors (centre and relative width).
+
+    `jacobian` returns the derivatives of the residuals by the logarithms of the parameters.
+    """
 
     def with_priors(logs: Array) -> Array:
         return np.concatenate([residuals(np.exp(logs)), (logs - np.log(centre)) / width])
 
+    def derivatives(logs: Array) -> Array:
+        return np.concatenate([jacobian(np.exp(logs)), np.diag(1 / width)])
+
     x = np.log(start)
     rest = with_priors(x)
-    jacobian, damping, done = derivatives(with_priors, x, rest), DAMPING_START, 0
+    slopes, damping, done = derivatives(x), DAMPING_START, 0
     for done in range(1, rounds + 1):
         before = float(rest @ rest)
-        x, rest, damping = damped_step(with_priors, x, rest, jacobian, damping)
+        x, rest, damping = damped_step(with_priors, x, rest, slopes, damping)
         progress(done, float(rest @ rest))
         if before - float(rest @ rest) <= min_gain * before:
             break
-        jacobian = derivatives(with_priors, x, rest)
-    covariance = np.asarray(np.linalg.inv(jacobian.T @ jacobian), float)
+        slopes = derivatives(x)
+    covariance = np.asarray(np.linalg.inv(slopes.T @ slopes), float)
     return Solution(np.exp(x), covariance, rest[: len(rest) - len(x)], done)
-
-
-def derivatives(function: Residuals, x: Array, at: Array) -> Array:
-    """Return the Jacobian by finite differences."""
-    columns = []
-    for k in range(len(x)):
-        moved = x.copy()
-        moved[k] += DIFFERENCE
-        columns.append((function(moved) - at) / DIFFERENCE)
-    return np.stack(columns, axis=1)
 
 
 def damped_step(

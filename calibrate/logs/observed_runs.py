@@ -1,7 +1,8 @@
 """Read runs.yaml: runs of a real server with their scenarios and logs, and the parameters to fit.
 
 Every run has a scenario, merged over a common one. It also has a `log` with the times of each request, or only a
-`total` in seconds. A log is a CSV, performance_serving's log or result file, or requests.csv of servesim.
+`total` in seconds, or `reported` means and quantiles. A log is a CSV, requests.csv of servesim, the result of a load
+generator (vLLM bench, guidellm, aiperf), or performance_serving's log or result file.
 
     data: ../logs                         # folder of logs and traces, relative to this file
     scenario: {engine: {...}, policy: {...}}
@@ -10,6 +11,7 @@ Every run has a scenario, merged over a common one. It also has a `log` with the
     runs:
     - {name: a, scenario: {...}, log: a.csv.gz, cold: true}
     - {name: b, scenario: {...}, total: 788.1, fit: false}
+    - {name: c, scenario: {...}, reported: {mean_ttft_ms: 94.5, p90_e2el_ms: 6100}}
 
 Times are seconds since the first request was sent. A parameter is a term of the cost model (`decode_live`) or a point
 of one of its tables: `decode_gears.64` is the base of the padding bucket (gear) of 64 rows, `prefill.4096` is the
@@ -19,7 +21,7 @@ prefill curve at 4096 tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
@@ -37,7 +39,7 @@ from pydantic import (
 from servesim.config.overrides import Tree, merge
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, StepCost
-from servesim.costs.mapping import COSTS, cost_from
+from servesim.costs.mapping import cost_from
 from servesim.files.checked import (
     Flag,
     Keys,
@@ -53,6 +55,8 @@ from servesim.files.yaml_reader import read_yaml
 from servesim.runs.simulate import load_trace
 from servesim.traces.trace import Trace
 
+from .parameters import value_of
+from .reported import FiguresByStage, Reported, reported_parts
 from .timestamps import RequestTimes, read_times
 
 Array = NDArray[np.float64]
@@ -82,14 +86,15 @@ class RunEntry(Keys):
     interval: Maybe[Positive] = None  # seconds between two requests, if the log has no send times
     dataset: Maybe[Text] = None  # data set that was sent, if the log identifies requests by their prompts
     total: Maybe[Positive] = None  # makespan in seconds
+    reported: FiguresByStage = Field(default_factory=list)  # of all requests, or of each stage of the workload
     cold: Flag = False
     fit: Flag = True
     note: Printed = ""
 
     @model_validator(mode="after")
     def _check_times(self) -> RunEntry:
-        if self.log is None and self.total is None:
-            raise invalid_error("expected a log or a total, got neither")
+        if self.log is None and self.total is None and not any(self.reported):
+            raise invalid_error("expected a log or a total, or reported figures, got none")
         return self
 
 
@@ -132,12 +137,18 @@ class ObservedRun:
     name: str
     scenario: Scenario
     trace: Trace
-    makespan: float  # from the first send time to the last end
+    makespan: Optional[float]  # from the first send time to the last end; None if it is not known
     index: NDArray[np.int64]  # requests of the trace that have times
     first: Array  # times of their first tokens
     end: Array  # ends of their streams
     cold: bool = False  # with a cold start: its seconds are parameters of the fit
     fit: bool = True  # False: predicted only
+    reported: Sequence[Reported] = ()
+
+    def sent_times(self) -> Array:
+        """Return the send times of the requests that have times, since the first send time of the run."""
+        start = min(request.arrival for request in self.trace.requests)
+        return np.array([self.trace.requests[k].arrival for k in self.index]) - start
 
     @property
     def has_request_times(self) -> bool:
@@ -159,13 +170,18 @@ class Runs:
 
 def read_runs(path: Path) -> Runs:
     """Read runs.yaml."""
+    return runs_from(read_yaml(path), str(path), path.parent, path.stem)
+
+
+def runs_from(tree: Mapping[str, Any], where: str, folder: Path = Path(), name: str = "fit") -> Runs:
+    """Return the runs of a tree like that of runs.yaml; its paths start in the folder."""
     try:
-        file = RunsFile.model_validate(read_yaml(path))
+        file = RunsFile.model_validate(tree)
     except ValidationError as error:
-        raise BadInput(f"{path}: {first_error(error)}") from None
-    folder = path.parent / file.data
-    runs = [read_run(run, file.scenario or {}, folder, f"{path}: runs[{k}]") for k, run in enumerate(file.runs)]
-    return Runs(file.name or path.stem, runs, file.cost, file.free, file.spread, file.about or {})
+        raise BadInput(f"{where}: {first_error(error)}") from None
+    data = folder / file.data
+    runs = [read_run(run, file.scenario or {}, data, f"{where}: runs[{k}]") for k, run in enumerate(file.runs)]
+    return Runs(file.name or name, runs, file.cost, file.free, file.spread, file.about or {})
 
 
 def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedRun:
@@ -182,24 +198,27 @@ def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedR
         count, last = len(trace.requests), times.request_index.max()
         raise BadInput(f"{where}.log: it has a request with index {last}, but the scenario has {count} requests")
     set_arrivals(trace, times, run.interval)
-    return make_run(run, scenario, trace, times)
+    reported = reported_parts(run.reported, scenario.workload, where)
+    return make_run(run, scenario, trace, times, reported)
 
 
-def make_run(run: RunEntry, scenario: Scenario, trace: Trace, times: Optional[RequestTimes]) -> ObservedRun:
+def make_run(
+    run: RunEntry, scenario: Scenario, trace: Trace, times: Optional[RequestTimes], reported: Sequence[Reported]
+) -> ObservedRun:
     """Return a run with times relative to its first send time."""
     start = min(request.arrival for request in trace.requests)
     index, first, end, makespan = np.empty(0, np.int64), np.empty(0), np.empty(0), run.total
     if times is not None:
         index = times.request_index
-        sent = np.array([trace.requests[k].arrival for k in index]) - start
+        sent = trace.arrivals[index] - start
         first, end = sent + times.ttft, sent + times.e2e
         makespan = float(end.max()) if makespan is None else makespan
-    assert makespan is not None
-    return ObservedRun(run.name, scenario, trace, makespan, index, first, end, run.cold, run.fit)
+    return ObservedRun(run.name, scenario, trace, makespan, index, first, end, run.cold, run.fit, reported)
 
 
 def set_arrivals(trace: Trace, times: Optional[RequestTimes], interval: Optional[float]) -> None:
     """Set the arrival times of a trace: from the log, or at a fixed interval."""
+    trace.requests = list(trace.requests)
     if times is not None and times.arrival is not None:
         for k, arrival in zip(times.request_index, times.arrival):
             trace.requests[k].arrival = float(arrival)
@@ -222,38 +241,3 @@ def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
             contest["lengths"] = str(folder / str(contest["lengths"]))
         tree["workload"] = {"contest": contest}
     return tree
-
-
-def value_of(cost: StepCost, name: str) -> float:
-    """Return the value of a parameter."""
-    term, _, point_name = name.partition(".")
-    known = [f.name for kind in COSTS.values() if type(cost) is kind for f in fields(kind) if f.name[0] != "_"]
-    if term not in known:
-        raise BadInput(f"free: unknown parameter {name!r}; known: {', '.join(known)}")
-    value: Any = getattr(cost, term)
-    if not isinstance(value, (list, tuple)):
-        if point_name or isinstance(value, bool) or value is None:
-            raise BadInput(f"free: {name!r}: expected a term that is a number")
-        return float(value)
-    for point in value:
-        if f"{point[0]:g}" == point_name:
-            return float(point[1])
-    points = ", ".join(f"{term}.{point[0]:g}" for point in value)
-    raise BadInput(f"free: {name!r}: expected a point of the table: {points}")
-
-
-def with_values(cost: StepCost, names: Sequence[str], values: Sequence[float]) -> StepCost:
-    """Return the cost model with some parameters changed."""
-    changes: dict[str, Any] = {}
-    for name, value in zip(names, values):
-        term, _, point_name = name.partition(".")
-        if not point_name:
-            changes[term] = float(value)
-            continue
-        points = changes.get(term, getattr(cost, term))
-        changes[term] = [
-            (point[0], float(value), *point[2:]) if f"{point[0]:g}" == point_name else tuple(point) for point in points
-        ]
-    if hasattr(cost, "_lines"):
-        changes["_lines"] = {}  # a cache of the old values
-    return replace(cost, **changes)  # type: ignore[type-var]

@@ -11,11 +11,10 @@ from .observed_runs import Runs
 
 def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
     """Return the keys of profile.yaml besides the costs."""
-    errors = [abs(run.error) for run in (*fit.left_out, *fit.predicted)]
     return {
         "name": runs.name,
         **runs.about,
-        "error": {"makespan": max(errors)} if errors else None,
+        "error": held_out_errors((*fit.left_out, *fit.predicted)) or None,
         "fit": {
             "parameters": parameters(fit),
             "cold_start": {name: {"prefill": cold[0], "decode": cold[1]} for name, cold in fit.cold.items()},
@@ -24,6 +23,18 @@ def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
             "predicted": rows(fit.predicted),
         },
     }
+
+
+def held_out_errors(runs: Sequence[RunError]) -> dict[str, float]:
+    """Return the largest error of the makespan and of each latency over runs that were predicted."""
+    errors: dict[str, float] = {}
+    for run in runs:
+        named = {"makespan": run.error, "ttft": run.ttft, "e2e": run.e2e}
+        named |= {name: predicted / measured - 1 for name, (measured, predicted) in run.figures.items()}
+        for name, error in named.items():
+            if error is not None:
+                errors[name] = max(errors.get(name, 0.0), abs(error))
+    return errors
 
 
 def parameters(fit: LogFit) -> dict[str, dict[str, float]]:
@@ -39,9 +50,15 @@ def rows(runs: Sequence[RunError]) -> list[dict[str, Any]]:
     """Return the errors of runs as plain data."""
     data = []
     for run in runs:
-        row = {"run": run.name, "measured_s": run.measured, "predicted_s": run.predicted, "error": run.error}
+        row: dict[str, Any] = {"run": run.name, "measured_s": run.measured, "predicted_s": run.predicted}
+        row["error"] = run.error
         if run.ttft is not None:
             row |= {"ttft_error": run.ttft, "e2e_error": run.e2e}
+        if run.figures:
+            for key, name in (("ttft_error", "mean_ttft_ms"), ("e2e_error", "mean_e2el_ms")):
+                if name in run.figures and key not in row:  # `sim calibrate check` shows large ones
+                    row[key] = abs(run.figures[name][1] / run.figures[name][0] - 1)
+            row["reported"] = {name: {"measured": m, "predicted": p} for name, (m, p) in run.figures.items()}
         data.append(row)
     return data
 
@@ -56,12 +73,17 @@ def format_table(fit: LogFit) -> str:
     for title, runs in groups:
         for run in runs:
             name, errors = f"{title}: {run.name}", f"{format_percent(run.ttft):>8}{format_percent(run.e2e):>8}"
-            lines.append(f"{name:<36}{run.measured:>9.1f}s{run.predicted:>10.1f}s{run.error:>+9.2%} {errors}")
+            if run.measured is not None and run.error is not None:
+                lines.append(f"{name:<36}{run.measured:>9.1f}s{run.predicted:>10.1f}s{run.error:>+9.2%} {errors}")
+            lines += [
+                f"{f'{name} {figure}':<36} {measured:>8.1f}ms{predicted:>9.1f}ms{predicted / measured - 1:>+8.2%}"
+                for figure, (measured, predicted) in run.figures.items()
+            ]
     if fit.left_out:
         lines.append(
             "left out: predicted by a fit to the other runs; parameters that only this run shows keep their start value"
         )
-    lines.append("makespan: signed error; ttft and e2e: median absolute error over requests")
+    lines.append("makespan and reported figures: signed error; ttft and e2e: median absolute error over requests")
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Request times from logs of real runs: CSV files, and performance_serving's log and result file."""
+"""Request times from logs of real runs: CSV files, results of load generators, performance_serving's files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
 from servesim.files.read import parse_csv, parse_json, read_text
+from servesim.traces.read.benchmark_results import read_results
 from servesim.traces.read.performance_serving import match_send_times, parse_log
 from servesim.traces.read.source import Source
 
@@ -41,9 +42,20 @@ def read_times(path: Path, dataset: Optional[Path] = None) -> RequestTimes:
     text = read_text(path)
     if text.lstrip()[:1] == "[":
         return from_result(text, path, dataset)
+    if text.lstrip()[:1] == "{":
+        return from_benchmark(path)
     if " - " in text.split("\n", 1)[0]:
         return from_log(path)
     return from_table(text, path)
+
+
+def from_benchmark(path: Path) -> RequestTimes:
+    """Read the result file of vLLM bench, guidellm or aiperf. Failed requests are not part of its trace."""
+    done = [result for result in read_results(Source(path)) if not result.failed]
+    if not done:
+        raise BadInput(f"{path}: expected at least one finished request, got none")
+    arrival, ttft, e2e = (np.array(column) for column in zip(*((r.arrival, r.ttft, r.e2e) for r in done)))
+    return RequestTimes(np.arange(len(done)), arrival, ttft, e2e)
 
 
 def from_table(text: str, path: Path) -> RequestTimes:

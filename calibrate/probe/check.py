@@ -15,7 +15,8 @@ from .samples import Point, measured_points
 DEFAULT_TOLERANCE = 0.03  # held-out error of a kind of step above which the report asks for more samples
 MAX_MEDIAN_ERROR = 0.02  # relative standard error of a median above which the report asks for a repeat
 WIDE_INTERVAL = 0.3  # half-width of a parameter's interval, as a fraction of the value
-WORST_POINTS = 3  # number of points listed
+WORST_POINTS = 3  # number of points or ranges listed
+MIN_RANGE_POINTS = 3  # a range with fewer points is not listed
 KINDS = ("prefill", "decode", "mixed", "swap", "busy")
 
 
@@ -29,7 +30,7 @@ def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bo
     lines += ["", *coverage_lines(profile, points)]
     held_out = held_out_errors(profile)
     error_lines = [f"held-out error  {kind:<10}{error:>7.2%}" for kind, error in held_out.items()]
-    lines += ["", *(error_lines or ["held-out error: not in this profile"])]
+    lines += ["", *(error_lines or ["held-out error: not in this profile"]), *fit_lines(profile)]
     if isinstance(profile.about.get("busy"), (int, float)):
         lines.append(
             f"decode time with a busy front end in the same process: {profile.about['busy']:.2f} x the time without"
@@ -58,6 +59,24 @@ def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
     grid = profile.about.get("grid") or {}
     lines += [f"{name:<16}{low:g} to {high:g}" for name, (low, high) in grid.items()]
     return lines or ["no samples and no measured range: the valid range of these costs is unknown"]
+
+
+def fit_lines(profile: Profile) -> list[str]:
+    """Return where the fit is wrong, and which terms the samples do not determine."""
+    totals = profile.about.get("total_error") or {}
+    lines = [f"total time      {kind:<10}{error:>+7.2%}" for kind, error in totals.items() if error is not None]
+    worst = [
+        (
+            row["mean"],
+            f"worst range     {kind:<10}{row['mean']:>7.2%}  {name}, bias {row['bias']:+.1%}, {row['points']} points",
+        )
+        for kind, table in (profile.about.get("error_by_range") or {}).items()
+        for name, row in table.items()
+        if row["points"] >= MIN_RANGE_POINTS
+    ]
+    lines += [line for _, line in sorted(worst, reverse=True)[:WORST_POINTS]]
+    assumed = (profile.about.get("tied") or {}).items()
+    return lines + [f"assumed         {term}: {reason}" for term, reason in assumed]
 
 
 def held_out_errors(profile: Profile) -> dict[str, float]:
@@ -118,7 +137,21 @@ def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str,
     if points:
         missing = [kind for kind in KINDS[:4] if not any(point.kind == kind for point in measured)]
         advice += [f"{kind} steps: none measured" for kind in missing]
-    return advice + wide_parameters(profile.about.get("fit"))
+    if not points and not profile.about.get("grid"):
+        advice.append("single steps (`sim calibrate probe`): the valid range of these costs is unknown")
+    return advice + log_errors(profile.about.get("fit"), tolerance) + wide_parameters(profile.about.get("fit"))
+
+
+def log_errors(fit: Any, tolerance: float) -> list[str]:
+    """Return a line with the runs of a fit from logs whose request times are not within the tolerance."""
+    rows = [row for title in ("fitted", "predicted") for row in (fit or {}).get(title) or ()]
+    found = {
+        f"{row['run']} ({name} {abs(row[key]):.0%})"
+        for row in rows
+        for key, name in (("error", "makespan"), ("ttft_error", "TTFT"), ("e2e_error", "E2E"))
+        if isinstance(row.get(key), (int, float)) and abs(row[key]) > tolerance
+    }
+    return [f"other costs or settings of these runs: {', '.join(sorted(found))}"] if found else []
 
 
 def relative_error(cost: StepCost, point: Point) -> float:

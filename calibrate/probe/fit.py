@@ -1,296 +1,217 @@
-"""Fit a cost model with few terms to a probe's samples, and compute its held-out error.
+"""Fit a cost model in parts to measured steps.
 
-Prefill and mixed steps: a piecewise-linear curve over tokens, plus terms for rows and attention. Decode steps: a curve
-over the context for each padding bucket (gear). All fits minimise the relative error, so short steps count like long.
+Prefill and mixed steps: a rising curve over tokens, plus terms for rows and attention. Decode steps: a rising curve
+over rows, plus a term per cached token. All terms are at least 0, so more work never takes less time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Optional
+from dataclasses import dataclass, replace
+from typing import Any, Callable, Optional
 
 import numpy as np
-import numpy.typing as npt
-from servesim.core import BadInput, Shape
-from servesim.costs.device_profile import Profile
-from servesim.costs.table import NEAR_TOKENS, TableCost
+from servesim.core import BadInput
+from servesim.costs.parts import HostPart, PartsCost
+from servesim.costs.uncertainty import parameters, with_parameters
 
-from .samples import Sample, read_samples
+from .host_overhead import fit_overhead
+from .identification import ModelRatios, model_ratios
+from .parts_fit import PREFILL_TERMS, DecodeModel, PrefillModel, SwapModel, best_overlap, overlap_round
+from .predictions import decode_seconds, predict
+from .sample_set import (
+    MIN_REPEATS,
+    OUTLIER_RATIO,
+    Array,
+    Groups,
+    Mask,
+    Samples,
+    group_index,
+    grouped,
+    without_outliers,
+)
+from .solver import Solution, solve
 
-Array = npt.NDArray[np.float64]
-FOLDS = 5
-QUANTILES = 21
-TOKEN_KNOTS = (1, 16, 64, 256, 1024, 4096, 16384)  # for devices without token buckets
-ROW_KNOTS = (1, 8, 32, 128, 512)  # for devices without row buckets
-CONTEXT_KNOTS = (float(NEAR_TOKENS),)  # cached tokens per row
-KINDS = ("prefill", "decode", "mixed", "swap")
+OVERLAP_ROUNDS, OVERLAP_CHANGE = 15, 0.005
+OVERLAP_GAIN = 0.9  # an overlap of two parts must reduce the error of mixed steps to this fraction of one pass
+FLOOR_EXCESS = 0.01  # decodes as a lower bound of mixed steps may raise their mean time by this fraction
+CLEAR = 5.0  # standard errors of a term that is used only if the samples show it
+DRAWS = 24  # fits to resampled data that are stored
+MAX_STALLS = 0.05  # of the steps of one kind
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Measured steps."""
+class Fit:
+    """A fitted cost model."""
 
-    kinds: list[str]
-    shapes: list[Shape]
-    seconds: Array
-    points: npt.NDArray[np.int64]  # grid point of each sample; samples of one point share a shape
-    excluded: int = 0  # number of outliers and failed samples, which are not included
-
-    @classmethod
-    def from_rows(cls, rows: Sequence[Sample]) -> Samples:
-        """Return the good rows as samples; the other rows are only counted."""
-        good = [row for row in rows if row.good]
-        seconds = np.array([row.seconds for row in good], dtype=float)
-        points = np.array([row.point for row in good], dtype=np.int64)
-        return cls([row.kind for row in good], [row.shape for row in good], seconds, points, len(rows) - len(good))
-
-    def select(self, mask: npt.NDArray[np.bool_]) -> Samples:
-        """Return the samples where the mask is true."""
-        indices = np.flatnonzero(mask)
-        kinds, shapes = [self.kinds[i] for i in indices], [self.shapes[i] for i in indices]
-        return Samples(kinds, shapes, self.seconds[indices], self.points[indices])
-
-    def of_kind(self, *names: str) -> Samples:
-        """Return the samples of these kinds."""
-        return self.select(np.array([kind in names for kind in self.kinds], dtype=bool))
-
-    def column(self, name: str) -> Array:
-        """Return one field of all shapes as an array."""
-        return np.array([getattr(shape, name) for shape in self.shapes], dtype=float)
-
-    def __len__(self) -> int:
-        return len(self.kinds)
+    cost: PartsCost
+    groups: Groups  # the samples of the fit
+    tied: Sequence[str] = ()  # terms that the samples do not determine
+    draws: Sequence[Sequence[float]] = ()  # `parameters` of equally likely cost models
+    kept: Optional[Samples] = None  # the same as single samples
+    excluded: int = 0  # samples left out as outliers
 
 
-def fit_cost(samples: Samples, about: Mapping[str, Any]) -> TableCost:
-    """Fit a cost model to the samples. `about` may hold the padding buckets: `gears` (rows) and `token_gears`."""
-    row_buckets, token_buckets = about.get("gears") or (), about.get("token_gears") or ()
-    prompts = fit_prompts(samples.of_kind("prefill", "mixed"), token_buckets)
-    decodes = samples.of_kind("decode")
-    curves, live = fit_decode_buckets(decodes, row_buckets) if row_buckets else ([], 0.0)
-    return TableCost(
-        decode_gears=() if row_buckets else fit_decode_rows(decodes),
-        decode_curves=curves,
-        decode_live=live,
-        token_gears=list(token_buckets),
-        **prompts,
-        **fit_swap(samples.of_kind("swap")),
-    )
+@dataclass(frozen=True)
+class PartFit:
+    """The solution of one part, and how its values change a cost model."""
+
+    name: str
+    solution: Solution
+    apply: Callable[[PartsCost, Array], PartsCost]
+
+    def tied_terms(self) -> list[str]:
+        """Return the names of the terms that the samples do not determine."""
+        single = ["tokens"] if self.name == "prefill" and self.solution.problem.names[1] in PREFILL_TERMS else []
+        return [name if "." in name else f"{self.name}.{name}" for name in [*single, *self.solution.tied_terms()]]
 
 
-def fit_prompts(samples: Samples, token_buckets: Sequence[int]) -> dict[str, Any]:
-    """Fit the curve over tokens, and the terms for rows, attention and decodes in the same step."""
-    tokens = round_up_to_bucket(samples.column("prefill_tokens") + samples.column("decode_rows"), token_buckets)
-    knots = knots_for(tokens, token_buckets)
-    mixed = (samples.column("decode_rows") > 0).astype(float)
-    terms = {
-        "prefill_row": samples.column("prefill_rows") - 1,
-        "prefill_square": samples.column("squares"),
-        "prefill_cross": samples.column("cross"),
-        "prefill_depth": (samples.column("cross") + samples.column("squares") / 2) / samples.column("prefill_live"),
-        "mixed": mixed,
-        "mixed_row": samples.column("decode_rows"),
-        "mixed_context": samples.column("context"),
-        "mixed_near": np.minimum(samples.column("context"), NEAR_TOKENS * samples.column("decode_rows")),
-        "mixed_token": mixed * np.minimum(tokens, max(token_buckets, default=np.inf)),
-    }
-    design = np.column_stack([piecewise_linear_basis(tokens, knots), *terms.values()])
-    solution = nonneg_least_squares(design, samples.seconds, len(knots))
-    curve, rest = solution[: len(knots)], dict(zip(terms, solution[len(knots) :], strict=True))
-    curve = np.maximum.accumulate(np.maximum(curve - rest["prefill_row"], 0.0))  # it includes the first row of a step
-    return {"prefill": [(float(x), float(y)) for x, y in zip(knots, curve, strict=True)],
-            **{name: float(value) for name, value in rest.items()}}  # fmt: skip
+def fit_cost(samples: Samples, about: Mapping[str, Any]) -> PartsCost:
+    """Fit a cost model. `about` may hold the padding buckets (`gears`, `token_gears`) and the sizes of the `model`."""
+    return fit_samples(samples, about).cost
 
 
-def fit_decode_rows(samples: Samples) -> list[tuple[float, float, float, float]]:
-    """Fit decodes of a device without padding buckets: a curve over rows, and one slope over the context."""
-    rows, context = samples.column("decode_rows"), samples.column("context")
-    knots = knots_for(rows, (), ROW_KNOTS)
-    design = np.column_stack([piecewise_linear_basis(rows, knots), context])
-    solution = nonneg_least_squares(design, samples.seconds)
-    return [(x, float(y), 0.0, float(solution[-1])) for x, y in zip(knots, solution, strict=False)]
+def fit_samples(samples: Samples, about: Mapping[str, Any], where: str = "fit") -> Fit:
+    """Fit a cost model with its uncertainty. Steps far from all others are left out. `where` names their source."""
+    check_samples(samples, where)
+    kept = without_outliers(samples)
+    fitted = fit_groups(grouped(kept), about)
+    stalled = stalled_steps(kept, fitted.cost)
+    if stalled.any():
+        kept = kept.select(~stalled)
+        fitted = fit_groups(grouped(kept), about)
+    return replace(with_host(fitted, samples), kept=kept, excluded=samples.excluded + len(samples) - len(kept))
 
 
-def fit_decode_buckets(
-    samples: Samples, row_buckets: Sequence[int]
-) -> tuple[list[tuple[float, list[tuple[float, float]]]], float]:
-    """Fit a curve over the context for each padding bucket, and the extra time of a live row.
+def stalled_steps(samples: Samples, cost: PartsCost) -> Mask:
+    """Return which steps of rare shapes are far from the fit, if they are few of their kind of step.
 
-    Curves, not lines: kernels split the attention over short and long contexts differently.
+    Repeats of a shape confirm its time. A kind of step with many slow steps is slow on average: all of them count.
     """
-    padded, context = round_up_to_bucket(samples.column("decode_rows"), row_buckets), samples.column("context")
-    knots_of = {bucket: context_knots(bucket, context[padded == bucket]) for bucket in sorted(set(padded))}
-    columns = [piecewise_linear_basis(context, knots) * (padded == b)[:, None] for b, knots in knots_of.items()]
-    solution = nonneg_least_squares(np.column_stack([*columns, samples.column("decode_live")]), samples.seconds)
-    values = iter(solution.tolist())
-    curves = [(float(bucket), [(x, next(values)) for x in knots]) for bucket, knots in knots_of.items()]
-    return curves, float(solution[-1])
+    index = group_index(samples)
+    ratio = samples.seconds / np.maximum(predict(cost, samples.table), 1e-300)
+    stalled: Mask = (np.bincount(index)[index] < MIN_REPEATS) & (np.abs(np.log(ratio)) > np.log(OUTLIER_RATIO))
+    for number in np.unique(samples.kind_numbers):
+        own = samples.kind_numbers == number
+        if stalled[own].mean() > MAX_STALLS:
+            stalled[own] = False
+    return stalled
 
 
-def context_knots(bucket: float, context: Array) -> list[float]:
-    """Return the knots of a padding bucket's curve."""
-    low, high = float(context.min()), float(context.max())
-    knots = [low, *(bucket * depth for depth in CONTEXT_KNOTS if low < bucket * depth < high), high]
-    return [x for x, following in zip(knots, [*knots[1:], np.inf], strict=True) if following > 1.2 * x]
-
-
-def fit_swap(samples: Samples) -> dict[str, Any]:
-    """Fit the time of a copy of blocks: a constant and a slope per block."""
-    if not len(samples):
-        return {}
-    blocks = samples.column("swapped")
-    base, slope = nonneg_least_squares(np.column_stack([np.ones(len(blocks)), blocks]), samples.seconds)
-    return {"swap": float(base), "swap_block": float(slope)}
-
-
-def round_up_to_bucket(values: Array, buckets: Sequence[int]) -> Array:
-    """Round values up to the next padding bucket. Values above the last bucket stay."""
-    if not buckets:
-        return values
-    edges = np.array(sorted(buckets), dtype=float)
-    indices = np.searchsorted(edges, values)
-    return np.where(indices < len(edges), edges[np.minimum(indices, len(edges) - 1)], values)
-
-
-def knots_for(values: Array, buckets: Sequence[int], default: Sequence[int] = TOKEN_KNOTS) -> list[float]:
-    """Return the knots of a curve: the measured buckets, and fixed knots above the last one."""
-    top = float(values.max())
-    measured = [float(bucket) for bucket in buckets if np.any(values == bucket)]
-    last = measured[-1] if measured else 0.0
-    # Above the last bucket a device runs unpadded, often without graphs: another curve starts there.
-    candidates = (last + 1, 768, 1024, 1536, 2048, 3072, 4096, 8192) if measured else default
-    above = [float(x) for x in candidates if last < x < top]
-    low = [] if measured else [float(values.min())]
-    return sorted({*low, *measured, *[x for x in above if x > values.min()], top})
-
-
-def piecewise_linear_basis(values: Array, knots: Sequence[float]) -> Array:
-    """Return one column per knot: 1 at its knot, 0 at the others, linear in between."""
-    identity = np.eye(len(knots))
-    return np.column_stack([np.interp(values, knots, row) for row in identity])
-
-
-def nonneg_least_squares(design: Array, seconds: Array, free: int = 0) -> Array:
-    """Solve for non-negative terms by least squares on the relative error. The first `free` terms may be negative."""
-    weighted, ones = design / seconds[:, None], np.ones(len(seconds))
-    # A column of zeros influences no sample: its term stays 0. The solver would return a rounding error for it.
-    active = np.flatnonzero(np.abs(design).max(axis=0)).tolist()
-    while True:
-        scale = np.abs(weighted[:, active]).max(axis=0)
-        solved = np.linalg.lstsq(weighted[:, active] / scale, ones, rcond=None)[0] / scale
-        worst = min(
-            (index for index in range(len(active)) if active[index] >= free), key=lambda i: solved[i], default=None
-        )
-        if worst is None or solved[worst] >= 0:
-            break
-        del active[worst]
-    solution = np.zeros(design.shape[1])
-    solution[active] = solved
-    return solution
-
-
-def predict(cost: TableCost, samples: Samples) -> Array:
-    """Return the seconds that the model predicts for every sample."""
-    return np.array([cost.seconds(shape) for shape in samples.shapes])
-
-
-def cross_validate(samples: Samples, about: Mapping[str, Any], seed: int = 0) -> dict[str, dict[str, float]]:
-    """Return the held-out error per kind of step (cross-validation): each fold is predicted from the other folds.
-
-    The error of a point is that of its mean time. Points outside the range of the other folds are not counted, because
-    a profile is not valid outside its measured range.
-    """
-    fold_of = assign_folds(samples, seed)
-    errors: dict[str, list[float]] = {}
-    for fold in range(FOLDS):
-        train, test = samples.select(fold_of != fold), samples.select(fold_of == fold)
-        try:
-            cost = fit_cost(train, about)
-        except (ValueError, np.linalg.LinAlgError):
-            continue
-        predicted, measured = predict(cost, test), measured_range(train)
-        for point in np.unique(test.points):
-            indices = np.flatnonzero(test.points == point)
-            shape = test.shapes[indices[0]]
-            if not in_measured_range(shape, measured):
-                continue
-            error = float(predicted[indices].mean() / test.seconds[indices].mean() - 1)
-            errors.setdefault(test.kinds[indices[0]], []).append(abs(error))
-    return {
-        kind: {"mean": float(np.mean(values)), "median": float(np.median(values)),
-               "p90": float(np.quantile(values, 0.9)), "points": len(values)}
-        for kind, values in errors.items()
-    }  # fmt: skip
-
-
-def assign_folds(samples: Samples, seed: int) -> npt.NDArray[np.int64]:
-    """Return the fold of every sample. Points are assigned at random, and evenly per kind of step."""
-    kind_of = dict(zip(samples.points.tolist(), samples.kinds, strict=True))
-    fold_of, assigned = {}, dict.fromkeys(samples.kinds, 0)
-    for point in np.random.default_rng(seed).permutation(sorted(kind_of)).tolist():
-        fold_of[point] = assigned[kind_of[point]] % FOLDS
-        assigned[kind_of[point]] += 1
-    return np.array([fold_of[point] for point in samples.points.tolist()], dtype=np.int64)
-
-
-def in_measured_range(shape: Shape, measured: Mapping[str, Sequence[float]]) -> bool:
-    """Return whether a shape is inside the result of `measured_range`."""
-    for name in ("prefill_tokens", "decode_rows", "context", "swapped"):
-        value = getattr(shape, name)
-        if value and not (name in measured and measured[name][0] <= value <= measured[name][1]):
-            return False
-    return True
-
-
-def noise_quantiles(cost: TableCost, samples: Samples) -> dict[str, list[float]]:
-    """Return the quantiles of measured over predicted time, per kind of step."""
-    ratios = samples.seconds / predict(cost, samples)
-    kinds = np.array(samples.kinds)
-    levels = np.linspace(0, 1, QUANTILES)
-    return {
-        kind: [round(float(q), 5) for q in np.quantile(ratios[kinds == kind], levels)]
-        for kind in KINDS
-        if (kinds == kind).any()
-    }
-
-
-def busy_host_factor(cost: TableCost, samples: Samples) -> Optional[float]:
-    """Return decode time with a busy front end over decode time without, or None if not measured."""
-    busy = samples.of_kind("busy")
-    return float(np.median(busy.seconds / predict(cost, busy))) if len(busy) else None
-
-
-def measured_range(samples: Samples) -> dict[str, list[float]]:
-    """Return the smallest and largest measured value of each shape field."""
-    names = ("prefill_tokens", "prefill_rows", "decode_rows", "context", "swapped")
-    columns = {name: samples.column(name) for name in names}
-    return {name: [float(c[c > 0].min()), float(c.max())] for name, c in columns.items() if (c > 0).any()}
-
-
-def fit_profile(path: Path, about: Mapping[str, Any], name: Optional[str] = None) -> Profile:
-    """Fit the samples of a probe; return the profile with its held-out error and noise."""
-    all_samples = Samples.from_rows(read_samples(path))
-    if not len(all_samples):
-        raise BadInput(f"{path}: expected at least one sample, got none")
-    samples = all_samples.of_kind(*KINDS)
-    for kind in ("prefill", "decode"):
-        if kind not in samples.kinds:
+def check_samples(samples: Samples, where: str) -> None:
+    """Raise BadInput if a needed kind of step is missing, or a time is not positive."""
+    kinds = set(samples.kinds)
+    for names in (("decode",), ("prefill", "mixed")):
+        if not kinds & set(names):
             raise BadInput(
-                f"{path}: expected samples of {kind} steps, got none; measure them with `sim calibrate probe`"
+                f"{where}: expected samples of {' or '.join(names)} steps, got none; "
+                "measure them with `sim calibrate probe`"
             )
-    cost = fit_cost(samples, about)
-    model = about.get("model")
-    about_profile = {
-        "name": name or f"{str(about.get('device', 'device')).lower().replace(' ', '-')}",
-        **{key: value for key, value in about.items() if key not in ("model", "name")},
-        "model": model["name"] if isinstance(model, Mapping) else model,
-        "how": f"probe: {len(samples)} samples of {len(np.unique(samples.points))} points, "
-        f"{all_samples.excluded} left out",
-        "error": cross_validate(samples, about),
-        "busy": busy_host_factor(cost, all_samples),
-        "grid": measured_range(samples),
-        "noise": noise_quantiles(cost, samples),
-    }
-    return Profile(str(about_profile["name"]), cost, about_profile, path.parent)
+    if not (np.isfinite(samples.seconds).all() and (samples.seconds > 0).all()):
+        bad = int(np.argmin(np.where(np.isfinite(samples.seconds), samples.seconds, -np.inf)))
+        raise BadInput(f"{where}: sample {bad + 1}: expected more than 0 seconds, got {samples.seconds[bad]:g}")
+
+
+def fit_groups(groups: Groups, about: Mapping[str, Any], details: bool = True) -> Fit:
+    """Fit all parts: decodes first, because mixed steps contain them. `details` adds uncertainty and tied terms."""
+    ratios = model_ratios(about)
+    parts = [fit_decodes(groups.of_kind("decode"), tuple(about.get("gears") or ()), ratios)]
+    cost = parts[0].apply(PartsCost(), parts[0].solution.values)
+    parts.append(fit_prompts(groups.of_kind("prefill", "mixed"), tuple(about.get("token_gears") or ()), ratios, cost))
+    if "swap" in groups.kinds:
+        parts.append(fit_swaps(groups.of_kind("swap")))
+    for part in parts:
+        cost = part.apply(cost, part.solution.values)
+    if not details:
+        return Fit(cost, groups)
+    tied = [name for part in parts for name in part.tied_terms()]
+    return Fit(cost, groups, tied, bootstrap(cost, parts))
+
+
+def fit_swaps(groups: Groups) -> PartFit:
+    """Fit the swap part."""
+    model = SwapModel()
+    return PartFit("swap", solve(model.problem(groups)), lambda cost, values: replace(cost, swap=model.part(values)))
+
+
+def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios) -> PartFit:
+    """Fit the decode part. Steps that are linear in the context simulate faster: the root needs clear evidence."""
+    model = DecodeModel(groups, buckets, ratios, root=True)
+    solution = solve(model.problem(groups))
+    if not solution.values[-1] > CLEAR * solution.standard_errors()[-1]:
+        model = DecodeModel(groups, buckets, ratios)
+        solution = solve(model.problem(groups))
+
+    def apply(cost: PartsCost, values: Array) -> PartsCost:
+        return replace(cost, decodes=model.part(values))
+
+    return PartFit("decode", solution, apply)
+
+
+def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cost: PartsCost) -> PartFit:
+    """Fit the prefill part with mixed steps as one pass, or as two parts that overlap if that is clearly better."""
+    chosen = PrefillModel(groups, buckets, ratios, cost.decodes)
+    solution, overlap, floor = solve(chosen.problem(groups)), 0.0, True
+    mixed = groups.kinds == "mixed"
+    if mixed.any():
+        decode = decode_seconds(cost, groups.table)
+        # Some devices run mixed steps with faster kernels than decodes: then decodes are no lower bound.
+        floor = float((np.maximum(solution.predicted, decode) / groups.seconds)[mixed].mean()) < 1 + FLOOR_EXCESS
+        two_parts = PrefillModel(groups, buckets, ratios, cost.decodes, one_pass=False)
+        other, other_overlap = fit_overlap(two_parts, groups, decode)
+        if error_of(other, groups, mixed) < OVERLAP_GAIN * error_of(solution, groups, mixed):
+            chosen, solution, overlap = two_parts, other, other_overlap
+
+    def apply(cost: PartsCost, values: Array) -> PartsCost:
+        prefill, both = chosen.parts(values, overlap, floor)
+        return replace(cost, prefill=prefill, mixed=both)
+
+    return PartFit("prefill", solution, apply)
+
+
+def error_of(solution: Solution, groups: Groups, mask: Mask) -> float:
+    """Return the mean relative error of a solution."""
+    return float(np.mean(np.abs(solution.predicted / groups.seconds - 1)[mask]))
+
+
+def fit_overlap(model: PrefillModel, groups: Groups, decode: Array) -> tuple[Solution, float]:
+    """Fit prefill times and the overlap with decodes in turn."""
+    problem = model.problem(groups)
+    design = problem.design
+    prefill, overlap = np.maximum(groups.seconds - 0.5 * decode, 0.5 * groups.seconds), 0.5
+    for _ in range(OVERLAP_ROUNDS):
+        linear = overlap_round(prefill, decode, overlap)
+        problem.design, problem.offset = design * linear.scale[:, None], linear.offset
+        solution = solve(problem)
+        prefill = design @ solution.values
+        before, overlap = overlap, best_overlap(groups.seconds, prefill, decode)
+        if abs(overlap - before) < OVERLAP_CHANGE:
+            break
+    final = prefill + decode - overlap * np.minimum(prefill, decode)
+    return replace(solution, predicted=final), overlap
+
+
+def bootstrap(cost: PartsCost, parts: Sequence[PartFit]) -> list[list[float]]:
+    """Return the parameters of fits to resampled data; the seed is fixed, so a fit can be repeated."""
+    rng = np.random.default_rng(0)
+    solutions = [part.solution.resampled(DRAWS, rng) for part in parts]
+    draws = []
+    for chosen in zip(*solutions, strict=True):
+        drawn = cost
+        for part, values in zip(parts, chosen, strict=True):
+            drawn = part.apply(drawn, values)
+        draws.append([float(f"{value:.4g}") for value in parameters(drawn)])
+    return draws
+
+
+def with_host(fitted: Fit, samples: Samples) -> Fit:
+    """Return the fit with the host time, if the samples have it."""
+    if samples.host is None:
+        return fitted
+    prompts, live = samples.column("prefill_rows"), samples.column("decode_live")
+    table = np.column_stack([samples.host, prompts + live, prompts, samples.column("prefill_live")])
+    overhead = fit_overhead(table.tolist())
+    host = HostPart(overhead.step, overhead.row, overhead.prompt, overhead.token)
+    drawn = [with_parameters(fitted.cost, draw) for draw in fitted.draws]
+    draws = [parameters(replace(cost, host=host)) for cost in drawn if isinstance(cost, PartsCost)]
+    return replace(fitted, cost=replace(fitted.cost, host=host), draws=draws)

@@ -6,9 +6,12 @@ Used in the worker and in the simulation: Python 3.9 and numpy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import combinations
 
 from servesim.core import Shape, StepCost
+from servesim.costs.parts import HostPart, PartsCost
+from servesim.costs.scaled import ScaledCost
 from servesim.engine.step import ModelCall
 
 SLOW_RATIO = 10.0  # calls above this multiple of the median are excluded as outliers
@@ -29,11 +32,19 @@ class HostOverhead:
         return self.step + self.row * rows + self.prompt * prompts + self.token * tokens
 
 
+def without_host(cost: StepCost) -> StepCost:
+    """Return a cost model without the host time of its profile."""
+    if isinstance(cost, ScaledCost):
+        return ScaledCost(without_host(cost.cost), cost.factor)
+    return replace(cost, host=HostPart()) if isinstance(cost, PartsCost) else cost
+
+
 class CostWithHost(StepCost):
     """Step costs of a device plus the host overhead."""
 
     def __init__(self, cost: StepCost, host: HostOverhead) -> None:
-        self.cost = cost
+        # The host of this run was measured: it replaces the host time of the profile.
+        self.cost = without_host(cost)
         self.host = host
 
     @property
@@ -67,12 +78,12 @@ def fit_overhead(samples: Sequence[Sequence[float]]) -> HostOverhead:
     table = np.array(samples, dtype=float)
     table = table[table[:, 0] <= SLOW_RATIO * np.median(table[:, 0])]
     design, seconds = np.column_stack([np.ones(len(table)), table[:, 1:]]), table[:, 0]
-    active = list(range(design.shape[1]))
-    while True:  # no term may be negative: drop the most negative one and solve again
-        solution = np.linalg.lstsq(design[:, active], seconds, rcond=None)[0]
-        worst = int(solution.argmin())
-        if solution[worst] >= 0 or len(active) == 1:
-            break
-        del active[worst]
-    fitted = dict(zip(active, solution.tolist()))
-    return HostOverhead(*(max(0.0, fitted.get(term, 0.0)) for term in range(design.shape[1])))
+    best, best_error = HostOverhead(), float("inf")
+    for count in range(1, design.shape[1] + 1):  # the worker has no scipy; with four terms, all subsets are few
+        for terms in combinations(range(design.shape[1]), count):
+            solution = np.linalg.lstsq(design[:, terms], seconds, rcond=None)[0]
+            error = float(np.sum((design[:, terms] @ solution - seconds) ** 2))
+            if solution.min() >= 0 and error < best_error:
+                fitted = dict(zip(terms, solution.tolist()))
+                best, best_error = HostOverhead(*(fitted.get(k, 0.0) for k in range(design.shape[1]))), error
+    return best

@@ -1,4 +1,4 @@
-"""Plot samples and fit: prefill time over tokens, decode time over context, and the error of every point."""
+"""Plot samples and fit: times and fitted curves, the error of every point, and for which sizes the fit is wrong."""
 
 from __future__ import annotations
 
@@ -12,17 +12,21 @@ from servesim.files.write import save_figure
 
 from .samples import Point, measured_points
 
+MAX_COLOR = 15  # error in % with the strongest colour
+
 
 def plot_fit(profile: Profile, path: Path) -> None:
     """Write a chart of a profile's samples and its cost model."""
     from matplotlib.figure import Figure
 
     points = [point for point in measured_points(profile.path) if point.seconds and point.kind != "busy"]
-    figure = Figure(figsize=(15, 4.6), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    figure = Figure(figsize=(15, 9), layout="constrained")
+    (left, middle, right), where = figure.subplots(2, 3)
     plot_prefill(left, profile, [p for p in points if p.kind == "prefill" and not p.shape.cross])
     plot_decode(middle, profile, [p for p in points if p.kind == "decode"])
     plot_errors(right, profile, points)
+    for axes, kind in zip(where, ("prefill", "decode", "mixed"), strict=True):
+        plot_error_map(axes, profile, [p for p in points if p.kind == kind], kind)
     figure.suptitle(f"{profile.name}: measured medians (dots) and fit (lines)")
     save_figure(figure, path, dpi=110)
 
@@ -63,6 +67,25 @@ def plot_errors(axes: Any, profile: Profile, points: list[Point]) -> None:
         axes.plot(1e3 * measured, 100 * (predicted / measured - 1), ".", ms=5, label=kind)
     axes.axhline(0, color="0.5", lw=0.8)
     label_axes(axes, "measured, ms", "error of the fit, %", bool(points))
+
+
+def plot_error_map(axes: Any, profile: Profile, points: list[Point], kind: str) -> None:
+    """Plot each point by its rows and its mean length, coloured by the error: red is too slow, blue is too fast."""
+    rows = np.array([p.shape.prefill_rows + p.shape.decode_rows for p in points], dtype=float)
+    tokens = np.array([p.shape.prefill_tokens + p.shape.context for p in points], dtype=float)
+    errors = np.array([100 * (profile.cost.seconds(p.shape) / p.median - 1) for p in points])
+    axes.set_title(f"{kind}: error of the fit, %")
+    if len(points):
+        order = np.argsort(np.abs(errors))  # large errors on top
+        lengths = np.maximum(tokens / rows, 1)
+        dots = axes.scatter(
+            lengths[order], rows[order], c=errors[order], cmap="RdBu_r", vmin=-MAX_COLOR, vmax=MAX_COLOR, s=14
+        )
+        axes.figure.colorbar(dots, ax=axes, extend="both")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+    axes.set_xlabel("tokens per row (prompt tokens and context)")
+    axes.set_ylabel("rows")
 
 
 def label_axes(axes: Any, x: str, y: str, has_points: bool) -> None:

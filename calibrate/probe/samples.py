@@ -14,10 +14,12 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, Shape
 from servesim.core.limits import MAX_COST, MAX_NUMBER
-from servesim.files.read import read_csv, read_text, split_csv
+from servesim.files.read import quote, read_csv, read_text, split_csv
 from servesim.files.write import append, csv_writer
 
 SAMPLE_FILES = ("samples.csv", "samples.csv.gz")
+STEP_KINDS = ("prefill", "decode", "mixed", "swap")
+KINDS = (*STEP_KINDS, "busy")  # busy: a decode while the front end loads the host
 REQUIRED_COLUMNS = ("kind", "point", "seconds", *Shape._fields)
 
 
@@ -28,6 +30,7 @@ class Sample(NamedTuple):
     point: int
     shape: Shape
     seconds: Optional[float]  # None if the step failed
+    host: Optional[float]  # seconds of the host in this step, in addition to `seconds`; None if not measured
     flagged: str
     failed: str
     fields: dict[str, str]  # all columns, as text
@@ -117,20 +120,50 @@ def measured_points(folder: Optional[Path]) -> list[Point]:
         elif sample.flagged:
             point.flagged += 1
         else:
-            point.seconds.append(sample.seconds)
+            point.seconds.append(sample.seconds + (sample.host or 0.0))
     return list(points.values())
 
 
 def _sample(row: dict[str, str], where: str) -> Sample:
     failed, flagged = row.get("failed") or "", row.get("flagged") or ""
+    shape = Shape(*(_size(row, name, where) for name in Shape._fields))
+    seconds = None if failed else _seconds(row, "seconds", where)
+    host = _seconds(row, "host_seconds", where, 0.0) if row.get("host_seconds") else None
+    if seconds is not None and not seconds > 0:
+        raise BadInput(f"{where}: seconds: expected more than 0, got {quote(row['seconds'])}")
+    _check_kind(row["kind"], shape, where)
+    return Sample(row["kind"], _size(row, "point", where), shape, seconds, host, flagged, failed, row)
+
+
+def _size(row: dict[str, str], name: str, where: str) -> int:
+    text = row[name]
     try:
-        shape = Shape(*(int(row[name]) for name in Shape._fields))
-        point, seconds = int(row["point"]), None if failed else float(row["seconds"])
-    except ValueError:
-        raise BadInput(f"{where}: expected a sample with {', '.join(REQUIRED_COLUMNS)}") from None
-    sizes = (point, *shape)
-    if min(sizes) < 0 or max(sizes) > MAX_NUMBER or not abs(seconds or 0.0) <= MAX_COST:
-        raise BadInput(f"{where}: expected sizes from 0 to {MAX_NUMBER:g} and at most {MAX_COST:g} seconds")
+        value = int(text)
+    except (TypeError, ValueError):
+        raise BadInput(f"{where}: {name}: expected a whole number, got {quote(text)}") from None
+    if not 0 <= value <= MAX_NUMBER:
+        raise BadInput(f"{where}: {name}: expected a number from 0 to {MAX_NUMBER:g}, got {quote(text)}")
+    return value
+
+
+def _seconds(row: dict[str, str], name: str, where: str, minimum: float = -MAX_COST) -> float:
+    try:
+        value = float(row[name])
+    except (TypeError, ValueError):
+        raise BadInput(f"{where}: {name}: expected a number of seconds, got {quote(row[name])}") from None
+    if not minimum <= value <= MAX_COST:
+        raise BadInput(
+            f"{where}: {name}: expected seconds from {max(minimum, 0):g} to {MAX_COST:g}, got {quote(row[name])}"
+        )
+    return value
+
+
+def _check_kind(kind: str, shape: Shape, where: str) -> None:
+    if kind not in KINDS:
+        raise BadInput(f"{where}: kind: expected one of {', '.join(KINDS)}, got {quote(kind)}")
     if shape.prefill_rows and not (shape.prefill_tokens and shape.prefill_live):
         raise BadInput(f"{where}: expected prefill_tokens and prefill_live above 0, because prefill_rows is")
-    return Sample(row["kind"], point, shape, seconds, flagged, failed, row)
+    expected = "decode" if kind == "busy" else kind
+    if shape.kind != expected or (kind == "swap" and not shape.swapped):
+        found = shape.kind if shape.prefill_rows or shape.decode_rows or shape.swapped else "empty"
+        raise BadInput(f"{where}: kind: {kind} does not match the shape, which is {found}")

@@ -15,6 +15,7 @@ from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import copy_requests, simulate
 from servesim.traces.trace import Trace
@@ -53,6 +54,7 @@ def replay_against(
     profile: Optional[Profile],
     quiet: bool,
     block: Optional[int] = None,  # prompt tokens per hash id of the trace
+    draws: int = 0,  # random cost models, for intervals
 ) -> ReplayedScenario:
     """Send requests to a server; with a profile, simulate and compare too."""
     target.check_url()
@@ -69,7 +71,10 @@ def replay_against(
     replayed = ReplayedScenario(name, live, replace(run_data(live), name=name))
     if profile is not None and not live.stopped:
         trace = Trace(list(requests), "replay", "synth")
-        replayed.run = simulate(scenario, trace, profile=profile)
+        run = simulate(scenario, trace, profile=profile)
+        if draws:
+            run.intervals = intervals_of(run.result(), simulate_draws(scenario, profile, draws, trace), profile)
+        replayed.run = run
         replayed.simulated = replace(run_data(replayed.run), name=name)
         replayed.comparison = compare(replayed.simulated, replayed.measured)
     return replayed

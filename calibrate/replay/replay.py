@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, Optional
 
@@ -27,8 +28,11 @@ from servesim.study.experiment import read_experiment
 from servesim.traces.trace import Trace
 
 from .live_run import MeasuredRun, run_from_result, write_live
+from .predicted_intervals import replay_intervals
 from .resimulate import resimulate, simulate_with_cost
 from .verify import Comparison, compare
+
+SESSION_SECONDS = 3600.0  # a profile that is not older was measured in the session of the replay
 
 
 @dataclass
@@ -116,7 +120,9 @@ def expected_seconds(scenario: Scenario, requests: Sequence[Request], profile: O
 
 def as_backend_scenario(scenario: Scenario) -> Scenario:
     """Return a scenario as a backend runs it: without padding and without cold start."""
-    engine = scenario.engine.model_copy(update={"prefill_buckets": [], "decode_buckets": [1], "cold_start": None})
+    engine = scenario.engine.model_copy(
+        update={"prefill_buckets": [], "decode_buckets": [1], "start": None, "cold_start": None}
+    )
     return scenario.model_copy(update={"engine": engine})
 
 
@@ -128,8 +134,9 @@ def replay_on_backend(
     profile: Optional[Profile],
     warm_up: int = 0,
     quiet: bool = True,
+    draws: int = 0,
 ) -> ReplayedScenario:
-    """Replay one scenario on a loaded model; with a profile, simulate and compare it too."""
+    """Replay one scenario on a loaded model; with a profile, simulate and compare it too. `draws` give intervals."""
     scenario = as_backend_scenario(scenario)
     cost = None if profile is None else profile.cost
     line = ProgressLine(name, len(requests), quiet)
@@ -139,17 +146,26 @@ def replay_on_backend(
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
     if profile is not None and not live.stopped:
         host = HostOverhead() if session.backend == "fake" else HostOverhead(*result["host"])
-        simulate_and_compare(replayed, requests, profile, host)
+        recent = profile.measured_within(SESSION_SECONDS, datetime.now(timezone.utc))
+        simulate_and_compare(replayed, requests, profile, host, draws, same_session=recent)
     return replayed
 
 
 def simulate_and_compare(
-    replayed: ReplayedScenario, requests: Sequence[Request], profile: Profile, host: HostOverhead
+    replayed: ReplayedScenario,
+    requests: Sequence[Request],
+    profile: Profile,
+    host: HostOverhead,
+    draws: int = 0,
+    same_session: bool = False,
 ) -> None:
     """Simulate a replayed scenario, compare both runs, and split the error into its sources."""
+    plain = profile.in_same_session() if same_session else profile
     profile = replace(profile, cost=CostWithHost(profile.cost, host)) if host != HostOverhead() else profile
     scenario = replayed.live.scenario
     replayed.run, decisions = simulate_with_cost(scenario, copy_requests(requests), profile, profile.cost)
+    if draws:
+        replayed.run.intervals = replay_intervals(replayed.run, requests, plain, host, draws)
     replayed.simulated = replace(run_data(replayed.run, decisions), name=replayed.name)
     resimulated, calls_matched = None, None
     if replayed.measured.calls:

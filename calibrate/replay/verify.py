@@ -35,6 +35,14 @@ class MetricRow:
     simulated: Optional[float]
     measured: Optional[float]
     resimulated: Optional[float] = None  # with the measured step times
+    interval: Optional[tuple[float, float]] = None  # of the simulated value
+
+    @property
+    def inside(self) -> Optional[bool]:
+        """Whether the measured value is in the interval; None without one."""
+        if self.interval is None or self.measured is None:
+            return None
+        return self.interval[0] <= self.measured <= self.interval[1]
 
     @property
     def error(self) -> Optional[float]:
@@ -59,14 +67,16 @@ class MetricRow:
             return self.simulated != self.measured
         return abs(self.error) > tolerance
 
-    def as_dict(self) -> dict[str, Optional[float]]:
-        """Return both values, the error and its two sources."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return both values, the error and its two sources, and the interval if there is one."""
+        limits = {} if self.interval is None else {"interval": list(self.interval), "inside": self.inside}
         return {
             "simulated": self.simulated,
             "measured": self.measured,
             "error": self.error,
             "from_step_times": self.from_step_times,
             "from_decisions": self.from_decisions,
+            **limits,
         }
 
 
@@ -142,14 +152,25 @@ def compare(
     """Compare two runs; `resimulated` is the simulation with measured step times."""
     resimulated = RunData({}, {}) if resimulated is None else resimulated
     latencies = (compare_latency(name, simulated, measured) for name in ("ttft", "e2el"))
+    limits = intervals_in(simulated)
+    rows = [
+        MetricRow(m, metric_value(simulated, m), metric_value(measured, m), metric_value(resimulated, m), limits.get(m))
+        for m in METRICS
+    ]
     return Comparison(
         measured.name or simulated.name,
-        [MetricRow(m, *(metric_value(run, m) for run in (simulated, measured, resimulated))) for m in METRICS],
+        rows,
         compare_decisions(simulated, measured),
         [difference for difference in latencies if difference is not None],
         None if calls_matched is None else (calls_matched, len(measured.calls)),
         {"simulated": simulated.result.get("outcomes", {}), "measured": measured.result.get("outcomes", {})},
     )
+
+
+def intervals_in(run: RunData) -> dict[str, tuple[float, float]]:
+    """Return the limits of each metric of a simulated run; none without intervals."""
+    intervals = run.result.get("intervals") or {"metrics": {}}
+    return {metric: (low, high) for metric, (low, high) in intervals["metrics"].items()}
 
 
 def metric_value(run: RunData, metric: str) -> Optional[float]:

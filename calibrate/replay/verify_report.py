@@ -33,7 +33,25 @@ def format_row(row: MetricRow, checked: Sequence[str]) -> str:
     mark = "*" if row.metric in checked else " "
     cells = f"{format_number(row.simulated):>13}{format_number(row.measured):>13}{format_percent(row.error):>11}"
     sources = f"{format_percent(row.from_step_times):>11}{format_percent(row.from_decisions):>11}"
-    return f"{mark}{row.metric:<23}{cells}{sources}"
+    return f"{mark}{row.metric:<23}{cells}{sources}{format_limits(row)}"
+
+
+def format_limits(row: MetricRow) -> str:
+    """Return the interval of a metric, and whether the measured value is inside."""
+    if row.interval is None:
+        return ""
+    word = "" if row.inside is None else "  inside" if row.inside else "  outside"
+    return f"  {f'[{format_number(row.interval[0])}, {format_number(row.interval[1])}]':>21}{word}"
+
+
+def describe_inside(comparison: Comparison) -> list[str]:
+    """Return how many measured values are in their intervals."""
+    checked = [row for row in comparison.rows if row.inside is not None]
+    if not checked:
+        return []
+    outside = [f"{row.metric} {format_percent(row.error)}" for row in checked if not row.inside]
+    text = f"inside the intervals: {len(checked) - len(outside)} of {len(checked)} measured values"
+    return [text + (f"; outside: {', '.join(outside)}" if outside else "")]
 
 
 def format_comparison(
@@ -41,8 +59,9 @@ def format_comparison(
 ) -> str:
     """Return the report of one scenario."""
     title = f" simulated against measured{': ' + comparison.name if comparison.name else ''} "
-    lines = [f"{title:=^83}", HEAD, *(format_row(row, checked) for row in comparison.rows)]
-    lines += ["-" * 83, *describe_decisions(comparison)]
+    head = f"{HEAD}{'interval':>23}" if any(row.interval for row in comparison.rows) else HEAD
+    lines = [f"{title:=^83}", head, *(format_row(row, checked) for row in comparison.rows)]
+    lines += ["-" * 83, *describe_decisions(comparison), *describe_inside(comparison)]
     for pair in comparison.paired:
         lines.append(
             f"{pair.name} of {pair.count} requests, simulated - measured: mean {1e3 * pair.mean:+.2f} ms, "

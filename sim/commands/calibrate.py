@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .calibrate_device import register_check, register_fit, register_probe
+from .calibrate_import import register_import
 from .endpoint import register_endpoint
 from .options import add_renamed_option, add_trust
 
@@ -43,14 +44,6 @@ def register_logs(kinds: Any) -> None:
     logs.set_defaults(run=fit_from_logs)
 
 
-def register_import(kinds: Any) -> None:
-    imported = kinds.add_parser("import", help="convert the step costs of another tool into a profile")
-    imported.add_argument("kind", choices=["vidur"], help="tool that wrote FILE")
-    imported.add_argument("file", metavar="FILE", help="file with Vidur's tables of step costs (.npz)")
-    imported.add_argument("-o", "--output", metavar="DIR", required=True, help="profile folder to write")
-    imported.set_defaults(run=import_profile)
-
-
 def fit_from_logs(args: argparse.Namespace) -> int:
     """Fit, print the fit, and write the profile."""
     from servesim.calibrate.logs.fit import fit_logs
@@ -69,13 +62,4 @@ def fit_from_logs(args: argparse.Namespace) -> int:
     if args.output:
         write_profile(Path(args.output), profile_about(fit, runs), fit.cost)
         print(f"profile: {Path(args.output) / 'profile.yaml'}")
-    return 0
-
-
-def import_profile(args: argparse.Namespace) -> int:
-    """Write a profile from another tool's file."""
-    from servesim.calibrate.imports.vidur import import_vidur
-
-    import_vidur(Path(args.file), Path(args.output))
-    print(f"profile: {Path(args.output) / 'profile.yaml'}")
     return 0

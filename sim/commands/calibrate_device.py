@@ -137,7 +137,7 @@ def start_worker(args: argparse.Namespace) -> Any:
 def fit_samples(args: argparse.Namespace) -> int:
     """Fit the samples of a folder, write its profile.yaml, and print its error."""
     from servesim.calibrate.probe.check import report
-    from servesim.calibrate.probe.fit import fit_profile
+    from servesim.calibrate.probe.fitted_profile import fit_profile
     from servesim.calibrate.probe.samples import samples_file
     from servesim.calibrate.probe.session import read_probe
     from servesim.costs.device_profile import load_profile, write_profile

@@ -8,7 +8,7 @@ from typing import Any
 from servesim.core import BadInput
 from servesim.core.limits import MAX_RUNS
 
-from .options import add_executor_options, add_trust, fraction
+from .options import add_executor_options, add_intervals, add_trust, fraction, remark_uncertainty
 
 
 def register(commands: Any) -> None:
@@ -43,6 +43,7 @@ def register(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="override a scenario key of A and B (repeatable)",
     )
+    add_intervals(compare, "each scenario")
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_trust(compare)
     add_executor_options(compare)
@@ -63,8 +64,13 @@ def run_compare(args: argparse.Namespace) -> int:
     if not 1 <= args.replications <= MAX_RUNS:
         raise BadInput(f"--replications: expected at least 1, at most {MAX_RUNS}, got {args.replications}")
     metrics = [parse_objective(name, "--metric") for name in args.metric or DEFAULT_METRICS]
-    with close_on_exit(make_executor(args.executor, min(process_count(args.jobs), args.replications))) as executor:
-        a, b = (load_runs(source, args.set, args.replications, executor) for source in (args.a, args.b))
+    draws = args.intervals or 0
+    jobs = min(process_count(args.jobs), args.replications + draws)
+    with close_on_exit(make_executor(args.executor, jobs)) as executor:
+        a, b = (load_runs(source, args.set, args.replications, executor, draws) for source in (args.a, args.b))
+    for profile in [] if not draws else [a.profile] if a.profile == b.profile else [a.profile, b.profile]:
+        if profile is not None:
+            remark_uncertainty(profile)
     differences = compare(a, b, metrics, args.confidence)
     if args.json:
         rows = {}
@@ -72,7 +78,7 @@ def run_compare(args: argparse.Namespace) -> int:
             change, relative = row.change, row.relative
             rows[row.objective.metric] = {
                 "a": row.a, "b": row.b, "difference": change.mean, "half": change.half_width, "part": relative.mean,
-                "pairs": change.n, "words": row.describe(),
+                "pairs": change.n, "words": row.describe(), **({"draws": list(row.draws)} if row.draws else {}),
             }  # fmt: skip
         print(
             json.dumps(
@@ -83,5 +89,7 @@ def run_compare(args: argparse.Namespace) -> int:
         size = max(row.change.n for row in differences)
         kind = next(row.pairs for row in differences if row.change.n == size)
         pairs = f"{size} pairs of {kind}, {100 * args.confidence:g} % t intervals" if size > 1 else "One run each"
+        count = max(len(row.draws) for row in differences)
+        pairs += f" and {count} draws of the cost model (calibration uncertainty)" if count else ""
         print(f"A: {a.name}\nB: {b.name}\n{format_table(differences)}\n{summarise(differences, tolerance)} {pairs}.")
     return 3 if tolerance is not None and any(row.exceeds(tolerance) for row in differences) else 0

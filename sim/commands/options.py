@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
+from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
@@ -161,6 +163,33 @@ def add_executor_options(parser: argparse.ArgumentParser) -> None:
         "--executor", default="local", metavar="WHERE", help="`local` (default), or dask:ADDRESS of a dask scheduler"
     )
     where.add_argument("-q", "--quiet", action="store_true", help="no progress output")
+
+
+def add_intervals(group: Any, runs: str) -> None:
+    """Add --intervals; `runs` says what is repeated."""
+    group.add_argument(
+        "--intervals", nargs="?", type=draws, const=DEFAULT_DRAWS, metavar="N",
+        help=f"also run {runs} with N random cost models that agree with the calibration (default {DEFAULT_DRAWS})",
+    )  # fmt: skip
+
+
+def remark_uncertainty(profile: Any) -> None:
+    """Print one line if a profile stores no uncertainty of its fit."""
+    from servesim.costs.device_profile import load_profile
+    from servesim.runs.intervals import describe_missing
+
+    loaded = load_profile(profile)
+    if not loaded.uncertainty.draws:
+        print(f"sim: {describe_missing(loaded.name)}", file=sys.stderr)
+
+
+def draws(text: str) -> int:
+    """Read a number of draws."""
+    if not (text.isdecimal() and len(text) < 6 and 2 <= int(text) <= MAX_DRAWS):
+        raise argparse.ArgumentTypeError(
+            f"expected a number of draws from 2 to {MAX_DRAWS}, got {text!r}; a file name must come before it"
+        )
+    return int(text)
 
 
 def add_tolerance(group: Any) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from dataclasses import MISSING, Field, fields
 from typing import Any
 
 from servesim.core import Policy
@@ -39,12 +39,13 @@ def register(commands: Any) -> None:
 
 def list_policies(args: argparse.Namespace) -> int:
     """Print one line per policy and preset."""
+    from servesim.config.class_source import docstring
     from servesim.config.registry import about_preset, presets
     from servesim.policies import POLICIES
 
     print("policies")
     for name, kind in POLICIES.items():
-        print(f"  {name:<20} {(kind.__doc__ or '').strip().splitlines()[0]}")
+        print(f"  {name:<20} {docstring(kind).splitlines()[0]}")
     print("presets")
     for name in presets():
         print(f"  {name:<20} {about_preset(name) or ''}")
@@ -53,6 +54,7 @@ def list_policies(args: argparse.Namespace) -> int:
 
 def show_policy(args: argparse.Namespace) -> int:
     """Print the fields of a policy or of a preset."""
+    from servesim.config.class_source import docstring
     from servesim.config.registry import about_preset, make_policy, policy_class, preset, presets
     from servesim.core import traits_of
 
@@ -65,7 +67,7 @@ def show_policy(args: argparse.Namespace) -> int:
     kind = policy_class(settings["name"])
     policy = make_policy(settings)
     traits = traits_of(policy)
-    print(f"{settings['name']}: {(kind.__doc__ or '').strip().splitlines()[0]}")
+    print(f"{settings['name']}: {docstring(kind).splitlines()[0]}")
     print(f"engine: {traits.engine or 'none'}")
     print(f"validated against: {traits.validated_against}")
     print("fields:")
@@ -99,9 +101,14 @@ def run_check(args: argparse.Namespace) -> int:
 
 def rows(policy: Any) -> list[tuple[str, Any, Any, str]]:
     """Return name, value, default and help of every field; fields that all policies have come last."""
-    from servesim.config.registry import field_help
+    from servesim.config.class_source import field_help
 
     comments = field_help(type(policy))
     common = {field.name for field in fields(Policy)}
     ordered = sorted(fields(policy), key=lambda field: field.name in common)
-    return [(f.name, getattr(policy, f.name), f.default, comments.get(f.name, "")) for f in ordered]
+    return [(f.name, getattr(policy, f.name), default_of(f), comments.get(f.name, "")) for f in ordered]
+
+
+def default_of(field: Field[Any]) -> Any:
+    """Return the default value of a field."""
+    return field.default if field.default_factory is MISSING else field.default_factory()

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
-from .options import add_device_options, add_renamed_option, add_scenario_options, add_tolerance, scenario_of
+from .options import (
+    add_device_options,
+    add_intervals,
+    add_renamed_option,
+    add_scenario_options,
+    add_tolerance,
+    scenario_of,
+)
 from .verify import report_comparisons
 
 if TYPE_CHECKING:
@@ -64,6 +71,7 @@ def register(commands: Any) -> None:
     how.add_argument("--live-only", action="store_true", help="measure only, do not simulate or compare")
     how.add_argument("--quiet", action="store_true", help="no progress output")
     how.add_argument("-o", "--output", metavar="DIR", help="folder for live/, sim/, verify.json and verify.png")
+    add_intervals(how, "the simulation")
     add_tolerance(how)
     replay.set_defaults(run=replay_scenarios)
 
@@ -133,7 +141,8 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
             requests = replay_requests(scenario, args.time_scale, args.limit)
             warm_up = 32 if args.warm_up is None else args.warm_up
             show_duration(args, name, scenario, requests, profile)
-            done.append(replay_on_backend(session, name, scenario, requests, profile, warm_up, args.quiet))
+            draws = args.intervals or 0
+            done.append(replay_on_backend(session, name, scenario, requests, profile, warm_up, args.quiet, draws))
             show_live(done[-1], session)
             if done[-1].live.stopped:
                 break
@@ -224,7 +233,8 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
         requests, block = requests_and_block(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)
         show_duration(args, name, scenario, requests, profile)
-        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, block))
+        draws = args.intervals or 0
+        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, block, draws))
         show_live(done[-1], None)
         if done[-1].live.stopped:
             break

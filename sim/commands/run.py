@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from contextlib import ExitStack
-from typing import Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
 
-from .options import add_renamed_option, add_scenario_options, scenario_of
+from servesim.core import BadInput
+
+from .options import add_intervals, add_renamed_option, add_scenario_options, scenario_of, scenario_tree
+
+if TYPE_CHECKING:
+    from servesim.runs.simulate import Run
+
+SLOW_SECONDS = 3.0  # of all draws: shorter than starting worker processes
 
 
 def register(commands: Any) -> None:
@@ -30,6 +39,15 @@ def register(commands: Any) -> None:
         run, "--no-fast-forward", "--no-leaps", action="store_true",
         help="call the policy in every decode step (slower, same result)",
     )  # fmt: skip
+    spread = run.add_argument_group("intervals")
+    add_intervals(spread, "the scenario")
+    spread.add_argument(
+        "-j",
+        "--jobs",
+        type=int,
+        metavar="N",
+        help="worker processes of --intervals (default: one per core if it is slow)",
+    )
     run.set_defaults(run=run_scenario)
 
 
@@ -55,8 +73,28 @@ def run_scenario(args: argparse.Namespace) -> int:
             from servesim.runs.timeline import Timeline
 
             observers.append(files.enter_context(Timeline(args.timeline)))
+        start = time.perf_counter()
         run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
+        if args.intervals:
+            add_intervals_of(run, args, time.perf_counter() - start)
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
     print(json.dumps(run.result(), indent=1) if args.json else show_run(run))
     return 1 if run.stuck else 0
+
+
+def add_intervals_of(run: Run, args: argparse.Namespace, seconds: float) -> None:
+    """Repeat a run with random cost models; `seconds` is its duration."""
+    from servesim.runs.intervals import draws_of, intervals_of
+    from servesim.study.executor import close_on_exit, make_executor, process_count
+    from servesim.study.single_run import Task, context_json
+
+    tasks = [Task(0, 0, {}, draw=draw) for draw in draws_of(run.profile, args.intervals)]
+    jobs = 1 if args.jobs is None and seconds * len(tasks) < SLOW_SECONDS else process_count(args.jobs)
+    with close_on_exit(make_executor("local", min(jobs, len(tasks)))) as executor:
+        records = [record for _, record in executor.run(context_json(scenario_tree(args)), tasks)]
+    for record in records:
+        if "error" in record:
+            raise BadInput(f"--intervals: {record['error']}")
+    draws = [{**record["figures"], "stuck": record["stuck"]} for record in sorted(records, key=itemgetter("draw"))]
+    run.intervals = intervals_of(run.result(), draws, run.profile)

@@ -10,7 +10,7 @@ from typing import Any
 from servesim.core import BadInput
 from servesim.core.limits import MAX_RUNS
 
-from .options import add_executor_options, add_trust, fraction, slo_bounds
+from .options import add_executor_options, add_intervals, add_trust, fraction, remark_uncertainty, slo_bounds
 from .sweep import check_emit, finish
 
 MIN_PRECISION = 1e-6  # a finer search never ends: rates are floats
@@ -38,6 +38,7 @@ def register(commands: Any) -> None:
         "--emit-config", choices=["llm-serving"], help="also write the winner as a configuration of this server"
     )
     search.add_argument("--no-report", action="store_true", help="do not write report.html")
+    add_intervals(search, "the 10 best configurations")
     add_trust(search)
     rate = search.add_argument_group("highest rate")
     rate.add_argument(
@@ -78,8 +79,11 @@ def best_policy(args: argparse.Namespace, executor: Any) -> int:
     from servesim.study.progress import Progress
     from servesim.study.search import read_search, search
 
-    plan = read_search(args.file, args.set, trials=args.trials, replications=args.replications)
+    changes = {"trials": args.trials, "replications": args.replications, "intervals": args.intervals}
+    plan = read_search(args.file, args.set, **changes)
     check_emit(args, plan.scenarios)
+    if plan.experiment.intervals:
+        remark_uncertainty(plan.experiment.profile)
     folder = Path(args.output) if args.output else Path("runs") / plan.experiment.name
     with Progress("search", args.quiet, unit="trial") as progress:
         summary = search(plan, folder, executor, args.resume, progress)
@@ -101,6 +105,8 @@ def highest_rate(args: argparse.Namespace, executor: Any) -> int:
         )
     if args.replications is not None and not 1 <= args.replications <= MAX_RUNS:
         raise BadInput(f"--replications: expected at least 1, at most {MAX_RUNS}, got {args.replications}")
+    if args.intervals is not None:
+        raise BadInput("--intervals: not possible with --meet; use `sim run --intervals` at the rate that it finds")
     tree = override(read_scenario_file(args.file), args.set)
     if args.goodput:
         tree["slo"] = slo_bounds(args.goodput)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
-from .options import add_executor_options, add_trust, fraction
+from .options import add_executor_options, add_intervals, add_trust, fraction, remark_uncertainty
 
 if TYPE_CHECKING:
     from servesim.study.experiment import Experiment
@@ -51,6 +51,7 @@ def register(commands: Any) -> None:
         metavar="KEY=VALUE",
         help="override a scenario key of the base (repeatable)",
     )
+    add_intervals(how, "every configuration")
     out = sweep.add_argument_group("output")
     out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
     out.add_argument(
@@ -78,12 +79,15 @@ def run_sweep(args: argparse.Namespace) -> int:
             return finish(Summary(experiment, records), Path(args.folder), args)
     if args.folder is not None:
         raise BadInput(f"sim sweep: expected one file or folder, got also {args.folder}; the output folder is -o DIR")
-    experiment = read_experiment(args.file, args.set, replications=args.replications, ci=args.ci)
+    changes = {"replications": args.replications, "ci": args.ci, "intervals": args.intervals}
+    experiment = read_experiment(args.file, args.set, **changes)
     check_emit(args, map(experiment.tree, range(len(experiment.configs))))
     source = Path(args.file)
     folder = Path(args.output) if args.output else source if source.is_dir() else Path("runs") / experiment.name
     folder = free_folder(folder) if args.fresh else folder
     shard = shard_of(args.shard, experiment)
+    if experiment.intervals:
+        remark_uncertainty(experiment.profile)
     try:
         workers = make_executor(args.executor, process_count(args.jobs))
         with close_on_exit(workers) as executor, Progress("sweep", args.quiet) as progress:
@@ -131,7 +135,7 @@ def finish(summary: Summary, folder: Path, args: argparse.Namespace) -> int:
     """Write the result files and print the table."""
     from servesim.study.files import format_table, write_summary
 
-    if len(summary.failures) == sum(len(row.runs) for row in summary.rows):
+    if len(summary.failures) == summary.run_count:
         print(f"sim: every run failed; the first error is: {summary.failures[0]['error']}", file=sys.stderr)
         return 1
     write_summary(summary, folder)

@@ -19,7 +19,11 @@ def register(commands: Any) -> None:
         "by name.",
     )
     verify.add_argument("simulated", metavar="SIM", help="folder of one or several simulated runs")
-    verify.add_argument("measured", metavar="LIVE", help="folder of one or several measured runs")
+    verify.add_argument(
+        "measured",
+        metavar="LIVE",
+        help="folder of one or several measured runs, or the result file of vllm bench, guidellm or aiperf",
+    )
     verify.add_argument(
         "--profile",
         metavar="NAME",
@@ -36,7 +40,11 @@ def verify_folders(args: argparse.Namespace) -> int:
     from servesim.calibrate.replay.verify import pair_folders
     from servesim.runs.run_folder import read_run
 
-    pairs, left_out = pair_folders(Path(args.simulated), Path(args.measured))
+    measured = Path(args.measured)
+    if measured.is_file():
+        sides = {"": (read_run(Path(args.simulated)), read_benchmark(measured))}
+        return report_comparisons(args, [compare_runs("", *sides[""], args.profile)], sides, args.output)
+    pairs, left_out = pair_folders(Path(args.simulated), measured)
     for name in left_out:
         print(f"skipped, found in one folder only: {name}")
     sides = {name: (read_run(ours), read_run(theirs)) for name, ours, theirs in pairs}
@@ -47,6 +55,16 @@ def verify_folders(args: argparse.Namespace) -> int:
             print(f"sim: {name or args.simulated}: {message}", file=sys.stderr)
     comparisons = [compare_runs(name, *both, args.profile) for name, both in sides.items()]
     return report_comparisons(args, comparisons, sides, args.output)
+
+
+def read_benchmark(path: Path) -> Any:
+    """Return the result file of a load generator as a measured run."""
+    from dataclasses import replace
+
+    from servesim.calibrate.replay.benchmark_run import benchmark_run
+    from servesim.runs.run_folder import run_data
+
+    return replace(run_data(benchmark_run(path)), name=path.stem)
 
 
 def report_comparisons(

@@ -1,16 +1,14 @@
-"""Find policies: built-in names, user files, entry points and presets; read the help of their fields."""
+"""Find policies: built-in names, user files, entry points and presets."""
 
 from __future__ import annotations
 
 import importlib.metadata
-import inspect
 import math
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Optional, Union, get_args, get_origin, get_type_hints
+from typing import Any, Optional, Union, get_args, get_origin
 
 from servesim.core import BadInput, Policy, Traits
 from servesim.core.limits import MAX_NUMBER, is_number
@@ -18,6 +16,7 @@ from servesim.files.read import quote, show_path
 from servesim.files.suggestions import did_you_mean
 from servesim.policies import POLICIES, match_fields
 
+from .class_source import field_types
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -112,10 +111,11 @@ def make_user_policy(kind: type[Policy], settings: Mapping[str, Any], name: str)
         raise BadInput(f"policy {show_path(name)}: {place}: {error_text(error)}") from None
     if not isinstance(traits, Traits):
         raise BadInput(f"policy {show_path(name)}: {class_line(kind)}: traits: expected Traits, got {quote(traits)}")
-    for field in fields(kind):  # a default may have another type than its field
-        if set(type_options(hints_of(kind)[field.name])) <= SIMPLE_TYPES:
-            key = f"policy {show_path(name)}: {class_line(kind)}: {field.name}"
-            convert(key, getattr(policy, field.name), hints_of(kind)[field.name])
+    for field in fields(kind):  # a default may have another type than its field, and an own `__init__` may set none
+        value, hint = getattr(policy, field.name, field.default), hints_of(kind)[field.name]
+        if set(type_options(hint)) <= SIMPLE_TYPES:
+            value = convert(f"policy {show_path(name)}: {class_line(kind)}: {field.name}", value, hint)
+        object.__setattr__(policy, field.name, value)
     return policy
 
 
@@ -128,7 +128,7 @@ def hints_of(kind: type[Policy]) -> dict[str, Any]:
     """Return the types of a policy's fields, cached: a sweep builds thousands of policies."""
     if kind not in HINTS:
         try:
-            HINTS[kind] = get_type_hints(kind)
+            HINTS[kind] = field_types(kind)
         except Exception as error:  # an annotation may be any expression
             if not is_user_class(kind):
                 raise
@@ -157,20 +157,6 @@ def convert(key: str, value: Any, hint: Any) -> Any:
     names = " or ".join("null" if kind is type(None) else getattr(kind, "__name__", str(kind)) for kind in kinds)
     limit = f" of at most {MAX_NUMBER:g}" if is_number(value, -math.inf, math.inf) and not is_number(value) else ""
     raise BadInput(f"{key}: expected {names}{limit}, got {quote(value)}")
-
-
-def field_help(kind: type[Policy]) -> dict[str, str]:
-    """Return the help of every field: its trailing comment."""
-    result: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if issubclass(base, Policy):
-            try:
-                source = inspect.getsource(base)
-            except (OSError, TypeError):
-                continue
-            for match in re.finditer(r"^    (\w+): [^#\n]+?  # (.+)$", source, re.MULTILINE):
-                result[match[1]] = match[2]
-    return result
 
 
 def presets() -> dict[str, Path]:

@@ -74,9 +74,19 @@ class EngineConfig(Section):
     client_timeout: Optional[Number] = Field(
         None, gt=0, le=MAX_SECONDS, description="seconds after which a client gives up"
     )
-    cold_start: Optional[ColdStart] = Field(
-        None, description="extra seconds of the first calls (default: the profile's)"
+    start: Optional[Literal["cold", "warm"]] = Field(
+        None,
+        description="cold: first calls take longer, as the profile says; warm: they do not (default: the profile's)",
     )
+    cold_start: Optional[ColdStart] = Field(
+        None, description="extra seconds of the first calls of a cold start (default: the profile's)"
+    )
+
+    @model_validator(mode="after")
+    def _one_start(self) -> EngineConfig:
+        if self.start == "warm" and self.cold_start is not None:
+            raise ValueError("no cold_start with start: warm")
+        return self
 
     @field_validator("prefill_buckets", "decode_buckets")
     @classmethod

@@ -160,7 +160,7 @@ def describe_error(error: BaseException, policy: Optional[Policy] = None) -> Opt
         line = user_line(cause)
         if line is not None:
             return f"{line}: {error_text(cause)}"
-        cause = cause.__cause__
+        cause = cause.__cause__ or cause.__context__
     if policy is None or not is_user_class(type(policy)):
         return None
     kind = type(policy)

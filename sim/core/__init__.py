@@ -19,7 +19,7 @@ from .policy import (
     traits_of,
 )
 from .request import ClientRequest, DecodeCohort, Request
-from .view import BlockPool, Queue, View, WaitingQueue
+from .view import BlockPool, Queue, ServerQueue, View
 
 # Names of servesim 0.1.
 at_least, one_of, settings, just_after = require_at_least, require_one_of, field_values, first_time_after
@@ -28,7 +28,7 @@ __all__ = [
     "BadInput", "PlanError", "PolicyError", "Stuck",
     "ClientRequest", "Request", "DecodeCohort",
     "FOREVER", "NO_MOVES", "Chunk", "Eviction", "Moves", "Plan", "Preemption", "Rejection",
-    "BlockPool", "Queue", "View", "WaitingQueue",
+    "BlockPool", "Queue", "ServerQueue", "View",
     "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_effect",
     "require_one_of", "traits_of",
     "Shape", "StepCost", "check_seconds",

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, Optional
 
 from .errors import BadInput
 from .limits import MAX_STEP, is_number
+from .native import keep_compiled_fields, mypyc_attr
 
 
 class Shape(NamedTuple):
@@ -29,8 +30,13 @@ class Shape(NamedTuple):
         return "decode" if self.decode_rows else "swap"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class StepCost:
     """A cost model: predicts the seconds of a step."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_compiled_fields(cls)
 
     @property
     def deterministic(self) -> bool:

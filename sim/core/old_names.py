@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .native import keep_compiled_fields, mypyc_attr
+
 # Methods and properties of a policy: the old name and the new one.
 POLICY_METHODS = {
     "begin": "initial_state",
@@ -44,11 +46,13 @@ def new_names(fields: dict[str, Any], names: dict[str, str], owner: str) -> dict
     return {names[name]: value for name, value in fields.items()}
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class OldPolicyNames:
     """Lets a subclass of Policy override a method by its old name, and call either name."""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        keep_compiled_fields(cls)
         for old, new in POLICY_METHODS.items():
             for name, other in ((old, new), (new, old)):
                 if name in vars(cls) and other not in vars(cls):

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Optional
+from operator import index
+from typing import Any, Final, NamedTuple, Optional, SupportsIndex
 
 from .old_names import PLAN_FIELDS, OldPlanNames, new_names
 from .request import Request
 
-FOREVER = 1 << 60  # no limit: for `hold`, block counts, lengths and step numbers
+FOREVER: Final = 1 << 60  # no limit: for `hold`, block counts, lengths and step numbers
+
+
+def whole(number: SupportsIndex) -> int:
+    """Return a count as an int of Python: a user's policy may compute it with numpy. A float is a TypeError."""
+    return number if type(number) is int else index(number)  # also for a bool
 
 
 class Chunk:
@@ -16,16 +22,19 @@ class Chunk:
 
     __slots__ = ("blocks", "request", "tokens")
 
-    def __init__(self, request: Request, tokens: int, blocks: int = 0) -> None:
+    def __init__(self, request: Request, tokens: SupportsIndex, blocks: SupportsIndex = 0) -> None:
         self.request = request
-        self.tokens = tokens
-        self.blocks = blocks  # blocks that the request holds from now on; 0: as many as its tokens need
+        self.tokens = whole(tokens)
+        self.blocks = whole(blocks)  # blocks that the request holds from now on; 0: as many as its tokens need
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.request, self.tokens, self.blocks))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chunk) and tuple(self) == tuple(other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Chunk, tuple(self)
 
     def __repr__(self) -> str:
         return f"Chunk({self.request!r}, {self.tokens}, {self.blocks})"
@@ -77,7 +86,12 @@ class Moves(NamedTuple):
     reject: Sequence[Rejection] = ()
 
 
-NO_MOVES = Moves()
+NO_MOVES: Final = Moves()
+# The fields of Plan in addition to those of Moves.
+STEP_FIELDS: Final = (
+    "chunks", "decode", "decode_first", "reorder_running", "padding_rows", "wake_at", "hold", "keep_free",
+    "hold_past_finish", "state",
+)  # fmt: skip
 
 
 class Plan(OldPlanNames):
@@ -87,10 +101,7 @@ class Plan(OldPlanNames):
     finishes or lacks a block. The simulator then runs these steps as one event. It counts for decode-only plans.
     """
 
-    __slots__ = (
-        "moves", "chunks", "decode", "decode_first", "reorder_running", "padding_rows", "wake_at", "hold", "keep_free",
-        "hold_past_finish", "state",
-    )  # fmt: skip
+    __slots__ = ("moves", *STEP_FIELDS)
 
     def __init__(
         self,
@@ -102,14 +113,14 @@ class Plan(OldPlanNames):
         admit: Sequence[Request] = (),
         reject: Sequence[Rejection] = (),
         chunks: Sequence[Chunk] = (),
-        decode: bool = False,
-        decode_first: bool = False,
+        decode: object = False,  # true or false; a policy may give a number, as in `if`
+        decode_first: object = False,
         reorder_running: Optional[Sequence[Request]] = None,
-        padding_rows: int = 0,
+        padding_rows: SupportsIndex = 0,
         wake_at: Optional[float] = None,
-        hold: int = 0,
-        keep_free: int = 0,
-        hold_past_finish: bool = False,
+        hold: SupportsIndex = 0,
+        keep_free: SupportsIndex = 0,
+        hold_past_finish: object = False,
         state: Any = None,
         **old: Any,
     ) -> None:
@@ -120,18 +131,18 @@ class Plan(OldPlanNames):
         # In batch order. The first chunk of a waiting or swapped request admits it. Without `decode`, a one-token chunk
         # of a decoding request lets only that request decode.
         self.chunks = chunks
-        self.decode = decode  # every running request with a complete prompt generates one token, in running order
-        self.decode_first = decode_first  # in the batch, decodes come before the chunks
+        self.decode = bool(decode)  # every running request with a complete prompt generates one token, in running order
+        self.decode_first = bool(decode_first)  # in the batch, decodes come before the chunks
         self.reorder_running = reorder_running  # the new order of the running queue
-        self.padding_rows = padding_rows  # rows that the engine computes in addition to the live ones
+        self.padding_rows = whole(padding_rows)  # rows that the engine computes in addition to the live ones
         self.wake_at = wake_at  # call `decide` again at this time, even if nothing happens
-        self.hold = hold  # further steps for which `decide` would return this plan; see the class
-        self.keep_free = keep_free  # the hold ends before fewer blocks than this would be free
-        self.hold_past_finish = hold_past_finish  # the hold does not end when a request finishes
+        self.hold = whole(hold)  # further steps for which `decide` would return this plan; see the class
+        self.keep_free = whole(keep_free)  # the hold ends before fewer blocks than this would be free
+        self.hold_past_finish = bool(hold_past_finish)  # the hold does not end when a request finishes
         self.state = state  # policy state, part of the next view
         if old:
             plan = self._replace(**new_names(old, PLAN_FIELDS, "Plan()"))
-            for name in self.__slots__:
+            for name in ("moves", *STEP_FIELDS):
                 setattr(self, name, getattr(plan, name))
 
     # Properties, because `__getattr__` would make every access to a field of a plan slower.
@@ -168,8 +179,7 @@ class Plan(OldPlanNames):
         return Plan(**{**self._fields(), **changes})
 
     def _fields(self) -> dict[str, Any]:
-        values = {name: getattr(self, name) for name in self.__slots__[1:]}
-        return {**self.moves._asdict(), **values}
+        return {**self.moves._asdict(), **{name: getattr(self, name) for name in STEP_FIELDS}}
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Plan) and self._fields() == other._fields()

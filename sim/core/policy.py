@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Optional
 
 from .limits import MAX_NUMBER, is_number
+from .native import mypyc_attr
 from .old_names import TRAITS, OldPolicyNames
 from .plan import Plan
 from .request import Request
@@ -34,6 +35,7 @@ class Traits(NamedTuple):
     rejects_full_prompts: bool = False  # a prompt of max_model_len tokens or more is rejected on arrival
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class Policy(OldPolicyNames):
     """A scheduler. Its fields are its settings; `decide` plans one step.
@@ -87,6 +89,10 @@ class Policy(OldPolicyNames):
         """Return the same policy with some fields changed."""
         return replace(self, **changes)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle through the constructor: nothing can set the fields of a compiled frozen object."""
+        return type(self), tuple(field_values(self).values())
+
 
 def traits_of(policy: Policy) -> Traits:
     """Return the traits of a policy, including those that its class sets as servesim 0.1 did."""
@@ -103,9 +109,13 @@ def order_key(policy: Policy, request: Request) -> float:
         return request.priority + policy.aging * request.arrival
     if order == "output-groups":
         return request.limit // policy.group_width
-    direction, _, length = order.partition("-")
-    tokens = {"output": request.limit, "prompt": request.prompt, "total": request.prompt + request.limit}[length]
-    return tokens if direction == "shortest" else -tokens
+    if order.endswith("output"):
+        tokens = request.limit
+    elif order.endswith("prompt"):
+        tokens = request.prompt
+    else:
+        tokens = request.prompt + request.limit
+    return tokens if order.startswith("shortest") else -tokens
 
 
 def require_at_least(policy: Policy, minimum: float, *names: str) -> None:

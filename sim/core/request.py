@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Optional, Protocol
+from typing import Any, Optional
 
 from .old_names import REQUEST_FIELDS, OldRequestNames, new_names
 
@@ -12,18 +12,33 @@ CLIENT_FIELDS = (
     "id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix_hashes", "follows", "think_time",
     "fails_at_token",
 )  # fmt: skip
+# Its progress in a server: the other attributes of Request.
+PROGRESS_FIELDS = (
+    "sent", "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "outcome", "reason",
+    "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
+    "queued", "prefilling", "decoding", "swapped", "state_since",
+    "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
+    "_in_prefilling",
+)  # fmt: skip
 
 
-class DecodeCohort(Protocol):
-    """The part of the cohort that requests and policies read (sim/engine/cohort.py)."""
+class DecodeCohort:
+    """The decoding requests of a server, as requests and policies see them. The engine has the rest in `Cohort`."""
 
-    size: int
-    context: int  # sum of their cached tokens
-    steps: int  # decode steps of the cohort so far
+    __slots__ = ("context", "size", "steps")
 
-    def blocks_needed(self, ahead: int = 0) -> int: ...  # new blocks of the decode step after `ahead` others
+    def __init__(self) -> None:
+        self.size = 0
+        self.context = 0  # sum of their cached tokens
+        self.steps = 0  # decode steps of the cohort so far
 
-    def blocks(self, request: Request) -> int: ...  # device blocks that a member holds
+    def blocks_needed(self, ahead: int = 0) -> int:
+        """Return the new blocks of the next step, or of the step `ahead` steps after it."""
+        raise NotImplementedError
+
+    def blocks(self, request: Request) -> int:
+        """Return the device blocks that a member holds."""
+        raise NotImplementedError
 
 
 class ClientRequest(OldRequestNames):
@@ -42,12 +57,12 @@ class ClientRequest(OldRequestNames):
         session: Optional[str] = None,
         prefix_hashes: Sequence[int] = (),
         follows: Any = None,
-        think_time: float = 0.0,
+        think_time: Optional[float] = None,
         fails_at_token: Optional[int] = None,
         **old: Any,
     ) -> None:
         self.id = id
-        self.arrival = arrival  # when the client sends it; a server changes it, see Request
+        self.arrival = float(arrival)  # when the client sends it; a server changes it, see Request
         self.prompt = prompt  # prompt tokens
         self.output = output  # tokens it will generate, including end-of-sequence; a policy must not read it
         self.limit = output if limit is None else limit  # output limit in tokens (max_tokens)
@@ -55,7 +70,7 @@ class ClientRequest(OldRequestNames):
         self.session = session
         self.prefix_hashes = prefix_hashes  # hash ids of the prompt's blocks, as in Mooncake traces
         self.follows = follows  # id of the request that must finish first (sessions, closed loops)
-        self.think_time = think_time  # seconds from that finish to this arrival
+        self.think_time = 0.0 if think_time is None else float(think_time)  # seconds from that finish to this arrival
         self.fails_at_token = fails_at_token  # the model call that would generate this token fails
         if old:
             for name, value in new_names(old, REQUEST_FIELDS, type(self).__name__ + "()").items():
@@ -67,6 +82,10 @@ class ClientRequest(OldRequestNames):
             self.id, self.arrival, self.prompt, self.output, self.limit, self.priority, self.session,
             self.prefix_hashes, self.follows, self.think_time, self.fails_at_token,
         )  # fmt: skip
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle through the constructor: a compiled object has no other way."""
+        return type(self), self.client_fields()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.id!r}, {self.arrival:g} s, {self.prompt}+{self.output})"
@@ -82,13 +101,7 @@ class Request(ClientRequest):
     While it decodes with the cohort, `cached` and `written` follow the cohort's step count.
     """
 
-    __slots__ = (
-        "sent", "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "outcome", "reason",
-        "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
-        "queued", "prefilling", "decoding", "swapped", "state_since",
-        "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-        "_in_prefilling",
-    )  # fmt: skip
+    __slots__ = PROGRESS_FIELDS
     _joined_step: int  # the cohort sets these three
     _finish_step: int
     _joined_busy_s: float
@@ -104,7 +117,7 @@ class Request(ClientRequest):
         session: Optional[str] = None,
         prefix_hashes: Sequence[int] = (),
         follows: Any = None,
-        think_time: float = 0.0,
+        think_time: Optional[float] = None,
         fails_at_token: Optional[int] = None,
         **old: Any,
     ) -> None:
@@ -112,7 +125,7 @@ class Request(ClientRequest):
             id, arrival, prompt, output, limit, priority, session, prefix_hashes, follows, think_time, fails_at_token,
             **old,
         )  # fmt: skip
-        self.sent = arrival
+        self.sent = self.arrival
         self.serial = 0  # position in the trace, later requests behind it; breaks ties
         self.status = "outside"  # outside | waiting | running | swapped | done
         self.slot: Optional[int] = None  # its row in an engine with fixed slots
@@ -135,7 +148,7 @@ class Request(ClientRequest):
         self.prefilling = 0.0
         self.decoding = 0.0
         self.swapped = 0.0
-        self.state_since = arrival  # start of the queued or swapped time that is not counted yet
+        self.state_since = self.arrival  # start of the queued or swapped time that is not counted yet
         self._written = 0
         self._cached = 0
         self._blocks = 0
@@ -145,6 +158,10 @@ class Request(ClientRequest):
     def client_fields(self) -> tuple[Any, ...]:
         id, _, *others = super().client_fields()
         return (id, self.sent, *others)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        names = [name for name in ("arrival", *PROGRESS_FIELDS) if hasattr(self, name)]
+        return restored_request, (type(self), self.client_fields(), {name: getattr(self, name) for name in names})
 
     def __repr__(self) -> str:
         return f"Request({self.id!r}, {self.status}, {self.prompt}+{self.written}, cached {self.cached})"
@@ -186,3 +203,11 @@ class Request(ClientRequest):
     def decodes(self) -> bool:
         """Whether it is running with a complete prompt, so that it generates one token per decode step."""
         return self._cohort is not None
+
+
+def restored_request(kind: type[Request], client_fields: tuple[Any, ...], progress: dict[str, Any]) -> Request:
+    """Return a copy of a request, for `copy` and `pickle`."""
+    request = kind(*client_fields)
+    for name, value in progress.items():
+        setattr(request, name, value)
+    return request

@@ -10,7 +10,7 @@ from .request import DecodeCohort, Request
 
 
 class Queue(Protocol):
-    """A queue as a policy sees it: to count, index and iterate."""
+    """A queue as a policy uses it, to count, index and iterate: a queue of the server, or a list of requests."""
 
     def __len__(self) -> int: ...
 
@@ -21,11 +21,26 @@ class Queue(Protocol):
     def __getitem__(self, index: int, /) -> Request: ...
 
 
-class WaitingQueue(Queue, Protocol):
-    """The waiting queue also knows the arrival time of its oldest request."""
+class ServerQueue:
+    """A queue of a server. Its subclasses are in the engine (queues.py)."""
+
+    __slots__ = ()
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[Request]:
+        raise NotImplementedError
+
+    def __reversed__(self) -> Iterator[Request]:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int, /) -> Request:
+        raise NotImplementedError
 
     def oldest(self) -> float:
         """Return the earliest arrival time in the queue. The queue must not be empty."""
+        raise NotImplementedError
 
 
 class BlockPool(OldPoolNames):
@@ -54,11 +69,11 @@ class View(OldViewNames):
 
     def __init__(
         self,
-        waiting: WaitingQueue,
-        running: Queue,
-        swapped: Queue,
-        prefilling: Queue,
-        finished: Queue,
+        waiting: ServerQueue,
+        running: ServerQueue,
+        swapped: ServerQueue,
+        prefilling: ServerQueue,
+        finished: ServerQueue,
         pool: BlockPool,
         cohort: DecodeCohort,
         max_model_len: Optional[int],

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Optional
@@ -19,10 +21,15 @@ from servesim.files.checked import validate
 from servesim.files.write import write_yaml
 from servesim.files.yaml_reader import read_yaml
 
+from .first_use import FirstUseCost
+from .layer_profile import load_layers
 from .mapping import cost_from, cost_mapping
 from .noise import NoisyCost
 from .profile_file import ProfileFile
+from .uncertainty import RUN_SPREAD, SESSION_SPREAD, Uncertainty, check_draws
 from .vidur import load_tables
+
+TABLE_FILES: Mapping[str, Callable[[Path, Any], StepCost]] = {"vidur": load_tables, "layers": load_layers}
 
 
 @dataclass(frozen=True)
@@ -37,14 +44,32 @@ class Profile:
 
     @property
     def cold_start(self) -> tuple[float, float]:
-        """Extra seconds of the first prefill and of the first decode."""
+        """Extra seconds of the first prefill and of the first decode, if the scenario does not say how it starts."""
         cold = self.about.get("cold_start") or {}
+        return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
+
+    def measured_cold_start(self) -> tuple[float, float]:
+        """Return the extra seconds of the first calls of a server that was not warmed up."""
+        cold = self.about.get("cold") or self.about.get("cold_start")
+        if not cold:
+            raise BadInput(
+                f"engine.start: profile {self.name} has no seconds of a cold start; give them as engine.cold_start"
+            )
         return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
 
     @property
     def front_end(self) -> float:
         """Seconds from sending a request to the scheduler; 0 unless the profile comes from a black-box server."""
         return float((self.about.get("front_end") or {}).get("seconds") or 0.0)
+
+    def cost_of_run(self, noise_seed: Optional[int] = None, warm: bool = False) -> StepCost:
+        """Return the cost model of one run: with noise if there is a seed, and with the extra time of new shapes.
+
+        A server that is warm has prepared all shapes.
+        """
+        cost = self.cost if noise_seed is None else self.with_noise(noise_seed)
+        first = self.about.get("first_use")
+        return cost if warm or not first else FirstUseCost(cost, int(first["tokens"]), float(first["seconds"]))
 
     @property
     def error(self) -> Mapping[str, Any]:
@@ -57,6 +82,36 @@ class Profile:
         if not isinstance(noise, Mapping) or not noise:
             raise BadInput(f"noise: profile {self.name} has no measured noise; measure it with `sim calibrate probe`")
         return NoisyCost(self.cost, noise, seed)
+
+    @property
+    def uncertainty(self) -> Uncertainty:
+        """The joint uncertainty of the parameters; without one in the profile, only the spread between sessions."""
+        stored = self.about.get("uncertainty") or {}
+        session = stored.get("session")
+        return Uncertainty(stored.get("draws") or (), SESSION_SPREAD if session is None else float(session))
+
+    def draw(self, rng: random.Random) -> StepCost:
+        """Return a random cost model that agrees with the measurements."""
+        return self.uncertainty.draw(self.cost, rng)
+
+    def in_same_session(self) -> Profile:
+        """Return the profile for a run of the session that measured it: step times vary less than between sessions."""
+        stored = dict(self.about.get("uncertainty") or {})
+        stored["session"] = min(self.uncertainty.session, RUN_SPREAD)
+        return replace(self, about={**self.about, "uncertainty": stored})
+
+    def measured_within(self, seconds: float, now: datetime) -> bool:
+        """Return whether the profile was measured no longer ago than this."""
+        try:
+            date = datetime.fromisoformat(str(self.about.get("date")))
+        except ValueError:
+            return False
+        date = date if date.tzinfo is not None else date.replace(tzinfo=timezone.utc)
+        return abs((now - date).total_seconds()) <= seconds
+
+    def representatives(self, count: int) -> list[Profile]:
+        """Return profiles whose cost models represent the uncertainty of this one."""
+        return [replace(self, cost=cost) for cost in self.uncertainty.representatives(self.cost, count)]
 
     def outside_range(self, largest: Mapping[str, float]) -> list[str]:
         """Return the values of a run's largest step shape that exceed the measured range."""
@@ -99,10 +154,12 @@ def load_profile(source: Any) -> Profile:
     about = read_yaml(file)
     validate(ProfileFile, about, str(file))
     terms = about.pop("cost")
-    if terms.get("kind") == "vidur":
-        cost: StepCost = load_tables(file.parent / str(terms.get("tables", "tables.npz")))
+    load = TABLE_FILES.get(str(terms.get("kind")))
+    if load is not None:
+        cost = load(file.parent / str(terms.get("tables", "tables.npz")), terms.get("base", 0.0))
     else:
         cost = cost_from(terms, f"{file}: cost")
+    check_draws(about.get("uncertainty"), cost, str(file))
     return Profile(str(about.get("name", file.parent.name)), cost, about, file.parent, folder_digest(file.parent))
 
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from servesim.core import Shape, StepCost
+from servesim.core.native import mypyc_attr
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class LinearCost(StepCost):
     """Seconds of a step as a sum of terms; each field is the seconds per unit in its comment."""
@@ -22,6 +25,10 @@ class LinearCost(StepCost):
     decode_live: float = 0.0
     context: float = 0.0  # per cached token that is read
     swap_block: float = 0.0
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle through the constructor: nothing can set the fields of a compiled frozen object."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     def seconds(self, shape: Shape) -> float:
         seconds = self.base

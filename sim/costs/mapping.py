@@ -11,21 +11,27 @@ from servesim.core.limits import MAX_COST, MAX_INT, MAX_NUMBER, MIN_NUMBER, is_n
 from servesim.files.read import quote
 
 from .linear import LinearCost
+from .parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart
 from .table import TableCost
 
 COSTS: dict[str, type[LinearCost] | type[TableCost]] = {"linear": LinearCost, "table": TableCost}
+KINDS = ("linear", "parts", "table")
+PARTS: dict[str, type[Any]] = {
+    "prefill": PrefillPart, "decode": DecodePart, "mixed": MixedPart, "swap": SwapPart, "host": HostPart,
+}  # fmt: skip
+REQUIRED_PARTS = ("prefill", "decode")
 
 
 def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
     """Build a cost model from the mapping of a profile or a scenario."""
     terms = dict(mapping)
     kind = terms.pop("kind", "linear")
-    if not isinstance(kind, str) or kind not in COSTS:
-        raise BadInput(f"{where}.kind: expected one of {', '.join(COSTS)}, got {quote(kind)}")
-    known = [f.name for f in fields(COSTS[kind]) if not f.name.startswith("_")]
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise BadInput(f"{where}.kind: expected one of {', '.join(KINDS)}, got {quote(kind)}")
+    if kind == "parts":
+        return parts_from(terms, where)
+    check_keys(terms, [f.name for f in fields(COSTS[kind]) if not f.name.startswith("_")], where)
     for name, value in terms.items():
-        if name not in known:
-            raise BadInput(f"{where}.{str(name)[:40]}: unknown key; known: {', '.join(known)}")
         terms[name] = check_term(kind, name, value, f"{where}.{name}")
     if kind == "table" and not ("prefill" in terms and ("decode_gears" in terms or "decode_curves" in terms)):
         raise BadInput(
@@ -37,6 +43,62 @@ def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
         raise BadInput(f"{where}: {error}") from None
 
 
+def check_keys(terms: Mapping[str, Any], known: list[str], where: str) -> None:
+    """Raise BadInput for an unknown key."""
+    for name in terms:
+        if name not in known:
+            raise BadInput(f"{where}.{str(name)[:40]}: unknown key; known: {', '.join(known)}")
+
+
+def parts_from(terms: Mapping[str, Any], where: str) -> PartsCost:
+    """Build a cost model in parts."""
+    check_keys(terms, list(PARTS), where)
+    missing = [name for name in REQUIRED_PARTS if name not in terms]
+    if missing:
+        raise BadInput(f"{where}: expected {' and '.join(REQUIRED_PARTS)}, got {', '.join(terms) or 'none'}")
+    parts = {}
+    for name, values in terms.items():
+        part = f"{where}.{name}"
+        if not isinstance(values, Mapping):
+            raise BadInput(f"{part}: expected keys and values, got {quote(values)}")
+        check_keys(values, [f.name for f in fields(PARTS[name])], part)
+        checked = {key: check_part_term(name, key, value, f"{part}.{key}") for key, value in values.items()}
+        parts["decodes" if name == "decode" else name] = PARTS[name](**checked)
+    return PartsCost(**parts)
+
+
+def check_part_term(part: str, name: str, value: Any, where: str) -> Any:
+    """Validate one field of a part: curves rise, numbers are at least 0."""
+    if name in ("rounded", "one_pass", "floor"):
+        return check_flag(value, where)
+    if name == "buckets":
+        return tuple(check_increasing(value, where, 1, MAX_INT)) if value else ()
+    if (part, name) in (("prefill", "tokens"), ("decode", "rows")):
+        points = check_points(value, 2 if part == "prefill" else 3, where)
+        for k, (low, high) in enumerate(zip(points, points[1:])):
+            if high[1] < low[1]:
+                raise BadInput(
+                    f"{where}[{k + 1}]: expected at least {low[1]:g} s as in the point before, got {high[1]:g}"
+                )
+        return tuple(points)
+    return check_number(value, where, maximum=1.0 if name == "overlap" else MAX_COST)
+
+
+def check_flag(value: Any, where: str) -> bool:
+    """Validate a flag."""
+    if not isinstance(value, bool):
+        raise BadInput(f"{where}: expected true or false, got {quote(value)}")
+    return value
+
+
+def check_number(value: Any, where: str, minimum: float = 0.0, maximum: float = MAX_COST) -> Any:
+    """Validate a number of seconds."""
+    if not is_number(value, minimum, maximum):
+        unit = "number of seconds" if maximum == MAX_COST else "number"
+        raise BadInput(f"{where}: expected a {unit} from {minimum:g} to {maximum:g}, got {quote(value)}")
+    return value
+
+
 def check_term(kind: str, name: str, value: Any, where: str) -> Any:
     """Validate one field of a cost model."""
     if kind == "table" and name in ("prefill", "decode_gears"):
@@ -46,15 +108,11 @@ def check_term(kind: str, name: str, value: Any, where: str) -> Any:
     if name == "token_gears":
         return check_increasing(value, where, 1, MAX_INT) if value else ()
     if name == "rounded":
-        if not isinstance(value, bool):
-            raise BadInput(f"{where}: expected true or false, got {quote(value)}")
-        return value
+        return check_flag(value, where)
     if name == "mixed_context" and value is None:
         return value
-    minimum = -MAX_COST if name == "mixed" else 0.0  # prefill and decode of one step can share a fixed part
-    if not is_number(value, minimum, MAX_COST):
-        raise BadInput(f"{where}: expected a number of seconds from {minimum:g} to {MAX_COST:g}, got {quote(value)}")
-    return value
+    # Prefill and decode of one step can share a fixed part.
+    return check_number(value, where, -MAX_COST if name == "mixed" else 0.0)
 
 
 def check_points(points: Any, width: int, where: str) -> list[tuple[float, ...]]:
@@ -96,12 +154,23 @@ def check_increasing(numbers: Any, where: str, minimum: float = 0.0, maximum: fl
 
 def cost_mapping(cost: StepCost) -> dict[str, Any]:
     """Return a cost model as the input of `cost_from`, without default values."""
+    if type(cost) is PartsCost:
+        parts = {name: getattr(cost, "decodes" if name == "decode" else name) for name in PARTS}
+        return {
+            "kind": "parts",
+            **{name: values for name, part in parts.items() if (values := changed(part)) or name in REQUIRED_PARTS},
+        }
     for kind, known in COSTS.items():
         if type(cost) is known:
-            public = [f for f in fields(known) if not f.name.startswith("_")]
-            values = {f.name: getattr(cost, f.name) for f in public if getattr(cost, f.name) not in (f.default, [])}
-            return {"kind": kind, **{name: to_list(value) for name, value in values.items()}}
+            return {"kind": kind, **changed(cost)}
     raise BadInput(f"cost: a {type(cost).__name__} cannot be written to a profile")
+
+
+def changed(instance: Any) -> dict[str, Any]:
+    """Return the public fields of a dataclass that differ from their defaults."""
+    public = [f for f in fields(instance) if not f.name.startswith("_")]
+    values = {f.name: getattr(instance, f.name) for f in public if getattr(instance, f.name) not in (f.default, [])}
+    return {name: to_list(value) for name, value in values.items()}
 
 
 def to_list(value: Any) -> Any:

@@ -8,13 +8,23 @@ from collections.abc import Mapping, Sequence
 from servesim.core import Shape, StepCost
 
 
+def mean_one(quantiles: Sequence[float]) -> list[float]:
+    """Scale quantiles, evenly spaced from minimum to maximum, so that random factors between them have the mean 1.
+
+    The lines between quantiles overstate a few slow steps: without this, random step times are too long on average.
+    """
+    factors = [float(factor) for factor in quantiles]
+    pairs = list(zip(factors, factors[1:])) or [(factors[0], factors[0])]
+    mean = sum(low + high for low, high in pairs) / (2 * len(pairs))
+    return [factor / mean for factor in factors] if mean > 0 else factors
+
+
 class NoisyCost(StepCost):
-    """Multiplies the times of another cost model by random factors from measured steps of the same kind."""
+    """Multiplies the times of another cost model by random factors of measured steps of the same kind, of mean 1."""
 
     def __init__(self, cost: StepCost, noise: Mapping[str, Sequence[float]], seed: int) -> None:
         self.cost = cost
-        # Quantiles of measured / predicted time, evenly spaced from minimum to maximum.
-        self.noise = {kind: [float(factor) for factor in factors] for kind, factors in noise.items() if factors}
+        self.noise = {kind: mean_one(factors) for kind, factors in noise.items() if factors}
         self._random = random.Random(f"step noise {seed}")
 
     @property

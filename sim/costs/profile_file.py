@@ -25,6 +25,13 @@ class FrontEnd(Stored):
     seconds: Optional[Seconds] = None
 
 
+class FirstUse(Stored):
+    """Extra seconds of the first step with a new padded number of tokens."""
+
+    tokens: Whole
+    seconds: Seconds
+
+
 class ErrorKeys(Stored):
     """The held-out error of one kind of step."""
 
@@ -50,6 +57,7 @@ class Fit(Stored):
     """How the parameters were fitted."""
 
     parameters: Optional[dict[str, Parameter]] = None
+    fitted: Optional[list[PredictedRun]] = None
     left_out: Optional[list[PredictedRun]] = None
     predicted: Optional[list[PredictedRun]] = None
 
@@ -61,13 +69,30 @@ class CostKeys(Stored):
     tables: str = "tables.npz"  # of Vidur
 
 
+class UncertaintyKeys(Stored):
+    """The joint uncertainty of the parameters."""
+
+    session: Optional[Annotated[AnyAtLeast0, Limits(0, 1)]] = None
+    draws: Optional[list[list[StoredNumber]]] = None
+
+
+class RangeError(Stored):
+    """The held-out error in a range of sizes."""
+
+    mean: StoredNumber
+    bias: StoredNumber
+    points: Whole
+
+
 class ProfileFile(Stored):
     """The keys of profile.yaml that are used; the others are only printed."""
 
     cost: CostKeys
     name: Optional[Union[str, int, float]] = None
     cold_start: Optional[ColdStart] = None
+    cold: Optional[ColdStart] = None
     front_end: Optional[FrontEnd] = None
+    first_use: Optional[FirstUse] = None
     error: Optional[dict[str, Optional[Union[StoredNumber, ErrorKeys]]]] = None
     noise: Optional[dict[str, Factors]] = None
     grid: Optional[dict[str, Annotated[list[AtLeast0], Field(min_length=2, max_length=2)]]] = None
@@ -75,3 +100,7 @@ class ProfileFile(Stored):
     token_gears: Optional[list[Whole]] = None
     busy: Optional[StoredNumber] = None
     fit: Optional[Fit] = None
+    uncertainty: Optional[UncertaintyKeys] = None
+    error_by_range: Optional[dict[str, dict[str, RangeError]]] = None
+    tied: Optional[dict[str, str]] = None
+    total_error: Optional[dict[str, Optional[StoredNumber]]] = None

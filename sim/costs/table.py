@@ -1,19 +1,21 @@
-"""A cost model from measured curves: prefill by tokens, decode by rows and context."""
+"""A cost model from measured curves: prefill by tokens, decode by rows and context. Old fits wrote it."""
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Optional
 
 from servesim.core import Shape, StepCost
+from servesim.core.native import mypyc_attr
 
-Points = Sequence[tuple[float, float]]
-INFINITY = float("inf")
+from .curves import Points, interpolate
+
 NEAR_TOKENS = 128  # per row: attention kernels split the first cached tokens differently from the rest
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class TableCost(StepCost):
     """Prefill: a curve over padded tokens. Decode: a linear cost per padding bucket (gear). Both are interpolated."""
@@ -28,7 +30,7 @@ class TableCost(StepCost):
     prefill_area: float = 0.0  # per (padded tokens)^2 / rows: attention of equally padded rows
     decode_live: float = 0.0  # per live row, in every bucket
     context: float = 0.0  # per cached token that is read, in every bucket
-    token_gears: Sequence[int] = ()  # padding buckets of prefill tokens; larger steps are not padded
+    token_gears: Sequence[float] = ()  # padding buckets of prefill tokens; larger steps are not padded
     rounded: bool = False  # decode rows are padded to the next bucket
     mixed: float = 0.0  # mixed step: seconds on top of prefill and decode; negative if they share a fixed part
     mixed_row: float = 0.0  # mixed step: per decode row
@@ -37,18 +39,26 @@ class TableCost(StepCost):
     mixed_token: float = 0.0  # mixed step: per padded token, up to the last bucket
     swap: float = 0.0  # per step that swaps blocks
     swap_block: float = 0.0
+    base: float = 0.0  # per step with prompts or decodes, for example host time
     _lines: dict[int, tuple[float, float, float]] = field(default_factory=dict, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copy and pickle through the constructor: nothing can set the fields of a compiled frozen object."""
+        return type(self), tuple(getattr(self, f.name) for f in fields(self))
 
     def seconds(self, shape: Shape) -> float:
         seconds = self.swap + self.swap_block * shape.swapped if shape.swapped else 0.0
         if not shape.prefill_rows:
             return seconds + (self.decode(*shape[5:8]) if shape.decode_rows else 0.0)
-        tokens = shape.prefill_tokens
-        if shape.decode_rows:
+        tokens = float(shape.prefill_tokens)
+        if not shape.decode_rows:
+            seconds += self.base
+        else:
             seconds += self.mixed
             if self.mixed_context is None:
-                seconds += self.decode(*shape[5:8])
+                seconds += self.decode(*shape[5:8])  # with the base
             else:
+                seconds += self.base
                 tokens += shape.decode_rows
                 seconds += self.mixed_row * shape.decode_rows + self.mixed_context * shape.context
                 if self.mixed_near:
@@ -68,7 +78,7 @@ class TableCost(StepCost):
 
     def decode(self, rows: int, live: int, context: int) -> float:
         if self.decode_curves:
-            return interpolate(self._curve(rows), context) + self.decode_live * live
+            return interpolate(self._curve(rows), context) + self.decode_live * live + self.base
         fixed, slope = self._line(rows, live)
         return fixed + slope * context
 
@@ -96,22 +106,4 @@ class TableCost(StepCost):
         base, row, token = (
             interpolate([(point[0], point[i] if len(point) > i else 0.0) for point in points], rows) for i in (1, 2, 3)
         )
-        return base, row + self.decode_live, token + self.context
-
-
-def interpolate(points: Points, x: float) -> float:
-    """Interpolate a curve linearly; extrapolate from its first or last two points, but never to a negative value.
-
-    Below the first point, the line must not fall faster than in proportion to x. Above the last point, it must not
-    fall at all: more work never takes less time than the largest measured amount.
-    """
-    last = len(points) - 1
-    if not last:
-        return points[0][1]
-    index = bisect_right(points, (x, INFINITY))
-    inside = 0 < index <= last
-    right = index if inside else 1 if not index else last
-    (x0, y0), (x1, y1) = points[right - 1], points[right]
-    y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    floor = 0.0 if inside else y0 * x / x0 if not index else min(y0, y1)
-    return y if y > floor else floor
+        return base + self.base, row + self.decode_live, token + self.context

@@ -19,7 +19,8 @@ TOKEN_STEP, CONTEXT_STEP = 8, 64  # Vidur rounds tokens and context up to multip
 class VidurCost(StepCost):
     """Seconds from Vidur's tables: attention by batch and context or by prompt, all other operations by tokens."""
 
-    def __init__(self, comp: Any, save: Any, decode: Any, prefill: Any, layers: int) -> None:
+    def __init__(self, comp: Any, save: Any, decode: Any, prefill: Any, layers: int, base: float = 0.0) -> None:
+        self.base = base  # host seconds of a step
         seconds = layers * 1e-3
         self.comp = [value * seconds for value in comp]  # by tokens
         self.save = [value * seconds for value in save]  # by tokens
@@ -30,7 +31,7 @@ class VidurCost(StepCost):
         tokens = shape.prefill_tokens + shape.decode_rows
         if not tokens:
             return 0.0
-        seconds = self._tokens(tokens)
+        seconds = self.base + self._tokens(tokens)
         if shape.decode_rows:
             seconds += self._decode(shape.decode_rows, shape.context)
         if shape.prefill_rows:
@@ -38,7 +39,7 @@ class VidurCost(StepCost):
         return seconds
 
     def decode(self, rows: int, live: int, context: int) -> float:
-        return self._tokens(rows) + self._decode(rows, context)
+        return self.base + self._tokens(rows) + self._decode(rows, context)
 
     def _tokens(self, tokens: int) -> float:
         return look_up(self.comp, -(-tokens // TOKEN_STEP) * TOKEN_STEP) + look_up(self.save, tokens)
@@ -61,7 +62,7 @@ def look_up(table: list[float], index: int) -> float:
     return table[index] if index <= last else table[last] * index / last
 
 
-def load_tables(file: Path) -> VidurCost:
+def load_tables(file: Path, base: Any = 0.0) -> VidurCost:
     """Read the tables that `sim calibrate import vidur` wrote to a profile."""
     import numpy
 
@@ -85,5 +86,7 @@ def load_tables(file: Path) -> VidurCost:
     layers: Any = arrays["layers"].item() if arrays["layers"].size == 1 else None
     if not is_number(layers, 1, MAX_LAYERS):
         raise BadInput(f"{file}: layers: expected a number from 1 to {MAX_LAYERS}, got {quote(layers)}")
+    if not is_number(base, 0.0, MAX_COST):
+        raise BadInput(f"{file}: base: expected a number of seconds from 0 to {MAX_COST:g}, got {quote(base)}")
     comp, save, decode, prefill = (arrays[name].tolist() for name in TABLES)
-    return VidurCost(comp, save, decode, prefill, int(layers))
+    return VidurCost(comp, save, decode, prefill, int(layers), float(base))

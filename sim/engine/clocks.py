@@ -22,6 +22,14 @@ MAX_SLEEP_S = 0.1  # maximum sleep between two calls of `stop`
 StopCheck = Optional[Callable[[], bool]]
 
 
+class HeldSteps:
+    """Runs the steps of a held plan as one event."""
+
+    def run(self, step: Step, now: float) -> float:
+        """Finish a decode step that has started and repeat it while its plan holds. Return the end of the last step."""
+        raise NotImplementedError
+
+
 class Clock:
     """The time of a loop."""
 
@@ -48,8 +56,8 @@ class Clock:
                 return
             loop.now = self.wait(next_event, stop)
 
-    def make_fast_forward(self, loop: Any) -> Any:
-        """Return the object that runs held steps as one event, or None if steps run one by one."""
+    def make_fast_forward(self, loop: Any) -> Optional[HeldSteps]:
+        """Return the object that runs held steps, or None if steps run one by one."""
         return None
 
 

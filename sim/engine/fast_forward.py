@@ -14,14 +14,12 @@ bit.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
-from itertools import accumulate
-from typing import Callable, Optional
+from typing import Callable, Final, Optional
 
 from servesim.core import Plan, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
+from .clocks import HeldSteps
 from .loop import Loop
 from .results import record_decode
 from .shape import Padding
@@ -29,11 +27,10 @@ from .step import Step
 
 # The cost of a decode: padded rows, seconds at context 0, seconds per context token, whether the cost is linear.
 DecodeCost = tuple[int, float, float, bool]
-LOOP_STEPS = 10  # up to this number of steps, `_run_few` is faster than `run_steps`
-MAX_STEPS = 1024  # steps per call of `run_steps`
+LOOP_STEPS: Final = 4  # up to this number of steps, `_run_few` is faster than `run_steps`
 
 
-class FastForward:
+class FastForward(HeldSteps):
     """Runs the held plans of a loop."""
 
     def __init__(self, loop: Loop, cost: StepCost, padding: Padding, cold_start: Callable[[str], float]) -> None:
@@ -54,7 +51,6 @@ class FastForward:
         return max((rows for costs in self._costs.values() for rows, _, _, _ in costs.values()), default=0)
 
     def run(self, step: Step, now: float) -> float:
-        """Finish a decode step that has started and repeat it while its plan holds. Return the end of the last step."""
         loop, inbox, server, cohort, pool, decode = self._hot_objects
         plan, offsets, first_call = step.plan, cohort.block_offsets, loop.calls
         extra, wake_at, keep_free = plan.padding_rows, plan.wake_at, plan.keep_free
@@ -117,7 +113,7 @@ class FastForward:
         """Run at most LOOP_STEPS steps in a loop. Return steps, limit, end, context and free blocks."""
         rows, fixed, slope, linear = cost
         gaps, cohort = self.loop.server.token_gaps, self.loop.server.cohort
-        offsets, block_size, seconds = cohort.block_offsets, cohort.block_size, gaps.seconds
+        offsets, block_size = cohort.block_offsets, cohort.block_size
         steps = 1
         for steps in range(2, (limit if limit < LOOP_STEPS else LOOP_STEPS) + 1):
             needed = offsets[(offset - steps) % block_size]
@@ -130,12 +126,10 @@ class FastForward:
                 duration = fixed + slope * context
             elif not 0.0 <= (duration := self.cost.decode(rows, live, context)) <= MAX_STEP:
                 check_seconds(self.cost, duration)
-            seconds.append(duration)
+            gaps.add(duration, live)
             now += duration
             if now >= horizon:
                 break
-        if steps > 1:
-            gaps.counts.extend([live] * (steps - 1))
         return steps, limit, now, context, free
 
     def _decode_cost(self, live: int, extra: int) -> DecodeCost:
@@ -143,7 +137,8 @@ class FastForward:
         rows = max(self.padding.pad_rows(live), live + extra)
         linear = self.cost.linear_in_context(rows, live)
         for number in linear or ():  # if neither is negative, no step time is
-            check_seconds(self.cost, number)
+            if not 0.0 <= number <= MAX_STEP:
+                check_seconds(self.cost, number)
         cost = (rows, *(linear or (0.0, 0.0)), linear is not None)
         self._costs[extra][live] = cost
         return cost
@@ -163,21 +158,17 @@ class FastForward:
                 limit, horizon = self._receive(wake_at, now, steps, limit)
                 if steps >= limit or now >= horizon:
                     break
-            count = 1
+            count = limit - steps if linear else 1
+            if not linear:  # the time of the next step
+                fixed = self.cost.decode(rows, live, context + live)
+                if not 0.0 <= fixed <= MAX_STEP:
+                    check_seconds(self.cost, fixed)
+            ran, now, free = run_steps(fixed, slope, context, live, now, horizon, count, free, offsets, offset - steps)
             if linear:
-                count = int(min(limit - steps, MAX_STEPS, (horizon - now) / (fixed + slope * context or 1.0) + 2))
-                contexts = range(context + live, context + live * count + 1, live)
-                durations = [fixed + slope * tokens for tokens in contexts]
-                ran, now, used = run_steps(durations, now, horizon, free, offsets, offset - steps)
                 gaps.add_linear(fixed, slope, context, live, ran)
-            else:
-                duration = self.cost.decode(rows, live, context + live)
-                if not 0.0 <= duration <= MAX_STEP:
-                    check_seconds(self.cost, duration)
-                ran, now, used = run_steps([duration], now, horizon, free, offsets, offset - steps)
-                if ran:
-                    gaps.add(duration, live)
-            free, context, steps = free - used, context + live * ran, steps + ran
+            elif ran:
+                gaps.add(fixed, live)
+            context, steps = context + live * ran, steps + ran
             if ran < count and now < horizon:
                 break  # the next step lacks blocks
         return steps, now, context, free, horizon
@@ -192,8 +183,10 @@ class FastForward:
     def _horizon(self, wake_at: Optional[float]) -> float:
         """Return the time of the next arrival, wake-up or promotion."""
         promotion = None if self._no_max_wait else self.loop.server.next_promotion()
-        times = (self.loop.inbox.next_arrival, wake_at, promotion)
-        return min(time for time in times if time is not None)
+        horizon = self.loop.inbox.next_arrival
+        if wake_at is not None and wake_at < horizon:
+            horizon = wake_at
+        return horizon if promotion is None else min(horizon, promotion)
 
     def _receive(self, wake_at: Optional[float], now: float, steps: int, limit: int) -> tuple[int, float]:
         """Receive arrivals that are not visible yet. Return the new limit and horizon (`now` ends the segment)."""
@@ -205,17 +198,21 @@ class FastForward:
 
 
 def run_steps(
-    durations: Sequence[float], now: float, horizon: float, free: int, offsets: list[int], offset: int
-) -> tuple[int, float, int]:
-    """Run decode steps with these durations: each must start before the horizon and get its blocks.
+    fixed: float, slope: float, context: int, live: int, now: float, horizon: float, count: int, free: int,
+    offsets: list[int], offset: int,
+) -> tuple[int, float, int]:  # fmt: skip
+    """Run up to `count` decode steps of `live` requests: each must start before the horizon and get its blocks.
 
     The index of the first step in `offsets` is `offset` - 1 modulo the block size. Return the number of steps, the end
-    of the last one and the blocks that they used. `accumulate` adds durations one by one, as single steps do.
+    of the last one and the blocks that are free after it.
     """
-    count, block_size = len(durations), len(offsets)
-    ends = list(accumulate(durations, initial=now))
-    first = (offset - 1) % block_size
-    needed = (offsets[first::-1] + offsets[:first:-1]) * (count // block_size + 1)  # in the order of the steps
-    used = list(accumulate(needed[:count], initial=0))
-    ran = max(0, min(count, bisect_left(ends, horizon), bisect_right(used, free) - 1))
-    return ran, ends[ran], used[ran]
+    index = offset % len(offsets)
+    for ran in range(count):
+        index = (index or len(offsets)) - 1
+        needed = offsets[index]
+        if now >= horizon or needed > free:
+            return ran, now, free
+        free -= needed
+        context += live
+        now += fixed + slope * context
+    return count, now, free

@@ -21,7 +21,7 @@ class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_arrivals", "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "followers", "lag",
+        "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "followers", "lag",
         "next_arrival", "seconds",
     )  # fmt: skip
 
@@ -36,13 +36,12 @@ class Inbox:
                 self.followers[request.follows].append(request)
         self._coming = [request for request in all_requests if request.follows is None]
         self._coming.sort(key=attrgetter("sent"))  # a stable sort: equal arrival times keep the given order
-        self._arrivals = [request.sent + seconds for request in self._coming] + [math.inf]
         self._next = 0
         self._direct = self.lag == 1
         self._next_serial = len(all_requests)
         self._released: list[tuple[float, int, Request]] = []  # followers whose predecessor has finished
         self.delayed: deque[tuple[int, Request]] = deque()  # (ended calls at which it becomes visible, request)
-        self.next_arrival = self._arrivals[0]
+        self.next_arrival = self._arrival(0)
 
     def __len__(self) -> int:  # without followers that are not released
         return len(self._coming) - self._next + len(self._released) + len(self.delayed)
@@ -56,11 +55,11 @@ class Inbox:
     def pop_visible(self, now: float, calls: int, idle: bool) -> list[Request]:
         """Return the requests that become visible now, in order of arrival. `idle`: no call blocks the front end."""
         if self._direct and not self._released:  # the usual case: no lag
-            first, arrivals = self._next, self._arrivals
-            last = first
-            while arrivals[last] <= now:
+            first = last = self._next
+            while self.next_arrival <= now:
                 last += 1
-            self._next, self.next_arrival = last, arrivals[last]
+                self.next_arrival = self._arrival(last)
+            self._next = last
             return self._coming[first:last]
         visible = []
         self.receive(now, calls)
@@ -96,7 +95,11 @@ class Inbox:
         self._update_next_arrival()
         return request
 
+    def _arrival(self, index: int) -> float:
+        """Return when a request of the trace reaches the scheduler; inf after the last one."""
+        return self._coming[index].sent + self.seconds if index < len(self._coming) else math.inf
+
     def _update_next_arrival(self) -> None:
-        self.next_arrival = self._arrivals[self._next]
+        self.next_arrival = self._arrival(self._next)
         if self._released and self._released[0][0] < self.next_arrival:
             self.next_arrival = self._released[0][0]

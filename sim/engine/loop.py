@@ -7,9 +7,9 @@ runs the call on a device.
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Final, Optional, Protocol
 
-from servesim.core import Plan, PlanError, Rejection, Request, Stuck
+from servesim.core import Plan, PlanError, Rejection, Request, Stuck, View
 
 from .clocks import Clock
 from .inbox import Inbox
@@ -18,7 +18,7 @@ from .results import finish_step
 from .server import Server
 from .step import Step
 
-MAX_STEPS_WITHOUT_CALL = 10_000  # at one time; more raise Stuck
+MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
 
 class Observer(Protocol):
@@ -45,6 +45,7 @@ class Loop:
         compute: Optional[Callable[[Step], None]] = None,
     ) -> None:
         self.policy = server.policy
+        self._decide: Callable[[View], object] = server.policy.decide  # a user's policy may return anything
         self.server = server
         self.inbox = inbox
         self.clock = clock
@@ -71,6 +72,13 @@ class Loop:
         self.clock.run_loop(self, stop)
         return self.now
 
+    def run_until_wait(self) -> float:
+        """Run steps until there is nothing to do. Return the time of the next event (inf: all done)."""
+        next_event = self.step()
+        while next_event is None:
+            next_event = self.step()
+        return next_event
+
     def step(self) -> Optional[float]:
         """Run one step, or fast-forward. Return None to continue, else the time of the next event (inf: all done)."""
         server, now = self.server, self.now
@@ -79,8 +87,8 @@ class Loop:
             server.promote(now)
         view = server.view
         view.now, state = now, view.state
-        plan = self.policy.decide(view)
-        if type(plan) is not Plan and not isinstance(plan, Plan):  # the first test is the faster one
+        plan = self._decide(view)
+        if not isinstance(plan, Plan):
             raise PlanError(plan)
         step = start_step(server, plan, now)
         if step.has_moves or self.observers:
@@ -103,7 +111,8 @@ class Loop:
         inbox, server = self.inbox, self.server
         arrived = inbox.pop_visible(now, self.calls, self._idle)
         for request in arrived:  # with a lag, the time before is front-end time, not queueing time
-            server.submit(request, now, request.sent + inbox.seconds if inbox.lag == 1 else now)
+            visible_at = request.sent if not inbox.seconds else request.sent + inbox.seconds
+            server.submit(request, now, visible_at if inbox.lag == 1 else now)
             if request.status == "done":
                 self._report_to_client(request, now)
         return arrived

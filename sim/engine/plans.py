@@ -39,7 +39,7 @@ def _move(server: Server, moves: Moves, step: Step, now: float) -> None:
         request._blocks = 0
     for preemption in moves.preempt:
         if server.record_moves:
-            step.preempted.append((preemption.request, preemption.mode, preemption.request.slot))
+            step.preempted = [*step.preempted, (preemption.request, preemption.mode, preemption.request.slot)]
         step.copied_blocks += server.preempt(preemption, now)
     if moves.reorder_waiting is not None:
         server.waiting.reorder(moves.reorder_waiting)

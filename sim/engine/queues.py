@@ -8,28 +8,34 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Any, Callable, Optional, Protocol
+from typing import Any, Callable, Optional
 
-from servesim.core import Request, WaitingQueue
+from servesim.core import Request, ServerQueue
 
 SortKey = Callable[[Request], Any]
 MAX_BLOCK = 1000  # requests per block of a sorted queue
 
 
-class RequestQueue(WaitingQueue, Protocol):
-    """The methods of a queue that only the server uses."""
+class RequestQueue(ServerQueue):
+    """A queue with the methods that only the server uses."""
+
+    __slots__ = ()
 
     def push(self, request: Request) -> None:
         """Add a request at its position."""
+        raise NotImplementedError
 
     def push_front(self, request: Request) -> None:
         """Add a request before all others."""
+        raise NotImplementedError
 
     def remove(self, request: Request) -> None:
         """Remove a request from any position."""
+        raise NotImplementedError
 
     def reorder(self, requests: Sequence[Request]) -> None:
         """Put the same requests into a new order."""
+        raise NotImplementedError
 
 
 class ArrivalIndex:
@@ -55,7 +61,7 @@ class ArrivalIndex:
         return self._heap[0][0]
 
 
-class FifoQueue:
+class FifoQueue(RequestQueue):
     """A first-in, first-out queue. Preempted requests may be pushed to the front."""
 
     __slots__ = ("_arrivals", "_items")
@@ -73,7 +79,7 @@ class FifoQueue:
     def __reversed__(self) -> Iterator[Request]:
         return reversed(self._items)
 
-    def __getitem__(self, index: int) -> Request:
+    def __getitem__(self, index: int, /) -> Request:
         return self._items[index]
 
     def push(self, request: Request) -> None:
@@ -95,7 +101,7 @@ class FifoQueue:
         return self._arrivals.oldest(self._items, self._items[0].status)
 
 
-class SortedQueue:
+class SortedQueue(RequestQueue):
     """A queue sorted by a key. Requests that were pushed or moved to the front come before the sorted ones.
 
     The sorted requests are in blocks of at most MAX_BLOCK requests, each with its keys. A push or a removal finds its
@@ -117,12 +123,14 @@ class SortedQueue:
         return self._size
 
     def __iter__(self) -> Iterator[Request]:
+        if len(self._blocks) == 1 and not self._front:  # the usual case
+            return iter(self._blocks[0])
         return chain(self._front, chain.from_iterable(self._blocks))
 
     def __reversed__(self) -> Iterator[Request]:
         return chain(chain.from_iterable(map(reversed, reversed(self._blocks))), reversed(self._front))
 
-    def __getitem__(self, index: int) -> Request:
+    def __getitem__(self, index: int, /) -> Request:
         if index == 0 and self._blocks and not self._front:  # policies read the head in every step
             return self._blocks[0][0]
         for request in islice(self, index, None) if index >= 0 else islice(reversed(self), -index - 1, None):
@@ -212,17 +220,18 @@ class SortedQueue:
         raise ValueError(f"{request} is not in the queue")
 
 
-class SlotQueue:
+class SlotQueue(RequestQueue):
     """Numbered slots. A request takes the lowest free slot; the order of the queue is the order of the slots."""
 
-    __slots__ = ("_free", "_items")
+    __slots__ = ("_free", "_size", "_slots")
 
     def __init__(self) -> None:
-        self._items: dict[Request, None] = {}
-        self._free: list[int] = []  # free slots below the highest slot that was ever used
+        self._slots: list[Optional[Request]] = []
+        self._free: list[int] = []  # heap of the free slots
+        self._size = 0
 
     def __len__(self) -> int:
-        return len(self._items)
+        return self._size
 
     def __iter__(self) -> Iterator[Request]:
         return iter(self._in_order())
@@ -230,32 +239,42 @@ class SlotQueue:
     def __reversed__(self) -> Iterator[Request]:
         return reversed(self._in_order())
 
-    def __getitem__(self, index: int) -> Request:
+    def __getitem__(self, index: int, /) -> Request:
         return self._in_order()[index]
 
     def _in_order(self) -> list[Request]:
-        return sorted(self._items, key=attrgetter("slot"))
+        return [request for request in self._slots if request is not None]
 
     def push(self, request: Request) -> None:
-        request.slot = heappop(self._free) if self._free else len(self._items)
-        self._items[request] = None
+        if self._free:
+            slot = heappop(self._free)
+            self._slots[slot] = request
+        else:
+            slot = len(self._slots)
+            self._slots.append(request)
+        request.slot = slot
+        self._size += 1
 
     def push_front(self, request: Request) -> None:
         self.push(request)
 
     def remove(self, request: Request) -> None:
-        del self._items[request]
-        assert request.slot is not None
-        heappush(self._free, request.slot)
+        slot = request.slot
+        assert slot is not None and self._slots[slot] is request, f"{request} is not in the queue"
+        self._slots[slot] = None
+        heappush(self._free, slot)
         request.slot = None
+        self._size -= 1
 
     def reorder(self, requests: Sequence[Request]) -> None:
-        check_same_requests(requests, self._items)
-        for request, slot in zip(requests, [other.slot for other in self]):
+        check_same_requests(requests, self)
+        used = [slot for slot, request in enumerate(self._slots) if request is not None]
+        for request, slot in zip(requests, used):
+            self._slots[slot] = request
             request.slot = slot
 
     def oldest(self) -> float:
-        return min(request.arrival for request in self._items)
+        return min([request.arrival for request in self])
 
 
 def check_same_requests(requests: Sequence[Request], queue: Iterable[Request]) -> None:

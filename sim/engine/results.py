@@ -21,16 +21,16 @@ def finish_step(server: Server, step: Step, now: float) -> list[Request]:
 
 def record_decode(server: Server, start: float, now: float, steps: int, first: float) -> list[Request]:
     """Record decode steps: the first ended at `first`, the last at `now`. Return the finished requests."""
-    cohort, seconds, counts = server.cohort, server.token_gaps.seconds, server.token_gaps.counts
+    cohort, gaps = server.cohort, server.token_gaps
     old_members = cohort.size
     if cohort.new_members:
         old_members -= len(cohort.new_members)
         for request in cohort.new_members:
-            seconds.append(first - request.last_token)  # type: ignore[operator]
-            counts.append(1)
+            assert request.last_token is not None
+            gaps.add(first - request.last_token, 1)
     if old_members:
-        seconds.append(first - cohort.last_end)  # type: ignore[operator]
-        counts.append(old_members)
+        assert cohort.last_end is not None
+        gaps.add(first - cohort.last_end, old_members)
     server.tokens_generated += cohort.size * steps
     finished = cohort.advance(steps, now, now - start)
     if finished:
@@ -73,7 +73,8 @@ def _record_prefill(server: Server, step: Step, now: float, finished: list[Reque
         if request.first_token is None:
             request.first_token = now
         else:
-            server.token_gaps.add(now - request.last_token, 1)  # type: ignore[operator]
+            assert request.last_token is not None
+            server.token_gaps.add(now - request.last_token, 1)
         request.last_token = now
         request._written = written = written + 1
         server.tokens_generated += 1

@@ -11,7 +11,7 @@ blocks add up to the pool. Every request is in one queue. The sums of the cohort
 from __future__ import annotations
 
 from heapq import heappop, heappush
-from typing import Any, Optional
+from typing import Any, Callable, Optional
 
 from servesim.core import (
     FOREVER,
@@ -28,6 +28,15 @@ from .admission import Limits
 from .cohort import Cohort
 from .queues import FifoQueue, RequestQueue, SortedQueue, running_queues
 from .step import Step, TokenGaps
+
+
+def waiting_order(policy: Policy) -> Callable[[Request], Any]:
+    """Return the sort key of a waiting queue. It does not hold the server: such a cycle would keep all requests."""
+
+    def key(request: Request) -> Any:
+        return policy.sort_key(request), request.arrival, request.serial
+
+    return key
 
 
 class Server:
@@ -49,7 +58,7 @@ class Server:
             blocks - traits.reserved_blocks if policy.uses_block_pool else FOREVER, block_size, host_blocks
         )
         self.cohort = Cohort(block_size)
-        self.waiting: RequestQueue = SortedQueue(self._sort_key) if policy.is_sorted else FifoQueue()
+        self.waiting: RequestQueue = SortedQueue(waiting_order(policy)) if policy.is_sorted else FifoQueue()
         self.running, self.prefilling = running_queues(traits.running_order)
         self.swapped = FifoQueue()
         self.finished = FifoQueue()  # finished requests that still hold blocks; `done` has all
@@ -70,9 +79,6 @@ class Server:
         # heap of waiting requests by arrival; only if max_wait can change the order of the queue
         promotes = policy.max_wait is not None and policy.is_sorted
         self._by_arrival: Optional[list[tuple[float, int, Request]]] = [] if promotes else None
-
-    def _sort_key(self, request: Request) -> Any:
-        return self.policy.sort_key(request), request.arrival, request.serial
 
     def submit(self, request: Request, now: float, visible_at: float) -> None:
         """Add an arrival to waiting, or reject it if it can never run. Its queueing time starts at `visible_at`."""
@@ -122,7 +128,7 @@ class Server:
         if prefilling:
             self.add_to_prefilling(request)
         if self.record_moves:
-            step.admitted.append((request, request.slot))
+            step.admitted = [*step.admitted, (request, request.slot)]
 
     def add_to_prefilling(self, request: Request) -> None:
         self.prefilling.push(request)

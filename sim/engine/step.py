@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, Final, NamedTuple, Optional
 
 from servesim.core import Chunk, Plan, Request, Shape
+
+MAX_NEW_GAPS: Final = 4096  # token gaps that are not packed yet
 
 
 class Step:
@@ -27,8 +30,9 @@ class Step:
         self.copied_blocks = 0  # to and from the host
         self.hold = 0  # further identical steps: all requests decode, and nothing else happens
         self.has_moves = False
-        self.admitted: list[tuple[Request, Optional[int]]] = []  # (request, its new slot); for observers only
-        self.preempted: list[tuple[Request, str, Optional[int]]] = []  # (request, mode, its old slot); for observers
+        # For observers only: (request, its new slot), and (request, mode, its old slot).
+        self.admitted: Sequence[tuple[Request, Optional[int]]] = ()
+        self.preempted: Sequence[tuple[Request, str, Optional[int]]] = ()
 
     @property
     def runs_model(self) -> bool:
@@ -75,27 +79,60 @@ class TokenGaps:
     requests.
     """
 
-    __slots__ = ("counts", "linear", "seconds")
+    __slots__ = ("_counts", "_linear", "_new_counts", "_new_linear", "_new_seconds", "_seconds")
 
     def __init__(self) -> None:
-        self.seconds = array("d")
-        self.counts = array("l")
-        self.linear = array("d")  # groups of five numbers: fixed, slope, context, live, count
+        self._seconds = array("d")
+        self._counts = array("i")
+        self._linear = array("d")
+        self._new_seconds: list[float] = []  # a list is faster to append to, an array is smaller
+        self._new_counts: list[int] = []
+        self._new_linear: list[float] = []
+
+    @property
+    def seconds(self) -> array[float]:
+        """The gaps that are not part of `linear`."""
+        self._pack()
+        return self._seconds
+
+    @property
+    def counts(self) -> array[int]:
+        """The number of requests that saw each gap of `seconds`."""
+        self._pack()
+        return self._counts
+
+    @property
+    def linear(self) -> array[float]:
+        """The gaps of long fast-forwards, in groups of five numbers: fixed, slope, context, live, count."""
+        self._pack()
+        return self._linear
 
     @property
     def total(self) -> int:
-        """Return the number of gaps."""
+        """The number of gaps."""
         return sum(self.counts) + int(sum(live * count for live, count in zip(self.linear[3::5], self.linear[4::5])))
 
     def add(self, seconds: float, count: int) -> None:
         """Add a gap that `count` requests saw."""
-        if count:
-            self.seconds.append(seconds)
-            self.counts.append(count)
+        self._new_seconds.append(seconds)
+        self._new_counts.append(count)
+        if len(self._new_counts) == MAX_NEW_GAPS:
+            self._pack()
+
+    def _pack(self) -> None:
+        count = len(self._new_counts)  # `struct` converts several times faster than `array.extend`
+        self._seconds.frombytes(struct.pack(f"{count}d", *self._new_seconds))
+        self._counts.frombytes(struct.pack(f"{count}i", *self._new_counts))
+        self._linear.frombytes(struct.pack(f"{len(self._new_linear)}d", *self._new_linear))
+        self._new_seconds.clear()
+        self._new_counts.clear()
+        self._new_linear.clear()
 
     def add_linear(self, fixed: float, slope: float, context: int, live: int, count: int) -> None:
         """Add `count` gaps of a fast-forward of `live` requests."""
-        self.linear.extend((fixed, slope, context, live, count))
+        self._new_linear.extend((fixed, slope, context, live, count))
+        if len(self._new_linear) >= MAX_NEW_GAPS:
+            self._pack()
 
 
 def batch(running: Iterable[Request], step: Step) -> list[tuple[Any, int]]:

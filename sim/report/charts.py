@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from servesim.runs.metrics import STATES
+from servesim.runs.request_rows import STATES
 from servesim.study.experiment import format_value
 from servesim.study.number_format import format_number, ticks
 from servesim.study.objective import unit

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from servesim.files.write import open_text
-from servesim.runs.metrics import STATES
+from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
 from servesim.study import files
 from servesim.study.experiment import format_value
@@ -20,6 +20,7 @@ from servesim.study.objective import Objective
 from servesim.study.ranking import Row, Summary
 
 from . import charts
+from .cells import header_cell, label_tags, number_cell
 from .figures import knobs, record_queues, single_change_costs
 
 MAX_TABLE_ROWS = 2000  # summary.csv has all rows
@@ -77,8 +78,9 @@ def winner_section(summary: Summary) -> Section:
         f'<ul class="settings">{chips or "<li>the base scenario</li>"}</ul>{label_tags(row)}'
     )
     card = f'<div class="card winner">{body}<dl class="facts">{facts}</dl></div>'
-    confirmation = "".join(f"<p>{escape(text.capitalize())}.</p>" for text in files.describe_confirmation(summary))
-    return Section("winner", "Winner", card + confirmation + describe_ties(summary))
+    notes = [*files.describe_draws(summary), *files.describe_confirmation(summary)]
+    paragraphs = "".join(f"<p>{escape(text.capitalize())}.</p>" for text in notes)
+    return Section("winner", "Winner", card + paragraphs + describe_ties(summary))
 
 
 def compare_with_baseline(row: Row, objective: Objective) -> str:
@@ -230,13 +232,6 @@ def queues_section(summary: Summary) -> list[Section]:
     return [Section("queues", "Queues over time", f'{text}{key}<div class="charts wide">{figures}</div>')]
 
 
-def label_tags(row: Row) -> str:
-    """Return the labels of a configuration."""
-    bad = ("stuck", "failed", "serves fewer")
-    tags = [("tag bad" if name in bad else "tag", printed_label(name)) for name in row.labels]
-    return "".join(f'<span class="{kind}">{escape(name)}</span>' for kind, name in tags)
-
-
 def table_section(summary: Summary) -> Section:
     """Return the table of all configurations."""
     keys = [key for key in files.parameter_keys(summary.rows) if key in summary.experiment.knobs]
@@ -244,6 +239,7 @@ def table_section(summary: Summary) -> Section:
     heads = [header_cell("rank", True), *(header_cell(key.removeprefix("policy.")) for key in keys)]
     for metric in metrics:
         heads += [header_cell(metric, True), header_cell("vs. baseline", True)]
+    heads += [header_cell("draws won", True)] if summary.draw_count else []
     heads += [header_cell("preemptions", True), header_cell("labels")]
     lines = "".join(table_row(row, summary, keys, metrics) for row in summary.rows[:MAX_TABLE_ROWS])
     is_cut = len(summary.rows) > MAX_TABLE_ROWS
@@ -258,11 +254,6 @@ def table_section(summary: Summary) -> Section:
     return Section("configurations", "All configurations", body)
 
 
-def header_cell(name: str, numeric: bool = False) -> str:
-    """Return a column header with a sort button."""
-    return f'<th scope="col"{" class=n" if numeric else ""}><button type="button">{escape(name)}</button></th>'
-
-
 def table_row(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence[str]) -> str:
     """Return a row of the table; cells sort by data-v."""
     cells = [number_cell(row.rank, f"{row.rank}{' =' if row.not_significant else ''}")]
@@ -271,21 +262,20 @@ def table_row(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence
         mean, change = row.means[metric], row.differences[metric]
         cells.append(number_cell(mean.mean, format_mean(mean, metric)))
         cells.append(number_cell(change.mean, format_difference(row, metric)))
+    cells += [number_cell(row.draws_won if row.draws else math.nan)] if summary.draw_count else []
     kind = ' class="is-win"' if row is summary.winner else ' class="is-base"' if row is summary.baseline else ""
     return f"<tr{kind}>{''.join(cells)}{number_cell(row.mean('evictions'))}<td>{label_tags(row)}</td></tr>\n"
-
-
-def number_cell(value: float, text: str | None = None) -> str:
-    """Return a numeric cell; a missing value has an empty sort key."""
-    if math.isnan(value):
-        return '<td class="n" data-v="">–</td>'
-    return f'<td class="n" data-v="{value!r}">{format_number(value) if text is None else text}</td>'
 
 
 def method_section(summary: Summary) -> Section:
     """Return how to read the page and how to run the winner."""
     confidence = f"{100 * summary.experiment.confidence:g} %"
     meanings = "".join(f"<li><b>{printed_label(name)}</b>: {text}</li>" for name, text in files.LABEL_MEANINGS.items())
+    draws = (
+        f"<p>Every configuration also ran with {summary.draw_count} random cost models that agree with the calibration "
+        "(draws); a draw is the same cost model for all configurations. ± includes their spread. A configuration wins "
+        "a draw if it is the best one with this cost model.</p>"
+    )
     text = [
         "<p>In each replication, every configuration serves the same requests (common random numbers). "
         f"± is the half-width of a {confidence} Student t interval over replications. Differences are paired by "
@@ -294,6 +284,7 @@ def method_section(summary: Summary) -> Section:
         f"<p>Metrics: {escape(files.describe_window(summary.experiment))}. "
         "= marks configurations that are not significantly different from the winner. Labels:</p>",
         f"<ul>{meanings}</ul>",
+        *([draws] if summary.draw_count else []),
         "<pre>sim run best.yaml             # run the winner's first replication, print all metrics\n"
         "sim replay best.yaml ...      # run the same policy on a device or server, print the error</pre>",
     ]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from servesim.files.write import save_figure
-from servesim.runs.metrics import STATES
+from servesim.runs.request_rows import STATES
 from servesim.study.experiment import format_value
 from servesim.study.ranking import Row, Summary
 

@@ -17,7 +17,8 @@ from servesim.files.checked import validate
 from servesim.files.read import parse_json, quote, read_csv, read_json, read_text
 from servesim.files.stored import Index, Stored, StoredNumber
 
-from .metrics import COLUMNS, PERCENTILES
+from .metrics import PERCENTILES
+from .request_rows import COLUMNS
 
 STEP_COLUMNS = ("start", "called", "end", *Shape._fields)
 OLD_KEYS = {new: old for old, new in REQUEST_FIELDS.items()}
@@ -39,12 +40,21 @@ class ManifestFile(Stored):
     scenario: dict[str, Any]
 
 
+class IntervalKeys(Stored):
+    """The intervals of a run's metrics."""
+
+    draws: Index
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    metrics: dict[str, Annotated[list[StoredNumber], Field(min_length=2, max_length=2)]]
+
+
 class ResultFile(Stored):
     """The keys of result.json besides the metrics."""
 
     outcomes: dict[str, Index] = Field({})
     mean_seconds: dict[str, StoredNumber] = Field({})
     host: list[Seconds] = Field([], max_length=4)  # the fields of host_overhead.HostOverhead
+    intervals: Optional[IntervalKeys] = None
 
 
 class SentLine(Stored):

@@ -24,7 +24,7 @@ from servesim.files.checked import validate
 from servesim.files.read import read_json
 from servesim.files.write import csv_writer, open_text, write_json
 
-from .metrics import COLUMNS, row
+from .request_rows import COLUMNS, row
 from .run_files import (
     SENT_KEYS,
     STEP_COLUMNS,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from servesim.config.scenario import Scenario
+from servesim.config.scenario import EngineConfig, Scenario
 from servesim.config.user_code import user_errors
-from servesim.core import BadInput, ClientRequest, Request, Stuck
+from servesim.core import BadInput, ClientRequest, Policy, Request, Stuck
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import Clock
@@ -19,9 +19,11 @@ from servesim.engine.loop import Loop, Observer
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
+from servesim.traces.request_table import RequestTable
 from servesim.traces.trace import Trace
 
-from .metrics import Metrics, mark_client_timeouts
+from .metrics import Metrics
+from .request_rows import mark_client_timeouts
 
 
 @dataclass
@@ -40,13 +42,14 @@ class Run:
     padded_rows: int  # padding rows of decodes
     outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
     stuck: Optional[Stuck] = None
+    intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
 
     def result(self) -> dict[str, Any]:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
         return {
             **self.measures.as_result(),
             "makespan": self.measures.makespan,
-            "evictions": sum(request.preemptions for request in self.requests),
+            "evictions": sum([request.preemptions for request in self.requests]),
             "outcomes": self.measures.outcomes(),
             "model_calls": self.calls,
             "busy_s": self.busy_seconds,
@@ -56,6 +59,7 @@ class Run:
             "mean_seconds": self.measures.time_breakdown(),
             "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
+            **({} if self.intervals is None else {"intervals": self.intervals}),
         }
 
 
@@ -78,6 +82,8 @@ def load_trace(scenario: Scenario) -> Trace:
 
 def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
     """Return new requests with the client's fields, in their state before a run."""
+    if isinstance(requests, RequestTable):
+        return requests.create(Request)
     return [Request(*request.client_fields()) for request in requests]
 
 
@@ -87,10 +93,11 @@ def build_scenario_loop(
     clock: Clock,
     observers: Sequence[Observer] = (),
     front_end: float = 0.0,
+    policy: Optional[Policy] = None,
 ) -> Loop:
-    """Return the engine loop of a scenario; `front_end` is the profile's seconds."""
+    """Return the engine loop of a scenario; `front_end` is the profile's seconds, `policy` a new policy object."""
     engine = scenario.engine.model_dump()
-    policy = scenario.make_policy()
+    policy = scenario.make_policy() if policy is None else policy
     with user_errors(policy):
         return build_loop(build_server(policy, engine), engine, requests, clock, observers, front_end)
 
@@ -118,16 +125,35 @@ def simulate(
     """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason."""
     profile = load_profile(scenario.profile) if profile is None else profile
     requests = copy_requests((load_trace(scenario) if trace is None else trace).requests)
-    config = scenario.engine
-    cold = config.cold_start
-    clock = SimulatedClock(
-        profile.with_noise(scenario.seed) if scenario.noise else profile.cost,
-        Padding(config.prefill_buckets, scenario.decode_buckets(scenario.make_policy())),
-        fast_forward,
-        profile.cold_start if cold is None else (cold.prefill, cold.decode),
-    )
-    loop = build_scenario_loop(scenario, requests, clock, observers, profile.front_end)
+    loop, clock = build_simulation(scenario, requests, observers, fast_forward, profile)
     return run_loop(loop, clock, scenario, profile, requests)
+
+
+def build_simulation(
+    scenario: Scenario,
+    requests: Sequence[Request],
+    observers: Sequence[Observer],
+    fast_forward: bool,
+    profile: Profile,
+) -> tuple[Loop, SimulatedClock]:
+    """Return the loop of a scenario and its simulated clock."""
+    policy, config = scenario.make_policy(), scenario.engine
+    clock = SimulatedClock(
+        profile.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm"),
+        Padding(config.prefill_buckets, scenario.decode_buckets(policy)),
+        fast_forward,
+        cold_start_seconds(config, profile),
+    )
+    return build_scenario_loop(scenario, requests, clock, observers, profile.front_end, policy), clock
+
+
+def cold_start_seconds(config: EngineConfig, profile: Profile) -> tuple[float, float]:
+    """Return the extra seconds of the first prefill and of the first decode."""
+    if config.cold_start is not None:
+        return config.cold_start.prefill, config.cold_start.decode
+    if config.start == "warm":
+        return 0.0, 0.0
+    return profile.cold_start if config.start is None else profile.measured_cold_start()
 
 
 def run_loop(
@@ -141,10 +167,12 @@ def run_loop(
     except Stuck as error:
         stuck = error
     server = loop.server
-    return Run(
+    run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
         loop.now, *clock.padding_counts, profile.outside_range(clock.largest_shape._asdict()), stuck,
     )  # fmt: skip
+    clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it
+    return run
 
 
 def measure(scenario: Scenario, requests: Sequence[Request], server: Server) -> Metrics:

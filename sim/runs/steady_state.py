@@ -11,13 +11,13 @@ the variance. A busy but stable queue stays below the first limit, random swings
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 import numpy as np
 from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
-from .metrics import Metrics
+from .metrics import Metrics, Times, sent_and_ended
 
 STEADY = (0.2, 0.1)  # default warm-up and drain, as fractions of the time span of the arrivals
 POINTS = 64  # times at which the backlog is sampled
@@ -51,24 +51,28 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
     return result
 
 
-def backlog_growth(requests: Sequence[Request]) -> tuple[float, float]:
-    """Return the growth of the backlog in the second half, as a fraction of its arrivals, and the R2 of the line."""
-    arrival = np.sort(np.array([r.sent for r in requests], dtype=np.float64))
+def backlog_growth(requests: Sequence[Request], times: Optional[Times] = None) -> tuple[float, float]:
+    """Return the growth of the backlog in the second half, as a fraction of its arrivals, and the R2 of the line.
+
+    `times`: the result of `sent_and_ended`, if it is known.
+    """
+    sent, ended = times or sent_and_ended(requests)
+    arrival = np.sort(sent)
     half = len(arrival) // 2
     if len(arrival) < 4 or arrival[-1] <= arrival[half]:
         return 0.0, 0.0  # all arrive at once: there is no rate
-    ends = np.sort(np.array([r.client_end for r in requests if r.client_end is not None], dtype=np.float64))
-    times = np.linspace(arrival[half], arrival[-1], POINTS)
-    backlog = np.searchsorted(arrival, times, side="right") - np.searchsorted(ends, times, side="right")
-    centred, deviation = times - times.mean(), backlog - backlog.mean()
+    ends = np.sort(ended)  # NaN last, so after every time
+    points = np.linspace(arrival[half], arrival[-1], POINTS)
+    backlog = np.searchsorted(arrival, points, side="right") - np.searchsorted(ends, points, side="right")
+    centred, deviation = points - points.mean(), backlog - backlog.mean()
     if not deviation.any():
         return 0.0, 0.0
     slope = float((centred * deviation).sum() / (centred * centred).sum())
     explained = slope * float((centred * deviation).sum() / (deviation * deviation).sum())
-    return slope * float(times[-1] - times[0]) / (len(arrival) - half), explained
+    return slope * float(points[-1] - points[0]) / (len(arrival) - half), explained
 
 
-def is_saturated(requests: Sequence[Request]) -> bool:
+def is_saturated(requests: Sequence[Request], times: Optional[Times] = None) -> bool:
     """Whether the backlog grows during the second half of the arrivals."""
-    growth, explained = backlog_growth(requests)
+    growth, explained = backlog_growth(requests, times)
     return growth > MIN_GROWTH and explained > MIN_R2

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .metrics import STATES
+from .intervals import MAIN_METRICS, describe_intervals, format_interval
+from .request_rows import STATES
 
 if TYPE_CHECKING:
     from .simulate import Run
@@ -28,7 +29,11 @@ def title_line(title: str, fill: str = "-") -> str:
 def show_run(run: Run) -> str:
     lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run)]
     lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
+    if run.intervals is not None:
+        lines += [title_line(f" {100 * run.intervals['confidence']:g} % intervals "), *interval_lines(run)]
     lines.append("=" * WIDTH)
+    if run.intervals is not None:
+        lines += describe_intervals(run.intervals, run.profile.name)
     if run.outside_profile:
         lines.append(f"outside the measured range of the profile: {'; '.join(run.outside_profile)}")
     if run.stuck:
@@ -60,6 +65,17 @@ def benchmark(run: Run) -> list[str]:
                 label = f"{kind.capitalize() if kind[0] != 'p' else kind.upper()} {name.upper()} (ms):"
                 lines.append(line(label, result[f"{kind}_{name}_ms"]))
     return lines
+
+
+def interval_lines(run: Run) -> list[str]:
+    """Return the main metrics with their intervals."""
+    assert run.intervals is not None
+    result, limits = run.result(), run.intervals["metrics"]
+    return [
+        line(name.removesuffix("_ms"), format_interval(name, result[name], *limits[name]))
+        for name in MAIN_METRICS
+        if name in limits
+    ]
 
 
 def simulator_metrics(run: Run) -> list[str]:

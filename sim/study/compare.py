@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Optional
 
@@ -19,12 +20,13 @@ from servesim.core import BadInput
 from servesim.runs.metrics import time_per_token
 from servesim.runs.run_folder import RESULT, read_run
 
+from .draws import draw_effects, paired_effects, planned_draws
 from .executor import Executor
 from .experiment_file import EXPERIMENT_FILE
-from .intervals import Interval, interval, paired_difference
+from .intervals import Interval, interval, paired_difference, with_draws
 from .number_format import align_columns, format_mean
 from .objective import Objective
-from .single_run import Task, context_json, replication_seed
+from .single_run import Record, Task, context_json, replication_seed
 from .sweep import load_summary
 
 DEFAULT_METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
@@ -39,6 +41,13 @@ class ComparedRuns:
     name: str
     runs: MetricsByPair  # by seed
     batches: MetricsByPair = field(default_factory=dict)  # by batch, for a single run
+    draws: Sequence[Record] = ()  # runs with random cost models
+    records: Sequence[Record] = ()  # the runs that the draws repeat
+    profile: Any = None  # of a scenario
+
+    def effects(self, metric: str) -> dict[int, float]:
+        """Return the change of a metric in each draw of the cost model."""
+        return draw_effects(metric, self.records, self.draws)
 
     def mean(self, metric: str) -> float:
         """Return the mean of a metric over the runs."""
@@ -54,6 +63,7 @@ class Difference:
     b: float
     change: Interval
     pairs: str  # replications | batches | one run
+    draws: Sequence[float] = ()  # B minus A in each draw of the cost model
 
     @property
     def relative(self) -> Interval:
@@ -75,6 +85,9 @@ class Difference:
         limits = "one run each"
         if half_width is not None:
             limits = f"interval {100 * (mean - half_width):+.2f} to {100 * (mean + half_width):+.2f} %"
+        if self.draws:
+            better = sum(self.objective.better(change) for change in self.draws)
+            limits += f", better in {better} of {len(self.draws)} draws"
         if self.outcome == "not significant":
             return f"the difference is not significant ({limits})"
         return self.outcome if self.outcome == "the same" else f"B is {100 * abs(mean):.2f} % {self.outcome} ({limits})"
@@ -85,6 +98,16 @@ class Difference:
 
 
 def difference(a: ComparedRuns, b: ComparedRuns, objective: Objective, confidence: float) -> Difference:
+    """Return the paired difference in one metric, with the uncertainty of the cost model if both have draws."""
+    pair = paired_runs(a, b, objective, confidence)
+    if not a.draws or len(a.draws) != len(b.draws):  # another number of draws has other cost models
+        return pair
+    effects = paired_effects(b.effects(objective.metric), a.effects(objective.metric))
+    changes = [pair.change.mean + effect for effect in effects]
+    return replace(pair, change=with_draws(pair.change, effects, confidence), draws=changes)
+
+
+def paired_runs(a: ComparedRuns, b: ComparedRuns, objective: Objective, confidence: float) -> Difference:
     """Return the paired difference in one metric; pairs are batches if there are no replications to pair."""
     metric = objective.metric
     for kind, mine, other in (("replications", a.runs, b.runs), ("batches", a.batches, b.batches)):
@@ -136,7 +159,9 @@ def format_table(differences: Sequence[Difference]) -> str:
     return "\n".join(align_columns(lines))
 
 
-def load_runs(source: str, settings: Sequence[str], replications: int, executor: Executor) -> ComparedRuns:
+def load_runs(
+    source: str, settings: Sequence[str], replications: int, executor: Executor, draws: int = 0
+) -> ComparedRuns:
     """Load or simulate A or B: FILE.yaml, the folder of a run, or a sweep's DIR (its winner) or DIR:CONFIG."""
     head, colon, number = source.rpartition(":")
     path = Path(source)
@@ -146,19 +171,24 @@ def load_runs(source: str, settings: Sequence[str], replications: int, executor:
         return from_sweep(path, None)
     if path.is_dir():
         return from_run(path)
-    return from_scenario(override(read_scenario_file(path), settings), source, replications, executor)
+    return from_scenario(override(read_scenario_file(path), settings), source, replications, executor, draws)
 
 
-def from_scenario(tree: Tree, name: str, replications: int, executor: Executor) -> ComparedRuns:
-    """Run the replications of a scenario."""
+def from_scenario(tree: Tree, name: str, replications: int, executor: Executor, draws: int = 0) -> ComparedRuns:
+    """Run the replications of a scenario, and `draws` random cost models."""
     scenario = scenario_from(tree, name)
-    tasks = [Task(0, replication, {}) for replication in range(replications if scenario.varies else 1)]
-    runs: MetricsByPair = {}
-    for replication, record in executor.run(context_json(tree), tasks):
+    count = replications if scenario.varies else 1
+    tasks = [Task(0, replication, {}) for replication in range(count)]
+    tasks += [Task(0, replication, {}, draw=draw) for replication, draw in planned_draws(draws, count)]
+    records = sorted(executor.run(context_json(tree), tasks), key=itemgetter(0))
+    for _, record in records:
         if "error" in record:
             raise BadInput(f"{name}: {record['error']}")
-        runs[replication_seed(scenario.seed, replication)] = record["figures"]
-    return ComparedRuns(name, dict(sorted(runs.items(), key=str)))
+    fitted, drawn = [record for _, record in records[:count]], [record for _, record in records[count:]]
+    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["figures"] for r in fitted}
+    return ComparedRuns(
+        name, dict(sorted(runs.items(), key=str)), draws=drawn, records=fitted, profile=scenario.profile
+    )
 
 
 def from_sweep(folder: Path, config: Optional[int]) -> ComparedRuns:
@@ -173,7 +203,7 @@ def from_sweep(folder: Path, config: Optional[int]) -> ComparedRuns:
         )
         raise BadInput(f"{folder}: {problem}")
     runs: MetricsByPair = {run.get("seed"): run["figures"] for run in row.runs if "figures" in run}
-    return ComparedRuns(f"{folder}: {row.label}", runs)
+    return ComparedRuns(f"{folder}: {row.label}", runs, draws=row.draws, records=row.runs)
 
 
 def from_run(folder: Path) -> ComparedRuns:

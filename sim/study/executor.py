@@ -20,7 +20,8 @@ from typing import Any, Callable, NamedTuple, Optional, Protocol
 from servesim.core import BadInput
 from servesim.core.limits import MAX_JOBS
 
-from .single_run import Record, Task, run_tasks
+from .shared_trace import SharedTraces
+from .single_run import Record, Task, run_tasks, with_shared_trace
 
 CHUNK_SECONDS = 0.25  # work per chunk: long compared with submitting it, short compared with the sweep
 MAX_CHUNK_RUNS = 64
@@ -69,12 +70,19 @@ class Pool:
     """Submits chunks of tasks to a concurrent.futures executor; resubmits the chunks of a worker that died."""
 
     def __init__(
-        self, start: Callable[[], Futures], workers: Callable[[], int], stop: Callable[[Futures], None]
+        self,
+        start: Callable[[], Futures],
+        workers: Callable[[], int],
+        stop: Callable[[Futures], None],
+        traces: Optional[SharedTraces] = None,
     ) -> None:
         self._start, self._workers, self._stop = start, workers, stop  # workers() is at least 1
+        self._traces = traces  # for workers that can read the files of this process
         self._futures: Optional[Futures] = None
 
     def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        if self._traces is not None and tasks:
+            context = with_shared_trace(context, self._traces)
         pending: dict[Future[Any], Chunk] = {}
         sizer = ChunkSizer(len(tasks))
         while sizer.submitted < len(tasks) or pending:
@@ -129,6 +137,8 @@ class Pool:
         if self._futures is not None:
             self._stop(self._futures)
             self._futures = None
+        if self._traces is not None:
+            self._traces.close()
 
 
 def is_worker_death(future: Future[Any]) -> bool:
@@ -178,7 +188,7 @@ def process_pool(jobs: int) -> Pool:
             child.terminate()
         pool.shutdown(wait=True, cancel_futures=True)
 
-    return Pool(start, lambda: jobs, stop)
+    return Pool(start, lambda: jobs, stop, SharedTraces())
 
 
 def exit_with_parent() -> None:

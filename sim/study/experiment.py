@@ -6,14 +6,13 @@ Configuration 0 is the baseline. The others follow in the order of the grid, wit
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar, Union
+from typing import Any, Optional, TypeVar, Union
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator
 from servesim.config.old_keys import NEW, OLD, rename_keys, rename_settings, rename_sweep
 from servesim.config.overrides import Tree, override, read_mapping, read_scenario_file, with_preset
 from servesim.config.registry import presets
@@ -23,9 +22,11 @@ from servesim.core.limits import MAX_CONFIGS, MAX_RUNS, MAX_SEED
 from servesim.costs.device_profile import load_profile
 from servesim.files.checked import Int, Number
 from servesim.files.suggestions import did_you_mean
+from servesim.runs.intervals import Draw
 from servesim.runs.steady_state import STEADY
 
-from .experiment_file import EXPERIMENT_FILE, read_experiment_file
+from .draws import Draws
+from .experiment_file import EXPERIMENT_FILE, Name, name_of_file, read_experiment_file
 from .grid import Assignment, apply_assignment, unroll
 from .inputs import input_digests, versions
 from .objective import Objective, parse_objective
@@ -33,23 +34,6 @@ from .single_run import Task, context_json
 
 RUNS_FILE = "runs.jsonl"
 File = TypeVar("File", bound=Section)
-NAME_PATTERN = re.compile(r"\w[\w .+-]{0,99}")  # a name is part of a path and of a comment in best.yaml
-
-
-def check_name(name: str) -> str:
-    """Return the name of an experiment; it must not contain a separator of paths or lines."""
-    if not NAME_PATTERN.fullmatch(name):
-        raise ValueError("a name of letters, digits, spaces and . _ + -, at most 100 characters, such as knobs-2")
-    return name
-
-
-def name_of_file(path: Path) -> str:
-    """Return the name of an experiment whose file does not give one."""
-    name = re.sub(r"[^\w .+-]", "-", path.stem)[:100].lstrip(" .+-")
-    return name or "sweep"
-
-
-Name = Annotated[str, AfterValidator(check_name)]
 
 
 class Steady(Section):
@@ -81,6 +65,7 @@ class SweepFile(Section):
         0, ge=0, le=MAX_RUNS, description="extra replications of winner and baseline, after the choice"
     )
     steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: all requests count")
+    intervals: Draws = Field(0, description="also run N random cost models that agree with the calibration; true: 24")
 
     @field_validator("objectives", mode="before")
     @classmethod
@@ -118,11 +103,17 @@ class Experiment:
     max_replications: int = 64  # with ci
     steady_window: Optional[tuple[float, float]] = None  # warm-up and drain
     confirm: int = 0  # extra replications that do not influence the choice of the winner
+    intervals: int = 0  # draws of the cost model per configuration
 
     @property
     def context(self) -> str:
         """The JSON that workers read."""
         return context_json(self.base, self.steady_window)
+
+    @property
+    def profile(self) -> Any:
+        """The profile of the base scenario."""
+        return self.base.get("profile", Scenario.model_fields["profile"].default)
 
     @property
     def is_random(self) -> bool:
@@ -145,8 +136,8 @@ class Experiment:
         """Return the scenario of a configuration as a mapping."""
         return apply_assignment(self.base, self.configs[config])
 
-    def task(self, config: int, replication: int) -> Task:
-        return Task(config, replication, self.configs[config])
+    def task(self, config: int, replication: int, draw: Optional[Draw] = None) -> Task:
+        return Task(config, replication, self.configs[config], draw=draw)
 
     def label(self, config: int) -> str:
         """Return the parameter values of a configuration as short text."""
@@ -170,7 +161,7 @@ class Experiment:
         return {
             "name": self.name,
             "versions": versions(),
-            "profile": load_profile(self.base.get("profile", Scenario.model_fields["profile"].default)).digest,
+            "profile": load_profile(self.profile).digest,
             "inputs": input_digests(self.tree(config) for config in range(len(self.configs))),
             "base": rename_keys(self.base, OLD),
             "configs": [rename_settings(assignment, OLD) for assignment in self.configs],
@@ -181,6 +172,7 @@ class Experiment:
             "max_replications": self.max_replications,
             "cut": self.steady_window,
             "confirm": self.confirm,
+            **({"intervals": self.intervals} if self.intervals else {}),
         }
 
 
@@ -239,8 +231,9 @@ def load_base(base: Union[str, Tree], path: Path) -> Tree:
 def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
     """List the configurations of a sweep file and validate every scenario."""
     configs = deduplicate(base, [file.baseline, *unroll(file.params, file.samples, file.seed)])
-    if len(configs) * file.replications > MAX_RUNS:
-        raise BadInput(f"replications: expected at most {MAX_RUNS} runs, got {len(configs)} * {file.replications}")
+    runs = file.replications + file.intervals
+    if len(configs) * runs > MAX_RUNS:
+        raise BadInput(f"replications: expected at most {MAX_RUNS} runs, got {len(configs)} * {runs}")
     defaults = ["mean_e2el_ms", "output_throughput"] if file.steady else ["makespan", "mean_ttft_ms"]
     objectives = [parse_objective(spec) for spec in file.objectives or defaults]
     metrics = [objective.metric for objective in objectives]
@@ -253,7 +246,7 @@ def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
         raise BadInput("objectives: request_goodput: expected a `slo` in the base scenario, got none")
     return Experiment(
         name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications,
-        file.steady_window, file.confirm,
+        file.steady_window, file.confirm, file.intervals,
     )  # fmt: skip
 
 
@@ -289,7 +282,7 @@ def load_experiment(folder: Path) -> Experiment:
         experiment = Experiment(
             data.name, rename_keys(data.base, NEW), configs,
             [Objective(objective.metric, objective.goal) for objective in data.objectives],
-            data.replications, data.confidence, data.ci, data.max_replications, window, data.confirm,
+            data.replications, data.confidence, data.ci, data.max_replications, window, data.confirm, data.intervals,
         )  # fmt: skip
         for config in range(len(configs)):
             Scenario.model_validate(experiment.tree(config))

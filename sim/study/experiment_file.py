@@ -1,14 +1,16 @@
-"""experiment.json and search.json: their keys, and the check that a resumed experiment is still the same."""
+"""experiment.json and search.json: names and keys, and the check that a resumed experiment is still the same."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from servesim.core import BadInput
+from servesim.core.limits import MAX_DRAWS
 from servesim.files.checked import validate
 from servesim.files.read import quote, read_json
 from servesim.files.stored import Stored
@@ -18,9 +20,27 @@ from .objective import METRICS
 
 EXPERIMENT_FILE = "experiment.json"
 START_KEYS = ("versions", "profile", "inputs")  # describe the start of an experiment; older files lack some
+OPTIONAL_KEYS = ("intervals",)  # written only if they are used
 NEW_FOLDER = "use another folder with -o"
+NAME_PATTERN = re.compile(r"\w[\w .+-]{0,99}")  # a name is part of a path and of a comment in best.yaml
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+
+
+def check_name(name: str) -> str:
+    """Return the name of an experiment; it must not contain a separator of paths or lines."""
+    if not NAME_PATTERN.fullmatch(name):
+        raise ValueError("a name of letters, digits, spaces and . _ + -, at most 100 characters, such as knobs-2")
+    return name
+
+
+def name_of_file(path: Path) -> str:
+    """Return the name of an experiment whose file does not give one."""
+    name = re.sub(r"[^\w .+-]", "-", path.stem)[:100].lstrip(" .+-")
+    return name or "sweep"
+
+
+Name = Annotated[str, AfterValidator(check_name)]
 
 
 class ObjectiveKeys(Stored):
@@ -43,6 +63,7 @@ class ExperimentFile(Stored):
     max_replications: Count
     cut: Optional[list[Annotated[float, Field(ge=0, lt=1)]]] = Field(min_length=2, max_length=2)
     confirm: int = Field(0, ge=0, le=10**6)
+    intervals: int = Field(0, ge=0, le=MAX_DRAWS)
 
 
 def read_experiment_file(folder: Path) -> ExperimentFile:
@@ -68,8 +89,8 @@ def check_unchanged(terms: Mapping[str, Any], file: Path, noun: str) -> None:
         if not isinstance(stored.get(key, {}), dict):  # a damaged file must not pass as an old one without digests
             raise BadInput(f"{file}: {key}: expected names and values, got {quote(stored[key])}")
     check_versions(new.get("versions"), stored.get("versions"), file.parent, noun)
-    for key in new:
-        if key not in START_KEYS and new[key] != stored.get(key):
+    for key in dict.fromkeys([*new, *OPTIONAL_KEYS]):
+        if key not in START_KEYS and new.get(key) != stored.get(key):
             raise BadInput(f"{file.parent}: holds another {noun}: {key} differs; {NEW_FOLDER}")
     check_inputs(new.get("inputs"), stored.get("inputs"), file.parent, noun)
     if new.get("profile") != stored.get("profile"):  # of the base; older files have no other digest

@@ -49,6 +49,8 @@ def write_rows(path: Path, summary: Summary, rows: Sequence[Row]) -> None:
     others = [name for name in CSV_METRICS if name not in objectives]
     heads = [f"{name}{suffix}" for name in objectives for suffix in ("", "_half", "_diff", "_diff_half")]
     fixed = ["rank", "config", "labels", "on_front", "tied_with_best", "replications", "counted"]
+    draws = summary.experiment.intervals > 0
+    fixed += ["draws_won"] if draws else []
     window = describe_window(summary.experiment)
     with open_text(path) as file:
         writer = csv_writer(file)
@@ -56,6 +58,7 @@ def write_rows(path: Path, summary: Summary, rows: Sequence[Row]) -> None:
         for row in rows:
             flags = [int(row.on_pareto_front), int(row.not_significant)]
             id_cells = [row.rank, row.config, "; ".join(row.labels), *flags, len(row.runs), window]
+            id_cells += [row.draws_won] if draws else []
             writer.writerow([*id_cells, *setting_cells(row, keys), *metric_cells(row, objectives, others)])
 
 
@@ -114,13 +117,15 @@ def format_table(summary: Summary, top: int = 10) -> str:
         rows = [*rows, summary.baseline]
     names = [objective.metric for objective in summary.experiment.objectives]
     common_labels = set.intersection(*(set(row.labels) for row in summary.rows)) if len(summary.rows) > 1 else set()
-    lines = [["rank", *names, "vs. baseline", "changed settings", "labels"]]
+    draws = summary.draw_count
+    lines = [["rank", *names, "vs. baseline", *(["draws won"] if draws else []), "changed settings", "labels"]]
     for row in rows:
         difference = "" if row is summary.baseline else format_difference(row, names[0])
         means = [format_mean(row.means[name], name) for name in names]
         labels = ", ".join(printed_label(name) for name in row.labels if name not in common_labels)
         rank = f"{'= ' * row.not_significant}{row.rank}"
-        lines.append([rank, *means, difference, changed_settings(row, summary), labels])
+        won = [f"{row.draws_won} of {draws}" if row.draws else ""] if draws else []
+        lines.append([rank, *means, difference, *won, changed_settings(row, summary), labels])
     return "\n".join([*align_columns(lines), *table_notes(summary)])
 
 
@@ -146,7 +151,7 @@ def table_notes(summary: Summary) -> list[str]:
     runs = f"{format_count(len(summary.rows), 'configuration')}, {format_count(summary.run_count, 'run')}"
     method = f"common random numbers, {100 * experiment.confidence:g} % t intervals"
     notes = [f"{runs}; {describe_window(experiment)}; {method}"]
-    notes += [*describe_precision(summary), *describe_confirmation(summary)]
+    notes += [*describe_draws(summary), *describe_precision(summary), *describe_confirmation(summary)]
     tied = sum(row.not_significant for row in summary.rows)
     if tied:
         metric = experiment.objectives[0].metric
@@ -166,6 +171,18 @@ def format_count(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def describe_draws(summary: Summary) -> list[str]:
+    """Return how often the winner stays the winner with random cost models."""
+    winner, draws = summary.winner, summary.draw_count
+    if winner is None or not draws:
+        return []
+    metric = summary.experiment.objectives[0].metric
+    return [
+        f"winner in {winner.draws_won} of {draws} draws of the cost model, by {metric}; intervals include this "
+        "uncertainty of the calibration"
+    ]
+
+
 def describe_precision(summary: Summary) -> list[str]:
     """Return whether all configurations reached the half-width of `ci`."""
     ci, metric = summary.experiment.ci, summary.experiment.objectives[0].metric
@@ -174,7 +191,7 @@ def describe_precision(summary: Summary) -> list[str]:
     level = abs(summary.baseline.means[metric].mean)
     too_wide = 0
     for row in summary.rows:
-        mean, change = row.means[metric], row.differences[metric]
+        mean, change = summary.without_draws(row, metric)
         too_wide += (mean.half_width or 0) > ci * abs(mean.mean) or (change.half_width or 0) > ci * level
     replications = max(len(row.runs) for row in summary.rows)
     text = f"half-widths of {metric} within {100 * ci:g} % after at most {replications} replications"

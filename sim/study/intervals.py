@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple, Optional
 
+from servesim.runs.intervals import half_width_of_draws
+
 
 class Interval(NamedTuple):
     """A mean and the half-width of its confidence interval."""
@@ -52,6 +54,17 @@ def replications_for(half_width: float, measured: Interval) -> int:
     if measured.half_width is None or measured.half_width <= half_width or half_width <= 0:
         return measured.n
     return math.ceil(measured.n * (measured.half_width / half_width) ** 2)
+
+
+def with_draws(measured: Interval, effects: Sequence[float], confidence: float = 0.95) -> Interval:
+    """Add the uncertainty of the cost model to an interval.
+
+    `effects` are the changes of the value in each draw of the cost model, with the same requests.
+    """
+    if len(effects) < 2:
+        return measured
+    half_width = math.hypot(measured.half_width or 0.0, half_width_of_draws(effects, confidence))
+    return measured._replace(half_width=half_width)
 
 
 @lru_cache(maxsize=4096)

@@ -16,7 +16,7 @@ from servesim.core import BadInput
 from servesim.files.checked import validate
 from servesim.files.stored import Index, Stored, StoredNumber
 from servesim.files.write import append_to, write_errors
-from servesim.runs.metrics import STATES
+from servesim.runs.request_rows import STATES
 
 from .single_run import Record
 
@@ -26,6 +26,7 @@ class RunLine(Stored):
 
     config: Index
     replication: Index
+    draw: Optional[Index] = None  # with a random cost model
     seed: Optional[int] = None
     assignment: Optional[dict[str, Any]] = None  # the line of a search
     error: Optional[str] = None
@@ -53,8 +54,9 @@ class DiskFull(OSError):
 class Journal:
     """An open journal; use it as a context manager."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, line: type[Stored] = RunLine) -> None:
         self.path = path
+        self.line = line  # the keys of a line
         self.records: list[Record] = []  # that the file held when it was opened, in order
 
     def __enter__(self) -> Journal:
@@ -67,7 +69,7 @@ class Journal:
         size = text.rfind(b"\n") + 1
         if size < len(text):
             self._file.truncate(size)
-        self.records = list(parse_records(text[:size], self.path))
+        self.records = list(parse_records(text[:size], self.path, self.line))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -99,7 +101,7 @@ def encode_record(record: Record) -> bytes:
     return json.dumps(record, separators=(",", ":")).encode() + b"\n"
 
 
-def parse_records(text: bytes, path: Path) -> Iterator[Record]:
+def parse_records(text: bytes, path: Path, kind: type[Stored] = RunLine) -> Iterator[Record]:
     """Yield the record of each line."""
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}:{number}: not a journal line"
@@ -107,7 +109,7 @@ def parse_records(text: bytes, path: Path) -> Iterator[Record]:
             record = json.loads(line)
         except (ValueError, RecursionError):
             raise BadInput(f"{where}; expected the JSON object of a run") from None
-        validate(RunLine, record, where)
+        validate(kind, record, where)
         yield record
 
 

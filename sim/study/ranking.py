@@ -10,10 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .draws import count_wins, draw_effects, paired_effects
 from .experiment import Experiment
 from .grid import Assignment
-from .intervals import Interval, interval, paired_difference
-from .single_run import Record
+from .intervals import Interval, interval, paired_difference, with_draws
+from .single_run import Record, RunKey
 
 CONFIRM_REPLICATION_OFFSET = 1_000_000  # replications from here on only confirm the winner, they do not choose it
 
@@ -33,6 +34,8 @@ class Row:
     on_pareto_front: bool = False
     not_significant: bool = False  # the difference from the winner
     rank: int = 0
+    draws: Sequence[Record] = ()  # runs with random cost models
+    draws_won: int = 0  # draws in which it is the best configuration
 
     def values(self, metric: str) -> list[float]:
         """Return a metric of every replication that has it."""
@@ -41,6 +44,10 @@ class Row:
     def mean(self, metric: str) -> float:
         return interval(self.values(metric)).mean
 
+    def effects(self, metric: str) -> dict[int, float]:
+        """Return the change of a metric in each draw of the cost model."""
+        return draw_effects(metric, self.runs, self.draws) if self.draws else {}
+
     def time_breakdown(self) -> dict[str, float]:
         """Return the mean seconds of a request in each state."""
         runs = [run["where"] for run in self.runs if run.get("where")]
@@ -48,17 +55,21 @@ class Row:
 
 
 class Summary:
-    """The rows of an experiment, best first. `records` are the runs by (configuration, replication)."""
+    """The rows of an experiment, best first. `records` are the runs by (configuration, replication[, draw])."""
 
-    def __init__(self, experiment: Experiment, records: Mapping[tuple[int, int], Record]) -> None:
+    def __init__(self, experiment: Experiment, records: Mapping[RunKey, Record]) -> None:
         self.experiment = experiment
         by_config: dict[int, list[Record]] = {}
         self._confirm: dict[int, list[Record]] = {}
-        for (config, replication), record in sorted(records.items(), key=lambda item: item[0]):
+        self._draws: dict[int, list[Record]] = {}
+        for (config, replication, *draw), record in sorted(records.items(), key=lambda item: item[0]):
             group = by_config if replication < CONFIRM_REPLICATION_OFFSET else self._confirm
+            group = self._draws if draw else group
             group.setdefault(config, []).append(record)
         rows = [self._row(config, by_config.get(config, [])) for config in range(len(experiment.configs))]
         self.baseline = rows[0]
+        for row in rows:
+            row.draws = self._draws.get(row.config, ())
         for row in rows:
             self._add_intervals(row)
             self._add_labels(row)
@@ -67,6 +78,7 @@ class Summary:
             row.rank = rank
         self._mark_front()
         self._mark_not_significant()
+        self._count_wins()
 
     @property
     def winner(self) -> Row | None:
@@ -90,23 +102,34 @@ class Summary:
 
     @property
     def run_count(self) -> int:
-        """The number of runs, with the confirming ones."""
-        return sum(len(row.runs) for row in self.rows) + sum(map(len, self._confirm.values()))
+        """The number of runs, with the confirming ones and the draws."""
+        return sum(len(row.runs) + len(row.draws) for row in self.rows) + sum(map(len, self._confirm.values()))
 
     @property
     def failures(self) -> list[Record]:
         """The runs that ended with an error; a stuck engine is not an error."""
-        return [run for row in self.rows for run in row.runs if "error" in run]
+        return [run for row in self.rows for run in (*row.runs, *row.draws) if "error" in run]
 
     def _row(self, config: int, runs: Sequence[Record]) -> Row:
         return Row(config, self.experiment.configs[config], self.experiment.label(config), runs)
 
     def _add_intervals(self, row: Row) -> None:
         for metric, _ in self.experiment.objectives:
-            row.means[metric] = interval(row.values(metric), self.experiment.confidence)
+            mean, _ = self.without_draws(row, metric)
+            row.means[metric] = with_draws(mean, list(row.effects(metric).values()), self.experiment.confidence)
             row.differences[metric] = self.difference(row, self.baseline, metric)
 
+    def without_draws(self, row: Row, metric: str) -> tuple[Interval, Interval]:
+        """Return the mean and the difference from the baseline with intervals of the replications only."""
+        mean = interval(row.values(metric), self.experiment.confidence)
+        return mean, self._paired(row, self.baseline, metric)
+
     def difference(self, row: Row, base: Row, metric: str) -> Interval:
+        """Return the paired difference of two rows, over the replications and draws that both have."""
+        effects = paired_effects(row.effects(metric), base.effects(metric))
+        return with_draws(self._paired(row, base, metric), effects, self.experiment.confidence)
+
+    def _paired(self, row: Row, base: Row, metric: str) -> Interval:
         """Return the paired difference of two rows, over the replications that both have."""
         values = {run["replication"]: run["figures"].get(metric) for run in row.runs if "figures" in run}
         others = {run["replication"]: run["figures"].get(metric) for run in base.runs if "figures" in run}
@@ -159,6 +182,16 @@ class Summary:
             if winner is not None and row.eligible and row is not winner:
                 change = self.difference(row, winner, metric)
                 row.not_significant = change.mean == 0 if change.half_width is None else not change.excludes_zero
+
+    def _count_wins(self) -> None:
+        """Count in how many draws each configuration is the best one by the first objective."""
+        metric, sign = self.experiment.objectives[0].metric, self.experiment.objectives[0].sign
+        rows = [row for row in self.rows if row.eligible and row.draws]
+        scores = [sign * row.differences[metric].mean for row in rows]
+        effects = [{draw: sign * effect for draw, effect in row.effects(metric).items()} for row in rows]
+        wins, self.draw_count = count_wins(scores, effects)
+        for row, count in zip(rows, wins):
+            row.draws_won = count
 
 
 def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:

@@ -24,19 +24,10 @@ from servesim.core.limits import MAX_CONFIGS, MAX_RUNS, MAX_SEED
 from servesim.files.checked import Int, Number
 from servesim.files.write import list_files, write_json
 
+from .draws import Draws, planned_draws
 from .executor import Executor
-from .experiment import (
-    RUNS_FILE,
-    Experiment,
-    Name,
-    Steady,
-    SweepFile,
-    build_experiment,
-    load_base,
-    name_of_file,
-    validate_file,
-)
-from .experiment_file import EXPERIMENT_FILE, check_unchanged
+from .experiment import RUNS_FILE, Experiment, Steady, SweepFile, build_experiment, load_base, validate_file
+from .experiment_file import EXPERIMENT_FILE, Name, check_unchanged, name_of_file
 from .grid import Assignment, apply_assignment
 from .inputs import input_digests, versions
 from .journal import Journal
@@ -50,11 +41,20 @@ from .optuna_study import (
 )
 from .progress import Progress
 from .ranking import Summary
-from .single_run import Record, RunContext, Task
+from .single_run import Record, RunContext, RunKey, Task, record_key
 
 FAILED_VALUE = 1e18  # of a trial that gets stuck or leaves more requests unserved than the baseline
 SEARCH_FILE = "search.json"
-SHARED_KEYS = ("name", "baseline", "objectives", "replications", "confidence", "steady")  # as in a sweep file
+LEADERS = 10  # configurations that `intervals` repeats with random cost models
+SHARED_KEYS = (
+    "name",
+    "baseline",
+    "objectives",
+    "replications",
+    "confidence",
+    "steady",
+    "intervals",
+)  # as in a sweep file
 
 
 class Halving(Section):
@@ -84,6 +84,7 @@ class SearchFile(Section):
     confidence: Number = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
     seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of the sampler")
     steady: Union[bool, Steady] = Field(False, description="as in a sweep")
+    intervals: Draws = Field(0, description="as in a sweep, for the baseline and the 10 best configurations")
 
 
 @dataclass
@@ -123,7 +124,8 @@ def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes:
     # The study file keeps the old names of keys, and Optuna's proposals depend on the names.
     params = zip(file.params, rename_settings(file.params, OLD).items())
     space = {old: parse_space(spec, f"{path}: params.{key}") for key, (old, spec) in params}
-    terms = rename_sweep({**file.model_dump(mode="json", exclude={"trials", "name", "base"}), "base": base}, OLD)
+    unused = {"trials", "name", "base", *(() if file.intervals else ("intervals",))}
+    terms = rename_sweep({**file.model_dump(mode="json", exclude=unused), "base": base}, OLD)
     scenarios = scenarios_of(experiment, file.params)
     check_policies(scenarios, path)
     terms |= {"versions": versions(), "inputs": input_digests(scenarios)}
@@ -154,7 +156,7 @@ class TrialRunner:
         self.search, self.journal, self.executor = search, journal, executor
         self.experiment = search.experiment
         self.configs: list[Assignment] = [dict(search.experiment.configs[0])]
-        self.records: dict[tuple[int, int], Record] = {}
+        self.records: dict[RunKey, Record] = {}
         context, task = RunContext(self.experiment.base), self.experiment.task(0, 0)
         self.requests = len(context.trace(context.scenario(task), task))
         for record in journal.records:
@@ -164,7 +166,13 @@ class TrialRunner:
         if not isinstance(record.get("assignment"), dict):
             raise BadInput(f"{self.journal.path}: expected the runs of a search, found a run without its assignment")
         config = self.config_number(rename_settings(record["assignment"], NEW))
-        self.records[config, record["replication"]] = {**record, "config": config}
+        numbered = {**record, "config": config}
+        self.records[record_key(numbered)] = numbered
+
+    @property
+    def replications(self) -> int:
+        """Runs per assignment."""
+        return self.experiment.replications if self.experiment.is_random else 1
 
     def config_number(self, assignment: Assignment) -> int:
         """Return the number of an assignment; a new assignment gets the next number."""
@@ -174,7 +182,7 @@ class TrialRunner:
 
     def run(self, assignments: Sequence[Assignment], fraction: float = 1.0) -> list[list[Record]]:
         """Return each assignment's records on a fraction of the trace. A full run is journalled and never repeated."""
-        count = self.experiment.replications if self.experiment.is_random else 1
+        count = self.replications
         length = None if fraction == 1.0 else max(2, round(fraction * self.requests))
         tasks = []
         for assignment in assignments:
@@ -186,13 +194,24 @@ class TrialRunner:
         for index, record in sorted(self.executor.run(self.experiment.context, tasks), key=lambda item: item[0]):
             new[tasks[index].config, tasks[index].replication] = record
         if length is None:
-            names = {config: rename_settings(self.configs[config], OLD) for config, _ in new}
-            full = [{**record, "assignment": names[config]} for (config, _), record in new.items()]
-            self.journal.append(full)
-            for record in full:
-                self._add(record)
+            self._store(list(new.values()))
         configs = map(self.config_number, assignments)
         return [[new.get((c, r)) or self.records[c, r] for r in range(count)] for c in configs]
+
+    def run_draws(self, assignments: Sequence[Assignment]) -> None:
+        """Run assignments with random cost models."""
+        draws = planned_draws(self.experiment.intervals, self.replications)
+        tasks = [Task(self.config_number(a), r, a, draw=draw) for r, draw in draws for a in assignments]
+        tasks = [task for task in tasks if task.key not in self.records]
+        results = sorted(self.executor.run(self.experiment.context, tasks), key=lambda item: item[0])
+        self._store([record for _, record in results])
+
+    def _store(self, records: Sequence[Record]) -> None:
+        """Write runs to the journal with their assignments, and keep them."""
+        full = [{**r, "assignment": rename_settings(self.configs[r["config"]], OLD)} for r in records]
+        self.journal.append(full)
+        for record in full:
+            self._add(record)
 
     def values(self, records: Sequence[Record], max_unserved: float) -> list[float]:
         """Return the values for Optuna: means of the objectives, or FAILED_VALUE."""
@@ -206,10 +225,10 @@ class TrialRunner:
 
     def summary(self) -> Summary:
         """Return the summary of all configurations that ran on the full trace, as for a sweep."""
-        ran = sorted({config for config, _ in self.records} | {0})
+        ran = sorted({key[0] for key in self.records} | {0})
         experiment = replace(self.experiment, configs=[self.configs[config] for config in ran])
         numbers = {config: number for number, config in enumerate(ran)}
-        records = {(numbers[c], r): {**record, "config": numbers[c]} for (c, r), record in self.records.items()}
+        records = {(numbers[c], *r): {**record, "config": numbers[c]} for (c, *r), record in self.records.items()}
         return Summary(experiment, records)
 
 
@@ -229,6 +248,10 @@ def search(spec: Search, folder: Union[str, Path], executor: Executor, resume: b
             run_batch(spec, study, runner, unserved, min(spec.trials - done, spec.batch))
         progress.expect(spec.trials, spec.trials)
         summary = runner.summary()
+        if spec.experiment.intervals:
+            leaders = [row.assignment for row in summary.rows[:LEADERS]]
+            runner.run_draws([runner.configs[0], *(a for a in leaders if a != runner.configs[0])])
+            summary = runner.summary()
     write_json(folder / EXPERIMENT_FILE, summary.experiment.as_json())
     return summary
 

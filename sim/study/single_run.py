@@ -18,16 +18,19 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import code_access, describe_error, error_text, use_access
 from servesim.core import BadInput, PolicyError
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.runs.simulate import Run, load_trace, simulate
+from servesim.runs.intervals import Draw
+from servesim.runs.simulate import Run, gc_disabled, load_trace, simulate
 from servesim.runs.steady_state import is_saturated, steady_metrics
 from servesim.traces.edit import scale
+from servesim.traces.request_table import table_of
 from servesim.traces.trace import Trace
 
 from .grid import apply_assignment
 from .objective import METRICS
+from .shared_trace import SharedTraces, read_shared
 
 Record = dict[str, Any]
-MAX_CACHED_REQUESTS = 400_000  # in the traces that a worker keeps, about 250 MB
+MAX_CACHED_REQUESTS = 400_000  # in the traces that a worker keeps: 13 MB of arrays, more if prompts have hash ids
 
 
 class Task(NamedTuple):
@@ -38,6 +41,21 @@ class Task(NamedTuple):
     assignment: Mapping[str, Any]
     rate_factor: Optional[float] = None  # multiplies the request rate
     max_requests: Optional[int] = None  # use only the first N requests
+    draw: Optional[Draw] = None  # run with a random cost model
+
+    @property
+    def key(self) -> RunKey:
+        """The key of its record."""
+        return (self.config, self.replication, *(() if self.draw is None else (self.draw.number,)))
+
+
+RunKey = tuple[int, ...]  # configuration, replication, and the number of a draw
+
+
+def record_key(record: Record) -> RunKey:
+    """Return what identifies a run of an experiment."""
+    key = record["config"], record["replication"]
+    return key if record.get("draw") is None else (*key, record["draw"])
 
 
 def replication_seed(seed: int, replication: int) -> int:
@@ -54,15 +72,22 @@ class RunContext:
     base: Tree
     steady_window: Optional[tuple[float, float]] = None  # warm-up and drain of steady-state runs
     code: Optional[Sequence[Any]] = None  # permission of the parent process to load user files
+    shared_trace: Optional[str] = None  # path of the trace's arrays, see SharedTraces
     _traces: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
     _profiles: dict[str, Profile] = field(default_factory=dict)
+    _drawn: dict[str, list[Profile]] = field(default_factory=dict)  # for the draws of a profile
 
+    @gc_disabled()  # until the requests are freed: otherwise the collector scans them all at the end of `simulate`
     def run(self, task: Task) -> Record:
         """Return the record of a run; after an error it holds the message."""
         record: Record = {"config": task.config, "replication": task.replication}
+        draw = task.draw
+        if draw is not None:
+            record["draw"] = draw.number
         try:
             scenario = self.scenario(task)
-            run = simulate(scenario, self.trace(scenario, task), profile=self.profile(scenario))
+            trace, profile = self.trace(scenario, task), self.profile(scenario)
+            run = simulate(scenario, trace, profile=profile) if draw is None else self._simulate(scenario, trace, draw)
             return {**record, "seed": scenario.seed, **self.record(run)}
         except (BadInput, PolicyError) as bad:
             return {**record, "error": str(bad)}
@@ -81,12 +106,20 @@ class RunContext:
         key = json.dumps([source, seed, task.rate_factor, task.max_requests], sort_keys=True, default=str)
         trace = self._traces.get(key)
         if trace is None:
-            trace = resize_trace(load_trace(scenario), task)
+            trace = resize_trace(self._load_trace(scenario, task), task)
+            trace.requests = table_of(trace.requests)
             self._traces[key] = trace
             while len(self._traces) > 1 and sum(map(len, self._traces.values())) > MAX_CACHED_REQUESTS:
                 self._traces.popitem(last=False)
         self._traces.move_to_end(key)
         return trace
+
+    def _load_trace(self, scenario: Scenario, task: Task) -> Trace:
+        """Return the whole trace of a task. All replications share a file, read with the seed of replication 0."""
+        if scenario.trace is None:
+            return load_trace(scenario)
+        shared = read_shared(self.shared_trace, scenario)
+        return load_trace(self.scenario(task._replace(replication=0))) if shared is None else shared
 
     def profile(self, scenario: Scenario) -> Profile:
         """Return the profile of a scenario, read once."""
@@ -94,6 +127,13 @@ class RunContext:
         if key not in self._profiles:
             self._profiles[key] = load_profile(scenario.profile)
         return self._profiles[key]
+
+    def _simulate(self, scenario: Scenario, trace: Trace, draw: Draw) -> Run:
+        """Simulate with the cost model of a draw."""
+        key = json.dumps([scenario.profile, draw.total], sort_keys=True, default=str)
+        if key not in self._drawn:
+            self._drawn[key] = self.profile(scenario).representatives(draw.total)
+        return simulate(draw.scenario(scenario), trace, profile=self._drawn[key][draw.number])
 
     def record(self, run: Run) -> Record:
         """Return the metrics and flags of a run, with the keys of runs.jsonl."""
@@ -106,7 +146,7 @@ class RunContext:
         return {
             "figures": {key: result[key] for key in METRICS if result.get(key) is not None},
             "where": result["mean_seconds"],
-            "saturated": is_saturated(run.requests),
+            "saturated": is_saturated(run.requests, run.measures.times),
             "outside": result["outside_profile"],
             "stuck": result["stuck"],
         }
@@ -124,12 +164,18 @@ def run_context(context: str) -> RunContext:
     """Return the run context of this process for the JSON of `context_json`."""
     data = json.loads(context)
     window = data["steady_window"]
-    return RunContext(data["base"], tuple(window) if window else None, data["code"])
+    return RunContext(data["base"], tuple(window) if window else None, data["code"], data.get("shared_trace"))
 
 
 def context_json(base: Tree, steady_window: Optional[tuple[float, float]] = None) -> str:
     """Return the input of `run_context`."""
     return json.dumps({"base": base, "steady_window": steady_window, "code": code_access()}, sort_keys=True)
+
+
+def with_shared_trace(context: str, traces: SharedTraces) -> str:
+    """Return the input of `run_context` for workers on this machine."""
+    data = json.loads(context)
+    return json.dumps({**data, "shared_trace": traces.share(data["base"])}, sort_keys=True)
 
 
 def run_tasks(context: str, tasks: list[Task]) -> list[Record]:

@@ -15,6 +15,7 @@ from servesim.config.user_code import names_file
 from servesim.core import BadInput
 from servesim.files.write import FileExists, list_files, open_text, write_json
 
+from .draws import planned_draws
 from .executor import Executor, Results
 from .experiment import RUNS_FILE, Experiment, load_experiment
 from .experiment_file import EXPERIMENT_FILE, check_unchanged, read_terms
@@ -22,9 +23,9 @@ from .intervals import interval, paired_difference, replications_for
 from .journal import Journal, encode_record, read_journal, sync
 from .progress import Progress
 from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
-from .single_run import Record, Task
+from .single_run import Record, RunKey, Task, record_key
 
-Records = dict[tuple[int, int], Record]  # by (configuration, replication)
+Records = dict[RunKey, Record]
 MIN_REPLICATIONS = 3  # before `ci` uses a half-width
 
 
@@ -68,7 +69,7 @@ def sweep(
     with Journal(folder / shard.journal) as journal:
         records = index_records(journal.records)
         for planned in plan_rounds(experiment, records):
-            tasks = [t for t in planned if shard.owns(t) and (t.config, t.replication) not in records]
+            tasks = [task for task in planned if shard.owns(task) and task.key not in records]
             progress.expect(len(records) + len(tasks), len(records))
             for new in in_task_order(executor.run(experiment.context, tasks)):
                 journal.append(new)
@@ -92,8 +93,8 @@ def policy_name(tree: Tree) -> str:
 
 
 def index_records(records: Iterable[Record]) -> Records:
-    """Return records by configuration and replication."""
-    return {(record["config"], record["replication"]): record for record in records}
+    """Return records by their keys."""
+    return {record_key(record): record for record in records}
 
 
 def in_task_order(results: Results) -> Iterator[list[Record]]:
@@ -118,8 +119,10 @@ def plan_rounds(experiment: Experiment, records: Records) -> Iterator[list[Task]
     configs = range(len(experiment.configs))
     first = max(experiment.replications, MIN_REPLICATIONS if experiment.ci else 1) if experiment.is_random else 1
     targets = dict.fromkeys(configs, first)
+    draws = [experiment.task(c, r, draw) for r, draw in planned_draws(experiment.intervals, first) for c in configs]
     while True:
-        yield [experiment.task(c, r) for r in range(max(targets.values())) for c in configs if r < targets[c]]
+        tasks = [experiment.task(c, r) for r in range(max(targets.values())) for c in configs if r < targets[c]]
+        yield [*tasks, *draws]
         if experiment.ci is None or not experiment.is_random:
             break
         grown = {config: replications_needed(experiment, records, config, targets[config]) for config in configs}
@@ -183,13 +186,13 @@ def merge_shards(folder: Union[str, Path]) -> tuple[Experiment, Records]:
     for path in sorted(folder.glob("runs*.jsonl")):
         records.update(index_records(read_journal(path)))
     tasks = next(plan_rounds(experiment, records))
-    missing = [task for task in tasks if (task.config, task.replication) not in records]
+    missing = [task for task in tasks if task.key not in records]
     if missing:
         details = describe_missing(folder, missing)
         raise BadInput(f"{folder}: {len(missing)} of {len(tasks)} runs are missing: {details}")
     if not (folder / RUNS_FILE).exists():
         with open_text(folder / RUNS_FILE) as file:
-            file.writelines(encode_record(records[task.config, task.replication]).decode() for task in tasks)
+            file.writelines(encode_record(records[task.key]).decode() for task in tasks)
     return experiment, records
 
 

@@ -59,6 +59,8 @@ WORKLOADS: list[Tree] = [
     *({"requests": 3, "arrivals": FIXED_ARRIVALS, "lengths": {"prompt": d, "output": 4}} for d in DISTRIBUTIONS),
     {"requests": 3, "arrivals": FIXED_ARRIVALS, "lengths": {**LENGTHS, "correlation": 0.5}, "limit": 4},
     {"requests": 3, "arrivals": FIXED_ARRIVALS, "lengths": LENGTHS, "priorities": {"0": 0.5, "1": 0.5}},
+    {"stages": [{"rate": 5.0, "seconds": 2.0}, {"rate": 9.0, "seconds": 1.0}], "lengths": LENGTHS},
+    {"concurrency": 2, "requests": 3, "lengths": LENGTHS},
     {"contest": {"X": 5.0, "T": 0.6, "send_overhead": 0.01}},
 ]
 LINEAR = {

@@ -8,11 +8,16 @@ from pathlib import Path
 import pytest
 import yaml
 from servesim.calibrate.probe.check import held_out_errors
-from servesim.calibrate.probe.fit import fit_profile
+from servesim.calibrate.probe.fitted_profile import fit_profile
+from servesim.calibrate.probe.session import read_probe
 from servesim.cli import main
 from servesim.costs.device_profile import bundled_profiles, load_profile
 
 MAX_ERROR = {"h200-llama2-7b": "3%", "cpu-tiny-kbk": "10%"}  # held-out error of every kind of step
+TABLE_ERROR = {  # of the fits of version 0.1, with tables of 19 terms
+    "h200-llama2-7b": {"prefill": 0.027407, "decode": 0.0153349, "mixed": 0.026271, "swap": 0.0220919},
+    "cpu-tiny-kbk": {"prefill": 0.0838393, "decode": 0.0525027, "mixed": 0.0833115, "swap": 0.0804556},
+}
 KINDS = {"prefill", "decode", "mixed", "swap"}
 PRIVATE = re.compile(r"/(home|root|tmp|work|Users)/|[\w.]+@[\w.]+|https?://")
 
@@ -35,6 +40,20 @@ def test_a_new_fit_of_the_samples_is_within_the_limit(name: str) -> None:
     held_out = held_out_errors(fit_profile(profile.path / "samples.csv", profile.about))
     limit = float(MAX_ERROR[name].rstrip("%")) / 100
     assert {kind: error for kind, error in held_out.items() if error > limit} == {}
+
+
+@pytest.mark.parametrize("name", MAX_ERROR)
+def test_the_fit_is_that_of_the_samples_and_not_worse_than_the_table_before(name: str) -> None:
+    stored = load_profile(name)
+    assert stored.path is not None
+    probed = read_probe(stored.path)
+    assert probed is not None
+    fitted = fit_profile(stored.path / "samples.csv", probed["about"])
+    assert {kind: error for kind, error in fitted.about["total_error"].items() if abs(error) > 0.02} == {}
+    errors = held_out_errors(fitted)
+    assert {kind: error for kind, error in errors.items() if error > TABLE_ERROR[name][kind]} == {}
+    assert held_out_errors(stored) == pytest.approx(errors, rel=0.01)
+    assert len(stored.uncertainty.draws) >= 20
 
 
 @pytest.mark.parametrize("path", [path for folder in bundled_profiles().values() for path in sorted(folder.glob("*"))],

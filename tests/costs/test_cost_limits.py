@@ -12,10 +12,12 @@ import pytest
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.curves import interpolate
 from servesim.costs.device_profile import Profile, bundled_profiles, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.mapping import cost_from
-from servesim.costs.table import TableCost, interpolate
+from servesim.costs.parts import PartsCost
+from servesim.costs.table import TableCost
 from servesim.costs.vidur import TABLES, load_tables
 from servesim.engine.clocks import VirtualClock
 from servesim.runs.simulate import simulate
@@ -85,9 +87,13 @@ def test_a_steep_curve_is_proportional_below_and_a_falling_one_constant_above() 
 @pytest.mark.parametrize("name", bundled_profiles())
 def test_the_rule_changes_no_curve_of_a_bundled_profile(name: str) -> None:
     cost = load_profile(name).cost
-    assert isinstance(cost, TableCost)
-    columns = [[(gear[0], gear[i] if len(gear) > i else 0.0) for gear in cost.decode_gears] for i in (1, 2, 3)]
-    for points in [cost.prefill, *filter(None, columns), *(curve for _, curve in cost.decode_curves)]:
+    if isinstance(cost, PartsCost):
+        curves = [cost.prefill.tokens, [(point[0], point[1]) for point in cost.decodes.rows]]
+    else:
+        assert isinstance(cost, TableCost)
+        columns = [[(gear[0], gear[i] if len(gear) > i else 0.0) for gear in cost.decode_gears] for i in (1, 2, 3)]
+        curves = [cost.prefill, *filter(None, columns), *(curve for _, curve in cost.decode_curves)]
+    for points in curves:
         knots = [x for x, _ in points]
         for x in [0.5 * knots[0], *knots, *(1.01 * x for x in knots), 2 * knots[-1]]:
             index = next((k for k in range(1, len(points)) if points[k][0] > x), len(points) - 1)

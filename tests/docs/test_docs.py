@@ -108,7 +108,7 @@ def test_the_page_of_commands_is_up_to_date() -> None:
     assert text == generate_tables.reference(), "run python tools/generate_tables.py"
 
 
-@pytest.mark.parametrize("name", ["my_policy.py", "my_sweep.yaml"])
+@pytest.mark.parametrize("name", ["my_policy.py", "my_sweep.yaml", "hf_fifo.py"])
 def test_an_example_in_the_docs_equals_its_file(name: str) -> None:
     file = (ROOT / "examples" / name).read_text(encoding="utf-8")
     blocks = [block for page in PAGES for block in pages.parse_blocks(page.read_text(encoding="utf-8"))]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servesim.core import ORDERS, Policy, Request
+from servesim.core import Policy, Request
 from servesim.policies import POLICIES
 from servesim.testing import (
     ContractWorld,
@@ -19,64 +18,7 @@ from servesim.testing import (
     check_policy,
 )
 
-# Field name -> values; a random policy uses those of the fields that it has.
-VALUES: dict[str, st.SearchStrategy[Any]] = {
-    "order": st.sampled_from(list(ORDERS)),
-    "group_width": st.sampled_from([4, 64]),
-    "aging": st.sampled_from([0.0, 0.5, 10.0]),
-    "max_wait": st.sampled_from([None, 0.05, 0.5]),
-    "decode_batch": st.integers(1, 6),
-    "prefill_batch": st.integers(1, 3),
-    "delay_factor": st.sampled_from([0.0, 0.5, 2.0]),
-    "delay_variant": st.sampled_from(["none", "queue", "request", "contest"]),
-    "delay_scope": st.sampled_from(["queue", "request", "request-unless-idle"]),
-    "fix_delay_bugs": st.booleans(),
-    "preempted_to": st.sampled_from(["front", "ranked", "swapped"]),
-    "refill_from": st.sampled_from(["swapped", "waiting", "older"]),
-    "victim": st.sampled_from(["shortest", "longest", "newest", "oldest", "fewest-blocks"]),
-    "admission_hysteresis": st.integers(0, 2),
-    "strategy": st.sampled_from(["paged", "continuous", "static", "static-paged"]),
-    "max_num_seqs": st.integers(1, 8),
-    "max_num_batched_tokens": st.sampled_from([96, 128, 512]),
-    "preemption_mode": st.sampled_from([None, "recompute", "swap"]),
-    "append_rule": st.sampled_from(["any_free", "touched"]),
-    "watermark": st.sampled_from([0.0, 0.01, 0.1]),
-    "sort_running": st.booleans(),
-    "swap_order": st.sampled_from(["swapped", "arrival"]),
-    "padded_prefill": st.booleans(),
-    "max_paddings": st.sampled_from([4, 256]),
-    "ignored_step": st.booleans(),
-    "policy": st.sampled_from(["fcfs", "priority"]),
-    "max_num_partial_prefills": st.integers(1, 3),
-    "enable_chunked_prefill": st.booleans(),
-    "scheduler_reserve_full_isl": st.booleans(),
-    "long_prefill_token_threshold": st.sampled_from([0, 4, 12]),
-    "chunk_size": st.integers(2, 40),
-    "pad_finished": st.booleans(),
-    "batch_waiting_time": st.sampled_from([0.0, 0.05]),
-    "n_slots": st.sampled_from([None, 64, 128]),
-    "reserve": st.sampled_from(["request", "model"]),
-    "max_ragged_batch_size": st.sampled_from([8, 24, 768]),
-    "max_ragged_sequence_count": st.sampled_from([2, 5, 512]),
-    "wait_for_flush": st.booleans(),
-    "batch_max_tokens": st.sampled_from([None, 24, 64]),
-    "running_max_req_size": st.sampled_from([2, 5, 1000]),
-    "max_wait_tokens": st.sampled_from([1, 3, 10]),
-    "router_token_ratio": st.sampled_from([0.0, 0.5, 0.9]),
-    "router_max_new_token_len": st.sampled_from([2, 1024]),
-    "splitfuse_mode": st.booleans(),
-    "splitfuse_block_size": st.sampled_from([4, 256]),
-    "schedule_policy": st.sampled_from(["fcfs", "lof"]),
-    "chunked_prefill_size": st.sampled_from([-1, 8, 8192]),
-    "max_running_requests": st.sampled_from([None, 3]),
-    "enable_mixed_chunk": st.booleans(),
-    "max_batch_size": st.sampled_from([2, 5, 256]),
-    "max_tokens_per_batch": st.sampled_from([24, 8192]),
-    "proactive_offloading": st.booleans(),
-    "use_skip_join": st.booleans(),
-    "starvation_threshold": st.sampled_from([0.2, 3.0]),
-    "starvation_period": st.sampled_from([3, 1000]),
-}
+from ..policy_values import VALUES
 
 
 @st.composite
@@ -84,7 +26,7 @@ def policies(draw: st.DrawFn, kind: type[Policy]) -> Policy:
     """Draw a policy of one kind with random values of up to six fields."""
     known = {field.name for field in fields(kind)}
     chosen = draw(st.sets(st.sampled_from(sorted(known & set(VALUES))), max_size=6))
-    values = {name: draw(VALUES[name]) for name in sorted(chosen)}
+    values = {name: draw(st.sampled_from(VALUES[name])) for name in sorted(chosen)}
     while True:
         try:
             return kind(**values)

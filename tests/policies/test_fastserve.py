@@ -7,7 +7,7 @@ from servesim.core import Request
 from servesim.costs.linear import LinearCost
 from servesim.policies import POLICIES
 from servesim.policies.sglang import SGLangState
-from servesim.runs.metrics import COLUMNS, row
+from servesim.runs.request_rows import COLUMNS, row
 
 from ..scenarios import serve
 

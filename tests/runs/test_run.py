@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
+from servesim.config.class_source import field_help
 from servesim.config.llm_serving_yaml import from_llm_serving, to_llm_serving
-from servesim.config.registry import field_help, presets
+from servesim.config.registry import presets
 from servesim.policies import POLICIES
 
 SCENARIO = """

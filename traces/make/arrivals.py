@@ -27,14 +27,13 @@ from servesim.files.checked import (
 from servesim.traces.random_streams import stream
 
 from .modulated import modulated_rate, modulated_times
+from .stages import Gaps, StageList, expected_requests, staged_times
 
 Times = NDArray[np.float64]
 MAX_PERIODS = 10_000  # of a diurnal process until the last request
 Rate = Annotated[RequestRate, Field(description="mean requests per second")]
 ContestRate = Annotated[RequestRate, Field(description="requests per second, option -X of the contest's client")]
 SendOverhead = Annotated[Seconds, Field(description="seconds that the client adds to each gap")]
-
-
 Burstiness = Annotated[AnyPositive, Limits(MIN_BURSTINESS, MAX_BURSTINESS)]
 Variation = Annotated[AnyPositive, Limits(MIN_CV, MAX_CV)]
 
@@ -222,6 +221,32 @@ class Diurnal(Process):
         return np.interp(expected, self.rate * (grid + self.amplitude * radian * waves), grid)
 
 
+class Stages(Process):
+    """Stages of a load test, one after the other, each with its own mean rate. Gaps are Poisson or constant."""
+
+    kind: Annotated[Literal["stages"], KIND]
+    stages: StageList
+    gaps: Gaps = "poisson"
+
+    def mean_rate(self) -> float:
+        expected, ends = expected_requests(self.stages)
+        return float(expected[-1] / ends[-1])
+
+    def times(self, count: int, seed: int) -> Times:
+        times = staged_times(self.stages, self.gaps, count, seed)
+        if len(times) < count:
+            raise BadInput(f"workload.requests: expected at most {len(times)}, the requests of all stages, got {count}")
+        return times
+
+    def within(self, duration: float, seed: int) -> Times:
+        expected, ends = expected_requests(self.stages)
+        count = np.interp(duration, ends, expected)
+        if count > MAX_REQUESTS:
+            raise too_many_requests(duration)
+        times = staged_times(self.stages, self.gaps, int(count + 10 * math.sqrt(count) + 100), seed)
+        return times[times < duration]
+
+
 class Burst(Process):
     """All requests arrive at time 0."""
 
@@ -258,7 +283,7 @@ class Closed(Process):
         return delays
 
 
-AnyProcess = Union[Constant, Poisson, Gamma, Vllm, ContestArrivals, OnOff, Mmpp, Diurnal, Burst, Closed]
+AnyProcess = Union[Constant, Poisson, Gamma, Vllm, ContestArrivals, OnOff, Mmpp, Diurnal, Stages, Burst, Closed]
 ARRIVAL_KINDS = checked.models_by_kind(*get_args(AnyProcess))
 
 

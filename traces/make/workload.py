@@ -9,15 +9,24 @@
     limit: 2048                                     # output limit, tokens (default: the output length)
     priorities: {0: 0.9, 1: 0.1}                    # priority -> fraction of the requests
 
+Two shorter forms replace `requests` or `duration` and `arrivals`:
+
+    stages: [{rate: 8, seconds: 600}, {rate: 20, seconds: 600}]
+    lengths: {...}
+
+    concurrency: 64                                 # a closed loop: a new request when one ends
+    requests: 640
+    lengths: {...}
+
 or `contest: {X: 0.5, T: 3000}`, or `mix: [...]`: several such workloads at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, ClassVar, Union
 
-from pydantic import BeforeValidator, Field, ValidationError, WrapValidator, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WrapValidator
 from servesim.core import BadInput
 from servesim.core.limits import MAX_INT, MAX_REQUESTS, MIN_NUMBER
 from servesim.files.checked import (
@@ -34,8 +43,9 @@ from servesim.files.checked import (
     to_int,
 )
 
-from .arrivals import Arrivals, ContestRate, SendOverhead
+from .arrivals import Arrivals, Closed, ContestRate, SendOverhead, Stages
 from .lengths import Lengths
+from .stages import Gaps, StageList
 
 
 def level(value: Any) -> Any:
@@ -57,26 +67,69 @@ Count = Annotated[
 ]
 
 
+def check_fractions(fractions: dict[int, float]) -> dict[int, float]:
+    """Raise an error if all fractions are 0."""
+    if not sum(fractions.values()) >= MIN_NUMBER:
+        raise invalid_error("expected fractions with a sum above 0")
+    return fractions
+
+
+RequestLengths = Annotated[Lengths, Field(description="prompt and output lengths, tokens")]
+OutputLimit = Annotated[Maybe[Whole], Field(description="output limit, tokens (default: the output length)")]
+Priorities = Annotated[
+    Maybe[Annotated[dict[Priority, AtLeast0], AfterValidator(check_fractions)]],
+    Field(description="fraction of the requests for each priority; the sum need not be 1"),
+]
+
+
 class Requests(Keys):
     """Requests from an arrival process and length distributions."""
 
     either = (("requests",), ("duration",))
-    others = ("contest", "mix")
+    others = ("stages", "concurrency", "contest", "mix")
     requests: Maybe[Count] = Field(None, description="number of requests (or set duration)")
     duration: Maybe[PositiveSeconds] = Field(None, description="seconds of arrivals (or set requests)")
     arrivals: Arrivals = Field(description="arrival process")
-    lengths: Lengths = Field(description="prompt and output lengths, tokens")
-    limit: Maybe[Whole] = Field(None, description="output limit, tokens (default: the output length)")
-    priorities: Maybe[dict[Priority, AtLeast0]] = Field(
-        None, description="fraction of the requests for each priority; the sum need not be 1"
-    )
+    lengths: RequestLengths
+    limit: OutputLimit = None
+    priorities: Priorities = None
 
-    @field_validator("priorities")
-    @classmethod
-    def _positive_sum(cls, fractions: dict[int, float]) -> dict[int, float]:
-        if not sum(fractions.values()) >= MIN_NUMBER:
-            raise invalid_error("expected fractions with a sum above 0")
-        return fractions
+
+class StagedRequests(Keys):
+    """A load test in stages, each with its own rate; all requests of all stages."""
+
+    stages: StageList
+    gaps: Gaps = "poisson"
+    lengths: RequestLengths
+    limit: OutputLimit = None
+    priorities: Priorities = None
+
+    @property
+    def requests(self) -> None:
+        """The number of requests follows from the stages."""
+
+    @property
+    def duration(self) -> float:
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def arrivals(self) -> Stages:
+        return Stages(kind="stages", stages=self.stages, gaps=self.gaps)
+
+
+class ClosedRequests(Keys):
+    """A closed loop: `concurrency` requests are open at any time, and a new one is sent when one ends."""
+
+    concurrency: Whole = Field(description="number of open requests")
+    requests: Count = Field(description="number of requests")
+    lengths: RequestLengths
+    limit: OutputLimit = None
+    priorities: Priorities = None
+    duration: ClassVar[None] = None
+
+    @property
+    def arrivals(self) -> Closed:
+        return Closed(kind="closed", users=self.concurrency)
 
 
 class Contest(Keys):
@@ -103,16 +156,26 @@ class Mix(Keys):
     mix: Annotated[list[Workload], Field(min_length=1, description="the workloads"), expects("a list of workloads")]
 
 
+ARRIVAL_FORMS: dict[str, type[Union[Requests, StagedRequests, ClosedRequests]]] = {
+    "arrivals": Requests,
+    "stages": StagedRequests,
+    "concurrency": ClosedRequests,
+}
+
+
 def parse_workload(section: Any) -> AnyWorkload:
     """Return a workload as the model that its keys select."""
     if isinstance(section, Mapping) and "contest" in section:
         return ContestWorkload.model_validate(section)
     if isinstance(section, Mapping) and "mix" in section:
         return Mix.model_validate(section)
-    return Requests.model_validate(section)
+    forms = [key for key in ARRIVAL_FORMS if isinstance(section, Mapping) and key in section]
+    if len(forms) > 1:
+        raise BadInput(f"workload: expected one of {', '.join(ARRIVAL_FORMS)}, got {' and '.join(forms)}")
+    return (ARRIVAL_FORMS[forms[0]] if forms else Requests).model_validate(section)
 
 
-AnyWorkload = Union[Requests, ContestWorkload, Mix]
+AnyWorkload = Union[Requests, StagedRequests, ClosedRequests, ContestWorkload, Mix]
 Workload = Annotated[AnyWorkload, WrapValidator(lambda section, inner: parse_workload(section))]
 
 

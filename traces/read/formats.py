@@ -10,7 +10,7 @@ from servesim.core import BadInput
 from servesim.core.limits import MAX_INT
 from servesim.traces.trace import Columns
 
-from . import chats, performance_serving
+from . import benchmark_results, chats, performance_serving
 from .columns import Names, read_columns, servesim_columns
 from .servegen import FIRST_ROW, is_servegen, servegen
 from .source import OBJECTS, Source
@@ -172,6 +172,11 @@ def _read_blis_csv(source: Source) -> Columns:
     return _read_blis(Source(csv_path, source.columns, source.unit))
 
 
+def _results(name: str) -> tuple[Callable[[Source], bool], Callable[[Source], Columns]]:
+    """Return the test and the reader of a load generator's result file."""
+    return lambda source: benchmark_results.results_format(source) == name, benchmark_results.read_columns
+
+
 # Tried in this order: a format comes before those whose keys are a subset of its own keys.
 FORMATS: dict[str, Format] = {
     "servegen": Format("ServeGen client descriptions (a folder, or one client's file)", _is_servegen, _read_servegen),
@@ -239,6 +244,9 @@ FORMATS: dict[str, Format] = {
         lambda source: source.header >= {"timestamp", "input_length", "output_length"},
         lambda source: read_columns(source, MOONCAKE_FIELDS),
     ),
+    "vllm-bench": Format("result of vllm bench serve --save-detailed", *_results("vllm-bench")),
+    "guidellm-results": Format("report of guidellm (one benchmark)", *_results("guidellm-results"), shift=True),
+    "aiperf-results": Format("profile_export.jsonl of aiperf", *_results("aiperf-results"), shift=True),
     "sharegpt": Format("ShareGPT conversations", json_with("conversations"), chats.sharegpt),
     "custom": Format("vLLM bench custom", json_with("prompt"), chats.custom),
     "performance-serving-result": Format(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
 from servesim.calibrate.logs.fit import RunError, run_error
 from servesim.calibrate.logs.observed_runs import ObservedRun, read_runs
 from servesim.config.overrides import merge
 from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.runs.simulate import simulate
 
@@ -78,6 +80,25 @@ def test_profile_has_no_cold_start_by_default() -> None:
     longer = with_cold_start.measures.makespan - warm.measures.makespan
     # More requests arrive during the slow first calls. They share decode steps, which saves some time.
     assert 25.0 < longer < 31.0
+
+
+def test_the_scenario_says_whether_the_server_starts_cold() -> None:
+    base = {"policy": {"decode_batch": 64}, "workload": {"contest": {"X": 5, "T": 4}}, "profile": NAME}
+
+    def makespan(**engine: object) -> float:
+        scenario = scenario_from({**base, "engine": {"prefill_buckets": [4096], **engine}})
+        return float(simulate(scenario).measures.makespan)
+
+    assert makespan(start="warm") == makespan()
+    assert 27.0 < makespan(start="cold") - makespan() < 34.0
+    assert makespan(start="cold", cold_start={"prefill": 1.0}) < makespan(start="cold")
+    with pytest.raises(BadInput, match=r"engine.start: expected 'cold' or 'warm', got 'hot'"):
+        makespan(start="hot")
+    with pytest.raises(BadInput, match="expected no cold_start with start: warm"):
+        makespan(start="warm", cold_start={"prefill": 1.0})
+    base["profile"] = "h200-llama2-7b"
+    with pytest.raises(BadInput, match="profile h200-llama2-7b has no seconds of a cold start"):
+        makespan(start="cold")
 
 
 def test_a_batch_outside_the_measured_range_is_reported() -> None:

@@ -68,9 +68,45 @@ def test_a_file_of_reported_totals_holds_no_steps(tmp_path: Path) -> None:
 def test_error_for_an_invalid_row_has_its_line_number(tmp_path: Path, line: str) -> None:
     path = write_samples(tmp_path, TEXT + line)
     with pytest.raises(
-        BadInput, match=r"samples.csv(:|: row )5: expected (a sample with kind, point, seconds, |16 columns, got )"
+        BadInput, match=r"samples.csv(:|: row )5: (seconds: expected a number of seconds, |expected 16 columns, got )"
     ):
         read_samples(path)
+
+
+MIXED_SHAPE = "1,16,16,256,0,2,2,100,0"
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("a,decode,3,0,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: seconds: expected more than 0, got '0'"),
+        ("a,decode,3,-0.5,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: seconds: expected more than 0, got '-0.5'"),
+        ("a,decode,3,nan,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: seconds: expected seconds from 0 to 1e\+06"),
+        ("a,decode,3,1,-1,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: host_seconds: expected seconds from 0"),
+        ("a,decode,x,1,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: point: expected a whole number, got 'x'"),
+        ("a,decode,3,1,,,0,0,0,0,0,4,-4,400,0,", r"samples.csv:2: decode_live: expected a number from 0"),
+        ("a,decod,3,1,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: kind: expected one of prefill, decode, mixed, swap"),
+        (f"a,decode,3,1,,,{MIXED_SHAPE},", r"samples.csv:2: kind: decode does not match the shape, which is mixed"),
+        ("a,swap,3,1,,,0,0,0,0,0,0,0,0,0,", r"samples.csv:2: kind: swap does not match the shape, which is empty"),
+    ],
+)
+def test_error_for_an_impossible_sample_names_the_column(tmp_path: Path, row: str, message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        read_samples(write_samples(tmp_path, HEADER + row + "\n"))
+
+
+@pytest.mark.parametrize("name", ["kind", "point", "seconds", "squares", "context"])
+def test_error_for_a_missing_column_names_it(tmp_path: Path, name: str) -> None:
+    text = HEADER.replace(f"{name},", "", 1) + DECODE.format(1, "", "").replace("a,", "", 1)
+    with pytest.raises(BadInput, match=rf"samples.csv: .*column {name}\b"):
+        read_samples(write_samples(tmp_path, text))
+
+
+def test_host_time_is_in_addition_to_the_seconds(tmp_path: Path) -> None:
+    row = DECODE.format(0.5, "", "").replace("0.5,,", "0.5,0.01,")
+    path = write_samples(tmp_path, HEADER + row)
+    assert read_samples(path)[0].host == 0.01
+    assert measured_points(tmp_path)[0].seconds == [0.51]
 
 
 def test_error_for_a_file_that_is_not_text(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import replay_arguments
-from servesim.calibrate.probe.host_overhead import HostOverhead
+from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
 from servesim.calibrate.replay.live_run import run_from_result, write_live
 from servesim.calibrate.replay.replay import (
     ReplayedScenario,
@@ -31,11 +32,14 @@ from servesim.calibrate.replay.verify import (
     rank_correlations,
     relative_error,
 )
+from servesim.calibrate.replay.verify_report import format_comparison
 from servesim.cli import main
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.costs.parts import DecodePart, HostPart, PartsCost
+from servesim.costs.scaled import ScaledCost
 from servesim.engine.clocks import VirtualClock
 from servesim.runs.run_folder import RunData, read_run, run_data
 
@@ -87,6 +91,47 @@ def test_wrong_step_times_give_an_error_from_step_times() -> None:
     assert makespan.error > 0.01
     assert makespan.from_step_times == pytest.approx(makespan.error)
     assert live.comparison.calls_matched == (len(live.measured.calls),) * 2
+
+
+def test_measured_values_are_inside_or_outside_the_intervals() -> None:
+    live = measured(scenario_from(TREE))
+    simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostOverhead(), draws=8)
+    assert live.comparison is not None
+    assert all(row.inside for row in live.comparison.rows)
+    assert "inside the intervals: 21 of 21 measured values" in format_comparison(live.comparison)
+    slow = Profile("slow", LinearCost(base=0.015, prefill_token=0.0015, decode_live=0.0015))
+    simulate_and_compare(live, live.live.requests, slow, HostOverhead(), draws=8)
+    row = live.comparison.row("mean_tpot_ms")
+    assert row.inside is False
+    assert row.as_dict()["interval"] == list(row.interval or ())
+    text = format_comparison(live.comparison)
+    assert "outside: " in text and "mean_tpot_ms +" in text
+    simulate_and_compare(live, live.live.requests, slow, HostOverhead())
+    assert "interval" not in format_comparison(live.comparison)
+    assert "interval" not in live.comparison.row("mean_tpot_ms").as_dict()
+
+
+def test_a_profile_of_the_same_session_has_narrower_intervals() -> None:
+    live = measured(scenario_from(TREE))
+    widths = []
+    for same in (False, True):
+        simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostOverhead(), 8, same)
+        assert live.comparison is not None
+        low, high = live.comparison.row("mean_e2el_ms").interval or (0.0, 0.0)
+        widths.append(high - low)
+    assert 0 < widths[1] < widths[0]
+
+
+def test_the_date_of_a_profile_decides_whether_the_session_is_the_same() -> None:
+    now = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+    dates = {"2026-01-01T11:30:00+00:00": True, "2026-01-01T11:30:00": True, "2026-01-01T10:30:00+00:00": False}
+    for date, expected in {**dates, "yesterday": False, None: False}.items():
+        assert Profile("true", TRUE, {"date": date}).measured_within(3600, now) is expected
+
+
+def test_the_measured_host_time_replaces_that_of_the_profile_in_every_draw() -> None:
+    cost = PartsCost(decodes=DecodePart(((1.0, 0.01), (8.0, 0.02))), host=HostPart(step=1.0))
+    assert CostWithHost(ScaledCost(cost, 2.0), HostOverhead(0.5)).decode(1, 1, 0) == pytest.approx(0.52)
 
 
 def test_a_perfect_profile_has_no_error() -> None:

@@ -24,6 +24,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "on-off": {"on_rate": 8, "off_rate": 1, "on_seconds": 20, "off_seconds": 20},
     "mmpp": {"rates": [1, 4, 9], "seconds": [10, 20, 5]},
     "diurnal": {"rate": 4, "amplitude": 0.9, "period": 500, "peak": 125},
+    "stages": {"stages": [{"rate": 4, "seconds": 600}, {"rate": 0, "seconds": 50}, {"rate": 8, "seconds": 4000}]},
     "burst": {},
     "closed": {"users": 8, "think_time": 2.0},
 }

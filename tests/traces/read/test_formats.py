@@ -124,6 +124,62 @@ SAMPLES = {
         [(1.25, 31, 7)],
     ),
     "guidellm": ("a.jsonl", jsonl({"timestamp": 1.25, "input_length": 31, "output_length": 7}), [(1.25, 31, 7)]),
+    "vllm-bench": (
+        "a.json",
+        json.dumps(
+            {
+                "input_lens": [8, 31],
+                "output_lens": [2, 7],
+                "ttfts": [0.1, 0.2],
+                "itls": [[0.1], [0.1] * 6],
+                "start_times": [9.5, 9.0],
+                "errors": ["", ""],
+            }
+        ),
+        [(0.0, 31, 7), (0.5, 8, 2)],
+    ),
+    "guidellm-results": (
+        "a.json",
+        json.dumps(
+            {
+                "benchmarks": [
+                    {
+                        "requests": {
+                            "successful": [
+                                {
+                                    "request_id": "x",
+                                    "request_start_time": 1.7e9,
+                                    "request_latency": 0.5,
+                                    "time_to_first_token_ms": 80.0,
+                                    "prompt_tokens": 31,
+                                    "output_tokens": 7,
+                                }
+                            ],
+                            "errored": [],
+                            "incomplete": [],
+                        }
+                    }
+                ]
+            }
+        ),
+        [(0.0, 31, 7)],
+    ),
+    "aiperf-results": (
+        "a.jsonl",
+        jsonl(
+            {
+                "metadata": {"x_request_id": "x", "request_start_ns": 1759813207532900363},
+                "metrics": {
+                    "input_sequence_length": {"value": 31, "unit": "tokens"},
+                    "output_sequence_length": {"value": 7, "unit": "tokens"},
+                    "time_to_first_token": {"value": 80.0, "unit": "ms"},
+                    "request_latency": {"value": 500.0, "unit": "ms"},
+                },
+                "error": None,
+            }
+        ),
+        [(0.0, 31, 7)],
+    ),
     "sharegpt": ("a.json", json.dumps([{"id": "x", "conversations": [TURN, ANSWER]}]), [(0.0, 3, 2)]),
     "custom": ("a.jsonl", jsonl({"prompt": "one two three", "output_tokens": 7}), [(0.0, 3, 7)]),
     # The server adds one token to every prompt: 3 words are 4 tokens.
@@ -203,7 +259,9 @@ def test_every_hand_made_example_is_detected_and_read(shared: Path) -> None:
     check_servegen(folder)
     left = {path.name for path in folder.iterdir()} - {name for name, _, _ in HAND_MADE}
     assert left == {"servegen_chunk-0-trace.csv", "servegen_chunk-0-dataset.json"}
-    without_example = {"servesim", "vidur-lengths", "dynamo", "timed-trace"}
+    without_example = {
+        "servesim", "vidur-lengths", "dynamo", "timed-trace", "vllm-bench", "guidellm-results", "aiperf-results",
+    }  # fmt: skip
     assert {load(path).format for path in folder.iterdir()} == set(FORMATS) - without_example
 
 

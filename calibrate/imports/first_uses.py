@@ -1,0 +1,66 @@
+"""Find the steps in which an engine prepared a new padded shape, and the time that this took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+import numpy as np
+from numpy.typing import NDArray
+from servesim.core import StepCost
+
+from .step_log import TimedStep
+
+SLOW = 1.5  # a step is slow if it takes this many times as long as the faster steps of its bucket
+FAST_QUANTILE = 0.25  # more than half of the steps of a rare bucket can be slow
+MIN_STEPS = 3  # of a bucket: the faster steps of fewer are not known
+WIDTHS = (16, 32, 64, 128, 256, 512)  # bucket widths that `find_width` tries
+NEAREST = 12  # steps with the nearest number of tokens, to which `find_width` compares a step
+MIN_LOST = 0.02  # of the total time: less lost time is not worth a term
+MIN_FIRST = 4  # slow first steps
+
+
+def token_buckets(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.int64]:
+    """Return the bucket of tokens of every step."""
+    return np.array([-(-(step.shape.prefill_tokens + step.shape.decode_rows) // tokens) for step in steps])
+
+
+def slow_steps(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.bool_]:
+    """Return which steps are the first of their bucket of tokens, or much slower than others of the bucket."""
+    seconds = np.array([step.seconds for step in steps])
+    buckets = token_buckets(steps, tokens)
+    slow = np.zeros(len(steps), bool)
+    for bucket in np.unique(buckets):
+        members = np.flatnonzero(buckets == bucket)
+        slow[members[0]] = True
+        if len(members) >= MIN_STEPS:
+            slow[members] |= seconds[members] > SLOW * np.quantile(seconds[members], FAST_QUANTILE)
+    return slow
+
+
+def find_width(steps: Sequence[TimedStep]) -> Optional[int]:
+    """Return the bucket width whose first steps agree best with the slow steps; None if there is no such pattern."""
+    seconds = np.array([step.seconds for step in steps])
+    tokens = token_buckets(steps, 1)
+    order = np.argsort(tokens, kind="stable")
+    fast = np.empty(len(steps))
+    for position, k in enumerate(order):
+        window = order[max(0, position - NEAREST // 2) : position + NEAREST // 2 + 1]
+        fast[k] = np.quantile(seconds[window], FAST_QUANTILE)
+    slow = seconds > SLOW * fast
+    if (seconds - fast)[slow].sum() < MIN_LOST * seconds.sum():
+        return None
+    scores = {}
+    for width in WIDTHS:
+        firsts = np.unique(token_buckets(steps, width), return_index=True)[1]
+        found = int(slow[firsts].sum())
+        if found >= max(MIN_FIRST, len(firsts) / 2):
+            scores[width] = 2 * found / (len(firsts) + slow.sum())  # harmonic mean of precision and recall
+    return max(scores, key=lambda width: scores[width]) if scores else None
+
+
+def first_use_seconds(steps: Sequence[TimedStep], tokens: int, cost: StepCost) -> float:
+    """Return the time lost in slow steps, per bucket."""
+    slow = slow_steps(steps, tokens)
+    lost = sum(step.seconds - cost.duration(step.shape) for step, is_slow in zip(steps, slow) if is_slow)
+    return max(0.0, lost / len(np.unique(token_buckets(steps, tokens))))

@@ -1,0 +1,143 @@
+"""The residuals of observed runs as a function of the parameters of a cost model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from servesim.core import StepCost
+
+from .observed_runs import ObservedRun
+from .parameters import value_of, with_values
+from .prediction import predict
+from .residuals import QueueTimes, Residuals, residuals_of
+
+Array = NDArray[np.float64]
+COLD_START_S = 10.0  # start value
+MIN_START = 1e-9  # seconds: the solver works on logarithms, so no start value can be 0
+MISSING = 10.0  # logarithm: the error of a figure that a simulation does not have
+
+
+class Problem:
+    """Residuals of the fitted runs as a function of the parameters."""
+
+    def __init__(self, runs: Sequence[ObservedRun], cost: StepCost, free: Mapping[str, float], spread: float) -> None:
+        self.runs = list(runs)
+        self.start_cost = cost
+        self.free = list(free)
+        self.priors = free
+        self.spread = spread
+        self.parts: dict[str, list[Residuals]] = {run.name: residuals_of(run, spread) for run in runs}
+        self.names = self.free + [
+            f"cold.{run.name}.{kind}" for run in runs if run.cold for kind in ("prefill", "decode")
+        ]
+        self._cache: dict[tuple[object, ...], list[Array]] = {}
+
+    def start(self) -> Array:
+        """Return the start values of the parameters."""
+        values = [value_of(self.start_cost, name) for name in self.free]
+        for run in self.runs:
+            if run.cold:
+                first = max(1.0, float(run.first.min()) - 0.5) if run.has_request_times else COLD_START_S
+                values += [first, COLD_START_S]
+        return np.asarray(np.maximum(np.array(values), MIN_START), float)
+
+    def width(self) -> Array:
+        """Return the relative widths of the priors."""
+        return np.array([self.priors.get(name, 1.0) for name in self.names])
+
+    def cost(self, values: Array) -> StepCost:
+        """Return the cost model with these parameters."""
+        cost: StepCost = with_values(self.start_cost, self.free, [float(value) for value in values[: len(self.free)]])
+        return cost
+
+    def cold(self, values: Array) -> dict[str, tuple[float, float]]:
+        """Return the cold start of every run that has one."""
+        seconds = iter([float(value) for value in values[len(self.free) :]])
+        return {run.name: (next(seconds), next(seconds)) for run in self.runs if run.cold}
+
+    def residuals(self, values: Array) -> Array:
+        """Return the residuals in standard deviations."""
+        return np.concatenate([self._scaled(run, values) for run in self.runs])
+
+    def jacobian(self, values: Array) -> Array:
+        """Return the derivatives of the residuals by the logarithms of the parameters."""
+        blocks = []
+        for run in self.runs:
+            difference = max(part.difference for part in self.parts[run.name])
+            at = self._scaled(run, values)
+            columns = []
+            for k in range(len(values)):
+                moved = values.copy()
+                moved[k] *= np.exp(difference)
+                columns.append((self._scaled(run, moved) - at) / difference)
+            blocks.append(np.stack(columns, axis=1))
+        return np.concatenate(blocks)
+
+    def squares(self, values: Array, limit: float = np.inf) -> float:
+        """Return the sum of squared residuals. It stops at the first run after which the sum is above the limit."""
+        total = 0.0
+        for run in self.runs:
+            errors = self._scaled(run, values)
+            total += float(errors @ errors)
+            if total > limit:
+                break
+        return total
+
+    def exact(self, values: Array) -> bool:
+        """Return whether all residuals are within the resolution of the data."""
+        return all(
+            part.exact(errors)
+            for run in self.runs
+            for part, errors in zip(self.parts[run.name], self._errors(run, values))
+        )
+
+    @property
+    def request_count(self) -> int:
+        """Number of requests of all runs."""
+        return sum(len(run.trace.requests) for run in self.runs)
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether a log shows a queue; scheduling decisions then make local minima."""
+        return any(isinstance(part, QueueTimes) for parts in self.parts.values() for part in parts)
+
+    @property
+    def has_scatter(self) -> bool:
+        """Whether weights come from the scatter of a log."""
+        return any(run.has_request_times for run in self.runs)
+
+    def without(self, left_out: ObservedRun) -> Problem:
+        """Return the problem without a run, with the same weights."""
+        runs = [run for run in self.runs if run is not left_out]
+        rest = Problem(runs, self.start_cost, self.priors, self.spread)
+        rest.parts = {run.name: self.parts[run.name] for run in runs}
+        return rest
+
+    def refine(self) -> None:
+        """Use the full resolution of the data."""
+        for parts in self.parts.values():
+            for part in parts:
+                part.refine()
+        self._cache.clear()
+
+    def reweigh(self, values: Array) -> None:
+        """Set the weight of every run from the scatter of its residuals."""
+        for run in self.runs:
+            for part, errors in zip(self.parts[run.name], self._errors(run, values)):
+                part.reweigh(errors)
+
+    def _scaled(self, run: ObservedRun, values: Array) -> Array:
+        parts = zip(self.parts[run.name], self._errors(run, values))
+        return np.concatenate([errors / part.scales() for part, errors in parts])
+
+    def _errors(self, run: ObservedRun, values: Array) -> list[Array]:
+        """Return the errors of a run, one array per part."""
+        cold = self.cold(values).get(run.name, (0.0, 0.0))
+        key = (run.name, *cold, *(float(value) for value in values[: len(self.free)]))
+        if key not in self._cache:  # a cold start of one run does not change the others
+            predicted = predict(run, self.cost(values), cold)
+            errors = [part.errors(predicted) for part in self.parts[run.name]]
+            self._cache[key] = [np.where(np.isfinite(array), array, MISSING) for array in errors]
+        return self._cache[key]

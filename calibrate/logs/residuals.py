@@ -1,0 +1,211 @@
+"""What a fit compares: the times of requests in a queue, latencies of requests, totals, and reported figures.
+
+Each kind has its own scale and its own step for derivatives.
+Times in the log of a server with a queue are sums of step times, so errors add up along a run. There the residual is
+the change of the error from one stretch of time to the next; longer stretches weigh less.
+If the server has no queue, errors do not add up. There the residual is the error of the mean latencies of groups of
+requests, by load and prompt length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .observed_runs import ObservedRun
+from .prediction import Prediction
+from .reported import Reported, relative_spread
+
+Array = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+# Relative differences for derivatives. In a queue, 1e-7 changes scheduling decisions, which makes residuals jump; at
+# 1e-10, rounding of times near one hour is a tenth of the effect of a small term. Means over many requests are
+# smooth in larger steps, and changed decisions are part of their derivatives.
+TIME_DIFFERENCE, MEAN_DIFFERENCE = 1e-8, 0.1
+MAX_STRETCHES, MIN_EVENTS = 60, 10  # stretches per run, events per stretch
+COARSE_STRETCHES = 6  # in the first solution: long stretches work far from the solution
+MIN_RELATIVE_SPAN = 0.25  # of the mean span: shorter stretches get no more weight
+RESOLUTION_S = 1e-3  # of times in logs
+QUEUE_SHARE = 0.5  # of E2E: if the median request waits longer than this for its first token, there is a queue
+LOAD_GROUPS, LENGTH_GROUPS, MIN_GROUP = 6, 5, 8  # groups of requests by load, then by prompt length; smallest size
+LATENCY_SCALES = (0.05, 0.01)  # first guess of the scatter of mean TTFT and of mean decode time
+MIN_LATENCY_SCALE = 1e-4
+EXACT_RATIO = 1e-6
+
+
+class Residuals:
+    """Errors of one run and their scale."""
+
+    difference = TIME_DIFFERENCE  # of logarithms of parameters, for derivatives
+
+    def errors(self, predicted: Prediction) -> Array:
+        """Return the errors of a prediction. Subclasses implement this."""
+        raise NotImplementedError
+
+    def scales(self) -> Array:
+        """Return the standard deviation of each error, or of all."""
+        raise NotImplementedError
+
+    def exact(self, errors: Array) -> bool:
+        """Return whether the errors are within the resolution of the data."""
+        raise NotImplementedError
+
+    def refine(self) -> None:
+        """Use the full resolution."""
+
+    def reweigh(self, errors: Array) -> None:
+        """Set the scale from the errors of a solution."""
+
+
+class QueueTimes(Residuals):
+    """The events of a run in time order, split into stretches of time."""
+
+    def __init__(self, run: ObservedRun) -> None:
+        self.times = np.concatenate([run.first, run.end])
+        self.scatter = 0.003 * float(run.end.max()) / MAX_STRETCHES**0.5
+        self._split(COARSE_STRETCHES)
+
+    def refine(self) -> None:
+        self._split(MAX_STRETCHES)
+
+    def _split(self, count: int) -> None:
+        order = np.argsort(self.times, kind="stable")
+        # Only the first token separates a cold start of the prefill from one of the decode.
+        self.stretches = [order[:1], *split_by_time(order[1:], self.times, count)]
+        spans = np.diff([0.0, *(float(np.median(self.times[events])) for events in self.stretches)])
+        # Step times scatter independently: over four times the span, their sum scatters twice as much.
+        relative = np.maximum(spans / max(float(spans.mean()), RESOLUTION_S), MIN_RELATIVE_SPAN)
+        self.widths: Array = np.sqrt(relative)
+
+    def errors(self, predicted: Prediction) -> Array:
+        """Return the change of the error from each stretch to the next, scaled to equal spans."""
+        error = np.concatenate([predicted.first, predicted.end]) - self.times
+        error = np.where(np.isfinite(error), error, np.nanmax(np.abs(error), initial=1.0))  # unfinished when simulated
+        return np.diff([0.0, *(float(np.median(error[events])) for events in self.stretches)]) / self.widths
+
+    def scales(self) -> Array:
+        return np.array(self.scatter)
+
+    def exact(self, errors: Array) -> bool:
+        return float(np.abs(errors).max()) <= RESOLUTION_S
+
+    def reweigh(self, errors: Array) -> None:
+        rest = errors[1:]  # the first one is the cold start
+        self.scatter = max(RESOLUTION_S, float(np.sqrt((rest @ rest) / max(1, len(rest) - 2))))
+
+
+def split_by_time(order: Indices, times: Array, max_stretches: int) -> list[Indices]:
+    """Split events into stretches of equal time, each with enough events for a median.
+
+    It starts at the end: only the last few events show the cost of a batch that is no longer full.
+    """
+    span = (times[order[-1]] - times[order[0]]) / max_stretches
+    cuts, end = [], len(order)
+    for start in range(len(order) - 1, MIN_EVENTS - 1, -1):
+        if end - start >= MIN_EVENTS and times[order[end - 1]] - times[order[start]] >= span:
+            cuts.append(start)
+            end = start
+    return np.split(order, cuts[::-1])
+
+
+class RequestLatencies(Residuals):
+    """Mean TTFT and mean decode time of groups of requests, as logarithms of predicted / measured."""
+
+    difference = MEAN_DIFFERENCE
+
+    def __init__(self, run: ObservedRun) -> None:
+        self.sent = run.sent_times()
+        self.ttft, self.decode = run.first - self.sent, run.end - run.first
+        prompts = np.array([run.trace.requests[k].prompt for k in run.index], float)
+        self.groups = latency_groups(open_requests(self.sent, run.end), prompts)
+        self.scatter = np.array(LATENCY_SCALES)
+
+    def errors(self, predicted: Prediction) -> Array:
+        ttft, decode = predicted.first - self.sent, predicted.end - predicted.first
+        return np.concatenate([self._ratios(ttft, self.ttft), self._ratios(decode, self.decode)])
+
+    def _ratios(self, predicted: Array, measured: Array) -> Array:
+        """Return the error of each group; requests that are unfinished when simulated make it infinite."""
+        sums = [(float(predicted[group].sum()), float(measured[group].sum())) for group in self.groups]
+        return np.array([np.log(max(ours, 1e-12) / theirs) if theirs > 0 else 0.0 for ours, theirs in sums])
+
+    def scales(self) -> Array:
+        return np.repeat(self.scatter, len(self.groups))
+
+    def exact(self, errors: Array) -> bool:
+        return float(np.abs(errors).max(initial=0.0)) <= EXACT_RATIO
+
+    def reweigh(self, errors: Array) -> None:
+        self.scatter = np.maximum(np.sqrt(np.mean(errors.reshape(2, -1) ** 2, axis=1)), MIN_LATENCY_SCALE)
+
+
+def open_requests(sent: Array, end: Array) -> Array:
+    """Return the mean number of open requests while each request is open."""
+    times = np.sort(np.concatenate([sent, end]))
+    count = np.searchsorted(np.sort(sent), times, "right") - np.searchsorted(np.sort(end), times, "right")
+    area = np.concatenate([[0.0], np.cumsum(np.diff(times) * count[:-1])])  # request seconds up to each time
+    before_start, before_end = np.interp(sent, times, area), np.interp(end, times, area)
+    return np.asarray((before_end - before_start) / np.maximum(end - sent, 1e-9), float)
+
+
+def latency_groups(load: Array, prompts: Array) -> list[Indices]:
+    """Split requests into groups of similar load and prompt length."""
+    groups = []
+    for by_load in np.array_split(np.argsort(load, kind="stable"), max(1, min(LOAD_GROUPS, len(load) // MIN_GROUP))):
+        parts = max(1, min(LENGTH_GROUPS, len(by_load) // MIN_GROUP))
+        groups += np.array_split(by_load[np.argsort(prompts[by_load], kind="stable")], parts)
+    return groups
+
+
+class Total(Residuals):
+    """A reported makespan."""
+
+    def __init__(self, makespan: float, spread: float) -> None:
+        self.makespan = makespan
+        self.spread = spread
+
+    def errors(self, predicted: Prediction) -> Array:
+        return np.array([predicted.makespan - self.makespan])
+
+    def scales(self) -> Array:
+        return np.array(self.spread * self.makespan)
+
+    def exact(self, errors: Array) -> bool:
+        return float(np.abs(errors).max()) <= RESOLUTION_S
+
+
+class ReportedFigures(Residuals):
+    """Reported means and quantiles, as logarithms of predicted / measured."""
+
+    difference = MEAN_DIFFERENCE
+
+    def __init__(self, reported: Sequence[Reported]) -> None:
+        self.reported = reported
+
+    def errors(self, predicted: Prediction) -> Array:
+        return np.array([
+            np.log(max(ours, 1e-9) / theirs)
+            for part in self.reported
+            for theirs, ours in part.compare(predicted.metrics).values()
+        ])  # fmt: skip
+
+    def scales(self) -> Array:
+        return np.array([relative_spread(name) for part in self.reported for name in part.figures])
+
+    def exact(self, errors: Array) -> bool:
+        return float(np.abs(errors).max()) <= EXACT_RATIO
+
+
+def residuals_of(run: ObservedRun, spread: float) -> list[Residuals]:
+    """Return what the fit compares of a run."""
+    parts: list[Residuals] = []
+    if run.has_request_times:
+        waiting = np.median((run.first - run.sent_times()) / np.maximum(run.end - run.sent_times(), RESOLUTION_S))
+        queued = run.cold or waiting > QUEUE_SHARE
+        parts.append(QueueTimes(run) if queued else RequestLatencies(run))
+    elif run.makespan is not None:
+        parts.append(Total(run.makespan, spread))
+    return parts + ([ReportedFigures(run.reported)] if run.reported else [])

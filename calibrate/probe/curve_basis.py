@@ -1,0 +1,66 @@
+"""Rising piecewise-linear curves as columns of a linear fit: a first value, and one increment per further knot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .sample_set import Array
+
+KNOT_RATIO = 1.6  # a knot is at least this multiple of the one before
+LAST_RATIO = 1.25  # the last segment must be this long: its slope continues above the measured range
+SMOOTHNESS = 2.0  # weak: a change of slope may add twice the time of the step over one segment
+
+
+def round_up_to_bucket(values: Array, buckets: Sequence[int]) -> Array:
+    """Round values up to the next padding bucket. Values above the last bucket stay."""
+    if not buckets:
+        return values
+    edges = np.array(sorted(buckets), dtype=float)
+    indices = np.searchsorted(edges, values)
+    return np.where(indices < len(edges), edges[np.minimum(indices, len(edges) - 1)], values)
+
+
+def knots_for(values: Array, buckets: Sequence[int] = ()) -> list[float]:
+    """Return the knots of a curve over values that are rounded up to buckets, if there are any.
+
+    Every measured bucket is a knot. Above the last bucket a device runs unpadded: another curve starts there.
+    """
+    distinct = np.unique(values).tolist()
+    knots = [x for x in distinct if x in buckets]
+    first_free = len(knots)
+    for x in distinct:
+        if x not in buckets and (len(knots) == first_free or x >= KNOT_RATIO * knots[-1]):
+            knots.append(x)
+    top = distinct[-1]
+    if knots[-1] != top:
+        if len(knots) - first_free > 1 and top < LAST_RATIO * knots[-1]:
+            knots.pop()
+        knots.append(top)
+    return sorted(knots)
+
+
+def rising_basis(values: Array, knots: Sequence[float]) -> Array:
+    """Return one column of ones, and one per segment that rises from 0 to 1 over it. The last one continues."""
+    columns = [np.ones(len(values))]
+    for low, high in zip(knots, knots[1:], strict=False):
+        share = (values - low) / (high - low)
+        columns.append(np.clip(share, 0.0, None if high == knots[-1] else 1.0))
+    return np.column_stack(columns)
+
+
+def smoothness_rows(knots: Sequence[float], values: Array, seconds: Array) -> Array:
+    """Return rows that are small if the slopes of neighbouring segments are equal, relative to the steps there."""
+    widths = np.diff(knots)
+    rows = np.zeros((max(0, len(widths) - 1), len(knots)))
+    for k in range(len(rows)):
+        width, middle = min(widths[k], widths[k + 1]), knots[k + 1]
+        local = seconds[np.argmin(np.abs(values - middle))]
+        rows[k, k + 1], rows[k, k + 2] = width / widths[k] / local, -width / widths[k + 1] / local
+    return rows / SMOOTHNESS
+
+
+def curve_points(knots: Sequence[float], increments: Array) -> list[tuple[float, float]]:
+    """Return the points of a curve from its first value and its increments."""
+    return [(float(x), float(y)) for x, y in zip(knots, np.cumsum(increments), strict=True)]

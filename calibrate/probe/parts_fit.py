@@ -1,0 +1,208 @@
+"""The parts of a step as linear models: their terms, and what is assumed about them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from servesim.costs.curves import interpolate
+from servesim.costs.parts import DecodePart, MixedPart, PrefillPart, SwapPart
+
+from .curve_basis import curve_points, knots_for, rising_basis, round_up_to_bucket, smoothness_rows
+from .identification import RELATIVE_ERROR, ModelRatios
+from .sample_set import Array, Groups
+from .solver import Problem
+
+LARGEST_SHARE = 0.5  # standard deviation of a term assumed to be 0: what it adds to the longest step, as a fraction
+SMALL_SHARE = 0.1  # of that: smallest standard deviation of a term assumed from the sizes of the model
+SMALLEST = 1e-3  # of the shortest step: a curve starts at this time at least
+PREFILL_TERMS = ("row", "square", "cross", "cross_root", "paged_square")
+MIXED_TERMS = ("mixed.step", "mixed.row", "mixed.context")
+
+
+class LinearModel:
+    """A curve and further terms. The values of a solution are the first value and the increments, then the terms."""
+
+    knots: Sequence[float] = ()
+    terms: Sequence[str] = ()
+    smallest = 0.0  # seconds of the first point of the curve, at least
+    certain: Sequence[str] = ()  # terms without an assumption: the samples always determine them
+
+    @property
+    def names(self) -> list[str]:
+        return [*(f"knot {x:g}" for x in self.knots), *self.terms]
+
+    def design(self, groups: Groups) -> Array:
+        """Return one column per value."""
+        raise NotImplementedError
+
+    def curve_values(self, groups: Groups) -> Array:
+        """Return where on the curve each step is."""
+        return np.zeros(len(groups))
+
+    def known(self, values: Array) -> Mapping[str, float]:
+        """Return the assumed values of terms that are not 0."""
+        return {}
+
+    def problem(self, groups: Groups) -> Problem:
+        """Return the least-squares problem of these samples."""
+        design, curve = self.design(groups), len(self.knots)
+        largest = LARGEST_SHARE * float(groups.seconds.max()) / np.maximum(np.abs(design).max(axis=0), 1.0)
+        smoothness = np.zeros((max(0, curve - 2), design.shape[1]))
+        smoothness[:, :curve] = smoothness_rows(self.knots, self.curve_values(groups), groups.seconds)
+        free = np.array([True] * curve + [term in self.certain for term in self.terms])
+
+        def assumed(values: Array) -> tuple[Array, Array]:
+            known = self.known(values)
+            expected = np.array([0.0] * curve + [known.get(term, 0.0) for term in self.terms])
+            deviation = np.where(expected > 0, np.maximum(RELATIVE_ERROR * expected, SMALL_SHARE * largest), largest)
+            deviation[free] = np.inf
+            return expected, deviation
+
+        return Problem(groups, self.names, design, assumed, smoothness, np.zeros(len(groups)))
+
+    def curve(self, values: Array) -> list[tuple[float, float]]:
+        """Return the points of the curve. It is never 0, so every step takes some time."""
+        increments = values[: len(self.knots)].copy()
+        increments[0] = max(increments[0], self.smallest)
+        return curve_points(self.knots, increments)
+
+    def of_term(self, values: Array, term: str) -> float:
+        """Return the value of a term, 0 if the model does not have it."""
+        return float(values[len(self.knots) + self.terms.index(term)]) if term in self.terms else 0.0
+
+
+class DecodeModel(LinearModel):
+    """A rising curve over rows, and terms per live row and per cached token."""
+
+    def __init__(self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, root: bool = False) -> None:
+        self.buckets, self.ratios = buckets, ratios
+        rows = self.curve_values(groups)
+        self.knots = knots_for(rows, buckets)
+        self.smallest = SMALLEST * float(groups.seconds.min())
+        # Without padding, the curve over rows has the time of live rows.
+        padded = np.any(groups.column("decode_live") != rows)
+        self.terms = ("context", *(["live"] if padded else []), *(["context_root"] if root else []))
+
+    def curve_values(self, groups: Groups) -> Array:
+        return round_up_to_bucket(groups.column("decode_rows"), self.buckets)
+
+    def design(self, groups: Groups) -> Array:
+        context = groups.column("context")
+        columns = {"context": context, "context_root": np.sqrt(context), "live": groups.column("decode_live")}
+        return np.column_stack(
+            [rising_basis(self.curve_values(groups), self.knots), *(columns[term] for term in self.terms)]
+        )
+
+    def known(self, values: Array) -> Mapping[str, float]:
+        return {"context": self.ratios.context_per_step * float(values[0])}
+
+    def part(self, values: Array) -> DecodePart:
+        """Return the part; every bucket is a point of its curve, also one that was not measured."""
+        curve = self.curve(values)
+        missing = {float(bucket) for bucket in self.buckets} - set(self.knots)
+        points = sorted([*curve, *((x, interpolate(curve, x)) for x in missing)])
+        live, context, root = (self.of_term(values, term) for term in ("live", "context", "context_root"))
+        return DecodePart(tuple(points), live, context, root, bool(self.buckets))
+
+
+class PrefillModel(LinearModel):
+    """Prefill and mixed steps: a rising curve over tokens, terms per row and of the attention, terms of the decodes.
+
+    `one_pass`: decodes join the prompt tokens. Otherwise a mixed step is prefill + decode - overlap * the shorter one.
+    """
+
+    def __init__(
+        self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, decodes: DecodePart, one_pass: bool = True
+    ) -> None:
+        self.buckets, self.ratios, self.decodes, self.one_pass = buckets, ratios, decodes, one_pass
+        self.knots = knots_for(self.curve_values(groups), buckets)
+        self.smallest = SMALLEST * float(groups.seconds.min())
+        self.terms = (*PREFILL_TERMS, *MIXED_TERMS) if one_pass else PREFILL_TERMS
+
+    def curve_values(self, groups: Groups) -> Array:
+        joined = groups.column("decode_rows") if self.one_pass else 0.0
+        return round_up_to_bucket(groups.column("prefill_tokens") + joined, self.buckets)
+
+    def design(self, groups: Groups) -> Array:
+        cross, decoding = groups.column("cross"), groups.column("decode_rows")
+        columns = {
+            "row": groups.column("prefill_rows"),
+            "square": groups.column("squares"),
+            "cross": cross,
+            "cross_root": np.sqrt(cross),
+            "paged_square": np.where(cross > 0, groups.column("squares"), 0.0),
+            "mixed.step": (decoding > 0).astype(float),
+            "mixed.row": decoding,
+            "mixed.context": groups.column("context"),
+        }
+        return np.column_stack(
+            [rising_basis(self.curve_values(groups), self.knots), *(columns[term] for term in self.terms)]
+        )
+
+    def curve(self, values: Array) -> list[tuple[float, float]]:
+        """Return the points. If all steps have the same tokens, half of their time is assumed to grow with tokens."""
+        points = super().curve(values)
+        if len(points) == 1:
+            ((tokens, seconds),) = points
+            points.append((2 * tokens, 1.5 * seconds))
+        return points
+
+    def known(self, values: Array) -> Mapping[str, float]:
+        token = self._token_seconds(values)
+        return {
+            "square": self.ratios.square_per_token * token,
+            "cross": self.ratios.cross_per_token * token,
+            "mixed.context": self.decodes.context,
+        }
+
+    def _token_seconds(self, values: Array) -> float:
+        """Return the seconds per token of large steps: the slope of the upper half of the curve."""
+        curve, top = self.curve(values), self.knots[-1]
+        return (interpolate(curve, top) - interpolate(curve, top / 2)) / (top / 2)
+
+    def parts(self, values: Array, overlap: float, floor: bool) -> tuple[PrefillPart, MixedPart]:
+        """Return the parts of prompts and of mixed steps."""
+        curve = tuple(self.curve(values))
+        row, square, cross, cross_root, paged_square = (self.of_term(values, term) for term in PREFILL_TERMS)
+        step, per_row, context = (self.of_term(values, term) for term in MIXED_TERMS)
+        prefill = PrefillPart(curve, row, square, cross, cross_root, paged_square, tuple(self.buckets))
+        return prefill, MixedPart(self.one_pass, step, per_row, context, overlap, floor)
+
+
+class SwapModel(LinearModel):
+    """A fixed time and a time per block."""
+
+    terms = ("step", "block")
+    certain = ("block",)
+
+    def design(self, groups: Groups) -> Array:
+        blocks = groups.column("swapped")
+        return np.column_stack([np.ones(len(blocks)), blocks])
+
+    def part(self, values: Array) -> SwapPart:
+        return SwapPart(*values.tolist())
+
+
+@dataclass(frozen=True)
+class OverlapRound:
+    """One linear step of the fit of an overlap: which part of each mixed step is the shorter one."""
+
+    scale: Array  # of the prefill part
+    offset: Array  # seconds of the decode part
+
+
+def overlap_round(prefill: Array, decode: Array, overlap: float) -> OverlapRound:
+    """Return the linear problem around the present prefill times. Steps without decodes are unchanged."""
+    shorter = (prefill < decode) & (decode > 0)
+    scale = np.where(shorter, 1 - overlap, 1.0)
+    return OverlapRound(scale, np.where(shorter, decode, (1 - overlap) * decode))
+
+
+def best_overlap(seconds: Array, prefill: Array, decode: Array) -> float:
+    """Return the overlap with the smallest relative error of the mixed steps."""
+    mixed = decode > 0
+    hidden = np.minimum(prefill, decode)[mixed] / seconds[mixed]
+    excess = (prefill + decode - seconds)[mixed] / seconds[mixed]
+    return float(np.clip(hidden @ excess / max(float(hidden @ hidden), 1e-12), 0.0, 1.0))

@@ -1,0 +1,291 @@
+"""The closed loop of `sim tune`: sweep, measure, correct the profile, and sweep again.
+
+A folder holds one tuning run: tune.json (what it depends on), tune.jsonl (choices and measurements), live/ (measured
+runs) and round-N/ (the sweep of each round, and its profile from the second round on). The choices depend only on these
+files, so a resumed run continues where it was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Callable, Optional
+
+from servesim.calibrate.replay.live_run import write_live
+from servesim.calibrate.replay.replay import expected_seconds, requests_and_block
+from servesim.config.overrides import merge
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import BadInput, Shape
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.files.write import write_yaml
+from servesim.runs.run_folder import read_run
+from servesim.study.executor import Executor
+from servesim.study.experiment import Experiment
+from servesim.study.objective import Objective
+from servesim.study.progress import Progress
+from servesim.study.ranking import Row, Summary
+from servesim.study.single_run import RunContext
+from servesim.study.sweep import sweep
+
+from .adjustment import Ratios, adjusted, measured_ratios
+from .choice import (
+    OPEN_GAIN,
+    PRIOR_SPREAD,
+    Candidate,
+    choose,
+    drawn_costs,
+    leading_rows,
+    rate,
+    same_order,
+    simulate_draws,
+    with_twins,
+)
+from .correction import Correction, Factors, correct_from_requests, correct_from_steps, on_device
+from .journal import Measurement, TuneJournal
+from .profile_folder import write_corrected
+from .rounds import Round
+from .setup import Settings, open_folder
+from .targets import LiveTarget
+from .visited_steps import in_parts, visited_shapes
+
+NEXT_FILE = "next.yaml"
+WAITING = "the server must be started with another configuration"
+BUDGET = "the device time is spent"
+STABLE = "the order of the leaders is stable"
+SETTLED = "no further measurement is expected to change the leader"
+
+
+@dataclass
+class TuneResult:
+    """All rounds, and why there are no more."""
+
+    rounds: list[Round]
+    reason: str
+    device_seconds: float
+    needs_server: Optional[Path] = None  # scenario that the server must run before the next measurement
+
+    @property
+    def summary(self) -> Summary:
+        """The sweep with the last profile."""
+        return self.rounds[-1].summary
+
+
+class Tuner:
+    """A tuning run in a folder."""
+
+    def __init__(
+        self,
+        experiment: Experiment,
+        target: LiveTarget,
+        folder: Path,
+        executor: Executor,
+        settings: Settings,
+        say: Optional[Callable[[str], None]] = None,
+    ) -> None:
+        self.experiment = experiment
+        self.target = target
+        self.folder = folder
+        self.executor = executor
+        self.settings = settings
+        self.quiet = say is None
+        self.say = say or (lambda line: None)
+        self.start_profile = load_profile(experiment.base.get("profile", Scenario.model_fields["profile"].default))
+        self.rounds: list[Round] = []
+        self.overhead = 0.0  # device seconds of a measurement beyond its run: loading, warm-up
+
+    @property
+    def objective(self) -> Objective:
+        """The first objective."""
+        return self.experiment.objectives[0]
+
+    def run(self, terms: Mapping[str, Any], resume: bool) -> TuneResult:
+        """Run rounds until one of the limits. `terms` are the options that a resumed run must repeat."""
+        open_folder(self.folder, {**self.experiment.as_json(), **terms}, resume)
+        self.rounds.clear()
+        with TuneJournal(self.folder) as self.journal:
+            while True:
+                self.rounds.append(self._next_round(self.rounds))
+                reason = self._measure_round(self.rounds)
+                if reason is not None:
+                    waiting = self.folder / NEXT_FILE if reason == WAITING else None
+                    return TuneResult(self.rounds, reason, self.journal.device_seconds, waiting)
+
+    def missing(self) -> list[tuple[str, Scenario]]:
+        """Return the measurements that the last round has chosen but not made, with their names in live/."""
+        number = len(self.rounds)
+        done = [m.config for m in self.journal.of_round(number)]
+        configs = [config for config in self.journal.chosen.get(number, []) if config not in done]
+        return [(f"round{number}-{config_name(config)}", self._scenario(config)) for config in configs]
+
+    def _next_round(self, rounds: list[Round]) -> Round:
+        """Sweep with the profile of this round, and rate the leaders over draws of the cost model."""
+        number = len(rounds) + 1
+        correction = rounds[-1].correction if rounds else None
+        profile, spread = self.start_profile, PRIOR_SPREAD
+        experiment = self.experiment
+        if correction is not None:
+            profile, spread = load_profile(self._profile_folder(number)), correction.spread
+            experiment = replace(
+                experiment, base=merge(experiment.base, {"profile": str(self._profile_folder(number))})
+            )
+        self.say(f"round {number}: {len(experiment.configs)} configurations, profile {profile.path or profile.name}")
+        folder = self.folder / f"round-{number}" / "sweep"
+        with Progress("sweep", self.quiet) as progress:
+            records = sweep(experiment, folder, self.executor, resume=True, progress=progress)
+        ratios = measured_ratios(records, self.journal.up_to(number - 1))
+        summary = Summary(experiment, adjusted(records, ratios))
+        if summary.winner is None:
+            errors = [run["error"] for run in summary.failures]
+            raise BadInput(f"no configuration can win: {errors[0] if errors else 'all get stuck or serve no request'}")
+        candidates = self._rate(summary, profile, spread, ratios)
+        return Round(number, summary, candidates, self.settings.draws)
+
+    def _rate(self, summary: Summary, profile: Profile, spread: Factors, ratios: Ratios) -> list[Candidate]:
+        assert summary.winner is not None
+        rows = leading_rows(summary, self.settings.top)
+        parts = in_parts(profile.cost, self._shapes, profile.about)
+        costs = drawn_costs(profile, parts, spread, self.settings.draws)
+        drawn = simulate_draws(summary.experiment, rows, profile, costs, self.executor)
+        metric = self.objective.metric
+        values = {c: [value * ratios.get(c, {}).get(metric, 1.0) for value in own] for c, own in drawn.items()}
+        known = self._known()
+        return [
+            c if c.config in known else replace(c, seconds=self._expected_seconds(c.config, profile))
+            for c in rate(values, summary.winner.config, drawn)
+        ]
+
+    @cached_property
+    def _shapes(self) -> list[Shape]:
+        """Step shapes that the configurations visit; of all of them, since every one can become a leader."""
+        configs = range(len(self.experiment.configs))
+        return visited_shapes((self._scenario(c) for c in configs[:: max(1, len(configs) // 32)]), self.start_profile)
+
+    def _scenario(self, config: int) -> Scenario:
+        return scenario_from(self.experiment.tree(config), f"configuration {config}")
+
+    def _expected_seconds(self, config: int, profile: Profile) -> float:
+        """Return the expected device time of a measurement."""
+        scenario = self._scenario(config)
+        return expected_seconds(scenario, requests_and_block(scenario)[0], profile) + self.overhead
+
+    def _known(self) -> list[int]:
+        return [m.config for m in self.journal.measurements if not m.stopped]
+
+    def _profile_folder(self, number: int) -> Path:
+        return self.folder / f"round-{number}" / "profile"
+
+    def _measure_round(self, rounds: list[Round]) -> Optional[str]:
+        """Measure the choice of this round and correct the profile; return the reason if the loop ends instead."""
+        current = rounds[-1]
+        number, new = current.number, current.number not in self.journal.chosen
+        if new:
+            chosen, reason = self._choose(rounds)
+            if reason is not None:
+                return reason
+            self.journal.choose(number, chosen)
+        if not self.target.ready and number > 1 and new:
+            write_yaml(self.folder / NEXT_FILE, self.experiment.tree(self.journal.chosen[number][0]))
+            return WAITING
+        for config in self.journal.chosen[number]:
+            if config in [m.config for m in self.journal.of_round(number)]:
+                continue
+            left = self.settings.device_seconds - self.journal.device_seconds
+            if left <= 0:  # the next rounds may choose the rest, with another budget
+                self.journal.choose(number, [m.config for m in self.journal.of_round(number)])
+                break
+            self._measure(number, config, current, left)
+        current.measured = self.journal.of_round(number)
+        current.correction = self._correct(number) if current.measured else None
+        return BUDGET if current.correction is None else None
+
+    def _choose(self, rounds: list[Round]) -> tuple[list[int], Optional[str]]:
+        """Return what to measure, or the reason why the loop ends."""
+        current, settings = rounds[-1], self.settings
+        known = with_twins(self._known(), current.candidates)
+        if current.number > settings.rounds:
+            return [], f"the limit of {settings.rounds} rounds"
+        leader = current.leader.config
+        open_gain = max((c.gain for c in current.candidates if c.config not in known), default=0.0)
+        if len(rounds) > 1 and leader in known and open_gain <= OPEN_GAIN and self._stable(rounds):
+            return [], STABLE
+        required = [leader, 0] if current.number == 1 else [leader]
+        top = settings.top if self.target.ready else 1
+        if not self.target.ready and current.number == 1:
+            required = [0]  # the server runs the baseline
+        chosen = choose(current.candidates, required, self._known(), top)[: None if self.target.ready else 1]
+        if not chosen:
+            return [], STABLE if self._stable(rounds) else SETTLED
+        fitting = self._within_budget(chosen, {c.config: c.seconds for c in current.candidates})
+        return (fitting, None) if fitting else ([], BUDGET)
+
+    def _within_budget(self, chosen: list[int], seconds: Mapping[int, float]) -> list[int]:
+        """Return the configurations whose expected device time fits into the budget, one after the other."""
+        left, fitting = self.settings.device_seconds - self.journal.device_seconds, []
+        for config in chosen:
+            if seconds[config] <= left:
+                fitting.append(config)
+                left -= seconds[config]
+        return fitting
+
+    def _stable(self, rounds: list[Round]) -> bool:
+        """Whether the leaders of the last two rounds have the same order."""
+        if len(rounds) < 2:
+            return False
+        before, after = rounds[-2].summary, rounds[-1].summary
+        metric, sign = self.objective.metric, self.objective.sign
+        values = {row.config: sign * row.means[metric].mean for row in after.rows if row.eligible}
+        return same_order([row.config for row in before.rows if row.eligible], values, self.settings.top)
+
+    def _measure(self, number: int, config: int, current: Round, left: float) -> None:
+        """Measure one configuration, write its files, and then record it."""
+        row = next(row for row in current.summary.rows if row.config == config)
+        name = config_name(config)
+        scenario, folder = self._scenario(config), self.folder / "live" / f"round{number}-{name}"
+        write_yaml(folder.with_suffix(".yaml"), self.experiment.tree(config))
+        candidate = next(c for c in current.candidates if c.config == config)
+        self.say(
+            f"round {number}: measuring {name} ({row.label}), about {candidate.seconds:.0f} s; "
+            f"best in {candidate.wins} of {current.draws} draws, expected gain {100 * candidate.gain:.2f} %"
+        )
+        file = folder.with_suffix(".yaml")
+        live, seconds = self.target.measure(name, scenario, file, self.start_profile, left)
+        if live.stopped and seconds < left:
+            raise KeyboardInterrupt
+        write_live(live, folder)
+        self.overhead = max(0.0, seconds - live.end)
+        context = RunContext(self.experiment.base, self.experiment.steady_window)
+        figures = {} if live.stopped or live.stuck else context.record(live)["figures"]
+        self.journal.add(Measurement(number, config, name, seconds, figures, predicted_figures(row), live.stopped))
+
+    def _correct(self, number: int) -> Optional[Correction]:
+        """Correct the profile with all measurements so far, and write that of the next round. None without any step."""
+        folders = {f"round{m.round}-{m.name}": m for m in self.journal.up_to(number)}
+        runs = {name: read_run(self.folder / "live" / name) for name in folders}
+        profile = self.start_profile
+        if (
+            self.target.host_separate
+        ):  # a real device: the new profile describes it, not the device of the start profile
+            profile = on_device(profile, next(iter(runs.values())).result.get("backend"), self.say)
+        if self.target.has_steps:
+            calls = {name: run.calls for name, run in runs.items() if run.calls}
+            if not calls:  # the device time ended in a warm-up
+                return None
+            correction = correct_from_steps(profile, calls, self._shapes, self.target.host_separate)
+        else:
+            correction = correct_from_requests(profile, list(runs.values()), self._shapes)
+        if correction.note:
+            self.say(f"round {number}: {correction.note}")
+        write_corrected(self._profile_folder(number + 1), correction)
+        return correction
+
+
+def config_name(config: int) -> str:
+    """Return the name of a configuration in tables and folders."""
+    return f"config{config}" + ("-baseline" if config == 0 else "")
+
+
+def predicted_figures(row: Row) -> dict[str, float]:
+    """Return the simulated metrics of the run that is measured: the first replication."""
+    return dict(row.runs[0].get("figures", {})) if row.runs else {}

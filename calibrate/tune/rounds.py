@@ -1,0 +1,92 @@
+"""One round of a tuning run as a row of the printed table and of rounds.csv."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Optional
+
+from servesim.files.write import csv_writer, open_text
+from servesim.study.number_format import align_columns, format_mean
+from servesim.study.ranking import Row, Summary
+
+from .choice import Candidate
+from .correction import Correction
+from .journal import Measurement
+
+COLUMNS = (
+    "round", "leader", "leader_settings", "objective", "predicted", "wins", "draws", "measured", "device_s",
+    "objective_error", "prefill_factor", "decode_factor",
+)  # fmt: skip
+
+
+@dataclass
+class Round:
+    """A sweep, the measurements after it, and the correction from all measurements so far."""
+
+    number: int
+    summary: Summary
+    candidates: Sequence[Candidate]
+    draws: int
+    measured: list[Measurement] = field(default_factory=list)
+    correction: Optional[Correction] = None
+
+    @property
+    def leader(self) -> Row:
+        """The best configuration of the sweep."""
+        assert self.summary.winner is not None
+        return self.summary.winner
+
+    @property
+    def metric(self) -> str:
+        """The first objective."""
+        return self.summary.experiment.objectives[0].metric
+
+    @property
+    def wins(self) -> int:
+        """The draws in which the leader is the best."""
+        return next(c.wins for c in self.candidates if c.config == self.leader.config)
+
+    @property
+    def objective_error(self) -> float:
+        """Mean of |predicted / measured - 1| of the objective, of the runs of this round; NaN without any."""
+        errors = [
+            abs(m.predicted[self.metric] / m.figures[self.metric] - 1)
+            for m in self.measured
+            if m.figures.get(self.metric) and self.metric in m.predicted
+        ]
+        return sum(errors) / len(errors) if errors else math.nan
+
+
+def format_rounds(rounds: Sequence[Round]) -> str:
+    """Return the table of the rounds as text."""
+    metric = rounds[0].metric
+    lines = [["round", "leader", metric, "best in draws", "measured", "device time", "error", "prefill", "decode"]]
+    for row in rounds:
+        factors = ["", ""] if row.correction is None else [f"x {value:.3f}" for value in row.correction.factors]
+        error = row.objective_error
+        lines.append([
+            str(row.number), row.leader.label, format_mean(row.leader.means[metric], metric),
+            f"{row.wins} of {row.draws}", ", ".join(m.name for m in row.measured) or "-",
+            f"{sum(m.seconds for m in row.measured):.1f} s" if row.measured else "",
+            "" if math.isnan(error) else f"{100 * error:.1f} %", *factors,
+        ])  # fmt: skip
+    return "\n".join(align_columns(lines))
+
+
+def write_rounds(path: Path, rounds: Sequence[Round]) -> None:
+    """Write rounds.csv: one line per round."""
+    with open_text(path) as file:
+        writer = csv_writer(file)
+        writer.writerow(COLUMNS)
+        for row in rounds:
+            factors = ["", ""] if row.correction is None else [f"{value:.6g}" for value in row.correction.factors]
+            error = row.objective_error
+            writer.writerow([
+                row.number, row.leader.config, row.leader.label, row.metric,
+                repr(float(row.leader.means[row.metric].mean)), row.wins, row.draws,
+                " ".join(m.name for m in row.measured), f"{sum(m.seconds for m in row.measured):.3f}",
+                "" if math.isnan(error) else f"{error:.6g}", *factors,
+            ])  # fmt: skip

@@ -1,0 +1,55 @@
+"""What a tuning run depends on: its limits, its experiment, and the folder that it writes or continues."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from servesim.core import BadInput
+from servesim.files.write import list_files, write_json
+from servesim.study.experiment import Experiment
+from servesim.study.experiment_file import check_unchanged
+
+TERMS_FILE = "tune.json"
+AS_ON_BACKEND = {"prefill_buckets": [], "decode_buckets": [1], "start": "warm"}  # a backend is warm and does not pad
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How long a tuning run goes on, and how it chooses."""
+
+    device_seconds: float = math.inf
+    rounds: int = 5  # with measurements
+    top: int = 3  # leaders; also the measurements per round, without the baseline
+    draws: int = 24
+
+
+def tuned_experiment(experiment: Experiment, on_backend: bool) -> Experiment:
+    """Return an experiment whose simulated runs equal the live ones. Reject parameters that a live run cannot have."""
+    fixed = ["profile", *(f"engine.{key}" for key in AS_ON_BACKEND if on_backend)]
+    for key in {key for assignment in experiment.configs for key in assignment}:
+        if key in fixed:
+            raise BadInput(f"params: {key}: sim tune measures on one device, so it cannot vary; remove it")
+    if not on_backend:
+        return experiment
+    engine = {**(experiment.base.get("engine") or {}), **AS_ON_BACKEND}
+    engine.pop("cold_start", None)
+    return replace(experiment, base={**experiment.base, "engine": engine})
+
+
+def open_folder(folder: Path, terms: Mapping[str, Any], resume: bool) -> None:
+    """Create the folder of a tuning run, or check that it holds the same one."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder}: expected a folder to write to, found a file")
+    path = folder / TERMS_FILE
+    if path.exists():
+        if not resume:
+            raise BadInput(f"{folder}: already holds a tuning run; continue with --resume, or use another -o")
+        check_unchanged(terms, path, "tuning run")
+        return
+    if found := list_files(folder):
+        raise BadInput(f"{folder}: expected a new folder or that of a tuning run, found {found[0].name} in it")
+    write_json(path, terms, overwrite=False)

@@ -1,0 +1,123 @@
+"""Where configurations are measured: a backend or a server behind a URL."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Optional, Protocol
+from urllib.parse import urlsplit
+
+from servesim.calibrate.live.setup import DeviceSession
+from servesim.calibrate.replay.http_client import Target, replay_against
+from servesim.calibrate.replay.live_run import MeasuredRun, run_from_result
+from servesim.calibrate.replay.replay import ProgressLine, as_backend_scenario, requests_and_block
+from servesim.config.scenario import Scenario
+from servesim.core import BadInput
+from servesim.costs.device_profile import Profile
+from servesim.runs.simulate import copy_requests
+
+SERVER_START_S = 600.0  # until a restarted server must accept connections
+
+
+class LiveTarget(Protocol):
+    """Measures scenarios."""
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether it reports step times."""
+
+    @property
+    def host_separate(self) -> bool:
+        """Whether its step times tell the host from the device."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether it can run any configuration now, without help."""
+
+    def measure(
+        self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
+    ) -> tuple[MeasuredRun, float]:
+        """Run a scenario, which `file` holds too; stop it after `max_seconds` if possible. Return its device time."""
+
+
+@dataclass
+class BackendTarget:
+    """A model that a worker loads before the first measurement."""
+
+    session: DeviceSession
+    scenarios: Sequence[Scenario]  # all that may be measured: the largest one decides the size of the cache
+    warm_up: int = 32
+    quiet: bool = True
+    has_steps = True
+    ready = True
+
+    @property
+    def host_separate(self) -> bool:
+        """The clock of the fake backend gives whole steps."""
+        return self.session.backend != "fake"
+
+    def measure(
+        self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
+    ) -> tuple[MeasuredRun, float]:
+        start = time.monotonic()
+        if not self.session.about:
+            self.session.load(self.scenarios)
+        requests, _ = requests_and_block(scenario)
+        line = ProgressLine(name, len(requests), self.quiet)
+        left = max_seconds - (time.monotonic() - start)
+        warm_up = self.warm_up if self.host_separate else 0
+        scenario = as_backend_scenario(scenario)
+        result = self.session.replay(scenario, copy_requests(requests), profile.cost, warm_up, line, left)
+        line.end()
+        return run_from_result(scenario, profile, copy_requests(requests), result), time.monotonic() - start
+
+
+@dataclass
+class UrlTarget:
+    """A running server. Only its owner can change its configuration: by a command, or by hand."""
+
+    server: Target
+    restart: Optional[str] = None  # shell command that starts the server with the scenario in $SCENARIO
+    quiet: bool = True
+    has_steps = False
+    host_separate = False
+
+    @property
+    def ready(self) -> bool:
+        return self.restart is not None
+
+    def measure(
+        self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
+    ) -> tuple[MeasuredRun, float]:
+        start = time.monotonic()
+        if self.restart is not None:
+            self._restart(file)
+        requests, block = requests_and_block(scenario)
+        server = replace(self.server, timeout=min(self.server.timeout, max_seconds))
+        live = replay_against(server, name, scenario, requests, None, self.quiet, block).live
+        return live, time.monotonic() - start
+
+    def _restart(self, file: Path) -> None:
+        assert self.restart is not None
+        done = subprocess.run(self.restart, shell=True, env={**os.environ, "SCENARIO": str(file)}, check=False)
+        if done.returncode:
+            raise BadInput(f"--restart: the command ended with exit code {done.returncode}")
+        try:
+            address = urlsplit(self.server.url)
+            port = address.port or (443 if address.scheme == "https" else 80)
+        except ValueError:
+            raise BadInput(f"--url: expected http://HOST:PORT, got {self.server.url!r}") from None
+        until = time.monotonic() + SERVER_START_S
+        while True:
+            try:
+                socket.create_connection((address.hostname or "", port), timeout=5).close()
+                return
+            except OSError:
+                if time.monotonic() > until:
+                    raise BadInput(f"--url {self.server.url}: no answer {SERVER_START_S:g} s after --restart") from None
+                time.sleep(0.2)

@@ -1,0 +1,173 @@
+"""`sim tune`: sweep, measure the leading configurations live, correct the profile, and sweep again."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from servesim.core import BadInput
+
+from .options import add_device_options, add_executor_options, add_trust
+
+if TYPE_CHECKING:
+    from servesim.calibrate.tune.loop import TuneResult
+    from servesim.calibrate.tune.setup import Settings
+    from servesim.calibrate.tune.targets import LiveTarget
+    from servesim.study.experiment import Experiment
+
+
+def register(commands: Any) -> None:
+    tune = commands.add_parser(
+        "tune", help="sweep, measure the leaders live, correct the profile, and sweep again",
+        description="Sweep, run the leading configurations and the baseline live, correct the profile with the "
+        "measured steps, and sweep again, until the order of the leaders is stable or the device time is spent.",
+    )  # fmt: skip
+    tune.add_argument("file", metavar="FILE", help="sweep YAML file")
+    tune.add_argument("-o", "--output", required=True, metavar="DIR", help="folder of the tuning run")
+    tune.add_argument("--resume", action="store_true", help="continue an interrupted, killed or finished run")
+    tune.add_argument("--profile", metavar="PROFILE", help="profile to start with (default: that of the file)")
+    tune.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario key (repeatable)"
+    )
+    add_trust(tune)
+    limits = tune.add_argument_group("limits")
+    limits.add_argument(
+        "--device-minutes", type=float, metavar="M", help="maximum device time of all measurements (default: no limit)"
+    )
+    limits.add_argument(
+        "--rounds", type=int, default=5, metavar="N", help="maximum rounds with measurements (default 5)"
+    )
+    limits.add_argument(
+        "--top", type=int, default=3, metavar="N",
+        help="leaders whose order must be stable, and measurements per round (default 3)",
+    )  # fmt: skip
+    limits.add_argument(
+        "--draws", type=int, default=24, metavar="N", help="random cost models that rate the leaders (default 24)"
+    )
+    add_device_options(tune, model=None, required=False)
+    server = tune.add_argument_group("server")
+    server.add_argument("--url", metavar="URL", help="address of a running server instead of a backend")
+    server.add_argument(
+        "--restart", metavar="COMMAND",
+        help="shell command that restarts the server with the scenario file $SCENARIO (default: you restart it)",
+    )  # fmt: skip
+    server.add_argument(
+        "--api", choices=("llm-serving", "openai"), default="openai", help="HTTP API of the server (default openai)"
+    )
+    server.add_argument("--served-model", metavar="NAME", help="model name on the server (default: the first one)")
+    server.add_argument(
+        "--timeout", type=float, default=3600.0, metavar="S", help="seconds until a request fails (default 3600)"
+    )
+    tune.add_argument(
+        "--warm-up", type=int, metavar="N", help="warm-up requests of a run, not measured (default 32; 0 with --url)"
+    )
+    add_executor_options(tune)
+    tune.set_defaults(run=run_tune)
+
+
+def run_tune(args: argparse.Namespace) -> int:
+    """Tune, write the files and print the rounds; return 1 if the device failed, 130 if interrupted."""
+    from servesim.calibrate.device.backend import OutOfMemory
+    from servesim.calibrate.device.worker_client import WorkerFailed
+    from servesim.calibrate.tune.loop import Tuner
+    from servesim.calibrate.tune.setup import tuned_experiment
+    from servesim.study.executor import WorkerLost, close_on_exit, make_executor, process_count
+    from servesim.study.experiment import read_experiment
+
+    if bool(args.backend) == bool(args.url):
+        raise BadInput("sim tune: expected either --backend or --url")
+    if args.restart and not args.url:
+        raise BadInput("--restart: also needs --url")
+    settings, folder = settings_of(args), Path(args.output)
+    changes = [*args.set, *([f"profile={args.profile}"] if args.profile else [])]
+    if Path(args.file).is_dir():
+        raise BadInput(f"{args.file}: expected a sweep file, found a folder")
+    experiment = tuned_experiment(read_experiment(args.file, changes), bool(args.backend))
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    try:
+        with ExitStack() as stack:
+            workers = make_executor(args.executor, process_count(args.jobs))
+            executor = stack.enter_context(close_on_exit(workers))
+            target = target_of(args, experiment, stack)
+            tuner = Tuner(experiment, target, folder, executor, settings, None if args.quiet else say)
+            result = tuner.run(terms_of(args), args.resume)
+    except BrokenPipeError:
+        raise
+    except (WorkerFailed, OutOfMemory, WorkerLost, OSError) as failed:
+        print(f"sim: {failed}; measurements are kept: --resume -o {folder} continues", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
+        return 130
+    return finish(args, result, settings, folder)
+
+
+def settings_of(args: argparse.Namespace) -> Settings:
+    """Return the checked limits."""
+    from servesim.calibrate.tune.setup import Settings
+
+    for name in ("rounds", "top", "draws"):
+        if not 1 <= getattr(args, name) <= 1000:
+            raise BadInput(f"--{name}: expected a number from 1 to 1000, got {getattr(args, name)}")
+    minutes = math.inf if args.device_minutes is None else args.device_minutes
+    if not minutes > 0:
+        raise BadInput(f"--device-minutes: expected more than 0, got {minutes:g}")
+    if args.warm_up is not None and args.warm_up < 0:
+        raise BadInput(f"--warm-up: expected 0 or more, got {args.warm_up}")
+    return Settings(60 * minutes, args.rounds, args.top, args.draws)
+
+
+def terms_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options that a resumed run must repeat: with others, its choices would differ."""
+    names = ("backend", "model", "weights", "option", "api", "top", "draws")
+    return {name: getattr(args, name) for name in names}
+
+
+def target_of(args: argparse.Namespace, experiment: Experiment, stack: ExitStack) -> LiveTarget:
+    """Return where configurations are measured; the stack closes it."""
+    from servesim.calibrate.live.setup import DeviceSession, name_of
+    from servesim.calibrate.tune.targets import BackendTarget, UrlTarget
+    from servesim.config.overrides import override
+    from servesim.config.scenario import scenario_from
+    from servesim.costs.device_profile import load_profile
+
+    scenarios = [scenario_from(experiment.tree(config)) for config in range(len(experiment.configs))]
+    if args.url:
+        import aiohttp  # noqa: F401  a missing package is reported before the first sweep
+        from servesim.calibrate.replay.http_client import Target
+
+        server = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0)
+        server.check_url()
+        return UrlTarget(server, args.restart, args.quiet)
+    model = args.model or name_of(load_profile(scenarios[0].profile).about.get("model"))
+    session = DeviceSession(args.backend, model, args.worker_python, args.weights, override({}, args.option))
+    stack.enter_context(session)
+    return BackendTarget(session, scenarios, 32 if args.warm_up is None else args.warm_up, args.quiet)
+
+
+def finish(args: argparse.Namespace, result: TuneResult, settings: Settings, folder: Path) -> int:
+    """Write the final profile, the winner, the table and the report; print the table."""
+    from servesim.calibrate.tune.results import write_results
+    from servesim.calibrate.tune.rounds import format_rounds
+    from servesim.report.page import write_report
+
+    summary = write_results(result, folder)
+    write_report(summary, folder / "report.html")
+    print(format_rounds(result.rounds))
+    minutes = result.device_seconds / 60
+    limit = "" if math.isinf(settings.device_seconds) else f" of {settings.device_seconds / 60:g}"
+    print(f"stopped: {result.reason}; device time {minutes:.2f}{limit} minutes")
+    if result.needs_server is not None:
+        print(f"next: start the server with {result.needs_server}, then run this command again with --resume")
+    if (folder / "profile").exists():
+        print(f"profile: {folder / 'profile'}")
+    print(f"winner: {folder / 'best.yaml'}")
+    print(f"report: {folder / 'report.html'}")
+    return 0

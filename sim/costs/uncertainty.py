@@ -1,0 +1,124 @@
+"""The joint uncertainty of the parameters of a cost model, and random cost models that agree with the measurements.
+
+A fit stores the parameters of fits to resampled data (bootstrap). A draw is one of them, scaled by one factor for all
+times: the difference between two sessions on one device (clock frequency, temperature, driver).
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import NormalDist, pstdev
+from typing import Any
+
+from servesim.core import BadInput, StepCost
+
+from .linear import LinearCost
+from .parts import PartsCost
+from .scaled import ScaledCost
+
+SESSION_SPREAD = 0.015  # standard deviation of all step times between sessions: we measured 1 to 2 % on an H200
+RUN_SPREAD = 0.0135  # between runs of the session that measured the profile: two sessions on an H200 had 0.8 and 1.7 %
+
+
+@dataclass(frozen=True)
+class Uncertainty:
+    """Parameters of equally likely cost models, in the order of `parameters`, and the spread between sessions."""
+
+    draws: Sequence[Sequence[float]] = ()
+    session: float = SESSION_SPREAD
+
+    def draw(self, cost: StepCost, rng: random.Random) -> StepCost:
+        """Return a random cost model around `cost`."""
+        factor = math.exp(rng.gauss(0.0, 1.0) * self.session - self.session**2 / 2)
+        if self.draws:
+            cost = with_parameters(cost, self.draws[rng.randrange(len(self.draws))])
+        return ScaledCost(cost, factor) if factor != 1.0 else cost
+
+    def representatives(self, cost: StepCost, count: int) -> list[StepCost]:
+        """Return `count` cost models that represent the uncertainty: the same ones in every call.
+
+        The factors of sessions are evenly spaced quantiles in a fixed random order, and the stored draws take turns. So
+        a few cost models are enough.
+        """
+        costs: list[StepCost] = []
+        for number, score in enumerate(normal_scores(count)):
+            drawn = with_parameters(cost, self.draws[number % len(self.draws)]) if self.draws else cost
+            factor = math.exp(score * self.session - self.session**2 / 2)
+            costs.append(ScaledCost(drawn, factor) if factor != 1.0 else drawn)
+        return costs
+
+
+def normal_scores(count: int) -> list[float]:
+    """Return evenly spaced quantiles of the normal distribution with standard deviation 1, in a fixed random order."""
+    scores = [NormalDist().inv_cdf((k + 0.5) / count) for k in range(count)]
+    random.Random("sessions").shuffle(scores)
+    spread = pstdev(scores) or 1.0
+    return [score / spread for score in scores]
+
+
+def check_draws(stored: Any, cost: StepCost, where: str) -> None:
+    """Raise BadInput if the draws of a profile do not have one number per parameter of its cost model."""
+    draws = (stored or {}).get("draws") or ()
+    expected = len(parameters(cost)) if isinstance(cost, (LinearCost, PartsCost)) else 0
+    for k, draw in enumerate(draws):
+        if len(draw) != expected or min(draw) < 0:
+            found = f"{len(draw)} numbers" if len(draw) != expected else f"{min(draw):g}"
+            raise BadInput(
+                f"{where}: uncertainty.draws[{k}]: expected {expected} numbers of at least 0, one per parameter of the "
+                f"cost, got {found}"
+            )
+
+
+def parameters(cost: StepCost) -> list[float]:
+    """Return the parameters of a cost model: the numbers in seconds, and first value and increments of curves."""
+    values: list[float] = []
+    for part in parts_of(cost).values():
+        for field in fields(part):
+            values += flattened(getattr(part, field.name))
+    return values
+
+
+def with_parameters(cost: StepCost, values: Sequence[float]) -> StepCost:
+    """Return a cost model with other parameters."""
+    remaining, parts = iter(values), {}
+    for name, part in parts_of(cost).items():
+        parts[name] = replace(part, **{f.name: restored(getattr(part, f.name), remaining) for f in fields(part)})
+    linear = parts.get("linear")
+    return linear if isinstance(linear, LinearCost) else PartsCost(**parts)
+
+
+def parts_of(cost: StepCost) -> dict[str, Any]:
+    """Return the dataclasses that hold the parameters."""
+    if isinstance(cost, LinearCost):
+        return {"linear": cost}
+    assert isinstance(cost, PartsCost)
+    return {field.name: getattr(cost, field.name) for field in fields(cost) if not field.name.startswith("_")}
+
+
+def flattened(value: Any) -> list[float]:
+    """Return a number as it is, and a curve as its first value and its increments; flags and buckets have none."""
+    if isinstance(value, float):
+        return [value]
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)):
+        columns = [[float(point[k]) for point in value] for k in range(1, len(value[0]))]
+        return [high - low for column in columns for low, high in zip([0.0, *column], column)]
+    return []
+
+
+def restored(value: Any, remaining: Any) -> Any:
+    """Return a value with its numbers replaced by the next ones: the inverse of `flattened`."""
+    if isinstance(value, float):
+        return next(remaining)
+    if not flattened(value):
+        return value
+    columns = []
+    for _ in range(1, len(value[0])):
+        total, column = 0.0, []
+        for _ in value:
+            total += next(remaining)
+            column.append(total)
+        columns.append(column)
+    return tuple((point[0], *ys) for point, ys in zip(value, zip(*columns)))

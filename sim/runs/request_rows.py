@@ -1,0 +1,86 @@
+"""The numbers of every request after a run: its row in requests.csv, its times, and its seconds in each state.
+
+These functions read every request of a run, so they are compiled. Statistics over requests are in metrics.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from servesim.core import Request
+
+COLUMNS = (
+    "id", "arrival", "first_token", "finish", "prompt", "output", "evictions",
+    "queued", "prefill", "stalled", "decoding", "swapped", "front_end", "outcome",
+)  # fmt: skip
+STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
+
+
+def row(request: Request) -> tuple[Any, ...]:
+    """Return the row of a request in requests.csv, in the order of COLUMNS."""
+    front_end, queued, prefilling, stalled, decoding, swapped = seconds_in_states(request)
+    return (
+        request.id, request.sent, request.first_token, request.client_end, request.prompt, request.written,
+        request.preemptions, queued, prefilling, stalled, decoding, swapped, front_end, request.outcome,
+    )  # fmt: skip
+
+
+def seconds_in_states(request: Request) -> tuple[float, float, float, float, float, float]:
+    """Return the seconds of a request in each state, in the order of STATES."""
+    start = request.sent if request.visible_at is None else request.visible_at
+    last = request.state_since if request.finish is None else request.finish
+    end = start if request.finish is None else request.finish
+    client_end = end if request.client_end is None else request.client_end
+    queued, prefilling, decoding, swapped = request.queued, request.prefilling, request.decoding, request.swapped
+    stalled = last - start - queued - prefilling - decoding - swapped  # in the batch, but not part of the step
+    front_end = (start - request.sent) + (client_end - end)
+    return front_end, queued, prefilling, stalled if stalled > 0 else 0.0, decoding, swapped
+
+
+def total_seconds(requests: Sequence[Request]) -> dict[str, float]:
+    """Return the seconds of all requests in each state, added in order."""
+    front_end = queued = prefilling = stalled = decoding = swapped = 0.0
+    for request in requests:
+        seconds = seconds_in_states(request)
+        front_end += seconds[0]
+        queued += seconds[1]
+        prefilling += seconds[2]
+        stalled += seconds[3]
+        decoding += seconds[4]
+        swapped += seconds[5]
+    return dict(zip(STATES, (front_end, queued, prefilling, stalled, decoding, swapped)))
+
+
+def sent_times(requests: Sequence[Request]) -> list[float]:
+    """Return when clients sent the requests."""
+    return [request.sent for request in requests]
+
+
+def client_ends(requests: Sequence[Request]) -> list[float]:
+    """Return when clients saw the ends of the requests; NaN: they did not."""
+    return [math.nan if request.client_end is None else request.client_end for request in requests]
+
+
+def first_tokens(requests: Sequence[Request]) -> list[float]:
+    """Return the times of the first tokens; NaN: there was none."""
+    return [math.nan if request.first_token is None else request.first_token for request in requests]
+
+
+def output_tokens(requests: Sequence[Request]) -> list[int]:
+    """Return the generated tokens of the requests."""
+    return [request.written for request in requests]
+
+
+def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:
+    """Mark the requests whose client gave up after this many seconds."""
+    for request in requests:
+        if (
+            request.client_end is not None
+            and request.outcome == "finished"
+            and request.client_end - request.sent > after
+        ):
+            request.outcome = "lost"
+            request.reason = f"the client gave up after {after:g} s"
+            request.client_end = request.sent + after

@@ -1,0 +1,225 @@
+"""Step logs of engines: durations, shapes, and the profile fitted to them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servesim.calibrate.imports.first_uses import find_width, first_use_seconds, slow_steps
+from servesim.calibrate.imports.step_log import TimedStep, read_step_log
+from servesim.calibrate.imports.vllm_log import read_vllm_log
+from servesim.cli import main
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput, Request, Shape
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.first_use import FirstUseCost
+from servesim.costs.linear import LinearCost
+from servesim.engine.server import Server
+from servesim.engine.step import Step, batch
+from servesim.runs.simulate import simulate
+
+COST = LinearCost(base=0.02, prefill_token=2e-5, decode_row=1e-4, context=1e-7)
+
+
+def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_batch_gives_the_shape_of_a_step(tmp_path: Path) -> None:
+    batch = [["a", 1, 331, True], ["b", 100, 50, False], ["c", 20, 0, True], ["d", 1, 9, True], ["e", 1, 0, True]]
+    rows = [{"scheduled_s": 1.0, "returned_s": 1.2, "batch": batch}]
+    [step] = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
+    assert step.shape == Shape(3, 121, 121, 100**2 + 20**2 + 1, 100 * 50, 2, 2, 340)
+    assert step.seconds == pytest.approx(0.2)
+
+
+def test_a_step_lasts_until_the_next_one_starts_and_idle_time_is_not_counted(tmp_path: Path) -> None:
+    """The host needs 1 ms between two steps. After the third step the engine waits for 5 s."""
+    starts, ends = [0.0, 0.021, 0.042, 5.0, 5.021], [0.02, 0.041, 0.062, 5.02, 5.041]
+    rows = [{"start": start, "end": end, "batch": [["a", 1, 5]]} for start, end in zip(starts, ends)]
+    steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
+    assert [step.seconds for step in steps] == pytest.approx([0.021] * 5)
+
+
+def test_only_adjacent_steps_of_a_sample_have_a_duration(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text(
+        "step,start,prefill_tokens,decode_rows,context\n"
+        "10,1.000,0,3,300\n11,1.020,50,3,303\n20,2.000,0,4,500\n21,2.030,0,4,504\n22,2.061,0,0,0\n".replace(
+            ",0,0,0\n", ",7,0,0\n"
+        ),
+        encoding="utf-8",
+    )
+    steps = read_step_log(log)
+    # After step 21, a step without decodes starts: the engine may have waited for its prompt.
+    assert [step.seconds for step in steps] == pytest.approx([0.020, 0.030])
+    assert [step.shape for step in steps] == [Shape(0, 0, 0, 0, 0, 3, 3, 300), Shape(0, 0, 0, 0, 0, 4, 4, 500)]
+
+
+def test_counts_other_names_and_units(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    log.write_text("took,prefill_rows,prefill_tokens,prefill_cached,decode_rows\n21.5,2,100,60,0\n", encoding="utf-8")
+    [step] = read_step_log(log, {"seconds": "took"}, "ms")
+    assert step.seconds == pytest.approx(0.0215)
+    assert step.shape == Shape(2, 100, 100, 5000, 3000)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"batch": [["a", 1, 5]]}', "row 1: expected seconds, or the start time"),
+        ('{"start": 1, "batch": []}', "row 1: batch: expected a list of [request, tokens, cached tokens], got []"),
+        ('{"start": 1, "batch": [["a", 0, 5]]}', "row 1: batch: expected a number from 1"),
+        ('{"start": 1, "end": 0.5, "batch": [["a", 1, 5]]}', "row 1: expected the end of the step after its start"),
+        ('{"start": 2, "batch": [["a", 1, 5]]}\n{"start": 1, "batch": [["a", 1, 6]]}', "expected start times in order"),
+        ('{"start": "x", "batch": [["a", 1, 5]]}', "row 1: start: expected a number from"),
+        ('{"start": 1, "batch": [["a", 1, 5]]}', "no duration is known"),
+        ('{"start": 1}', "row 1: expected prefill_tokens or decode_rows above 0"),
+        ("start,prefill_tokens,prefill_rows\n1,3,5\n", "row 2: expected at least one prefill token per prefill row"),
+        ("[1]", "no duration is known"),
+    ],
+)
+def test_a_faulty_log_is_one_line(tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "log"
+    log.write_text(text + "\n", encoding="utf-8")
+    assert main(["calibrate", "import", "steps", str(log), "-o", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+VLLM_LOG = """\
+INFO 01-02 15:04:05 [core.py:99] Iteration(0): 2 context requests, 300 context tokens, 0 generation requests, \
+0 generation tokens, iteration elapsed time: 31.50 ms
+INFO 01-02 15:04:05 [loggers.py:9] Engine 000: Avg prompt throughput: 10.0 tokens/s
+INFO 01-02 15:04:05 [core.py:99] Iteration(1): 1 context requests, 20 context tokens, 2 generation requests, \
+2 generation tokens, iteration elapsed time: 9.25 ms
+INFO 01-02 15:04:05 [core.py:99] Iteration(2): 0 context requests, 0 context tokens, 0 generation requests, \
+0 generation tokens, iteration elapsed time: 9.25 ms (dummy)
+"""
+
+
+def test_a_vllm_log_is_read(tmp_path: Path) -> None:
+    (tmp_path / "server.log").write_text(VLLM_LOG, encoding="utf-8")
+    steps = read_vllm_log(tmp_path / "server.log", mean_context=150.0)
+    assert steps == [
+        TimedStep(Shape(2, 300, 300, 45_000), pytest.approx(0.0315)),
+        TimedStep(Shape(1, 20, 20, 400, 0, 2, 2, 300), pytest.approx(0.00925)),
+    ]
+    line = "Iteration(7): 0 context requests, 0 context tokens, 2 generation requests, 2 generation tokens, "
+    times = [0.03, 0.02, 25.0, 0.03, 24.0, 0.03, 25.0, 26.0, 0.02, 25.0]
+    lines = [f"{line}iteration elapsed time: {time} ms, GPU KV cache usage: 3.1%" for time in times]
+    (tmp_path / "server.log").write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(BadInput, match="log with --no-async-scheduling"):
+        read_vllm_log(tmp_path / "server.log")
+    (tmp_path / "server.log").write_text("INFO ready\n", encoding="utf-8")
+    with pytest.raises(BadInput, match="--enable-logging-iteration-details, got none"):
+        read_vllm_log(tmp_path / "server.log")
+
+
+def test_samples_of_one_shape_are_one_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"seconds": 0.02 + 0.001 * k, "decode_rows": 1 + k % 2, "context": 10} for k in range(4)]
+    log = write_jsonl(tmp_path / "log.jsonl", rows)
+    assert main(["calibrate", "import", "steps", str(log), "--no-fit", "-o", str(tmp_path / "out")]) == 0
+    assert "4 steps, 0.09 s" in capsys.readouterr().out
+    with open(tmp_path / "out" / "samples.csv", encoding="utf-8") as file:
+        samples = list(csv.DictReader(file))
+    assert [row["point"] for row in samples] == ["0", "1", "0", "1"]
+    assert {row["kind"] for row in samples} == {"decode"}
+
+
+def test_the_first_step_of_a_bucket_takes_longer(tmp_path: Path) -> None:
+    cost = FirstUseCost(COST, 64, 0.5)
+    decode = Shape(decode_rows=3, decode_live=3, context=90)
+    assert cost.linear_in_context(3, 3) is None
+    assert cost.duration(decode) == COST.duration(decode) + 0.5
+    assert cost.duration(decode) == COST.duration(decode)
+    assert cost.linear_in_context(3, 3) == COST.linear_in_context(3, 3)
+    assert cost.seconds(Shape(1, 61, 61, 3721, 0, 3, 3, 90)) < 0.5  # 64 tokens: the same bucket
+    assert cost.seconds(Shape(1, 62, 62, 3844, 0, 3, 3, 90)) > 0.5
+
+
+def test_every_run_pays_for_new_shapes_and_fast_forward_does_not_change_it() -> None:
+    tree = {
+        "workload": {
+            "requests": 60,
+            "arrivals": {"kind": "poisson", "rate": 8},
+            "lengths": {"prompt": [20, 300], "output": 30},
+        },
+        "policy": {"name": "vllm-v1"},
+    }
+    profile = Profile("x", COST, {"first_use": {"tokens": 64, "seconds": 0.4}})
+    plain = simulate(scenario_from(tree), profile=Profile("x", COST))
+    runs = [simulate(scenario_from(tree), profile=profile, fast_forward=flag) for flag in (True, True, False)]
+    ends = [[r.finish for r in run.requests] for run in runs]
+    assert ends[0] == ends[1] == ends[2]
+    assert runs[0].measures.ttft.mean() > plain.measures.ttft.mean() + 0.1
+    warm = simulate(scenario_from({**tree, "engine": {"start": "warm"}}), profile=profile)
+    assert [r.finish for r in warm.requests] == [r.finish for r in plain.requests]
+
+
+def foreign_log(folder: Path, first_use: float) -> Path:
+    """Write the step log of an engine that prepares new shapes, and return it."""
+    tree = {
+        "workload": {
+            "requests": 150,
+            "arrivals": {"kind": "poisson", "rate": 8},
+            "lengths": {"prompt": [20, 700], "output": [10, 60]},
+        },
+        "policy": {"name": "vllm-v1", "max_num_batched_tokens": 1024},
+    }
+    profile = Profile("x", COST, {"first_use": {"tokens": 64, "seconds": first_use}})
+    log = InMemorySteps()
+    simulate(scenario_from(tree), profile=profile, observers=(log,), fast_forward=False)
+    return write_jsonl(folder / "steps.jsonl", log.rows)
+
+
+class InMemorySteps:
+    """Records the steps of a simulation as an engine would log them."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+        self.batch: list[list[Any]] = []
+
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        cached = {request.id: request.cached for request in server.running}
+        self.batch = [[str(id), tokens, cached[id], True] for id, tokens in batch(list(server.running), step)]
+        self.start = server.view.now
+
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        if self.batch:
+            self.rows.append({"start": self.start, "end": now, "batch": self.batch})
+
+
+def test_a_foreign_log_is_imported_fitted_and_simulated_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = foreign_log(tmp_path, 0.3)
+    assert find_width(read_step_log(log)) == 64
+    assert main(["calibrate", "import", "steps", str(log), "-o", str(tmp_path / "out")]) == 0
+    assert "steps prepared new shapes: 0.3 s per 64 tokens" in capsys.readouterr().out
+    profile = load_profile(tmp_path / "out")
+    assert profile.about["first_use"]["seconds"] == pytest.approx(0.3, rel=0.05)
+    mixed = Shape(1, 300, 300, 90_000, 0, 8, 8, 2000)
+    for shape in (mixed, Shape(decode_rows=8, decode_live=8, context=2000)):
+        assert profile.cost.duration(shape) == pytest.approx(COST.duration(shape), rel=0.05)
+
+
+def test_steady_steps_have_no_first_uses(tmp_path: Path) -> None:
+    assert find_width(read_step_log(foreign_log(tmp_path, 0.0))) is None
+
+
+def test_slow_first_steps_are_found_and_their_time_is_known() -> None:
+    shapes = [Shape(1, tokens, tokens, tokens**2) for tokens in (10, 20, 30, 100, 110, 120, 10, 100, 40, 50)]
+    seconds = [COST.duration(shape) for shape in shapes]
+    seconds[0] += 0.3
+    seconds[3] += 0.3
+    seconds[7] += 0.1  # the same bucket again
+    steps = [TimedStep(shape, s) for shape, s in zip(shapes, seconds)]
+    assert slow_steps(steps, 64).tolist() == [k in (0, 3, 7) for k in range(10)]
+    assert first_use_seconds(steps, 64, COST) == pytest.approx(0.7 / 2)

@@ -1,0 +1,88 @@
+"""The choice of the next measurement: expected gains over draws, twins, device seconds, and a stable order."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from servesim.calibrate.tune.choice import Candidate, choose, drawn_costs, rate, same_order
+from servesim.calibrate.tune.correction import Factors
+from servesim.calibrate.tune.step_factors import StepFactors, scaled_parts
+from servesim.core import Shape
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart
+
+PARTS = PartsCost(
+    PrefillPart(((1.0, 0.01), (100.0, 0.05)), row=0.001), DecodePart(((1.0, 0.004), (8.0, 0.006)), context=1e-6),
+    MixedPart(one_pass=False, overlap=0.5),
+)  # fmt: skip
+PREFILL, DECODE = Shape(1, 50, 50, 2500), Shape(decode_rows=4, decode_live=4, context=400)
+
+
+def test_the_gain_is_the_mean_improvement_over_the_leader_and_the_leader_can_lose() -> None:
+    ratings = {c.config: c for c in rate({3: [10.0, 10.0], 5: [12.0, 9.0], 0: [20.0, 20.0]}, leader=3)}
+    assert ratings[5].gain == pytest.approx(0.05)  # 1 of 10 in one of two draws
+    assert ratings[3].gain == pytest.approx(0.05)
+    assert ratings[0].gain == 0
+    assert (ratings[3].wins, ratings[5].wins, ratings[0].wins) == (1, 1, 0)
+
+
+def test_a_configuration_that_fails_in_a_draw_gains_nothing_there() -> None:
+    ratings = {c.config: c for c in rate({1: [10.0, 10.0], 2: [math.inf, 8.0]}, leader=1)}
+    assert ratings[2].gain == pytest.approx(0.1)
+
+
+def test_required_ones_come_first_then_the_largest_gain_per_second() -> None:
+    slow, fast, useless = Candidate(4, 1, 0.02, frozenset({4}), 100.0), Candidate(5, 1, 0.01, frozenset({5}), 10.0), \
+        Candidate(6, 0, 0.0, frozenset({6}), 1.0)  # fmt: skip
+    leader, baseline = Candidate(1, 5, 0.01, frozenset({1}), 10.0), Candidate(0, 0, 0.0, frozenset({0}), 10.0)
+    candidates = [slow, fast, useless, leader, baseline]
+    assert choose(candidates, required=[1, 0], known=[], top=3) == [1, 0, 5, 4]
+    assert choose(candidates, required=[1, 0], known=[], top=2) == [1, 0, 5]
+    assert choose(candidates, required=[1], known=[1, 0], top=2) == [5, 4]
+    assert choose(candidates, required=[1], known=[0, 1, 4, 5], top=2) == []
+
+
+def test_twins_are_measured_once() -> None:
+    values = {1: [10.0, 10.0], 2: [9.0, 11.0], 3: [9.0, 11.0]}
+    candidates = [replace(c, seconds=1.0) for c in rate(values, leader=1)]
+    assert choose(candidates, required=[1], known=[], top=5) == [1, 2]
+    assert choose(candidates, required=[1], known=[1, 3], top=5) == []
+    scaled = {**values, 3: [9.9, 12.1]}  # measured: its values are scaled, but it is still a twin
+    assert choose(rate(scaled, leader=1, simulated=values), required=[1], known=[1, 3], top=5) == []
+
+
+def test_the_order_is_stable_if_no_pair_of_leaders_is_swapped_by_more_than_a_tie() -> None:
+    assert same_order([4, 2, 7], {4: 10.0, 2: 11.0, 7: 12.0, 9: 15.0}, top=3)
+    assert same_order([4, 2, 7], {4: 10.01, 2: 10.0, 7: 12.0}, top=3)  # a tie
+    assert not same_order([4, 2, 7], {4: 11.0, 2: 10.0, 7: 12.0}, top=3)
+    assert not same_order([4, 2, 7], {4: 10.0, 2: 11.0, 7: 12.0, 9: 10.5}, top=3)  # a new leader
+    assert not same_order([4, 2], {2: 10.0, 3: 11.0}, top=2)  # a leader cannot win any more
+
+
+def test_factors_scale_prompts_and_decodes_and_nothing_else() -> None:
+    scaled = scaled_parts(PARTS, 2.0, 3.0)
+    assert scaled.seconds(PREFILL) == pytest.approx(2 * PARTS.seconds(PREFILL))
+    assert scaled.seconds(DECODE) == pytest.approx(3 * PARTS.seconds(DECODE))
+    assert scaled.mixed.overlap == PARTS.mixed.overlap
+    factors = StepFactors(PARTS, factor=2.0, decode_ratio=1.5)
+    assert factors.seconds(PREFILL) == scaled.seconds(PREFILL)
+    assert factors.decode(4, 4, 400) == scaled.decode(4, 4, 400)
+    assert factors.linear_in_context(4, 4) == scaled.linear_in_context(4, 4)
+
+
+def test_draws_are_repeatable_and_vary_by_the_given_spread() -> None:
+    profile = Profile("p", PARTS, {"uncertainty": {"session": 0.0}})
+    costs = drawn_costs(profile, PARTS, Factors(0.0, 0.1), 400)
+    assert costs == drawn_costs(profile, PARTS, Factors(0.0, 0.1), 400)
+    assert all(cost.seconds(PREFILL) == pytest.approx(PARTS.seconds(PREFILL)) for cost in costs)
+    logs = [math.log(cost.seconds(DECODE) / PARTS.seconds(DECODE)) for cost in costs]
+    assert math.sqrt(sum(value**2 for value in logs) / len(logs)) == pytest.approx(0.1, rel=0.15)
+
+
+def test_the_stored_draws_of_a_profile_are_used() -> None:
+    profile = load_profile("h200-llama2-7b")
+    assert isinstance(profile.cost, PartsCost)
+    costs = drawn_costs(profile, profile.cost, Factors(0.0, 0.0), 4)
+    assert len({cost.decodes.rows for cost in costs}) == 4

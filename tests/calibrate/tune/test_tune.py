@@ -1,0 +1,291 @@
+"""`sim tune`: it finds the true winner from a wrong profile, resumes after a kill, and respects its limits."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+from servesim.calibrate.tune.loop import SETTLED, STABLE
+from servesim.cli import main
+from servesim.costs.device_profile import load_profile
+from servesim.costs.parts import PartsCost
+from servesim.runs.run_folder import read_steps
+
+from .problems import (
+    TRUE_COST,
+    VirtualTarget,
+    cheap_decodes,
+    random_cost,
+    regret,
+    sweep_tree,
+    true_summary,
+    tune,
+    write_sweep,
+)
+
+pytestmark = pytest.mark.live
+FAKE = ["--backend", "fake", "-j", "1", "--quiet", *(f"--option=cost.{k}={v:.7f}" for k, v in TRUE_COST.items())]
+
+
+def lines_of(folder: Path) -> list[dict[str, object]]:
+    """Return the complete lines of the journal."""
+    path = folder / "tune.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def test_from_a_wrong_profile_the_true_winner_is_found_in_three_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
+    truth = true_summary(file, TRUE_COST, tmp_path / "truth")
+    assert truth.winner is not None
+    assert main(["tune", str(file), "-o", str(folder), "--draws", "8", *FAKE]) == 0
+    out = capsys.readouterr().out
+    rounds = list(csv.DictReader((folder / "rounds.csv").open()))
+    assert 2 <= len(rounds) <= 3
+    assert int(rounds[0]["leader"]) != truth.winner.config  # with the wrong profile another one leads
+    assert int(rounds[-1]["leader"]) == truth.winner.config
+    assert float(rounds[0]["decode_factor"]) == pytest.approx(1.25, rel=0.02)
+    assert float(rounds[0]["prefill_factor"]) == pytest.approx(1.0, rel=0.02)
+    assert "config0-baseline" in rounds[0]["measured"]
+    assert any(f"stopped: {reason}" in out for reason in (STABLE, SETTLED))
+    best = yaml.safe_load((folder / "best.yaml").read_text())
+    assert best["policy"]["decode_batch"] == truth.winner.assignment["policy.decode_batch"]
+    assert best["policy"]["prefill_batch"] == truth.winner.assignment["policy.prefill_batch"]
+    assert best["profile"] == str(folder / "profile")
+    assert (folder / "report.html").exists()
+    assert main(["run", str(folder / "best.yaml")]) == 0  # the scenario runs with the final profile
+    assert main(["calibrate", "check", str(folder / "profile")]) == 0
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_on_random_devices_the_winner_is_within_half_a_percent(tmp_path: Path, seed: int) -> None:
+    cost = random_cost(seed)
+    factor = (0.8, 1.25, 0.7)[seed % 3]
+    file = write_sweep(tmp_path, sweep_tree(cheap_decodes(cost, factor), rate=20.0 + 10 * seed, requests=30))
+    truth = true_summary(file, cost, tmp_path / "truth")
+    result = tune(file, VirtualTarget(cost), tmp_path / "tuned")
+    assert result.summary.winner is not None
+    assert len(result.rounds) <= 4
+    assert regret(truth, result.summary.winner.config) < 0.005
+
+
+@pytest.mark.parametrize(("seed", "rate", "metric"), [(105, 100.0, "makespan"), (108, 40.0, "mean_e2el_ms")])
+def test_measured_values_decide_between_measured_configurations(
+    tmp_path: Path, seed: int, rate: float, metric: str
+) -> None:
+    """The fit of mixed steps is some percent off on these devices, so it prefers the wrong policy."""
+    chunked = [{"name": "sarathi", "chunk_size": size, "max_num_seqs": 32} for size in (128, 256)]
+    params = [{"policy.decode_batch": [8, 16, 32], "policy.prefill_batch": [1, 2, 4]}, {"policy": chunked}]
+    cost = random_cost(seed)
+    file = write_sweep(tmp_path, sweep_tree(cheap_decodes(cost), rate, params=params, objectives=[metric]))
+    truth = true_summary(file, cost, tmp_path / "truth")
+    result = tune(file, VirtualTarget(cost), tmp_path / "tuned")
+    assert result.summary.winner is not None
+    assert regret(truth, result.summary.winner.config) < 0.005
+    measured = {m.config: m.figures[metric] for row in result.rounds for m in row.measured}
+    assert result.rounds[-1].leader.mean(metric) == pytest.approx(min(measured.values()), rel=0.005)
+
+
+def test_a_right_profile_is_confirmed_by_one_round_of_measurements(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep_tree(TRUE_COST))
+    result = tune(file, VirtualTarget(TRUE_COST), tmp_path / "tuned")
+    first = result.rounds[0]
+    assert first.correction is not None
+    assert first.correction.factors == pytest.approx((1.0, 1.0), abs=1e-6)
+    assert first.objective_error < 1e-6
+    assert result.rounds[-1].leader.config == first.leader.config
+    assert result.reason == STABLE
+
+
+def test_a_failed_measurement_loses_no_earlier_one_and_the_rest_is_as_without_the_failure(tmp_path: Path) -> None:
+    file = write_sweep(tmp_path, sweep_tree())
+    whole = tune(file, VirtualTarget(TRUE_COST), tmp_path / "whole")
+    target = VirtualTarget(TRUE_COST, fail_after=2)
+    with pytest.raises(RuntimeError, match="the device failed"):
+        tune(file, target, tmp_path / "parts")
+    again = VirtualTarget(TRUE_COST)
+    resumed = tune(file, again, tmp_path / "parts", resume=True)
+    assert not set(target.measured) & set(again.measured)
+    names = [[m.name for m in row.measured] for row in whole.rounds]
+    assert [[m.name for m in row.measured] for row in resumed.rounds] == names
+    assert target.measured + again.measured == [name for row in names for name in row]
+    assert resumed.rounds[-1].leader.config == whole.rounds[-1].leader.config
+    profiles = [folder / f"round-{len(whole.rounds)}" / "profile" / "profile.yaml" for folder in (
+        tmp_path / "whole", tmp_path / "parts")]  # fmt: skip
+    assert profiles[0].read_text() == profiles[1].read_text()
+
+
+def test_a_killed_command_continues_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
+    command = ["tune", str(file), "-o", str(folder), "--draws", "4", "--top", "2", *FAKE]
+    process = subprocess.Popen([sys.executable, "-m", "servesim", *command], start_new_session=True)
+    until = time.monotonic() + 120
+    while not any(line["event"] == "measured" for line in lines_of(folder)) and time.monotonic() < until:
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    before = lines_of(folder)
+    assert any(line["event"] == "measured" for line in before)
+    with (folder / "tune.jsonl").open("a") as journal:
+        journal.write('{"event":"measured","rou')  # as a kill inside a write leaves it
+    assert main(command) == 2
+    assert "already holds a tuning run; continue with --resume" in capsys.readouterr().err
+    assert main([*command, "--resume"]) == 0
+    after = lines_of(folder)
+    assert after[: len(before)] == before
+    measured = [(line["round"], line["config"]) for line in after if line["event"] == "measured"]
+    assert len(measured) == len(set(measured)) > 1
+
+
+def test_a_run_that_exceeds_the_device_time_is_stopped_and_its_steps_are_used(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The profile predicts runs of 1.4 s; on the device they take six times as long."""
+    slow = [f"--option=cost.{name}={10 * value:.7f}" for name, value in TRUE_COST.items()]
+    file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
+    command = ["tune", str(file), "-o", str(folder), "--backend", "fake", "-j", "1", "--quiet", "--draws", "4", *slow]
+    assert main([*command, "--device-minutes", "0.05"]) == 0
+    assert "stopped: the device time is spent; device time 0.0" in capsys.readouterr().out
+    [measured] = [line for line in lines_of(folder) if line["event"] == "measured"]
+    assert measured["stopped"] is True
+    assert measured["figures"] == {}
+    assert isinstance(measured["seconds"], float)
+    assert 3 <= measured["seconds"] < 9  # 3 s, and the time until the next check on a busy machine
+    [first, last] = csv.DictReader((folder / "rounds.csv").open())
+    assert float(first["decode_factor"]) == pytest.approx(12.5, rel=0.1)
+    assert last["measured"] == ""
+
+
+def test_on_torch_the_host_time_is_separate_and_part_of_the_profile(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    tree = sweep_tree({"base": 0.01}, requests=8, params={"policy.decode_batch": [2, 8]})
+    tree["base"]["workload"]["arrivals"] = {"kind": "burst"}
+    file, folder = write_sweep(tmp_path, tree), tmp_path / "tuned"
+    command = ["tune", str(file), "-o", str(folder), "--backend", "torch", "--model", "micro", "--option=device=cpu"]
+    assert main([*command, "-j", "1", "--quiet", "--draws", "2", "--rounds", "1", "--warm-up", "2"]) == 0
+    profile = load_profile(folder / "profile")
+    assert profile.about["model"] == "micro"
+    assert profile.about["backend"] == "torch"  # the new profile describes the measured device
+    cost = profile.cost
+    assert isinstance(cost, PartsCost)
+    assert cost.host.step + cost.host.row > 0
+    calls = [call for path in folder.glob("live/*/steps.csv") for call in read_steps(path)]
+    ratio = sum(cost.seconds(call.shape) for call in calls) / sum(call.end - call.start for call in calls)
+    assert 0.4 < ratio < 1.5  # stalls of a busy machine are left out of the fit
+
+
+def test_no_measurement_that_does_not_fit_into_the_device_time_starts(tmp_path: Path) -> None:
+    target = VirtualTarget(TRUE_COST)
+    result = tune(write_sweep(tmp_path, sweep_tree()), target, tmp_path / "tuned", device_seconds=0.5)
+    assert target.measured == []
+    assert result.reason == "the device time is spent"
+    assert result.device_seconds == 0
+
+
+def test_a_larger_limit_continues_a_finished_run(tmp_path: Path) -> None:
+    file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
+    first = tune(file, VirtualTarget(TRUE_COST), folder, rounds=1)
+    assert first.reason == "the limit of 1 rounds"
+    more = tune(file, VirtualTarget(TRUE_COST), folder, resume=True)
+    assert len(more.rounds) >= len(first.rounds)
+    assert more.reason in (STABLE, SETTLED)
+
+
+def test_the_final_profile_has_the_source_of_every_sample(tmp_path: Path) -> None:
+    """Configurations with small batches are measured; shapes of large batches keep the earlier profile, corrected."""
+    tree = sweep_tree(params={"policy.decode_batch": [2, 4, 40]}, baseline={"policy.decode_batch": 2})
+    tree["base"]["workload"]["arrivals"]["rate"] = 200
+    tree["objectives"] = ["mean_tpot_ms"]  # small batches win
+    file = write_sweep(tmp_path, tree)
+    result = tune(file, VirtualTarget(TRUE_COST), tmp_path / "tuned", top=1, rounds=1)
+    assert all("config" in m.name and m.config != 2 for row in result.rounds for m in row.measured)
+    folder = tmp_path / "tuned" / "round-2" / "profile"
+    sources = {row["source"] for row in csv.DictReader((folder / "samples.csv").open())}
+    assert sources == {"measured", "earlier profile"}
+    cost = load_profile(folder).cost
+    for rows in (2, 4, 20, 40):
+        true = TRUE_COST["decode_step"] + TRUE_COST["decode_row"] * rows + TRUE_COST["context"] * 80 * rows
+        assert cost.decode(rows, rows, 80 * rows) == pytest.approx(true, rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "sim tune: expected either --backend or --url"),
+        (["--backend", "fake", "--url", "http://x"], "sim tune: expected either --backend or --url"),
+        (["--backend", "fake", "--restart", "true"], "--restart: also needs --url"),
+        (["--backend", "fake", "--device-minutes", "0"], "--device-minutes: expected more than 0, got 0"),
+        (["--backend", "fake", "--device-minutes", "nan"], "--device-minutes: expected more than 0, got nan"),
+        (["--backend", "fake", "--rounds", "0"], "--rounds: expected a number from 1 to 1000, got 0"),
+        (["--backend", "fake", "--top", "-1"], "--top: expected a number from 1 to 1000, got -1"),
+        (["--backend", "fake", "--draws", "0"], "--draws: expected a number from 1 to 1000, got 0"),
+        (["--backend", "fake", "--warm-up", "-1"], "--warm-up: expected 0 or more, got -1"),
+        (["--backend", "fake", "--profile", "abacus"], "profile abacus: no such bundled profile"),
+        (["--backend", "fake", "--option", "cost=5"], "--option cost: expected terms of a cost model, got 5"),
+        (["--url", "ftp://x"], "--url: expected http://HOST:PORT, got 'ftp://x'"),
+    ],
+)
+def test_bad_options_are_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
+) -> None:
+    file = write_sweep(tmp_path, sweep_tree())
+    assert main(["tune", str(file), "-o", str(tmp_path / "tuned"), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "tuned").exists()
+
+
+@pytest.mark.parametrize("key", ["profile", "engine.decode_buckets"])
+def test_a_parameter_that_a_live_run_cannot_have_is_rejected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    values = [[1], [2]] if "buckets" in key else [{"base": 0.1}, {"base": 0.2}]
+    file = write_sweep(tmp_path, sweep_tree(params={key: values}))
+    assert main(["tune", str(file), "-o", str(tmp_path / "tuned"), "--backend", "fake"]) == 2
+    assert f"params: {key}: sim tune measures on one device" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("not json\n", "tune.jsonl:1: not a journal line"),
+        ('{"event":"measured","round":1,"config":1,"name":"../x","seconds":1}\n', "tune.jsonl:1: not a journal line"),
+        ('{"event":"chosen","round":1}\n', "expected the configs of a choice"),
+    ],
+)
+def test_a_damaged_journal_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: str, message: str
+) -> None:
+    file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
+    command = ["tune", str(file), "-o", str(folder), "--draws", "2", *FAKE, "--device-minutes", "0.001"]
+    assert main(command) == 0
+    (folder / "tune.jsonl").write_text(damage)
+    capsys.readouterr()
+    assert main([*command, "--resume"]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_another_folder_and_another_experiment_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
+    command = ["tune", str(file), "-o", str(folder), "--draws", "2", *FAKE, "--device-minutes", "0.001"]
+    assert main(command) == 0
+    assert main([*command, "--resume", "--set", "engine.num_blocks=300"]) == 2
+    assert "holds another tuning run: base differs" in capsys.readouterr().err
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "notes.txt").write_text("mine")
+    assert main([*command[:3], str(other), *command[4:]]) == 2
+    assert "found notes.txt in it" in capsys.readouterr().err

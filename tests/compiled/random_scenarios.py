@@ -1,0 +1,148 @@
+"""500 random scenarios over all policies, and one per preset: costs, requests, limits and front ends of all kinds."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, fields
+from typing import Any, Optional
+
+from servesim.config.registry import preset, presets
+from servesim.core import BadInput, ClientRequest, Policy
+from servesim.costs.device_profile import Profile
+from servesim.costs.vidur import VidurCost
+from servesim.policies import POLICIES
+from servesim.traces.request_table import table_of
+from servesim.traces.trace import Trace
+
+from ..policy_values import VALUES
+
+COUNT = 500
+BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One scenario to run."""
+
+    name: str
+    tree: dict[str, Any]  # of the scenario
+    trace: Optional[Trace] = None  # None: the workload of the scenario
+    profile: Optional[Profile] = None  # None: the profile of the scenario
+    fast_forward: bool = True
+
+
+def cases() -> list[Case]:
+    """Return all scenarios. They are the same in every process."""
+    names = list(POLICIES)
+    return [preset_case(name) for name in presets()] + [random_case(n, names[n % len(names)]) for n in range(COUNT)]
+
+
+def preset_case(name: str) -> Case:
+    """Return the scenario of a preset, with the workload of the contest."""
+    rng = random.Random(name)
+    tree = {**preset(name), "workload": {"contest": {"X": 2, "T": 15}}, "seed": rng.randint(0, 99)}
+    return Case(f"preset-{name}", {**tree, "profile": rng.choice(BUNDLED), "noise": rng.random() < 0.3})
+
+
+def random_case(number: int, policy: str) -> Case:
+    """Return a random scenario of a policy, often with few KV blocks."""
+    rng = random.Random(f"{number} {policy}")
+    tree = {
+        "policy": {"name": policy, **random_fields(rng, POLICIES[policy])},
+        "engine": random_engine(rng),
+        "seed": rng.randint(0, 99),
+        "slo": rng.choice([{}, {"ttft": 100}, {"ttft": 500, "tpot": 20, "e2el": 3000}]),
+    }
+    profile = None
+    kind = rng.choice(["linear", "linear", "gears", "curves", "bundled", "vidur"])
+    if kind == "bundled":
+        tree["profile"] = rng.choice(BUNDLED)
+        tree["noise"] = rng.random() < 0.7
+    elif kind == "vidur":
+        profile = Profile("vidur", random_vidur_cost(rng))
+    else:
+        tree["profile"] = random_cost(rng, kind)
+    requests = random_requests(rng)
+    trace = Trace(table_of(requests) if rng.random() < 0.5 else requests, "random", "synth")
+    return Case(f"{number}-{policy}", tree, trace, profile, rng.random() < 0.7)
+
+
+def random_fields(rng: random.Random, kind: type[Policy]) -> dict[str, Any]:
+    """Return valid fields of a policy: up to eight random values."""
+    known = sorted({field.name for field in fields(kind)} & set(VALUES))
+    chosen = rng.sample(known, rng.randint(0, min(8, len(known))))
+    values = {name: rng.choice(VALUES[name]) for name in chosen}
+    while True:
+        try:
+            kind(**values)
+            return values
+        except (BadInput, ValueError) as error:  # a value that this policy does not accept, or not with the others
+            del values[str(error).partition(":")[0]]
+
+
+def random_engine(rng: random.Random) -> dict[str, Any]:
+    """Return the `engine` section of a scenario."""
+    engine = {
+        "num_blocks": rng.choice([10, 16, 24, 40, 64, 200, 1000]),
+        "block_size": rng.choice([1, 2, 4, 16, 16, 32]),
+        "host_blocks": rng.choice([0, 0, 8, 40]),
+        "max_model_len": rng.choice([None, 64, 96, 400]),
+        "max_generate_length": rng.choice([None, None, None, 50]),
+        "prefill_buckets": rng.choice([[], [], [16, 64], [128]]),
+        "decode_buckets": rng.choice([[], [], [4, 8], [32]]),
+        "reject_oversized": rng.choice(["auto", "always", "always", "never"]),
+        "client_timeout": rng.choice([None, None, 0.3, 2]),
+        "front_end": {"lag": rng.choice([1, 1, 2, 7]), "end_lag": rng.random() < 0.3},
+    }
+    if rng.random() < 0.3:
+        engine["front_end"]["seconds"] = rng.choice([0, 0.01, 0.2])
+    if rng.random() < 0.3:
+        engine["cold_start"] = {"prefill": rng.choice([0, 0.5]), "decode": rng.choice([0, 1, 0.25])}
+    return engine
+
+
+def random_cost(rng: random.Random, kind: str) -> dict[str, Any]:
+    """Return the cost mapping of a scenario. Whole numbers are allowed for seconds."""
+    if kind == "linear":
+        terms = {"base": 0.01, "prefill_token": 0.001, "decode_row": 0.002, "context": 1e-5, "swap_block": 5e-4}
+        more = {"prefill": 0.003, "prefill_square": 1e-6, "prefill_cross": 2e-6, "decode_step": 1, "decode_live": 1e-4}
+        return {**terms, **{name: value for name, value in more.items() if rng.random() < 0.4}}
+    cost: dict[str, Any] = {"kind": "table", "prefill": [[1, 0.004], [32, 0.011], [128, 0.05]]}
+    if kind == "gears":
+        cost["decode_gears"] = [[1, 0.006], [8, 0.01, 1e-4], [32, 1, 2e-4, 1e-6]]
+        cost["rounded"] = rng.random() < 0.5
+    else:
+        cost["decode_curves"] = [[4, [[1, 0.005], [100, 0.01]]], [16, [[1, 0.008], [200, 0.02], [900, 0.07]]]]
+    more = {"prefill_row": 0.001, "prefill_depth": 1e-5, "prefill_area": 1e-7, "token_gears": [16, 48, 96], "swap": 1}
+    more |= {"mixed": -0.004, "mixed_row": 1e-4, "mixed_context": 1e-6, "mixed_near": 1e-6, "mixed_token": 1e-6}
+    return {**cost, **{name: value for name, value in more.items() if rng.random() < 0.4}}
+
+
+def random_vidur_cost(rng: random.Random) -> VidurCost:
+    """Return a cost model from small tables in milliseconds."""
+    by_tokens = [0.1 + 0.01 * tokens for tokens in range(65)]
+    decode = [[0.02 * rows + 0.01 * context for context in range(4)] for rows in range(9)]
+    prefill = [[0.05 * context + 0.01 * tokens for tokens in range(65)] for context in range(3)]
+    return VidurCost(by_tokens, by_tokens, decode, prefill, rng.choice([1, 32]))
+
+
+def random_requests(rng: random.Random) -> list[ClientRequest]:
+    """Return random requests: simultaneous arrivals, whole seconds, sessions, failures, limits above the output."""
+    longest = rng.choice([12, 40, 40, 300])
+    with_sessions, with_failures = rng.random() < 0.3, rng.random() < 0.2
+    requests: list[ClientRequest] = []
+    now: float = 0
+    for number in range(rng.randint(1, 30)):
+        now += rng.choice([0, 0, 0, 0.012, 0.1, 0.5, 1])
+        output = rng.randint(1, longest)
+        request = ClientRequest(
+            number if rng.random() < 0.8 else f"r{number}", now, rng.randint(1, 60), output,
+            rng.choice([None, output, output + 5, max(1, output - 3)]), priority=rng.randint(0, 2),
+        )  # fmt: skip
+        if with_sessions and requests and rng.random() < 0.5:
+            request.follows, request.session = rng.choice(requests).id, "chat"
+            request.think_time = rng.choice([0.0, 0.25, 1.0])
+        if with_failures and rng.random() < 0.3:
+            request.fails_at_token = rng.randint(1, output)
+        requests.append(request)
+    return requests

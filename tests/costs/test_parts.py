@@ -1,0 +1,155 @@
+"""The cost model in parts: its terms, mixed steps, padding, host time, its mapping and old profiles."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
+from servesim.calibrate.probe.predictions import predict
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput, Shape
+from servesim.costs.device_profile import Profile
+from servesim.costs.mapping import cost_from, cost_mapping
+from servesim.costs.parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart
+from servesim.runs.simulate import simulate
+
+PREFILL = PrefillPart(((16.0, 0.01), (256.0, 0.02), (512.0, 0.04)), 1e-4, 1e-9, 2e-9, 1e-6, 3e-9, (32, 64, 256))
+DECODE = DecodePart(((1.0, 0.01), (8.0, 0.012), (32.0, 0.02)), 1e-5, 1e-7)
+COST = PartsCost(
+    PREFILL, DECODE, MixedPart(True, 1e-3, 1e-5, 2e-7), SwapPart(1e-3, 1e-4), HostPart(1e-4, 1e-5, 2e-5, 1e-7)
+)
+VARIANTS = [
+    COST,
+    replace(COST, mixed=MixedPart(one_pass=False, overlap=0.6)),
+    replace(COST, mixed=MixedPart(floor=False)),
+    replace(COST, decodes=replace(DECODE, rounded=True, context_root=1e-5)),
+    replace(COST, decodes=DecodePart(((1.0, 0.01, 1e-7), (8.0, 0.012, 2e-7)))),
+]
+
+
+def random_shape(rng: random.Random) -> Shape:
+    rows, live = rng.randint(0, 3), rng.randint(0, 40)
+    tokens = rng.randint(rows, 900) if rows else 0
+    squares, cross = tokens * tokens // max(rows, 1), rng.choice([0, tokens * 100])
+    return Shape(rows, tokens, tokens, squares, cross, live, live, live * rng.randint(0, 900), rng.choice([0, 0, 5]))
+
+
+def test_the_parts_of_a_step_are_added() -> None:
+    host = 1e-4 + 1e-5 * 2 + 2e-5 * 2 + 1e-7 * 200
+    prefill = Shape(2, 200, 200, 20_000, 40_000)
+    attention = 1e-9 * 20_000 + 2e-9 * 40_000 + 1e-6 * 200 + 3e-9 * 20_000
+    assert COST.seconds(prefill) == pytest.approx(0.02 + 2e-4 + attention + host)
+    assert COST.seconds(Shape(decode_rows=8, decode_live=6, context=1000)) == pytest.approx(
+        0.012 + 6e-5 + 1e-4 + 1e-4 + 6e-5
+    )
+    assert COST.seconds(Shape(swapped=5)) == pytest.approx(1e-3 + 5e-4 + 1e-4)
+
+
+def test_decodes_join_the_prompt_tokens_in_one_pass() -> None:
+    mixed = Shape(1, 60, 60, 3600, 0, 8, 8, 1000)
+    one_pass = 0.02 + 1e-4 + 3600e-9 + 1e-3 + 8e-5 + 2e-4  # 68 tokens are padded to 256
+    host = 1e-4 + 9e-5 + 2e-5 + 60e-7
+    assert COST.seconds(mixed) == pytest.approx(one_pass + host)
+
+
+def test_the_shorter_part_of_a_mixed_step_is_hidden_by_the_overlap() -> None:
+    cost = replace(VARIANTS[1], host=HostPart())
+    mixed = Shape(1, 60, 60, 3600, 0, 8, 8, 1000)
+    prefill, decode = cost.seconds(mixed._replace(decode_rows=0)), cost.decode(8, 8, 1000)
+    assert cost.seconds(mixed) == pytest.approx(prefill + decode - 0.6 * min(prefill, decode))
+
+
+def test_a_mixed_step_takes_at_least_as_long_as_its_decodes() -> None:
+    mixed = Shape(1, 1, 1, 1, 0, 32, 32, 10_000_000)
+    assert COST.seconds(mixed) > COST.decode(32, 32, 10_000_000)
+    assert VARIANTS[2].seconds(mixed) < VARIANTS[2].decode(32, 32, 10_000_000)
+
+
+@pytest.mark.parametrize("cost", VARIANTS, ids=range(len(VARIANTS)))
+def test_more_work_never_takes_less_time(cost: PartsCost) -> None:
+    rng = random.Random(0)
+    for _ in range(500):
+        shape = random_shape(rng)
+        if not (shape.prefill_rows or shape.decode_rows):
+            continue
+        seconds = cost.seconds(shape)
+        assert seconds > 0
+        growing = ["context", "swapped"] if shape.decode_rows else ["swapped"]
+        growing += ["prefill_tokens", "squares", "cross"] if shape.prefill_rows else []
+        for name in growing:
+            more = shape._replace(**{name: getattr(shape, name) * rng.choice([2, 100]) + 1})
+            assert cost.seconds(more) >= seconds, name
+        if shape.decode_rows:
+            assert cost.seconds(shape._replace(decode_rows=shape.decode_rows + 1)) >= seconds
+
+
+@pytest.mark.parametrize("cost", VARIANTS, ids=range(len(VARIANTS)))
+def test_many_predictions_at_once_are_the_same(cost: PartsCost) -> None:
+    rng = random.Random(1)
+    shapes = [shape for shape in (random_shape(rng) for _ in range(300)) if any(shape)]
+    predicted = predict(cost, np.array(shapes, dtype=float))
+    assert predicted == pytest.approx([cost.seconds(shape) for shape in shapes], rel=1e-12)
+
+
+@pytest.mark.parametrize("cost", VARIANTS, ids=range(len(VARIANTS)))
+def test_it_can_be_written_and_read_back(cost: PartsCost) -> None:
+    assert cost_from(cost_mapping(cost), "cost") == cost
+
+
+@pytest.mark.parametrize("cost", VARIANTS, ids=range(len(VARIANTS)))
+def test_fast_forward_gives_identical_times(cost: PartsCost) -> None:
+    workload = {"requests": 30, "arrivals": {"kind": "poisson", "rate": 20},
+                "lengths": {"kind": "fixed", "prompt": 40, "output": 50}}  # fmt: skip
+    scenario = scenario_from({"workload": workload, "policy": {"name": "vllm-v1"}, "engine": {"num_blocks": 2000}})
+    spans = [
+        simulate(scenario, fast_forward=fast_forward, profile=Profile("parts", cost)).measures.makespan
+        for fast_forward in (True, False)
+    ]
+    assert spans[0] == spans[1]
+
+
+def test_decodes_that_are_linear_in_the_context_say_so() -> None:
+    assert COST.linear_in_context(8, 8) == pytest.approx((0.012 + 8e-5 + 1e-4 + 8e-5, 1e-7))
+    assert VARIANTS[3].linear_in_context(8, 8) is None
+
+
+def test_the_measured_host_time_of_a_replay_replaces_that_of_the_profile() -> None:
+    replayed = CostWithHost(COST, HostOverhead(step=5e-3))
+    assert replayed.decode(8, 8, 100) == pytest.approx(replace(COST, host=HostPart()).decode(8, 8, 100) + 5e-3)
+
+
+GOOD: dict[str, Any] = {"kind": "parts", "prefill": {"tokens": [[1, 0.1]]}, "decode": {"rows": [[1, 0.1]]}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"prefill": {"tokens": [[1, 0.2], [2, 0.1]]}},
+            r"prefill.tokens\[1\]: expected at least 0.2 s as in the point",
+        ),
+        ({"decode": {"rows": [[1, 0.2], [2, 0.1]]}}, r"decode.rows\[1\]: expected at least 0.2 s"),
+        ({"decode": {"rows": []}}, r"decode.rows: expected a list of points"),
+        ({"decode": {"context": -1e-9}}, r"decode.context: expected a number of seconds from 0"),
+        ({"mixed": {"overlap": 1.5}}, r"mixed.overlap: expected a number from 0 to 1, got 1.5"),
+        ({"mixed": {"one_pass": 1}}, r"mixed.one_pass: expected true or false, got 1"),
+        ({"mixed": {"speed": 1}}, r"mixed.speed: unknown key; known: one_pass"),
+        ({"swap": 5}, r"swap: expected keys and values, got 5"),
+        ({"prefil": {}}, r"prefil: unknown key; known: prefill, decode"),
+        ({"prefill": {"buckets": [0]}}, r"prefill.buckets\[0\]: expected a number from 1"),
+        ({"host": {"step": float("inf")}}, r"host.step: expected a number of seconds"),
+    ],
+)
+def test_errors_name_the_key(change: dict[str, Any], message: str) -> None:
+    cost_from(GOOD, "cost")
+    with pytest.raises(BadInput, match=rf"^cost.{message}"):
+        cost_from({**GOOD, **change}, "cost")
+
+
+def test_prefill_and_decode_are_required() -> None:
+    with pytest.raises(BadInput, match="cost: expected prefill and decode, got prefill"):
+        cost_from({"kind": "parts", "prefill": {}}, "cost")

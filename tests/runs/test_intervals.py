@@ -1,0 +1,171 @@
+"""`sim run --intervals`: representative cost models, what the intervals include, and what is printed and stored."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import servesim
+import yaml
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import BadInput, Plan, View
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.linear import LinearCost
+from servesim.costs.uncertainty import SESSION_SPREAD, Uncertainty, parameters
+from servesim.policies.orca import Orca
+from servesim.runs.intervals import format_interval, intervals_of, prediction_interval, simulate_draws
+from servesim.runs.run_folder import read_run
+from servesim.runs.simulate import simulate
+
+COST = LinearCost(prefill=0.02, prefill_token=1e-4, decode_step=0.02, decode_row=5e-4)
+LENGTHS = {"kind": "lognormal", "prompt": {"mean": 30, "sd": 20}, "output": {"mean": 20, "sd": 15}}
+NOISE = {"prefill": [0.8, 1.0, 1.2], "decode": [0.8, 1.0, 1.2]}
+
+
+def tree(rate: float = 4.0, **keys: Any) -> dict[str, Any]:
+    """Return a scenario with 40 requests."""
+    workload = {"requests": 40, "arrivals": {"kind": "poisson", "rate": rate}, "lengths": LENGTHS}
+    return {"workload": workload, "policy": {"name": "vllm"}, "profile": "h200-llama2-7b", **keys}
+
+
+def sim(*words: Any) -> int:
+    from servesim.cli import main
+
+    return main([str(word) for word in words])
+
+
+def scenario_file(folder: Path, **keys: Any) -> Path:
+    path = folder / "scenario.yaml"
+    path.write_text(yaml.safe_dump(tree(**keys)))
+    return path
+
+
+def limits(scenario: Scenario, profile: Profile, metric: str) -> tuple[float, float]:
+    """Return the interval of a metric, relative to its value."""
+    result = simulate(scenario, profile=profile).result()
+    low, high = intervals_of(result, simulate_draws(scenario, profile), profile)["metrics"][metric]
+    return low / result[metric] - 1, high / result[metric] - 1
+
+
+def test_representatives_have_the_spread_of_sessions_and_use_all_stored_draws() -> None:
+    stored = [[value * (1 + k / 10) for value in parameters(COST)] for k in range(3)]
+    costs = Uncertainty(stored, 0.02).representatives(COST, 9)
+    again = Uncertainty(stored, 0.02).representatives(COST, 9)
+    assert [c.decode(4, 4, 0) for c in costs] == [c.decode(4, 4, 0) for c in again]
+    factors = [c.decode(4, 4, 0) / COST.decode(4, 4, 0) / (1 + k % 3 / 10) for k, c in enumerate(costs)]
+    assert statistics.pstdev(map(math.log, factors)) == pytest.approx(0.02)
+    assert statistics.fmean(factors) == pytest.approx(1.0, abs=1e-3)
+    assert len(set(factors)) == 9
+
+
+def test_all_profiles_have_the_same_session_in_one_draw() -> None:
+    one, other = (Uncertainty().representatives(cost, 6) for cost in (COST, replace(COST, decode_step=0.5)))
+    ratios = [b.decode(1, 1, 0) / a.decode(1, 1, 0) for a, b in zip(one, other)]
+    assert ratios == pytest.approx([ratios[0]] * 6)
+
+
+def test_the_interval_of_known_draws() -> None:
+    draws = [math.exp(x) for x in (-1.0, 0.0, 1.0)]
+    low, high = prediction_interval(1.0, draws)
+    assert (math.log(low), math.log(high)) == pytest.approx((-1.96, 1.96), abs=1e-3)
+    assert prediction_interval(20.0, draws)[1] == 20.0  # the simulated value is always inside
+    assert prediction_interval(0.0, [0, 0, 0]) == (0, 0)
+    assert prediction_interval(1.0, [0, 1, 2])[0] == pytest.approx(1 - 1.96, abs=1e-3)
+
+
+def test_without_queues_the_interval_is_the_spread_between_sessions() -> None:
+    profile = Profile("known", COST)
+    low, high = limits(scenario_from(tree(rate=0.001)), profile, "mean_e2el_ms")
+    assert (low, high) == pytest.approx((-1.96 * SESSION_SPREAD, 1.96 * SESSION_SPREAD), abs=1e-3)
+
+
+def test_stored_draws_and_noise_make_intervals_wider() -> None:
+    scenario = scenario_from(tree())
+    stored = [[value * factor for value in parameters(COST)] for factor in (0.9, 1.0, 1.1)]
+    abouts: list[dict[str, Any]] = [{}, {"noise": NOISE}, {"uncertainty": {"draws": stored}}]
+    widths = [high - low for low, high in (limits(scenario, Profile("p", COST, a), "mean_tpot_ms") for a in abouts)]
+    assert widths[0] < widths[1] < widths[2]
+
+
+def test_a_profile_of_the_same_session_has_less_spread() -> None:
+    profile = load_profile("h200-llama2-7b")
+    assert profile.in_same_session().uncertainty.session < profile.uncertainty.session
+    assert profile.in_same_session().uncertainty.draws == profile.uncertainty.draws
+
+
+def test_the_command_prints_and_stores_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = scenario_file(tmp_path)
+    assert sim("run", file, "--intervals", 6, "-o", tmp_path / "with") == 0
+    text = capsys.readouterr().out
+    stored = json.loads((tmp_path / "with/result.json").read_text())
+    intervals = stored.pop("intervals")
+    value, (low, high) = stored["mean_ttft_ms"], intervals["metrics"]["mean_ttft_ms"]
+    assert low < value < high
+    assert f"mean_ttft {format_interval('mean_ttft_ms', value, low, high)}" in " ".join(text.split())
+    assert "6 draws of the cost model; calibration uncertainty: the fit, the spread between sessions (1.5 %)" in text
+    assert read_run(tmp_path / "with").result["intervals"] == intervals
+    assert sim("run", file, "-o", tmp_path / "without") == 0
+    assert json.loads((tmp_path / "without/result.json").read_text()) == stored
+    assert "interval" not in capsys.readouterr().out
+
+
+def test_worker_processes_and_python_compute_the_same_intervals(tmp_path: Path) -> None:
+    file = scenario_file(tmp_path)
+    for jobs in (1, 2):
+        assert sim("run", file, "--intervals", 4, "-j", jobs, "-o", tmp_path / str(jobs)) == 0
+    results = [json.loads((tmp_path / str(jobs) / "result.json").read_text()) for jobs in (1, 2)]
+    assert results[0] == results[1]
+    assert servesim.run(file, intervals=4).metrics == results[0]
+
+
+def test_a_profile_without_uncertainty_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sim("run", scenario_file(tmp_path, profile="ascend910b4-llama2-7b"), "--intervals", 2) == 0
+    remark = "has no stored uncertainty: the intervals include only the spread between sessions"
+    assert f"profile ascend910b4-llama2-7b {remark}" in capsys.readouterr().out
+
+
+@dataclass(frozen=True)
+class CountingPolicy(Orca):
+    """A policy object with a state."""
+
+    calls: list[float] = field(default_factory=list, init=False)
+
+    def decide(self, view: View) -> Plan:
+        self.calls.append(view.now)
+        return super().decide(view)
+
+
+def test_every_draw_has_its_own_policy_object() -> None:
+    policy = CountingPolicy()
+    base = {key: value for key, value in tree(profile="cpu-tiny-kbk").items() if key != "policy"}
+    result = servesim.run(base, policy=policy, intervals=3)
+    assert result.metrics["intervals"]["draws"] == 3
+    plain = CountingPolicy()
+    assert servesim.run(base, policy=plain).metrics["makespan"] == result.metrics["makespan"]
+    assert policy.calls == plain.calls
+
+
+@pytest.mark.parametrize("value", ["1", "0", "1001", "many", "-3"])
+def test_a_wrong_number_of_draws_is_rejected(value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sim("run", scenario_file(tmp_path), f"--intervals={value}")
+    assert "expected a number of draws from 2 to 1000" in capsys.readouterr().err
+
+
+def test_a_wrong_number_of_draws_is_rejected_in_python() -> None:
+    with pytest.raises(BadInput, match="expected true or a number of draws from 2 to 1000, got 1"):
+        servesim.run(tree(), intervals=1)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "high", "text"),
+    [(16.02, 14.81, 17.92, "16.0 ms [14.8, 17.9]"), (16.0, 16.0, 16.0, "16.00 ms [16.00, 16.00]"),
+     (13950.2, 13211.0, 14785.4, "13,950 ms [13,211, 14,785]"), (0.5, 0.4999, 0.5001, "0.50000 ms [0.49990, 0.50010]")],
+)  # fmt: skip
+def test_numbers_have_the_digits_of_the_width(value: float, low: float, high: float, text: str) -> None:
+    assert format_interval("mean_ttft_ms", value, low, high) == text

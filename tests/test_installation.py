@@ -1,0 +1,88 @@
+"""Wheels: compiled or plain Python, the reason that `sim --version` shows, and builds that must fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from servesim import installation
+from servesim.cli import main
+
+from .conftest import ROOT
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the files that a wheel needs."""
+    folder = tmp_path_factory.mktemp("tree")
+    for name in ("sim", "policies", "calibrate", "traces"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def build(tree: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Build a wheel into `dist` with these environment variables."""
+    for folder in ("dist", "build"):
+        shutil.rmtree(tree / folder, ignore_errors=True)
+    environment = {**os.environ, "SERVESIM_COMPILE": "", "SERVESIM_PURE": "", **variables}
+    command = [sys.executable, "setup.py", "-q", "bdist_wheel"]
+    return subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def plain_note(tree: Path) -> str:
+    """Return the note of the wheel, which must have no compiled module."""
+    (wheel,) = (tree / "dist").iterdir()
+    with zipfile.ZipFile(wheel) as archive:
+        assert not [name for name in archive.namelist() if name.endswith((".so", ".pyd", ".c"))]
+        assert "servesim/core/plan.py" in archive.namelist()
+        return archive.read("servesim/plain.txt").decode().strip()
+
+
+def test_a_wheel_without_compiled_modules_runs_on_every_platform(tree: Path) -> None:
+    assert build(tree, SERVESIM_PURE="1").returncode == 0
+    assert [path.name for path in (tree / "dist").iterdir()] == ["servesim-0.2.0-py3-none-any.whl"]
+    assert plain_note(tree) == "SERVESIM_PURE was set"
+
+
+def test_without_a_c_compiler_the_wheel_is_plain_python(tree: Path) -> None:
+    assert build(tree, CC="no-such-compiler").returncode == 0
+    assert plain_note(tree) == "no C compiler found"
+
+
+def test_a_failed_build_is_reported(tree: Path) -> None:
+    done = build(tree, CC="false")
+    assert done.returncode == 0, done.stderr
+    assert "servesim is not compiled: CompileError" in done.stderr
+    assert plain_note(tree) == "the build failed; SERVESIM_COMPILE=1 pip install . shows the error"
+
+
+@pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
+def test_a_build_that_was_asked_for_may_not_fall_back(tree: Path, compiler: str) -> None:
+    done = build(tree, CC=compiler, SERVESIM_COMPILE="1")
+    assert done.returncode != 0
+    assert not (tree / "dist").exists()
+
+
+def test_this_installation_is_compiled_if_the_tests_ask_for_it() -> None:
+    assert installation.is_compiled() or not os.environ.get("SERVESIM_COMPILE")
+
+
+def test_version_names_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    kind = "compiled" if installation.is_compiled() else "plain Python"
+    assert capsys.readouterr().out.startswith(f"servesim 0.2.0 ({kind}")
+
+
+def test_version_of_a_plain_installation_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(installation, "PACKAGE", tmp_path)
+    assert installation.describe() == "servesim 0.2.0 (plain Python)"
+    (tmp_path / "plain.txt").write_text("no C compiler found\n")
+    assert installation.describe() == "servesim 0.2.0 (plain Python: no C compiler found)"

@@ -1,0 +1,82 @@
+"""Load tests in stages, and closed loops with a number of open requests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
+from servesim.runs.simulate import simulate
+from servesim.traces.make.synth import synthesise
+
+LENGTHS = {"prompt": 10, "output": 5}
+STAGES = [{"rate": 8, "seconds": 600}, {"rate": 0, "seconds": 50}, {"rate": 20, "seconds": 300}]
+
+
+def staged(**keys: Any) -> Any:
+    return synthesise({"stages": STAGES, "lengths": LENGTHS, **keys}, seed=3).arrivals
+
+
+def test_every_stage_has_its_own_rate() -> None:
+    counts, _ = np.histogram(staged(), [0, 600, 650, 950])
+    assert counts[0] == pytest.approx(4800, rel=0.05)
+    assert counts[1] == 0
+    assert counts[2] == pytest.approx(6000, rel=0.05)
+    assert counts.sum() == len(staged())
+
+
+def test_poisson_gaps_inside_a_stage_are_exponential_and_constant_ones_are_equal() -> None:
+    first = staged()[staged() < 600]
+    assert np.diff(first).std() / np.diff(first).mean() == pytest.approx(1.0, abs=0.1)
+    constant = staged(gaps="constant")
+    np.testing.assert_allclose(np.diff(constant[constant < 599]), 1 / 8)
+    np.testing.assert_allclose(np.diff(constant[constant > 651]), 1 / 20)
+
+
+def test_the_short_form_equals_arrivals_of_the_kind_stages() -> None:
+    arrivals = {"kind": "stages", "stages": STAGES}
+    long = synthesise({"duration": 950, "arrivals": arrivals, "lengths": LENGTHS}, seed=3)
+    assert (long.arrivals == staged()).all()
+    assert (synthesise({"requests": 100, "arrivals": arrivals, "lengths": LENGTHS}, 3).arrivals == staged()[:100]).all()
+
+
+def test_concurrency_is_the_number_of_open_requests() -> None:
+    tree = {
+        "workload": {"concurrency": 6, "requests": 60, "lengths": {"prompt": 20, "output": [4, 40]}},
+        "policy": {"name": "vllm-v1"},
+        "profile": {"kind": "linear", "base": 0.01, "decode_row": 0.001},
+    }
+    requests = simulate(scenario_from(tree)).requests
+    events = sorted([(r.sent, 1) for r in requests] + [(r.client_end, -1) for r in requests])
+    open_now = np.cumsum([change for _, change in events])
+    assert open_now.max() == 6
+    ends = {r.client_end for r in requests}
+    assert all(r.sent in ends for r in requests[6:])  # a request starts when another one ends
+    last_start = max(r.sent for r in requests)
+    assert sum(r.client_end > last_start for r in requests) >= 5  # the server stays full until the last one is sent
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"stages": []}, "workload.stages: expected a list of {rate, seconds}, got []"),
+        ({"stages": [{"rate": 0, "seconds": 9}]}, "workload.stages: expected at least one stage with a rate above 0"),
+        ({"stages": [{"rate": 1}]}, "workload.stages[0].seconds: expected a number above 0, got nothing"),
+        ({"stages": STAGES, "concurrency": 4}, "expected one of arrivals, stages, concurrency, got stages and conc"),
+        ({"stages": STAGES, "gaps": "even"}, "workload.gaps: expected one of poisson, constant, got 'even'"),
+        ({"concurrency": 4}, "workload.requests: expected a whole number from 1 to 10000000, got nothing"),
+        ({"concurrency": 0, "requests": 4}, "workload.concurrency: expected a whole number from 1"),
+        (
+            {"requests": 999, "arrivals": {"kind": "stages", "stages": [{"rate": 1, "seconds": 9}]}},
+            "workload.requests: expected at most 7, the requests of all stages, got 999",
+        ),
+        ({"stages": [{"rate": 1e6, "seconds": 1e6}]}, "workload.duration: expected fewer than"),
+    ],
+)
+def test_a_faulty_workload_is_one_line(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as error:
+        synthesise({"lengths": LENGTHS, **keys})
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
