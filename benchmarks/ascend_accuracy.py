@@ -34,7 +34,7 @@ def predict_all(runs: list[ObservedRun], profile: Profile) -> list[tuple[Observe
 
 def exceeded_limits(result: RunError) -> str:
     """Return the metrics whose error exceeds MAX_ERRORS."""
-    errors = {"makespan": abs(result.error), "ttft": result.ttft or 0.0, "e2e": result.e2e or 0.0}
+    errors = {"makespan": abs(result.error or 0.0), "ttft": result.ttft or 0.0, "e2e": result.e2e or 0.0}
     return ", ".join(name for name, limit in MAX_ERRORS.items() if errors[name] > limit)
 
 
@@ -51,10 +51,9 @@ def main() -> int:
     for run, result in table:
         batch = run.scenario.policy.get("decode_batch", 1)
         used = "fitted" if run.fit else "predicted"
-        print(
-            f"| {run.name} | {batch} | {used} | {result.measured:.1f} | {result.predicted:.1f} | {result.error:+.2%} "
-            f"| {format_percent(result.ttft)} | {format_percent(result.e2e)} |"
-        )
+        measured, error = ("", "") if result.error is None else (f"{result.measured:.1f}", f"{result.error:+.2%}")
+        cells = (run.name, batch, used, measured, f"{result.predicted:.1f}", error)
+        print("| " + " | ".join(map(str, (*cells, format_percent(result.ttft), format_percent(result.e2e)))) + " |")
     exceeded = [
         f"{run.name}: {exceeded_limits(result)}" for run, result in table if not run.fit and exceeded_limits(result)
     ]

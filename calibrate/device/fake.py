@@ -69,7 +69,7 @@ class FakeBackend(Backend):
         # Each token is weighted by its position: the sum changes when two blocks are exchanged.
         self.cache[blocks[slots // size], slots % size] = (np.asarray(row.tokens, np.int64) + 1) * (2 * slots + 1)
         context = self.cache[blocks[: -(-end // size)]].ravel()[:end]
-        return int(context.sum() * 2654435761 % self.model.vocab)
+        return int(context.sum()) * 2654435761 % self.model.vocab  # Python's numbers: the product can exceed 64 bits
 
     def _wait_for_work(self, start: float, seconds: float) -> None:
         wait_until(start + seconds)

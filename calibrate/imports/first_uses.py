@@ -18,6 +18,8 @@ WIDTHS = (16, 32, 64, 128, 256, 512)  # bucket widths that `find_width` tries
 NEAREST = 12  # steps with the nearest number of tokens, to which `find_width` compares a step
 MIN_LOST = 0.02  # of the total time: less lost time is not worth a term
 MIN_FIRST = 4  # slow first steps
+MIN_CONTRAST = 3.0  # first steps must be slow this many times as often as other steps: else the times only scatter
+SCATTERS = 3.0  # a step that is slower than fitted costs by fewer standard deviations is not slow
 
 
 def token_buckets(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.int64]:
@@ -54,13 +56,26 @@ def find_width(steps: Sequence[TimedStep]) -> Optional[int]:
     for width in WIDTHS:
         firsts = np.unique(token_buckets(steps, width), return_index=True)[1]
         found = int(slow[firsts].sum())
-        if found >= max(MIN_FIRST, len(firsts) / 2):
+        usual = (slow.sum() - found) / max(1, len(steps) - len(firsts))  # fraction of the other steps
+        if found >= max(MIN_FIRST, len(firsts) / 2, MIN_CONTRAST * usual * len(firsts)):
             scores[width] = 2 * found / (len(firsts) + slow.sum())  # harmonic mean of precision and recall
     return max(scores, key=lambda width: scores[width]) if scores else None
 
 
-def first_use_seconds(steps: Sequence[TimedStep], tokens: int, cost: StepCost) -> float:
+def slower_than(cost: StepCost, steps: Sequence[TimedStep]) -> NDArray[np.bool_]:
+    """Return which steps are much slower than fitted costs.
+
+    An engine can prepare a bucket several times, for example for longer contexts, and can know some buckets before the
+    first step. A fit without the first steps of the buckets tells both.
+    """
+    ratios = np.log([step.seconds / cost.duration(step.shape) for step in steps])
+    scatter = 1.4826 * float(np.median(np.abs(ratios)))
+    return np.asarray(ratios > max(np.log(SLOW), SCATTERS * scatter), bool)
+
+
+def first_use_seconds(
+    steps: Sequence[TimedStep], tokens: int, cost: StepCost, slow: Sequence[bool] | NDArray[np.bool_]
+) -> float:
     """Return the time lost in slow steps, per bucket."""
-    slow = slow_steps(steps, tokens)
     lost = sum(step.seconds - cost.duration(step.shape) for step, is_slow in zip(steps, slow) if is_slow)
     return max(0.0, lost / len(np.unique(token_buckets(steps, tokens))))

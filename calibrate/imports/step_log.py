@@ -4,7 +4,8 @@
     step,start,prefill_tokens,decode_rows,context
 
 The duration of a step is `seconds`, or the time until the next step starts. A log may contain a sample of the steps:
-then `step` tells which rows are adjacent, and only their durations are known. Host time is part of a duration.
+then `step` tells which rows are adjacent, and only their durations are known. Host time is part of a duration. Steps
+that start at the same time, because stamps are rounded, share the time until the next stamp.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from servesim.core import BadInput, Shape
-from servesim.core.limits import MAX_COST, MAX_NUMBER, MAX_SECONDS, is_number
+from servesim.core.limits import MAX_COST, MAX_NUMBER, is_number
 from servesim.files.read import parse_csv, parse_json, quote, read_text
 
 # Accepted names of each field; `--column FIELD=NAME` adds one.
@@ -33,6 +34,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "decode_rows": ("decode_rows", "decode_requests"),
     "context": ("context", "context_tokens"),
 }
+COUNTS = ("prefill_rows", "prefill_tokens", "prefill_cached", "decode_rows", "context")  # instead of a batch
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 IDLE_GAPS = 5.0  # a gap between two steps of more than this many median gaps: the engine had nothing to do
 
@@ -72,53 +74,44 @@ def read_step_log(path: Path, columns: Mapping[str, str] | None = None, unit: st
 
 
 def read_rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
-    """Yield every row of a CSV file or of JSON lines, with its position for messages."""
+    """Yield every row of a CSV file, of JSON lines or of a JSON list, with its position for messages."""
     text = read_text(path)
-    if text.lstrip()[0] != "{":
-        yield from ((row, f"{path}: row {number}") for number, row in enumerate(parse_csv(str(path), text), 2))
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        if line.strip():
-            row = parse_json(path, line, number)
-            if not isinstance(row, dict):
-                raise BadInput(f"{path}: row {number}: expected a JSON object per step, got {quote(row)}")
-            yield row, f"{path}: row {number}"
+    start = text.lstrip()[0]
+    rows: Iterator[tuple[int, Any]] = enumerate(parse_csv(str(path), text), 2) if start not in "{[" else iter(())
+    if start == "[":
+        rows = enumerate(parse_json(path, text), 1)
+    elif start == "{":
+        lines = enumerate(text.splitlines(), 1)
+        rows = ((number, parse_json(path, line, number)) for number, line in lines if line.strip())
+    for number, row in rows:
+        if not isinstance(row, dict):
+            raise BadInput(f"{path}: row {number}: expected a JSON object per step, got {quote(row)}")
+        yield row, f"{path}: row {number}"
 
 
 def parse_step(row: Mapping[str, Any], names: Mapping[str, Sequence[str]], unit: float, where: str) -> LoggedStep:
-    """Return one row as a step."""
-    known = {
-        field: name for field, choices in names.items() for name in choices[::-1] if row.get(name) not in (None, "")
-    }
+    """Return one row as a step; its times become seconds."""
+    filled = {key for key, value in row.items() if value not in (None, "")}
+    known = {field: next(filter(filled.__contains__, choices), "") for field, choices in names.items()}
 
-    def number(field: str, minimum: float, maximum: float) -> Optional[float]:
-        return (
-            None
-            if field not in known
-            else parse_number(row[known[field]], f"{where}: {known[field]}", minimum, maximum)
-        )
+    def number(field: str, minimum: float, maximum: float, scale: float = 1.0) -> Optional[float]:
+        name = known[field]
+        return parse_number(row[name], f"{where}: {name}", minimum / scale, maximum / scale) * scale if name else None
 
-    times = [number(field, -MAX_SECONDS / unit, MAX_SECONDS / unit) for field in ("start", "end")]
-    seconds = number("seconds", 0.0, MAX_COST / unit)
-    if seconds is None and times[0] is None:
+    start, end = (number(field, -MAX_NUMBER, MAX_NUMBER, unit) for field in ("start", "end"))  # also since 1970
+    seconds = number("seconds", 0.0, MAX_COST, unit)
+    if seconds is None and start is None:
         raise BadInput(f"{where}: expected seconds, or the start time of the step as {' or '.join(names['start'])}")
-    step, waiting = number("step", 0, MAX_NUMBER), number("waiting", 0, MAX_NUMBER)
-    if "batch" in known:
+    if start is not None and end is not None and end < start:
+        raise BadInput(f"{where}: expected the end of the step after its start, got {end:g} s and {start:g} s")
+    if known["batch"]:
         requests, shape = parse_batch(row[known["batch"]], f"{where}: {known['batch']}")
     else:
-        counts = {
-            field: int(number(field, 0, MAX_NUMBER) or 0) for field in NAMES if field.startswith(("pre", "de", "con"))
-        }
+        counts = {field: int(number(field, 0, MAX_NUMBER) or 0) for field in COUNTS}
         requests, shape = frozenset(), counted_shape(counts, where)
-    scaled = [None if time is None else time * unit for time in (*times, seconds)]
-    if scaled[1] is not None and scaled[0] is not None and scaled[1] < scaled[0]:
-        raise BadInput(
-            f"{where}: expected the end of the step after its start, got {scaled[1]:g} s and {scaled[0]:g} s"
-        )
-    index = int(where.rpartition(" ")[2]) if step is None else int(step)
-    return LoggedStep(
-        index, scaled[0], scaled[1], scaled[2], None if waiting is None else int(waiting), requests, shape
-    )
+    step, waiting = number("step", 0, MAX_NUMBER), number("waiting", 0, MAX_NUMBER)
+    position = int(where.rpartition(" ")[2]) if step is None else int(step)
+    return LoggedStep(position, start, end, seconds, None if waiting is None else int(waiting), requests, shape)
 
 
 def parse_number(value: Any, where: str, minimum: float, maximum: float) -> float:
@@ -168,21 +161,49 @@ def counted_shape(counts: Mapping[str, int], where: str) -> Shape:
 
 def durations(steps: Sequence[LoggedStep]) -> Iterator[TimedStep]:
     """Yield the steps whose durations are known."""
-    pairs = [*zip(steps, steps[1:]), *([(steps[-1], None)] if steps else [])]
-    adjacent = [(one, two) for one, two in pairs if two is not None and two.number == one.number + 1]
-    gaps = [two.start - one.end for one, two in adjacent if two.start is not None and one.end is not None]
-    host = float(np.median(gaps)) if gaps else 0.0  # from the end of a step to the start of the next one
-    for one, two in pairs:
-        seconds = one.seconds
-        follows = two is not None and two.number == one.number + 1 and two.start is not None
-        if seconds is None and one.start is not None:
-            if one.end is not None:
-                gap = two.start - one.end if follows else host  # type: ignore[union-attr,operator]
-                seconds = one.end - one.start + (gap if gap <= IDLE_GAPS * host else host)
-            elif follows and was_busy(one, two):  # type: ignore[arg-type]
-                seconds = two.start - one.start  # type: ignore[union-attr,operator]
-        if seconds is not None and seconds > 0:
-            yield TimedStep(one.shape, seconds)
+    host = host_gap(steps)
+    for first, last in same_stamps(steps):
+        seconds = duration(steps[last], steps[last + 1] if last + 1 < len(steps) else None, host) or 0.0
+        if seconds > 0:
+            yield from (TimedStep(step.shape, seconds / (last + 1 - first)) for step in steps[first : last + 1])
+
+
+def same_stamps(steps: Sequence[LoggedStep]) -> list[tuple[int, int]]:
+    """Return the first and last position of every run of steps with one stamp. Most runs have one step."""
+    runs: list[tuple[int, int]] = []
+    for k, step in enumerate(steps):
+        before = steps[k - 1] if k else None
+        stamped = step.start is not None and step.end is None and step.seconds is None
+        if stamped and before is not None and before.start == step.start and follows(before, step):
+            runs[-1] = runs[-1][0], k
+        else:
+            runs.append((k, k))
+    return runs
+
+
+def follows(one: LoggedStep, two: Optional[LoggedStep]) -> bool:
+    """Whether the second step is the next one of the engine and has a start time."""
+    return two is not None and two.number == one.number + 1 and two.start is not None
+
+
+def host_gap(steps: Sequence[LoggedStep]) -> float:
+    """Return the median time from the end of a step to the start of the next one; 0 if the log has no ends."""
+    pairs = [(one.end, two.start) for one, two in zip(steps, steps[1:]) if follows(one, two)]
+    gaps = [start - end for end, start in pairs if end is not None and start is not None]
+    return float(np.median(gaps)) if gaps else 0.0
+
+
+def duration(one: LoggedStep, two: Optional[LoggedStep], host: float) -> Optional[float]:
+    """Return the seconds of a step, from its own times or from the start of the next one; None if not known."""
+    if one.seconds is not None or one.start is None:
+        return one.seconds
+    next_start = two.start if two is not None and follows(one, two) else None
+    if one.end is not None:
+        gap = host if next_start is None else next_start - one.end  # negative if the next step starts before the end
+        return one.end - one.start + (gap if gap <= IDLE_GAPS * max(host, 0.0) else host)
+    if two is None or next_start is None or not was_busy(one, two):
+        return None
+    return next_start - one.start
 
 
 def was_busy(one: LoggedStep, two: LoggedStep) -> bool:

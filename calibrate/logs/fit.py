@@ -31,7 +31,7 @@ SHORT_LOG = 2000  # requests of all runs: more are fitted in two steps
 SHORT_RUN = 400  # requests of each run in the first of these two steps, at least
 LAST_ROUNDS = 3  # of the second step
 PARTIAL_ROUNDS, LONG_PARTIAL_ROUNDS = 4, 2  # of a fit that leaves out one run; of long logs
-ERROR_INFLATION = 1.6  # residuals are correlated: on simulated logs, standard errors were too small by this factor
+DRAWS, MAX_SCORE = 24, 2.5  # stored random cost models; standard errors by which their parameters may differ
 SOLE_SOURCE_RATIO = 3.0  # a parameter this much more uncertain without a run is determined by that run alone
 INTERVAL_ERRORS = 2.6  # standard errors on either side: a 99 % interval
 
@@ -61,6 +61,7 @@ class LogFit:
     values: Array
     errors: Array  # relative standard errors
     cost: StepCost
+    draws: list[StepCost]  # equally likely cost models, from the joint uncertainty of the parameters
     cold: dict[str, tuple[float, float]]  # by run: cold start of prefill and decode in seconds
     fitted: list[RunError]
     left_out: list[RunError]  # each run predicted by a fit to the others
@@ -78,14 +79,22 @@ def fit_logs(spec: Runs, progress: Progress = lambda line: None, leave_out: bool
     problem = Problem(training, spec.cost, spec.free, spec.spread)
     solution = solve_problem(problem, progress)
     cost, cold = problem.cost(solution.x), problem.cold(solution.x)
-    errors = ERROR_INFLATION * solution.errors
+    errors = problem.error_inflation * solution.errors
     left_out: list[RunError] = []
     if leave_out and len(training) > 1:
         partial_fits, left_out = leave_one_out(problem, solution, progress)
         errors = np.maximum(errors, jackknife(partial_fits, problem.names, solution))
+    draws = [problem.cost(values) for values in random_parameters(solution, np.minimum(errors, problem.width()))]
     others = [run for run in spec.runs if not run.fit]
     fitted, predicted = ([run_error(run, cost, cold) for run in group] for group in (training, others))
-    return LogFit(problem.names, solution.x, errors, cost, cold, fitted, left_out, predicted)
+    return LogFit(problem.names, solution.x, errors, cost, draws, cold, fitted, left_out, predicted)
+
+
+def random_parameters(solution: Solution, errors: Array) -> Array:
+    """Return parameters with these relative errors and the correlations of the solution; always the same ones."""
+    correlations = solution.covariance / np.outer(solution.errors, solution.errors)
+    scores = np.random.default_rng(0).multivariate_normal(np.zeros(len(errors)), correlations, DRAWS)
+    return np.asarray(solution.x * np.exp(np.clip(scores, -MAX_SCORE, MAX_SCORE) * errors), float)
 
 
 def solve_problem(problem: Problem, progress: Progress) -> Solution:

@@ -16,6 +16,7 @@ from .residuals import QueueTimes, Residuals, residuals_of
 Array = NDArray[np.float64]
 COLD_START_S = 10.0  # start value
 MIN_START = 1e-9  # seconds: the solver works on logarithms, so no start value can be 0
+CLEAR_CHANGE = 8.0  # standard deviations: in a smaller effect of a parameter, the scatter counts too much
 MISSING = 10.0  # logarithm: the error of a figure that a simulation does not have
 
 
@@ -65,15 +66,21 @@ class Problem:
         """Return the derivatives of the residuals by the logarithms of the parameters."""
         blocks = []
         for run in self.runs:
-            difference = max(part.difference for part in self.parts[run.name])
-            at = self._scaled(run, values)
-            columns = []
-            for k in range(len(values)):
-                moved = values.copy()
-                moved[k] *= np.exp(difference)
-                columns.append((self._scaled(run, moved) - at) / difference)
+            differences = max((part.differences for part in self.parts[run.name]), key=lambda sizes: sizes[0])
+            columns = [self._derivative(run, values, k, differences) for k in range(len(values))]
             blocks.append(np.stack(columns, axis=1))
         return np.concatenate(blocks)
+
+    def _derivative(self, run: ObservedRun, values: Array, k: int, differences: Sequence[float]) -> Array:
+        """Return the derivative by one parameter, with the first difference whose effect is above the scatter."""
+        at = self._scaled(run, values)
+        for difference in differences:
+            moved = values.copy()
+            moved[k] *= np.exp(difference)
+            change = self._scaled(run, moved) - at
+            if np.sqrt(np.mean(change**2)) >= CLEAR_CHANGE:
+                break
+        return np.asarray(change / difference, float)
 
     def squares(self, values: Array, limit: float = np.inf) -> float:
         """Return the sum of squared residuals. It stops at the first run after which the sum is above the limit."""
@@ -102,6 +109,11 @@ class Problem:
     def has_queue(self) -> bool:
         """Whether a log shows a queue; scheduling decisions then make local minima."""
         return any(isinstance(part, QueueTimes) for parts in self.parts.values() for part in parts)
+
+    @property
+    def error_inflation(self) -> float:
+        """Factor of the standard errors: residuals are not independent."""
+        return max(part.error_inflation for parts in self.parts.values() for part in parts)
 
     @property
     def has_scatter(self) -> bool:

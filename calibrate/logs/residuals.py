@@ -22,9 +22,9 @@ Array = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 # Relative differences for derivatives. In a queue, 1e-7 changes scheduling decisions, which makes residuals jump; at
-# 1e-10, rounding of times near one hour is a tenth of the effect of a small term. Means over many requests are
-# smooth in larger steps, and changed decisions are part of their derivatives.
-TIME_DIFFERENCE, MEAN_DIFFERENCE = 1e-8, 0.1
+# 1e-10, rounding of times near one hour is a tenth of the effect of a small term. For means over many requests, changed
+# decisions are part of the derivative. In means over a few requests they scatter: small terms need larger differences.
+TIME_DIFFERENCES, MEAN_DIFFERENCES, GROUP_DIFFERENCES = (1e-8,), (0.1,), (0.1, 0.3, 0.9)
 MAX_STRETCHES, MIN_EVENTS = 60, 10  # stretches per run, events per stretch
 COARSE_STRETCHES = 6  # in the first solution: long stretches work far from the solution
 MIN_RELATIVE_SPAN = 0.25  # of the mean span: shorter stretches get no more weight
@@ -39,7 +39,8 @@ EXACT_RATIO = 1e-6
 class Residuals:
     """Errors of one run and their scale."""
 
-    difference = TIME_DIFFERENCE  # of logarithms of parameters, for derivatives
+    differences: Sequence[float] = TIME_DIFFERENCES  # of logarithms of parameters, for derivatives
+    error_inflation = 1.6  # errors are correlated: on simulated logs, standard errors were too small by this factor
 
     def errors(self, predicted: Prediction) -> Array:
         """Return the errors of a prediction. Subclasses implement this."""
@@ -114,7 +115,8 @@ def split_by_time(order: Indices, times: Array, max_stretches: int) -> list[Indi
 class RequestLatencies(Residuals):
     """Mean TTFT and mean decode time of groups of requests, as logarithms of predicted / measured."""
 
-    difference = MEAN_DIFFERENCE
+    differences = GROUP_DIFFERENCES
+    error_inflation = 2.2  # requests that share steps are in different groups
 
     def __init__(self, run: ObservedRun) -> None:
         self.sent = run.sent_times()
@@ -180,7 +182,7 @@ class Total(Residuals):
 class ReportedFigures(Residuals):
     """Reported means and quantiles, as logarithms of predicted / measured."""
 
-    difference = MEAN_DIFFERENCE
+    differences = MEAN_DIFFERENCES
 
     def __init__(self, reported: Sequence[Reported]) -> None:
         self.reported = reported

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Optional
 
+from servesim.costs.uncertainty import SESSION_SPREAD, has_parameters
+from servesim.costs.uncertainty import parameters as numbers_of
+
 from .fit import LogFit, RunError
 from .observed_runs import Runs
 
@@ -15,6 +18,7 @@ def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
         "name": runs.name,
         **runs.about,
         "error": held_out_errors((*fit.left_out, *fit.predicted)) or None,
+        "uncertainty": {"session": SESSION_SPREAD, "draws": stored_draws(fit)},
         "fit": {
             "parameters": parameters(fit),
             "cold_start": {name: {"prefill": cold[0], "decode": cold[1]} for name, cold in fit.cold.items()},
@@ -23,6 +27,14 @@ def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
             "predicted": rows(fit.predicted),
         },
     }
+
+
+def stored_draws(fit: LogFit) -> list[list[float]]:
+    """Return the numbers of the random cost models, if their cost model can be stored by its numbers."""
+    if not has_parameters(fit.cost):
+        return []
+    draws = [[float(f"{value:.4g}") for value in numbers_of(cost)] for cost in fit.draws]
+    return [draw for draw in draws if min(draw) >= 0]  # an old table may have falling curves
 
 
 def held_out_errors(runs: Sequence[RunError]) -> dict[str, float]:

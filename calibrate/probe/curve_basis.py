@@ -61,6 +61,28 @@ def smoothness_rows(knots: Sequence[float], values: Array, seconds: Array) -> Ar
     return rows / SMOOTHNESS
 
 
+def typical_slope(points: Sequence[tuple[float, float]]) -> float:
+    """Return the median slope of the segments, weighted by their widths: one steep or flat segment does not matter."""
+    if len(points) == 1:
+        return 0.0
+    xs, ys = np.array(points).T
+    widths = np.diff(xs)
+    slopes = np.diff(ys) / widths
+    order = np.argsort(slopes)
+    return float(slopes[order][np.searchsorted(np.cumsum(widths[order]), widths.sum() / 2)])
+
+
+def continued(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return a curve with one more point, which sets its slope above the measured range.
+
+    It is the slope of the last segment, or the typical one if that is steeper: more work is never free, and the last
+    segment is often short and flat by chance.
+    """
+    (x0, y0), (x1, y1) = points[-2:]
+    slope = max((y1 - y0) / (x1 - x0), typical_slope(points))
+    return [*points, (2 * x1, y1 + slope * x1)]
+
+
 def curve_points(knots: Sequence[float], increments: Array) -> list[tuple[float, float]]:
     """Return the points of a curve from its first value and its increments."""
     return [(float(x), float(y)) for x, y in zip(knots, np.cumsum(increments), strict=True)]

@@ -17,7 +17,7 @@ from servesim.costs.uncertainty import parameters, with_parameters
 
 from .host_overhead import fit_overhead
 from .identification import ModelRatios, model_ratios
-from .parts_fit import PREFILL_TERMS, DecodeModel, PrefillModel, SwapModel, best_overlap, overlap_round
+from .parts_fit import DecodeModel, LinearModel, PrefillModel, SwapModel, best_overlap, overlap_round
 from .predictions import decode_seconds, predict
 from .sample_set import (
     MIN_REPEATS,
@@ -57,12 +57,13 @@ class PartFit:
     """The solution of one part, and how its values change a cost model."""
 
     name: str
+    model: LinearModel
     solution: Solution
     apply: Callable[[PartsCost, Array], PartsCost]
 
     def tied_terms(self) -> list[str]:
         """Return the names of the terms that the samples do not determine."""
-        single = ["tokens"] if self.name == "prefill" and self.solution.problem.names[1] in PREFILL_TERMS else []
+        single = [self.model.curve_name] if len(self.model.knots) == 1 else []
         return [name if "." in name else f"{self.name}.{name}" for name in [*single, *self.solution.tied_terms()]]
 
 
@@ -131,7 +132,11 @@ def fit_groups(groups: Groups, about: Mapping[str, Any], details: bool = True) -
 def fit_swaps(groups: Groups) -> PartFit:
     """Fit the swap part."""
     model = SwapModel()
-    return PartFit("swap", solve(model.problem(groups)), lambda cost, values: replace(cost, swap=model.part(values)))
+
+    def apply(cost: PartsCost, values: Array) -> PartsCost:
+        return replace(cost, swap=model.part(values))
+
+    return PartFit("swap", model, solve(model.problem(groups)), apply)
 
 
 def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios) -> PartFit:
@@ -145,7 +150,7 @@ def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios) -> 
     def apply(cost: PartsCost, values: Array) -> PartsCost:
         return replace(cost, decodes=model.part(values))
 
-    return PartFit("decode", solution, apply)
+    return PartFit("decode", model, solution, apply)
 
 
 def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cost: PartsCost) -> PartFit:
@@ -166,7 +171,7 @@ def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cos
         prefill, both = chosen.parts(values, overlap, floor)
         return replace(cost, prefill=prefill, mixed=both)
 
-    return PartFit("prefill", solution, apply)
+    return PartFit("prefill", chosen, solution, apply)
 
 
 def error_of(solution: Solution, groups: Groups, mask: Mask) -> float:
@@ -212,6 +217,11 @@ def with_host(fitted: Fit, samples: Samples) -> Fit:
     table = np.column_stack([samples.host, prompts + live, prompts, samples.column("prefill_live")])
     overhead = fit_overhead(table.tolist())
     host = HostPart(overhead.step, overhead.row, overhead.prompt, overhead.token)
-    drawn = [with_parameters(fitted.cost, draw) for draw in fitted.draws]
-    draws = [parameters(replace(cost, host=host)) for cost in drawn if isinstance(cost, PartsCost)]
+    draws = draws_with_host(fitted.cost, fitted.draws, host)
     return replace(fitted, cost=replace(fitted.cost, host=host), draws=draws)
+
+
+def draws_with_host(cost: PartsCost, draws: Sequence[Sequence[float]], host: HostPart) -> list[list[float]]:
+    """Return the stored draws of a cost model with another host time, the same one in all of them."""
+    drawn = (with_parameters(cost, draw) for draw in draws)
+    return [parameters(replace(other, host=host)) for other in drawn if isinstance(other, PartsCost)]

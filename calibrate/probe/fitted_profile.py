@@ -73,8 +73,13 @@ def tied_terms(fitted: Fit, about: Mapping[str, Any]) -> Optional[dict[str, str]
         "prefill.square": f"attention at the efficiency of the other operations, sizes of {source}",
         "prefill.cross": f"attention at the efficiency of the other operations, sizes of {source}",
         "decode.context": f"bytes of the cached tokens and of the weights of {source}",
+        "decode.rows": "another number of rows takes the same time, except for their context",
+        "mixed.step": "0: prompts and decodes of a step are one model call",
+        "mixed.row": "as much more than a prompt token as in decode steps",
         "mixed.context": "as in decode steps",
     }
+    if not fitted.cost.decodes.context:
+        reasons["decode.context"] = "0: no sample has a context, so its time is part of the rows"
     return {name: reasons.get(name, "part of the other terms") for name in fitted.tied} or None
 
 

@@ -9,7 +9,15 @@ import numpy as np
 from servesim.costs.curves import interpolate
 from servesim.costs.parts import DecodePart, MixedPart, PrefillPart, SwapPart
 
-from .curve_basis import curve_points, knots_for, rising_basis, round_up_to_bucket, smoothness_rows
+from .curve_basis import (
+    continued,
+    curve_points,
+    knots_for,
+    rising_basis,
+    round_up_to_bucket,
+    smoothness_rows,
+    typical_slope,
+)
 from .identification import RELATIVE_ERROR, ModelRatios
 from .sample_set import Array, Groups
 from .solver import Problem
@@ -28,6 +36,8 @@ class LinearModel:
     terms: Sequence[str] = ()
     smallest = 0.0  # seconds of the first point of the curve, at least
     certain: Sequence[str] = ()  # terms without an assumption: the samples always determine them
+    curve_name = ""  # of the curve in a profile
+    ends_at_last_knot = False  # no point is added above the measured range
 
     @property
     def names(self) -> list[str]:
@@ -66,7 +76,8 @@ class LinearModel:
         """Return the points of the curve. It is never 0, so every step takes some time."""
         increments = values[: len(self.knots)].copy()
         increments[0] = max(increments[0], self.smallest)
-        return curve_points(self.knots, increments)
+        points = curve_points(self.knots, increments)
+        return points if len(points) == 1 or self.ends_at_last_knot else continued(points)
 
     def of_term(self, values: Array, term: str) -> float:
         """Return the value of a term, 0 if the model does not have it."""
@@ -76,11 +87,16 @@ class LinearModel:
 class DecodeModel(LinearModel):
     """A rising curve over rows, and terms per live row and per cached token."""
 
+    curve_name = "rows"
+
     def __init__(self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, root: bool = False) -> None:
         self.buckets, self.ratios = buckets, ratios
+        self.ends_at_last_knot = bool(buckets)  # every point of a padded curve is a bucket
         rows = self.curve_values(groups)
         self.knots = knots_for(rows, buckets)
         self.smallest = SMALLEST * float(groups.seconds.min())
+        # A log without contexts has their time in the curve over rows: an assumed time would count it twice.
+        self.has_context = bool(groups.column("context").any())
         # Without padding, the curve over rows has the time of live rows.
         padded = np.any(groups.column("decode_live") != rows)
         self.terms = ("context", *(["live"] if padded else []), *(["context_root"] if root else []))
@@ -96,7 +112,7 @@ class DecodeModel(LinearModel):
         )
 
     def known(self, values: Array) -> Mapping[str, float]:
-        return {"context": self.ratios.context_per_step * float(values[0])}
+        return {"context": self.ratios.context_per_step * float(values[0])} if self.has_context else {}
 
     def part(self, values: Array) -> DecodePart:
         """Return the part; every bucket is a point of its curve, also one that was not measured."""
@@ -112,6 +128,8 @@ class PrefillModel(LinearModel):
 
     `one_pass`: decodes join the prompt tokens. Otherwise a mixed step is prefill + decode - overlap * the shorter one.
     """
+
+    curve_name = "tokens"
 
     def __init__(
         self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, decodes: DecodePart, one_pass: bool = True
@@ -151,9 +169,12 @@ class PrefillModel(LinearModel):
 
     def known(self, values: Array) -> Mapping[str, float]:
         token = self._token_seconds(values)
+        # Decodes join the prompts in one model call. A decode can need more than a prompt token: its output is sampled.
+        row = typical_slope([(point[0], point[1]) for point in self.decodes.rows]) + self.decodes.live - token
         return {
             "square": self.ratios.square_per_token * token,
             "cross": self.ratios.cross_per_token * token,
+            "mixed.row": max(0.0, row),
             "mixed.context": self.decodes.context,
         }
 

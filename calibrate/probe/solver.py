@@ -16,7 +16,8 @@ from .sample_set import Array, Groups
 MISFIT = 0.02  # error of the model itself, relative: more samples of one shape do not make it exact
 TOTAL_ERROR = 0.002  # accepted error of the total time of a kind of step with many samples
 TOTAL_SHARE = 0.1  # of the standard error of a total that is accepted in addition
-MAX_ITERATIONS, CONVERGED = 15, 3e-4
+MAX_ITERATIONS = 15
+CONVERGED, SETTLED = 3e-4, 0.01  # relative changes of the predictions and of the assumed values, to stop
 HUBER = 3.0  # residuals above this multiple of the usual one count linearly, not squared
 SMALLEST_PREDICTION = 0.5  # of the measured time: a smaller one would get more weight, and become still smaller
 TIED_SHARE = 0.5  # a term is tied if its assumption leaves this share of its standard deviation
@@ -123,11 +124,12 @@ def solve(problem: Problem) -> Solution:
     for _ in range(MAX_ITERATIONS):
         weighted = weigh(problem, predicted, errors, values)
         rows, targets = weighted.stacked(problem.design, target)
-        values = nonneg_least_squares(rows, targets)
+        before, values = values, nonneg_least_squares(rows, targets)
         following = np.maximum(problem.predict(values), SMALLEST_PREDICTION * groups.seconds)
         change = float(np.max(np.abs(following / predicted - 1)))
         predicted = following
-        if change < CONVERGED:
+        # Samples of a few shapes are predicted at once; what is assumed about the others still follows the solution.
+        if change < CONVERGED and np.allclose(problem.assumed(before)[0], problem.assumed(values)[0], rtol=SETTLED):
             break
     return Solution(problem, weighted, values, problem.predict(values))
 

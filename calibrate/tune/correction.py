@@ -15,6 +15,7 @@ import numpy as np
 from servesim.calibrate.live.setup import check_same_device
 from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import ObservedRun, Runs
+from servesim.calibrate.probe.fit import draws_with_host
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.calibrate.probe.host_overhead import HostOverhead, fit_overhead, overhead_samples
 from servesim.calibrate.probe.predictions import predict
@@ -22,7 +23,7 @@ from servesim.calibrate.probe.sample_set import Samples
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.parts import HostPart, PartsCost
-from servesim.costs.uncertainty import SESSION_SPREAD, parameters, with_parameters
+from servesim.costs.uncertainty import SESSION_SPREAD
 from servesim.engine.step import ModelCall
 from servesim.runs.run_folder import RunData
 from servesim.traces.trace import Trace
@@ -140,11 +141,7 @@ def with_host(profile: Profile, samples: Sequence[Sequence[float]]) -> Profile:
     overhead: HostOverhead = fit_overhead(samples)
     host = HostPart(overhead.step, overhead.row, overhead.prompt, overhead.token)
     assert isinstance(profile.cost, PartsCost)
-    draws = []
-    for draw in profile.uncertainty.draws:
-        drawn = with_parameters(profile.cost, draw)
-        assert isinstance(drawn, PartsCost)
-        draws.append(parameters(replace(drawn, host=host)))
+    draws = draws_with_host(profile.cost, profile.uncertainty.draws, host)
     uncertainty = {"session": SESSION_SPREAD, "draws": draws}
     cost = replace(profile.cost, host=host)
     return replace(profile, cost=cost, about={**profile.about, "uncertainty": uncertainty})

@@ -264,9 +264,7 @@ class Tuner:
         folders = {f"round{m.round}-{m.name}": m for m in self.journal.up_to(number)}
         runs = {name: read_run(self.folder / "live" / name) for name in folders}
         profile = self.start_profile
-        if (
-            self.target.host_separate
-        ):  # a real device: the new profile describes it, not the device of the start profile
+        if self.target.host_separate:  # a real device: the new profile describes it, not that of the start profile
             profile = on_device(profile, next(iter(runs.values())).result.get("backend"), self.say)
         if self.target.has_steps:
             calls = {name: run.calls for name, run in runs.items() if run.calls}

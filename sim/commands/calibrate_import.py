@@ -163,7 +163,6 @@ def fit_steps(args: argparse.Namespace, steps: Any, source: str) -> int:
     """Fit steps, unless asked not to, and write samples.csv and profile.yaml."""
     from servesim.calibrate.imports.first_uses import find_width, first_use_seconds, slow_steps
     from servesim.calibrate.imports.sample_file import write_samples
-    from servesim.calibrate.probe.fitted_profile import profile_from
     from servesim.costs.device_profile import write_profile
 
     folder = Path(args.output)
@@ -176,18 +175,30 @@ def fit_steps(args: argparse.Namespace, steps: Any, source: str) -> int:
         write_samples(folder / "samples.csv", steps, slow)
         print(summary)
         return 0
-    samples = regular_samples(steps, slow)
-    profile = profile_from(samples, {"device": args.device, "model": args.model}, args.file, folder.resolve().name)
+    profile, slow = fit_regular_steps(args, steps, slow)
     about = {**profile.about, "how": f"fitted to the {source} {Path(args.file).name}; host time included"}
-    if width and slow is not None:
-        about["first_use"] = {"tokens": width, "seconds": first_use_seconds(steps, width, profile.cost)}
+    if slow is not None and width:
+        about["first_use"] = {"tokens": width, "seconds": first_use_seconds(steps, width, profile.cost, slow)}
     write_samples(folder / "samples.csv", steps, slow)  # only now: a log that cannot be fitted leaves no file
     write_profile(folder, about, profile.cost)
     print(summary)
-    if width and slow is not None:
+    if slow is not None:
         print(f"{slow.sum()} steps prepared new shapes: {about['first_use']['seconds']:.3g} s per {width} tokens")
     print_errors(about.get("error"))
     return print_profile(args)
+
+
+def fit_regular_steps(args: argparse.Namespace, steps: Any, slow: Any) -> Any:
+    """Return the profile of the steps that prepared no new shape, and which steps did."""
+    from servesim.calibrate.imports.first_uses import slower_than
+    from servesim.calibrate.probe.fitted_profile import profile_from
+
+    about, name = {"device": args.device, "model": args.model}, Path(args.output).resolve().name
+    profile = profile_from(regular_samples(steps, slow), about, args.file, name)
+    if slow is None:
+        return profile, None
+    slow = slower_than(profile.cost, steps)
+    return profile_from(regular_samples(steps, slow), about, args.file, name), slow
 
 
 def regular_samples(steps: Any, slow: Any) -> Any:

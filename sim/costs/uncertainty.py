@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from statistics import NormalDist, pstdev
 from typing import Any
 
@@ -18,6 +18,7 @@ from servesim.core import BadInput, StepCost
 from .linear import LinearCost
 from .parts import PartsCost
 from .scaled import ScaledCost
+from .table import TableCost
 
 SESSION_SPREAD = 0.02  # standard deviation of all step times between sessions, from four sessions on an H200
 RUN_SPREAD = 0.0135  # between runs of the session that measured the profile: two sessions on an H200 had 0.8 and 1.7 %
@@ -62,7 +63,7 @@ def normal_scores(count: int) -> list[float]:
 def check_draws(stored: Any, cost: StepCost, where: str) -> None:
     """Raise BadInput if the draws of a profile do not have one number per parameter of its cost model."""
     draws = (stored or {}).get("draws") or ()
-    expected = len(parameters(cost)) if isinstance(cost, (LinearCost, PartsCost)) else 0
+    expected = len(parameters(cost)) if draws and has_parameters(cost) else 0
     for k, draw in enumerate(draws):
         if len(draw) != expected or min(draw) < 0:
             found = f"{len(draw)} numbers" if len(draw) != expected else f"{min(draw):g}"
@@ -72,12 +73,17 @@ def check_draws(stored: Any, cost: StepCost, where: str) -> None:
             )
 
 
+def has_parameters(cost: StepCost) -> bool:
+    """Return whether the numbers of a cost model can be replaced by random ones."""
+    return isinstance(cost, (LinearCost, PartsCost)) or (isinstance(cost, TableCost) and not cost.decode_curves)
+
+
 def parameters(cost: StepCost) -> list[float]:
     """Return the parameters of a cost model: the numbers in seconds, and first value and increments of curves."""
     values: list[float] = []
     for part in parts_of(cost).values():
-        for field in fields(part):
-            values += flattened(getattr(part, field.name))
+        for name in field_names(part):
+            values += flattened(getattr(part, name))
     return values
 
 
@@ -85,27 +91,37 @@ def with_parameters(cost: StepCost, values: Sequence[float]) -> StepCost:
     """Return a cost model with other parameters."""
     remaining, parts = iter(values), {}
     for name, part in parts_of(cost).items():
-        parts[name] = replace(part, **{f.name: restored(getattr(part, f.name), remaining) for f in fields(part)})
-    linear = parts.get("linear")
-    return linear if isinstance(linear, LinearCost) else PartsCost(**parts)
+        parts[name] = type(part)(**{field: restored(getattr(part, field), remaining) for field in field_names(part)})
+    whole = parts.get("whole")
+    return whole if isinstance(whole, StepCost) else PartsCost(**parts)
 
 
 def parts_of(cost: StepCost) -> dict[str, Any]:
     """Return the dataclasses that hold the parameters."""
-    if isinstance(cost, LinearCost):
-        return {"linear": cost}
-    assert isinstance(cost, PartsCost)
-    return {field.name: getattr(cost, field.name) for field in fields(cost) if not field.name.startswith("_")}
+    if not isinstance(cost, PartsCost):
+        return {"whole": cost}
+    return {name: getattr(cost, name) for name in field_names(cost)}
+
+
+def field_names(part: Any) -> list[str]:
+    """Return the fields of a dataclass without its caches."""
+    return [field.name for field in fields(part) if not field.name.startswith("_")]
 
 
 def flattened(value: Any) -> list[float]:
     """Return a number as it is, and a curve as its first value and its increments; flags and buckets have none."""
     if isinstance(value, float):
         return [value]
-    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (list, tuple)):
+    if is_curve(value):
         columns = [[float(point[k]) for point in value] for k in range(1, len(value[0]))]
         return [high - low for column in columns for low, high in zip([0.0, *column], column)]
     return []
+
+
+def is_curve(value: Any) -> bool:
+    """Return whether a value is a list of points, all with the same number of values."""
+    points = isinstance(value, (list, tuple)) and value and all(isinstance(point, (list, tuple)) for point in value)
+    return bool(points) and len({len(point) for point in value}) == 1
 
 
 def restored(value: Any, remaining: Any) -> Any:

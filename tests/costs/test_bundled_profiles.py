@@ -24,6 +24,7 @@ PRIVATE = re.compile(r"/(home|root|tmp|work|Users)/|[\w.]+@[\w.]+|https?://")
 
 def test_every_bundled_profile_is_measured_or_fitted_to_logs() -> None:
     assert set(bundled_profiles()) == {*MAX_ERROR, "ascend910b4-llama2-7b"}
+    assert all(len(load_profile(name).uncertainty.draws) >= 20 for name in bundled_profiles())
 
 
 @pytest.mark.parametrize("name", MAX_ERROR)

@@ -6,6 +6,7 @@ import csv
 import gzip
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from servesim.calibrate.imports.layers import import_layers
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
+from servesim.costs.curves import interpolate
 from servesim.costs.device_profile import load_profile
 from servesim.costs.layer_profile import LayerCost, equal_chunk, load_layers
 from servesim.costs.mapping import cost_from, cost_mapping
@@ -69,24 +71,52 @@ def test_attention_is_exact_on_its_points(folder: Path) -> None:
     assert all(cost.attention(*point) == time * 1e-6 for *point, time in ATTENTION)
 
 
-def check_between(cost: LayerCost, rows: np.ndarray, count: int) -> None:
-    """Assert that random points inside the table are between the smallest and the largest of their neighbours."""
+def nested(rows: Sequence[Sequence[float]]) -> Any:
+    """Return rows as dictionaries by their first number, then by the next one; the last number is the value."""
+    if len(rows[0]) == 1:
+        return rows[0][0]
+    groups: dict[float, list[Sequence[float]]] = {}
+    for row in rows:
+        groups.setdefault(row[0], []).append(row[1:])
+    return {key: nested(group) for key, group in groups.items()}
+
+
+def neighbours(table: Any, point: Sequence[float]) -> list[float]:
+    """Return the measured values around a point; none if it is outside. The grid of a dimension can differ by row."""
+    if not point:
+        return [table]
+    below, above = ([x for x in table if (x <= point[0]) == side or x == point[0]] for side in (True, False))
+    if not below or not above:
+        return []
+    parts = [neighbours(table[x], point[1:]) for x in {max(below), min(above)}]
+    return [value for part in parts for value in part] if all(parts) else []
+
+
+def check_between(cost: LayerCost, rows: Sequence[Sequence[float]], count: int) -> None:
+    """Assert that attention at random points is between its neighbours: mixed steps, prompts alone, decodes alone."""
     rng = np.random.default_rng(1)
-    axes = [np.unique(column) for column in rows[:, :4].T]
-    for _ in range(count):
-        point = [float(rng.integers(axis[axis > 0].min(), axis.max() + 1)) for axis in axes]
-        near = np.ones(len(rows), bool)
-        for axis, x, column in zip(axes, point, rows.T):
-            # The points of one dimension differ between those of another one: take two on either side.
-            low, high = np.searchsorted(axis, x, "right") - 1, np.searchsorted(axis, x, "left")
-            near &= (column >= axis[max(0, low - 2)]) & (column <= axis[min(len(axis) - 1, high + 2)])
-        times = rows[near & (rows[:, 0] > 0) & (rows[:, 2] > 0), 4] * 1e-6
-        assert times.min() * (1 - 1e-12) <= cost.attention(*point) <= times.max() * (1 + 1e-12), point
+    mixed = [row for row in rows if row[0] and row[2]]
+    tables = {
+        (1, 1, 1, 1): nested(mixed),
+        (1, 1, 0, 0): nested([(row[0], row[1], row[4]) for row in rows if not row[2]]),
+        (0, 0, 1, 1): nested([row[2:] for row in rows if not row[0]]),
+    }
+    low, high = np.array(mixed)[:, :4].min(axis=0), np.array(mixed)[:, :4].max(axis=0)
+    for used, table in tables.items():
+        checked = 0
+        for _ in range(count):
+            point = np.exp(rng.uniform(np.log(low + 1), np.log(high + 1))) - 1
+            values = neighbours(table, [float(x) for x, flag in zip(point, used) if flag])
+            checked += bool(values)
+            seconds = cost.attention(*(point * used).tolist())
+            assert not values or min(values) <= seconds * 1e6 * (1 + 1e-9), point
+            assert not values or seconds * 1e6 * (1 - 1e-9) <= max(values), point
+        assert checked > 0.5 * count
 
 
 def test_attention_between_points_is_between_its_neighbours(folder: Path) -> None:
     cost = imported(folder)
-    check_between(cost, np.array(ATTENTION, float), 200)
+    check_between(cost, ATTENTION, 200)
     assert cost.attention(40, 0, 0, 0) == pytest.approx((2.6 + 7.4) / 2 * 1e-6)
     assert cost.attention(0, 0, 6, 64) == pytest.approx((1 + 4 * 64 / 500 + 1 + 1 + 8 * 64 / 500) / 2 * 1e-6)
 
@@ -233,15 +263,22 @@ REAL = [
 
 
 @pytest.mark.parametrize(("name", "layers"), REAL)
-def test_real_profiles_are_exact_on_their_points(shared: Path, tmp_path: Path, name: str, layers: int) -> None:
+def test_real_profiles_are_exact_on_their_points_and_between_neighbours_elsewhere(
+    shared: Path, tmp_path: Path, name: str, layers: int
+) -> None:
     source = shared / "data" / name
     cost = import_layers(source, tmp_path / "out", layers)
     path = next(source.glob("tp*/attention.csv*"))
     with (gzip.open if path.suffix == ".gz" else open)(path, "rt") as file:
-        rows = np.array([[float(cell) for cell in row] for row in list(csv.reader(file))[1:]])
+        rows = [[float(cell) for cell in row] for row in list(csv.reader(file))[1:]]
     assert len(rows) > 8000
-    assert [cost.attention(*row[:4]) for row in rows.tolist()] == (rows[:, 4] * 1e-6).tolist()
+    assert [cost.attention(*row[:4]) for row in rows] == [row[4] * 1e-6 for row in rows]
+    check_between(cost, rows, 1000)
     assert (np.diff([seconds for _, seconds in cost.tokens]) < 0).any()  # measured, so not monotone
+    for curve in (cost.tokens, cost.sequences):
+        for (x0, y0), (x1, y1) in zip(curve, curve[1:]):
+            assert interpolate(curve, x0) == y0
+            assert min(y0, y1) <= interpolate(curve, (x0 + x1) / 2) <= max(y0, y1)
 
 
 def test_a_real_profile_predicts_its_run(shared: Path, tmp_path: Path) -> None:

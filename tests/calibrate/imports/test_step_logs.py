@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.calibrate.imports.first_uses import find_width, first_use_seconds, slow_steps
+from servesim.calibrate.imports.first_uses import find_width, first_use_seconds, slow_steps, slower_than
 from servesim.calibrate.imports.step_log import TimedStep, read_step_log
 from servesim.calibrate.imports.vllm_log import read_vllm_log
 from servesim.cli import main
@@ -60,6 +61,44 @@ def test_only_adjacent_steps_of_a_sample_have_a_duration(tmp_path: Path) -> None
     assert [step.shape for step in steps] == [Shape(0, 0, 0, 0, 0, 3, 3, 300), Shape(0, 0, 0, 0, 0, 4, 4, 500)]
 
 
+@pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
+def test_stamps_may_count_from_1970_in_any_unit(tmp_path: Path, unit: str, scale: int) -> None:
+    starts = [1_790_000_000 * scale + k * scale * 25 // 1000 for k in range(4)]
+    if unit == "s":
+        starts = [1_790_000_000 + 0.025 * k for k in range(4)]
+    rows = [{"start": start, "decode_rows": 1, "context": 9} for start in starts]
+    steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows), unit=unit)
+    assert [step.seconds for step in steps] == pytest.approx([0.025] * 3, rel=1e-4)
+
+
+def test_steps_with_the_same_stamp_share_the_time_until_the_next_one(tmp_path: Path) -> None:
+    """Stamps in whole milliseconds: steps of 0.4 ms. Leaving out those of 0 ms would make the others too slow."""
+    rows = [{"start": 4 * k // 10, "decode_rows": 1, "context": k} for k in range(1001)]
+    steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows), unit="ms")
+    assert len(steps) == 1000
+    assert sum(step.seconds for step in steps) == pytest.approx(0.4)
+    assert max(step.seconds for step in steps) == pytest.approx(0.5e-3)
+
+
+def test_a_line_that_is_logged_twice_is_counted_once(tmp_path: Path) -> None:
+    rows = [{"step": n, "start": 0.02 * n, "decode_rows": 1 + n, "context": 9} for n in (0, 1, 1, 2, 3)]
+    steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
+    assert [(step.shape.decode_rows, round(step.seconds, 6)) for step in steps] == [(1, 0.02), (2, 0.02), (3, 0.02)]
+
+
+def test_a_step_that_starts_before_the_last_one_ends_counts_once(tmp_path: Path) -> None:
+    """Asynchronous scheduling: a step takes 30 ms, and one starts every 20 or 24 ms."""
+    starts = [0.0, 0.020, 0.044, 0.064, 0.088]
+    rows = [{"start": start, "end": start + 0.03, "batch": [["a", 1, 5]]} for start in starts]
+    steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
+    assert [step.seconds for step in steps[:4]] == pytest.approx([0.020, 0.024, 0.020, 0.024])
+
+
+def test_the_rows_may_be_a_json_list(tmp_path: Path) -> None:
+    (tmp_path / "log.json").write_text('[{"seconds": 0.5, "decode_rows": 2}]', encoding="utf-8")
+    assert read_step_log(tmp_path / "log.json") == [TimedStep(Shape(decode_rows=2, decode_live=2), 0.5)]
+
+
 def test_counts_other_names_and_units(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("took,prefill_rows,prefill_tokens,prefill_cached,decode_rows\n21.5,2,100,60,0\n", encoding="utf-8")
@@ -80,7 +119,8 @@ def test_counts_other_names_and_units(tmp_path: Path) -> None:
         ('{"start": 1, "batch": [["a", 1, 5]]}', "no duration is known"),
         ('{"start": 1}', "row 1: expected prefill_tokens or decode_rows above 0"),
         ("start,prefill_tokens,prefill_rows\n1,3,5\n", "row 2: expected at least one prefill token per prefill row"),
-        ("[1]", "no duration is known"),
+        ("[1]", "row 1: expected a JSON object per step, got 1"),
+        ("[{]", "row 1, column 3: expected JSON, got"),
     ],
 )
 def test_a_faulty_log_is_one_line(tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -222,4 +262,51 @@ def test_slow_first_steps_are_found_and_their_time_is_known() -> None:
     seconds[7] += 0.1  # the same bucket again
     steps = [TimedStep(shape, s) for shape, s in zip(shapes, seconds)]
     assert slow_steps(steps, 64).tolist() == [k in (0, 3, 7) for k in range(10)]
-    assert first_use_seconds(steps, 64, COST) == pytest.approx(0.7 / 2)
+    assert slower_than(COST, steps).tolist() == [k in (0, 3, 7) for k in range(10)]
+    assert first_use_seconds(steps, 64, COST, slow_steps(steps, 64)) == pytest.approx(0.7 / 2)
+
+
+@pytest.mark.parametrize("scatter", [0.3, 0.5, 1.0])
+def test_steps_that_only_scatter_have_no_first_uses(scatter: float) -> None:
+    rng = random.Random(1)
+    shapes = [Shape(1, tokens, tokens, tokens**2) for tokens in (rng.randint(20, 900) for _ in range(500))]
+    assert find_width([TimedStep(s, COST.duration(s) * rng.lognormvariate(0, scatter)) for s in shapes]) is None
+
+
+def test_a_bucket_may_be_prepared_again_or_before_the_first_step(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The fit without the first steps tells which steps were slow. Their time is not part of the step times."""
+    rows, rng, seen = [], random.Random(2), set()
+    for number in range(400):
+        tokens = rng.randint(20, 900) if number % 2 else 0
+        shape = Shape(*((1, tokens, tokens, tokens**2, 0) if tokens else (0,) * 5), 8, 8, 2000 + number)
+        key = (-(-(tokens + 8) // 64), number >= 200)  # after 200 steps, contexts need other buffers
+        slow = 0.2 if key not in seen and key != (8, False) else 0.0
+        seen.add(key)
+        seconds = COST.duration(shape) + slow
+        rows.append({"seconds": seconds, "prefill_tokens": tokens, "decode_rows": 8, "context": shape.context})
+    log = write_jsonl(tmp_path / "log.jsonl", rows)
+    assert main(["calibrate", "import", "steps", str(log), "-o", str(tmp_path / "out")]) == 0
+    assert f"{len(seen) - 1} steps prepared new shapes" in capsys.readouterr().out
+    profile = load_profile(tmp_path / "out")
+    lost = profile.about["first_use"]["seconds"] * len({bucket for bucket, _ in seen})
+    assert lost == pytest.approx(0.2 * (len(seen) - 1), rel=0.02)
+    mixed = Shape(1, 700, 700, 490_000, 0, 8, 8, 2100)
+    assert profile.cost.duration(mixed) == pytest.approx(COST.duration(mixed), rel=0.01)
+
+
+def test_a_log_without_contexts_counts_their_time_once(tmp_path: Path) -> None:
+    """The time of the contexts is part of the rows. An assumed time per cached token would add it again."""
+    rng, rows = random.Random(3), []
+    for number in range(300):
+        tokens, decoding = (rng.randint(20, 900) if number % 3 == 0 else 0), rng.randint(1, 30)
+        shape = Shape(*((1, tokens, tokens, tokens**2, 0) if tokens else (0,) * 5), decoding, decoding, 400 * decoding)
+        seconds = COST.duration(shape) * rng.lognormvariate(0, 0.02)
+        rows.append({"seconds": seconds, "prefill_tokens": tokens, "decode_rows": decoding})
+    log = write_jsonl(tmp_path / "log.jsonl", rows)
+    assert main(["calibrate", "import", "steps", str(log), "-o", str(tmp_path / "out")]) == 0
+    profile = load_profile(tmp_path / "out")
+    assert "0: no sample has a context" in profile.about["tied"]["decode.context"]
+    decodes = Shape(decode_rows=20, decode_live=20, context=20 * 400)
+    assert profile.cost.duration(decodes) == pytest.approx(COST.duration(decodes), rel=0.03)

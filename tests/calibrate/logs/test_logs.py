@@ -19,10 +19,11 @@ from servesim.calibrate.logs.observed_runs import read_runs
 from servesim.calibrate.logs.timestamps import read_times
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, StepCost
+from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.noise import NoisyCost
+from servesim.costs.uncertainty import with_parameters
 from servesim.runs.run_folder import write_run
 from servesim.runs.simulate import simulate
 
@@ -176,6 +177,11 @@ def test_command_writes_a_profile_that_loads(tmp_path: Path, capsys: pytest.Capt
     assert isinstance(profile.cost, LinearCost)
     assert profile.cost.prefill == pytest.approx(START.prefill, rel=0.01)
     assert set(profile.about["fit"]["parameters"]) == set(FREE)
+    assert len(profile.uncertainty.draws) == 24
+    shape = Shape(decode_rows=8, decode_live=8, context=1000)
+    times = [with_parameters(profile.cost, draw).seconds(shape) for draw in profile.uncertainty.draws]
+    assert float(np.mean(times)) == pytest.approx(profile.cost.seconds(shape), rel=0.01)
+    assert 0 < float(np.std(times)) < 0.01 * profile.cost.seconds(shape)  # rows and steps vary in opposite directions
 
 
 CLIENT_LOG = """\

@@ -17,10 +17,11 @@ from servesim.calibrate.logs.parameters import value_of, with_values
 from servesim.calibrate.logs.residuals import QueueTimes, RequestLatencies, open_requests, residuals_of
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, StepCost
+from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.mapping import cost_from
+from servesim.costs.noise import NoisyCost
 from servesim.runs.run_folder import write_run
 from servesim.runs.simulate import Run, simulate
 
@@ -102,9 +103,9 @@ def test_every_stage_has_its_own_figures(tmp_path: Path) -> None:
         assert predicted == pytest.approx(measured, rel=0.02), name
 
 
-def unsaturated_log(folder: Path, requests: int = 400) -> dict[str, Any]:
+def unsaturated_log(folder: Path, requests: int = 400, cost: StepCost = KNOWN) -> dict[str, Any]:
     workload = {"requests": requests, "arrivals": {"kind": "poisson", "rate": 5}, "lengths": LENGTHS}
-    write_run(run_of(workload), folder / "run")
+    write_run(run_of(workload, cost), folder / "run")
     return {"name": "a", "scenario": {"workload": workload}, "log": "run/requests.csv"}
 
 
@@ -116,6 +117,18 @@ def test_costs_are_recovered_from_the_log_of_a_server_without_a_queue(tmp_path: 
     check_recovered(fit, 0.05)
     assert fit.fitted[0].e2e is not None
     assert fit.fitted[0].e2e < 0.02
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_intervals_of_a_log_without_a_queue_hold(tmp_path: Path, seed: int) -> None:
+    """A row takes 2 % of a step: its derivative is clear only in larger steps than that of the base."""
+    noisy = NoisyCost(KNOWN, {kind: [0.92, 1.0, 1.08] for kind in ("prefill", "decode", "mixed")}, seed)
+    fit = fit_logs(read_runs(write_runs(tmp_path, [unsaturated_log(tmp_path, 250, noisy)])), leave_out=False)
+    for k, name in enumerate(FREE):
+        low, high = fit.interval(k)
+        assert low <= getattr(KNOWN, name) <= high, name
+        assert fit.values[k] == pytest.approx(getattr(KNOWN, name), rel=0.12), name
+        assert high - low < getattr(KNOWN, name), "the interval is too wide"
 
 
 def test_a_log_with_a_queue_is_compared_in_stretches_of_time(tmp_path: Path) -> None:
@@ -223,6 +236,13 @@ def test_parameters_of_a_cost_model_in_parts() -> None:
     changed = with_values(cost, ["prefill.tokens.512", "decode.live", "host.step"], [0.07, 2e-4, 0.001])
     names = ("prefill.tokens.1", "prefill.tokens.512", "decode.live", "decode.rows.1", "host.step")
     assert [value_of(changed, name) for name in names] == [0.01, 0.07, 2e-4, 0.02, 0.001]
+    shape = Shape(decode_rows=4, decode_live=4)
+    assert cost.seconds(shape) == pytest.approx(0.02 + 4e-4)
+    assert with_values(cost, ["decode.live"], [2e-4]).seconds(shape) == pytest.approx(0.02 + 8e-4)  # nothing is cached
+    curve = with_values(cost, ["prefill.tokens.1", "prefill.tokens.512"], [0.02, 0.08])
+    assert curve.seconds(Shape(1, 512, 512)) == pytest.approx(0.08)
+    assert [value_of(curve, name) for name in names[:2]] == [0.02, 0.08]
+    assert with_values(cost, [], []) == cost
     with pytest.raises(BadInput, match=r"a point of the table: prefill\.tokens\.1, prefill\.tokens\.512"):
         value_of(cost, "prefill.tokens.64")
     with pytest.raises(BadInput, match="unknown parameter 'lives'"):

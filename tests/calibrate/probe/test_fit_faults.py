@@ -12,6 +12,7 @@ from servesim.calibrate.probe.cross_validation import held_out_errors
 from servesim.calibrate.probe.fit import fit_cost, fit_samples
 from servesim.calibrate.probe.fit_checks import check_fit, total_errors
 from servesim.calibrate.probe.fitted_profile import profile_from
+from servesim.calibrate.probe.identification import model_ratios
 from servesim.calibrate.probe.predictions import predict
 from servesim.calibrate.probe.sample_set import Samples, grouped
 from servesim.calibrate.probe.solver import nonneg_least_squares
@@ -53,6 +54,54 @@ def test_longer_prompts_take_longer_if_all_prompts_have_one_length() -> None:
     assert "prefill.tokens" in fitted.tied
 
 
+@pytest.mark.parametrize("repeats", [1, 20])
+def test_assumptions_are_used_if_the_first_solution_already_predicts_the_samples(repeats: int) -> None:
+    """One shape of decodes: the context takes the time of its bytes. Other numbers of rows take the same time."""
+    fitted = fit_samples(
+        measured([prompts(n) for n in LENGTHS] + [decodes(8, 100)], KNOWN.seconds, repeats=repeats), {}
+    )
+    one_row = fitted.cost.decodes.rows[0][1]
+    assert fitted.cost.decodes.context == pytest.approx(model_ratios({}).context_per_step * one_row, rel=0.1)
+    assert fitted.cost.seconds(decodes(8, 100)) == pytest.approx(KNOWN.seconds(decodes(8, 100)), rel=1e-3)
+    assert {"decode.rows", "decode.context"} <= set(fitted.tied)
+
+
+def test_mixed_steps_that_were_not_measured_are_one_pass_and_the_profile_says_so() -> None:
+    """A decode row takes as much more than a prompt token as in decode steps: sampling, block tables."""
+    samples = measured([prompts(*[n] * rows) for n in LENGTHS for rows in (1, 3)] + DECODES, KNOWN.seconds, 0.01, 3)
+    profile = profile_from(samples, {}, "probe")
+    tied = profile.about["tied"]
+    assert tied["mixed.step"] == "0: prompts and decodes of a step are one model call"
+    assert tied["mixed.row"] == "as much more than a prompt token as in decode steps"
+    assert tied["mixed.context"] == "as in decode steps"
+    assert isinstance(profile.cost, PartsCost)
+    alone = profile.cost.seconds(prompts(900))
+    added = [profile.cost.seconds(both(prompts(900), decodes(rows, 500))) - alone for rows in (4, 8, 16, 32)]
+    true = [6e-5 * rows + 1.3e-7 * rows * 500 for rows in (4, 8, 16, 32)]  # without the fixed time of a decode step
+    assert added == pytest.approx(true, rel=0.35)
+    for rows in (1, 8, 32):  # more work than the decodes alone
+        step = both(prompts(16), decodes(rows, 500))
+        assert profile.cost.seconds(step) >= profile.cost.seconds(decodes(rows, 500))
+
+
+@pytest.mark.parametrize("kind", ["tokens", "rows"])
+def test_a_flat_end_of_a_curve_does_not_continue_above_the_measured_range(kind: str) -> None:
+    """The largest measured steps are fast by chance, or padded: twice the work still takes more time."""
+    device = LinearCost(base=0.02, prefill_token=2e-5, decode_row=1e-4)
+    flat = 768 if kind == "tokens" else 21
+
+    def flat_at_the_end(shape: Shape) -> float:
+        sizes = shape._replace(prefill_tokens=min(shape.prefill_tokens, flat)) if kind == "tokens" else shape
+        return device.seconds(sizes._replace(decode_rows=min(shape.decode_rows, flat)) if kind == "rows" else sizes)
+
+    steps = [prompts(n) for n in range(64, 1025, 64)] + [decodes(rows, 64) for rows in range(1, 29)]
+    cost = fit_cost(measured(steps, flat_at_the_end, repeats=3), {})
+    largest, further = (prompts(n) for n in (1024, 2048)) if kind == "tokens" else (decodes(n, 64) for n in (28, 56))
+    assert cost.seconds(largest) == pytest.approx(flat_at_the_end(largest), rel=0.02)
+    added = device.seconds(further) - device.seconds(largest)
+    assert cost.seconds(further) - cost.seconds(largest) == pytest.approx(added, rel=0.3)
+
+
 def test_terms_that_the_samples_separate_are_not_assumed() -> None:
     """Attention is ten times slower than its FLOPs: many rows of different lengths show it."""
     slow = LinearCost(base=5e-3, prefill_token=2e-5, prefill_square=4e-9, prefill_cross=9e-9, decode_step=8e-3)
@@ -79,13 +128,28 @@ def test_scatter_does_not_bias_the_fit() -> None:
     assert [float(np.mean(found)) for found in ratios.values()] == pytest.approx([1.0, 1.0, 1.0], abs=0.007)
 
 
-def test_one_noisy_point_does_not_raise_the_curve() -> None:
+@pytest.mark.parametrize("noisy", [0, 4, 8])
+def test_one_noisy_point_neither_raises_nor_flattens_the_curve(noisy: int) -> None:
     def device(shape: Shape) -> float:
-        return KNOWN.seconds(shape) * (2.0 if shape.prefill_tokens == LENGTHS[4] else 1.0)
+        return KNOWN.seconds(shape) * (2.0 if shape.prefill_tokens == LENGTHS[noisy] else 1.0)
 
     cost = fit_cost(measured([prompts(n) for n in LENGTHS] + DECODES, device, 0.01, repeats=3), {})
-    for tokens in [*LENGTHS[:3], *LENGTHS[6:]]:
-        assert abs(error(cost, prompts(tokens))) < 0.05
+    for place, tokens in enumerate(LENGTHS):
+        assert abs(place - noisy) < 2 or abs(error(cost, prompts(tokens))) < 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_one_pass_is_kept_if_two_parts_are_not_clearly_better(seed: int) -> None:
+    """The device runs one model call for prompts and decodes; scatter of 10 % does not make it two parts."""
+
+    def device(shape: Shape) -> float:
+        tokens = shape.prefill_tokens + (shape.decode_rows if shape.prefill_rows else 0)
+        return 8e-3 + 2e-5 * tokens + 6e-5 * shape.decode_rows + 1.3e-7 * shape.context
+
+    samples = measured([prompts(n) for n in LENGTHS] + DECODES + MIXED, device, 0.1, repeats=3, seed=seed)
+    cost = fit_cost(samples, {})
+    assert cost.mixed.one_pass
+    assert np.mean([abs(cost.seconds(shape) / device(shape) - 1) for shape in MIXED]) < 0.05
 
 
 def test_prefill_times_come_from_mixed_steps_if_no_prompt_ran_alone() -> None:
