@@ -26,6 +26,7 @@ INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
     "build", "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
+    "model_arithmetic", "peak",  # used once per run
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.
 MYPY_CONFIG = """[mypy]

@@ -183,7 +183,7 @@ def host(bench: Bench, repeats: int) -> dict[str, Any]:
             lambda rows=rows: backend.packer.pack(rows),
             lambda used=used: backend.ints[:used].copy_(backend.staging[:used], non_blocking=True),
             graph.replay,
-            lambda count=count: backend.read_tokens(llama.next_tokens, count),
+            lambda count=count: backend.selection.read_tokens(llama.next_tokens[:count]),
         ]
         times = [[time_ms(phase) for phase in phases] for _ in range(repeats)]
         whole = [time_ms(lambda rows=rows: backend.step(rows)) for _ in range(repeats)]

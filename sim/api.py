@@ -278,6 +278,7 @@ def load_one_replay(name: str, simulated: Path, measured: Path) -> ReplayResult:
     host = HostOverhead(*measured_run.result.get("host", (0.0, 0.0)))
     if host != HostOverhead() and measured_run.result.get("backend", {}).get("backend") != "fake":
         profile = replace(profile, cost=CostWithHost(profile.cost, host))
+    profile = profile.with_sampling(simulated_run.scenario.engine.sampling)
     both = compare_runs(name, simulated_run, measured_run)
     return ReplayResult(
         name, result_of_data(simulated_run), result_of_data(measured_run), both, profile, measured_run.calls

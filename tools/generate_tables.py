@@ -29,6 +29,8 @@ from servesim.traces.read.formats import FORMATS
 
 sys.path.insert(0, str(Path(__file__).parent))
 from commands import reference
+from contest_table import HEAD as CONTEST_HEAD
+from contest_table import contest_rows
 from run_doc_examples import ROOT, pages
 
 SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -202,6 +204,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "lengths": length_table,
     "profiles": profile_table,
     "ascend": ascend_table,
+    "contest": lambda: table(CONTEST_HEAD, contest_rows()),
     "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
     "h200-summary": lambda: summary_rows(benchmark_table("h200", "`benchmarks/h200_replay.py`")()),
     "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),

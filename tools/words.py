@@ -36,7 +36,10 @@ PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 PHRASE = re.compile(
     r"(?<![a-z])(" + "|".join(word.replace(" ", r"[\s_#>]+") for word in WORDS) + r")s?(?![a-z])", re.IGNORECASE
 )
-STANDARD_COUNTER = re.compile(r"^ *(from collections import .*\bCounter\b|import collections\b)", re.MULTILINE)
+STANDARD_COUNTER = re.compile(
+    r"^ *(from collections import .*\bCounter\b|import collections\b|from torch.utils.flop_counter import)",
+    re.MULTILINE,
+)
 
 
 class Hit(NamedTuple):

@@ -1,8 +1,8 @@
 """Run a servesim policy inside MindSpore llm-serving: the policy decides which requests fill the server's slots.
 
-Only the function that fills the slots is replaced. On every call the adapter reads the server's state: its waiting
-queue, its slots and its blocks. The adapter keeps what the server lacks: a queue for preempted requests and the policy
-state. Python 3.9, standard library, servesim's core and policies.
+The adapter replaces the function that fills the slots; for several prompts per prefill see grouped_prefill.py. On every
+call it reads the server's state: its waiting queue, its slots and its blocks. The adapter keeps what the server lacks:
+a queue for preempted requests and the policy state. Python 3.9, standard library, servesim's core and policies.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from servesim.engine.cohort import Cohort
 from servesim.engine.queues import FifoQueue, RequestQueue, SortedQueue
 from servesim.policies import POLICIES, match_fields
 
+from .grouped_prefill import install_repair
+
 LIVE_STATUSES = ("RUNNING", "INPUT_OUTOFRANGE")  # of occupied slots
 POLICY_VARIABLE = "SERVESIM_POLICY"  # environment: {"name": ..., fields...}
-MULTI_PREFILL_VARIABLE = "SERVESIM_MULTI_PREFILL"  # environment: 1 if the agent is patched for several prompts per call
 
 
 class Adapter:
@@ -206,9 +207,6 @@ def check(policy: Policy, schedule: Any) -> None:
         raise BadInput(
             "adapter: Schedule has no _continuous_batch_pa; expected llm-serving 7342f33 or a similar version"
         )
-    if getattr(policy, "prefill_batch", 1) > 1 and os.environ.get(MULTI_PREFILL_VARIABLE) != "1":
-        why = "the stock agent stores the tokens of several prompts in wrong places"
-        raise BadInput(f"prefill_batch: {why}; patch the agent, then set {MULTI_PREFILL_VARIABLE}=1")
     if getattr(policy, "delay_variant", "") == "contest-as-reported" and not getattr(policy, "fix_delay_bugs", True):
         raise BadInput("delay_variant: contest-as-reported crashes on an empty queue; set fix_delay_bugs")
 
@@ -223,13 +221,23 @@ def import_server() -> tuple[Any, Any]:
         raise BadInput(f"adapter: {why}; run in its folder, or put that folder into PYTHONPATH") from None
 
 
-def install(policy: Optional[Policy] = None, schedule: Any = None, master: Any = None) -> None:
-    """Replace the paged scheduling of a Schedule class (default: of the server in this process)."""
+def install(
+    policy: Optional[Policy] = None, schedule: Any = None, master: Any = None, worker: Any = None, model: Any = None
+) -> None:
+    """Replace the paged scheduling of a Schedule class (default: of the server in this process).
+
+    With several prompts per prefill, also repair the classes Worker and DisModel.
+    """
     if policy is None:
         policy = policy_from(os.environ.get(POLICY_VARIABLE, "{}"))
     if schedule is None:
         schedule, master = import_server()
     check(policy, schedule)
+    grouped = getattr(policy, "prefill_batch", 1) > 1
+    if grouped:
+        if not hasattr(master, "_check_prompt_predict_data_pa"):
+            raise BadInput("adapter: AsyncMaster has no _check_prompt_predict_data_pa; set prefill_batch to 1")
+        install_repair(worker, model)
     chosen = policy
     adapters: WeakKeyDictionary[Any, Adapter] = WeakKeyDictionary()  # one per schedule; a server has one schedule
     last: list[Adapter] = []
@@ -252,5 +260,5 @@ def install(policy: Optional[Policy] = None, schedule: Any = None, master: Any =
 
     schedule._continuous_batch_pa = fill
     schedule.get_queue_len = queue_len
-    if getattr(policy, "prefill_batch", 1) > 1:
+    if grouped:
         master._check_prompt_predict_data_pa = staticmethod(prompts)

@@ -11,7 +11,7 @@ import contextlib
 import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Callable, Optional
 
@@ -42,6 +42,7 @@ class SentRequest:
     outcome: Optional[str] = None
     reason: Optional[str] = None
     pings: int = 0
+    lines: Optional[list[bytes]] = None  # of the response, if they are kept
 
     @property
     def written(self) -> int:
@@ -148,6 +149,8 @@ class LoadGenerator:
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             start = line[:80].decode("utf-8", "replace")
             raise ValueError(f"unexpected line for this API: {start!r} ({type(error).__name__})") from None
+        if sent.lines is not None:
+            sent.lines.append(line)
         sent.pings += event.ping
         if event.error is not None:
             refused = event.error.startswith("Error20")
@@ -194,11 +197,18 @@ class LoadGenerator:
 
 
 def send(
-    url: str, api: Api, requests: Sequence[Request], timeout: float, progress: Optional[Progress] = None
+    url: str,
+    api: Api,
+    requests: Sequence[Request],
+    timeout: float,
+    progress: Optional[Progress] = None,
+    keep_lines: Collection[Request] = (),
 ) -> LoadGenerator:
-    """Send requests to a server and wait for all responses."""
+    """Send requests to a server and wait for all responses; keep the lines of some."""
     raise_file_limit(len(requests))
     load = LoadGenerator(url, api, requests, timeout, progress)
+    for sent in load.sent_requests:
+        sent.lines = [] if sent.request in keep_lines else None
     asyncio.run(load.run())
     return load
 

@@ -29,6 +29,13 @@ class Event(NamedTuple):
     prompt_tokens: Optional[int] = None  # if the server counts them
 
 
+class Piece(NamedTuple):
+    """The part of an answer in one line of a stream."""
+
+    text: str = ""
+    token_ids: Optional[list[int]] = None  # if the server sends them
+
+
 class Api(Protocol):
     """One HTTP interface."""
 
@@ -40,6 +47,9 @@ class Api(Protocol):
 
     def event(self, line: bytes) -> Event:
         """Parse one line of the response stream."""
+
+    def piece(self, line: bytes) -> Optional[Piece]:
+        """Return the part of the answer in a line that `event` can parse; None if it has none."""
 
 
 class LlmServing:
@@ -71,6 +81,16 @@ class LlmServing:
         if "finish_reason" in response:
             return Event(output_tokens=response.get("generated_tokens"), complete=True)
         return Event(tokens=1)
+
+    def piece(self, line: bytes) -> Optional[Piece]:
+        if not self.event(line).tokens:
+            return None
+        message = json.loads(line[5:] if line.startswith(b"data:") else line)
+        data = message.get("data", message)
+        response = data[0] if isinstance(data, list) else data
+        token = response.get("tokens")
+        number = token.get("id") if isinstance(token, dict) else None
+        return Piece(str(response.get("generated_text", "")), [number] if isinstance(number, int) else None)
 
 
 class OpenAI:
@@ -108,6 +128,13 @@ class OpenAI:
         usage = message.get("usage") or {}
         tokens = int(any(choice.get("text") is not None for choice in message.get("choices", ())))
         return Event(tokens, usage.get("completion_tokens"), prompt_tokens=usage.get("prompt_tokens"))
+
+    def piece(self, line: bytes) -> Optional[Piece]:
+        if not self.event(line).tokens:
+            return None
+        choice = json.loads(line[5:])["choices"][0]
+        ids = choice.get("token_ids")
+        return Piece(str(choice.get("text") or ""), ids if isinstance(ids, list) else None)
 
 
 class TextCompletions(OpenAI):

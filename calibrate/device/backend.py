@@ -6,32 +6,12 @@ A backend runs in a worker process on the device's host: Python 3.9, standard li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import Shape
+from servesim.core import BadInput, Shape
+from servesim.costs.model_arithmetic import MODELS, Model
 
-
-@dataclass(frozen=True)
-class Model:
-    """The dimensions of a Llama model."""
-
-    name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    intermediate: int
-    vocab: int
-    context: int  # maximum sequence length, in tokens
-    dtype: str = "float32"
-
-
-MODELS = {
-    "llama2-7b": Model("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096, "bfloat16"),
-    "tiny": Model("tiny", 4, 256, 8, 8, 688, 1000, 2048),
-    "micro": Model("micro", 2, 64, 4, 4, 176, 256, 512),
-}
+__all__ = ["MODELS", "Backend", "Model", "OutOfMemory", "Row", "shape_of_rows"]
 
 
 class Row(NamedTuple):
@@ -62,10 +42,18 @@ class OutOfMemory(RuntimeError):
     """A step did not fit into device memory. The backend stays usable."""
 
 
+def check_choice(option: str, value: Any, known: Sequence[str]) -> None:
+    """Raise BadInput for an option of a backend with an unknown value."""
+    if value not in known:
+        raise BadInput(f"{option}: expected one of {', '.join(known)}, got {value!r}")
+
+
 class Backend:
     """A loaded model on a device. One step runs prompts and decodes in one model call."""
 
     name = ""
+    sampling = ""  # the variant that steps use to select tokens
+    samplings: Sequence[str] = ()  # the variants that this device has
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
@@ -76,6 +64,18 @@ class Backend:
     def step(self, rows: Sequence[Row]) -> list[int]:
         """Run one step and return the most likely next token of each row. The tokens are then on the host."""
         raise NotImplementedError
+
+    def compute(self, rows: Sequence[Row]) -> None:
+        """Run the model calls of a step; the logits stay on the device."""
+        raise NotImplementedError
+
+    def select_tokens(self, sampling: str) -> list[int]:
+        """Select the tokens of the computed rows in one of the variants; a probe measures its time."""
+        raise NotImplementedError
+
+    def logits(self, rows: Optional[Sequence[int]] = None) -> Any:
+        """Copy the logits of the computed rows, or of some, to the host as [rows, vocab]; None: it has no logits."""
+        return None
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy device blocks to host blocks; a pair is (device block, host block)."""

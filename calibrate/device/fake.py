@@ -11,11 +11,14 @@ from dataclasses import asdict
 from typing import Any, Optional, Union
 
 from servesim.core import BadInput, Shape, StepCost
+from servesim.core.limits import MAX_COST, is_number
 from servesim.costs.mapping import cost_from
+from servesim.costs.sampling import SamplingTerm
 
-from .backend import Backend, Model, OutOfMemory, Row, shape_of_rows
+from .backend import Backend, Model, OutOfMemory, Row, check_choice, shape_of_rows
 
 DEFAULT_COST = {"base": 2e-3, "prefill_token": 2e-5, "decode_row": 1e-4, "context": 5e-7, "swap_block": 1e-4}
+DEFAULT_SAMPLING = {"host": {"step": 2e-4, "row": 1e-5}, "device": {"step": 1e-4, "row": 0.0}}
 BUSY_WAIT_S = 2e-4  # time.sleep returns about this late, so the last part is a busy wait
 
 
@@ -29,12 +32,19 @@ class FakeBackend(Backend):
         cost: Union[StepCost, Mapping[str, Any], None] = None,  # a cost model, or its mapping from a profile
         lag: float = 0.0,  # seconds of device work after `step` returns; `synchronize` waits for it
         limit: Optional[int] = None,  # maximum tokens of a step; more raise OutOfMemory
+        sampling: Optional[str] = None,  # variant that selects the tokens; default: the first of `sampling_terms`
+        sampling_terms: Optional[Mapping[str, Mapping[str, float]]] = None,  # seconds per step and row of each variant
     ) -> None:
+        self.terms = read_terms(DEFAULT_SAMPLING if sampling_terms is None else sampling_terms)
+        self.samplings = tuple(self.terms)
+        self.sampling = self.samplings[0] if sampling is None else sampling
+        check_choice("sampling", self.sampling, self.samplings)
         self.cost = cost if isinstance(cost, StepCost) else cost_from(DEFAULT_COST if cost is None else cost, "cost")
         self.lag = lag
         self.limit = limit
         self.busy_until = 0.0
         self.model: Optional[Model] = None
+        self._tokens: list[int] = []  # of the last step
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
@@ -49,14 +59,31 @@ class FakeBackend(Backend):
 
     def step(self, rows: Sequence[Row]) -> list[int]:
         start = time.perf_counter()
+        selected = self.terms[self.sampling].seconds(len(rows))
+        self._wait_for_work(start, self._run(rows, selected))
+        return self._tokens
+
+    def compute(self, rows: Sequence[Row]) -> None:
+        start = time.perf_counter()
+        self._wait_for_work(start, self._run(rows, 0.0))
+
+    def select_tokens(self, sampling: str) -> list[int]:
+        wait_until(time.perf_counter() + self.terms[sampling].seconds(len(self._tokens)))
+        return self._tokens
+
+    def _run(self, rows: Sequence[Row], selected: float) -> float:
+        """Compute the tokens of the rows; return the seconds of the step if their selection takes `selected` seconds.
+
+        The cost model includes the selection with the first variant.
+        """
         count = sum(len(row.tokens) for row in rows)
         if self.limit is not None and count > self.limit:
             raise OutOfMemory(f"fake device: {count} tokens in a step, the limit is {self.limit}")
-        tokens = [self._next_token(row) for row in rows]
+        self._tokens = [self._next_token(row) for row in rows]
         decodes = [row for row in rows if row.position and len(row.tokens) == 1]
         prompts = [row for row in rows if not (row.position and len(row.tokens) == 1)]
-        self._wait_for_work(start, self.cost.seconds(shape_of_rows(prompts, decodes)))
-        return tokens
+        included = self.terms[self.samplings[0]].seconds(len(rows))
+        return max(0.0, self.cost.seconds(shape_of_rows(prompts, decodes)) + (selected - included))
 
     def _next_token(self, row: Row) -> int:
         import numpy as np
@@ -86,7 +113,13 @@ class FakeBackend(Backend):
         wait_until(self.busy_until)
 
     def describe(self) -> dict[str, Any]:
-        about: dict[str, Any] = {"backend": self.name, "device": "fake", "kernels": "fake", "versions": {}}
+        about: dict[str, Any] = {
+            "backend": self.name,
+            "device": "fake",
+            "kernels": "fake",
+            "sampling": self.sampling,
+            "versions": {},
+        }
         if self.model is not None:
             about.update(
                 model=asdict(self.model),
@@ -96,6 +129,19 @@ class FakeBackend(Backend):
                 host_blocks=self.host.shape[0],
             )
         return about
+
+
+def read_terms(terms: Any) -> dict[str, SamplingTerm]:
+    """Return the option `sampling_terms` after checking it."""
+    expected = "sampling_terms: expected seconds per variant, e.g. {host: {step: 0.0002, row: 0.00001}}"
+    if not isinstance(terms, Mapping) or not terms:
+        raise BadInput(f"{expected}, got {terms!r}")
+    for term in terms.values():
+        if not isinstance(term, Mapping) or set(term) != {"step", "row"}:
+            raise BadInput(f"{expected}, got {term!r}")
+        if not all(is_number(value, 0, MAX_COST) for value in term.values()):
+            raise BadInput(f"{expected}, got {dict(term)!r}")
+    return {str(name): SamplingTerm(float(term["step"]), float(term["row"])) for name, term in terms.items()}
 
 
 def wait_until(deadline: float) -> None:

@@ -95,6 +95,9 @@ def probe_device(args: argparse.Namespace, worker: Any) -> int:
     write.write_text(path, probe.as_csv(rows))  # drops a truncated last line
     result = probe.run(backend, {**settings, "resume": rows}, append)
     write.write_text(path, result["csv"])
+    about = about if result["power"] is None else {**about, "power": result["power"]}
+    described = {"settings": settings, "about": about, "sampling": result["sampling"] or None}
+    write.write_json(path.with_name("probe.yaml"), described)
     print(f"{path}: {result['known']} of {result['points']} points precise, {len(result['failed'])} failed")
     return 130 if result["interrupted"] else 0
 

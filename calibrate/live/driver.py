@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 from servesim.calibrate.device.backend import Backend
+from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
 from servesim.config.registry import make_policy
 from servesim.config.user_code import use_access, user_errors
@@ -27,10 +28,13 @@ from servesim.engine.loop import Observer
 from servesim.engine.server import Server
 from servesim.engine.shape import NO_PADDING, step_shape
 from servesim.engine.step import ModelCall, Step
+from servesim.engine.work_totals import work_to_json
 from servesim.runs.decision_log import InMemoryLog
 
+from .answer_record import AnswerRecord
 from .block_tables import BlockTables
 from .prompts import PromptMaker, TokenHistory, prompt_maker
+from .token_check import check_answers
 
 LiveClock = Union[WallClock, VirtualClock]
 Emit = Callable[[Any], None]
@@ -56,6 +60,7 @@ class LiveDriver:
         clock: Optional[LiveClock] = None,
         observers: Sequence[Observer] = (),
         monitor: Optional[Callable[[LiveDriver], bool]] = None,
+        make_history: Callable[[BlockTables, PromptMaker], TokenHistory] = TokenHistory,
     ) -> None:
         scheduler = make_policy(policy)
         with user_errors(scheduler):
@@ -64,7 +69,7 @@ class LiveDriver:
         blocks = pool.total if server.policy.uses_block_pool else engine["num_blocks"] - 1
         self.backend = backend
         self.tables = BlockTables(blocks, pool.block_size, pool.host_total)
-        self.history = TokenHistory(self.tables, make_prompt)
+        self.history = make_history(self.tables, make_prompt)
         self.clock: LiveClock = WallClock() if clock is None else clock
         self.monitor = monitor  # called every REPORT_INTERVAL_S; returns whether to stop
         self.stopped = False
@@ -144,23 +149,49 @@ def replay(
     observers = (notes,) if args.get("decisions", True) else ()
     clock = make_clock(args.get("pace")) if clock is None else clock
     monitor = RunMonitor(emit, args)
+    history = history_maker(args, backend, requests)
     with use_access(args.get("code")):  # as in the parent process
-        live = LiveDriver(args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor)
-        overhead = warm_up(backend, args, requests[: args.get("warm_up", 0)])
+        live = LiveDriver(
+            args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor, history
+        )
+    stuck, sampler = None, DeviceSampler()
+    with sampler if isinstance(clock, WallClock) else contextlib.nullcontext():
+        with use_access(args.get("code")):
+            overhead = warm_up(backend, args, requests[: args.get("warm_up", 0)])
+        try:
+            live.run()
+        except Stuck as error:
+            stuck = str(error)
     host = fit_overhead(overhead)
-    stuck = None
-    try:
-        live.run()
-    except Stuck as error:
-        stuck = str(error)
     return {
         "backend": about,
         "stuck": stuck,
         "host": [host.step, host.row, host.prompt, host.token],
         "host_parts": overhead,
         **run_result(live, requests),
+        "counters": counters_to_json(sampler, getattr(clock, "origin", 0.0)),
         "decisions": notes.rows,
+        "token_check": check_tokens(live, emit, args),
     }
+
+
+def history_maker(
+    args: Mapping[str, Any], backend: Backend, requests: Sequence[Request]
+) -> Callable[[BlockTables, PromptMaker], TokenHistory]:
+    """Return what makes the token history of a run. With a token check, it also records answers."""
+    count = args.get("check_tokens")
+    if count is None:
+        return TokenHistory
+    return lambda tables, make_prompt: AnswerRecord(
+        tables, make_prompt, backend, requests, count, args["vocab"], args.get("seed", 0)
+    )
+
+
+def check_tokens(live: LiveDriver, emit: Emit, args: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """Run the recorded answers of a finished run again, alone; None without a record."""
+    if not isinstance(live.history, AnswerRecord) or live.stopped:
+        return None
+    return check_answers(live.backend, live.history, emit, lambda: stop_asked(args))
 
 
 def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
@@ -170,7 +201,7 @@ def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
         "requests": [[r.written, r.sent, *(getattr(r, name) for name in RESULT_FIELDS)] for r in requests],
         "calls": [call.flat() for call in live.calls],
         "gaps": [server.token_gaps.seconds.tolist(), server.token_gaps.counts.tolist()],
-        "computed": server.prompt_tokens_computed,
+        "work": work_to_json(server.work.by_kind()),
         "end": live.loop.now,
         "stopped": live.stopped,
         "late": getattr(live.clock, "late", 0.0),

@@ -26,7 +26,10 @@ FAKE_MODEL = Model("fake", 1, 1, 1, 1, 1, 32000, 1 << 20)  # accepts any sequenc
 
 
 class DeviceSession:
-    """A worker and its loaded model. Use it as a context manager."""
+    """A worker and its loaded model. Use it as a context manager.
+
+    A worker selects tokens in one way (engine.sampling). A scenario with another one gets a new worker.
+    """
 
     def __init__(
         self, backend: str, model: Optional[str] = None, python: Optional[str] = None, weights: Optional[str] = None,
@@ -35,13 +38,16 @@ class DeviceSession:
         self.backend = backend
         self.model = FAKE_MODEL if backend == "fake" else find_model(model or "tiny")
         self.weights = weights
-        options = dict(options or {})
+        self.python = python
+        self.options = dict(options or {})
+        self.sampling: Optional[str] = self.options.get("sampling")  # of the worker; None is the backend's default
         self.fake_cost: Optional[Mapping[str, Any]] = None  # cost model of a fake backend
         if backend == "fake":
-            self.fake_cost = check_fake_cost(options.pop("cost", None))
-            options["cost"] = {}  # the clock of the live driver waits instead of the backend
-        self.worker = Worker(backend, python, **options)
+            self.fake_cost = check_fake_cost(self.options.pop("cost", None))
+            self.options["cost"] = {}  # the clock of the live driver waits instead of the backend
         self.about: dict[str, Any] = {}
+        self._worker: Optional[Worker] = None
+        self._cache: tuple[int, int, int] = (0, 0, 0)  # blocks, block size, host blocks
 
     def __enter__(self) -> DeviceSession:
         return self
@@ -49,7 +55,23 @@ class DeviceSession:
     def __exit__(
         self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
     ) -> None:
-        self.worker.close()
+        self.close()
+
+    def close(self) -> None:
+        """End the worker."""
+        if self._worker is not None:
+            self._worker.close()
+            self._worker = None
+
+    @property
+    def worker(self) -> Worker:
+        """The worker, started at its first use."""
+        if self._worker is None:
+            # The clock of a fake backend waits for the selection of tokens too.
+            own = {} if self.sampling is None or self.backend == "fake" else {"sampling": self.sampling}
+            options = {key: value for key, value in self.options.items() if key != "sampling"}
+            self._worker = Worker(self.backend, self.python, **options, **own)
+        return self._worker
 
     def load(self, scenarios: Sequence[Scenario]) -> dict[str, Any]:
         """Load the model with enough blocks for the largest scenario; return the description of the backend."""
@@ -58,9 +80,32 @@ class DeviceSession:
             raise BadInput(f"engine.block_size: expected one value for all scenarios of a replay, got {sorted(sizes)}")
         blocks = max(scenario.engine.num_blocks for scenario in scenarios) + 1
         host = max(scenario.engine.host_blocks for scenario in scenarios)
-        self.worker.load(self.model, blocks, sizes.pop(), host, self.weights)
+        samplings = [self._sampling_of(scenario) for scenario in scenarios]
+        self._cache = blocks, sizes.pop(), host
+        return self._load(samplings[0])
+
+    def use_sampling(self, scenario: Scenario) -> Optional[str]:
+        """Load the model again if a scenario selects tokens in another way; return the way, if the backend has one."""
+        sampling = self._sampling_of(scenario)
+        if sampling != self.sampling:
+            self._load(sampling)
+        return None if self.backend == "fake" else self.about.get("sampling")
+
+    def _load(self, sampling: Optional[str]) -> dict[str, Any]:
+        """Load the model on a worker that selects tokens in this way."""
+        if sampling != self.sampling:
+            self.close()
+            self.sampling = sampling
+        self.worker.load(self.model, *self._cache, self.weights)
         self.about = self.worker.describe()
         return self.about
+
+    def _sampling_of(self, scenario: Scenario) -> Optional[str]:
+        """Return how a scenario selects tokens: as its engine or the option of the backend says; both must agree."""
+        option, own = self.options.get("sampling"), scenario.engine.sampling
+        if option is not None and own is not None and option != own:
+            raise BadInput(f"--option sampling={option}: the scenario has engine.sampling: {own}; expected the same")
+        return option if own is None else own
 
     def replay(
         self,
@@ -70,14 +115,19 @@ class DeviceSession:
         warm_up: int = 0,
         progress: Optional[Callable[[Any], None]] = None,
         max_seconds: float = math.inf,
+        check_tokens: Optional[int] = None,
     ) -> dict[str, Any]:
         """Replay unserved requests; return the result of `driver.replay`.
 
         Ctrl-C ends the run and keeps its results. So does the end of `max_seconds`, which include the warm-up.
+        `check_tokens` requests then run again alone, and their tokens are compared.
         """
+        self.use_sampling(scenario)
         with ScratchFolder() as folder:
             stop = Path(folder) / "stop"
             args = replay_arguments(scenario, requests, self.model, warm_up, str(stop))
+            if check_tokens is not None:
+                args["check_tokens"] = check_tokens
             if self.backend == "fake":
                 assert cost is not None, "a fake backend needs a cost model"
                 args["pace"] = self.fake_cost or cost_mapping(cost)

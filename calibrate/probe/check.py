@@ -9,6 +9,8 @@ from typing import Any, Optional
 import numpy as np
 from servesim.core import StepCost
 from servesim.costs.device_profile import Profile
+from servesim.costs.peak import peak_of
+from servesim.runs.utilisation import missing_figures
 
 from .samples import Point, measured_points
 
@@ -17,6 +19,7 @@ MAX_MEDIAN_ERROR = 0.02  # relative standard error of a median above which the r
 WIDE_INTERVAL = 0.3  # half-width of a parameter's interval, as a fraction of the value
 WORST_POINTS = 3  # number of points or ranges listed
 MIN_RANGE_POINTS = 3  # a range with fewer points is not listed
+ROWS = (1, 32, 128)  # of the table of the selection of tokens
 KINDS = ("prefill", "decode", "mixed", "swap", "busy")
 
 
@@ -35,7 +38,7 @@ def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bo
         lines.append(
             f"decode time with a busy front end in the same process: {profile.about['busy']:.2f} x the time without"
         )
-    lines += log_fit_lines(profile.about.get("fit"))
+    lines += [*sampling_lines(profile), *utilisation_lines(profile), *log_fit_lines(profile.about.get("fit"))]
     advice = next_steps(profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance)
     lines += ["", "next measurements:", *(f"  {line}" for line in advice or ["none needed"])]
     within_tolerance = tolerance is None or all(error <= tolerance for error in held_out.values())
@@ -79,6 +82,21 @@ def fit_lines(profile: Profile) -> list[str]:
     return lines + [f"assumed         {term}: {reason}" for term, reason in assumed]
 
 
+def utilisation_lines(profile: Profile) -> list[str]:
+    """Return the peak of the device and its power, or what is missing for MFU, MBU and energy."""
+    peak, power = peak_of(profile.about), profile.about.get("power")
+    missing = [
+        f"no {metric}: {text}" for metric in ("mfu", "energy") if (text := missing_figures(metric, profile.about))
+    ]
+    lines = (
+        ["", f"peak: {peak.flops / 1e12:g} TFLOP/s, {peak.bandwidth / 1e12:g} TB/s ({peak.source})"] if peak else [""]
+    )
+    if power:
+        watts = ", ".join(f"{kind} {power[kind]:.0f} W" for kind in ("idle", *KINDS) if power.get(kind) is not None)
+        lines.append(f"power: {watts}")
+    return lines + missing
+
+
 def held_out_errors(profile: Profile) -> dict[str, float]:
     """Return the mean held-out error per kind of step, as a fraction of the measured time."""
     errors = {}
@@ -102,6 +120,20 @@ def log_fit_lines(fit: Any) -> list[str]:
             error = "?" if row.get("error") is None else f"{row['error']:+.2%}"
             lines.append(f"{title.replace('_', ' ')}: {row['run']:<24}makespan {error}")
     return lines
+
+
+def sampling_lines(profile: Profile) -> list[str]:
+    """Return a table with the time that each way to select tokens adds to a step."""
+    if not profile.sampling:
+        return []
+    sizes = "".join(f"{f'{rows} rows':>10}" for rows in ROWS)
+    lines = [f"{'selection of tokens, ms':<32}{'step':>8}{'per row':>9}{sizes}"]
+    for name, term in profile.sampling.items():
+        label = f"{name} (in the measured steps)" if name == profile.sampling_used else name
+        times = "".join(f"{1e3 * term.seconds(rows):>10.3f}" for rows in ROWS)
+        lines.append(f"  {label:<30}{1e3 * term.step:>8.3f}{1e3 * term.row:>9.4f}{times}")
+    device = profile.about["sampling"].get("device")
+    return ["", *lines, *([f"  measured apart from the steps, on {device}"] if device else [])]
 
 
 def format_known(value: Optional[float]) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
 from servesim.costs.parts import HostPart, PartsCost
+from servesim.costs.peak import known_peak, stored_peak
 from servesim.costs.uncertainty import SESSION_SPREAD
 
 from .cross_validation import held_out_errors, measured_range
@@ -19,6 +20,7 @@ from .identification import model_ratios
 from .predictions import predict
 from .sample_set import Samples
 from .samples import STEP_KINDS, read_samples
+from .sampling import sampling_keys
 
 QUANTILES = 21
 
@@ -45,7 +47,9 @@ def profile_from(
     about_profile = {
         "name": name or f"{str(about.get('device', 'device')).lower().replace(' ', '-')}",
         **{key: value for key, value in about.items() if key not in ("model", "name")},
+        "sampling": sampling_keys(about.get("sampling"), None),
         "model": model["name"] if isinstance(model, Mapping) else model,
+        "peak": about.get("peak") or stored_peak(known_peak(about)),
         "how": f"probe: {int(fitted.groups.counts.sum())} samples of {len(np.unique(steps.points))} points, "
         f"{fitted.excluded} left out",
         "error": held_out.by_kind(),

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.calibrate.device.backend import MODELS
+from servesim.costs.model_arithmetic import MODELS, model_of
 
 RELATIVE_ERROR = 3.0  # standard deviation of an assumed value that is not 0, as a multiple of it
 
@@ -30,15 +30,8 @@ class ModelRatios:
 
 def model_ratios(about: Mapping[str, Any]) -> ModelRatios:
     """Return the ratios of the model in `about`, or of Llama-2-7B if its dimensions are not known."""
-    model = about.get("model")
-    sizes = model if isinstance(model, Mapping) else vars(MODELS[model]) if model in MODELS else {}
-    names = ("layers", "hidden", "intermediate", "vocab")
-    known = all(isinstance(sizes.get(name), int) and sizes[name] > 0 for name in names)
-    layers, hidden, inner, vocab = (sizes[name] for name in names) if known else (32, 4096, 11008, 32000)
-    heads, kv_heads = (sizes.get(name) for name in ("heads", "kv_heads"))
-    shared = kv_heads / heads if known and heads and kv_heads else 1.0
-    weights = layers * (2 * hidden * hidden * (1 + shared) + 3 * hidden * inner) + vocab * hidden
-    # A token needs 2 FLOPs per weight, a pair of query and key 4 per layer and hidden unit; half the pairs are masked.
-    square = 2 * layers * hidden / (2 * weights)
-    context = 2 * layers * hidden * shared / weights  # both have the same number of bytes per value
-    return ModelRatios(square, context, str(sizes.get("name", "the model")) if known else "Llama-2-7B")
+    model = model_of(about)
+    sizes = MODELS["llama2-7b"] if model is None else model
+    # Half the pairs of query and key within a chunk are masked. Weights and cached values have the same size in bytes.
+    square = sizes.flops_per_pair / 2 / (2 * sizes.weights)
+    return ModelRatios(square, sizes.kv_values / sizes.weights, "Llama-2-7B" if model is None else model.name)

@@ -18,12 +18,16 @@ import time
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape_of_rows
+from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
 from servesim.files.write import csv_writer
 
 from .grid import ROW_BUCKETS, Point, grid, lengths
+from .power import measure_power
+from .sampling import Medians, measure_sampling
 
 COLUMNS = (
     "kind", "prefill_rows", "prefill_tokens", "prefill_live", "squares", "cross", "decode_rows", "decode_live",
@@ -34,6 +38,7 @@ OUTLIER_RATIO = 1.5  # samples above this multiple of the median are flagged
 LOAD_CLASSES = (0, 64, 128, 192, 256, 384, 512, 1024, 2048)  # upper bounds, in tokens per step
 FAILURES = (RuntimeError, MemoryError, ValueError)  # errors of one point; OutOfMemory is a RuntimeError
 REPORT_INTERVAL_S = 1.0  # seconds between two reports to the parent
+SAMPLING_PART = 0.1  # of the budget, for the selection of tokens
 MAX_FAILED_POINTS = 12  # failed points in a row after which the probe ends: the device is lost
 
 
@@ -174,6 +179,14 @@ class Probe:
             self.backend.synchronize()
             return time.perf_counter() - start
 
+    def steps_by_kind(self) -> dict[str, Sequence[Callable[[], Any]]]:
+        """Return functions that run the points that did not fail, by kind of step."""
+        steps: dict[str, list[Callable[[], Any]]] = {}
+        for index, rows in self.rows_by_point.items():
+            if index not in self.failed:
+                steps.setdefault(self.points[index].kind, []).append(partial(self._time_step, self.points[index], rows))
+        return dict(steps)
+
     def _rows(self, point: Point, rng: random.Random) -> list[Row]:
         """Return rows of random tokens. Rows use different blocks while there are enough."""
         rows, next_block = [], rng.randrange(self.blocks)
@@ -216,11 +229,14 @@ def load_class(point: Point) -> int:
 def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:
     """Measure; return all samples as CSV, the description of the backend, and counts."""
     probe = Probe(backend, args, emit)
-    interrupted = False
+    interrupted, sampling, power = False, Medians(), None
     gc.collect()
     gc.disable()  # a garbage collection during a step would be measured as device time
     try:
-        probe.run()
+        with DeviceSampler() as sampler:
+            probe.run()
+            sampling = measure_sampling(backend, int(args.get("most_rows", 64)), SAMPLING_PART * probe.budget)
+            power = measure_power(probe.steps_by_kind(), sampler)
     except KeyboardInterrupt:
         interrupted = True
     finally:
@@ -233,7 +249,10 @@ def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> 
         "known": sum(probe._is_known(index) for index in probe.seconds),
         "failed": sorted(probe.failed),
         "interrupted": interrupted,
+        "sampling": sampling,
         "seconds": time.perf_counter() - probe.started_at,
+        "counters": counters_to_json(sampler, probe.started_at),
+        "power": power,
     }
 
 

@@ -10,16 +10,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Annotated, Any, Callable, Optional, Union
 
 from pydantic import Field
 from servesim.calibrate.device.worker_client import Worker
 from servesim.core import BadInput
 from servesim.costs.device_profile import round_numbers
-from servesim.files.checked import Whole, validate
+from servesim.costs.profile_file import SamplingKeys
+from servesim.files.checked import AtLeast0, Whole, expects, validate
 from servesim.files.stored import Stored
 from servesim.files.write import write_text, write_yaml
 from servesim.files.yaml_reader import read_yaml
+from servesim.runs.device_counters import write_counters
 
 from .measure import as_csv
 from .samples import append_samples, read_samples
@@ -52,11 +54,16 @@ class ProbeSession:
             self._check_same(earlier)
         elif self.samples.exists():
             raise BadInput(f"{self.folder}: holds samples from another source (no probe.yaml); use another folder")
-        write_yaml(self.folder / "probe.yaml", round_numbers({"settings": self.settings, "about": self.about}))
+        self.write_description()
         rows = [row.fields for row in read_samples(self.samples, resume=True)] if self.samples.exists() else []
         self.resumed = len(rows)
         self.write(as_csv(rows))
         return rows
+
+    def write_description(self, sampling: Optional[Mapping[str, Any]] = None) -> None:
+        """Write probe.yaml; `sampling` are the times of the selection of tokens, measured at the end."""
+        content = {"settings": self.settings, "about": self.about, **({"sampling": sampling} if sampling else {})}
+        write_yaml(self.folder / "probe.yaml", round_numbers(content))
 
     def _check_same(self, earlier: Mapping[str, Any]) -> None:
         settings, about = earlier.get("settings") or {}, earlier.get("about") or {}
@@ -66,12 +73,19 @@ class ProbeSession:
                     f"{self.folder}: was probed with {key} {settings.get(key)}, now {self.settings.get(key)}; "
                     "use another folder"
                 )
-        for key in ("device", "kernels", "dtype"):
+        for key in ("device", "kernels", "dtype", *(["sampling"] if "sampling" in about else [])):
             if about.get(key) != round_numbers(self.about.get(key)):
                 raise BadInput(
                     f"{self.folder}: was probed with {key} {about.get(key)}, now {self.about.get(key)}; "
                     "use another folder"
                 )
+
+    def write_device(self, counters: Mapping[str, Any], power: Optional[Mapping[str, Any]]) -> None:
+        """Write device.csv if there are samples; the power by kind of step is for probe.yaml, where a fit reads it."""
+        if counters["samples"]:
+            write_counters(counters["samples"], self.folder / "device.csv")
+        if power is not None:
+            self.about["power"] = power
 
     def write(self, text: str) -> None:
         """Write samples.csv: at the start the samples of earlier sessions, at the end all samples with flags."""
@@ -83,6 +97,10 @@ class ProbeAbout(Stored):
 
     gears: Optional[list[Whole]] = None
     token_gears: Optional[list[Whole]] = None
+    sampling: Optional[Union[str, SamplingKeys]] = None  # the variant, or the section of a profile
+
+
+Median = Annotated[list[AtLeast0], Field(min_length=2, max_length=2), expects("rows and seconds")]
 
 
 class ProbeFile(Stored):
@@ -90,6 +108,7 @@ class ProbeFile(Stored):
 
     settings: dict[str, Any] = Field({})
     about: ProbeAbout
+    sampling: Optional[dict[str, Annotated[list[Median], Field(min_length=1)]]] = None
 
 
 def read_probe(folder: Path) -> Optional[Mapping[str, Any]]:
@@ -112,6 +131,8 @@ def run_session(worker: Worker, session: ProbeSession, show: Callable[[Mapping[s
 
     result: dict[str, Any] = worker.call("probe", PROBE_TIMEOUT_S, on_report, resume=rows, **session.settings)
     session.write(result.pop("csv"))
+    session.write_device(result["counters"], result["power"])
+    session.write_description(result["sampling"])
     return result
 
 

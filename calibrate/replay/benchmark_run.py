@@ -28,7 +28,7 @@ def benchmark_run(path: Path, benchmark: Optional[int] = None) -> MeasuredRun:
         "gaps": [gaps, [1] * len(gaps)],
         "end": max(result.arrival + result.e2e for result in results),
         "backend": {"results": path.name, "format": results_format(source)},
-        "calls": [], "computed": 0, "stuck": None, "stopped": False, "decisions": [], "host": [0.0, 0.0], "late": 0.0,
+        "calls": [], "work": {}, "stuck": None, "stopped": False, "decisions": [], "host": [0.0, 0.0], "late": 0.0,
         "blocks_left": None, "blocks": None,
     }  # fmt: skip
     scenario = scenario_from({"trace": {"path": str(path)}}, str(path))

@@ -11,6 +11,7 @@ import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, first_model, send
 from servesim.calibrate.client.prompts import Prompts, new_seed
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI
+from servesim.calibrate.live.answer_record import spread_sample
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
@@ -20,6 +21,7 @@ from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import copy_requests, simulate
 from servesim.traces.trace import Trace
 
+from .http_token_check import check_over_http, check_repeatable
 from .live_run import MeasuredRun, run_from_result
 from .replay import ProgressLine, ReplayedScenario
 from .verify import compare
@@ -55,18 +57,27 @@ def replay_against(
     quiet: bool,
     block: Optional[int] = None,  # prompt tokens per hash id of the trace
     draws: int = 0,  # random cost models, for intervals
+    check_tokens: Optional[int] = None,  # requests to send again alone
 ) -> ReplayedScenario:
     """Send requests to a server; with a profile, simulate and compare too."""
     target.check_url()
+    sample = spread_sample(requests, check_tokens or 0, scenario.seed)
+    if sample:
+        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/repeated", block))
+        check_repeatable(target.url, api, sample, target.timeout)
     # Each scenario of a replay, and its warm-up, has its own prompts: the server must not have cached them.
     if target.warm_up:
         api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/warm-up", block))
         send(target.url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
     api = target.make_api(Prompts(f"{target.prompt_seed}/{name}", block))
     line = ProgressLine(name, len(requests), quiet)
-    load = send(target.url, api, requests, target.timeout, lambda state: line(progress(state, len(requests))))
-    line.end()
+    load = send(
+        target.url, api, requests, target.timeout, lambda state: line(progress(state, len(requests))), set(sample)
+    )
     live = run_from_responses(load, scenario, profile or Profile("none", LinearCost()), requests)
+    if sample and not load.stopped:
+        live.token_check = check_over_http(target.url, api, load, sample, target.timeout, line)
+    line.end()
     live.settings = {"prompt_seed": target.prompt_seed}
     replayed = ReplayedScenario(name, live, replace(run_data(live), name=name))
     if profile is not None and not live.stopped:
@@ -91,7 +102,8 @@ def warm_up_requests(requests: Sequence[Request]) -> list[Request]:
     """Return copies that all arrive at time 0 and generate at most 16 tokens."""
     copies = copy_requests(requests)
     for request in copies:
-        request.sent, request.follows = 0.0, None
+        request.arrival = request.sent = 0.0
+        request.follows = None
         request.limit = min(16, request.limit)
     return copies
 
@@ -113,7 +125,7 @@ def run_from_responses(
         rows.append([sent.written, start, start, None, first, last, end, end, 0.0, 0.0, 0.0, 0.0, 0,
                      outcome, sent.reason])  # fmt: skip
     result = {
-        "requests": rows, "calls": [], "gaps": [gaps, [1] * len(gaps)], "computed": 0, "stuck": None,
+        "requests": rows, "calls": [], "gaps": [gaps, [1] * len(gaps)], "work": {}, "stuck": None,
         "end": max((sent.ended_at or 0.0 for sent in load.sent_requests), default=0.0), "stopped": load.stopped,
         "backend": {"url": load.url}, "decisions": [], "host": [0.0, 0.0], "late": 0.0,
         "blocks_left": None, "blocks": None,

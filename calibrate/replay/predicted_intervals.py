@@ -24,6 +24,7 @@ def replay_intervals(
     def simulate_draw(scenario: Scenario, trace: Trace, profile: Profile) -> Run:
         if host != HostOverhead():
             profile = replace(profile, cost=CostWithHost(profile.cost, host))
+        profile = profile.with_sampling(scenario.engine.sampling)
         clock = SimulatedClock(profile.with_noise(scenario.seed) if scenario.noise else profile.cost)
         copies = copy_requests(trace.requests)
         loop = build_scenario_loop(scenario, copies, clock, (), profile.front_end)

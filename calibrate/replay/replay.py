@@ -46,6 +46,11 @@ class ReplayedScenario:
     simulated: Optional[RunData] = None
     comparison: Optional[Comparison] = None
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the user stopped the run or its token check."""
+        return self.live.stopped or (self.live.token_check is not None and self.live.token_check.stopped)
+
 
 def top_scenarios(
     path: Path, top: int, baseline: bool = False, settings: tuple[str, ...] = ()
@@ -135,12 +140,20 @@ def replay_on_backend(
     warm_up: int = 0,
     quiet: bool = True,
     draws: int = 0,
+    check_tokens: Optional[int] = None,
 ) -> ReplayedScenario:
-    """Replay one scenario on a loaded model; with a profile, simulate and compare it too. `draws` give intervals."""
+    """Replay one scenario on a loaded model; with a profile, simulate and compare it too. `draws` give intervals.
+
+    `check_tokens` requests then run again alone, and their tokens are compared.
+    """
     scenario = as_backend_scenario(scenario)
-    cost = None if profile is None else profile.cost
+    selected = session.use_sampling(scenario)
+    if profile is not None and profile.sampling_used not in (None, selected) and selected is not None:
+        # The option of the backend, or its default, is not what the profile was measured with.
+        scenario = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"sampling": selected})})
+    cost = None if profile is None else profile.with_sampling(scenario.engine.sampling).cost
     line = ProgressLine(name, len(requests), quiet)
-    result = session.replay(scenario, copy_requests(requests), cost, warm_up, line)
+    result = session.replay(scenario, copy_requests(requests), cost, warm_up, line, check_tokens=check_tokens)
     line.end()
     live = run_from_result(scenario, profile or Profile("none", LinearCost()), copy_requests(requests), result)
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
@@ -163,6 +176,7 @@ def simulate_and_compare(
     plain = profile.in_same_session() if same_session else profile
     profile = replace(profile, cost=CostWithHost(profile.cost, host)) if host != HostOverhead() else profile
     scenario = replayed.live.scenario
+    profile = profile.with_sampling(scenario.engine.sampling)
     replayed.run, decisions = simulate_with_cost(scenario, copy_requests(requests), profile, profile.cost)
     if draws:
         replayed.run.intervals = replay_intervals(replayed.run, requests, plain, host, draws)
@@ -197,10 +211,12 @@ class ProgressLine:
         if self.quiet or (not self.terminal and time.monotonic() - self._printed_at < 10):
             return
         self._printed_at = time.monotonic()
-        text = (
-            f"{self.name}  {state['t']:.1f} s  done {state['done']}/{self.total}  waiting {state['waiting']}  "
-            f"running {state['running']}  swapped {state['swapped']}  {state['tokens_per_s']:.0f} tokens/s"
-        )
+        text = f"{self.name}  {state['t']:.1f} s  "
+        if "checked" in state:
+            text += f"token check: {state['checked']}/{state['to_check']} requests"
+        else:
+            text += f"done {state['done']}/{self.total}  waiting {state['waiting']}  running {state['running']}  "
+            text += f"swapped {state['swapped']}  {state['tokens_per_s']:.0f} tokens/s"
         line, end = (f"\r{text:<100}", "") if self.terminal else (text, "\n")
         print(line, end=end, file=sys.stderr, flush=True)
 

@@ -95,6 +95,6 @@ def compare_runs(name: str, simulated: RunData, measured: RunData, profile: Opti
         return compare(simulated, measured)
     loaded = load_profile(profile or simulated.scenario.profile)
     host = HostOverhead(*measured.result.get("host", ()))
-    with_host = replace(loaded, cost=CostWithHost(loaded.cost, host))
+    with_host = replace(loaded, cost=CostWithHost(loaded.cost, host)).with_sampling(simulated.scenario.engine.sampling)
     resimulated, calls_matched = resimulate(measured, with_host, simulated.scenario)
     return compare(simulated, measured, resimulated, calls_matched)

@@ -119,6 +119,7 @@ class Comparison:
     paired: Sequence[LatencyDifference]
     calls_matched: Optional[tuple[int, int]] = None  # with measured step times: equal leading calls, all calls
     outcomes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    token_check: Optional[Mapping[str, Any]] = None  # of the measured run: its totals
 
     def row(self, metric: str) -> MetricRow:
         """Return the row of a metric."""
@@ -164,7 +165,16 @@ def compare(
         [difference for difference in latencies if difference is not None],
         None if calls_matched is None else (calls_matched, len(measured.calls)),
         {"simulated": simulated.result.get("outcomes", {}), "measured": measured.result.get("outcomes", {})},
+        token_check_totals(measured),
     )
+
+
+def token_check_totals(run: RunData) -> Optional[Mapping[str, Any]]:
+    """Return the token check of a measured run without its answers; None without one."""
+    check = run.result.get("token_check")
+    if not (isinstance(check, Mapping) and {"checked", "equal"} <= set(check)):
+        return None
+    return {key: value for key, value in check.items() if key != "answers"}
 
 
 def intervals_in(run: RunData) -> dict[str, tuple[float, float]]:
@@ -244,6 +254,7 @@ def as_json(comparison: Comparison) -> dict[str, Any]:
         "paired": [vars(pair) for pair in comparison.paired],
         "followed": comparison.calls_matched,
         "outcomes": comparison.outcomes,
+        **({} if comparison.token_check is None else {"token_check": comparison.token_check}),
     }
 
 

@@ -67,6 +67,9 @@ def format_comparison(
             f"{pair.name} of {pair.count} requests, simulated - measured: mean {1e3 * pair.mean:+.2f} ms, "
             f"median {1e3 * pair.median:+.2f} ms, sd {1e3 * pair.spread:.2f} ms, {100 * pair.within:.0f} % within 5 %"
         )
+    if comparison.token_check is not None:
+        check = comparison.token_check
+        lines.append(f"token check of the measured run: {check['equal']} of {check['checked']} answers equal")
     if tolerance is not None:
         outside = comparison.outside(tolerance, checked)
         names = ", ".join(f"{row.metric} {format_percent(row.error)}" for row in outside)

@@ -128,6 +128,8 @@ def on_device(profile: Profile, about: Any, say: Callable[[str], None]) -> Profi
         check_same_device(profile, about)
     except BadInput:
         say(f"profile {profile.name} is of another device or model; the measurements correct it")
+    if about.get("sampling"):  # the corrected steps select tokens as the measured ones
+        about = {**about, "sampling": {**(profile.about.get("sampling") or {}), "used": about["sampling"]}}
     return replace(profile, about={**profile.about, **about})
 
 

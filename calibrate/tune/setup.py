@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from servesim.config.scenario import Scenario
 from servesim.core import BadInput
+from servesim.costs.device_profile import load_profile
 from servesim.files.write import list_files, write_json
 from servesim.study.experiment import Experiment
 from servesim.study.experiment_file import check_unchanged
@@ -29,15 +31,29 @@ class Settings:
 
 def tuned_experiment(experiment: Experiment, on_backend: bool) -> Experiment:
     """Return an experiment whose simulated runs equal the live ones. Reject parameters that a live run cannot have."""
-    fixed = ["profile", *(f"engine.{key}" for key in AS_ON_BACKEND if on_backend)]
+    fixed = ["profile", "engine.sampling", *(f"engine.{key}" for key in AS_ON_BACKEND if on_backend)]
     for key in {key for assignment in experiment.configs for key in assignment}:
         if key in fixed:
             raise BadInput(f"params: {key}: sim tune measures on one device, so it cannot vary; remove it")
+    check_sampling(experiment)
     if not on_backend:
         return experiment
     engine = {**(experiment.base.get("engine") or {}), **AS_ON_BACKEND}
     engine.pop("cold_start", None)
     return replace(experiment, base={**experiment.base, "engine": engine})
+
+
+def check_sampling(experiment: Experiment) -> None:
+    """Raise BadInput if the base selects tokens in another way than the profile: the loop corrects measured steps."""
+    own = (experiment.base.get("engine") or {}).get("sampling")
+    if own is None:
+        return
+    profile = load_profile(experiment.base.get("profile", Scenario.model_fields["profile"].default))
+    if profile.sampling_used != own:
+        raise BadInput(
+            f"engine.sampling: sim tune needs a profile that was measured with {own}, got {profile.name}; "
+            f"calibrate it with --option sampling={own}, or remove engine.sampling"
+        )
 
 
 def open_folder(folder: Path, terms: Mapping[str, Any], resume: bool) -> None:

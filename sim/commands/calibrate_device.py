@@ -93,6 +93,8 @@ def probe_device(args: argparse.Namespace) -> int:
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}; {resume_hint}" if session.samples.exists() else f"sim: {failed}", file=sys.stderr)
         return 1
+    if result["counters"]["remark"] and not args.quiet:
+        print(f"sim: {result['counters']['remark']}", file=sys.stderr)
     print(
         f"{result['points']} points: {result['known']} reached the precision of {args.precision:.1%}, "
         f"{len(result['failed'])} failed; {result['seconds']:.0f} s; samples: {session.samples}"
@@ -139,6 +141,7 @@ def fit_samples(args: argparse.Namespace) -> int:
     from servesim.calibrate.probe.check import report
     from servesim.calibrate.probe.fitted_profile import fit_profile
     from servesim.calibrate.probe.samples import samples_file
+    from servesim.calibrate.probe.sampling import sampling_keys
     from servesim.calibrate.probe.session import read_probe
     from servesim.costs.device_profile import load_profile, write_profile
 
@@ -149,6 +152,7 @@ def fit_samples(args: argparse.Namespace) -> int:
     probed = read_probe(folder)
     if probed is not None:
         about = dict(probed.get("about") or {})
+        about["sampling"] = sampling_keys(about.get("sampling"), probed.get("sampling"))
     elif (folder / "profile.yaml").is_file():
         about = dict(load_profile(folder).about)
     else:

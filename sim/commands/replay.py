@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -23,6 +23,7 @@ from .verify import report_comparisons
 if TYPE_CHECKING:
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.replay.replay import ReplayedScenario
+    from servesim.calibrate.replay.token_check import AnswersThatMayDiffer, TokenSample
     from servesim.config.scenario import Scenario
     from servesim.core import Request
     from servesim.costs.device_profile import Profile
@@ -60,6 +61,7 @@ def register(commands: Any) -> None:
         help="random seed of the prompts, to send the same ones again (default: a new seed, so that the server has no "
         "prompt in its prefix cache)",
     )  # fmt: skip
+    add_token_check(replay)
     how = replay.add_argument_group("run")
     how.add_argument(
         "--warm-up", type=int, metavar="N", help="warm-up requests, not measured (default 32; 0 with --url)"
@@ -76,6 +78,21 @@ def register(commands: Any) -> None:
     replay.set_defaults(run=replay_scenarios)
 
 
+def add_token_check(replay: argparse.ArgumentParser) -> None:
+    """Add the options of the token check."""
+    tokens = replay.add_argument_group("token check")
+    tokens.add_argument(
+        "--check-tokens", nargs="?", const="", metavar="N",
+        help="after the run, run N of its requests alone with batch 1 and compare the answers token by token (default "
+        "16; or all)",
+    )  # fmt: skip
+    tokens.add_argument(
+        "--tolerance-tokens", metavar="N",
+        help="exit with 3 if more of the checked answers differ: a number, e.g. 2, or a percentage, e.g. 5%% "
+        "(default 0). An answer differs if one token differs, also at a near tie",
+    )  # fmt: skip
+
+
 def replay_scenarios(args: argparse.Namespace) -> int:
     """Replay and print; return 1 if a run failed, 3 outside the tolerance, 130 if interrupted."""
     if bool(args.backend) == bool(args.url):
@@ -83,7 +100,9 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise BadInput(f"--limit: expected at least 1, got {args.limit}")
     check_report(args)
+    args.check_tokens, args.tolerance_tokens = token_options(args)
     scenarios = scenarios_of(args)
+    check_sample(args, scenarios)
     if args.url:
         return against_url(args, scenarios)
     from servesim.calibrate.device.backend import OutOfMemory
@@ -94,6 +113,25 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
+
+
+def token_options(args: argparse.Namespace) -> tuple[Optional[TokenSample], AnswersThatMayDiffer]:
+    """Return which answers to check, and how many may differ."""
+    from servesim.calibrate.replay.token_check import parse_sample, parse_tolerance
+
+    if args.check_tokens is None and args.tolerance_tokens is not None:
+        raise BadInput("--tolerance-tokens: expected together with --check-tokens")
+    sample = None if args.check_tokens is None else parse_sample(args.check_tokens)
+    return sample, parse_tolerance(args.tolerance_tokens or "0")
+
+
+def check_sample(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> None:
+    """Raise BadInput before the first run if a scenario has fewer requests than the token check needs."""
+    from servesim.calibrate.replay.replay import replay_requests
+
+    if args.check_tokens is not None and args.check_tokens.number is not None:
+        for _, scenario in scenarios:
+            args.check_tokens.of(len(replay_requests(scenario, args.time_scale, args.limit)))
 
 
 def check_report(args: argparse.Namespace) -> None:
@@ -140,12 +178,17 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
         for name, scenario in scenarios:
             requests = replay_requests(scenario, args.time_scale, args.limit)
             warm_up = 32 if args.warm_up is None else args.warm_up
+            tokens = None if args.check_tokens is None else args.check_tokens.of(len(requests))
             show_duration(args, name, scenario, requests, profile)
             draws = args.intervals or 0
-            done.append(replay_on_backend(session, name, scenario, requests, profile, warm_up, args.quiet, draws))
-            show_live(done[-1], session)
-            if done[-1].live.stopped:
+            done.append(
+                replay_on_backend(session, name, scenario, requests, profile, warm_up, args.quiet, draws, tokens)
+            )
+            show_live(args, done[-1], session)
+            if done[-1].interrupted:
                 break
+    if (counters := done[0].live.counters) is not None and counters["remark"] and not args.quiet:
+        print(f"sim: {counters['remark']}", file=sys.stderr)
     return report(args, done)
 
 
@@ -163,42 +206,17 @@ def show_duration(
     print(f"{name}: {len(requests)} requests in real time, {bound} {duration} plus warm-up", file=sys.stderr)
 
 
-def show_live(replayed: ReplayedScenario, session: Optional[DeviceSession]) -> None:
-    """Print the measured metrics."""
-    from servesim.runs.text import benchmark, title_line
+def show_live(args: argparse.Namespace, replayed: ReplayedScenario, session: Optional[DeviceSession]) -> None:
+    """Print the measured metrics and the token check."""
+    from servesim.calibrate.replay.live_text import describe_live
+    from servesim.calibrate.replay.token_check import format_check
 
     live = replayed.live
     place = session.about["device"] if session is not None else live.backend.get("url", "")
-    print(title_line(f" {replayed.name} on {place} (measured) ", "="))
-    print("\n".join(benchmark(live)))
-    host = live.result()["host_s"]
-    if live.model_calls:
-        percent = 100 * host / max(live.busy_seconds, 1e-9)
-        print(f"model calls: {len(live.model_calls)}, host overhead: {percent:.1f} % of their time")
-    for name, count in live.measures.outcomes().items():
-        if name != "finished":
-            print(f"requests {name}: {count}")
-    if late := live.extra.get("lateness_ms"):
-        print(f"send lateness: mean {late['mean']:.2f} ms, max {late['max']:.2f} ms")
-        print(f"max open streams: {live.extra['most_open']}")
-    if prompts := live.extra.get("prompt_tokens"):
-        print(prompt_line(prompts))
-        print(f"prompt seed: {live.settings['prompt_seed']}")
-    for reason, count in live.extra.get("reasons", {}).items():
-        print(f"{count} x {reason}")
-    if live.stopped:
-        print("stopped early; these are the results so far")
-    if live.stuck:
-        print(live.stuck)
-
-
-def prompt_line(prompts: Mapping[str, int]) -> str:
-    """Return the line about the prompt lengths: requested, and as the server counts them."""
-    if not prompts["requests_counted"]:
-        return "prompt tokens: the server does not report how many it counted"
-    text = f"prompt tokens: {prompts['requested']} requested, {prompts['served']} counted by the server"
-    different = prompts["requests_different"]
-    return text + (f" (different in {different} of {prompts['requests_counted']} requests)" if different else "")
+    lines = describe_live(live, f"{replayed.name} on {place}")
+    if live.token_check is not None:
+        lines += format_check(live.token_check, args.tolerance_tokens)
+    print("\n".join(lines))
 
 
 def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
@@ -208,14 +226,15 @@ def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
     if args.output:
         for replayed in done:
             write_replay(replayed, Path(args.output), len(done) == 1)
-    if any(replayed.live.stopped for replayed in done):
+    if any(replayed.interrupted for replayed in done):
         return 130
-    compared = [r for r in done if r.comparison is not None]
-    if args.live_only or not compared:
-        return 1 if any(r.live.stuck for r in done) else 0
+    compared = [r for r in done if r.comparison is not None and not args.live_only]
     sides = {r.name: (r.simulated, r.measured) for r in compared}
-    code = report_comparisons(args, [r.comparison for r in compared], sides, args.output)
-    return 1 if any(r.live.stuck for r in done) else code
+    code = report_comparisons(args, [r.comparison for r in compared], sides, args.output) if compared else 0
+    if any(r.live.stuck for r in done):
+        return 1
+    checks = [r.live.token_check for r in done if r.live.token_check is not None]
+    return code if all(check.within(args.tolerance_tokens) for check in checks) else 3
 
 
 def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
@@ -232,10 +251,11 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     for name, scenario in scenarios:
         requests, block = requests_and_block(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)
+        tokens = None if args.check_tokens is None else args.check_tokens.of(len(requests))
         show_duration(args, name, scenario, requests, profile)
         draws = args.intervals or 0
-        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, block, draws))
-        show_live(done[-1], None)
-        if done[-1].live.stopped:
+        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, block, draws, tokens))
+        show_live(args, done[-1], None)
+        if done[-1].interrupted:
             break
     return report(args, done)

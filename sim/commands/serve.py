@@ -63,10 +63,11 @@ def serve_clients(args: argparse.Namespace) -> int:
     tree = scenario_tree(args)
     scenario = scenario_from(tree, args.scenario or "scenario")
     options = override({}, args.option)
-    if args.backend == "fake":
-        options.setdefault(
-            "cost", cost_mapping(load_profile(scenario.profile).cost) if "profile" in tree else DEFAULT_COST
-        )
+    if args.backend == "fake" and "profile" in tree:
+        profile = load_profile(scenario.profile).with_sampling(scenario.engine.sampling)
+        options.setdefault("cost", cost_mapping(profile.cost))
+    elif args.backend == "fake":
+        options.setdefault("cost", DEFAULT_COST)
     try:
         with (
             bound(args.host, args.port) as sockets,

@@ -82,6 +82,10 @@ class EngineConfig(Section):
         None, description="extra seconds of the first calls of a cold start (default: the profile's)"
     )
 
+    sampling: Optional[Literal["host", "device", "ops", "mint"]] = Field(
+        None, description="how a step selects its next tokens, with the time of the profile (default: as it was probed)"
+    )
+
     @model_validator(mode="after")
     def _one_start(self) -> EngineConfig:
         if self.start == "warm" and self.cold_start is not None:

@@ -26,6 +26,7 @@ from .layer_profile import load_layers
 from .mapping import cost_from, cost_mapping
 from .noise import NoisyCost
 from .profile_file import ProfileFile
+from .sampling import SampledCost, SamplingTerm
 from .uncertainty import RUN_SPREAD, SESSION_SPREAD, Uncertainty, check_draws
 from .vidur import load_tables
 
@@ -70,6 +71,33 @@ class Profile:
         cost = self.cost if noise_seed is None else self.with_noise(noise_seed)
         first = self.about.get("first_use")
         return cost if warm or not first else FirstUseCost(cost, int(first["tokens"]), float(first["seconds"]))
+
+    @property
+    def sampling(self) -> dict[str, SamplingTerm]:
+        """Seconds to select the next tokens, by name of the variant that was measured."""
+        terms = (self.about.get("sampling") or {}).get("terms") or {}
+        return {str(name): SamplingTerm(float(term["step"]), float(term["row"])) for name, term in terms.items()}
+
+    @property
+    def sampling_used(self) -> Optional[str]:
+        """The variant that the measured steps used, or None if the profile does not say it."""
+        used = (self.about.get("sampling") or {}).get("used")
+        return None if used is None else str(used)
+
+    def with_sampling(self, variant: Optional[str]) -> Profile:
+        """Return the profile of a device that selects tokens in this way; None is the way of the measured steps."""
+        used, terms = self.sampling_used, self.sampling
+        if variant is None or variant == used:
+            return self
+        if variant not in terms or used not in terms:
+            known = f"only of {', '.join(terms)}" if terms else "of none"
+            raise BadInput(
+                f"engine.sampling: profile {self.name} has no time of {variant}, {known}; "
+                "measure it with `sim calibrate probe`"
+            )
+        new, old = terms[variant], terms[used]
+        cost = SampledCost(self.cost, SamplingTerm(new.step - old.step, new.row - old.row))
+        return replace(self, cost=cost, about={**self.about, "sampling": {**self.about["sampling"], "used": variant}})
 
     @property
     def error(self) -> Mapping[str, Any]:

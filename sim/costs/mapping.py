@@ -12,6 +12,7 @@ from servesim.files.read import quote
 
 from .linear import LinearCost
 from .parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart
+from .sampling import SampledCost, SamplingTerm
 from .table import TableCost
 
 COSTS: dict[str, type[LinearCost] | type[TableCost]] = {"linear": LinearCost, "table": TableCost}
@@ -20,11 +21,15 @@ PARTS: dict[str, type[Any]] = {
     "prefill": PrefillPart, "decode": DecodePart, "mixed": MixedPart, "swap": SwapPart, "host": HostPart,
 }  # fmt: skip
 REQUIRED_PARTS = ("prefill", "decode")
+SELECTION = "selection"  # seconds per step and per row to add, because tokens are selected in another way
 
 
 def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
     """Build a cost model from the mapping of a profile or a scenario."""
     terms = dict(mapping)
+    if SELECTION in terms:  # written by `cost_mapping` only
+        added = check_selection(terms.pop(SELECTION), f"{where}.{SELECTION}")
+        return SampledCost(cost_from(terms, where), added)
     kind = terms.pop("kind", "linear")
     if not isinstance(kind, str) or kind not in KINDS:
         raise BadInput(f"{where}.kind: expected one of {', '.join(KINDS)}, got {quote(kind)}")
@@ -82,6 +87,14 @@ def check_part_term(part: str, name: str, value: Any, where: str) -> Any:
                 )
         return tuple(points)
     return check_number(value, where, maximum=1.0 if name == "overlap" else MAX_COST)
+
+
+def check_selection(value: Any, where: str) -> SamplingTerm:
+    """Validate the seconds to add for another selection of tokens."""
+    if not isinstance(value, (list, tuple)) or len(value) != 2:
+        raise BadInput(f"{where}: expected seconds per step and per row, got {quote(value)}")
+    step, row = (float(check_number(number, where, -MAX_COST)) for number in value)
+    return SamplingTerm(step, row)
 
 
 def check_flag(value: Any, where: str) -> bool:
@@ -160,6 +173,8 @@ def cost_mapping(cost: StepCost) -> dict[str, Any]:
             "kind": "parts",
             **{name: values for name, part in parts.items() if (values := changed(part)) or name in REQUIRED_PARTS},
         }
+    if type(cost) is SampledCost:
+        return {**cost_mapping(cost.cost), SELECTION: list(cost.added)}
     for kind, known in COSTS.items():
         if type(cost) is known:
             return {"kind": kind, **changed(cost)}

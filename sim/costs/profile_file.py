@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Optional, Union
 
 from pydantic import Field
-from servesim.files.checked import AnyAtLeast0, AtLeast0, Limits, Seconds, Whole, expects
+from servesim.files.checked import AnyAtLeast0, AnyPositive, AtLeast0, Limits, Seconds, Whole, expects
 from servesim.files.stored import Stored, StoredNumber
 
 MAX_NOISE = 1e6  # measured time / predicted time
+MAX_PEAK = 1e21  # FLOPs or bytes per second
+Watts = Annotated[AnyAtLeast0, Limits(0, 1e6)]
 Factors = Annotated[list[Annotated[AnyAtLeast0, Limits(0, MAX_NOISE)]], expects("a list of factors of at least 0")]
 
 
@@ -30,6 +32,21 @@ class FirstUse(Stored):
 
     tokens: Whole
     seconds: Seconds
+
+
+class SamplingTerms(Stored):
+    """Seconds to select the tokens of a step in one way."""
+
+    step: Seconds
+    row: Seconds
+
+
+class SamplingKeys(Stored):
+    """How the measured steps selected their tokens, and the seconds of every way that was measured."""
+
+    used: str
+    device: Optional[str] = None  # where the seconds were measured, if not with the steps
+    terms: dict[str, SamplingTerms] = Field({})
 
 
 class ErrorKeys(Stored):
@@ -84,6 +101,36 @@ class RangeError(Stored):
     points: Whole
 
 
+class PeakKeys(Stored):
+    """What the device can do at best, from its data sheet."""
+
+    flops: Annotated[AnyPositive, Limits(1, MAX_PEAK)]  # per second
+    bandwidth: Annotated[AnyPositive, Limits(1, MAX_PEAK)]  # bytes per second
+    source: Optional[str] = None
+
+
+class PowerKeys(Stored):
+    """Watts of the device: without steps, and while steps of a kind run without a break."""
+
+    idle: Watts
+    prefill: Watts
+    decode: Watts
+    mixed: Optional[Watts] = None
+    source: Optional[str] = None
+
+
+class ModelKeys(Stored):
+    """The dimensions of a model that has no known name."""
+
+    name: Optional[str] = None
+    layers: Whole
+    hidden: Whole
+    heads: Whole
+    kv_heads: Whole
+    intermediate: Whole
+    vocab: Whole
+
+
 class ProfileFile(Stored):
     """The keys of profile.yaml that are used; the others are only printed."""
 
@@ -93,6 +140,7 @@ class ProfileFile(Stored):
     cold: Optional[ColdStart] = None
     front_end: Optional[FrontEnd] = None
     first_use: Optional[FirstUse] = None
+    sampling: Optional[SamplingKeys] = None
     error: Optional[dict[str, Optional[Union[StoredNumber, ErrorKeys]]]] = None
     noise: Optional[dict[str, Factors]] = None
     grid: Optional[dict[str, Annotated[list[AtLeast0], Field(min_length=2, max_length=2)]]] = None
@@ -103,4 +151,7 @@ class ProfileFile(Stored):
     uncertainty: Optional[UncertaintyKeys] = None
     error_by_range: Optional[dict[str, dict[str, RangeError]]] = None
     tied: Optional[dict[str, str]] = None
+    peak: Optional[PeakKeys] = None
+    power: Optional[PowerKeys] = None
+    model: Optional[Union[str, int, float, ModelKeys]] = None
     total_error: Optional[dict[str, Optional[StoredNumber]]] = None

@@ -23,13 +23,15 @@ class Cohort(DecodeCohort):
 
     __slots__ = (
         "_finish_steps", "_finishing", "_reserved", "block_offsets", "block_size", "busy", "last_end", "new_members",
-        "next_finish",
+        "next_finish", "pairs_run", "rows_run",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
         super().__init__()
         self.block_size = block_size  # tokens per block
         self.busy = 0.0  # seconds of steps in which they decoded
+        self.rows_run = 0  # rows of all steps so far
+        self.pairs_run = 0  # sum of their context tokens in all steps so far, with the new token itself
         self.last_end: Optional[float] = None  # when the last step ended
         self.new_members: list[Request] = []  # joined since that step
         self.next_finish = FOREVER  # a lower bound of the next finish step: that member may have left
@@ -102,7 +104,10 @@ class Cohort(DecodeCohort):
         Return the members that finish. They have left the cohort.
         """
         self.steps += steps
-        self.context += self.size * steps
+        rows, context = self.size * steps, self.context
+        self.rows_run += rows
+        self.pairs_run += steps * context + rows * (steps + 1) // 2
+        self.context = context + rows
         self.busy += busy
         self.last_end = end
         if self.new_members:

@@ -6,6 +6,7 @@ from servesim.core import Request
 
 from .server import Server
 from .step import Step
+from .work_totals import KindTotals, WorkTotals
 
 
 def finish_step(server: Server, step: Step, now: float) -> list[Request]:
@@ -13,6 +14,9 @@ def finish_step(server: Server, step: Step, now: float) -> list[Request]:
     finished = record_decode(server, step.start, now, 1, now) if step.decode_rows else []
     if step.chunks:
         _record_prefill(server, step, now, finished)
+    elif not step.decode_rows and step.plan.padding_rows:
+        server.work.prefill.steps += 1
+        server.work.prefill.seconds += now - step.start
     if step.paused:
         for request in step.paused:
             server.cohort.join(request)
@@ -62,11 +66,18 @@ def _record_prefill(server: Server, step: Step, now: float, finished: list[Reque
     seconds = now - step.start
     server.view.last_prefill = (step.start, now)
     failed = server.may_fail and _prefill_failed(step, finished)
+    totals = server.work.prefill if not step.decode_rows else _count_mixed(server.work, step)
+    totals.steps += 1
+    totals.seconds += seconds
     for chunk in step.chunks:
         request, tokens = chunk.request, chunk.tokens
         request._cached = cached = request._cached + tokens
+        totals.prompts += 1
+        totals.prompt_tokens += tokens
+        totals.prompt_pairs += tokens * cached - tokens * (tokens - 1) // 2
+        if cached != tokens:
+            totals.prompt_cached += cached - tokens
         request.prefilling += seconds
-        server.prompt_tokens_computed += tokens
         written = request._written
         if cached < request.prompt + written:
             continue
@@ -87,6 +98,13 @@ def _record_prefill(server: Server, step: Step, now: float, finished: list[Reque
             finished.append(request)
     if failed:
         _finish_failed_rows(server, step, now, finished)
+
+
+def _count_mixed(work: WorkTotals, step: Step) -> KindTotals:
+    """Count the decoding rows of a step that also has prompts. Return the sums of mixed steps."""
+    work.mixed.decode_rows += step.decode_rows
+    work.mixed.decode_pairs += step.context + step.decode_rows
+    return work.mixed
 
 
 def _prefill_failed(step: Step, finished: list[Request]) -> bool:

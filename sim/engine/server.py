@@ -28,6 +28,7 @@ from .admission import Limits
 from .cohort import Cohort
 from .queues import FifoQueue, RequestQueue, SortedQueue, running_queues
 from .step import Step, TokenGaps
+from .work_totals import WorkTotals
 
 
 def waiting_order(policy: Policy) -> Callable[[Request], Any]:
@@ -71,9 +72,9 @@ class Server:
         )  # fmt: skip
         self.view.state = policy.initial_state()
         self.token_gaps = TokenGaps()
+        self.work = WorkTotals(self.cohort)
         self.done: list[Request] = []  # in the order in which they finished
         self.tokens_generated = 0  # over all requests
-        self.prompt_tokens_computed = 0  # including recomputed tokens
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
         self.may_fail = False  # whether a request with `fails_at_token` has arrived
         # heap of waiting requests by arrival; only if max_wait can change the order of the queue

@@ -239,6 +239,7 @@ def table_section(summary: Summary) -> Section:
     heads = [header_cell("rank", True), *(header_cell(key.removeprefix("policy.")) for key in keys)]
     for metric in metrics:
         heads += [header_cell(metric, True), header_cell("vs. baseline", True)]
+    heads += [header_cell(name, True) for name in files.utilisation_columns(summary)]
     heads += [header_cell("draws won", True)] if summary.draw_count else []
     heads += [header_cell("preemptions", True), header_cell("labels")]
     lines = "".join(table_row(row, summary, keys, metrics) for row in summary.rows[:MAX_TABLE_ROWS])
@@ -262,6 +263,8 @@ def table_row(row: Row, summary: Summary, keys: Sequence[str], metrics: Sequence
         mean, change = row.means[metric], row.differences[metric]
         cells.append(number_cell(mean.mean, format_mean(mean, metric)))
         cells.append(number_cell(change.mean, format_difference(row, metric)))
+    for name in files.utilisation_columns(summary):
+        cells.append(number_cell(row.mean(name), format_mean(Interval(row.mean(name), None, 0), name)))
     cells += [number_cell(row.draws_won if row.draws else math.nan)] if summary.draw_count else []
     kind = ' class="is-win"' if row is summary.winner else ' class="is-base"' if row is summary.baseline else ""
     return f"<tr{kind}>{''.join(cells)}{number_cell(row.mean('evictions'))}<td>{label_tags(row)}</td></tr>\n"

@@ -27,6 +27,7 @@ STATISTICS = ("mean", "median", "std", *(f"p{q}" for q in PERCENTILES))
 METRIC_KEYS = (  # of result.json: numbers, or null without a value
     "duration", "completed", "failed", "total_input_tokens", "total_output_tokens", "request_throughput",
     "request_goodput", "output_throughput", "total_token_throughput", "makespan", "evictions", "model_calls", "busy_s",
+    "mfu", "mbu", "energy",
     *(f"{kind}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for kind in STATISTICS),
 )  # fmt: skip
 Tokens = Annotated[int, Field(ge=0, le=MAX_INT)]

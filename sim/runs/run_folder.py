@@ -1,7 +1,8 @@
 """The folder of a run: writes its files, and reads it as a whole (run_files.py reads each file).
 
 Every run has manifest.json, result.json and requests.csv. A replay adds decisions.jsonl.gz; its live side also has
-sent.jsonl (the requests as sent) and steps.csv (the measured model calls).
+sent.jsonl (the requests as sent), steps.csv (the measured model calls), timeline.json.gz, and device.csv (counters of
+the device, if a tool sampled them).
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from .simulate import Run
 
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
 DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
+TIMELINE, DEVICE = "timeline.json.gz", "device.csv"
 
 
 @dataclass

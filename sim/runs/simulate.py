@@ -19,11 +19,13 @@ from servesim.engine.loop import Loop, Observer
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
+from servesim.engine.work_totals import KindTotals
 from servesim.traces.request_table import RequestTable
 from servesim.traces.trace import Trace
 
 from .metrics import Metrics
 from .request_rows import mark_client_timeouts
+from .utilisation import simulated_energy, utilisation
 
 
 @dataclass
@@ -43,6 +45,22 @@ class Run:
     outside_profile: list[str] = field(default_factory=list)  # shapes outside the measured range
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
+    work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
+
+    @property
+    def prompt_tokens_computed(self) -> int:
+        """Computed tokens of prompts, including recomputed ones."""
+        return sum(sums.prompt_tokens for sums in self.work.values())
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Description of the device and the model, as in a profile."""
+        return self.profile.about
+
+    @property
+    def energy(self) -> Optional[float]:
+        """Joules per 1,000 generated tokens."""
+        return simulated_energy(self.work, self.end, self.measures.outputs, self.about.get("power"))
 
     def result(self) -> dict[str, Any]:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
@@ -53,12 +71,15 @@ class Run:
             "outcomes": self.measures.outcomes(),
             "model_calls": self.calls,
             "busy_s": self.busy_seconds,
-            "prompt_tokens_computed": self.server.prompt_tokens_computed,
+            "prompt_tokens_computed": self.prompt_tokens_computed,
             "padded_prompt_tokens": self.padded_tokens,
             "padded_decode_rows": self.padded_rows,
             "mean_seconds": self.measures.time_breakdown(),
+            **utilisation(self.work, self.about),
+            "energy": self.energy,
             "outside_profile": self.outside_profile,
             "stuck": None if self.stuck is None else str(self.stuck),
+            **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
             **({} if self.intervals is None else {"intervals": self.intervals}),
         }
 
@@ -138,8 +159,9 @@ def build_simulation(
 ) -> tuple[Loop, SimulatedClock]:
     """Return the loop of a scenario and its simulated clock."""
     policy, config = scenario.make_policy(), scenario.engine
+    selected = profile.with_sampling(config.sampling)
     clock = SimulatedClock(
-        profile.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm"),
+        selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm"),
         Padding(config.prefill_buckets, scenario.decode_buckets(policy)),
         fast_forward,
         cold_start_seconds(config, profile),
@@ -170,6 +192,7 @@ def run_loop(
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
         loop.now, *clock.padding_counts, profile.outside_range(clock.largest_shape._asdict()), stuck,
+        work=server.work.by_kind(),
     )  # fmt: skip
     clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it
     return run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from .intervals import MAIN_METRICS, describe_intervals, format_interval
@@ -78,6 +79,22 @@ def interval_lines(run: Run) -> list[str]:
     ]
 
 
+def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return MFU, MBU and energy of a run, and of each kind of step."""
+    lines = []
+    if result["mfu"] is not None:
+        kinds = result["utilisation"]
+        lines += [line("MFU / MBU (%):", percentages(result))]
+        lines += [line(f"  {kind} steps:", percentages(row)) for kind, row in kinds.items() if row["mfu"] is not None]
+    if result["energy"] is not None:
+        lines.append(line("Energy per 1,000 output tokens (J):", result["energy"]))
+    return lines
+
+
+def percentages(row: Mapping[str, Any]) -> str:
+    return f"{100 * row['mfu']:.2f} / {100 * row['mbu']:.2f}"
+
+
 def simulator_metrics(run: Run) -> list[str]:
     """Return metrics that a client cannot see."""
     result = run.result()
@@ -87,10 +104,11 @@ def simulator_metrics(run: Run) -> list[str]:
         line("Model calls:", run.calls),
         line("Device busy (%):", 100 * run.busy_seconds / run.end if run.end > 0 else 0.0),
         line("Preemptions:", result["evictions"]),
-        line("Prompt tokens computed:", run.server.prompt_tokens_computed),
+        line("Prompt tokens computed:", run.prompt_tokens_computed),
         line("  padding tokens:", run.padded_tokens),
         line("Padding rows of decodes:", run.padded_rows),
     ]
+    lines += utilisation_lines(result)
     lines += [line(f"Requests {name}:", count) for name, count in result["outcomes"].items() if name != "finished"]
     seconds = result["mean_seconds"]
     lines.append("Time breakdown (mean s):")

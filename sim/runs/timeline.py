@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional, TextIO, Union
+from typing import Any, Optional, TextIO, TypeVar, Union
 
 from servesim.core import FOREVER, Request
 from servesim.engine.server import Server
@@ -18,36 +18,66 @@ from servesim.files.write import open_text
 
 from .queue_log import queue_lengths
 
-ENGINE, REQUESTS = 1, 2  # process ids: groups in the viewer
+FileType = TypeVar("FileType", bound="TraceFile")
+ENGINE, REQUESTS, DEVICE = 1, 2, 3  # process ids: groups in the viewer
 
 
-class Timeline:
-    """Writes the events of a run during the run; a context manager and an observer of the loop."""
+class TraceFile:
+    """A file of trace events; a context manager."""
 
     def __init__(self, path: Union[str, Path]) -> None:
         self.path = path
         self.events = 0
         self._stack = ExitStack()
         self._file: Optional[TextIO] = None
-        self._states: dict[Request, str] = {}  # open state slice of each request
-        self._counters: dict[str, dict[str, int]] = {}  # last values written
-        self._now = 0.0
 
-    def __enter__(self) -> Timeline:
+    def __enter__(self: FileType) -> FileType:
         self._file = self._stack.enter_context(open_text(self.path))
         self._file.write('{"displayTimeUnit":"ms","traceEvents":[')
         for group, name in ((ENGINE, "engine"), (REQUESTS, "requests")):
-            self._event("M", 0.0, group, "process_name", args={"name": name})
-            self._event("M", 0.0, group, "process_sort_index", args={"sort_index": group})
-        self._event("M", 0.0, ENGINE, "thread_name", tid=1, args={"name": "steps"})
+            self.name_group(group, name)
+        self.event("M", 0.0, ENGINE, "thread_name", tid=1, args={"name": "steps"})
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is None and self._file is not None:
-            for request in list(self._states):
-                self._close(request, self._now)
+            self.write_end()
             self._file.write("\n]}\n")
         self._stack.__exit__(kind, error, trace)
+
+    def write_end(self) -> None:
+        """Write the last events."""
+
+    def name_group(self, group: int, name: str) -> None:
+        """Name a group of tracks."""
+        self.event("M", 0.0, group, "process_name", args={"name": name})
+        self.event("M", 0.0, group, "process_sort_index", args={"sort_index": group})
+
+    def slice(self, phase: str, request: Request, name: str, at: float, facts: Any = None) -> None:
+        """Write the beginning (b) or the end (e) of a slice of a request."""
+        self.event(phase, at, REQUESTS, name, cat="request", id=str(request.id), args=facts or {})
+
+    def event(self, phase: str, at: float, group: int, name: str, tid: int = 0, **extra: Any) -> None:
+        """Write an event."""
+        assert self._file is not None, "a timeline is written inside its with-block"
+        event = {"ph": phase, "ts": microseconds(at), "pid": group, "tid": tid, "name": name, **extra}
+        self._file.write(("," if self.events else "") + "\n" + json.dumps(event, separators=(",", ":")))
+        self.events += 1
+
+
+class Timeline(TraceFile):
+    """Writes the events of a run during the run; an observer of the loop."""
+
+    def __init__(self, path: Union[str, Path]) -> None:
+        super().__init__(path)
+        self._states: dict[Request, str] = {}  # open state slice of each request
+        self._counters: dict[str, dict[str, int]] = {}  # last values written
+        self._now = 0.0
+
+    def write_end(self) -> None:
+        """Close the slices of unfinished requests."""
+        for request in list(self._states):
+            self._close(request, self._now)
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         now = self._now = step.start
@@ -70,7 +100,7 @@ class Timeline:
             facts = {"prompts": len(step.chunks), "prompt_tokens": tokens, "decodes": step.decode_rows,
                      "context": step.context, "evicted": len(step.preempted)}  # fmt: skip
             duration = microseconds(now) - microseconds(step.start)
-            self._event("X", step.start, ENGINE, step.kind, tid=1, dur=duration, args=facts)
+            self.event("X", step.start, ENGINE, step.kind, tid=1, dur=duration, args=facts)
         for chunk in step.chunks:
             if chunk.request.decodes:
                 self._enter(chunk.request, "decode", now)
@@ -80,29 +110,26 @@ class Timeline:
 
     def _open(self, request: Request, now: float) -> None:
         facts = {"prompt": request.prompt, "limit": request.limit}
-        self._slice("b", request, f"request {request.id}", request.sent, facts)
+        self.slice("b", request, f"request {request.id}", request.sent, facts)
         if request.status == "done":  # rejected on arrival
-            self._slice("e", request, f"request {request.id}", now, {"outcome": request.outcome})
+            self.slice("e", request, f"request {request.id}", now, {"outcome": request.outcome})
             return
         self._states[request] = "queued"
-        self._slice("b", request, "queued", request.sent)
+        self.slice("b", request, "queued", request.sent)
 
     def _enter(self, request: Request, state: str, now: float) -> None:
         old = self._states.get(request)
         if old is not None and old != state:
-            self._slice("e", request, old, now)
-            self._slice("b", request, state, now)
+            self.slice("e", request, old, now)
+            self.slice("b", request, state, now)
             self._states[request] = state
 
     def _close(self, request: Request, now: float) -> None:
         state = self._states.pop(request, None)
         if state is not None:
             facts = {"outcome": request.outcome or "unfinished", "written": request.written}
-            self._slice("e", request, state, now)
-            self._slice("e", request, f"request {request.id}", now, facts)
-
-    def _slice(self, phase: str, request: Request, name: str, at: float, facts: Any = None) -> None:
-        self._event(phase, at, REQUESTS, name, cat="request", id=str(request.id), args=facts or {})
+            self.slice("e", request, state, now)
+            self.slice("e", request, f"request {request.id}", now, facts)
 
     def _count(self, server: Server, now: float) -> None:
         self._counter("queues", now, queue_lengths(server))
@@ -115,13 +142,7 @@ class Timeline:
     def _counter(self, name: str, now: float, values: dict[str, int]) -> None:
         if self._counters.get(name) != values:
             self._counters[name] = values
-            self._event("C", now, ENGINE, name, args=values)
-
-    def _event(self, phase: str, at: float, group: int, name: str, tid: int = 0, **extra: Any) -> None:
-        assert self._file is not None, "a timeline is written inside its with-block"
-        event = {"ph": phase, "ts": microseconds(at), "pid": group, "tid": tid, "name": name, **extra}
-        self._file.write(("," if self.events else "") + "\n" + json.dumps(event, separators=(",", ":")))
-        self.events += 1
+            self.event("C", now, ENGINE, name, args=values)
 
 
 def microseconds(seconds: float) -> float:

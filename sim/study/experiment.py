@@ -29,10 +29,11 @@ from .draws import Draws
 from .experiment_file import EXPERIMENT_FILE, Name, name_of_file, read_experiment_file
 from .grid import Assignment, apply_assignment, unroll
 from .inputs import input_digests, versions
-from .objective import Objective, parse_objective
+from .objective import Objective, check_figures, parse_objective
 from .single_run import Task, context_json
 
 RUNS_FILE = "runs.jsonl"
+DEFAULT_PROFILE = Scenario.model_fields["profile"].default
 File = TypeVar("File", bound=Section)
 
 
@@ -113,7 +114,7 @@ class Experiment:
     @property
     def profile(self) -> Any:
         """The profile of the base scenario."""
-        return self.base.get("profile", Scenario.model_fields["profile"].default)
+        return self.base.get("profile", DEFAULT_PROFILE)
 
     @property
     def is_random(self) -> bool:
@@ -244,6 +245,7 @@ def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
             )
     if "request_goodput" in metrics and not any(base.get("slo") or {}):
         raise BadInput("objectives: request_goodput: expected a `slo` in the base scenario, got none")
+    check_figures(metrics, [base.get("profile", DEFAULT_PROFILE), *(config.get("profile") for config in configs)])
     return Experiment(
         name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications,
         file.steady_window, file.confirm, file.intervals,

@@ -13,12 +13,15 @@ from servesim.config.old_keys import OLD, rename_keys, rename_path, rename_setti
 from servesim.files.write import csv_writer, open_text, write_yaml
 
 from .experiment import Experiment, format_value
+from .intervals import Interval
 from .number_format import align_columns, format_mean, format_percentage
 from .ranking import Row, Summary
 
+UTILISATION = ("mfu", "mbu")  # in every table; energy only as an objective
 CSV_METRICS = (
     "makespan", "request_throughput", "request_goodput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms",
     "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "evictions", "completed", "failed",
+    *UTILISATION, "energy",
 )  # fmt: skip
 PRINTED_LABELS = {"serves fewer": "more unserved"}  # label in summary.csv -> label in tables and in the report
 LABEL_MEANINGS = {
@@ -118,15 +121,23 @@ def format_table(summary: Summary, top: int = 10) -> str:
     names = [objective.metric for objective in summary.experiment.objectives]
     common_labels = set.intersection(*(set(row.labels) for row in summary.rows)) if len(summary.rows) > 1 else set()
     draws = summary.draw_count
-    lines = [["rank", *names, "vs. baseline", *(["draws won"] if draws else []), "changed settings", "labels"]]
+    extra = utilisation_columns(summary)
+    lines = [["rank", *names, "vs. baseline", *extra, *(["draws won"] if draws else []), "changed settings", "labels"]]
     for row in rows:
         difference = "" if row is summary.baseline else format_difference(row, names[0])
         means = [format_mean(row.means[name], name) for name in names]
         labels = ", ".join(printed_label(name) for name in row.labels if name not in common_labels)
         rank = f"{'= ' * row.not_significant}{row.rank}"
         won = [f"{row.draws_won} of {draws}" if row.draws else ""] if draws else []
-        lines.append([rank, *means, difference, *won, changed_settings(row, summary), labels])
+        more = [format_mean(Interval(row.mean(name), None, 0), name) for name in extra]
+        lines.append([rank, *means, difference, *more, *won, changed_settings(row, summary), labels])
     return "\n".join([*align_columns(lines), *table_notes(summary)])
+
+
+def utilisation_columns(summary: Summary) -> list[str]:
+    """Return the metrics of utilisation that tables show besides the objectives: those that the runs have."""
+    names = [objective.metric for objective in summary.experiment.objectives]
+    return [name for name in UTILISATION if name not in names and any(row.values(name) for row in summary.rows)]
 
 
 def printed_label(name: str) -> str:

@@ -8,6 +8,8 @@ from typing import Optional
 from .intervals import Interval
 from .objective import unit
 
+PERCENTAGES = ("mfu", "mbu")  # fractions that are printed in percent
+
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return round numbers from low to high, for an axis."""
@@ -31,10 +33,12 @@ def format_number(value: float) -> str:
 
 
 def format_mean(interval: Interval, metric: str, sign: bool = False) -> str:
-    """Return a metric with half-width and unit; 10,000 ms and more are shown in seconds."""
+    """Return a metric with half-width and unit: 10,000 ms and more in seconds, utilisation in percent."""
     value, half_width, name = interval.mean, interval.half_width, unit(metric)
     if math.isnan(value):
         return format_number(value)
+    if metric in PERCENTAGES:
+        value, half_width, name = 100 * value, None if half_width is None else 100 * half_width, "%"
     if name == "ms" and abs(value) >= 10_000:
         value, half_width, name = value / 1000, None if half_width is None else half_width / 1000, "s"
     if half_width is not None and half_width < 1e-9 * abs(value):

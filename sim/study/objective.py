@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
+from servesim.costs.device_profile import load_profile
 from servesim.files.suggestions import did_you_mean
 from servesim.runs.metrics import PERCENTILES
+from servesim.runs.utilisation import NEEDS, missing_figures
 
 KINDS = ("mean", "median", "std", *(f"p{q}" for q in PERCENTILES))
 MAXIMISED = (
     "completed", "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "attainment",
+    "mfu", "mbu",
 )  # fmt: skip
 MINIMISED = (
     "makespan", "duration", "failed", "evictions", "model_calls", "busy_s", "prompt_tokens_computed",
-    "padded_prompt_tokens", "padded_decode_rows",
+    "padded_prompt_tokens", "padded_decode_rows", "energy",
 )  # fmt: skip
 METRICS = (*MINIMISED, *MAXIMISED, *(f"{kind}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for kind in KINDS))
 
@@ -56,8 +59,21 @@ def parse_objective(spec: Any, where: str = "objectives") -> Objective:
     return Objective(metric, goal)
 
 
+def check_figures(metrics: Sequence[str], profiles: Sequence[Any]) -> None:
+    """Raise BadInput if a profile lacks what an objective needs: peak figures or power. None is no profile."""
+    needing = [metric for metric in metrics if metric in NEEDS]
+    for source in {str(source): source for source in profiles if source is not None}.values() if needing else ():
+        profile = load_profile(source)
+        for metric in needing:
+            missing = missing_figures(metric, profile.about)
+            if missing is not None:
+                raise BadInput(f"objectives: {metric}: profile {profile.name}: {missing}")
+
+
 def unit(metric: str) -> str:
     """Return the unit of a metric, empty for counts and fractions."""
+    if metric == "energy":
+        return "J/1k tok"
     if metric.endswith("_ms"):
         return "ms"
     if metric in ("makespan", "duration", "busy_s"):

@@ -8,7 +8,7 @@ from typing import Any, Optional
 
 from servesim.config.registry import preset, presets
 from servesim.core import BadInput, ClientRequest, Policy
-from servesim.costs.device_profile import Profile
+from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.vidur import VidurCost
 from servesim.policies import POLICIES
 from servesim.traces.request_table import table_of
@@ -58,6 +58,8 @@ def random_case(number: int, policy: str) -> Case:
     if kind == "bundled":
         tree["profile"] = rng.choice(BUNDLED)
         tree["noise"] = rng.random() < 0.7
+        if load_profile(tree["profile"]).sampling:
+            tree["engine"]["sampling"] = rng.choice([None, *load_profile(tree["profile"]).sampling])
     elif kind == "vidur":
         profile = Profile("vidur", random_vidur_cost(rng))
     else:

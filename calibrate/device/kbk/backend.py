@@ -16,11 +16,13 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Optional
 
-from servesim.calibrate.device.backend import Backend, Model, OutOfMemory, Row
+from servesim.calibrate.device.backend import Backend, Model, OutOfMemory, Row, check_choice
 from servesim.calibrate.device.worker import first_line
 from servesim.core import BadInput
 
 from .environment import device_name, environment, frameworks, versions
+from .inputs import block_tables, cache_slots, check_rows
+from .sampling import VARIANTS, check_variant, select, supported
 from .weights import fill_random, read_checkpoint
 
 KERNELS = ("fused", "reference")
@@ -40,23 +42,25 @@ class KbkBackend(Backend):
         mode: str = "graph",  # graph (kernel by kernel) or pynative
         dtype: Optional[str] = None,  # default: float16 with fused kernels, float32 with reference kernels
         threads: Optional[int] = None,  # CPU threads, default one per core; 1 is slower but varies far less
+        sampling: str = VARIANTS[0],  # host: select from copied logits; ops or mint: on the device, with that operator
     ) -> None:
-        if mode not in MODES:
-            raise BadInput(f"mode: expected one of {', '.join(MODES)}, got {mode!r}")
-        if kernels not in (None, *KERNELS):
-            raise BadInput(f"kernels: expected one of {', '.join(KERNELS)}, got {kernels!r}")
+        check_choice("mode", mode, MODES)
+        check_choice("kernels", kernels or KERNELS[0], KERNELS)
+        check_choice("sampling", sampling, VARIANTS)
         if threads is not None and (type(threads) is not int or threads < 1):
             raise BadInput(f"threads: expected at least 1, got {threads!r}")
         self.ms, self.mindformers = frameworks()
         self.device = device or ("Ascend" if self.ms.device_context.ascend.is_available() else "CPU")
         self.kernels = kernels or ("fused" if self.device == "Ascend" else "reference")
+        check_variant(sampling, self.device)
+        self.sampling, self.samplings = sampling, supported(self.device)
         self.mode = mode
         self.threads = threads
         self.dtype = dtype or ("float16" if self.kernels == "fused" else "float32")
         self.model: Optional[Model] = None
         self.net: Any = None
         self._reference_net: Any = None
-        self._logits: list[Any] = []
+        self._calls: list[tuple[list[int], Any]] = []  # rows of each model call of the last step, and its logits
         self._configure()
 
     def _configure(self) -> None:
@@ -143,34 +147,33 @@ class KbkBackend(Backend):
             llama_transformer.InferAttention, infer_attention.PagedAttentionMgr = fused
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        self._check(rows)
+        with memory_errors():
+            self.compute(rows)
+            return self.select_tokens(self.sampling)
+
+    def compute(self, rows: Sequence[Row]) -> None:
+        assert self.model is not None, "load first"
+        check_rows(rows, self.model, self.block_size)
         prompts = [index for index, row in enumerate(rows) if row.position == 0 and len(row.tokens) > 1]
         others = [index for index, row in enumerate(rows) if row.position > 0 or len(row.tokens) == 1]
-        logits: dict[int, Any] = {}
-        with memory_errors():
-            if prompts:
-                logits.update(zip(prompts, self._run_prompts([rows[index] for index in prompts])))
-            if others:
-                logits.update(zip(others, self._run_paged([rows[index] for index in others])))
-        self._logits = [logits[index] for index in range(len(rows))]
-        return [int(row.argmax()) for row in self._logits]
+        self._calls = []
+        if prompts:
+            self._calls.append((prompts, self._run_prompts([rows[index] for index in prompts])))
+        if others:
+            self._calls.append((others, self._run_paged([rows[index] for index in others])))
 
-    def logits(self) -> Any:
-        """Return the logits of the last step's rows, [rows, vocab], for checks."""
+    def select_tokens(self, sampling: str) -> list[int]:
+        tokens: dict[int, int] = {}
+        for rows, logits in self._calls:
+            tokens.update(zip(rows, select(self.ms, sampling, logits).tolist()))
+        return [tokens[row] for row in range(len(tokens))]
+
+    def logits(self, rows: Optional[Sequence[int]] = None) -> Any:
         import numpy as np
 
-        return np.stack(self._logits)
-
-    def _check(self, rows: Sequence[Row]) -> None:
-        assert self.model is not None, "load first"
-        for row in rows:
-            end = row.position + len(row.tokens)
-            if not row.tokens or end > self.model.context or end > len(row.table) * self.block_size:
-                raise BadInput(
-                    f"row: {len(row.tokens)} tokens after {row.position} cached ones in {len(row.table)} blocks of "
-                    f"{self.block_size}, expected at least 1 token, enough blocks, and a length of at most "
-                    f"{self.model.context}"
-                )
+        places = np.argsort([row for computed, _ in self._calls for row in computed])
+        copied = np.concatenate([logits.asnumpy() for _, logits in self._calls])
+        return copied[places if rows is None else places[list(rows)]]
 
     def _run_prompts(self, rows: Sequence[Row]) -> Any:
         """Run whole prompts, or first chunks of prompts, flattened into one row."""
@@ -178,7 +181,7 @@ class KbkBackend(Backend):
 
         tokens = [np.asarray(row.tokens, np.int32) for row in rows]
         flat = np.concatenate(tokens).reshape(1, -1)
-        slots = np.concatenate([self._slots(row) for row in rows])
+        slots = np.concatenate([cache_slots(row, self.block_size) for row in rows])
         lengths = np.array([len(row.tokens) for row in rows], np.int32)
         return self._forward(flat, lengths, self._tables(rows, lengths), slots, True, origin_inputs=tokens)
 
@@ -190,40 +193,25 @@ class KbkBackend(Backend):
             Row([token], row.position + offset, row.table) for row in rows for offset, token in enumerate(row.tokens)
         ]
         tokens = np.array([row.tokens for row in single], np.int32)
-        slots = np.concatenate([self._slots(row) for row in single])
+        slots = np.concatenate([cache_slots(row, self.block_size) for row in single])
         lengths = np.array([row.position + 1 for row in single], np.int32)
         logits = self._forward(tokens, lengths, self._tables(single, lengths), slots, False)
-        return logits[np.cumsum([len(row.tokens) for row in rows]) - 1]
-
-    def _slots(self, row: Row) -> Any:
-        """Return the cache slot of each token of a row."""
-        import numpy as np
-
-        positions = np.arange(row.position, row.position + len(row.tokens), dtype=np.int32)
-        blocks = np.asarray(row.table, np.int32)[positions // self.block_size]
-        return blocks * np.int32(self.block_size) + positions % np.int32(self.block_size)
+        if len(single) == len(rows):
+            return logits
+        last = np.cumsum([len(row.tokens) for row in rows]) - 1
+        return self.ms.ops.gather(logits, self.ms.Tensor(last, self.ms.int32), 0)
 
     def _tables(self, rows: Sequence[Row], lengths: Any) -> Any:
-        """Return the block tables as one array, as wide as the longest row needs, padded with -1."""
-        import numpy as np
-
-        width = -(-int(lengths.max()) // self.block_size)
-        tables = np.full((len(rows), width), -1, np.int32)
-        for table, row in zip(tables, rows):
-            blocks = row.table[:width]
-            table[: len(blocks)] = blocks
-        if tables.max() >= self.blocks:
-            raise BadInput(f"row: block {tables.max()}, expected a block below {self.blocks}")
-        return tables
+        return block_tables(rows, lengths, self.block_size, self.blocks)
 
     def _forward(self, tokens: Any, lengths: Any, tables: Any, slots: Any, prefill: bool, **more: Any) -> Any:
-        """Call the model as llm-serving's kbk backend does, and copy its logits to the host."""
+        """Call the model as llm-serving's kbk backend does, and return its logits on the device."""
         if self.mode == "pynative":  # a graph is compiled with its flag; without graphs, every call sets it
             self.net.add_flags_custom(is_first_iteration=prefill)
         output, _ = self.net.forward(
             tokens, lengths, block_tables=tables, slot_mapping=slots, prefill=prefill, use_past=True, **more
         )
-        return (output[0] if isinstance(output, tuple) else output).asnumpy()
+        return output[0] if isinstance(output, tuple) else output
 
     def reference_logits(self, tokens: Sequence[int]) -> Any:
         """Return the logits after each token, with the same weights, from one pass without a cache."""
@@ -276,6 +264,7 @@ class KbkBackend(Backend):
             "jit_level": "O0" if self.mode == "graph" else None,
             "dtype": self.dtype,
             "threads": self.threads,
+            "sampling": self.sampling,
             "versions": versions(),
         }
         if self.model is not None:

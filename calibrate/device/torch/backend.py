@@ -2,8 +2,8 @@
 
 A step is one packed forward pass for prompts, decodes or both. It is padded to a bucket (gear): decodes by rows,
 prompts and mixed steps by tokens. On CUDA every bucket is a recorded graph. The host then fills one array, copies it,
-starts the graph and reads the tokens. Larger steps run without graph and padding; they are long enough to hide the
-launch time. A prompt of one token runs as a decode at position 0.
+starts the graph and reads the tokens (sampling.py). Larger steps run without graph and padding; they are long enough
+to hide the launch time. A prompt of one token runs as a decode at position 0.
 """
 # mypy: allow-untyped-calls
 # (parts of torch.cuda have no annotations)
@@ -12,20 +12,20 @@ from __future__ import annotations
 
 import platform
 import subprocess
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Optional, TypeVar
 
 import numpy as np
 import torch
-from servesim.calibrate.device.backend import Backend, Model, OutOfMemory, Row
+from servesim.calibrate.device.backend import Backend, Model, OutOfMemory, Row, check_choice
 from servesim.core import BadInput
 
 from .model import Llama
 from .operators import Batch, ReferenceOperators
 from .packing import GraphShape, Packer
 from .reference import reference_logits
+from .sampling import VARIANTS, Selection
 from .weights import random_weights, stored_weights
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # padded rows of a decode step
@@ -52,7 +52,10 @@ class TorchBackend(Backend):
         kernels: Optional[str] = None,  # fused or reference; default: fused on CUDA, reference on the CPU
         graphs: bool = True,  # False measures the benefit of graphs
         threads: Optional[int] = None,  # CPU threads, default one per core; 1 varies least on a busy host
+        sampling: str = VARIANTS[0],  # device: argmax in the model call; host: copy the logits and select there
     ) -> None:
+        check_choice("sampling", sampling, VARIANTS)
+        self.sampling, self.samplings = sampling, VARIANTS
         if threads is not None and (type(threads) is not int or threads < 1):
             raise BadInput(f"threads: expected at least 1, got {threads!r}")
         available = torch.cuda.is_available()
@@ -82,47 +85,48 @@ class TorchBackend(Backend):
         self._convert_memory_errors(lambda: self._build(host_blocks, weights))
 
     def step(self, rows: Sequence[Row]) -> list[int]:
-        llama = self._llama()
-        shape, used, order = self.packer.pack(rows)
+        self.compute(rows)
+        return self.select_tokens(self.sampling)
 
-        def run() -> list[int]:
+    def compute(self, rows: Sequence[Row]) -> None:
+        llama = self._llama()
+        shape, used, self.order = self.packer.pack(rows)
+
+        def run() -> tuple[torch.Tensor, torch.Tensor]:
             if self.cuda:
                 self.ints[:used].copy_(self.staging[:used], non_blocking=True)
             graph = self.graphs.get(shape)
             if graph is None:
-                self.last_logits, next_tokens = llama.forward(Batch(shape, self.ints))
-            else:
-                graph.replay()
-                self.last_logits, next_tokens = llama.logits, llama.next_tokens
-            return self.read_tokens(next_tokens, len(rows))
+                return llama.forward(Batch(shape, self.ints))
+            graph.replay()
+            return llama.logits, llama.next_tokens
 
-        packed_tokens = self._convert_memory_errors(run)
-        self.last_logits, self.order = self.last_logits[: len(rows)], order
-        if order is None:
+        logits, next_tokens = self._convert_memory_errors(run)
+        self.last_logits, self.next_tokens = logits[: len(rows)], next_tokens[: len(rows)]
+
+    def select_tokens(self, sampling: str) -> list[int]:
+        def run() -> list[int]:
+            if sampling == "host":
+                return self.selection.select_on_host(self.last_logits)
+            return self.selection.read_tokens(self.next_tokens)
+
+        return self._in_order(self._convert_memory_errors(run))
+
+    def _in_order(self, packed_tokens: list[int]) -> list[int]:
+        """Return the tokens in the order of the rows of the step."""
+        if self.order is None:
             return packed_tokens
-        tokens = [0] * len(rows)
-        for row, token in zip(order, packed_tokens):
+        tokens = [0] * len(packed_tokens)
+        for row, token in zip(self.order, packed_tokens):
             tokens[row] = token
         return tokens
 
-    def read_tokens(self, next_tokens: torch.Tensor, rows: int) -> list[int]:
-        """Wait for the tokens of the step and return them. A busy wait reacts faster than a sleep."""
-        if not self.cuda or rows > len(self.host_tokens):
-            next_tokens = next_tokens[:rows]
-        else:
-            next_tokens, source = self.host_tokens[:rows], next_tokens[:rows]
-            next_tokens.copy_(source, non_blocking=True)
-            self.done.record()
-            while not self.done.query():
-                time.sleep(0)  # releases the interpreter lock for other threads
-        tokens: list[int] = next_tokens.tolist()
-        return tokens
-
-    def logits(self) -> np.ndarray[Any, Any]:
-        """Return the logits of the last step's rows, [rows, vocab], for checks."""
-        # Copied, because the next step writes to the same memory.
-        packed: np.ndarray[Any, Any] = self.last_logits.float().cpu().numpy().copy()
-        return packed if self.order is None else packed[np.argsort(self.order)]
+    def logits(self, rows: Optional[Sequence[int]] = None) -> np.ndarray[Any, Any]:
+        places = np.arange(len(self.last_logits)) if self.order is None else np.argsort(self.order)
+        chosen = torch.from_numpy(places if rows is None else places[list(rows)]).to(self.device)
+        # Chosen on the device, so that only these are copied. The next step writes to the memory of all.
+        logits: np.ndarray[Any, Any] = self.last_logits[chosen].float().cpu().numpy()
+        return logits
 
     def reference_logits(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
         """Return the logits after each token, from one float32 pass without a cache, for checks."""
@@ -150,6 +154,7 @@ class TorchBackend(Backend):
             "device": torch.cuda.get_device_name(self.device) if self.cuda else f"cpu {platform.machine()}",
             "kernels": self.kernels,
             "threads": self.threads,
+            "sampling": self.sampling,
             "versions": _versions(self.cuda),
         }
         if self.loaded is not None:
@@ -186,12 +191,10 @@ class TorchBackend(Backend):
             self.staging.numpy(), blocks, self.block_size, model.context, model.vocab, operators.tile, row_buckets,
             self.token_gears,
         )  # fmt: skip
-        llama = Llama(weights, operators, cache, rows=max(row_buckets))
+        llama = Llama(weights, operators, cache, max(row_buckets))
         if self.use_graphs:
             self._record(llama)
-        if self.cuda:
-            self.host_tokens = torch.zeros(len(llama.next_tokens), dtype=torch.int64, pin_memory=True)
-            self.done = torch.cuda.Event()
+        self.selection = Selection(llama.logits, self.cuda)
         self.host = [torch.empty(shape, dtype=self.dtype, pin_memory=self.cuda) for _ in range(host_blocks)]
         self.loaded = llama
 

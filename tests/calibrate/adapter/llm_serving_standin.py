@@ -68,8 +68,14 @@ class CacheEngine:
 
 
 class EntryData:
-    def __init__(self, prompt: int, limit: int, eos_at: Optional[int], fail_at: Optional[int]) -> None:
+    do_sample, top_k, top_p, temperature, repetition_penalty = False, 3, 1.0, 1.0, 1.0
+
+    def __init__(
+        self, prompt: int, limit: int, eos_at: Optional[int], fail_at: Optional[int],
+        prompt_tokens: Optional[list[int]] = None,
+    ) -> None:  # fmt: skip
         self.prompt, self.limit, self.eos_at, self.fail_at = prompt, limit, eos_at, fail_at
+        self.prompt_tokens = prompt_tokens or [1] * prompt
         self.tokens: list[int] = []
         self.status = EntryStatus.WAITING
         self.decode_index = 0
@@ -82,6 +88,9 @@ class EntryData:
 
     def set_decode_index(self, index: int) -> None:
         self.decode_index = index
+
+    def get_all_tokens(self) -> list[int]:
+        return self.prompt_tokens + self.tokens
 
     def get_prompt_len(self) -> int:
         return self.prompt
@@ -125,7 +134,9 @@ class Schedule:
         self.log: list[tuple[str, str, int]] = []  # event, request id, slot
 
     def entry(self, spec: dict[str, Any]) -> Entry:
-        data = EntryData(spec["prompt_len"], spec["max_new_tokens"], spec.get("eos_at"), spec.get("fail_at"))
+        data = EntryData(
+            spec["prompt_len"], spec["max_new_tokens"], spec.get("eos_at"), spec.get("fail_at"), spec.get("prompt")
+        )
         return Entry(spec["id"], data, CacheEngine(self.pool, self.block_size))
 
     def padding(self) -> Entry:
@@ -185,21 +196,31 @@ class Master:
             for slot in rejected:
                 self._record(slots[slot], ERROR)
             return "reject", rejected
-        entries, chosen = self._check_prompt_predict_data_pa(slots)
+        prompts, chosen = self._check_prompt_predict_data_pa(slots)
         if chosen:
-            for entry in entries:
-                entry.cache_engine.prepare_cache(entry.entry_data.get_len())
-            failed = any(self._token(entry) == FAILED for entry in entries)
-            for entry in entries:
-                self._record(entry, FAILED if failed else self._token(entry))
+            for entry, token in zip(prompts, self._prefill(prompts)):
+                self._record(entry, token)
             return "prefill", chosen
+        tokens = self._decode(slots)
         chosen = [slot for slot, entry in enumerate(slots) if entry.live]
         for slot in chosen:
-            slots[slot].cache_engine.prepare_cache(1)
-        failed = any(self._token(slots[slot]) == FAILED for slot in chosen)
-        for slot in chosen:
-            self._record(slots[slot], FAILED if failed else self._token(slots[slot]))
+            self._record(slots[slot], tokens[slot])
         return "decode", chosen
+
+    def _prefill(self, entries: list[Entry]) -> list[int]:
+        """Return the next tokens of some prompts; all failed if one fails."""
+        for entry in entries:
+            entry.cache_engine.prepare_cache(entry.entry_data.get_len())
+        tokens = [self._token(entry) for entry in entries]
+        return [FAILED] * len(tokens) if FAILED in tokens else tokens
+
+    def _decode(self, entries: list[Entry]) -> list[int]:
+        """Return the next tokens of all slots; all failed if one of a live slot fails."""
+        live = [entry for entry in entries if entry.live]
+        for entry in live:
+            entry.cache_engine.prepare_cache(1)
+        failed = any(self._token(entry) == FAILED for entry in live)
+        return [FAILED if failed else self._token(entry) for entry in entries]
 
     def _token(self, entry: Entry) -> int:
         data, number = entry.entry_data, entry.entry_data.get_output_len() + 1

@@ -34,6 +34,7 @@ class ObservedAdapter(Adapter):
 def run_server(
     requests: list[dict[str, Any]], cost: dict[str, float], policy: Policy, batch: int, blocks: int, block_size: int,
     seq_length: int = 4096, max_length: Optional[int] = None, max_steps: int = 5000, lag: int = 1,
+    master: type[Master] = Master,
 ) -> Iterator[dict[str, Any]]:  # fmt: skip
     """Run the stand-in with the adapter; yield every step in the form of the recordings.
 
@@ -41,7 +42,7 @@ def run_server(
     An idle server asks the policy all the time; here the clock jumps to the time at which its answer can change.
     """
     schedule_class = type("Schedule", (Schedule,), {})
-    master_class = type("Master", (Master,), {})
+    master_class = type("Master", (master,), {})
     clock = [0.0]
     schedule = schedule_class(batch, blocks, block_size, seq_length, max_length)
     adapter = ObservedAdapter(policy.replace(decode_batch=batch), lambda: clock[0])
@@ -50,7 +51,7 @@ def run_server(
         master_class._check_prompt_predict_data_pa = staticmethod(
             lambda entries: ([entries[slot] for slot in adapter.prompts], adapter.prompts)
         )
-    master = master_class(schedule)
+    server = master_class(schedule)
     coming = sorted(requests, key=lambda request: request["arrival"])
     delayed: list[tuple[int, dict[str, Any]]] = []
     calls, idle = 0, True
@@ -61,7 +62,7 @@ def run_server(
         due = [request for visible_after, request in delayed if idle or visible_after <= calls]
         delayed = [] if idle else [item for item in delayed if item[0] > calls]
         schedule.waiting_request_queue.extend(map(schedule.entry, due))
-        kind, slots = master.step()
+        kind, slots = server.step()
         yield step_record(now, kind, slots, due, schedule)
         calls += kind in ("prefill", "decode")
         idle = kind == "idle"
@@ -183,7 +184,7 @@ def test_several_prompts_run_in_one_call_with_prefill_batch() -> None:
     assert [step["ran"] for step in steps if step["kind"] == "prefill"] == [[0, 1, 2, 3], [0, 1]]
 
 
-def test_install_replaces_the_scheduling_of_a_class_and_uses_its_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_install_replaces_the_scheduling_of_a_class_and_uses_its_slots() -> None:
     kind = type("Schedule", (Schedule,), {})
     install(LLMServing(delay_factor=0.5, delay_variant="queue"), kind, Master)
     schedule = kind(3, 20, 4, 4096, None)
@@ -192,10 +193,6 @@ def test_install_replaces_the_scheduling_of_a_class_and_uses_its_slots(monkeypat
     schedule._continuous_batch_pa()
     assert [entry.entry_data.status for entry in schedule.running_request_list] == [EntryStatus.RUNNING] * 3
     assert len(schedule.waiting_request_queue) == 2
-    with pytest.raises(BadInput, match="SERVESIM_MULTI_PREFILL=1"):
-        install(LLMServing(prefill_batch=8), kind, Master)
-    monkeypatch.setenv("SERVESIM_MULTI_PREFILL", "1")
-    install(LLMServing(prefill_batch=8), kind, type("Master", (Master,), {}))
 
 
 def test_a_server_without_paged_scheduling_and_a_crashing_policy_are_rejected() -> None:

@@ -12,6 +12,7 @@ from servesim.policies import match_fields
 from servesim.policies.llm_serving import VICTIMS, LLMServing
 
 from ...policies.test_llm_serving import play
+from .llm_serving_standin import Master
 from .test_adapter import run_server
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -70,11 +71,12 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
 
 
 def compare_with_simulation(
-    requests: list[dict[str, Any]], policy: LLMServing, batch: int, blocks: int, size: int, lag: int
-) -> tuple[int, int]:
+    requests: list[dict[str, Any]], policy: LLMServing, batch: int, blocks: int, size: int, lag: int,
+    master: type[Master] = Master,
+) -> tuple[int, int]:  # fmt: skip
     """Compare all decisions; return the number of steps and of preemptions; no steps if the simulation is stuck."""
     cost = {"prefill": 3.0, "decode": 1.0}
-    steps = list(run_server(requests, cost, policy, batch, blocks, size, max_steps=1500, lag=lag))
+    steps = list(run_server(requests, cost, policy, batch, blocks, size, max_steps=1500, lag=lag, master=master))
     _, simulated, stuck = play(requests, policy, cost, blocks, size, lag)
     if stuck:
         return 0, 0

@@ -18,10 +18,13 @@ LOG_LEVEL_OF_THE_SERVER = "import logging\nlogging.basicConfig(level=logging.ERR
 
 def write_server(folder: Path) -> Path:
     """Write a package with the names of llm-serving, and a script that schedules once and prints its arguments."""
-    for name, kind in (("schedule", "Schedule"), ("master", "AsyncMaster")):
+    for name, kind, function in (
+        ("schedule", "Schedule", "_continuous_batch_pa"),
+        ("master", "AsyncMaster", "_check_prompt_predict_data_pa"),
+    ):
         package = folder / "mindspore_serving" / name
         package.mkdir(parents=True)
-        (package / f"{name}.py").write_text(f"class {kind}:\n    def _continuous_batch_pa(self): pass\n")
+        (package / f"{name}.py").write_text(f"class {kind}:\n    def {function}(self): pass\n")
     script = folder / "server_app_post.py"
     script.write_text(
         LOG_LEVEL_OF_THE_SERVER + "import sys\nfrom mindspore_serving.schedule.schedule import Schedule\n"
@@ -34,9 +37,11 @@ def write_server(folder: Path) -> Path:
     return script
 
 
-def start_server(command: list[str], folder: Path, *more_path: str) -> subprocess.CompletedProcess[str]:
+def start_server(
+    command: list[str], folder: Path, *more_path: str, **variables: str
+) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(folder), *more_path])
-    environment = {**os.environ, "PYTHONPATH": path, "SERVESIM_POLICY": '{"delay_factor": 0.5}'}
+    environment = {**os.environ, "PYTHONPATH": path, "SERVESIM_POLICY": '{"delay_factor": 0.5}', **variables}
     return subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=600)
 
 

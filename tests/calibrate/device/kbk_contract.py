@@ -4,6 +4,7 @@ signatures   signatures that the reference kernels and the backend rely on
 unpatched    errors of the unpatched Ascend model on a CPU, with right and wrong inputs
 synchronize  seconds that the first and a later synchronize wait
 checkpoint   writes weights.npz of the current folder as micro.ckpt
+replaced     tokens of steps with mint.argmax replaced by an operator that a CPU has
 events       device time and wall time of steps (needs an Ascend)
 """
 
@@ -151,6 +152,29 @@ def checkpoint() -> str:
     return "micro.ckpt"
 
 
+def replaced() -> dict[str, Any]:
+    """Run the same steps with the variants host, ops and mint; on a CPU, ops.argmax replaces mint.argmax."""
+    module = kbk()
+    backend = module.KbkBackend(device="CPU", mode="pynative", sampling="ops")
+    types = importlib.import_module("servesim.calibrate.device.backend")
+    ms, called = backend.ms, []
+
+    def argmax(tensor: Any, dim: int) -> Any:
+        called.append(list(tensor.shape))
+        return ms.ops.argmax(tensor, dim=dim)
+
+    ms.mint.argmax = argmax
+    backend.load(types.MODELS["micro"], 16, 16)
+    rows = [types.Row([5, 6, 7], 0, [1]), types.Row([9] * 20, 0, [2, 3]), types.Row([4], 0, [4])]
+    results: dict[str, Any] = {}
+    for variant in ("host", "ops", "mint"):
+        backend.sampling = variant
+        results[variant] = backend.step(rows)
+    chosen = backend.logits([0, 1, 2]).argmax(-1).tolist()
+    assert chosen == backend.logits().argmax(-1).tolist()
+    return {**results, "shapes": called, "logits": chosen}
+
+
 def events() -> dict[str, list[float]]:
     """Return the device seconds (from events) and the wall seconds of some decode steps."""
     module = kbk()
@@ -174,7 +198,7 @@ def events() -> dict[str, list[float]]:
 
 def main() -> None:
     out, *names = sys.argv[1:]
-    sections = (synchronize, signatures, unpatched, checkpoint, events)  # synchronize must come first
+    sections = (synchronize, signatures, unpatched, checkpoint, replaced, events)  # synchronize must come first
     results = {section.__name__: section() for section in sections if section.__name__ in names}
     Path(out).write_text(json.dumps(results, indent=1) + "\n")
 

@@ -329,7 +329,7 @@ def test_describe_has_the_fields_of_a_profile() -> None:
     assert (about["blocks"], about["block_size"], about["host_blocks"]) == (40, 16, 24)
     assert about["gears"] == [1, 2, 4, 8, 16, 24, 32]
     assert about["versions"]["torch"] == torch.__version__
-    assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "threads", "versions"}
+    assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "threads", "sampling", "versions"}
 
 
 def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:

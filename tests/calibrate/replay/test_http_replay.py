@@ -9,7 +9,9 @@ from typing import Any, Optional
 import pytest
 
 pytest.importorskip("aiohttp")
+from servesim.calibrate.replay.http_client import warm_up_requests
 from servesim.cli import main
+from servesim.core import Request
 
 from ..client.recording_server import RecordingServer, recording_server
 from ..client.vocabularies import count_llama_tokens
@@ -94,3 +96,10 @@ def test_the_report_compares_requested_and_served_prompt_lengths(
     counted = 0 if added is None else 2
     assert result["prompt_tokens"]["requests_counted"] == counted
     assert result["prompt_tokens"]["served"] == (0 if added is None else 110 + 2 * added)
+
+
+def test_warm_up_requests_are_sent_at_once() -> None:
+    requests = [Request(id, 600.0 * id, 5, 40, follows=id - 1 if id else None) for id in range(3)]
+    copies = warm_up_requests(requests)
+    assert [(copy.arrival, copy.sent, copy.follows, copy.limit) for copy in copies] == [(0.0, 0.0, None, 16)] * 3
+    assert requests[2].arrival == 1200.0

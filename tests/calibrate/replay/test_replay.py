@@ -82,8 +82,9 @@ def test_on_a_fake_backend_metrics_agree_within_a_percent_and_decisions_are_iden
     live = json.loads((tmp_path / "live" / "result.json").read_text())
     assert live["completed"] == 24
     assert live["blocks_left"] == live["blocks"]
-    assert {path.name for path in (tmp_path / "live").iterdir()} == {
+    assert {path.name for path in (tmp_path / "live").iterdir()} - {"device.csv"} == {  # depends on the machine
         "manifest.json", "result.json", "requests.csv", "decisions.jsonl.gz", "steps.csv", "sent.jsonl",
+        "timeline.json.gz",
     }  # fmt: skip
 
 
@@ -213,7 +214,8 @@ def test_the_expected_duration_is_printed_before_the_run_and_an_unused_model_is_
 ) -> None:
     command = ["replay", write_scenario(tmp_path, name="mine"), "--backend", "fake", "-o", str(tmp_path), "--limit"]
     assert main([*command, "9", "--model", "llama2-7b"]) == 0
-    first, second = capsys.readouterr().err.splitlines()
+    first, second, *remarks = capsys.readouterr().err.splitlines()
+    assert all("device counters" in remark for remark in remarks)  # depends on the machine
     assert first == "sim: --model: the fake backend has no model; ignored"
     match = re.fullmatch(r"mine: 9 requests in real time, about ([0-9.]+) s plus warm-up", second)
     assert match is not None

@@ -1,0 +1,195 @@
+"""Several prompts per prefill inside llm-serving: the server repairs what it sends to the agent and what it reads back.
+
+Server and agent share memory: the server writes the rows of a call, the agent writes the next token of each slot, and
+the next decode reads these tokens as its input. With several prompts, the stock server and agent make five mistakes:
+
+- The agent writes all tokens of the group at the slot of each prompt in turn. They overwrite tokens of other slots.
+- The server adds the offset of the row to the index of the last token. The agent keeps it and decodes a wrong token.
+- Block tables of unequal length do not form one array.
+- The length of a prompt ends at its last token that is not the padding token. It may be too short after a preemption.
+- Until every slot was used once, a decode reads the tokens of the first n slots, where n slots were used so far.
+
+All repairs are in the server process, so the agents start as usual. Standard library only: the arrays are the server's.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from array import array
+from collections.abc import Sequence
+from typing import Any, Callable
+
+from servesim.core import BadInput
+
+from .fingerprint import unknown_functions
+
+VARIABLE = "SERVESIM_MULTI_PREFILL"  # environment: 1 if the agent needs no repair, repair to repair unknown code
+TOKENS, LOGPROBS = 5, 6  # shared memory: the tokens (int32) and their log probabilities (float64), one per slot
+FAILED = (-1, 0)  # the server's answer for a row of a failed call
+MARK = -3  # no token: written before a call to see where the agent writes
+
+
+def install_repair(worker: Any = None, model: Any = None) -> None:
+    """Repair the classes Worker and DisModel (default: of the server in this process, if its code is known)."""
+    mode = os.environ.get(VARIABLE, "")
+    if mode not in ("", "1", "repair"):
+        raise BadInput(f"{VARIABLE}: expected 1, repair or nothing, got {mode!r}")
+    if mode == "1":
+        return
+    if worker is None:
+        if not mode:
+            check_known()
+        worker, model = import_classes()
+    for kind, names in ((worker, ("_predict", "_get_valid_length")), (model, ("call", "_assemble_pa_full_inputs"))):
+        missing = [name for name in names if not hasattr(kind, name)]
+        if missing:
+            raise BadInput(f"adapter: {kind.__name__} has no {missing[0]}; set prefill_batch to 1")
+    repair_lengths(worker)
+    repair_calls(model)
+    model._assemble_pa_full_inputs = prefill_blocks
+    print("servesim repairs prefills of several prompts: lengths, block tables, tokens", file=sys.stderr, flush=True)
+
+
+def check_known() -> None:
+    """Refuse a server or an agent whose code was not checked."""
+    unknown = unknown_functions()
+    if unknown:
+        raise BadInput(
+            f"adapter: prefill_batch above 1: unknown code: {', '.join(unknown)}; set prefill_batch to 1, or "
+            f"{VARIABLE}=repair to repair this code all the same, or {VARIABLE}=1 if its agent needs no repair"
+        )
+
+
+def import_classes() -> tuple[Any, Any]:
+    """Return the classes Worker and DisModel of the server in this process."""
+    try:
+        module = importlib.import_module("mindspore_serving.worker.worker")
+    except ImportError as error:
+        raise BadInput(f"adapter: cannot import the worker of llm-serving ({error})") from None
+    return module.Worker, getattr(module.DisModel, "_cls", module.DisModel)  # DisModel is a singleton around a class
+
+
+def repair_lengths(worker: Any) -> None:
+    """Pass the true lengths of prompts on; the stock server searches for the padding."""
+    predict, find_lengths = worker._predict, worker._get_valid_length
+
+    def _predict(self: Any, input_ids: Any, is_prefill: bool, *args: Any, **kwargs: Any) -> Any:
+        self._prompt_lengths = [len(tokens) for tokens in input_ids] if is_prefill else []
+        return predict(self, input_ids, is_prefill, *args, **kwargs)
+
+    def _get_valid_length(self: Any, padded: Any, padding: int) -> Any:
+        lengths, rows = find_lengths(padded, padding)
+        lengths[:] = self._prompt_lengths
+        return lengths, rows
+
+    worker._predict = _predict
+    worker._get_valid_length = _get_valid_length
+
+
+def prefill_blocks(
+    self: Any, lengths: Sequence[int], caches: Sequence[Any], seq_length: int, live: Sequence[int]
+) -> tuple[list[list[int]], list[int]]:
+    """Allocate the blocks of prompts. Return block tables of equal length, and the cache slot of every token.
+
+    Unused columns of a table are -1. Padding tokens go to slot 0: block 0 belongs to no request.
+    """
+    lengths = [int(length) for length in lengths]  # the server's are numbers of numpy
+    for length, cache, is_live in zip(lengths, caches, live):
+        if is_live:
+            cache.prepare_cache(length)
+    size = caches[0].block_size
+    width = max(seq_length // size, *(len(cache.block_table) for cache in caches))
+    tables = [list(cache.block_table) + [-1] * (width - len(cache.block_table)) for cache in caches]
+    slots: list[int] = []
+    for length, table in zip(lengths, tables):
+        slots += [table[token // size] * size + token % size for token in range(length)]
+        slots += [0] * (seq_length - length)
+    return tables, slots
+
+
+def repair_calls(model: Any) -> None:
+    """Repair the calls of DisModel: what the agent keeps of a group, and where the tokens are."""
+    calls = AgentCalls(model.call)
+
+    def call(
+        self: Any, shms: Any, input_ids: Any, index: Any, lengths: Any, reset: Any, is_prefill: bool, live: Any,
+        **rows: Any,
+    ) -> Any:  # fmt: skip
+        if is_prefill:
+            return calls.prefill(self, shms, input_ids, lengths, live, rows)
+        calls.use_slots_below(self, shms, live, rows)
+        return calls.stock(self, shms, input_ids, index, lengths, reset, is_prefill, live, **rows)
+
+    model.call = call
+
+
+class AgentCalls:
+    """The calls of the agent, and the slots that it knows."""
+
+    def __init__(self, stock: Callable[..., Any]) -> None:
+        self.stock = stock
+        self.used: set[int] = set()
+        self._last: tuple[Any, ...] = ()  # arrays of the last prefill, to build another one of the same length
+
+    def prefill(self, model: Any, shms: Any, input_ids: Any, lengths: Any, live: Any, rows: dict[str, Any]) -> Any:
+        """Run a prefill. The index of the last token is the same in every row of the group."""
+        slots = rows["decode_index_list"]
+        self.used.update(slots)
+        self._last = input_ids[:1], lengths[:1], rows["seq_length"]
+        return call_agent(
+            lambda: self.stock(model, shms, input_ids, lengths - 1, lengths, False, True, live, **rows), shms, slots
+        )
+
+    def use_slots_below(self, model: Any, shms: Any, live: Sequence[int], rows: dict[str, Any]) -> None:
+        """Before a decode, use every slot below the last live one: prefill one padding token in block 0."""
+        if len(self.used) >= len(live):
+            return
+        last = max((slot for slot, is_live in enumerate(live) if is_live), default=0)
+        unused = [slot for slot in range(last) if slot not in self.used]
+        if unused:
+            tokens, length, seq_length = self._last
+            selected = select_rows(rows, unused, len(live))
+            selected.update(decode_index_list=unused, seq_length=seq_length)
+            one = length.repeat(len(unused)) * 0 + 1
+            self.prefill(model, shms, tokens.repeat(len(unused), axis=0), one, [0] * len(unused), selected)
+
+
+def select_rows(rows: dict[str, Any], slots: Sequence[int], batch: int) -> dict[str, Any]:
+    """Return the settings of some slots out of those of all slots of a decode."""
+    return {
+        key: [values[slot] for slot in slots] if isinstance(values, list) and len(values) == batch else values
+        for key, values in rows.items()
+    }
+
+
+def call_agent(call: Callable[[], Any], shms: Any, slots: Sequence[int]) -> Any:
+    """Run a prefill. Put each token at its slot, restore the other slots, and return the answers in row order."""
+    if len(slots) == 1:
+        return call()
+    end = slots[-1] + len(slots)  # the stock agent last writes the whole group from slots[-1] to here
+    with shms[TOKENS].buf[: 4 * end] as memory, memory.cast("i") as tokens:
+        after = list(tokens)
+        tokens[slots[-1] + 1 :] = array("i", [MARK] * (len(slots) - 1))
+        answers, status = call()
+        if FAILED not in answers:
+            answers = written_answers(shms, list(tokens), slots, answers)
+        for slot, (token, _) in zip(slots, answers):
+            after[slot] = token
+        tokens[:] = array("i", after)
+    return answers, status
+
+
+def written_answers(shms: Any, tokens: list[int], slots: Sequence[int], answers: Any) -> Any:
+    """Return the answers of a group from where the agent wrote them: in one piece (stock), or each at its slot."""
+    first = slots[-1]
+    untouched = [token == MARK for token in tokens[first + 1 :]]
+    if all(untouched):
+        return answers
+    if any(untouched):
+        why = "this agent writes the tokens of several prompts to unknown places; set prefill_batch to 1"
+        print(f"servesim: {why}", file=sys.stderr, flush=True)
+        return [FAILED] * len(slots)
+    with shms[LOGPROBS].buf[: 8 * len(tokens)] as memory, memory.cast("d") as logprobs:
+        return list(zip(tokens[first:], list(logprobs)[first:]))

@@ -1,0 +1,85 @@
+"""FLOPs and bytes of model calls, from the dimensions of a Llama model.
+
+Counted are the matrix products and the attention: 2 FLOPs per weight and token, and 4 per pair of query and key, layer
+and hidden unit. Masked pairs and padding are not counted. The vocabulary is computed for one token of each row. A call
+reads all weights and the KV cache of its rows once, and writes the KV cache of its tokens. Activations, norms and the
+embedding are left out: they are small. Standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Optional
+
+BYTES_PER_VALUE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
+
+
+@dataclass(frozen=True)
+class Model:
+    """The dimensions of a Llama model."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    intermediate: int
+    vocab: int
+    context: int  # maximum sequence length, in tokens
+    dtype: str = "float32"
+
+    @property
+    def layer_weights(self) -> int:
+        """Weights of the matrices of all layers."""
+        kv_hidden = self.hidden * self.kv_heads // self.heads
+        return self.layers * (2 * self.hidden * (self.hidden + kv_hidden) + 3 * self.hidden * self.intermediate)
+
+    @property
+    def weights(self) -> int:
+        """Weights that a call reads: those of the layers and of the vocabulary."""
+        return self.layer_weights + self.vocab * self.hidden
+
+    @property
+    def kv_values(self) -> int:
+        """Values in the KV cache of one token."""
+        return 2 * self.layers * self.hidden * self.kv_heads // self.heads
+
+    @property
+    def flops_per_pair(self) -> int:
+        """FLOPs of one pair of query and key in all layers."""
+        return 4 * self.layers * self.hidden
+
+    def flops(self, tokens: int, rows: int, pairs: int) -> int:
+        """Return the FLOPs of calls with these tokens, rows and pairs of query and key."""
+        return 2 * (self.layer_weights * tokens + self.vocab * self.hidden * rows) + self.flops_per_pair * pairs
+
+    def values_moved(self, calls: int, tokens: int, cached: int) -> int:
+        """Return the values that calls read and write: weights, cached tokens of their rows, new tokens."""
+        return self.weights * calls + self.kv_values * (cached + tokens)
+
+
+MODELS = {
+    "llama2-7b": Model("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096, "bfloat16"),
+    "tiny": Model("tiny", 4, 256, 8, 8, 688, 1000, 2048),
+    "micro": Model("micro", 2, 64, 4, 4, 176, 256, 512),
+}
+
+
+def model_of(about: Mapping[str, Any]) -> Optional[Model]:
+    """Return the model that a profile names or describes, None if its dimensions are not known."""
+    model = about.get("model")
+    if not isinstance(model, Mapping):
+        return MODELS.get(str(model))
+    sizes = [model.get(name) for name in ("layers", "hidden", "intermediate", "vocab")]
+    if not all(isinstance(size, int) and size > 0 for size in sizes):
+        return None
+    layers, hidden, intermediate, vocab = (int(size) for size in sizes if size is not None)
+    heads, kv_heads = int(model.get("heads") or 1), int(model.get("kv_heads") or model.get("heads") or 1)
+    name, dtype = str(model.get("name", "the model")), str(model.get("dtype", "float32"))
+    return Model(name, layers, hidden, heads, kv_heads, intermediate, vocab, int(model.get("context") or 0), dtype)
+
+
+def bytes_per_value(about: Mapping[str, Any], model: Model) -> Optional[int]:
+    """Return the bytes of a weight: of the type in a profile, else of the model."""
+    return BYTES_PER_VALUE.get(str(about.get("dtype") or model.dtype))

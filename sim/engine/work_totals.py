@@ -1,0 +1,88 @@
+"""What the model calls of a run computed: sums per kind of step, from which FLOPs and bytes follow.
+
+All counters are whole numbers, so the sums of a fast-forward are exact. The cohort counts the decodes of all steps, and
+`mixed` has those of steps that also run prompts; the difference is the decode steps. So a decode step, by far the most
+frequent one, costs two additions. Standard library only, Python 3.9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from .cohort import Cohort
+
+COUNTERS = ("steps", "prompts", "prompt_tokens", "prompt_pairs", "prompt_cached", "decode_rows", "decode_pairs")
+
+
+class KindTotals:
+    """Sums over the steps of one kind."""
+
+    __slots__ = (
+        "decode_pairs", "decode_rows", "prompt_cached", "prompt_pairs", "prompt_tokens", "prompts", "seconds", "steps",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.steps = 0  # model calls
+        self.seconds = 0.0
+        self.prompts = 0  # chunks of prompts
+        self.prompt_tokens = 0
+        self.prompt_pairs = 0  # pairs of a token and a token that it attends to, itself included
+        self.prompt_cached = 0  # tokens cached before the chunks
+        self.decode_rows = 0
+        self.decode_pairs = 0
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that were computed, without padding."""
+        return self.prompt_tokens + self.decode_rows
+
+    @property
+    def rows(self) -> int:
+        """Rows: each computes the logits of its last token."""
+        return self.prompts + self.decode_rows
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of a token and a token that it attends to."""
+        return self.prompt_pairs + self.decode_pairs
+
+    @property
+    def cached(self) -> int:
+        """Tokens in the KV cache that the rows read."""
+        return self.prompt_cached + self.decode_pairs - self.decode_rows
+
+
+class WorkTotals:
+    """The sums of a run. Steps that only copy blocks are not counted."""
+
+    __slots__ = ("cohort", "mixed", "prefill")
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.cohort = cohort
+        self.prefill = KindTotals()
+        self.mixed = KindTotals()
+
+    def by_kind(self) -> dict[str, KindTotals]:
+        """Return the sums by kind of step, in a fixed order."""
+        cohort, mixed, decode = self.cohort, self.mixed, KindTotals()
+        decode.steps = cohort.steps - mixed.steps
+        decode.seconds = max(0.0, cohort.busy - mixed.seconds)
+        decode.decode_rows = cohort.rows_run - mixed.decode_rows
+        decode.decode_pairs = cohort.pairs_run - mixed.decode_pairs
+        return {"prefill": self.prefill, "decode": decode, "mixed": mixed}
+
+
+def work_to_json(work: Mapping[str, KindTotals]) -> dict[str, dict[str, Any]]:
+    """Return the sums by kind as JSON."""
+    return {kind: {name: getattr(sums, name) for name in (*COUNTERS, "seconds")} for kind, sums in work.items()}
+
+
+def work_from_json(data: Mapping[str, Mapping[str, Any]]) -> dict[str, KindTotals]:
+    """Return the sums by kind of a run in another process."""
+    work = {}
+    for kind, counters in data.items():
+        work[kind] = sums = KindTotals()
+        for name, value in counters.items():
+            setattr(sums, name, value)
+    return work

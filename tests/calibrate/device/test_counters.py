@@ -1,0 +1,248 @@
+"""Device counters: outputs of nvidia-smi and npu-smi, and runs beside a tool that works, fails or hangs."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import yaml
+from servesim.calibrate.device.backend import MODELS
+from servesim.calibrate.device.counters import NO_TOOL, DeviceSampler, parse_npu, parse_nvidia
+from servesim.calibrate.device.fake import FakeBackend
+from servesim.calibrate.device.worker_client import Worker
+from servesim.calibrate.probe import measure
+from servesim.calibrate.probe.power import measure_power
+from servesim.calibrate.probe.session import ProbeSession, read_probe, run_session
+from servesim.cli import main
+
+from ...conftest import ROOT
+
+pytestmark = pytest.mark.live
+
+USAGES = """\
+\tNPU ID                         : 0
+\tChip Count                     : 1
+
+\tDDR Capacity(MB)               : 0
+\tDDR Usage Rate(%)              : 0
+\tHBM Capacity(MB)               : 32768
+\tHBM Usage Rate(%)              : 75
+\tAicore Usage Rate(%)           : 83
+\tAivector Usage Rate(%)         : 12
+\tAicpu Usage Rate(%)            : 0
+\tCtrlcpu Usage Rate(%)          : 2
+\tDDR Bandwidth Usage Rate(%)    : 0
+\tHBM Bandwidth Usage Rate(%)    : 41
+\tChip ID                        : 0
+"""
+POWER = "\tNPU ID                         : 0\n\tNPU Real-time Power(W)         : 161.2\n\tChip ID                : 0\n"
+WORKING = "#!/bin/sh\nwhile true; do echo '87, 45, 15360, 500.00'; sleep 0.05; done\n"
+HANGING = "#!/bin/sh\nexec sleep 600\n"
+FAILING = "#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not communicate with the driver.'\nexit 9\n"
+NPU = f"""#!/bin/sh
+if [ "$3" = usages ]; then
+cat <<'END'
+{USAGES}END
+else
+cat <<'END'
+{POWER}END
+fi
+"""
+
+
+@pytest.fixture
+def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a folder that hides the tools of the machine: PATH has only it and the folders of `sh` and `sleep`."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("sh", "sleep", "cat"):
+        source = next(Path(path, name) for path in os.environ["PATH"].split(":") if Path(path, name).exists())
+        (folder / name).symlink_to(source)
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def add_tool(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    (folder / name).chmod(0o755)
+
+
+def wait_for_sample(sampler: DeviceSampler) -> None:
+    deadline = time.monotonic() + 30
+    while not sampler.samples and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+
+def test_a_line_of_nvidia_smi() -> None:
+    assert parse_nvidia(2.0, "98, 61, 71234, 612.45\n") == (2.0, 98.0, 61.0, 71234.0, 612.45)
+    assert parse_nvidia(2.0, "98, [N/A], 71234, [Not Supported]\n") == (2.0, 98.0, None, 71234.0, None)
+    assert parse_nvidia(2.0, "Unable to determine the device handle for GPU0: Unknown Error\n") is None
+    assert parse_nvidia(2.0, "[N/A], [N/A], [N/A], [N/A]\n") is None and parse_nvidia(2.0, "") is None
+
+
+def test_outputs_of_npu_smi() -> None:
+    assert parse_npu(1.0, USAGES + POWER) == (1.0, 83.0, 41.0, 24576.0, 161.2)
+    assert parse_npu(1.0, USAGES) == (1.0, 83.0, 41.0, 24576.0, None)
+    older = "\tPower Dissipation(W)           : 68.0\n\tAicore Usage Rate(%)           : 5\n"
+    assert parse_npu(1.0, older) == (1.0, 5.0, None, None, 68.0)
+    two_chips = f"{USAGES}\tAicore Usage Rate(%)           : 7\n\tChip ID                        : 1\n"
+    assert parse_npu(1.0, two_chips) == (1.0, 83.0, 41.0, 24576.0, None)
+    assert parse_npu(1.0, "dcmi module initialize failed. ret is -8005\n") is None
+
+
+@pytest.mark.parametrize(("tool", "text", "power"), [("nvidia-smi", WORKING, 500.0), ("npu-smi", NPU, 161.2)])
+def test_a_tool_gives_samples_until_the_end(tools: Path, tool: str, text: str, power: float) -> None:
+    add_tool(tools, tool, text)
+    with DeviceSampler() as sampler:
+        wait_for_sample(sampler)
+    assert sampler.tool == tool and sampler.remark is None
+    assert sampler.samples[0].power == power and sampler.samples[0].time <= time.perf_counter()
+
+
+@pytest.mark.parametrize(
+    ("text", "remark"),
+    [
+        (HANGING, "device counters: nvidia-smi gave no samples: it printed nothing"),
+        (FAILING, "device counters: nvidia-smi gave no samples: NVIDIA-SMI has failed because it could not"),
+        ("not a program", "device counters: nvidia-smi gave no samples: "),
+    ],
+    ids=["hangs", "fails", "cannot run"],
+)
+def test_a_tool_that_does_not_work_is_one_line(tools: Path, text: str, remark: str) -> None:
+    add_tool(tools, "nvidia-smi", text)
+    sampler = DeviceSampler()
+    sampler.start()
+    if text == FAILING:
+        sampler._threads[0].join(30)
+    processes = list(sampler._processes)
+    start = time.monotonic()
+    sampler.stop()
+    assert time.monotonic() - start < 20 and all(process.poll() is not None for process in processes)
+    assert sampler.remark is not None and sampler.remark.startswith(remark) and "\n" not in sampler.remark
+
+
+def test_without_a_tool_there_is_one_line(tools: Path) -> None:
+    with DeviceSampler() as sampler:
+        pass
+    assert sampler.remark == NO_TOOL and not sampler.samples
+
+
+def test_power_by_kind_needs_samples(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("servesim.calibrate.probe.power.PHASE_S", 0.5)
+    monkeypatch.setattr("servesim.calibrate.probe.power.SETTLE_S", 0.1)
+    ran: list[str] = []
+
+    def fails() -> None:
+        ran.append("failed")
+        raise RuntimeError("out of memory")
+
+    steps = {"prefill": [lambda: ran.append("prefill"), fails], "decode": [lambda: time.sleep(0.01)]}
+    assert measure_power(steps, DeviceSampler()) is None and not ran
+    add_tool(tools, "nvidia-smi", WORKING)
+    with DeviceSampler() as sampler:
+        wait_for_sample(sampler)
+        power = measure_power(steps, sampler)
+    assert power is not None and {key: power[key] for key in ("idle", "prefill", "decode")} == dict.fromkeys(
+        ("idle", "prefill", "decode"), 500.0
+    )
+    assert "mixed" not in power and "nvidia-smi" in power["source"]
+    assert ran.count("failed") == 1 and ran.count("prefill") > 1
+
+
+class WorkerInThisProcess:
+    """A loaded fake backend with the interface of a worker."""
+
+    def __init__(self) -> None:
+        self.backend = FakeBackend({"base": 0.001})
+        self.backend.load(MODELS["tiny"], 64, 16, 8)
+
+    def describe(self) -> dict[str, Any]:
+        return self.backend.describe()
+
+    def call(self, name: str, timeout: float, progress: Any, **args: Any) -> Any:
+        assert name == "probe"
+        return measure.run(self.backend, args, progress)
+
+
+def test_a_probe_keeps_the_counters_and_the_power_of_each_kind(
+    tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("servesim.calibrate.probe.power.PHASE_S", 0.5)
+    monkeypatch.setattr("servesim.calibrate.probe.power.SETTLE_S", 0.1)
+    add_tool(tools, "nvidia-smi", WORKING)
+    settings = {"backend": "fake", "budget": 2.0, "most_rows": 2, "most_tokens": 32, "longest": 64}
+    session = ProbeSession(tmp_path / "probe", settings)
+    result = run_session(cast(Worker, WorkerInThisProcess()), session, lambda report: None)
+    rows = list(csv.DictReader((tmp_path / "probe" / "device.csv").open()))
+    assert len(rows) == len(result["counters"]["samples"]) > 0
+    about = (read_probe(tmp_path / "probe") or {})["about"]
+    assert {kind: about["power"][kind] for kind in ("idle", "prefill", "decode", "mixed")} == dict.fromkeys(
+        ("idle", "prefill", "decode", "mixed"), 500.0
+    )
+
+
+def replay(folder: Path) -> int:
+    lengths = {"prompt": 20, "output": 10}
+    scenario = {
+        "workload": {"requests": 12, "arrivals": {"kind": "poisson", "rate": 10}, "lengths": lengths},
+        "policy": {"name": "llm-serving", "decode_batch": 8},
+        "engine": {"num_blocks": 60, "block_size": 8},
+        "profile": {"base": 0.01},
+    }
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario))
+    return main(["replay", str(folder / "scenario.yaml"), "--backend", "fake", "--live-only", "-o", str(folder / "r")])
+
+
+def test_a_replay_writes_counters_timeline_and_energy(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    add_tool(tools, "nvidia-smi", WORKING)
+    assert replay(tmp_path) == 0
+    live = tmp_path / "r" / "live"
+    rows = list(csv.DictReader((live / "device.csv").open()))
+    assert {row["power_w"] for row in rows} == {"500.0"} and {row["utilisation_percent"] for row in rows} == {"87.0"}
+    result = json.loads((live / "result.json").read_text())
+    end = max(float(row["end"]) for row in csv.DictReader((live / "steps.csv").open()))
+    assert result["device"]["energy_j"] == pytest.approx(500.0 * end)
+    assert result["energy"] == pytest.approx(1000 * 500.0 * end / result["total_output_tokens"])
+    events = json.loads(gzip.decompress((live / "timeline.json.gz").read_bytes()))["traceEvents"]
+    power = [event["args"] for event in events if event["ph"] == "C" and event["name"] == "power (W)"]
+    assert power == [{"power": 500.0}] * len(rows)
+    steps = [event for event in events if event["ph"] == "X"]
+    assert len(steps) == result["model_calls"] and {event["name"] for event in steps} <= {"prefill", "decode"}
+    slices = [event for event in events if event["ph"] in "be"]
+    assert sum(event["ph"] == "b" for event in slices) == sum(event["ph"] == "e" for event in slices) == 36
+    output = capsys.readouterr()
+    assert "device counters (nvidia-smi, " in output.out and "device counters" not in output.err
+
+
+def test_a_replay_without_a_tool_says_so_in_one_line(
+    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert replay(tmp_path) == 0
+    output = capsys.readouterr()
+    assert output.err.count("device counters") == 1 and f"sim: {NO_TOOL}" in output.err.splitlines()
+    live = tmp_path / "r" / "live"
+    assert not (live / "device.csv").exists() and (live / "timeline.json.gz").exists()
+    assert json.loads((live / "result.json").read_text())["energy"] is None
+
+
+def test_the_gpu_benchmark_prints_both_figures_side_by_side(tools: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    add_tool(tools, "nvidia-smi", WORKING)
+    script = ROOT / "benchmarks" / "gpu_utilisation.py"
+    options = "--seconds 0.2 --device cpu --model micro --blocks 300 --batch 4 --peak 1e11 2e10"
+    command = [sys.executable, str(script), "--out", str(tmp_path / "out"), *options.split()]
+    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # several wait for each other on a busy machine
+    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=one_thread).stdout
+    assert output.count("87.0%") == output.count("500 W") == 4 and "all at once" in output
+    runs = json.loads((tmp_path / "out" / "utilisation.json").read_text())["runs"]
+    assert all(0 < run["mfu"] < 1 and 0 < run["mbu"] < 1 and run["energy"] > 0 for run in runs.values())

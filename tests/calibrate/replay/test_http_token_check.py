@@ -1,0 +1,167 @@
+"""`sim replay --url --check-tokens`: answers under load against the same requests sent one at a time."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Callable
+
+import pytest
+
+pytest.importorskip("aiohttp")
+from servesim.calibrate.client.protocols import LlmServing, OpenAI, Piece
+from servesim.calibrate.replay.http_token_check import first_difference
+from servesim.calibrate.replay.token_check import Difference
+
+from ...commands.running import Said, run_sim
+from ..server.serving import service
+
+pytestmark = pytest.mark.live
+
+WORDS = ("red", "green", "blue", "grey")
+Answer = Callable[[Any, bool], list[str]]  # (prompt, whether other requests were open) -> words
+
+
+class AnswerServer(ThreadingHTTPServer):
+    """OpenAI completions: the words come from a function of the prompt, and of whether other requests were open."""
+
+    request_queue_size = 64
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answer = answer
+        self.open: list[dict[str, bool]] = []
+        self.lock = threading.Lock()
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: AnswerServer
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        state = {"loaded": False}
+        with self.server.lock:
+            self.server.open.append(state)
+            for other in self.server.open:
+                other["loaded"] |= len(self.server.open) > 1
+        time.sleep(0.3 if body["max_tokens"] > 8 else 0.0)  # the requests of a burst are open together
+        with self.server.lock:
+            self.server.open = [other for other in self.server.open if other is not state]
+        words = self.server.answer(body["prompt"], state["loaded"])[: body["max_tokens"]]
+        lines = [{"choices": [{"text": " " + word}]} for word in words]
+        text = "".join(f"data: {json.dumps(line)}\n\n" for line in lines) + "data: [DONE]\n\n"
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(text)))
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+@contextmanager
+def answering(answer: Answer) -> Iterator[str]:
+    """Run the server in a thread; yield its address."""
+    with AnswerServer(answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join(10)
+
+
+def greedy(prompt: Any, loaded: bool) -> list[str]:
+    return [WORDS[(sum(prompt) + index) % 4] for index in range(10)]
+
+
+def check(
+    capsys: pytest.CaptureFixture[str], folder: Path, url: str, *options: str, api: str = "openai", requests: int = 12
+) -> Said:
+    """Replay a burst with a token check."""
+    trace = folder / "trace.jsonl"
+    rows = [{"arrival_s": 0.0, "output_tokens": 10, "prompt_tokens": 20 + 3 * k} for k in range(requests)]
+    trace.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    command = ["replay", "--trace", str(trace), "--url", url, "--api", api, "--served-model", "m", "--live-only"]
+    return run_sim(capsys, *command, "--quiet", "-o", str(folder / "out"), "--check-tokens", *options)
+
+
+@pytest.mark.parametrize(("api", "unit"), [("openai", "character"), ("llm-serving", "token")])
+def test_answers_of_sim_serve_are_equal(
+    api: str, unit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with service() as served:
+        said = check(capsys, tmp_path, f"http://127.0.0.1:{served.port}", "8", api=api)
+    assert said.code == 0, said.out + said.error
+    assert "token check: 8 of 8 answers equal those of the same requests alone (80 tokens)" in said.out
+    result = json.loads((tmp_path / "out" / "live" / "result.json").read_text())["token_check"]
+    assert result["unit"] == unit  # llm-serving sends token ids
+
+
+def test_an_answer_that_changes_under_load_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def under_load(prompt: Any, loaded: bool) -> list[str]:
+        words = greedy(prompt, loaded)
+        return [*words[:5], "yellow", *words[6:]] if loaded and len(prompt) == 20 else words
+
+    with answering(under_load) as url:
+        said = check(capsys, tmp_path, url, "all", requests=5)
+        assert said.code == 3, said.out + said.error
+        assert "token check: 4 of 5 answers equal" in said.out
+        assert "first difference at character" in said.out
+        assert "'yellow" in said.out
+        assert check(capsys, tmp_path, url, "all", "--tolerance-tokens", "1", requests=5).code == 0
+
+
+def test_a_shorter_answer_differs_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with answering(lambda prompt, loaded: greedy(prompt, loaded)[: 9 if loaded else 10]) as url:
+        said = check(capsys, tmp_path, url, "4")
+    assert said.code == 3
+    assert "the end in the run" in said.out
+
+
+def test_a_server_that_does_not_repeat_its_answers_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    count = itertools.count()
+    with answering(lambda prompt, loaded: [f"w{next(count)}" for _ in range(10)]) as url:
+        said = check(capsys, tmp_path, url)
+    assert said.code == 2
+    assert said.error.startswith("sim: --check-tokens: expected a server that repeats its answers at temperature 0")
+    assert said.error.count("\n") == 1
+
+
+def test_a_server_that_fails_every_request_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(prompt: Any, loaded: bool) -> list[str]:
+        raise BrokenPipeError
+
+    with answering(fail) as url:
+        said = check(capsys, tmp_path, url, "3", requests=3)
+    assert said.code == 3
+    assert "token check: 0 of 0 answers equal" in said.out
+    assert "not checked: 3 requests without a complete answer in the run" in said.out
+
+
+def test_pieces_hold_the_text_and_the_token_ids() -> None:
+    token = {"generated_text": " a", "tokens": {"id": 7, "text": " a"}}
+    api, other = LlmServing(), OpenAI("m")
+    assert api.piece(json.dumps({"event": "message", "data": [token]}).encode()) == Piece(" a", [7])
+    assert api.piece(b"data:" + json.dumps({"generated_text": " b"}).encode()) == Piece(" b", None)
+    assert api.piece(json.dumps({"data": [{**token, "finish_reason": "length"}]}).encode()) is None
+    assert api.piece(b": ping") is None
+    assert other.piece(b'data: {"choices": [{"text": " c", "token_ids": [4, 5]}]}') == Piece(" c", [4, 5])
+    assert other.piece(b'data: {"choices": [{"text": " c"}]}') == Piece(" c", None)
+    assert other.piece(b'data: {"choices": [], "usage": {}}') is None
+    assert other.piece(b"data: [DONE]") is None
+
+
+def test_the_first_difference_of_two_answers() -> None:
+    assert first_difference([1, 2, 3], [1, 2, 3]) is None
+    assert first_difference([1, 2, 3], [1, 5, 3]) == Difference(1, 2, 5)
+    assert first_difference("ab", "abc") == Difference(2, None, "c")
