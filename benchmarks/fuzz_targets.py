@@ -1,7 +1,6 @@
 """Targets of fuzz.py: small valid inputs, the commands that read them, and how often each target is tried.
 
-A target has several inputs. An input is a set of files and the command lines that read it. Folders of experiments,
-searches and runs are written by the commands themselves, once per process.
+A target has several inputs: sets of files and the command lines that read them. Commands write the folders they need.
 """
 
 from __future__ import annotations
