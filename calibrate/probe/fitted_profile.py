@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -39,7 +40,7 @@ def profile_from(
     """Fit samples, check the fit and return a profile. `where` names the source in messages."""
     steps = samples.of_kind(*STEP_KINDS)
     fitted = fit_samples(steps, about, where)
-    device = without_host(fitted.cost)
+    device = replace(fitted.cost, host=HostPart())  # what `seconds` of the samples measures
     check_fit(device, fitted.groups, where)
     kept = fitted.kept or steps
     held_out = held_out_errors(kept, about)
@@ -62,11 +63,6 @@ def profile_from(
         "uncertainty": {"session": SESSION_SPREAD, "draws": [list(draw) for draw in fitted.draws]},
     }
     return Profile(str(about_profile["name"]), fitted.cost, about_profile, folder)
-
-
-def without_host(cost: PartsCost) -> PartsCost:
-    """Return the cost model without host time: what `seconds` of the samples measures."""
-    return PartsCost(cost.prefill, cost.decodes, cost.mixed, cost.swap, HostPart())
 
 
 def tied_terms(fitted: Fit, about: Mapping[str, Any]) -> Optional[dict[str, str]]:
