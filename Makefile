@@ -13,12 +13,12 @@ SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.y
 # servesim is installed as a wheel, so that the demo and the tests use the same files as users. The demo does not need
 # the compiled engine, so it does not wait for it; an environment that is compiled stays compiled.
 $(VENV)/.servesim: setup.py setup.cfg pyproject.toml tools/install.sh $(SOURCES)
-	@[ -e $(VENV)/.compiled ] || SERVESIM_PURE=1 tools/install.sh $(PYTHON) $(VENV) .
+	@[ -e $(VENV)/.compiled ] || SERVESIM_PURE=1 tools/install.sh $(PYTHON) $(VENV) '.[replay]'
 	@[ ! -e $(VENV)/.compiled ] || $(MAKE) compile
 	@touch $@
 
 $(VENV)/.compiled: setup.py setup.cfg pyproject.toml tools/install.sh $(SOURCES)
-	@SERVESIM_COMPILE=1 tools/install.sh $(PYTHON) $(VENV) .
+	@SERVESIM_COMPILE=1 tools/install.sh $(PYTHON) $(VENV) '.[replay]'
 	@touch $@ $(VENV)/.servesim
 
 compile: $(VENV)/.compiled
@@ -49,12 +49,12 @@ test: $(VENV)/.compiled lint kbk
 	PYTHONPATH=$(VENV)/plain $(BIN)/python -m pytest $(PARALLEL) $(PLAIN_TESTS) -m 'not live and not ascend'
 	$(BIN)/python -Im pytest -m live
 
-# Regenerate tables, printed output and charts of README and docs, and the notebooks from their Python files.
+# Regenerate tables, printed output and charts of README and docs, and run the notebooks from their Python files.
 docs: $(VENV)/.servesim $(VENV)/.packages
 	$(BIN)/python tools/generate_tables.py
 	$(BIN)/python tools/run_doc_examples.py
 	$(BIN)/python tools/doc_charts.py
-	$(BIN)/jupytext --quiet --update --to ipynb notebooks/*.py
+	$(BIN)/python tools/run_notebooks.py
 
 bench: $(VENV)/.compiled
 	$(BIN)/python benchmarks/speed.py --million

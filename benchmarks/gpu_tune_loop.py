@@ -129,8 +129,8 @@ def plan_round(args: argparse.Namespace) -> int:
     from servesim.calibrate.tune.results import write_results
     from servesim.calibrate.tune.rounds import format_rounds
     from servesim.calibrate.tune.setup import Settings, tuned_experiment
-    from servesim.study.executor import close_on_exit, make_executor, process_count
-    from servesim.study.experiment import read_experiment
+    from servesim.execution.executor import close_on_exit, make_executor, process_count
+    from servesim.study.sweep_file import read_experiment
 
     folder = Path(args.output)
     results = json.loads(gzip.decompress(Path(args.results).read_bytes())) if args.results else {}

@@ -27,12 +27,12 @@ import matplotlib.pyplot as plt
 import servesim
 from IPython.display import Markdown, display
 
-plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3})
+plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 80})
 COLOURS = {"prefill": "#3b5bdb", "decode": "#0b6e4f", "mixed": "#e0a33e", "swap": "#7a5bb5"}
 probed, logged = servesim.load(PROFILE), servesim.load(LOGS)
 samples = probed.samples[probed.samples.kind.isin(COLOURS)]
 points = probed.points[probed.points.kind.isin(COLOURS)]
-display(Markdown(f"**{probed}**: {probed.about['how']}"))
+probed
 
 # %% [markdown]
 # ## Measured range
@@ -154,7 +154,7 @@ display(Markdown(
 # fit simulates these runs. Every parameter has a confidence interval.
 
 # %%
-display(Markdown(f"**{logged}**: {logged.about['how']}"))
+display(logged)
 shared = logged.parameters[~logged.parameters.index.str.startswith("cold")]
 figure, axes = plt.subplots(figsize=(7, 0.45 * len(shared) + 1))
 low, high = shared.low / shared.value, shared.high / shared.value

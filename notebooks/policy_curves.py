@@ -23,7 +23,7 @@ SWEEP = ""  # folder of a finished sweep; empty: run the sweep below
 BASE = {
     "preset": "contest-baseline",  # stock MindSpore llm-serving, as in the 2024 contest
     "profile": "ascend910b4-llama2-7b",
-    "workload": {"contest": {"X": 4, "T": 375}},  # 4 requests/s for 375 s: 1,500 requests
+    "workload": {"contest": {"X": 4, "T": 200}},  # 4 requests/s for 200 s: 800 requests
     "policy": {"decode_batch": 16, "delay_variant": "queue"},
     "engine": {"prefill_buckets": [520], "num_blocks": 200},
     "slo": {"ttft": 10_000, "tpot": 200},  # milliseconds, the bounds of goodput
@@ -31,13 +31,11 @@ BASE = {
 KNOBS = {  # parameters and their values; the sweep runs all combinations
     "policy.decode_batch": [16, 32, 64],
     "policy.prefill_batch": [1, 4],
-    "policy.delay_factor": [0, 8],
     "policy.order": ["arrival", "longest-output"],
     "policy.preempted_to": ["front", "swapped"],  # head of the waiting queue, or the swapped queue
-    "policy.victim": ["shortest", "newest"],
     "engine.num_blocks": [160, 200],
 }
-REPLICATIONS = 3  # runs per configuration, with different random numbers
+REPLICATIONS = 8  # runs per configuration, with different random numbers
 JOBS = None  # processes; None: one per core
 METRICS = {  # the first one selects the winner
     "mean_e2el_ms": "mean end-to-end latency (ms)",
@@ -53,24 +51,28 @@ import pandas as pd
 import servesim
 from IPython.display import Markdown, display
 
-plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3})
+plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 80})
 if SWEEP:
     sweep = servesim.load(SWEEP)
 else:
-    sweep = servesim.sweep(
-        base=BASE, params=KNOBS, replications=REPLICATIONS, objectives=list(METRICS), jobs=JOBS, progress=True
-    )
-print(sweep)
+    sweep = servesim.sweep(base=BASE, params=KNOBS, replications=REPLICATIONS, objectives=list(METRICS), jobs=JOBS)
+sweep
 
 # %% [markdown]
-# ## Best configurations and the baseline
-# One column per configuration, best first. The baseline is configuration 0. `_diff` is the mean paired difference to
-# the baseline (the same random numbers in both runs). `_diff_half` is the half-width of its confidence interval.
+# ## Winner and baseline
+# B is the winner, A is the baseline. Every replication gives a pair of runs with the same random numbers. `sweep.table`
+# has these differences for all configurations.
 
 # %%
-first, *others = METRICS
-columns = ["rank", "labels", *sweep.knobs, first, f"{first}_diff", f"{first}_diff_half", *others]
-sweep.table.loc[list(dict.fromkeys([*sweep.table.index[:5], 0])), columns].T
+sweep.compare(metrics=list(METRICS))
+
+# %% [markdown]
+# ## Two parameters at once
+# The metric that selects the winner, for the two parameters that change it most. The other parameters have the winner's
+# values.
+
+# %%
+sweep.knob_table().round(0)
 
 # %% [markdown]
 # ## Effect of each parameter
@@ -85,22 +87,8 @@ def draw(knob: str) -> None:
     """Draw the curves of one parameter, one panel per metric."""
     _, panels = plt.subplots(1, len(METRICS), figsize=(2.9 * len(METRICS), 2.8))
     for axes, (metric, label) in zip(panels, METRICS.items()):
-        curve = sweep.curve(knob, metric)
-        positions = range(len(curve))
-        axes.errorbar(positions, curve.best, curve.best_half, marker="o", color="#3b5bdb", capsize=3, label="best")
-        axes.errorbar(
-            positions,
-            curve.single_change,
-            curve.single_change_half,
-            marker="s",
-            ms=4,
-            color="#0b6e4f",
-            capsize=3,
-            label="single change",
-        )
-        axes.set_xticks(positions, [str(value) for value in curve.index])
-        axes.set(xlabel=knob, ylabel=label)
-    panels[0].legend(fontsize="small")
+        sweep.plot(knob, metric, axes).set(xlabel=knob, ylabel=label)
+        axes.get_legend().set_visible(axes is panels[0])
     plt.show()
     display(Markdown(" ".join(sweep.describe_curve(knob, metric) for metric in METRICS)))
 

@@ -37,7 +37,7 @@ import pandas as pd
 import servesim
 from IPython.display import Markdown, display
 
-plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3})
+plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "grid.alpha": 0.3, "figure.dpi": 80})
 COLOURS = {"prefill": "#3b5bdb", "decode": "#0b6e4f", "mixed": "#e0a33e", "swap": "#7a5bb5"}
 SIDES = {"simulated": "#3b5bdb", "measured": "#b3541e"}
 if REPLAY:
@@ -50,7 +50,7 @@ else:
         for name, scenario in scenarios.items()
     }
 replay = replays[SETTING or next(iter(replays))]
-print(replay)
+replay
 
 # %% [markdown]
 # ## Error of each metric

@@ -1,6 +1,6 @@
 """servesim: a simulator of LLM-serving schedulers, calibrated and validated on real hardware.
 
-The Python API is `servesim.run`, `servesim.sweep`, `servesim.replay` and `servesim.load` (see api.py). It is loaded on
+The Python API is `run`, `sweep`, `search`, `compare`, `capacity`, `replay` and `load` (see api.py). It is loaded on
 first use: importing the package itself needs the standard library only.
 """
 
@@ -10,10 +10,10 @@ if __name__ != "servesim":
     raise ImportError(f"import servesim, not {__name__}: run `pip install -e .` first")
 
 if TYPE_CHECKING:
-    from .api import load, replay, run, sweep
+    from .api import capacity, compare, load, replay, run, search, sweep
 
 __version__ = "0.2.0"
-__all__ = ["__version__", "load", "replay", "run", "sweep"]
+__all__ = ["__version__", "capacity", "compare", "load", "replay", "run", "search", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The Python API: run, sweep, replay and load. Results hold pandas frames (see frames.py).
+"""The Python API: run, sweep, search, compare, capacity, replay and load. Results hold pandas frames.
 
     import servesim
     stock = servesim.run(preset="contest-baseline", workload={"contest": {"X": 0.5, "T": 3000}})
@@ -11,55 +11,55 @@ Wrong input raises servesim.core.BadInput: one line with the key and the expecte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
 
 import pandas as pd
-from pydantic import PrivateAttr
-from servesim.config.overrides import Tree, merge, read_scenario_file, set_key, with_preset
-from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.scenario import scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Policy
-from servesim.core import field_values as fields_of
-from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
-from servesim.costs.device_profile import bundled_profiles, load_profile
+from servesim.core.limits import check_fraction, check_replications, is_number
+from servesim.costs.device_profile import load_profile
+from servesim.execution.executor import Executor, close_on_exit, make_executor, process_count
+from servesim.execution.progress import Progress
 from servesim.files.scratch import ScratchFolder
 from servesim.runs.intervals import simulate_draws
-from servesim.runs.run_folder import read_run
 from servesim.runs.simulate import load_trace as load_requests
-from servesim.study import executor as executors
-from servesim.study.experiment import Experiment, SweepFile, build_experiment, load_base, read_experiment, validate_file
+from servesim.runs.steady_state import STEADY
+from servesim.searches.capacity import MIN_PRECISION, CapacitySearch
+from servesim.searches.optuna_search import search as run_search
+from servesim.statistics.constraints import parse_bounds
+from servesim.study.compared_runs import from_scenario
 from servesim.study.files import write_summary
-from servesim.study.progress import Progress
-from servesim.study.ranking import Summary
-from servesim.study.sweep import load_summary as load_sweep
+from servesim.study.load_summary import LoadSummary, summarise
+from servesim.study.load_table import write_load_summary
+from servesim.study.loads import with_loads
 from servesim.study.sweep import sweep as run_all
-from servesim.traces.trace import Columns, Trace, build_trace
 
-from .frames import ReplayResult, SweepResult, replay_of
-from .profile_frames import ProfileFrames
-from .run_frames import Result, result_of_data, run_scenario
+from .api_input import (
+    RepeatedScenario,
+    Source,
+    check_draws,
+    compared_runs,
+    experiment_from,
+    merge_scenario,
+    requests_in,
+    scenario_keys,
+    search_from,
+    with_policy_object,
+)
+from .frames.capacity import CapacityResult
+from .frames.compare import CompareResult, compare_runs
+from .frames.loads import LoadSweepResult
+from .frames.read import Swept, load
+from .frames.replay import ReplayResult, replay_of
+from .frames.run import Result, run_scenario
+from .frames.sweep import SweepResult
 
-Source = Union[str, Path, Mapping[str, Any], None]
-Loaded = Union[Result, SweepResult, ReplayResult, "dict[str, ReplayResult]", ProfileFrames, pd.DataFrame]
-
-
-class ScenarioWithPolicy(Scenario):
-    """A scenario with a policy object instead of a policy name."""
-
-    _policy: Policy = PrivateAttr()
-
-    def make_policy(self) -> Policy:
-        return self._policy
-
-
-class RepeatedScenario(ScenarioWithPolicy):
-    """A scenario with a policy object that runs several times: each run has a new copy."""
-
-    def make_policy(self) -> Policy:
-        return replace(self._policy)
+__all__ = ["capacity", "compare", "load", "replay", "run", "search", "sweep"]
 
 
 def run(
@@ -91,13 +91,10 @@ def run(
     draws = check_draws(intervals)
     policy_object = policy if isinstance(policy, Policy) else None
     requests = requests_in(trace) if isinstance(trace, pd.DataFrame) else None
-    arguments = {
-        "policy": None if policy_object is not None else {"name": policy} if isinstance(policy, str) else policy,
-        "trace": None if requests is not None else {"path": str(trace)} if isinstance(trace, (str, Path)) else trace,
-        "workload": workload, "engine": engine, "slo": slo, "seed": seed,
-        "profile": str(profile) if isinstance(profile, Path) else profile,
-    }  # fmt: skip
-    overrides = {key: value for key, value in arguments.items() if value is not None}
+    overrides = scenario_keys({
+        "policy": policy if policy_object is None else None, "trace": trace if requests is None else None,
+        "workload": workload, "engine": engine, "profile": profile, "slo": slo, "seed": seed,
+    })  # fmt: skip
     with allow_code(trust):
         checked_scenario = scenario_from(merge_scenario(scenario, preset, overrides, settings))
         repeated = checked_scenario
@@ -111,52 +108,6 @@ def run(
         return run_scenario(checked_scenario, requests, decisions or turns, results)
 
 
-def check_draws(intervals: Union[bool, int]) -> int:
-    """Return the number of random cost models, 0 without intervals."""
-    draws = DEFAULT_DRAWS if intervals is True else int(intervals)
-    if draws and not 2 <= draws <= MAX_DRAWS:
-        raise BadInput(f"intervals: expected true or a number of draws from 2 to {MAX_DRAWS}, got {intervals}")
-    return draws
-
-
-def merge_scenario(
-    source: Source, preset: Optional[str], overrides: Tree, settings: Optional[Mapping[str, Any]] = None
-) -> Tree:
-    """Return the scenario tree of a preset, a file or mapping, arguments and settings; later ones win."""
-    tree = read_scenario_file(source) if isinstance(source, (str, Path)) else with_preset(dict(source or {}))
-    if preset is not None:
-        tree = merge(with_preset({"preset": preset}), tree)
-    tree = merge(tree, overrides)
-    for key, value in (settings or {}).items():
-        tree = set_key(tree, key, value)
-    return tree
-
-
-def with_policy_object(
-    scenario: Scenario, policy: Policy, kind: type[ScenarioWithPolicy] = ScenarioWithPolicy
-) -> Scenario:
-    """Return the scenario with a policy object."""
-    tree = scenario.model_dump() | {"policy": {"name": type(policy).__name__, **fields_of(policy)}}
-    result = kind.model_validate(tree)
-    result._policy = policy
-    return result
-
-
-def requests_in(frame: pd.DataFrame) -> Trace:
-    """Return the requests of a frame. Columns are request fields, the index holds the request ids."""
-    known = ("arrival", "prompt", "output", "limit", "priority", "session", "after", "delay")
-    for name in ("arrival", "prompt", "output"):
-        if name not in frame:
-            raise BadInput(f"trace: expected a column {name}, got {', '.join(map(str, frame.columns))}")
-        column = frame[name]
-        if not pd.api.types.is_numeric_dtype(column) or column.isna().any() or (column < 0).any():
-            raise BadInput(f"trace: column {name}: expected numbers of at least 0 in every row")
-    lists: dict[str, Any] = {
-        name: [None if pd.isna(v) else v for v in frame[name].tolist()] for name in known if name in frame
-    }
-    return build_trace(Columns(**lists, id=frame.index.tolist()), "frame", "frame")
-
-
 def sweep(
     experiment: Source = None,
     output: Union[str, Path, None] = None,
@@ -167,31 +118,124 @@ def sweep(
     progress: bool = False,
     trust: bool = False,
     **keys: Any,
-) -> SweepResult:
+) -> Swept:
     """Run every configuration of an experiment on the same random numbers.
 
     `experiment` is a sweep file, a mapping of its keys, or None. `keys` replace keys of it (base, params, replications,
     objectives, ...). `output` keeps the folder of the sweep, and `resume` continues it. `jobs` is the number of
     processes, None for one per core. A script with more than one process needs `if __name__ == "__main__"`. `trust` is
-    that of `run`.
+    that of `run`. With the key `loads`, the result has one SweepResult per request rate, and curves over the rate.
     """
     with allow_code(trust), ScratchFolder() as scratch:
         planned = experiment_from(experiment, keys)
         folder = Path(scratch) / "sweep" if output is None else Path(output)
-        workers = executors.make_executor(executor, executors.process_count(jobs))
-        with executors.close_on_exit(workers) as pool, Progress("sweep", not progress) as bar:
-            summary = Summary(planned, run_all(planned, folder, pool, resume, progress=bar))
+        with worker_pool(executor, jobs) as pool, Progress("sweep", not progress) as bar:
+            planned = with_loads(planned, folder, pool)
+            summary = summarise(planned, run_all(planned, folder, pool, resume, progress=bar))
+        if isinstance(summary, LoadSummary):
+            if output is not None:
+                write_load_summary(summary, folder)
+            return LoadSweepResult(summary)
         if output is not None:
             write_summary(summary, folder)
     return SweepResult(summary)
 
 
-def experiment_from(source: Source, keys: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a file or a mapping, with some keys replaced."""
-    if isinstance(source, (str, Path)):
-        return read_experiment(source, **keys)
-    file = validate_file(SweepFile, {**(source or {}), **keys}, "sweep", {})
-    return build_experiment(file, load_base(file.base, Path("sweep")), file.name or "sweep")
+def search(
+    experiment: Source = None,
+    output: Union[str, Path, None] = None,
+    *,
+    jobs: Optional[int] = 1,
+    executor: str = "local",
+    resume: bool = False,
+    progress: bool = False,
+    trust: bool = False,
+    **keys: Any,
+) -> SweepResult:
+    """Search the parameter space with Optuna, as `sim search`. The result has the form of a sweep.
+
+    `experiment` is a search file, a mapping of its keys, or None. `keys` replace keys of it (base, params, trials,
+    sampler, objectives, subject_to, ...). The other arguments are those of `sweep`.
+    """
+    with allow_code(trust), ScratchFolder() as scratch:
+        planned = search_from(experiment, keys)
+        folder = Path(scratch) / "search" if output is None else Path(output)
+        with worker_pool(executor, jobs) as pool, Progress("search", not progress, unit="trial") as bar:
+            summary = run_search(planned, folder, pool, resume, bar)
+        if output is not None:
+            write_summary(summary, folder)
+    return SweepResult(summary)
+
+
+def compare(
+    a: Union[Source, Result, SweepResult],
+    b: Union[Source, Result, SweepResult],
+    *,
+    metrics: Union[str, Sequence[str], None] = None,
+    replications: int = 10,
+    confidence: float = 0.95,
+    tolerance: Optional[float] = None,
+    intervals: Union[bool, int] = False,
+    settings: Optional[Mapping[str, Any]] = None,
+    jobs: Optional[int] = 1,
+    executor: str = "local",
+    trust: bool = False,
+) -> CompareResult:
+    """Compare B with A by paired differences, as `sim compare`.
+
+    A and B are scenario files, mappings of scenario keys, folders (DIR, DIR:CONFIG, DIR:CONFIG@RATE), or results of
+    `run` and `sweep` (its winner). Scenarios run on common random numbers; `replications`, `intervals` and `settings`
+    apply to them only. Single runs are paired by batches of requests. `metrics` defaults to those of the command.
+    """
+    check_replications(replications, "replications")
+    check_fraction(confidence, "confidence")
+    if tolerance is not None and not is_number(tolerance, 0):
+        raise BadInput(f"tolerance: expected a fraction such as 0.05, got {tolerance!r}")
+    draws = check_draws(intervals)
+    with allow_code(trust), worker_pool(executor, jobs) as pool:
+        simulate = partial(from_scenario, replications=replications, executor=pool, draws=draws)
+        first, second = (compared_runs(side, name, settings, simulate) for side, name in ((a, "a"), (b, "b")))
+    return compare_runs(first, second, metrics, confidence, tolerance)
+
+
+def capacity(
+    scenario: Source = None,
+    *,
+    meet: Union[str, Sequence[str]],
+    output: Union[str, Path, None] = None,
+    preset: Optional[str] = None,
+    settings: Optional[Mapping[str, Any]] = None,
+    replications: int = 1,
+    precision: float = 0.01,
+    steady: bool = False,
+    jobs: Optional[int] = 1,
+    executor: str = "local",
+    trust: bool = False,
+    **keys: Any,
+) -> CapacityResult:
+    """Find the highest request rate at which a scenario meets all bounds, as `sim search --meet`.
+
+    `meet` is a bound such as "p99_ttft_ms <= 500", or a list of them. `scenario`, `preset` and `settings` are those of
+    `run`; `keys` are other keys of the scenario (policy, trace, workload, engine, profile, slo, seed). `precision` is
+    relative. `steady=True` leaves out warm-up and drain. `output` is a folder for rates.csv, rates.png, best.yaml and
+    report.html. Every rate uses the same requests; only their arrival times are scaled.
+    """
+    check_replications(replications, "replications")
+    check_fraction(precision, "precision", MIN_PRECISION)
+    bounds = parse_bounds(meet, "meet")
+    if not bounds:
+        raise BadInput("meet: expected at least one bound, e.g. p99_ttft_ms <= 500, got none")
+    with allow_code(trust):
+        tree = merge_scenario(scenario, preset, scenario_keys(keys), settings)
+        checked = scenario_from(tree)
+        with worker_pool(executor, jobs) as pool:
+            rates = CapacitySearch(tree, bounds, replications, pool, STEADY if steady else None)
+            best = rates.find_rate(precision)
+        name = Path(scenario).stem if isinstance(scenario, (str, Path)) else checked.name or checked.policy["name"]
+        result = CapacityResult(rates, best, str(name))
+        if output is not None:
+            result.save(output)
+    return result
 
 
 def replay(
@@ -232,54 +276,6 @@ def replay(
     return replay_of(done)
 
 
-def load(path: Union[str, Path]) -> Loaded:
-    """Read a folder of a sweep, a run, a replay or a profile, or a trace file.
-
-    Several replays are returned by name. A bundled profile may be given by its name.
-    """
-    path = Path(path)
-    if (path / "profile.yaml").is_file() or (not path.exists() and str(path) in bundled_profiles()):
-        return ProfileFrames(load_profile(str(path)))
-    if (path / "experiment.json").is_file():
-        return SweepResult(load_sweep(path))
-    if (path / "live").is_dir() and (path / "sim").is_dir():
-        return load_replay(path)
-    if path.is_dir():
-        return result_of_data(read_run(path))
-    return load_trace(path)
-
-
-def load_trace(path: Path) -> pd.DataFrame:
-    """Return a trace file as a frame, indexed by request id."""
-    from servesim.traces.read.load import load as read
-
-    names = ("id", "arrival", "prompt", "output", "limit", "priority", "session")
-    rows = [[getattr(request, name) for name in names] for request in read(path).requests]
-    return pd.DataFrame(rows, columns=list(names)).set_index("id")
-
-
-def load_replay(folder: Path) -> Union[ReplayResult, dict[str, ReplayResult]]:
-    """Return the replay of a folder of `sim replay -o`; several replays are returned by name."""
-    from servesim.calibrate.replay.verify import pair_folders
-
-    pairs, _ = pair_folders(folder / "sim", folder / "live")
-    replays = {name: load_one_replay(name or folder.name, *both) for name, *both in pairs}
-    return replays.pop("") if "" in replays else replays
-
-
-def load_one_replay(name: str, simulated: Path, measured: Path) -> ReplayResult:
-    """Return one replay from its two folders."""
-    from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
-    from servesim.calibrate.replay.resimulate import compare_runs
-
-    simulated_run, measured_run = read_run(simulated), read_run(measured)
-    assert simulated_run.scenario is not None
-    profile = load_profile(simulated_run.scenario.profile)
-    host = HostOverhead(*measured_run.result.get("host", (0.0, 0.0)))
-    if host != HostOverhead() and measured_run.result.get("backend", {}).get("backend") != "fake":
-        profile = replace(profile, cost=CostWithHost(profile.cost, host))
-    profile = profile.with_sampling(simulated_run.scenario.engine.sampling)
-    both = compare_runs(name, simulated_run, measured_run)
-    return ReplayResult(
-        name, result_of_data(simulated_run), result_of_data(measured_run), both, profile, measured_run.calls
-    )
+def worker_pool(executor: str, jobs: Optional[int]) -> AbstractContextManager[Executor]:
+    """Return the processes that run the tasks; they end with the block."""
+    return close_on_exit(make_executor(executor, process_count(jobs)))

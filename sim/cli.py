@@ -15,20 +15,29 @@ from typing import Any, NoReturn, Optional
 
 from servesim.core import BadInput, PolicyError, Stuck
 from servesim.core.errors import MAX_MESSAGE, cut_middle
+from servesim.core.extras import EXTRAS, missing_package
+from servesim.files.terminal import fill, paint, screen_of, two_columns
 
+from .commands.options import leaf_commands
 from .installation import describe
 
 GROUPS = (
-    "run", "sweep", "search", "compare", "tune", "report", "calibrate", "replay", "verify", "serve", "trace",
-    "policies", "config",
+    "run", "sweep", "search", "compare", "tune", "report", "export", "calibrate", "replay", "verify", "serve",
+    "trace", "policies", "config", "completion",
 )  # fmt: skip
-FIRST_STEPS = """
-First steps:
-  sim run -X 5 --set policy.decode_batch=64   simulate 1,500 requests, 5 per second, on the default engine
-  sim policies list                           list all policies and presets
-  sim config init my.yaml                     write a scenario; edit it, then `sim run my.yaml`
-"""
-EXTRAS = {"aiohttp": "replay", "optuna": "search", "distributed": "cluster", "pyarrow": "parquet", "torch": "torch"}
+ABOUT = "Simulate the scheduler of an LLM server, find the best policy, and verify it on the device."
+TASKS = {
+    "sim run --preset vllm-v1-0.32 --trace FILE": "simulate the requests of a trace on vLLM's scheduler",
+    "sim config init my.yaml": "write a scenario; edit it, then `sim run my.yaml`",
+    "sim sweep sweep.yaml": "run a grid of settings, rank them, write report.html",
+    "sim search my.yaml --meet 'p99_ttft_ms <= 500'": "find the highest request rate that meets a bound",
+    "sim replay my.yaml --url http://HOST:PORT": "send the requests to a real server and print the error",
+}
+FIRST_STEPS = {
+    "sim run -X 5 --set policy.decode_batch=64": "simulate 1,500 requests, 5 per second, on the default engine",
+    "sim policies list": "list all policies and presets",
+    "sim config init my.yaml": "write a scenario; edit it, then `sim run my.yaml`",
+}
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a full disk
 ASCII = {"±": "+-", "×": "x", "–": "-", "…": "..."}  # for terminals without UTF-8
 
@@ -43,6 +52,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; the subcommand reports unknown options, because it knows similar ones."""
+        self.words = list(args or ())
         result, extra = super().parse_known_args(args, namespace)
         if extra and self.commands is None:
             self.error(f"unrecognized arguments: {' '.join(extra)}")
@@ -53,6 +63,10 @@ class Parser(argparse.ArgumentParser):
         from servesim.files.suggestions import did_you_mean
 
         if self.commands is not None and message.startswith("the following arguments are required"):
+            if self.words:  # options without a command
+                self.exit(
+                    2, f"{self.prog}: expected a command, got {one_line(self.words[0])}; see {self.prog} --help\n"
+                )
             self.exit(2, self.format_help())
         choice = re.search(r"invalid choice: '([^']*)'", message)
         if choice and self.commands is not None:
@@ -70,26 +84,28 @@ class Parser(argparse.ArgumentParser):
         """Return the help; for a parser with subcommands, a table of them."""
         if self.commands is None:
             return super().format_help()
-        rows = [(choice.dest, choice.help or "") for choice in self.commands._choices_actions]
-        width = max(len(name) for name, _ in rows)
         lines = [f"usage: {self.prog} COMMAND ...", ""]
-        lines += [self.description, ""] if self.description else []
-        lines += [f"  {name:<{width}}  {about}" for name, about in rows]
-        lines += ["", f"`{self.prog} COMMAND --help` shows the arguments of a command."]
+        lines += [fill(self.description), ""] if self.description else []
+        lines.append(two_columns({choice.dest: choice.help or "" for choice in self.commands._choices_actions}))
+        lines += ["", fill(f"`{self.prog} COMMAND --help` shows the arguments of a command.")]
         return "\n".join(lines) + "\n" + (self.epilog or "")
 
 
-def parser() -> argparse.ArgumentParser:
+def parser() -> Parser:
     """Return the whole command line."""
     top = Parser(
         prog="sim",
-        description="Simulate the scheduler of an LLM server, find the best policy, and verify it on the device.",
-        epilog=FIRST_STEPS,
+        description=ABOUT,
+        epilog=f"\nFirst steps:\n{two_columns(FIRST_STEPS)}\n",
     )
     top.add_argument("--version", action="version", version=describe())
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for group in GROUPS:
         importlib.import_module(f".commands.{group}", __package__).register(commands)
+    top.set_defaults(quiet=False)
+    commands.choices["completion"].set_defaults(parser=top)
+    for command in leaf_commands(top):
+        command.add_argument("-q", "--quiet", action="store_true", help="print no progress and no notes, only warnings")
     return top
 
 
@@ -99,6 +115,9 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
+    if not words:
+        print(f"{fill(ABOUT)}\n\n{two_columns(TASKS)}\n\nsim --help lists all commands.")
+        return 0
     args = parser().parse_args(words)
     try:
         code = run_command(args)
@@ -113,8 +132,13 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         if isinstance(error, OSError) and error.errno in FULL:
             discard_output()
         code, message = format_error(error)
-        print(f"sim: {one_line(message)}", file=sys.stderr)
+        print_error(message)
     return code
+
+
+def print_error(message: str) -> None:
+    """Print one line on standard error, in the colour of errors on a terminal."""
+    print(paint(f"sim: {one_line(message)}", "error", screen_of(sys.stderr)), file=sys.stderr)
 
 
 def run_command(args: argparse.Namespace) -> int:
@@ -148,7 +172,7 @@ def format_error(error: Exception) -> tuple[int, str]:
         return 1, "not enough memory; use fewer requests or fewer processes (--jobs)"
     package = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
     if package in EXTRAS:
-        return 2, f"needs {package}, the extra `{EXTRAS[package]}`: pip install 'servesim[{EXTRAS[package]}]'"
+        return 2, missing_package(package)
     message = describe_error(error)
     if message is None:
         raise error

@@ -1,4 +1,4 @@
-"""The Python API: results and errors of run, sweep, replay and load."""
+"""The Python API: results and errors of run, sweep, replay and load; test_api_studies.py tests the other functions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_importing_the_package_needs_only_the_standard_library() -> None:
 
 
 def test_package_has_exactly_its_documented_names() -> None:
-    assert [callable(getattr(servesim, name)) for name in ("load", "replay", "run", "sweep")] == [True] * 4
+    assert [callable(getattr(servesim, name)) for name in servesim.__all__[1:]] == [True] * 7
     with pytest.raises(AttributeError, match="no attribute 'walk'"):
         servesim.walk  # type: ignore[attr-defined]  # noqa: B018
 
@@ -285,8 +285,7 @@ def test_missing_path_is_an_error() -> None:
 
 
 def test_old_names_still_work() -> None:
-    from servesim.frames import Replay, ReplayResult, Sweep, SweepResult
-    from servesim.profile_frames import Calibration, ProfileFrames
+    from servesim.frames import Calibration, ProfileFrames, Replay, ReplayResult, Sweep, SweepResult
 
     assert (Sweep, Replay, Calibration) == (SweepResult, ReplayResult, ProfileFrames)
     result = servesim.run(BASE, turns=True)
@@ -303,3 +302,17 @@ def test_old_names_still_work() -> None:
     assert list(curve) == ["best", "best_half", "single_change", "single_change_half"]
     for old, new in (("alone", "single_change"), ("alone_half", "single_change_half")):
         assert getattr(curve, old).equals(getattr(curve, new)) and curve[old].equals(curve[new])
+
+
+def test_a_sweep_over_loads_has_curves_and_capacities(tmp_path: Path) -> None:
+    swept = servesim.sweep(
+        base=BASE, params={"policy.decode_batch": [2, 8]}, loads=[1, 4, 16], subject_to=["p99_ttft_ms <= 4000"],
+        output=tmp_path / "loads",
+    )  # fmt: skip
+    assert swept.loads == [1.0, 4.0, 16.0] and swept.at(4.0).table.shape[0] == len(swept.capacity)
+    assert len(swept.curves) == 3 * len(swept.capacity) and set(swept.curves.load) == {1.0, 4.0, 16.0}
+    assert list(swept.capacity["rank"]) == sorted(swept.capacity["rank"]) and swept.winner in swept.capacity.index
+    loaded = servesim.load(tmp_path / "loads")
+    assert loaded.verdict == swept.verdict and loaded.curves.equals(swept.curves)
+    with pytest.raises(BadInput, match="load 5: expected one of 1, 4, 16"):
+        swept.at(5)

@@ -20,10 +20,11 @@ BASE = {"core", "files"}
 TRACES = {"traces", "traces.read", "traces.make"}
 CONFIG = BASE | TRACES | {"costs", "policies", "config"}
 RUNS = CONFIG | {"engine", "runs"}
-STUDY = RUNS | {"study"}
+STUDY = RUNS | {"statistics", "execution", "study"}
 LIVE = STUDY | {"calibrate.device", "calibrate.probe", "calibrate.live"}
 REPLAY = LIVE | {"calibrate.client", "calibrate.replay"}
 CALIBRATE = REPLAY | {f"calibrate.{name}" for name in ("endpoint", "imports", "logs", "server", "tune")}
+RESULTS = STUDY | {"report", "searches"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
     "files": {"core"},
@@ -35,8 +36,11 @@ ALLOWED: dict[str, set[str]] = {
     "traces.make": BASE | {"traces", "traces.read"},
     "config": CONFIG,
     "runs": RUNS,
+    "statistics": RUNS,
+    "execution": RUNS | {"statistics"},
     "study": STUDY,
-    "report": STUDY,
+    "searches": STUDY,
+    "report": STUDY | {"searches"},
     "testing": RUNS,
     "calibrate.adapter": {"core", "engine", "policies"},
     "calibrate": {"calibrate.adapter"},
@@ -52,11 +56,10 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate.logs": STUDY,
     "calibrate.imports": STUDY,
     "calibrate.tune": REPLAY | {"calibrate.logs", "calibrate.tune"},
-    "profile_frames": STUDY | {"calibrate.probe"},
-    "run_frames": RUNS,
-    "frames": REPLAY | {"report", "run_frames"},
-    "api": REPLAY | {"report", "run_frames", "frames", "profile_frames"},
-    "commands": CALIBRATE | {"report", "testing", "run_frames", "frames", "profile_frames", "api"},
+    "frames": REPLAY | RESULTS,
+    "api_input": RESULTS | {"frames"},
+    "api": REPLAY | RESULTS | {"frames", "api_input"},
+    "commands": CALIBRATE | RESULTS | {"frames", "testing", "api"},
     "installation": set(),
     "cli": {"core", "files", "config", "commands", "installation"},
     "": {"api"},

@@ -12,12 +12,15 @@ import servesim
 import yaml
 from run_doc_examples import ROOT
 from servesim.costs.device_profile import bundled_profiles
-from servesim.run_frames import Result
+from servesim.files.chart_style import LIGHT, matplotlib_style
+from servesim.frames.run import Result
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-GREEN, RUST, BLUE, GREY, AMBER, VIOLET = "#0b6e4f", "#b3541e", "#3b5bdb", "#9aa1ab", "#e0a33e", "#7a5bb5"
+GREEN, RUST, BLUE, GREY, AMBER, VIOLET = (
+    LIGHT[name] for name in ("winner", "baseline", "front", "point", "queued", "swapped")
+)
 ASCEND = "ascend910b4-llama2-7b"
 H200_RESULTS = ROOT / "benchmarks" / "results" / "h200.md"
 GPU_METRICS = ("makespan", "mean TTFT", "mean TPOT", "p99 E2EL")
@@ -51,10 +54,9 @@ def run(X: float, settings: dict[str, Any], decisions: bool = False) -> Result:
 def overview() -> Any:
     """A sweep on the left; simulated against measured runs next to it."""
     panels = [sweep_scatter, ascend_errors, *([gpu_errors] if H200_RESULTS.is_file() else [])]
-    figure, all_axes = plt.subplots(1, len(panels), figsize=(3.8 * len(panels), 4.2), layout="constrained")
+    figure, all_axes = plt.subplots(1, len(panels), figsize=(3.8 * len(panels), 4.2))
     for draw, axes in zip(panels, all_axes):
         draw(axes)
-        axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -130,7 +132,7 @@ def draw_error_axis(axes: Any, band: float, errors: Any, label: str) -> None:
 
 def tutorial_steps() -> Any:
     """Makespan after each step of the tutorial."""
-    figure, axes = plt.subplots(figsize=(11, 3.8), layout="constrained")
+    figure, axes = plt.subplots(figsize=(11, 3.8))
     spans = [run(*step).metrics["makespan"] for step in STEPS.values()]
     bars = axes.bar(list(STEPS), spans, color=BLUE, width=0.6, label="simulated")
     axes.bar_label(bars, [f"{span:,.0f} s" for span in spans], padding=2)
@@ -142,19 +144,18 @@ def tutorial_steps() -> Any:
     axes.set_yticks([200, 500, 1000, 2000, 4000], ["200", "500", "1000", "2000", "4000"])
     axes.minorticks_off()
     axes.legend(fontsize="small", frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
 def batch_drain() -> Any:
     """How the batch drains at the end of a run: in order of arrival, and longest output first."""
-    figure, panels = plt.subplots(2, 1, figsize=(10, 4.4), sharex=True, layout="constrained")
+    figure, panels = plt.subplots(2, 1, figsize=(10, 4.4), sharex=True)
     for axes, name in zip(panels, ("8 prompts\nper prefill", "longest output\nlimit first")):
         steps = run(*STEPS[name], decisions=True).decisions
         assert steps is not None
-        axes.fill_between(steps.t, steps.running, step="post", color=GREEN, alpha=0.35, lw=0, label="running")
+        axes.fill_between(steps.t, 0.8, steps.running, step="post", color=GREEN, alpha=0.35, lw=0, label="running")
         axes.step(steps.t, steps.waiting, where="post", color=AMBER, label="waiting")
-        axes.set(ylim=(0, 80), ylabel="requests")
+        axes.set(yscale="log", ylim=(0.8, 1.5 * steps.waiting.max()), ylabel="requests (log scale)")
         title = "longest output limit first" if name.startswith("longest") else "in order of arrival"
         axes.set_title(f"{title}: makespan {steps.t_end.iloc[-1]:.0f} s", fontsize="medium", loc="left")
     panels[0].legend(fontsize="small", loc="upper right")
@@ -169,5 +170,6 @@ if __name__ == "__main__":
     folder = ROOT / "docs" / "pictures"
     folder.mkdir(exist_ok=True)
     for name in sys.argv[1:] or CHARTS:
-        CHARTS[name]().savefig(folder / f"{name}.png", dpi=140)
+        with matplotlib_style():
+            CHARTS[name]().savefig(folder / f"{name}.png", dpi=140)
         print(folder.relative_to(ROOT) / f"{name}.png")

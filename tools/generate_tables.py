@@ -20,8 +20,8 @@ from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.core import Policy
 from servesim.costs.device_profile import bundled_profiles
 from servesim.policies import POLICIES
-from servesim.study.experiment import SweepFile
-from servesim.study.search import SearchFile
+from servesim.searches.search_file import SearchFile
+from servesim.study.sweep_file import SweepFile
 from servesim.traces.export import EXPORTS
 from servesim.traces.make.arrivals import ARRIVAL_KINDS
 from servesim.traces.make.lengths import DISTRIBUTION_KINDS, PAIR_KINDS
@@ -179,17 +179,6 @@ def benchmark_table(name: str, script: str) -> Callable[[], str]:
     return write
 
 
-def summary_rows(text: str) -> str:
-    """Return a table with its summary rows only (those in bold), without the columns that they leave empty."""
-    lines = text.splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-    bold = [row for row in rows[2:] if any("**" in cell for cell in row)]
-    columns = [column for column in range(len(rows[0])) if any(row[column] for row in bold)] if rows else []
-    heading = "".join(f"{line}\n" for line in lines if not line.startswith("|"))
-    names = ["statistic" if rows[0][column] == "setting" else rows[0][column] for column in columns]
-    return heading + (table(names, [[row[column] for column in columns] for row in bold]) if bold else "")
-
-
 SECTIONS: dict[str, Callable[[], str]] = {
     "policies": policy_tables,
     "common-fields": common_field_table,
@@ -206,10 +195,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "ascend": ascend_table,
     "contest": lambda: table(CONTEST_HEAD, contest_rows()),
     "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
-    "h200-summary": lambda: summary_rows(benchmark_table("h200", "`benchmarks/h200_replay.py`")()),
     "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
     "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
-    "kbk-summary": lambda: summary_rows(benchmark_table("kbk", "`benchmarks/kbk_replay.py`")()),
     "speed": benchmark_table("speed", "`tools/speed_table.py`"),
 }
 

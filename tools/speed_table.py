@@ -1,4 +1,4 @@
-"""Write the speed table of the README: python tools/speed_table.py runs benchmarks/speed.py, writes results/speed.md.
+"""Write the table of docs/speed.md: python tools/speed_table.py runs benchmarks/speed.py, writes results/speed.md.
 
 The times of other simulators are not measured here: they are CPU seconds for the same file on one Neoverse-N1 core.
 A bare SimPy loop runs 0.73 M timeouts/s there. Our time is measured here and scaled by the rate of the same loop.

@@ -30,6 +30,7 @@ STAGE_FILES = (  # about Sarathi-Serve's chunk schedule, Triton's pipelines and 
 )  # fmt: skip
 WORDS = ("whoever", "somebody", "nobody", "everybody", "so many", "is told", "anew", "aloud")
 
+PICTURE = re.compile(r'(?<="image/png": ")[^"]*')  # of a notebook: letters that mean nothing
 IDENTIFIER = re.compile(r"[A-Za-z_]\w*")
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 # The two words of a phrase may be on two lines of a comment, a docstring or a page.
@@ -37,7 +38,8 @@ PHRASE = re.compile(
     r"(?<![a-z])(" + "|".join(word.replace(" ", r"[\s_#>]+") for word in WORDS) + r")s?(?![a-z])", re.IGNORECASE
 )
 STANDARD_COUNTER = re.compile(
-    r"^ *(from collections import .*\bCounter\b|import collections\b|from torch.utils.flop_counter import)",
+    r"^ *(from collections import .*\bCounter\b|import collections\b|from torch.utils.flop_counter import"
+    r"|import prometheus_client\b)",
     re.MULTILINE,
 )
 
@@ -73,7 +75,7 @@ def find_hits(paths: Iterable[Path], root: Path = ROOT) -> list[Hit]:
     for path in paths:
         name = path.resolve().relative_to(root).as_posix()
         if not name.startswith(EXEMPT):
-            text = path.read_text(encoding="utf-8")
+            text = PICTURE.sub("", path.read_text(encoding="utf-8"))
             hits += [Hit(name, text.count("\n", 0, start) + 1, word) for start, word in sorted(scan(text, name))]
     return hits
 

@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.files.read import PathLike
 from servesim.files.write import save_figure
 
 from .describe import statistics
 from .trace import Trace
 
-INK, FAINT, PROMPT, OUTPUT, BARS = "#22303c", "#8a97a3", "#3a7ca5", "#d1603d", "#5b8e7d"
+INK, FAINT, PROMPT, OUTPUT, BARS = (LIGHT[name] for name in ("ink", "point", "front", "baseline", "winner"))
 BINS = 120  # maximum time bins in the arrivals chart
 
 
@@ -22,16 +23,19 @@ def plot_trace(trace: Trace, path: PathLike) -> None:
 
     metrics = statistics(trace)
     rows = 2 if metrics["span_s"] else 1  # no arrivals chart for a trace of lengths only
-    figure = Figure(figsize=(11, 3.3 * rows + 0.3), layout="constrained", facecolor="white")
-    grid = figure.add_gridspec(rows, 3, height_ratios=(1.0, 1.15)[-rows:])
-    if rows == 2:
-        _plot_arrivals(figure.add_subplot(grid[0, :]), trace, metrics)
-    _plot_lengths(figure.add_subplot(grid[-1, 0]), trace.prompts, "prompt", PROMPT, metrics["prompt"])
-    _plot_lengths(figure.add_subplot(grid[-1, 1]), trace.outputs, "output", OUTPUT, metrics["output"])
-    _plot_joint(figure.add_subplot(grid[-1, 2]), trace, metrics)
-    name = Path(trace.source).name
-    figure.suptitle(f"{name}: {len(trace):,} requests", color=INK, fontsize=13, fontweight="bold", x=0.01, ha="left")
-    save_figure(figure, path, parents=False, dpi=150)
+    with matplotlib_style():
+        figure = Figure(figsize=(11, 3.3 * rows + 0.3))
+        grid = figure.add_gridspec(rows, 3, height_ratios=(1.0, 1.15)[-rows:])
+        if rows == 2:
+            _plot_arrivals(figure.add_subplot(grid[0, :]), trace, metrics)
+        _plot_lengths(figure.add_subplot(grid[-1, 0]), trace.prompts, "prompt", PROMPT, metrics["prompt"])
+        _plot_lengths(figure.add_subplot(grid[-1, 1]), trace.outputs, "output", OUTPUT, metrics["output"])
+        _plot_joint(figure.add_subplot(grid[-1, 2]), trace, metrics)
+        name = Path(trace.source).name
+        figure.suptitle(
+            f"{name}: {len(trace):,} requests", color=INK, fontsize=13, fontweight="bold", x=0.01, ha="left"
+        )
+        save_figure(figure, path, parents=False, dpi=150)
 
 
 def _plot_arrivals(axes: Any, trace: Trace, metrics: dict[str, Any]) -> None:
@@ -113,12 +117,5 @@ def _format_tick(value: float, position: Any) -> str:
 
 
 def _style_axes(axes: Any, x: str, y: str, title: str) -> None:
-    """Set labels, title, colours and grid."""
-    axes.set_xlabel(x, color=INK)
-    axes.set_ylabel(y, color=INK)
-    axes.set_title(title, loc="left", color=INK, fontsize=10)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(FAINT)
-    axes.tick_params(colors=INK, labelsize=8.5)
-    axes.grid(axis="y", color=FAINT, alpha=0.25, linewidth=0.6)
-    axes.set_axisbelow(True)
+    """Set labels and title."""
+    axes.set(xlabel=x, ylabel=y, title=title)

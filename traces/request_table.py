@@ -60,6 +60,10 @@ class RequestTable(Sequence[ClientRequest]):
         """Return a column that is always stored. It must not be changed."""
         return self._columns[name]
 
+    def has_column(self, name: str) -> bool:
+        """Whether a request has another value of this field than the default."""
+        return name in self._columns
+
     def _values(self) -> Iterator[Iterable[Any]]:
         """Return the values of the fields in the order of CLIENT_FIELDS, up to the last one that is stored."""
         count = 1 + max(CLIENT_FIELDS.index(name) for name in self._columns)

@@ -235,6 +235,7 @@ def first_model(url: str) -> str:
         with urlopen(HttpRequest(url.rstrip("/") + "/v1/models", headers=headers), timeout=30) as response:
             return str(json.load(response)["data"][0]["id"])
     except (URLError, OSError, ValueError, LookupError, TypeError) as error:
+        reason = getattr(error, "reason", None) or error  # of a URLError, whose own text is for programmers
         raise BadInput(
-            f"--url {url}: cannot list the models ({error}); is the server running? If so, set --served-model"
+            f"--url {url}: cannot list the models ({reason}); is the server running? If so, set --served-model"
         ) from None

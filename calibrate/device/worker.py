@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable
-from typing import IO, TYPE_CHECKING, Any, Callable, Optional
+from typing import IO, TYPE_CHECKING, Any, Callable, NoReturn, Optional
 
 if TYPE_CHECKING:
     from .backend import Backend
@@ -97,7 +97,7 @@ CALLS: dict[str, Job] = {
 }
 
 
-def bad_input(message: str) -> None:
+def bad_input(message: str) -> NoReturn:
     """Raise BadInput of servesim.core. This file cannot import it at the top: the package is not found yet."""
     raise importlib.import_module("servesim.core").BadInput(message)
 
@@ -108,7 +108,16 @@ def open_backend(args: dict[str, Any]) -> Backend:
     if name not in BACKENDS:
         bad_input(f"backend: unknown {name!r}, expected one of {', '.join(BACKENDS)}")
     module, kind = BACKENDS[name]
-    backend: Backend = getattr(importlib.import_module(module), kind)(**args.get("options", {}))
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] == "servesim":
+            raise
+        bad_input(
+            f"backend {name}: {sys.executable} cannot import {error.name}; install it there, or name another"
+            " interpreter with --worker-python"
+        )
+    backend: Backend = getattr(found, kind)(**args.get("options", {}))
     return backend
 
 

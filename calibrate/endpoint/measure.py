@@ -15,9 +15,9 @@ import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions
 from servesim.core import BadInput, Request
+from servesim.execution.progress import Progress
 from servesim.files.read import quote, read_json
 from servesim.files.write import write_json
-from servesim.study.progress import Progress
 
 from .answers import LoadResult, append_load, read_loads, write_loads
 from .load_plan import Design, Point, ServerSpeed

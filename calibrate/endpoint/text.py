@@ -53,15 +53,20 @@ def profile_about(
 
 
 def write_samples(path: Path, fit: EndpointFit) -> None:
-    """Write every sample in the columns of a probe. The front end's time is subtracted and has its own column."""
+    """Write every sample in the columns of a probe. The front end's time is subtracted and has its own column.
+
+    Tokens that reach the client together have no time between them: such a sample is flagged.
+    """
     numbers = {name: number for number, name in enumerate(dict.fromkeys(step.point for step in fit.steps))}
     with open_text(path) as file:
         writer = csv_writer(file)
-        writer.writerow(["point", "kind", "load", "front", "seconds", *Shape._fields])
+        writer.writerow(["point", "kind", "load", "front", "seconds", *Shape._fields, "flagged"])
         for step in fit.steps:
             front = fit.chosen.values.get("front", 0.0) if step.idle else 0.0
             cells = [numbers[step.point], step.kind, step.point, f"{front:.6f}"]
-            writer.writerows([*cells, f"{time - front:.6f}", *step.shape] for time in step.samples)
+            for time in step.samples:
+                seconds = f"{max(0.0, time - front):.6f}"
+                writer.writerow([*cells, seconds, *step.shape, "" if float(seconds) > 0 else "no time between tokens"])
 
 
 def parameters(fit: EndpointFit) -> dict[str, dict[str, float]]:

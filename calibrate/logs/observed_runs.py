@@ -194,8 +194,9 @@ def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedR
             tree["trace"] = {"path": run.log}
     scenario = scenario_from(resolve_paths(tree, folder), where)
     trace = load_trace(scenario)
-    if times is not None and len(times.request_index) and times.request_index.max() >= len(trace.requests):
-        count, last = len(trace.requests), times.request_index.max()
+    last = -1 if times is None else max([*times.request_index, *times.arrivals])
+    if last >= len(trace.requests):
+        count = len(trace.requests)
         raise BadInput(f"{where}.log: it has a request with index {last}, but the scenario has {count} requests")
     set_arrivals(trace, times, run.interval)
     reported = reported_parts(run.reported, scenario.workload, where)
@@ -219,8 +220,8 @@ def make_run(
 def set_arrivals(trace: Trace, times: Optional[RequestTimes], interval: Optional[float]) -> None:
     """Set the arrival times of a trace: from the log, or at a fixed interval."""
     trace.requests = list(trace.requests)
-    if times is not None and times.arrival is not None:
-        for k, arrival in zip(times.request_index, times.arrival):
+    if times is not None and times.arrivals:
+        for k, arrival in times.arrivals.items():
             trace.requests[k].arrival = float(arrival)
     elif interval is not None:
         for k, request in enumerate(trace.requests):

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
+from servesim.core.limits import MAX_INT
 from servesim.files.read import parse_csv, parse_json, read_text
 from servesim.traces.read.benchmark_results import read_results
 from servesim.traces.read.performance_serving import match_send_times, parse_log
@@ -17,20 +18,21 @@ from servesim.traces.read.source import Source
 
 Array = NDArray[np.float64]
 
-# Accepted column names; times are seconds.
-INDEX = ("idx", "index")
-SENT = ("arrival_s", "arrival")
-TTFT = ("ttft_s", "ttft")
-E2E = ("e2e_s", "e2e", "e2el", "latency")
-FIRST = ("first_token",)  # absolute times, as in requests.csv of servesim
-FINISH = ("finish",)
+# Accepted column names, and their unit in seconds.
+INDEX = {"idx": 1.0, "index": 1.0}
+SENT = {"arrival_s": 1.0, "arrival": 1.0, "arrival_ms": 1e-3}
+TTFT = {"ttft_s": 1.0, "ttft": 1.0, "ttft_ms": 1e-3}
+E2E = {"e2e_s": 1.0, "e2e": 1.0, "e2el": 1.0, "latency": 1.0, "e2e_ms": 1e-3, "e2el_ms": 1e-3, "latency_ms": 1e-3}
+FIRST = {"first_token": 1.0}  # absolute times, as in requests.csv of servesim
+FINISH = {"finish": 1.0}
+ROUNDING_S = 0.01  # a log may round the columns of one request differently
 
 
 class RequestTimes(NamedTuple):
     """Times of the finished requests."""
 
     request_index: NDArray[np.int64]  # in send order
-    arrival: Optional[Array]  # send time, if the log has it
+    arrivals: Mapping[int, float]  # send times by request index, if the log has them; also of unfinished requests
     ttft: Array
     e2e: Array
 
@@ -55,53 +57,94 @@ def from_benchmark(path: Path) -> RequestTimes:
     if not done:
         raise BadInput(f"{path}: expected at least one finished request, got none")
     arrival, ttft, e2e = (np.array(column) for column in zip(*((r.arrival, r.ttft, r.e2e) for r in done)))
-    return RequestTimes(np.arange(len(done)), arrival, ttft, e2e)
+    return RequestTimes(np.arange(len(done)), dict(enumerate(arrival)), ttft, e2e)
 
 
 def from_table(text: str, path: Path) -> RequestTimes:
-    """Read a CSV with latencies, or with absolute times."""
-    rows = parse_csv(str(path), text)
-    header = list(rows[0]) if rows else []
-    sent, ttft, e2e = column(header, SENT), column(header, TTFT), column(header, E2E)
-    first, finish = column(header, FIRST), column(header, FINISH)
-    if not ((ttft and e2e) or (sent and first and finish)):
+    """Read a CSV with latencies, or with absolute times. Without an index, requests are numbered by send time."""
+    rows = [TableRow(f"{path}: row {k + 2}", row) for k, row in enumerate(parse_csv(str(path), text))]
+    if not rows:
+        raise BadInput(f"{path}: expected a header and at least one request, got {text[:40].strip()!r}")
+    has = rows[0].has
+    with_latencies = has(TTFT) and has(E2E)
+    if not (with_latencies or (has(SENT) and has(FIRST) and has(FINISH))):
         raise BadInput(
-            f"{path}: row 1: expected columns {TTFT[0]} and {E2E[0]} (or arrival, first_token and finish), "
-            f"got {', '.join(header) or 'nothing'}"
+            f"{path}: row 1: expected columns ttft_s and e2e_s (or arrival, first_token and finish), "
+            f"got {', '.join(rows[0].cells)}"
         )
-    index_column = column(header, INDEX)
-    table = []
-    for k, row in enumerate(rows):
-        names = (index_column, sent, *((ttft, e2e) if ttft and e2e else (first, finish)))
-        numbers = [parse_number(row.get(name), f"{path}: row {k + 2}: {name}") if name else None for name in names]
-        if numbers[2] is None or numbers[3] is None:
-            continue  # not finished
-        table.append((k if numbers[0] is None else int(numbers[0]), *numbers[1:]))
-    if not table:
+    sent = [row.required(SENT) for row in rows] if has(SENT) else []
+    index = [row.index() for row in rows] if has(INDEX) else send_order(sent or [0.0] * len(rows))
+    seen: set[int] = set()
+    for row, k in zip(rows, index):
+        if k in seen:
+            raise BadInput(f"{row.where}: expected every index once, got {k} again")
+        seen.add(k)
+    starts = [0.0] * len(rows) if with_latencies else sent
+    columns = (TTFT, E2E) if with_latencies else (FIRST, FINISH)
+    found = [(k, row.latencies(columns, start)) for row, k, start in zip(rows, index, starts)]
+    finished = [(k, *latencies) for k, latencies in found if latencies is not None]
+    if not finished:
         raise BadInput(f"{path}: expected at least one finished request, got none")
-    index, arrival, first_times, end_times = zip(*table)
-    arrivals = None if sent is None else np.array(arrival, float)
-    start = np.zeros(len(table)) if ttft or arrivals is None else arrivals
-    latencies = (np.array(times, float) - start for times in (first_times, end_times))
-    return RequestTimes(np.array(index, np.int64), arrivals, *latencies)
+    request_index, ttft, e2e = zip(*finished)
+    return RequestTimes(np.array(request_index, np.int64), dict(zip(index, sent)), np.array(ttft), np.array(e2e))
 
 
-def column(header: Sequence[str], names: Sequence[str]) -> Optional[str]:
-    """Return the first of these columns that the table has."""
-    return next((name for name in names if name in header), None)
+def send_order(sent: Sequence[float]) -> list[int]:
+    """Return the place of each send time in their order."""
+    index = [0] * len(sent)
+    for place, k in enumerate(sorted(range(len(sent)), key=sent.__getitem__)):
+        index[k] = place
+    return index
 
 
-def parse_number(text: Optional[str], where: str) -> Optional[float]:
-    """Parse a number; None if the cell is empty."""
-    if text is None or not text.strip():
-        return None
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadInput(f"{where}: expected a number, got {text[:40]!r}")
-    return value
+class TableRow:
+    """One row of a table of requests."""
+
+    def __init__(self, where: str, cells: Mapping[str, str]) -> None:
+        self.where = where  # for messages
+        self.cells = {name.strip(): cell for name, cell in cells.items()}
+
+    def has(self, columns: Mapping[str, float]) -> bool:
+        return any(name in self.cells for name in columns)
+
+    def name(self, columns: Mapping[str, float]) -> str:
+        return next(name for name in columns if name in self.cells)
+
+    def number(self, columns: Mapping[str, float]) -> Optional[float]:
+        """Return the number of the first of these columns that the table has; None if the cell is empty."""
+        name = self.name(columns)
+        text = self.cells[name]
+        if not text.strip():
+            return None
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value):
+            raise BadInput(f"{self.where}: {name}: expected a number, got {text[:40]!r}")
+        return value * columns[name]
+
+    def required(self, columns: Mapping[str, float]) -> float:
+        value = self.number(columns)
+        if value is None:
+            raise BadInput(f"{self.where}: {self.name(columns)}: expected a number, got an empty cell")
+        return value
+
+    def index(self) -> int:
+        value = self.required(INDEX)
+        if not 0 <= value <= MAX_INT or value != int(value):
+            raise BadInput(f"{self.where}: {self.name(INDEX)}: expected an integer from 0, got {value:g}")
+        return int(value)
+
+    def latencies(self, columns: Sequence[Mapping[str, float]], start: float) -> Optional[tuple[float, float]]:
+        """Return the seconds to the first and to the last token; None for a request that did not finish."""
+        first, end = (self.number(names) for names in columns)
+        if first is None or end is None:
+            return None
+        if first < start - ROUNDING_S or end < first - ROUNDING_S:
+            times = f"{first:g} s, {end:g} s, sent at {start:g} s"
+            raise BadInput(f"{self.where}: expected a first token after the send time and an end after it, got {times}")
+        return max(0.0, first - start), max(0.0, end - start)
 
 
 def from_log(path: Path) -> RequestTimes:
@@ -122,7 +165,7 @@ def from_log(path: Path) -> RequestTimes:
     if not table:
         raise BadInput(f"{path}: expected responses with a first_token_time, got none")
     index, arrival, ttft, e2e = zip(*table)
-    return RequestTimes(np.array(index, np.int64), np.array(arrival), np.array(ttft), np.array(e2e))
+    return RequestTimes(np.array(index, np.int64), dict(zip(index, arrival)), np.array(ttft), np.array(e2e))
 
 
 def from_result(text: str, path: Path, dataset: Optional[Path]) -> RequestTimes:
@@ -145,7 +188,7 @@ def from_result(text: str, path: Path, dataset: Optional[Path]) -> RequestTimes:
     if not table:
         raise BadInput(f"{path}: no prompt of this file is in {dataset}")
     index, ttft, e2e = zip(*sorted(table))
-    return RequestTimes(np.array(index, np.int64), None, np.array(ttft), np.array(e2e))
+    return RequestTimes(np.array(index, np.int64), {}, np.array(ttft), np.array(e2e))
 
 
 def prompt_index(dataset: Path) -> Mapping[str, int]:

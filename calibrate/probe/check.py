@@ -41,8 +41,7 @@ def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bo
     lines += [*sampling_lines(profile), *utilisation_lines(profile), *log_fit_lines(profile.about.get("fit"))]
     advice = next_steps(profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance)
     lines += ["", "next measurements:", *(f"  {line}" for line in advice or ["none needed"])]
-    within_tolerance = tolerance is None or all(error <= tolerance for error in held_out.values())
-    return "\n".join(lines), within_tolerance
+    return "\n".join(lines), within(held_out, tolerance)
 
 
 def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
@@ -50,18 +49,54 @@ def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
     lines = []
     if points:
         lines.append(f"{'measured':<10}{'points':>8}{'samples':>9}{'outliers':>9}{'failed':>8}{'error of median':>17}")
-    for kind in KINDS:
-        group = [point for point in points if point.kind == kind]
-        if group:
-            median_errors = [point.median_error for point in group if len(point.seconds) > 1]
-            median_error = f"{np.median(median_errors):.1%}" if median_errors else "-"
-            lines.append(
-                f"{kind:<10}{len(group):>8}{sum(len(p.seconds) for p in group):>9}{sum(p.flagged for p in group):>9}"
-                f"{sum(bool(p.failed) for p in group):>8}{median_error:>17}"
-            )
+    for kind, counts in coverage(points).items():
+        median_error = "-" if counts["median_error"] is None else f"{counts['median_error']:.1%}"
+        numbers = f"{counts['points']:>8}{counts['samples']:>9}{counts['outliers']:>9}{counts['failed']:>8}"
+        lines.append(f"{kind:<10}{numbers}{median_error:>17}")
     grid = profile.about.get("grid") or {}
     lines += [f"{name:<16}{low:g} to {high:g}" for name, (low, high) in grid.items()]
     return lines or ["no samples and no measured range: the valid range of these costs is unknown"]
+
+
+def coverage(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
+    """Return what was measured of each kind of step."""
+    result = {}
+    for kind in KINDS:
+        group = [point for point in points if point.kind == kind]
+        errors = [point.median_error for point in group if len(point.seconds) > 1]
+        if group:
+            result[kind] = {
+                "points": len(group),
+                "samples": sum(len(point.seconds) for point in group),
+                "outliers": sum(point.flagged for point in group),
+                "failed": sum(bool(point.failed) for point in group),
+                "median_error": float(np.median(errors)) if errors else None,
+            }
+    return result
+
+
+def report_json(profile: Profile, tolerance: Optional[float] = None) -> dict[str, Any]:
+    """Return the report as JSON; docs/calibrate.md describes the keys."""
+    points, held_out = measured_points(profile.path), held_out_errors(profile)
+    about = profile.about
+    return {
+        "profile": profile.name,
+        "digest": profile.digest,
+        **{key: about.get(key) for key in ("device", "model", "kernels", "how")},
+        "measured": coverage(points),
+        "range": about.get("grid") or {},
+        "held_out_error": held_out,
+        "total_error": about.get("total_error") or {},
+        "within_tolerance": within(held_out, tolerance),
+        "next_measurements": next_steps(
+            profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance
+        ),
+    }
+
+
+def within(held_out: Mapping[str, float], tolerance: Optional[float]) -> bool:
+    """Whether every held-out error is within the tolerance."""
+    return tolerance is None or all(error <= tolerance for error in held_out.values())
 
 
 def fit_lines(profile: Profile) -> list[str]:

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from servesim.core import Shape
 
-from .fit import check_samples, fit_groups
+from .fit import fit_groups
 from .predictions import predict
-from .sample_set import Array, Groups, Mask, Samples, group_index, grouped, without_outliers
+from .sample_set import Array, Groups, Mask, Samples, group_index, grouped
 from .samples import STEP_KINDS
 
 FOLDS = 5
@@ -84,12 +84,6 @@ def held_out_errors(samples: Samples, about: Mapping[str, Any], seed: int = 0) -
         errors[test] = predict(cost, points.table[test]) / points.seconds[test] - 1
     counted = np.isfinite(errors)
     return HeldOut(points.select(counted), errors[counted])
-
-
-def cross_validate(samples: Samples, about: Mapping[str, Any], seed: int = 0) -> dict[str, dict[str, float]]:
-    """Return the held-out error per kind of step."""
-    check_samples(samples, "fit")
-    return held_out_errors(without_outliers(samples), about, seed).by_kind()
 
 
 def assign_folds(points: Groups, seed: int) -> npt.NDArray[np.int64]:

@@ -67,13 +67,11 @@ class PartFit:
         return [name if "." in name else f"{self.name}.{name}" for name in [*single, *self.solution.tied_terms()]]
 
 
-def fit_cost(samples: Samples, about: Mapping[str, Any]) -> PartsCost:
-    """Fit a cost model. `about` may hold the padding buckets (`gears`, `token_gears`) and the sizes of the `model`."""
-    return fit_samples(samples, about).cost
-
-
 def fit_samples(samples: Samples, about: Mapping[str, Any], where: str = "fit") -> Fit:
-    """Fit a cost model with its uncertainty. Steps far from all others are left out. `where` names their source."""
+    """Fit a cost model with its uncertainty. Steps far from all others are left out. `where` names their source.
+
+    `about` may hold the padding buckets (`gears`, `token_gears`) and the sizes of the `model`.
+    """
     check_samples(samples, where)
     kept = without_outliers(samples)
     fitted = fit_groups(grouped(kept), about)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from servesim.core import Shape
 from servesim.costs.device_profile import Profile
+from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.files.write import save_figure
 
 from .samples import Point, measured_points
@@ -20,15 +21,16 @@ def plot_fit(profile: Profile, path: Path) -> None:
     from matplotlib.figure import Figure
 
     points = [point for point in measured_points(profile.path) if point.seconds and point.kind != "busy"]
-    figure = Figure(figsize=(15, 9), layout="constrained")
-    (left, middle, right), where = figure.subplots(2, 3)
-    plot_prefill(left, profile, [p for p in points if p.kind == "prefill" and not p.shape.cross])
-    plot_decode(middle, profile, [p for p in points if p.kind == "decode"])
-    plot_errors(right, profile, points)
-    for axes, kind in zip(where, ("prefill", "decode", "mixed"), strict=True):
-        plot_error_map(axes, profile, [p for p in points if p.kind == kind], kind)
-    figure.suptitle(f"{profile.name}: measured medians (dots) and fit (lines)")
-    save_figure(figure, path, dpi=110)
+    with matplotlib_style():
+        figure = Figure(figsize=(15, 9))
+        (left, middle, right), where = figure.subplots(2, 3)
+        plot_prefill(left, profile, [p for p in points if p.kind == "prefill" and not p.shape.cross])
+        plot_decode(middle, profile, [p for p in points if p.kind == "decode"])
+        plot_errors(right, profile, points)
+        for axes, kind in zip(where, ("prefill", "decode", "mixed"), strict=True):
+            plot_error_map(axes, profile, [p for p in points if p.kind == kind], kind)
+        figure.suptitle(f"{profile.name}: measured medians (dots) and fit (lines)")
+        save_figure(figure, path, dpi=110)
 
 
 def plot_prefill(axes: Any, profile: Profile, points: list[Point]) -> None:
@@ -65,7 +67,7 @@ def plot_errors(axes: Any, profile: Profile, points: list[Point]) -> None:
         predicted = np.array([profile.cost.seconds(p.shape) for p in group])
         measured = np.array([p.median for p in group])
         axes.plot(1e3 * measured, 100 * (predicted / measured - 1), ".", ms=5, label=kind)
-    axes.axhline(0, color="0.5", lw=0.8)
+    axes.axhline(0, color=LIGHT["soft"], lw=0.8)
     label_axes(axes, "measured, ms", "error of the fit, %", bool(points))
 
 
@@ -95,4 +97,4 @@ def label_axes(axes: Any, x: str, y: str, has_points: bool) -> None:
     if has_points:
         axes.set_xscale("log")
         axes.set_yscale("log") if y == "ms" else None
-        axes.legend(fontsize=8)
+        axes.legend()

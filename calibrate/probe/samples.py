@@ -129,7 +129,7 @@ def _sample(row: dict[str, str], where: str) -> Sample:
     shape = Shape(*(_size(row, name, where) for name in Shape._fields))
     seconds = None if failed else _seconds(row, "seconds", where)
     host = _seconds(row, "host_seconds", where, 0.0) if row.get("host_seconds") else None
-    if seconds is not None and not seconds > 0:
+    if seconds is not None and not seconds > 0 and not flagged:
         raise BadInput(f"{where}: seconds: expected more than 0, got {quote(row['seconds'])}")
     _check_kind(row["kind"], shape, where)
     return Sample(row["kind"], _size(row, "point", where), shape, seconds, host, flagged, failed, row)

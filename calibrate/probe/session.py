@@ -5,8 +5,7 @@ The folder holds samples.csv (every sample) and probe.yaml (the settings and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -134,24 +133,3 @@ def run_session(worker: Worker, session: ProbeSession, show: Callable[[Mapping[s
     session.write_device(result["counters"], result["power"])
     session.write_description(result["sampling"])
     return result
-
-
-@contextmanager
-def progress_bar(quiet: bool) -> Iterator[Callable[[Mapping[str, Any]], None]]:
-    """Show the progress of a probe: finished points and the time left."""
-    if quiet:
-        yield lambda report: None
-        return
-    from tqdm import tqdm
-
-    with tqdm(unit="point", desc="probe", bar_format="{desc}: {n} points precise {bar} {postfix}") as bar:
-
-        def show(report: Mapping[str, Any]) -> None:
-            bar.total = report["points"]
-            bar.n = report["known"]
-            failed = f", {report['failed']} failed" if report["failed"] else ""
-            bar.set_postfix_str(
-                f"of {report['points']}, {report['samples']} samples{failed}, at most {report['left']:.0f} s left"
-            )
-
-        yield show

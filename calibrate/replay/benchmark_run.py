@@ -14,6 +14,8 @@ from servesim.traces.read.source import Source
 
 from .live_run import MeasuredRun, run_from_result
 
+UNKNOWN = ("evictions", "model_calls", "busy_s", "prompt_tokens_computed")  # metrics that no client can measure
+
 
 def benchmark_run(path: Path, benchmark: Optional[int] = None) -> MeasuredRun:
     """Read a result file. `benchmark` chooses one of several in a file, counted from 0."""
@@ -32,7 +34,9 @@ def benchmark_run(path: Path, benchmark: Optional[int] = None) -> MeasuredRun:
         "blocks_left": None, "blocks": None,
     }  # fmt: skip
     scenario = scenario_from({"trace": {"path": str(path)}}, str(path))
-    return run_from_result(scenario, Profile("none", LinearCost()), requests, measured)
+    run = run_from_result(scenario, Profile("none", LinearCost()), requests, measured)
+    run.extra = {**run.extra, **dict.fromkeys(UNKNOWN)}
+    return run
 
 
 def request_row(result: RequestResult) -> list[Any]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from servesim.runs.device_counters import describe_counters
-from servesim.runs.text import benchmark, title_line, utilisation_lines
+from servesim.runs.text import SHOWN_PERCENTILES, benchmark, title_line, utilisation_lines
 
 from .live_run import MeasuredRun
 
 
-def describe_live(live: MeasuredRun, title: str) -> list[str]:
+def describe_live(live: MeasuredRun, title: str, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> list[str]:
     """Return the lines that `sim replay` prints for a measured run."""
-    lines = [title_line(f" {title} (measured) ", "="), *benchmark(live)]
+    lines = [title_line(f" {title} (measured) ", "="), *benchmark(live, percentiles)]
     if live.model_calls:
         percent = 100 * live.result()["host_s"] / max(live.busy_seconds, 1e-9)
         lines.append(f"model calls: {len(live.model_calls)}, host overhead: {percent:.1f} % of their time")

@@ -24,7 +24,7 @@ from servesim.costs.linear import LinearCost
 from servesim.files.read import quote, read_csv
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
 from servesim.runs.simulate import Run, copy_requests, load_trace, simulate
-from servesim.study.experiment import read_experiment
+from servesim.study.sweep_file import read_experiment
 from servesim.traces.trace import Trace
 
 from .live_run import MeasuredRun, run_from_result, write_live
@@ -62,6 +62,8 @@ def top_scenarios(
     if not ranking.exists():
         raise BadInput(f"{path}: expected the folder of a finished `sim sweep`; it has no summary.csv")
     experiment = read_experiment(path)
+    if experiment.loads:
+        raise BadInput(f"{path}: is a sweep over loads; give one of its scenarios, e.g. --from {path / 'best.yaml'}")
     order = read_order(ranking, len(experiment.configs))
     chosen = order[:top]
     if baseline and 0 not in chosen:
@@ -194,7 +196,8 @@ def write_replay(replayed: ReplayedScenario, folder: Path, single: bool) -> None
     if replayed.run is not None and replayed.simulated is not None:
         sim = folder / "sim" if single else folder / "sim" / replayed.name
         write_run(replayed.run, sim)
-        write_decisions(replayed.simulated.decisions or [], sim / DECISIONS)
+        if replayed.simulated.decisions:  # a replay against a server compares none
+            write_decisions(replayed.simulated.decisions, sim / DECISIONS)
 
 
 class ProgressLine:

@@ -86,15 +86,17 @@ def simulate_with_cost(
     return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # a live run does not count padding
 
 
-def compare_runs(name: str, simulated: RunData, measured: RunData, profile: Optional[str] = None) -> Comparison:
+def compare_runs(
+    name: str, simulated: RunData, measured: RunData, profile: Optional[str] = None, percentiles: Sequence[float] = ()
+) -> Comparison:
     """Compare two runs. The error is split into its sources if the measured run can be simulated again."""
     measured = replace(measured, name=name or measured.name)
     if not measured.calls or measured.sent is None or simulated.scenario is None:
-        return compare(simulated, measured)
+        return compare(simulated, measured, percentiles=percentiles)
     if not simulated.scenario.policy_is_loadable:
-        return compare(simulated, measured)
+        return compare(simulated, measured, percentiles=percentiles)
     loaded = load_profile(profile or simulated.scenario.profile)
     host = HostOverhead(*measured.result.get("host", ()))
     with_host = replace(loaded, cost=CostWithHost(loaded.cost, host)).with_sampling(simulated.scenario.engine.sampling)
     resimulated, calls_matched = resimulate(measured, with_host, simulated.scenario)
-    return compare(simulated, measured, resimulated, calls_matched)
+    return compare(simulated, measured, resimulated, calls_matched, percentiles)

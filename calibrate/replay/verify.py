@@ -6,7 +6,6 @@ measured ones. The rest is the error from decisions. Latencies are in millisecon
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,14 +13,20 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.core import BadInput
+from servesim.runs.metrics import percentile_name
 from servesim.runs.run_folder import RESULT, RunData
 
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
-METRICS = (
-    "makespan", "request_throughput", "output_throughput",
-    *(f"{kind}_{name}_ms" for name in LATENCIES for kind in ("mean", "median", "p90", "p99")),
-    "evictions", "model_calls",
-)  # fmt: skip
+
+
+def compared_metrics(percentiles: Sequence[float] = ()) -> tuple[str, ...]:
+    """Return the metrics of a comparison: with P90, P99 and these percentiles of the latencies."""
+    kinds = ("mean", "median", *map(percentile_name, sorted({90, 99, *percentiles})))
+    latencies = (f"{kind}_{name}_ms" for name in LATENCIES for kind in kinds)
+    return "makespan", "request_throughput", "output_throughput", *latencies, "evictions", "model_calls"
+
+
+METRICS = compared_metrics()
 CHECKED_METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")  # default
 RANKED_METRICS = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")  # default
 DECISION_FIELDS = ("kind", "chunks", "evicted", "swapped_in", "rejected")  # of a step in the decision log
@@ -123,7 +128,7 @@ class Comparison:
 
     def row(self, metric: str) -> MetricRow:
         """Return the row of a metric."""
-        check_metrics([metric])
+        check_metrics([metric], [row.metric for row in self.rows])
         return next(row for row in self.rows if row.metric == metric)
 
     def outside(self, tolerance: float, metrics: Sequence[str] = CHECKED_METRICS) -> list[MetricRow]:
@@ -131,11 +136,11 @@ class Comparison:
         return [row for row in map(self.row, metrics) if row.exceeds(tolerance)]
 
 
-def check_metrics(metrics: Sequence[str]) -> None:
+def check_metrics(metrics: Sequence[str], known: Sequence[str] = METRICS) -> None:
     """Raise BadInput for a metric that is not compared."""
     for metric in metrics:
-        if metric not in METRICS:
-            raise BadInput(f"metric {metric!r}: not compared; known: {', '.join(METRICS)}")
+        if metric not in known:
+            raise BadInput(f"metric {metric!r}: not compared; known: {', '.join(known)}")
 
 
 def relative_error(simulated: Optional[float], measured: Optional[float]) -> Optional[float]:
@@ -148,15 +153,16 @@ def relative_error(simulated: Optional[float], measured: Optional[float]) -> Opt
 
 
 def compare(
-    simulated: RunData, measured: RunData, resimulated: Optional[RunData] = None, calls_matched: Optional[int] = None
-) -> Comparison:
+    simulated: RunData, measured: RunData, resimulated: Optional[RunData] = None, calls_matched: Optional[int] = None,
+    percentiles: Sequence[float] = (),
+) -> Comparison:  # fmt: skip
     """Compare two runs; `resimulated` is the simulation with measured step times."""
     resimulated = RunData({}, {}) if resimulated is None else resimulated
     latencies = (compare_latency(name, simulated, measured) for name in ("ttft", "e2el"))
     limits = intervals_in(simulated)
     rows = [
-        MetricRow(m, metric_value(simulated, m), metric_value(measured, m), metric_value(resimulated, m), limits.get(m))
-        for m in METRICS
+        MetricRow(m, simulated.metric(m), measured.metric(m), resimulated.metric(m), limits.get(m))
+        for m in compared_metrics(percentiles)
     ]
     return Comparison(
         measured.name or simulated.name,
@@ -181,12 +187,6 @@ def intervals_in(run: RunData) -> dict[str, tuple[float, float]]:
     """Return the limits of each metric of a simulated run; none without intervals."""
     intervals = run.result.get("intervals") or {"metrics": {}}
     return {metric: (low, high) for metric, (low, high) in intervals["metrics"].items()}
-
-
-def metric_value(run: RunData, metric: str) -> Optional[float]:
-    """Return a metric of a run; None if it is missing or NaN."""
-    value = run.result.get(metric)
-    return None if value is None or (isinstance(value, float) and math.isnan(value)) else float(value)
 
 
 def compare_decisions(simulated: RunData, measured: RunData) -> Optional[Decisions]:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
+from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.files.write import save_figure, write_json
 from servesim.runs.run_folder import RunData
 
@@ -114,28 +115,42 @@ def plot_comparisons(
     runs: Mapping[str, tuple[RunData, RunData]], comparisons: Sequence[Comparison], path: Path
 ) -> None:
     """Plot simulated over measured latency per request, and the errors of the checked metrics."""
-    import matplotlib
-
-    matplotlib.use("Agg", force=False)
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(13, 4.2), layout="constrained")
-    for column, name in enumerate(("ttft", "e2el"), 1):
-        axes = figure.add_subplot(1, 3, column)
-        for label, (simulated, measured) in runs.items():
-            pairs = latency_pairs(name, simulated, measured).values()
-            axes.plot([b for _, b in pairs], [a for a, _ in pairs], ".", markersize=3, label=label or None)
-        low, high = axes.get_xlim()
-        axes.plot([low, high], [low, high], color="grey", linewidth=0.8)
-        axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)", title=f"{name}, one dot per request")
-    axes = figure.add_subplot(1, 3, 3)
-    positions, width = range(len(CHECKED_METRICS)), 0.8 / max(1, len(comparisons))
+    with matplotlib_style():
+        figure = Figure(figsize=(13, 4.6 if len(comparisons) > 1 else 4.2))
+        left, middle, right = figure.subplots(1, 3)
+        for axes, name in ((left, "ttft"), (middle, "e2el")):
+            plot_latencies(axes, name, runs)
+        plot_errors(right, comparisons)
+        if len(comparisons) > 1:  # below the charts, so that it covers no point
+            columns = min(len(comparisons), 4)
+            figure.legend(*right.get_legend_handles_labels(), loc="outside lower center", ncols=columns)
+        save_figure(figure, path, dpi=110)
+
+
+def plot_latencies(axes: Any, name: str, runs: Mapping[str, tuple[RunData, RunData]]) -> None:
+    """Plot one dot per request, and the line of equal values."""
+    values = []
+    for simulated, measured in runs.values():
+        pairs = list(latency_pairs(name, simulated, measured).values())
+        axes.plot([b for _, b in pairs], [a for a, _ in pairs], ".", markersize=3)
+        values += [value for pair in pairs for value in pair]
+    if values:
+        axes.plot([min(values), max(values)], [min(values), max(values)], color=LIGHT["soft"], linewidth=0.8)
+    axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)", title=f"{name}, one dot per request")
+
+
+def plot_errors(axes: Any, comparisons: Sequence[Comparison]) -> None:
+    """Plot the errors of the checked metrics. Bars are horizontal: long names do not overlap."""
+    height = 0.8 / max(1, len(comparisons))
     for index, comparison in enumerate(comparisons):
         errors = [100 * (comparison.row(metric).error or 0.0) for metric in CHECKED_METRICS]
-        axes.bar([bar + index * width for bar in positions], errors, width, label=comparison.name or None)
-    axes.set_xticks([bar + 0.4 - width / 2 for bar in positions], CHECKED_METRICS, rotation=30, ha="right")
-    axes.axhline(0, color="grey", linewidth=0.8)
-    axes.set(ylabel="error (%)", title="simulated - measured")
-    if len(comparisons) > 1:
-        axes.legend(fontsize=7)
-    save_figure(figure, path, dpi=110)
+        places = [place + index * height for place in range(len(CHECKED_METRICS))]
+        axes.barh(places, errors, height, label=comparison.name or None)
+    axes.set_yticks([place + 0.4 - height / 2 for place in range(len(CHECKED_METRICS))], CHECKED_METRICS)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", visible=True)
+    axes.axvline(0, color=LIGHT["soft"], linewidth=0.8)
+    axes.set(xlabel="error (%)", title="simulated - measured")

@@ -10,7 +10,7 @@ from aiohttp import web
 
 from .http import Refused
 
-OPEN_PATHS = ("/health",)  # probes of a cluster have no key
+OPEN_PATHS = ("/health", "/ping")  # probes of a cluster have no key
 
 
 def is_local(host: str) -> bool:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Optional, Union
+
+from .metrics import RequestTimes, ServerMetrics
 
 
 class End(NamedTuple):
@@ -13,6 +16,7 @@ class End(NamedTuple):
 
     outcome: str
     reason: Optional[str] = None
+    queued: Optional[float] = None  # seconds from the arrival to the first model call; None without a call
 
 
 EngineEvent = Union[int, End]  # a token id, or the end
@@ -25,24 +29,31 @@ class TooManyRequests(RuntimeError):
 class RequestHandle:
     """A submitted request: its tokens as they arrive, then an End."""
 
-    def __init__(self, id: int, prompt: int, limit: int) -> None:
+    def __init__(self, id: int, prompt: int, limit: int, finish_reason: str) -> None:
         self.id = id
         self.prompt = prompt
         self.limit = limit
+        self.finish_reason = finish_reason  # at the limit
         self.finished = False
+        self.times = RequestTimes(prompt)
         self._events: list[EngineEvent] = []
         self._arrived = asyncio.Event()
 
     async def next(self, timeout: Optional[float] = None) -> Optional[list[EngineEvent]]:
         """Return the events since the last call; wait for at least one. None after `timeout` seconds."""
-        if not self._events:
-            self._arrived.clear()
-            try:
-                await (self._arrived.wait() if timeout is None else asyncio.wait_for(self._arrived.wait(), timeout))
-            except asyncio.TimeoutError:
+        while not self._events:
+            if not await wait_for(self._arrived, timeout):
                 return None
+        return self.take()
+
+    def take(self) -> list[EngineEvent]:
+        """Return the events since the last call, which may be none."""
         events, self._events = self._events, []
         return events
+
+    def share(self, arrived: asyncio.Event) -> None:
+        """Set this flag, instead of an own one, when an event arrives."""
+        self._arrived = arrived
 
     def add(self, event: EngineEvent) -> None:
         self.finished = isinstance(event, End)
@@ -50,11 +61,40 @@ class RequestHandle:
         self._arrived.set()
 
 
+class RequestGroup:
+    """The engine requests of one HTTP request: several prompts, or several answers to one."""
+
+    def __init__(self, handles: Sequence[RequestHandle]) -> None:
+        self.handles = handles
+        self._arrived = asyncio.Event()
+        for handle in handles:
+            handle.share(self._arrived)
+
+    async def next(self, timeout: Optional[float] = None) -> Optional[list[tuple[int, EngineEvent]]]:
+        """Return the events of all requests, each with the index of its request, as `RequestHandle.next` does."""
+        while True:
+            events = [(index, event) for index, handle in enumerate(self.handles) for event in handle.take()]
+            if events:
+                return events
+            if not await wait_for(self._arrived, timeout):
+                return None
+
+
+async def wait_for(arrived: asyncio.Event, timeout: Optional[float]) -> bool:
+    """Clear a flag and wait until it is set; return False after `timeout` seconds."""
+    arrived.clear()
+    try:
+        return await asyncio.wait_for(arrived.wait(), timeout)
+    except asyncio.TimeoutError:
+        return False
+
+
 class EngineClient:
     """Submits requests to the engine and passes its tokens to their handles."""
 
-    def __init__(self, max_open: int) -> None:
+    def __init__(self, max_open: int, metrics: ServerMetrics) -> None:
         self.max_open = max_open
+        self.metrics = metrics
         self.handles: dict[int, RequestHandle] = {}  # open requests by id
         self.state: Mapping[str, Any] = {}
         self.served = 0
@@ -82,26 +122,36 @@ class EngineClient:
     def _on_message(self, message: Mapping[str, Any]) -> None:
         self.state = message["state"]
         self.ready.set()  # the first message has only the state
+        now = time.monotonic()
         for id, token in message["tokens"]:
+            handle = self.handles.get(id)
+            if handle is not None:
+                handle.add(token)
+                self.metrics.on_token(handle.times, now)
+        for id, *end in message["finished"]:
             if id in self.handles:
-                self.handles[id].add(token)
-        for id, outcome, reason in message["finished"]:
-            if id in self.handles:
-                self._finish(self.handles[id], End(outcome, reason))
+                self._finish(self.handles[id], End(*end))
 
     def _finish(self, handle: RequestHandle, end: End) -> None:
         self.served += end.outcome == "finished"
         self.handles.pop(handle.id, None)
         handle.add(end)
+        reason = handle.finish_reason if end.outcome == "finished" else "error"
+        self.metrics.on_end(handle.times, reason, end.queued)
 
-    def submit(self, tokens: Sequence[int], limit: int) -> RequestHandle:
-        """Send a request to the engine. Raises TooManyRequests."""
-        if len(self.handles) >= self.max_open:
-            raise TooManyRequests(f"{self.max_open} requests are open already")
+    def require_room(self, count: int) -> None:
+        """Raise TooManyRequests if the engine cannot accept `count` further requests now."""
+        if len(self.handles) + count > self.max_open:
+            raise TooManyRequests(f"{len(self.handles)} requests are open already; the maximum is {self.max_open}")
         if self.closed or self._writer is None:
             raise TooManyRequests("the engine is not running")
+
+    def submit(self, tokens: Sequence[int], limit: int, finish_reason: str = "length") -> RequestHandle:
+        """Send a request to the engine. Raises TooManyRequests."""
+        self.require_room(1)
         self._last_id += 1
-        handle = self.handles[self._last_id] = RequestHandle(self._last_id, len(tokens), limit)
+        handle = RequestHandle(self._last_id, len(tokens), limit, finish_reason)
+        self.handles[handle.id] = handle
         self._send({"submit": [handle.id, list(tokens), limit]})
         return handle
 
@@ -109,6 +159,7 @@ class EngineClient:
         """Abort a request whose client disconnected."""
         if self.handles.pop(handle.id, None) is not None and not self.closed:
             self._send({"abort": handle.id})
+            self.metrics.on_end(handle.times, "abort")
 
     def stop(self) -> None:
         if not self.closed and self._writer is not None:

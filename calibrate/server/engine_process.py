@@ -2,7 +2,7 @@
 
 It runs next to the device: Python 3.9, standard library. Messages are JSON lines.
 In: {"submit": [id, tokens, limit]}, {"abort": id}, {"stop": true}.
-Out: {"t", "tokens": [[id, token]...], "finished": [[id, outcome, reason]...], "state"}.
+Out: {"t", "tokens": [[id, token]...], "finished": [[id, outcome, reason, queued, preemptions]...], "state"}.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class EngineLoop(LiveDriver):
         self._reported = 0  # number of entries of server.done that were sent
         self._tokens: list[list[Any]] = []  # of the last call, not yet sent
         self._failed = False  # whether the last call ran out of memory
+        self._preemptions = 0  # so far
 
     def run(self) -> float:
         """Serve until a stop message, or until the connection closes."""
@@ -68,6 +69,10 @@ class EngineLoop(LiveDriver):
             self.step_tokens = [0] * len(self.history.row_requests)
             self.aborted.update({r.id: f"out of memory: {error}" for r in self.history.row_requests if r is not None})
             self._failed = True
+
+    def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        super().on_step_start(server, step, arrived)
+        self._preemptions += len(step.preempted)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         super().on_step_end(server, step, now, finished)
@@ -138,13 +143,14 @@ class EngineLoop(LiveDriver):
         for request in server.done[self._reported :]:
             self.open.pop(request.id, None)
             self.prompts.pop(request, None)
-            finished.append([request.id, request.outcome, request.reason])
+            queued = None if request.scheduled is None else request.scheduled - request.arrival
+            finished.append([request.id, request.outcome, request.reason, queued])
         self._reported = len(server.done)
         if tokens or finished:
             self._send({"t": self.loop.now, "tokens": tokens, "finished": finished, "state": self.state()})
 
     def state(self) -> dict[str, int]:
-        """Return the queue lengths and the block counts."""
+        """Return the queue lengths, the block counts, and the calls and preemptions so far."""
         server = self.loop.server
         flushed = sum(len(self.tables.tables.get(request, ())) for request in server.finished)
         return {
@@ -154,6 +160,7 @@ class EngineLoop(LiveDriver):
             "free_blocks": len(self.tables.free) + flushed,  # includes blocks that the next plan frees
             "total_blocks": self.tables.total,
             "calls": self.loop.calls,
+            "preemptions": self._preemptions,
         }
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -11,13 +11,13 @@ import json
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Protocol, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from .connection import ClientConnection
-from .engine_client import End, EngineClient, EngineEvent, RequestHandle, TooManyRequests
+from .engine_client import End, EngineClient, RequestHandle, TooManyRequests
 
 MAX_BODY_BYTES = 1 << 20
 BODY_SECONDS = 30.0  # maximum time to send the body
@@ -26,6 +26,32 @@ HEAD_SECONDS = 30.0  # maximum time to send a request head on a new or idle conn
 PING_INTERVAL_S = 600.0  # a stream without tokens gets a comment after this time
 PING = b": You can't see this ping\n\n"
 CHECK_INTERVAL_S = 2.0  # between two checks for idle connections
+T = TypeVar("T")
+
+
+class EventSource(Protocol[T]):
+    """A request or a group of requests."""
+
+    async def next(self, timeout: Optional[float] = None) -> Optional[list[T]]:
+        """Return the events since the last call; None after `timeout` seconds without one."""
+
+
+class PromptTokenizer(Protocol):
+    """Translates between the text of a prompt and token ids. Answers always consist of common words."""
+
+    @property
+    def size(self) -> int:
+        """The size of the vocabulary: ids are smaller."""
+
+    @property
+    def in_thread(self) -> bool:
+        """Whether `encode` takes so long that it must not run in the thread that sends the tokens of all streams."""
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of a text."""
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of token ids."""
 
 
 class Refused(Exception):
@@ -49,8 +75,13 @@ class HttpFrontEnd:
 
     engine: EngineClient
     model: str
-    vocab: int
+    names: tuple[str, ...]  # of the model, for clients; responses have the first one
+    vocab: int  # of the model
+    tokenizer: PromptTokenizer
     context: int  # maximum prompt + output tokens
+    max_length: int  # prompt + output tokens that the policy accepts
+    capacity: int  # tokens in all KV blocks
+    usual_output: int  # tokens of an answer without a limit
     batch: int  # maximum running requests
     device: str
     dtype: str
@@ -76,21 +107,42 @@ class HttpFrontEnd:
             raise invalid("expected an object", 0)
         return body
 
+    async def encoded(self, read: Callable[[], T]) -> T:
+        """Return what a function returns that encodes prompts."""
+        return await asyncio.to_thread(read) if self.tokenizer.in_thread else read()
+
     def submit(self, tokens: Sequence[int], limit: int) -> RequestHandle:
         """Submit a request to the engine; reject it with 503 while too many are open."""
         try:
-            return self.engine.submit(tokens, max(1, min(limit, self.context - len(tokens))))
+            return self.engine.submit(self._model_ids(tokens), max(1, min(limit, self.context - len(tokens))))
         except TooManyRequests as busy:
             raise refused(503, str(busy)) from None
 
+    def submit_all(self, jobs: Sequence[tuple[Sequence[int], int, str]]) -> list[RequestHandle]:
+        """Submit requests, each with its tokens, output length and finish reason: all of them, or none with a 503."""
+        if len(jobs) > self.engine.max_open:
+            raise refused(400, f"expected at most {self.engine.max_open} answers in a response, got {len(jobs)}")
+        try:
+            self.engine.require_room(len(jobs))
+        except TooManyRequests as busy:
+            raise refused(503, str(busy)) from None
+        return [self.engine.submit(self._model_ids(tokens), limit, reason) for tokens, limit, reason in jobs]
+
+    def _model_ids(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return ids that the model has. Its vocabulary may be smaller than that of the tokenizer."""
+        if self.tokenizer.size <= self.vocab:
+            return tokens
+        return [token if token < self.vocab else token % (self.vocab - 1) + 1 for token in tokens]
+
     @contextlib.asynccontextmanager
-    async def abort_on_exit(self, handle: Optional[RequestHandle]) -> AsyncIterator[None]:
-        """Abort the request if the response ends before it."""
+    async def abort_on_exit(self, *handles: RequestHandle) -> AsyncIterator[None]:
+        """Abort the requests that have not ended when the response does."""
         try:
             yield
         finally:
-            if handle is not None and not handle.finished:
-                self.engine.abort(handle)
+            for handle in handles:
+                if not handle.finished:
+                    self.engine.abort(handle)
 
     @contextlib.asynccontextmanager
     async def stream(self, request: web.Request, headers: Mapping[str, str]) -> AsyncIterator[Stream]:
@@ -114,10 +166,10 @@ class Stream:
         self.transport = request.transport
         self.write_started: Optional[float] = None  # None while no write is pending
 
-    async def next_events(self, handle: RequestHandle) -> list[EngineEvent]:
-        """Return the next events of a request; ping the client while there are none."""
+    async def next_events(self, source: EventSource[T]) -> list[T]:
+        """Return the next events; ping the client while there are none."""
         while True:
-            events = await handle.next(PING_INTERVAL_S)
+            events = await source.next(PING_INTERVAL_S)
             if events is not None:
                 return events
             await self.write(PING)

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from .engine_client import End, RequestHandle
 from .http import HttpFrontEnd, Refused, Stream, collect
-from .word_tokenizer import encode, full_response, partial_response, token_event, wrap_event
+from .word_tokenizer import decode_token
 
 PATHS = ("/models/llama2", "/models/internlm")
 ERRORS = {"refused": "Error202: prompt out of range", "empty": "Error203: prompt token empty"}
@@ -52,14 +52,14 @@ class ServingApi:
             raise unprocessable(location, "value is not a valid integer", "type_error.integer")
         return body
 
-    def _submit(self, body: dict[str, Any]) -> Optional[RequestHandle]:
+    async def _submit(self, body: dict[str, Any]) -> Optional[RequestHandle]:
         """Submit a request to the engine; None when the prompt is empty."""
-        tokens = encode(body["inputs"], self.front_end.vocab)
+        tokens = await self.front_end.encoded(lambda: self.front_end.tokenizer.encode(body["inputs"]))
         limit = parse_int((body.get("parameters") or {}).get("max_new_tokens"))
         return self.front_end.submit([BOS, *tokens], DEFAULT_LIMIT if limit is None else limit) if tokens else None
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
-        handle = self._submit(body)
+        handle = await self._submit(body)
         tokens: list[dict[str, Any]] = []
         end = End("empty")
         if handle is not None:
@@ -73,11 +73,12 @@ class ServingApi:
         """Send one event per token, and the full response at the end if `return_full_text` is set."""
         parameters = body.get("parameters") or {}
         bare = parameters.get("return_protocol", "sse") == "sse"
-        handle = self._submit(body)
+        handle = await self._submit(body)
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"} if bare else {}
         line = bare_line if bare else data_line
         full = parse_bool(parameters.get("return_full_text", True))
-        async with self.front_end.abort_on_exit(handle), self.front_end.stream(request, headers) as stream:
+        open_requests = [] if handle is None else [handle]
+        async with self.front_end.abort_on_exit(*open_requests), self.front_end.stream(request, headers) as stream:
             if handle is None:
                 await stream.write(self._last_lines([], End("empty"), full, line))
             else:
@@ -135,6 +136,34 @@ class ServingApi:
                 "version": "2.3",
             }
         )
+
+
+def token_event(token: int, last: bool, error: str = "") -> dict[str, Any]:
+    """Return a token in llm-serving's form. The last one has no text; an error is the text of token 0."""
+    return {"id": token, "logprob": 0.0, "special": last, "text": "" if last else error or decode_token(token)}
+
+
+def wrap_event(data: Any) -> dict[str, Any]:
+    """Wrap data in llm-serving's event object."""
+    return {"event": "message", "retry": 30000, "data": data}
+
+
+def partial_response(token: dict[str, Any]) -> dict[str, Any]:
+    """Return the event data of one token."""
+    return {"details": None, "generated_text": token["text"], "tokens": token, "top_tokens": [token]}
+
+
+def full_response(tokens: list[dict[str, Any]], reason: str, count: int) -> dict[str, Any]:
+    """Return the complete response."""
+    return {
+        "generated_text": "".join(token["text"] for token in tokens),
+        "finish_reason": reason,
+        "generated_tokens": count,
+        "prefill": tokens[:1],
+        "seed": 0,
+        "tokens": tokens,
+        "top_tokens": [tokens[:1]],
+    }
 
 
 def bare_line(data: Any) -> bytes:

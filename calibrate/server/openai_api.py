@@ -1,19 +1,28 @@
-"""OpenAI's completions with the fields that load generators use: prompt, max_tokens, stream."""
+"""OpenAI's paths as clients of vLLM use them: completions, chat, models, and the token counts of a text."""
 
 from __future__ import annotations
 
-import json
-import reprlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
 
-from .engine_client import End, RequestHandle
+from .engine_client import End, EngineEvent, RequestGroup
 from .http import HttpFrontEnd, Refused, Stream, collect
-from .word_tokenizer import decode_token, encode
+from .openai_answers import Answers, ChatForm, CompletionForm, Form, error_line
+from .openai_fields import (
+    MAX_PROMPT_TOKENS,
+    Generation,
+    check_ids,
+    fault,
+    read_generation,
+    read_messages,
+    read_prompts,
+)
 
-DEFAULT_LIMIT = 16
+COMPLETION_LIMIT = 16  # OpenAI's default of max_tokens
+EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
 class OpenAIApi:
@@ -21,108 +30,145 @@ class OpenAIApi:
 
     def __init__(self, front_end: HttpFrontEnd) -> None:
         self.front_end = front_end
+        self.started = int(time.time())
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/v1/completions", self.completions), web.get("/v1/models", self.models)]
+        return [
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.chat),
+            web.get("/v1/models", self.models),
+            web.get("/v1/models/{model:.+}", self.model),
+            web.post("/tokenize", self.tokenize),
+            web.post("/detokenize", self.detokenize),
+        ]
 
     async def models(self, request: web.Request) -> web.Response:
-        """List the one model."""
-        model, context = self.front_end.model, self.front_end.context
-        card = {"id": model, "object": "model", "owned_by": "servesim", "max_model_len": context}
-        return web.json_response({"object": "list", "data": [card]})
+        """List the names of the model."""
+        cards = [self._card(name) for name in self.front_end.names]
+        return web.json_response({"object": "list", "data": cards})
+
+    async def model(self, request: web.Request) -> web.Response:
+        """Describe the model under one of its names."""
+        name = request.match_info["model"]
+        self._check_model({"model": name})
+        return web.json_response(self._card(name))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
-        """Complete one prompt."""
+        """Complete one prompt or several."""
+        body = await self._body(request)
+        asked = read_generation(body, ("max_tokens",), COMPLETION_LIMIT, self.front_end.engine.max_open)
+        tokenizer = self.front_end.tokenizer
+        prompts = await self.front_end.encoded(lambda: read_prompts(body.get("prompt"), tokenizer))
+        return await self._answer(request, prompts, asked, CompletionForm())
+
+    async def chat(self, request: web.Request) -> web.StreamResponse:
+        """Answer the messages of a chat."""
+        body = await self._body(request)
+        limits = ("max_completion_tokens", "max_tokens")
+        asked = read_generation(body, limits, None, self.front_end.engine.max_open)
+        tokenizer = self.front_end.tokenizer
+        prompt = await self.front_end.encoded(lambda: read_messages(body.get("messages"), tokenizer))
+        return await self._answer(request, [prompt], asked, ChatForm())
+
+    async def tokenize(self, request: web.Request) -> web.Response:
+        """Return the token ids of a text or of messages."""
+        body, tokenizer = await self._body(request), self.front_end.tokenizer
+        prompt = body.get("prompt")
+        if "messages" not in body and not isinstance(prompt, str):
+            raise fault(400, "prompt: expected a text", "prompt")
+
+        def read() -> list[int]:
+            return read_messages(body["messages"], tokenizer) if "messages" in body else tokenizer.encode(str(prompt))
+
+        tokens = await self.front_end.encoded(read)
+        context = self.front_end.context
+        return web.json_response({"count": len(tokens), "max_model_len": context, "tokens": tokens})
+
+    async def detokenize(self, request: web.Request) -> web.Response:
+        """Return the text of token ids."""
+        tokenizer = self.front_end.tokenizer
+        tokens = check_ids((await self._body(request)).get("tokens"), tokenizer.size, "tokens")
+        return web.json_response({"prompt": tokenizer.decode(tokens)})
+
+    async def _body(self, request: web.Request) -> dict[str, Any]:
         body = await self.front_end.json_body(request, lambda text, offset: fault(400, f"not JSON at {offset}: {text}"))
-        limit = body.get("max_tokens", DEFAULT_LIMIT)
-        if isinstance(limit, bool) or not isinstance(limit, int) or limit < 1:
-            raise fault(400, f"max_tokens: expected a positive integer, got {reprlib.repr(limit)}")
-        if body.get("n", 1) != 1:
-            raise fault(400, f"n: expected 1, got {reprlib.repr(body['n'])}")
-        streamed, with_usage = flag("stream", body.get("stream")), include_usage(body.get("stream_options"))
-        handle = self.front_end.submit(self._prompt(body.get("prompt")), limit)
-        async with self.front_end.abort_on_exit(handle):
-            if streamed:
-                return await self._stream(request, handle, with_usage)
-            tokens, end = await collect(handle)
-        if end.outcome != "finished":
-            raise fault(400 if end.outcome == "refused" else 500, end.reason or end.outcome)
-        choice = {"index": 0, "text": "".join(map(decode_token, tokens)), "logprobs": None, "finish_reason": "length"}
-        return web.json_response({**self._head(handle), "choices": [choice], "usage": usage(handle, len(tokens))})
+        self._check_model(body)
+        return body
 
-    def _prompt(self, value: Any) -> list[int]:
-        if isinstance(value, list) and len(value) == 1 and isinstance(value[0], (str, list)):
-            value = value[0]
-        if isinstance(value, str):
-            value = encode(value, self.front_end.vocab)
-        all_ints = isinstance(value, list) and all(isinstance(t, int) and not isinstance(t, bool) for t in value)
-        if not all_ints or not value:
-            raise fault(400, "prompt: expected a text or a list of token ids, not empty")
-        if not all(0 <= token < self.front_end.vocab for token in value):
-            raise fault(400, f"prompt: expected token ids below {self.front_end.vocab}")
-        return list(value)
+    def _check_model(self, body: dict[str, Any]) -> None:
+        """Reject another model. A request without one means the only model there is."""
+        model = body.get("model")
+        if not isinstance(model, (str, type(None))):
+            raise fault(400, "model: expected a name", "model")
+        if model is not None and model not in self.front_end.names:
+            known = ", ".join(self.front_end.names)
+            message = f"The model `{model[:200]}` does not exist; this server has {known}"
+            raise fault(404, message, "model", "model_not_found")
 
-    async def _stream(self, request: web.Request, handle: RequestHandle, with_usage: bool) -> web.StreamResponse:
-        first = await handle.next() or []  # a rejection is known now, and can still be an HTTP status
-        if isinstance(first[0], End) and first[0].outcome != "finished":
-            raise fault(400 if first[0].outcome == "refused" else 500, first[0].reason or first[0].outcome)
-        async with self.front_end.stream(request, {"Content-Type": "text/event-stream; charset=utf-8"}) as stream:
-            await self._stream_tokens(stream, handle, first, with_usage)
+    def _card(self, name: str) -> dict[str, Any]:
+        card = {"id": name, "object": "model", "created": self.started, "owned_by": "servesim"}
+        return {**card, "root": self.front_end.model, "parent": None, "max_model_len": self.front_end.context}
+
+    async def _answer(
+        self, request: web.Request, prompts: Sequence[Sequence[int]], asked: Generation, form: Form
+    ) -> web.StreamResponse:
+        """Submit n requests per prompt, and send their answers as one response."""
+        if asked.n * sum(map(len, prompts)) > MAX_PROMPT_TOKENS:
+            raise fault(400, f"n: expected at most {MAX_PROMPT_TOKENS} prompt tokens in total, times n", "n")
+        front_end = self.front_end
+        handles = front_end.submit_all([self._job(prompt, asked) for prompt in prompts for _ in range(asked.n)])
+        answers = Answers(form, front_end.names[0], handles, asked)
+        async with front_end.abort_on_exit(*handles):
+            if asked.streamed:
+                return await self._stream(request, RequestGroup(handles), answers)
+            results = [await collect(handle) for handle in handles]
+        for _, end in results:
+            if end.outcome != "finished":
+                raise failure(end)
+        return web.json_response(answers.complete([tokens for tokens, _ in results]))
+
+    def _job(self, prompt: Sequence[int], asked: Generation) -> tuple[Sequence[int], int, str]:
+        """Return a prompt with the length of its answer and why the answer ends there."""
+        front_end = self.front_end
+        if len(prompt) > front_end.context:
+            raise fault(400, f"prompt: expected at most {front_end.context} tokens (the context), got {len(prompt)}")
+        most = front_end.max_length
+        if asked.max_tokens is None:  # what the server chooses must fit into its memory
+            most = min(most, front_end.capacity)
+        return (prompt, *asked.answer(most - len(prompt), front_end.usual_output))
+
+    async def _stream(self, request: web.Request, group: RequestGroup, answers: Answers) -> web.StreamResponse:
+        events = await group.next() or []  # a rejection is known now, and can still be an HTTP status
+        for _, event in events:
+            if isinstance(event, End) and event.outcome != "finished":
+                raise failure(event)
+        async with self.front_end.stream(request, EVENT_STREAM) as stream:
+            await self._stream_tokens(stream, group, answers, events)
         return stream.response
 
-    async def _stream_tokens(self, stream: Stream, handle: RequestHandle, events: list[Any], with_usage: bool) -> None:
+    async def _stream_tokens(
+        self, stream: Stream, group: RequestGroup, answers: Answers, events: list[tuple[int, EngineEvent]]
+    ) -> None:
         """Send the tokens as they arrive, then the end."""
-        count, head = 0, self._head(handle)
+        left = len(group.handles)
         while True:
             data = b""
-            for event in events:
-                if isinstance(event, End):
-                    await stream.write(data + self._last_lines(handle, count, event, with_usage))
+            for index, event in events:
+                if not isinstance(event, End):
+                    data += answers.token_line(index, event)
+                elif event.outcome != "finished":
+                    await stream.write(data + error_line(event))
                     return
-                count += 1
-                reason = "length" if count >= handle.limit else None
-                choice = {"index": 0, "text": decode_token(event), "logprobs": None, "finish_reason": reason}
-                data += line({**head, "choices": [choice]})
-            await stream.write(data)
-            events = await stream.next_events(handle)
-
-    def _last_lines(self, handle: RequestHandle, count: int, end: End, with_usage: bool) -> bytes:
-        if end.outcome != "finished":
-            return line({"error": {"message": end.reason or end.outcome, "type": "server_error"}})
-        counts = line({**self._head(handle), "choices": [], "usage": usage(handle, count)}) if with_usage else b""
-        return counts + b"data: [DONE]\n\n"
-
-    def _head(self, handle: RequestHandle) -> dict[str, Any]:
-        name = f"cmpl-{handle.id}"
-        return {"id": name, "object": "text_completion", "created": int(time.time()), "model": self.front_end.model}
+                else:
+                    left -= 1
+            if not left:
+                await stream.write(data + answers.last_lines())
+                return
+            if data:
+                await stream.write(data)
+            events = await stream.next_events(group)
 
 
-def line(value: Any) -> bytes:
-    """Return a server-sent event."""
-    return f"data: {json.dumps(value)}\n\n".encode()
-
-
-def include_usage(options: Any) -> bool:
-    """Return whether the `stream_options` of a request ask for token counts."""
-    if not isinstance(options, (dict, type(None))):
-        raise fault(400, f"stream_options: expected an object, got {reprlib.repr(options)}")
-    return flag("stream_options.include_usage", (options or {}).get("include_usage"))
-
-
-def flag(name: str, value: Any) -> bool:
-    """Return a flag of the body; null is false."""
-    if not isinstance(value, (bool, type(None))):
-        raise fault(400, f"{name}: expected true or false, got {reprlib.repr(value)}")
-    return bool(value)
-
-
-def usage(handle: RequestHandle, output: int) -> dict[str, int]:
-    """Return the token counts of a response."""
-    total = handle.prompt + output
-    return {"prompt_tokens": handle.prompt, "completion_tokens": output, "total_tokens": total}
-
-
-def fault(status: int, message: str) -> Refused:
-    """Return an error in OpenAI's form."""
-    kind = "invalid_request_error" if status < 500 else "server_error"
-    return Refused(status, {"error": {"message": message, "type": kind, "param": None, "code": status}})
+def failure(end: End) -> Refused:
+    """Return the error for a request that the engine rejected or that failed."""
+    return fault(400 if end.outcome == "refused" else 500, end.reason or end.outcome)

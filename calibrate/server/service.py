@@ -1,4 +1,4 @@
-"""`sim serve`: the live driver as a server, with llm-serving's endpoints and OpenAI's completions."""
+"""`sim serve`: the live driver as a server, with llm-serving's and OpenAI's paths, and metrics."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Optional
 
 from aiohttp import web
+from servesim import __version__
 from servesim.calibrate.client.load_generator import raise_file_limit
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession
@@ -19,13 +21,16 @@ from servesim.config.scenario import Scenario
 from servesim.config.user_code import code_access
 from servesim.core import BadInput, PolicyError
 from servesim.files.scratch import ScratchFolder
+from servesim.policies.llm_serving import LLMServing
 
 from .access import require_key
 from .connection import ClientConnection
 from .engine_client import EngineClient
-from .http import MAX_BODY_BYTES, HttpFrontEnd, close_idle_connections, json_errors
+from .http import MAX_BODY_BYTES, HttpFrontEnd, PromptTokenizer, close_idle_connections, json_errors
 from .llm_serving_api import ServingApi
+from .metrics import CONTENT_TYPE, ServerMetrics
 from .openai_api import OpenAIApi
+from .word_tokenizer import WordTokenizer
 
 CLOSE_TIMEOUT_S = 5.0  # for the engine's socket
 MAX_MESSAGE_BYTES = 1 << 26  # of one message from the engine
@@ -75,11 +80,29 @@ def application(front_end: HttpFrontEnd, api_key: Optional[str] = None) -> web.A
     async def health(request: web.Request) -> web.Response:
         return web.Response(status=503 if engine.closed else 200)
 
+    async def version(request: web.Request) -> web.Response:
+        return web.json_response({"version": __version__})
+
+    async def metrics(request: web.Request) -> web.Response:
+        return web.Response(body=engine.metrics.text(engine.state), headers={"Content-Type": CONTENT_TYPE})
+
     app = web.Application(middlewares=[json_errors, *require_key(api_key)], client_max_size=MAX_BODY_BYTES)
     app.add_routes(ServingApi(front_end).routes())
     app.add_routes(OpenAIApi(front_end).routes())
-    app.add_routes([web.get("/serving/state", state), web.get("/health", health)])
+    app.add_routes([web.get("/health", health), web.route("*", "/ping", health), web.get("/version", version)])
+    app.add_routes([web.get("/serving/state", state), web.get("/metrics", metrics)])
     return app
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """What the server shows to its clients."""
+
+    max_open: int = 4096  # open requests
+    api_key: Optional[str] = None
+    names: tuple[str, ...] = ()  # of the model; default: its own name
+    usual_output: int = 256  # tokens of an answer if the client sets no limit
+    tokenizer: Optional[PromptTokenizer] = None  # of prompts; default: one word is one token
 
 
 class Service:
@@ -90,15 +113,14 @@ class Service:
         session: DeviceSession,
         scenario: Scenario,
         sockets: Sequence[socket.socket],
-        max_open: int,
-        api_key: Optional[str] = None,
+        options: ServerOptions,
     ) -> None:
         self.session = session
         self.scenario = scenario
         self.sockets = sockets  # bound, not listening yet
         self.port: int = sockets[0].getsockname()[1]
-        self.max_open = max_open  # open requests
-        self.api_key = api_key
+        self.options = options
+        self.names = options.names or (session.model.name,)
         self.final_state: dict[str, Any] = {}  # of the engine
         self.failure: Optional[RuntimeError] = None  # of the engine, while it served
         self.code = code_access()  # threads do not inherit it
@@ -116,10 +138,10 @@ class Service:
         for number in (signal.SIGINT, signal.SIGTERM):
             with contextlib.suppress(ValueError, RuntimeError):  # not in the main thread
                 loop.add_signal_handler(number, stop.set)
-        client = EngineClient(self.max_open)
+        client = EngineClient(self.options.max_open, ServerMetrics(self.names[0]))
         async with self._start_engine(client) as engine:
             front_end = self._front_end(client)
-            runner = web.AppRunner(application(front_end, self.api_key), handler_cancellation=True)
+            runner = web.AppRunner(application(front_end, self.options.api_key), handler_cancellation=True)
             await runner.setup()
             servers = await self._listen(runner)
             closer = asyncio.create_task(close_idle_connections(runner, front_end))
@@ -181,20 +203,31 @@ class Service:
         about, model, policy = self.session.about, self.session.model, self.scenario.make_policy()
         context = self.scenario.engine.max_model_len or model.context
         batch = getattr(policy, "decode_batch", getattr(policy, "max_num_seqs", 0))
-        device, dtype = str(about["device"]), str(about["dtype"])
-        return HttpFrontEnd(client, model.name, model.vocab, context, batch, device, dtype)
+        return HttpFrontEnd(
+            engine=client,
+            model=model.name,
+            names=self.names,
+            vocab=model.vocab,
+            tokenizer=self.options.tokenizer or WordTokenizer(model.vocab),
+            context=context,
+            max_length=context - isinstance(policy, LLMServing),  # it rejects prompt + limit = context
+            capacity=client.state["total_blocks"] * self.scenario.engine.block_size,
+            usual_output=self.options.usual_output,
+            batch=batch,
+            device=str(about["device"]),
+            dtype=str(about["dtype"]),
+        )
 
 
 def serve(
     session: DeviceSession,
     scenario: Scenario,
     sockets: Sequence[socket.socket],
-    max_open: int,
-    api_key: Optional[str] = None,
+    options: ServerOptions,
 ) -> dict[str, Any]:
     """Serve until interrupted; return the final state of the engine."""
-    raise_file_limit(2 * max_open)
-    service = Service(session, scenario, sockets, max_open, api_key)
+    raise_file_limit(2 * options.max_open)
+    service = Service(session, scenario, sockets, options)
 
     def ready(port: int) -> None:
         host = sockets[0].getsockname()[0]

@@ -1,15 +1,34 @@
-"""Tokenizer for models without a real vocabulary: one word is one token, and `w17` is token 17.
+"""Tokenizer for models without a real vocabulary: one word of a prompt is one token, and `w17` is token 17.
 
-It also builds the JSON objects of llm-serving's responses.
+Answers consist of common words. There are fewer of them than tokens, so several tokens have the same word.
 """
 
 from __future__ import annotations
 
 import re
 import zlib
-from typing import Any
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from .answer_words import ANSWER_WORDS
 
 NUMBERED_WORD = re.compile(r"w(\d{1,9})$")
+# Token of each word of an answer; it is never 0.
+TOKENS = {word: place or len(ANSWER_WORDS) for place, word in enumerate(ANSWER_WORDS)}
+
+
+@dataclass(frozen=True)
+class WordTokenizer:
+    """The tokenizer of prompts if there is no tokenizer file."""
+
+    size: int  # of the vocabulary
+    in_thread = False
+
+    def encode(self, text: str) -> list[int]:
+        return encode(text, self.size)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return decode(tokens)[1:]
 
 
 def encode(text: str, vocab: int) -> list[int]:
@@ -20,38 +39,17 @@ def encode(text: str, vocab: int) -> list[int]:
 def encode_word(word: str, vocab: int) -> int:
     """Return the token of a word; never 0."""
     match = NUMBERED_WORD.match(word)
-    number = int(match[1]) if match else zlib.crc32(word.encode())
-    return number % (vocab - 1) + 1 if match is None or number >= vocab else max(1, number)
+    known = int(match[1]) if match else TOKENS.get(word)
+    if known is not None and known < vocab:
+        return max(1, known)
+    return (zlib.crc32(word.encode()) if known is None else known) % (vocab - 1) + 1
 
 
 def decode_token(token: int) -> str:
     """Return the text of a token, with a leading space."""
-    return f" w{token}"
+    return " " + ANSWER_WORDS[token % len(ANSWER_WORDS)]
 
 
-def token_event(token: int, last: bool, error: str = "") -> dict[str, Any]:
-    """Return a token in llm-serving's form. The last one has no text; an error is the text of token 0."""
-    return {"id": token, "logprob": 0.0, "special": last, "text": "" if last else error or decode_token(token)}
-
-
-def wrap_event(data: Any) -> dict[str, Any]:
-    """Wrap data in llm-serving's event object."""
-    return {"event": "message", "retry": 30000, "data": data}
-
-
-def partial_response(token: dict[str, Any]) -> dict[str, Any]:
-    """Return the event data of one token."""
-    return {"details": None, "generated_text": token["text"], "tokens": token, "top_tokens": [token]}
-
-
-def full_response(tokens: list[dict[str, Any]], reason: str, count: int) -> dict[str, Any]:
-    """Return the complete response."""
-    return {
-        "generated_text": "".join(token["text"] for token in tokens),
-        "finish_reason": reason,
-        "generated_tokens": count,
-        "prefill": tokens[:1],
-        "seed": 0,
-        "tokens": tokens,
-        "top_tokens": [tokens[:1]],
-    }
+def decode(tokens: Iterable[int]) -> str:
+    """Return the text of tokens, with a leading space."""
+    return "".join(map(decode_token, tokens))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from servesim.study.single_run import Record
+from servesim.execution.single_run import Record
 from servesim.study.sweep import Records
 
 from .journal import Measurement

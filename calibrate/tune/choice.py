@@ -16,11 +16,11 @@ from typing import Optional
 from servesim.costs.device_profile import Profile, write_profile
 from servesim.costs.parts import PartsCost
 from servesim.costs.uncertainty import with_parameters
+from servesim.execution.executor import Executor
+from servesim.execution.single_run import Task
 from servesim.files.scratch import ScratchFolder
-from servesim.study.executor import Executor
 from servesim.study.experiment import Experiment
 from servesim.study.ranking import Row, Summary
-from servesim.study.single_run import Task
 
 from .correction import FIT_KEYS, Factors
 from .step_factors import scaled_parts

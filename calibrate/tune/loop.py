@@ -19,14 +19,14 @@ from servesim.config.overrides import merge
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.execution.executor import Executor
+from servesim.execution.progress import Progress
+from servesim.execution.single_run import RunContext
 from servesim.files.write import write_yaml
 from servesim.runs.run_folder import read_run
-from servesim.study.executor import Executor
+from servesim.statistics.objective import Objective
 from servesim.study.experiment import Experiment
-from servesim.study.objective import Objective
-from servesim.study.progress import Progress
 from servesim.study.ranking import Row, Summary
-from servesim.study.single_run import RunContext
 from servesim.study.sweep import sweep
 
 from .adjustment import Ratios, adjusted, measured_ratios

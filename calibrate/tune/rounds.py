@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Optional
 
+from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.files.write import csv_writer, open_text
-from servesim.study.number_format import align_columns, format_mean
+from servesim.statistics.number_format import format_mean
 from servesim.study.ranking import Row, Summary
 
 from .choice import Candidate
@@ -60,7 +61,7 @@ class Round:
         return sum(errors) / len(errors) if errors else math.nan
 
 
-def format_rounds(rounds: Sequence[Round]) -> str:
+def format_rounds(rounds: Sequence[Round], screen: Screen = PLAIN) -> str:
     """Return the table of the rounds as text."""
     metric = rounds[0].metric
     lines = [["round", "leader", metric, "best in draws", "measured", "device time", "error", "prefill", "decode"]]
@@ -73,7 +74,7 @@ def format_rounds(rounds: Sequence[Round]) -> str:
             f"{sum(m.seconds for m in row.measured):.1f} s" if row.measured else "",
             "" if math.isnan(error) else f"{100 * error:.1f} %", *factors,
         ])  # fmt: skip
-    return "\n".join(align_columns(lines))
+    return "\n".join(align_columns(lines, screen, ["leader", "measured"]))
 
 
 def write_rounds(path: Path, rounds: Sequence[Round]) -> None:

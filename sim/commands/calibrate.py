@@ -40,7 +40,6 @@ def register_logs(kinds: Any) -> None:
         help="skip the fits that leave out one run each (faster, no held-out error)",
     )  # fmt: skip
     add_trust(logs)
-    logs.add_argument("-q", "--quiet", action="store_true", help="no progress output")
     logs.set_defaults(run=fit_from_logs)
 
 

@@ -9,7 +9,8 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .options import add_device_options, add_renamed_option, fraction
+from .notes import print_note, print_path
+from .options import add_device_options, add_json, add_renamed_option, fraction
 
 
 def register_probe(kinds: Any) -> None:
@@ -51,7 +52,6 @@ def register_probe(kinds: Any) -> None:
     out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write or to continue")
     out.add_argument("--name", metavar="NAME", help="name of the profile (default: name of the folder)")
     out.add_argument("--no-fit", action="store_true", help="measure only, do not fit")
-    out.add_argument("-q", "--quiet", action="store_true", help="no progress output")
     probe.set_defaults(run=probe_device)
 
 
@@ -60,7 +60,7 @@ def register_fit(kinds: Any) -> None:
     fit.add_argument("folder", metavar="DIR", help="profile folder with samples.csv, and probe.yaml or profile.yaml")
     fit.add_argument("--name", metavar="NAME", help="name of the profile (default: name of the folder)")
     fit.add_argument("--plot", metavar="FILE.png", help="draw a chart of the samples and the fit")
-    fit.set_defaults(run=fit_samples)
+    fit.set_defaults(run=fit_samples, json=False)
 
 
 def register_check(kinds: Any) -> None:
@@ -73,6 +73,7 @@ def register_check(kinds: Any) -> None:
         help="exit with 3 if a held-out error is larger, e.g. 0.03 or 3%%",
     )  # fmt: skip
     check.add_argument("--plot", metavar="FILE.png", help="draw a chart of the samples and the fit")
+    add_json(check)
     check.set_defaults(run=check_profile)
 
 
@@ -80,7 +81,8 @@ def probe_device(args: argparse.Namespace) -> int:
     """Measure and fit; return 1 if the device failed, 130 if interrupted. All samples are kept."""
     from servesim.calibrate.device.backend import OutOfMemory
     from servesim.calibrate.device.worker_client import WorkerFailed
-    from servesim.calibrate.probe.session import ProbeSession, progress_bar, run_session
+    from servesim.calibrate.probe.progress import progress_bar
+    from servesim.calibrate.probe.session import ProbeSession, run_session
 
     session = ProbeSession(Path(args.output), settings_of(args))
     resume_hint = f"samples are kept in {args.output}; run the same command to continue"
@@ -93,13 +95,15 @@ def probe_device(args: argparse.Namespace) -> int:
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}; {resume_hint}" if session.samples.exists() else f"sim: {failed}", file=sys.stderr)
         return 1
-    if result["counters"]["remark"] and not args.quiet:
-        print(f"sim: {result['counters']['remark']}", file=sys.stderr)
+    if result["counters"]["remark"]:
+        print_note(args, result["counters"]["remark"])
     print(
         f"{result['points']} points: {result['known']} reached the precision of {args.precision:.1%}, "
         f"{len(result['failed'])} failed; {result['seconds']:.0f} s; samples: {session.samples}"
     )
-    return 0 if args.no_fit else fit_samples(argparse.Namespace(folder=args.output, name=args.name, plot=None))
+    return (
+        0 if args.no_fit else fit_samples(argparse.Namespace(folder=args.output, name=args.name, plot=None, json=False))
+    )
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -161,27 +165,29 @@ def fit_samples(args: argparse.Namespace) -> int:
     write_profile(folder, profile.about, profile.cost)
     written = load_profile(folder)
     print(report(written)[0])
-    write_plot(written, args.plot)
+    write_plot(written, args.plot, args)
     print(f"profile: {folder / 'profile.yaml'}")
     return 0
 
 
 def check_profile(args: argparse.Namespace) -> int:
     """Print the report; return 3 if an error is above the tolerance."""
-    from servesim.calibrate.probe.check import report
+    import json
+
+    from servesim.calibrate.probe.check import report, report_json
     from servesim.costs.device_profile import load_profile
 
     profile = load_profile(args.profile)
     text, within_tolerance = report(profile, args.tolerance)
-    print(text)
-    write_plot(profile, args.plot)
+    print(json.dumps(report_json(profile, args.tolerance), indent=1, default=str) if args.json else text)
+    write_plot(profile, args.plot, args)
     return 0 if within_tolerance else 3
 
 
-def write_plot(profile: Any, path: Any) -> None:
+def write_plot(profile: Any, path: Any, args: argparse.Namespace) -> None:
     """Draw the fit if a path is given."""
     if path:
         from servesim.calibrate.probe.plot import plot_fit
 
         plot_fit(profile, Path(path))
-        print(f"plot: {path}")
+        print_path(args, f"plot: {path}")

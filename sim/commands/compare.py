@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from servesim.core import BadInput
-from servesim.core.limits import MAX_RUNS
+from servesim.core.limits import check_fraction, check_replications
 
-from .options import add_executor_options, add_intervals, add_trust, fraction, remark_uncertainty
+from .notes import note_uncertainty
+from .options import add_executor_options, add_further_percentiles, add_intervals, add_trust, fraction
+
+if TYPE_CHECKING:
+    from servesim.statistics.objective import Objective
+    from servesim.study.compare import Difference
+    from servesim.study.compared_runs import ComparedRuns
 
 
 def register(commands: Any) -> None:
@@ -19,13 +27,15 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     compare.add_argument(
         "a", metavar="A",
-        help="scenario YAML file, folder of `sim run -o`, or sweep: DIR is its winner, DIR:CONFIG one configuration",
+        help="scenario YAML file, folder of `sim run -o`, or sweep: DIR is its winner, DIR:CONFIG one configuration, "
+        "DIR:CONFIG@RATE one load",
     )  # fmt: skip
     compare.add_argument("b", metavar="B", help="file or folder to compare with A, given in the same way")
     compare.add_argument(
         "--metric", action="append", metavar="NAME",
         help="metric to compare (repeatable; default: makespan, output_throughput, mean TTFT, TPOT and E2EL)",
     )  # fmt: skip
+    add_further_percentiles(compare)
     compare.add_argument(
         "--replications", type=int, default=10, metavar="N", help="replications of each scenario (default 10)"
     )
@@ -44,6 +54,7 @@ def register(commands: Any) -> None:
         help="override a scenario key of A and B (repeatable)",
     )
     add_intervals(compare, "each scenario")
+    compare.add_argument("-o", "--output", metavar="DIR", help="folder for report.html")
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
     add_trust(compare)
     add_executor_options(compare)
@@ -54,42 +65,54 @@ def run_compare(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a metric is outside the tolerance."""
     import json
 
-    from servesim.study.compare import DEFAULT_METRICS, compare, format_table, load_runs, summarise
-    from servesim.study.executor import close_on_exit, make_executor, process_count
-    from servesim.study.objective import parse_objective
+    from servesim.execution.executor import close_on_exit, make_executor, process_count
+    from servesim.study.compare import compare
+    from servesim.study.compared_runs import load_runs
+    from servesim.study.result_json import differences_json
 
-    tolerance = args.tolerance
-    if not 0 < args.confidence < 1:
-        raise BadInput(f"--confidence: expected a fraction between 0 and 1, got {args.confidence:g}")
-    if not 1 <= args.replications <= MAX_RUNS:
-        raise BadInput(f"--replications: expected at least 1, at most {MAX_RUNS}, got {args.replications}")
-    metrics = [parse_objective(name, "--metric") for name in args.metric or DEFAULT_METRICS]
-    draws = args.intervals or 0
+    tolerance, draws, percentiles = args.tolerance, args.intervals or 0, args.metric_percentiles
+    check_fraction(args.confidence, "--confidence")
+    check_replications(args.replications, "--replications")
+    metrics = metrics_of(args)
     jobs = min(process_count(args.jobs), args.replications + draws)
     with close_on_exit(make_executor(args.executor, jobs)) as executor:
-        a, b = (load_runs(source, args.set, args.replications, executor, draws) for source in (args.a, args.b))
-    for profile in [] if not draws else [a.profile] if a.profile == b.profile else [a.profile, b.profile]:
-        if profile is not None:
-            remark_uncertainty(profile)
+        options = (args.set, args.replications, executor, draws, percentiles)
+        a, b = (load_runs(source, *options) for source in (args.a, args.b))
+    simulated = {str(runs.profile): runs.profile for runs in (a, b) if runs.simulated}
+    for profile in simulated.values() if draws else ():
+        note_uncertainty(args, profile)
     differences = compare(a, b, metrics, args.confidence)
     if args.json:
-        rows = {}
-        for row in differences:
-            change, relative = row.change, row.relative
-            rows[row.objective.metric] = {
-                "a": row.a, "b": row.b, "difference": change.mean, "half": change.half_width, "part": relative.mean,
-                "pairs": change.n, "words": row.describe(), **({"draws": list(row.draws)} if row.draws else {}),
-            }  # fmt: skip
-        print(
-            json.dumps(
-                {"a": a.name, "b": b.name, "figures": rows, "verdict": summarise(differences, tolerance)}, indent=1
-            )
-        )
+        print(json.dumps(differences_json(a, b, differences, tolerance), indent=1))
     else:
-        size = max(row.change.n for row in differences)
-        kind = next(row.pairs for row in differences if row.change.n == size)
-        pairs = f"{size} pairs of {kind}, {100 * args.confidence:g} % t intervals" if size > 1 else "One run each"
-        count = max(len(row.draws) for row in differences)
-        pairs += f" and {count} draws of the cost model (calibration uncertainty)" if count else ""
-        print(f"A: {a.name}\nB: {b.name}\n{format_table(differences)}\n{summarise(differences, tolerance)} {pairs}.")
+        print_differences(args, a, b, differences)
+    if args.output:
+        from servesim.report.compare_page import write_compare_report
+
+        path = Path(args.output) / "report.html"
+        write_compare_report(a, b, differences, tolerance, path)
+        print(f"report: {path}", file=sys.stderr if args.json else sys.stdout)
     return 3 if tolerance is not None and any(row.exceeds(tolerance) for row in differences) else 0
+
+
+def metrics_of(args: argparse.Namespace) -> list[Objective]:
+    """Return the metrics to compare: those of --metric, and the percentiles."""
+    from servesim.statistics.objective import Objective, parse_objective, percentile_metrics
+    from servesim.study.compare import DEFAULT_METRICS
+
+    metrics = [parse_objective(name, "--metric") for name in args.metric or DEFAULT_METRICS]
+    further = [Objective(name, "min") for name in percentile_metrics(args.metric_percentiles)]
+    return list(dict.fromkeys([*metrics, *further]))
+
+
+def print_differences(
+    args: argparse.Namespace, a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]
+) -> None:
+    """Print the table, the comparison in sentences, and notes on the profiles."""
+    from servesim.files.terminal import screen_of
+    from servesim.runs.run_warnings import backend_notes
+    from servesim.study.compare import describe_pairs, format_table, summarise
+
+    text = f"{summarise(differences, args.tolerance)} {describe_pairs(differences, args.confidence)}"
+    notes = [f"note: {note}" for note in backend_notes([a.profile, b.profile])]
+    print(f"A: {a.name}", f"B: {b.name}", format_table(differences, screen_of(sys.stdout)), text, *notes, sep="\n")

@@ -35,7 +35,6 @@ def register_endpoint(kinds: Any) -> None:
     out.add_argument(
         "--resume", action="store_true", help="continue with the responses in DIR; failed loads are repeated"
     )
-    out.add_argument("-q", "--quiet", action="store_true", help="no progress output")
     endpoint.set_defaults(run=calibrate_endpoint)
 
 

@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 import argparse
-import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 
+MAX_PERCENTILES = 20  # of one command line
+
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
+
+SERVERS = ("vllm", "sglang", "llm-serving")  # of config/export.py, which is slow to import
+
+
+def leaf_commands(parser: Any) -> Iterator[Any]:
+    """Yield the parsers of all commands that have no subcommands."""
+    if parser.commands is None:
+        yield parser
+        return
+    for inner in parser.commands.choices.values():
+        yield from leaf_commands(inner)
 
 
 def add_renamed_option(group: Any, name: str, *old_names: str, **option: Any) -> None:
@@ -34,7 +47,9 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="policy name, or path/to/file.py:Name (default: the scenario's, else llm-serving)",
     )
-    group.add_argument("--trace", metavar="FILE", help="trace file with the requests, instead of a workload")
+    group.add_argument(
+        "--trace", metavar="FILE", help="trace file with the requests, instead of a workload; - reads standard input"
+    )
     group.add_argument(
         "--format", metavar="NAME", help="trace format, see `sim trace convert --list` (default: detected)"
     )
@@ -162,7 +177,6 @@ def add_executor_options(parser: argparse.ArgumentParser) -> None:
     where.add_argument(
         "--executor", default="local", metavar="WHERE", help="`local` (default), or dask:ADDRESS of a dask scheduler"
     )
-    where.add_argument("-q", "--quiet", action="store_true", help="no progress output")
 
 
 def add_intervals(group: Any, runs: str) -> None:
@@ -173,14 +187,61 @@ def add_intervals(group: Any, runs: str) -> None:
     )  # fmt: skip
 
 
-def remark_uncertainty(profile: Any) -> None:
-    """Print one line if a profile stores no uncertainty of its fit."""
-    from servesim.costs.device_profile import load_profile
-    from servesim.runs.intervals import describe_missing
+def add_constraints(group: Any) -> None:
+    """Add the options that decide which configuration wins."""
+    group.add_argument(
+        "--subject-to", action="append", type=bound, metavar="BOUND",
+        help="constraint, e.g. 'p99_ttft_ms <= 2000'; a configuration that misses it cannot win (repeatable)",
+    )  # fmt: skip
+    group.add_argument(
+        "--indifference", type=fraction, metavar="FRACTION",
+        help="differences below this fraction of the best value are ties (default: the file's, else 0.5%%)",
+    )  # fmt: skip
 
-    loaded = load_profile(profile)
-    if not loaded.uncertainty.draws:
-        print(f"sim: {describe_missing(loaded.name)}", file=sys.stderr)
+
+def bound(text: str) -> str:
+    """Check a constraint, so that the error names the option and not the sweep file."""
+    from servesim.statistics.constraints import parse_bound
+
+    try:
+        parse_bound(text, "bound")
+    except BadInput as bad:
+        raise argparse.ArgumentTypeError(str(bad)) from None
+    return text
+
+
+def add_percentiles(group: Any) -> None:
+    """Add --metric-percentiles, as `vllm bench serve` has it."""
+    group.add_argument(
+        "--metric-percentiles", type=percentiles, default=(90.0, 99.0), metavar="N,N...",
+        help="percentiles of the latencies to print and to store, e.g. 50,95,99.9 (default 90,99)",
+    )  # fmt: skip
+
+
+def add_further_percentiles(group: Any) -> None:
+    """Add --metric-percentiles to a command that compares runs."""
+    group.add_argument(
+        "--metric-percentiles", type=percentiles, default=(), metavar="N,N...",
+        help="also compare these percentiles of the latencies, e.g. 50,95,99.9",
+    )  # fmt: skip
+
+
+def percentiles(text: str) -> tuple[float, ...]:
+    """Read percentiles separated by commas."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if not values or len(values) > MAX_PERCENTILES or not all(0 <= value <= 100 for value in values):
+        raise argparse.ArgumentTypeError(
+            f"expected at most {MAX_PERCENTILES} numbers from 0 to 100, e.g. 50,95,99.9, got {text!r}"
+        )
+    return values
+
+
+def add_json(group: Any) -> None:
+    """Add --json. The command then prints one JSON document on standard output and nothing else there."""
+    group.add_argument("--json", action="store_true", help="print the result as JSON instead of text")
 
 
 def draws(text: str) -> int:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import Policy
 
-from .options import add_trust
+from .options import add_json, add_trust
 
 SEEDS = 8  # random workloads per check
 
 
 def register(commands: Any) -> None:
     group = commands.add_parser("policies", help="list, show and check policies and presets")
-    group.set_defaults(run=list_policies)
+    group.set_defaults(run=list_policies, json=False)
     actions = group.add_subparsers(metavar="ACTION")
     listing = actions.add_parser("list", help="list all policies and presets")
+    add_json(listing)
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
-    show.add_argument("name", metavar="NAME", help="name of a policy or preset, or path/to/file.py:Name")
+    show.add_argument("policy_or_preset", metavar="NAME", help="name of a policy or preset, or path/to/file.py:Name")
+    add_json(show)
     add_trust(show)
     show.set_defaults(run=show_policy)
     check = actions.add_parser(
@@ -29,7 +31,7 @@ def register(commands: Any) -> None:
         description="Check the policy contract on random workloads. The policy must be deterministic, respect `hold`, "
         "lose no request, and make the same decisions in simulated and live runs.",
     )  # fmt: skip
-    check.add_argument("name", metavar="NAME", help="policy name, or path/to/file.py:Name")
+    check.add_argument("policy", metavar="NAME", help="policy name, or path/to/file.py:Name")
     check.add_argument(
         "--set", action="append", default=[], metavar="FIELD=VALUE", help="value of a policy field (repeatable)"
     )
@@ -39,42 +41,76 @@ def register(commands: Any) -> None:
 
 def list_policies(args: argparse.Namespace) -> int:
     """Print one line per policy and preset."""
+    import json
+
     from servesim.config.class_source import docstring
     from servesim.config.registry import about_preset, presets
+    from servesim.files.terminal import two_columns
     from servesim.policies import POLICIES
 
-    print("policies")
-    for name, kind in POLICIES.items():
-        print(f"  {name:<20} {docstring(kind).splitlines()[0]}")
-    print("presets")
-    for name in presets():
-        print(f"  {name:<20} {about_preset(name) or ''}")
+    lists = {
+        "policies": {name: docstring(kind).splitlines()[0] for name, kind in POLICIES.items()},
+        "presets": {name: about_preset(name) or "" for name in presets()},
+    }
+    if args.json:
+        print(
+            json.dumps(
+                {key: [{"name": n, "about": text} for n, text in v.items()] for key, v in lists.items()}, indent=1
+            )
+        )
+        return 0
+    for title, names in lists.items():
+        print(f"{title}\n{two_columns(names)}")
     return 0
 
 
 def show_policy(args: argparse.Namespace) -> int:
     """Print the fields of a policy or of a preset."""
+    import json
+
+    from servesim.files.terminal import align_columns, screen_of
+
+    data = describe_policy(args.policy_or_preset)
+    if args.json:
+        print(json.dumps(data, indent=1, default=str))
+        return 0
+    if data["preset"] is not None:
+        print(f"preset {data['preset']['name']}: {data['preset']['about']}")
+        print(f"engine settings: {data['preset']['engine']}")
+    print(f"{data['policy']}: {data['about']}")
+    print(f"engine: {data['engine'] or 'none'}")
+    print(f"validated against: {data['validated_against']}")
+    print("fields:")
+    lines = []
+    for field in data["fields"]:
+        note = "" if field["value"] == field["default"] else f" (default {field['default']!r})"
+        lines.append(("", field["name"], repr(field["value"]), field["help"] + note))
+    print("\n".join(align_columns(lines, screen_of(sys.stdout), text_columns=[lines[0][-1]])))
+    return 0
+
+
+def describe_policy(name: str) -> dict[str, Any]:
+    """Return what `show` prints about a policy or a preset."""
     from servesim.config.class_source import docstring
     from servesim.config.registry import about_preset, make_policy, policy_class, preset, presets
     from servesim.core import traits_of
 
-    settings: dict[str, Any] = {"name": args.name}
-    if args.name in presets():
-        print(f"preset {args.name}: {about_preset(args.name) or ''}")
-        tree = preset(args.name)
+    settings: dict[str, Any] = {"name": name}
+    shown: Optional[dict[str, Any]] = None
+    if name in presets():
+        tree = preset(name)
         settings = tree.get("policy", settings)
-        print(f"engine settings: {tree.get('engine', {})}")
-    kind = policy_class(settings["name"])
+        shown = {"name": name, "about": about_preset(name) or "", "engine": tree.get("engine", {})}
     policy = make_policy(settings)
     traits = traits_of(policy)
-    print(f"{settings['name']}: {docstring(kind).splitlines()[0]}")
-    print(f"engine: {traits.engine or 'none'}")
-    print(f"validated against: {traits.validated_against}")
-    print("fields:")
-    for name, value, default, comment in rows(policy):
-        note = "" if value == default else f" (default {default!r})"
-        print(f"  {name:<28} {value!r:<14} {comment}{note}")
-    return 0
+    return {
+        "preset": shown,
+        "policy": settings["name"],
+        "about": docstring(policy_class(settings["name"])).splitlines()[0],
+        "engine": traits.engine,
+        "validated_against": traits.validated_against,
+        "fields": [dict(zip(("name", "value", "default", "help"), field)) for field in rows(policy)],
+    }
 
 
 def run_check(args: argparse.Namespace) -> int:
@@ -84,7 +120,7 @@ def run_check(args: argparse.Namespace) -> int:
     from servesim.config.user_code import class_line, describe_error, error_text, is_user_class
     from servesim.testing import check_policy
 
-    policy = make_policy(override({"name": args.name}, args.set))
+    policy = make_policy(override({"name": args.policy}, args.set))
     place = f"{class_line(type(policy), 'decide')}: " if is_user_class(type(policy)) else ""
     for seed in range(SEEDS):
         try:
@@ -92,10 +128,10 @@ def run_check(args: argparse.Namespace) -> int:
         except (Exception, SystemExit) as broken:
             message = describe_error(broken)  # an error that the policy itself raised
             if message is None:
-                message = f"{place}{args.name} breaks the policy contract: {error_text(broken)}"
+                message = f"{place}{args.policy} breaks the policy contract: {error_text(broken)}"
             print(f"sim: {message}", file=sys.stderr)
             return 1
-    print(f"{args.name}: follows the policy contract on {SEEDS} random workloads")
+    print(f"{args.policy}: follows the policy contract on {SEEDS} random workloads")
     return 0
 
 

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
+from .notes import print_note
 from .options import (
     add_device_options,
     add_intervals,
+    add_percentiles,
     add_renamed_option,
     add_scenario_options,
     add_tolerance,
@@ -71,9 +73,11 @@ def register(commands: Any) -> None:
     )
     how.add_argument("--limit", type=int, metavar="N", help="use only the first N requests (default: all)")
     how.add_argument("--live-only", action="store_true", help="measure only, do not simulate or compare")
-    how.add_argument("--quiet", action="store_true", help="no progress output")
-    how.add_argument("-o", "--output", metavar="DIR", help="folder for live/, sim/, verify.json and verify.png")
+    how.add_argument(
+        "-o", "--output", metavar="DIR", help="folder for live/, sim/, report.html, verify.json and verify.png"
+    )
     add_intervals(how, "the simulation")
+    add_percentiles(how)
     add_tolerance(how)
     replay.set_defaults(run=replay_scenarios)
 
@@ -169,7 +173,7 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
     profile = None if args.live_only and args.backend != "fake" else load_profile(scenarios[0][1].profile)
     model = args.model or (name_of(profile.about.get("model")) if profile else None)
     if args.model and args.backend == "fake":
-        print("sim: --model: the fake backend has no model; ignored", file=sys.stderr)
+        print_note(args, "--model: the fake backend has no model; ignored")
     done: list[ReplayedScenario] = []
     with DeviceSession(args.backend, model, args.worker_python, args.weights, override({}, args.option)) as session:
         session.load([scenario for _, scenario in scenarios])
@@ -187,8 +191,8 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
             show_live(args, done[-1], session)
             if done[-1].interrupted:
                 break
-    if (counters := done[0].live.counters) is not None and counters["remark"] and not args.quiet:
-        print(f"sim: {counters['remark']}", file=sys.stderr)
+    if (counters := done[0].live.counters) is not None and counters["remark"]:
+        print_note(args, counters["remark"])
     return report(args, done)
 
 
@@ -212,8 +216,11 @@ def show_live(args: argparse.Namespace, replayed: ReplayedScenario, session: Opt
     from servesim.calibrate.replay.token_check import format_check
 
     live = replayed.live
+    for run in (live, replayed.run):
+        if run is not None:
+            run.measures.add_percentiles(args.metric_percentiles)
     place = session.about["device"] if session is not None else live.backend.get("url", "")
-    lines = describe_live(live, f"{replayed.name} on {place}")
+    lines = describe_live(live, f"{replayed.name} on {place}", args.metric_percentiles)
     if live.token_check is not None:
         lines += format_check(live.token_check, args.tolerance_tokens)
     print("\n".join(lines))
@@ -248,6 +255,7 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     done = []
     seed = args.prompt_seed or new_seed()
     target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0, seed)
+    target.check_url()
     for name, scenario in scenarios:
         requests, block = requests_and_block(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)

@@ -1,8 +1,9 @@
-"""`sim report` and `sim plot`: write the report page of a sweep, or its charts as files."""
+"""`sim report`, `sim plot` and `sim table`: a finished sweep as a page, as charts or as a table of two parameters."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,21 +19,38 @@ def register(commands: Any) -> None:
 
     plot = commands.add_parser(
         "plot", help="draw the charts of a sweep",
-        description="Draw the charts of report.html with matplotlib: Pareto front, parameters, time breakdown, queues.",
+        description="Draw the charts of report.html with matplotlib: trade-offs, parameters, times and queues; "
+        "for a sweep over loads, its curves.",
     )  # fmt: skip
     plot.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
     plot.add_argument("-o", "--output", metavar="DIR", help="folder for the charts (default: DIR/plots)")
     plot.add_argument("--format", choices=["png", "svg"], default="png", help="file format (default png)")
     plot.set_defaults(run=run_plot)
 
+    table = commands.add_parser(
+        "table", help="print a metric of a sweep over two parameters",
+        description="Print one metric of a sweep as a table: the values of one parameter in rows, of another in "
+        "columns. The other parameters have the winner's values.",
+    )  # fmt: skip
+    table.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
+    table.add_argument(
+        "--rows", metavar="KEY", help="parameter of the rows, e.g. policy.delay_factor (default: a strong one)"
+    )
+    table.add_argument("--columns", metavar="KEY", help="parameter of the columns (default: a strong one)")
+    table.add_argument("--metric", metavar="NAME", help="metric of the cells (default: the first objective)")
+    table.add_argument("--best", action="store_true", help="use the best values of the other parameters for each cell")
+    table.add_argument("--load", type=float, metavar="RATE", help="load of a sweep over loads, requests per second")
+    table.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    table.set_defaults(run=run_table)
+
 
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from servesim.report.page import write_report
-    from servesim.study.sweep import load_summary
+    from servesim.report.write import write_report
+    from servesim.study.load_summary import load_result
 
     path = Path(args.output) if args.output else Path(args.folder) / "report.html"
-    write_report(load_summary(args.folder), path)
+    write_report(load_result(args.folder), path)
     print(path)
     return 0
 
@@ -40,8 +58,31 @@ def run_report(args: argparse.Namespace) -> int:
 def run_plot(args: argparse.Namespace) -> int:
     """Draw the charts and print their paths."""
     from servesim.report.png import plot
+    from servesim.study.load_summary import load_result
+
+    for path in plot(load_result(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format):
+        print(path)
+    return 0
+
+
+def run_table(args: argparse.Namespace) -> int:
+    """Print the table."""
+    import json
+    import math
+
+    from servesim.config.user_code import use_access
+    from servesim.files.terminal import screen_of
+    from servesim.study.knob_table import format_knob_table, knob_table
     from servesim.study.sweep import load_summary
 
-    for path in plot(load_summary(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format):
-        print(path)
+    with use_access(None):  # it only reads: it executes no policy file
+        table = knob_table(load_summary(args.folder, args.load), args.rows, args.columns, args.metric, args.best)
+    if not args.json:
+        print(format_knob_table(table, screen_of(sys.stdout)))
+        return 0
+    levels = [[None if row is None else row.mean(table.metric) for row in cells] for cells in table.cells]
+    values = [[None if level is None or math.isnan(level) else level for level in line] for line in levels]
+    names = {"metric": table.metric, "rows": table.row_key, "columns": table.column_key, "others": table.fixed}
+    data = {**names, "row_values": table.row_values, "column_values": table.column_values, "values": values}
+    print(json.dumps(data, indent=1))
     return 0

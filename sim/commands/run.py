@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from contextlib import ExitStack
 from operator import itemgetter
@@ -11,9 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
-from .options import add_intervals, add_renamed_option, add_scenario_options, scenario_of, scenario_tree
+from .notes import print_note, print_warning
+from .options import (
+    add_intervals,
+    add_percentiles,
+    add_renamed_option,
+    add_scenario_options,
+    scenario_of,
+    scenario_tree,
+)
 
 if TYPE_CHECKING:
+    from servesim.config.scenario import Scenario
     from servesim.runs.simulate import Run
 
 SLOW_SECONDS = 3.0  # of all draws: shorter than starting worker processes
@@ -35,6 +43,7 @@ def register(commands: Any) -> None:
         "--timeline", metavar="FILE", help="write the timeline of the run for Perfetto, e.g. timeline.json.gz"
     )
     out.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    add_percentiles(out)
     add_renamed_option(
         run, "--no-fast-forward", "--no-leaps", action="store_true",
         help="call the policy in every decode step (slower, same result)",
@@ -58,13 +67,14 @@ def run_scenario(args: argparse.Namespace) -> int:
     from servesim.files.write import open_text
     from servesim.runs.decision_log import DecisionLog
     from servesim.runs.run_folder import write_run
+    from servesim.runs.run_warnings import run_warnings
     from servesim.runs.simulate import load_trace, simulate
     from servesim.runs.text import show_run
 
     scenario = scenario_of(args)
     trace = load_trace(scenario)
     for remark in trace.remarks():
-        print(f"sim: {remark}", file=sys.stderr)
+        print_note(args, remark)
     with ExitStack() as files:
         observers: list[Any] = []
         if args.decisions:
@@ -75,19 +85,39 @@ def run_scenario(args: argparse.Namespace) -> int:
             observers.append(files.enter_context(Timeline(args.timeline)))
         start = time.perf_counter()
         run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
+        run.measures.add_percentiles(args.metric_percentiles)
         if args.intervals:
             add_intervals_of(run, args, time.perf_counter() - start)
+        run.warnings = run_warnings(scenario, run.profile, trace)
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
-    print(json.dumps(run.result(), indent=1) if args.json else show_run(run))
+    for remark in remarks_of(args, scenario):
+        print_note(args, remark)
+    for text in run.warnings:
+        if text != run.profile.backend_note:  # the table has it
+            print_warning(text)
+    print(json.dumps(run.result(), indent=1) if args.json else show_run(run, args.metric_percentiles))
     return 1 if run.stuck else 0
+
+
+def remarks_of(args: argparse.Namespace, scenario: Scenario) -> list[str]:
+    """Return what the command chose itself: the profile of a policy without one, and the number of KV blocks."""
+    from servesim.config.memory import describe_budget, memory_budget
+
+    remarks = []
+    if args.policy and "profile" not in scenario.model_fields_set:
+        remarks.append(f"profile: {scenario.profile}, the default; --profile selects another one")
+    if scenario.engine.device_memory is not None:
+        budget = memory_budget(scenario.engine, scenario.profile)
+        remarks.append(f"engine.num_blocks: {describe_budget(budget)}")
+    return remarks
 
 
 def add_intervals_of(run: Run, args: argparse.Namespace, seconds: float) -> None:
     """Repeat a run with random cost models; `seconds` is its duration."""
+    from servesim.execution.executor import close_on_exit, make_executor, process_count
+    from servesim.execution.single_run import Task, context_json
     from servesim.runs.intervals import draws_of, intervals_of
-    from servesim.study.executor import close_on_exit, make_executor, process_count
-    from servesim.study.single_run import Task, context_json
 
     tasks = [Task(0, 0, {}, draw=draw) for draw in draws_of(run.profile, args.intervals)]
     jobs = 1 if args.jobs is None and seconds * len(tasks) < SLOW_SECONDS else process_count(args.jobs)

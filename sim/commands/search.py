@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from servesim.core import BadInput
-from servesim.core.limits import MAX_RUNS
+from servesim.core.limits import check_fraction, check_replications
 
-from .options import add_executor_options, add_intervals, add_trust, fraction, remark_uncertainty, slo_bounds
+from .notes import note_uncertainty, print_path
+from .options import (
+    SERVERS,
+    add_constraints,
+    add_executor_options,
+    add_intervals,
+    add_json,
+    add_trust,
+    fraction,
+    slo_bounds,
+)
 from .sweep import check_emit, finish
-
-MIN_PRECISION = 1e-6  # a finer search never ends: rates are floats
 
 
 def register(commands: Any) -> None:
@@ -35,15 +43,17 @@ def register(commands: Any) -> None:
     )
     search.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
     search.add_argument(
-        "--emit-config", choices=["llm-serving"], help="also write the winner as a configuration of this server"
+        "--emit-config", choices=SERVERS, help="also write the winner as flags or configuration of this server"
     )
     search.add_argument("--no-report", action="store_true", help="do not write report.html")
+    add_json(search)
+    add_constraints(search)
     add_intervals(search, "the 10 best configurations")
     add_trust(search)
     rate = search.add_argument_group("highest rate")
     rate.add_argument(
         "--meet", action="append", metavar="BOUND",
-        help="bound of a metric, e.g. 'p99_ttft_ms<=500' or 'attainment>=0.99' (repeatable)",
+        help="bound of a metric, e.g. 'p99_ttft_ms <= 500' or 'attainment >= 0.99' (repeatable)",
     )  # fmt: skip
     rate.add_argument(
         "--goodput", nargs="+", metavar="KEY:MS", help="SLO bounds in milliseconds, e.g. ttft:500 tpot:50"
@@ -62,7 +72,7 @@ def register(commands: Any) -> None:
 
 def run_search(args: argparse.Namespace) -> int:
     """Search; return 3 if no rate meets the bounds."""
-    from servesim.study.executor import WorkerLost, close_on_exit, make_executor, process_count
+    from servesim.execution.executor import WorkerLost, close_on_exit, make_executor, process_count
 
     try:
         with close_on_exit(make_executor(args.executor, process_count(args.jobs))) as executor:
@@ -76,14 +86,18 @@ def run_search(args: argparse.Namespace) -> int:
 
 def best_policy(args: argparse.Namespace, executor: Any) -> int:
     """Run the trials and print the table."""
-    from servesim.study.progress import Progress
-    from servesim.study.search import read_search, search
+    from servesim.execution.progress import Progress
+    from servesim.searches.optuna_search import search
+    from servesim.searches.search_file import read_search
 
-    changes = {"trials": args.trials, "replications": args.replications, "intervals": args.intervals}
+    changes = {
+        "trials": args.trials, "replications": args.replications, "intervals": args.intervals,
+        "subject_to": args.subject_to, "indifference": args.indifference,
+    }  # fmt: skip
     plan = read_search(args.file, args.set, **changes)
     check_emit(args, plan.scenarios)
     if plan.experiment.intervals:
-        remark_uncertainty(plan.experiment.profile)
+        note_uncertainty(args, plan.experiment.profile)
     folder = Path(args.output) if args.output else Path("runs") / plan.experiment.name
     with Progress("search", args.quiet, unit="trial") as progress:
         summary = search(plan, folder, executor, args.resume, progress)
@@ -92,31 +106,43 @@ def best_policy(args: argparse.Namespace, executor: Any) -> int:
 
 def highest_rate(args: argparse.Namespace, executor: Any) -> int:
     """Find and print the highest rate; write its scenario if the workload has a rate to set."""
-    from servesim.config.old_keys import OLD, rename_keys
+    import json
+
     from servesim.config.overrides import override, read_scenario_file
     from servesim.config.scenario import scenario_from
-    from servesim.files.write import write_yaml
+    from servesim.files.terminal import screen_of
     from servesim.runs.steady_state import STEADY
-    from servesim.study.capacity import CapacitySearch, format_result, parse_bound, scenario_at_rate
+    from servesim.searches.capacity import MIN_PRECISION, CapacitySearch, format_result
+    from servesim.searches.rate_files import capacity_json, write_best_rate, write_rates
+    from servesim.statistics.constraints import parse_bounds
 
-    if not MIN_PRECISION <= args.precision < 1:
-        raise BadInput(
-            f"--precision: expected a fraction between 0 and 1, at least {MIN_PRECISION:g}, got {args.precision:g}"
-        )
-    if args.replications is not None and not 1 <= args.replications <= MAX_RUNS:
-        raise BadInput(f"--replications: expected at least 1, at most {MAX_RUNS}, got {args.replications}")
+    check_fraction(args.precision, "--precision", MIN_PRECISION)
+    check_replications(1 if args.replications is None else args.replications, "--replications")
+    if args.subject_to or args.indifference is not None:
+        raise BadInput("--subject-to and --indifference: not possible with --meet, which gives the bounds itself")
     if args.intervals is not None:
         raise BadInput("--intervals: not possible with --meet; use `sim run --intervals` at the rate that it finds")
     tree = override(read_scenario_file(args.file), args.set)
     if args.goodput:
         tree["slo"] = slo_bounds(args.goodput)
     scenario_from(tree, args.file)
-    bounds = [parse_bound(text) for text in args.meet]
+    bounds = parse_bounds(args.meet, "--meet")
     search = CapacitySearch(tree, bounds, args.replications or 1, executor, STEADY if args.steady else None)
     best = search.find_rate(args.precision)
-    print(format_result(search, best))
-    scenario = None if best is None else scenario_at_rate(tree, best)
-    if args.output and scenario is not None:
-        write_yaml(Path(args.output) / "best.yaml", rename_keys(scenario, OLD))
-        print(f"scenario: {Path(args.output) / 'best.yaml'}")
+    print(
+        json.dumps(capacity_json(search, best), indent=1)
+        if args.json
+        else format_result(search, best, screen_of(sys.stdout))
+    )
+    if args.output:
+        folder = Path(args.output)
+        write_rates(search, folder)
+        print_path(args, f"rates: {folder / 'rates.csv'}, {folder / 'rates.png'}")
+        if best is not None and write_best_rate(search, best, folder / "best.yaml"):
+            print_path(args, f"scenario: {folder / 'best.yaml'}")
+        if not args.no_report:
+            from servesim.report.capacity_page import write_capacity_report
+
+            write_capacity_report(search, best, Path(args.file).stem, folder / "report.html")
+            print_path(args, f"report: {folder / 'report.html'}")
     return 3 if best is None else 0

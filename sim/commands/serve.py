@@ -1,4 +1,4 @@
-"""`sim serve`: serve llm-serving's API and OpenAI completions with a policy on a live backend."""
+"""`sim serve`: serve llm-serving's and OpenAI's API with a policy on a live backend."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from servesim.core import BadInput
 
+from .notes import print_warning
 from .options import add_device_options, add_renamed_option, add_scenario_options, scenario_tree
 
 
@@ -15,7 +16,8 @@ def register(commands: Any) -> None:
     serve = commands.add_parser(
         "serve",
         help="serve HTTP clients with a policy on a live backend",
-        description="Serve llm-serving's API and OpenAI completions with the policy and engine of a scenario.",
+        description="Serve the HTTP APIs of OpenAI (completions, chat) and llm-serving with the policy and engine of"
+        " a scenario, and vLLM's metrics at /metrics.",
     )
     add_scenario_options(serve)
     add_device_options(serve)
@@ -34,6 +36,19 @@ def register(commands: Any) -> None:
         where, "--max-open-requests", "--queue", type=int, default=4096, metavar="N",
         help="maximum open requests; further ones get status 503 (default 4096)",
     )  # fmt: skip
+    where.add_argument(
+        "--served-model-name", action="append", metavar="NAME", default=[],
+        help="name of the model for clients; repeat it for several (default: the model's own name)",
+    )  # fmt: skip
+    where.add_argument(
+        "--default-output", type=int, default=256, metavar="TOKENS",
+        help="length of an answer if the client sets no limit (default 256)",
+    )  # fmt: skip
+    where.add_argument(
+        "--tokenizer", metavar="PATH",
+        help="tokenizer.model or tokenizer.json, or a folder with one: prompts have its tokens (default: one word is"
+        " one token)",
+    )  # fmt: skip
     serve.set_defaults(run=serve_clients)
 
 
@@ -45,21 +60,18 @@ def serve_clients(args: argparse.Namespace) -> int:
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.server.access import is_local
-    from servesim.calibrate.server.service import bound, serve
+    from servesim.calibrate.server.file_tokenizer import FileTokenizer
+    from servesim.calibrate.server.service import ServerOptions, bound, serve
     from servesim.config.overrides import override
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
     from servesim.costs.mapping import cost_mapping
 
-    if args.max_open_requests < 1:
-        raise BadInput(f"--max-open-requests: expected at least 1, got {args.max_open_requests}")
-    if not 0 <= args.port < 65536:
-        raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
-    if args.backend == "fake":
-        for option, value in (("--model", args.model), ("--weights", args.weights)):
-            if value is not None:
-                raise BadInput(f"{option} {value}: backend fake computes no model; leave {option} out")
+    check_options(args)
     key = api_key(args.api_key)
+    tokenizer = None if args.tokenizer is None else FileTokenizer(args.tokenizer)
+    names = tuple(args.served_model_name)
+    server = ServerOptions(args.max_open_requests, key, names, args.default_output, tokenizer)
     tree = scenario_tree(args)
     scenario = scenario_from(tree, args.scenario or "scenario")
     options = override({}, args.option)
@@ -74,13 +86,28 @@ def serve_clients(args: argparse.Namespace) -> int:
             DeviceSession(args.backend, args.model or "tiny", args.worker_python, args.weights, options) as session,
         ):
             if key is None and not is_local(args.host):
-                warning = f"all machines that reach {args.host or 'this one'} can send requests; set --api-key"
-                print(f"sim: warning: {warning}", file=sys.stderr)
+                print_warning(f"all machines that reach {args.host or 'this one'} can send requests; set --api-key")
             session.load([scenario])
-            state = serve(session, scenario, sockets, args.max_open_requests, key)
+            state = serve(session, scenario, sockets, server)
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
     leaked = state["total_blocks"] - state["free_blocks"]
     print(f"stopped after {state['calls']} model calls" + (f"; {leaked} blocks leaked" if leaked else ""))
     return 1 if leaked else 0
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Raise BadInput for the first option with a wrong value."""
+    if args.max_open_requests < 1:
+        raise BadInput(f"--max-open-requests: expected at least 1, got {args.max_open_requests}")
+    if args.default_output < 1:
+        raise BadInput(f"--default-output: expected at least 1, got {args.default_output}")
+    if not all(args.served_model_name):
+        raise BadInput("--served-model-name: expected a name, got an empty text")
+    if not 0 <= args.port < 65536:
+        raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
+    if args.backend == "fake":
+        for option, value in (("--model", args.model), ("--weights", args.weights)):
+            if value is not None:
+                raise BadInput(f"{option} {value}: backend fake computes no model; leave {option} out")

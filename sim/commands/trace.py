@@ -19,7 +19,12 @@ def register(commands: Any) -> None:
     actions = group.add_subparsers(metavar="ACTION", required=True)
 
     convert = actions.add_parser("convert", help="convert traces between formats, and edit them")
-    convert.add_argument("files", nargs="*", metavar="FILE", help="trace file, plain or .gz; several files are merged")
+    convert.add_argument(
+        "files",
+        nargs="*",
+        metavar="FILE",
+        help="trace file, plain or .gz; several files are merged; - reads standard input",
+    )
     convert.add_argument("--list", action="store_true", help="list the formats that can be read and written, then exit")
     _add_reading_options(convert)
     _add_editing_options(convert)
@@ -29,7 +34,7 @@ def register(commands: Any) -> None:
     _register_synth(actions)
 
     inspect = actions.add_parser("inspect", help="print arrivals, lengths, prefixes and sessions of a trace")
-    inspect.add_argument("file", metavar="FILE", help="trace file, plain or .gz")
+    inspect.add_argument("file", metavar="FILE", help="trace file, plain or .gz; - reads standard input")
     _add_reading_options(inspect)
     _add_editing_options(inspect)
     add_renamed_option(
@@ -132,7 +137,7 @@ def convert_trace(args: argparse.Namespace) -> int:
         raise BadInput("sim trace convert: expected a FILE (or --list)")
     traces = [_load(args, file) for file in args.files]
     for trace in traces:
-        _print_remarks(trace)
+        _print_remarks(args, trace)
     _write(args, _edit(args, traces[0] if len(traces) == 1 else merge(traces)))
     return 0
 
@@ -163,7 +168,7 @@ def synth_trace(args: argparse.Namespace) -> int:
     tree = rename_keys({"workload": workload}, NEW, f"{args.file}: ")
     workload = override(tree, [f"workload.{setting}" for setting in args.set])["workload"]
     trace = synthesise(workload, args.seed)
-    _print_remarks(trace)
+    _print_remarks(args, trace)
     _write(args, _edit(args, trace))
     return 0
 
@@ -186,7 +191,7 @@ def inspect_trace(args: argparse.Namespace) -> int:
     from servesim.traces.describe import format_statistics, statistics
 
     trace = _load(args, args.file)
-    _print_remarks(trace)
+    _print_remarks(args, trace)
     trace = _edit(args, trace)
     metrics = statistics(trace)
     print(json.dumps(metrics, indent=1) if args.json else format_statistics(metrics))
@@ -239,16 +244,23 @@ def _edit(args: argparse.Namespace, trace: Trace) -> Trace:
 def _write(args: argparse.Namespace, trace: Trace) -> None:
     from servesim.traces.export import export, to_text
 
-    if args.output is None:
+    to_file = args.output not in (None, "-")
+    if not to_file:
         text, notes = to_text(trace, args.to)
         sys.stdout.write(text)
     else:
         notes = export(trace, args.output, args.to)
-        print(f"{args.output}: {len(trace)} requests", file=sys.stderr)
+        _note(args, f"{args.output}: {len(trace)} requests")
     for note in notes:
-        print(f"{args.output or 'output'}: {note}", file=sys.stderr)
+        _note(args, f"{args.output if to_file else 'output'}: {note}")
 
 
-def _print_remarks(trace: Trace) -> None:
+def _print_remarks(args: argparse.Namespace, trace: Trace) -> None:
     for line in trace.remarks():
-        print(line, file=sys.stderr)
+        _note(args, line)
+
+
+def _note(args: argparse.Namespace, text: str) -> None:
+    """Print a note that starts with the file that it is about."""
+    if not args.quiet:
+        print(text, file=sys.stderr)

@@ -75,8 +75,8 @@ def run_tune(args: argparse.Namespace) -> int:
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.tune.loop import Tuner
     from servesim.calibrate.tune.setup import tuned_experiment
-    from servesim.study.executor import WorkerLost, close_on_exit, make_executor, process_count
-    from servesim.study.experiment import read_experiment
+    from servesim.execution.executor import WorkerLost, close_on_exit, make_executor, process_count
+    from servesim.study.sweep_file import read_experiment
 
     if bool(args.backend) == bool(args.url):
         raise BadInput("sim tune: expected either --backend or --url")
@@ -156,11 +156,12 @@ def finish(args: argparse.Namespace, result: TuneResult, settings: Settings, fol
     """Write the final profile, the winner, the table and the report; print the table."""
     from servesim.calibrate.tune.results import write_results
     from servesim.calibrate.tune.rounds import format_rounds
-    from servesim.report.page import write_report
+    from servesim.files.terminal import screen_of
+    from servesim.report.write import write_report
 
     summary = write_results(result, folder)
     write_report(summary, folder / "report.html")
-    print(format_rounds(result.rounds))
+    print(format_rounds(result.rounds, screen_of(sys.stdout)))
     minutes = result.device_seconds / 60
     limit = "" if math.isinf(settings.device_seconds) else f" of {settings.device_seconds / 60:g}"
     print(f"stopped: {result.reason}; device time {minutes:.2f}{limit} minutes")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from .options import add_tolerance
+from .notes import print_note
+from .options import add_further_percentiles, add_tolerance
 
 
 def register(commands: Any) -> None:
@@ -29,7 +29,8 @@ def register(commands: Any) -> None:
         metavar="NAME",
         help="profile used to find the sources of the error (default: that of the simulated run)",
     )
-    verify.add_argument("-o", "--output", metavar="DIR", help="folder for verify.json and verify.png")
+    verify.add_argument("-o", "--output", metavar="DIR", help="folder for report.html, verify.json and verify.png")
+    add_further_percentiles(verify)
     add_tolerance(verify)
     verify.set_defaults(run=verify_folders)
 
@@ -43,17 +44,19 @@ def verify_folders(args: argparse.Namespace) -> int:
     measured = Path(args.measured)
     if measured.is_file():
         sides = {"": (read_run(Path(args.simulated)), read_benchmark(measured))}
-        return report_comparisons(args, [compare_runs("", *sides[""], args.profile)], sides, args.output)
+        return report_comparisons(
+            args, [compare_runs("", *sides[""], args.profile, args.metric_percentiles)], sides, args.output
+        )
     pairs, left_out = pair_folders(Path(args.simulated), measured)
     for name in left_out:
-        print(f"skipped, found in one folder only: {name}")
+        print_note(args, f"skipped, found in one folder only: {name}")
     sides = {name: (read_run(ours), read_run(theirs)) for name, ours, theirs in pairs}
     for name, (simulated, _) in sides.items():
         if simulated.scenario is not None and not simulated.scenario.policy_is_loadable:
             policy = simulated.scenario.policy["name"]
             message = f"policy {policy} was not loaded, so the sources of the error are not shown"
-            print(f"sim: {name or args.simulated}: {message}", file=sys.stderr)
-    comparisons = [compare_runs(name, *both, args.profile) for name, both in sides.items()]
+            print_note(args, f"{name or args.simulated}: {message}")
+    comparisons = [compare_runs(name, *both, args.profile, args.metric_percentiles) for name, both in sides.items()]
     return report_comparisons(args, comparisons, sides, args.output)
 
 
@@ -75,6 +78,7 @@ def report_comparisons(
 
     from servesim.calibrate.replay.verify import CHECKED_METRICS, as_json, rank_correlations
     from servesim.calibrate.replay.verify_report import format_comparison, format_ranks, plot_comparisons, write_report
+    from servesim.runs.run_warnings import backend_notes
 
     metrics = args.metrics or CHECKED_METRICS
     for comparison in comparisons:
@@ -88,9 +92,29 @@ def report_comparisons(
             print(format_comparison(comparison, metrics, args.tolerance))
         if len(comparisons) > 1:
             print(format_ranks(comparisons))
+        scenarios = [simulated.scenario for simulated, _ in sides.values()]
+        for note in backend_notes(scenario.profile for scenario in scenarios if scenario is not None):
+            print(f"note: {note}")
     if output:
         write_report(comparisons, Path(output), args.tolerance)
         plot_comparisons(sides, comparisons, Path(output) / "verify.png")
+        write_page(comparisons, sides, metrics, args.tolerance, Path(output) / "report.html")
     if args.tolerance is None:
         return 0
     return 3 if any(c.outside(args.tolerance, metrics) for c in comparisons) else 0
+
+
+def write_page(
+    comparisons: Sequence[Any], sides: Mapping[str, Any], metrics: Sequence[str], tolerance: Optional[float], path: Path
+) -> None:
+    """Write report.html."""
+    from servesim.calibrate.replay.verify import as_json, latency_pairs, rank_correlations
+    from servesim.report.verify_page import VerifiedRun, write_verify_report
+
+    runs = []
+    for comparison, (simulated, measured) in zip(comparisons, sides.values()):
+        latencies = {name: list(latency_pairs(name, simulated, measured).values()) for name in ("ttft", "e2el")}
+        outside = [] if tolerance is None else [row.metric for row in comparison.outside(tolerance, metrics)]
+        runs.append(VerifiedRun(comparison.name, as_json(comparison), latencies, simulated.scenario, outside))
+    ranks = rank_correlations(comparisons) if len(comparisons) > 1 else {}
+    write_verify_report(runs, metrics, tolerance, ranks, path)

@@ -12,22 +12,36 @@ from servesim.files.yaml_reader import parse, read_yaml
 
 from .llm_serving_yaml import from_llm_serving, is_llm_serving
 from .old_keys import NEW, rename_keys, rename_path
+from .paths import resolve_paths, resolve_sweep_paths
 from .registry import preset
 
 Tree = dict[str, Any]
+EXCLUSIVE = (  # a key in a tree that is merged over another one removes the other key there
+    ("trace", "workload"), ("workload", "trace"), ("num_blocks", "device_memory"), ("device_memory", "num_blocks"),
+)  # fmt: skip
+TRACE_ENDINGS = (".csv", ".jsonl", ".parquet")  # of file names
 MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
 
 def read_scenario_file(path: Union[str, Path]) -> Tree:
-    """Read a scenario file or an llm-serving configuration; load its preset first."""
+    """Read a scenario file or an llm-serving configuration; load its preset first. Paths: see paths.py."""
     tree = read_mapping(path, "scenario")
     if is_llm_serving(tree):
         tree = from_llm_serving(tree, str(path))
-    return with_preset(rename_keys(tree, NEW, f"{path}: "))
+    return with_preset(rename_keys(resolve_paths(tree, Path(path).parent), NEW, f"{path}: "))
+
+
+def read_sweep_file(path: Union[str, Path], what: str = "sweep") -> Tree:
+    """Read the keys of a sweep or search file."""
+    return resolve_sweep_paths(read_mapping(path, what), Path(path).parent)
 
 
 def read_mapping(path: Union[str, Path], what: str) -> Tree:
     """Read a YAML file of scenario, sweep or search keys."""
+    if str(path) == "-":
+        raise BadInput(f"-: expected a {what} file; only a trace is read from standard input, with --trace -")
+    if str(path).lower().removesuffix(".gz").endswith(TRACE_ENDINGS):
+        raise BadInput(f"{path}: expected a {what} file (YAML), not a trace; for a trace use --trace {path}")
     tree = read_yaml(path)
     if not isinstance(tree, dict):
         raise BadInput(f"{path}: expected a mapping of {what} keys, got {type(tree).__name__}")
@@ -55,8 +69,8 @@ def merge_renamed(base: Tree, over: Mapping[str, Any]) -> Tree:
             result[key] = dict(value) if other else merge_renamed(old, value)
         else:
             result[key] = value
-    for source, other in (("trace", "workload"), ("workload", "trace")):
-        if over.get(source) is not None and other not in over:
+    for key, other in EXCLUSIVE:
+        if over.get(key) is not None and other not in over:
             result.pop(other, None)
     return result
 
@@ -92,3 +106,25 @@ def set_in(tree: Any, keys: Sequence[str], value: Any) -> Tree:
     if len(keys) == 1:
         return {**tree, keys[0]: value}
     return {**tree, keys[0]: set_in(tree.get(keys[0]) or {}, keys[1:], value)}
+
+
+def apply_assignment(base: Tree, assignment: Mapping[str, Any]) -> Tree:
+    """Return the base scenario with an assignment applied; another policy name drops the fields of the old policy."""
+    tree = dict(base)
+    if not isinstance(tree.get("policy"), Mapping):
+        tree["policy"] = {"name": tree.get("policy") or "llm-serving"}
+    for key, value in sorted(assignment.items(), key=nesting_order):
+        if key in ("policy", "policy.name"):
+            tree = merge(tree, {"policy": value if isinstance(value, Mapping) else {"name": value}})
+        elif key in ("trace", "workload"):
+            tree = {k: v for k, v in tree.items() if k not in ("trace", "workload")} | {key: value}
+        elif "." not in key and isinstance(value, Mapping):
+            tree = merge(tree, {key: value})
+        else:
+            tree = set_key(tree, key, value)
+    return tree
+
+
+def nesting_order(item: tuple[str, Any]) -> tuple[int, int]:
+    """Sort sections before their keys, and a policy's name before its fields."""
+    return (item[0].count("."), int(item[0] != "policy.name"))

@@ -17,11 +17,13 @@ from pydantic import (
     model_validator,
 )
 from servesim.core import BadInput, Policy, traits_of
-from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_SECONDS, MAX_SEED
-from servesim.files.checked import Int, Number, format_fault, key_path
+from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
+from servesim.files.byte_sizes import ByteSize
+from servesim.files.checked import Int, Number, format_fault, invalid_error, key_path
 from servesim.files.suggestions import did_you_mean
 from servesim.policies import POLICIES
 
+from .memory import ModelKey, blocks_of
 from .old_keys import NEW, rename_keys
 from .overrides import Tree
 from .registry import hints_of, make_policy
@@ -55,6 +57,18 @@ class EngineConfig(Section):
     """The engine: KV blocks, limits, padding and front end."""
 
     num_blocks: Int = Field(1024, gt=0, le=MAX_INT, description="KV blocks on the device")
+    device_memory: Optional[ByteSize] = Field(
+        None, description="memory of the device, e.g. 141GB: computes num_blocks, as vLLM does"
+    )
+    gpu_memory_utilization: Optional[Number] = Field(
+        None, gt=0, le=1, description="fraction of device_memory that the engine uses (default: 0.9)"
+    )
+    model: Optional[ModelKey] = Field(
+        None, description="model for device_memory: a name, or its sizes (default: the profile's model)"
+    )
+    reserve: Optional[ByteSize] = Field(
+        None, description="memory for activations and buffers, with device_memory (default: 1.5GiB)"
+    )
     block_size: Int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens per KV block")
     host_blocks: Int = Field(0, ge=0, le=MAX_INT, description="KV blocks in host memory, for swapping")
     max_model_len: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="maximum tokens of prompt + output")
@@ -90,6 +104,13 @@ class EngineConfig(Section):
     def _one_start(self) -> EngineConfig:
         if self.start == "warm" and self.cold_start is not None:
             raise ValueError("no cold_start with start: warm")
+        return self
+
+    @model_validator(mode="after")
+    def _memory_is_known(self) -> EngineConfig:
+        for name in ("gpu_memory_utilization", "model", "reserve"):
+            if getattr(self, name) is not None and self.device_memory is None:
+                raise invalid_error(f"{name} has no effect without device_memory")
         return self
 
     @field_validator("prefill_buckets", "decode_buckets")
@@ -130,6 +151,9 @@ class TraceFile(Section):
     )
     sort: bool = Field(False, description="sort rows by arrival time")
     window: Optional[tuple[Number, Number]] = Field(None, description="keep arrivals in [start, end), seconds")
+    rate: Optional[Number] = Field(
+        None, ge=MIN_RATE, le=MAX_RATE, description="scale the arrival times to this mean rate, requests per second"
+    )
     tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
 
 
@@ -213,9 +237,17 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
     try:
         if scenario.policy_is_loadable:
             scenario.make_policy()
+        return with_blocks(scenario)
     except BadInput as bad:
         raise BadInput(f"{where}: {bad}") from None
-    return scenario
+
+
+def with_blocks(scenario: Scenario) -> Scenario:
+    """Return the scenario with the number of KV blocks that fits into `engine.device_memory`, if that is set."""
+    if scenario.engine.device_memory is None:
+        return scenario
+    blocks = blocks_of(scenario.engine, scenario.profile)
+    return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"num_blocks": blocks})})
 
 
 def first_error(error: ValidationError) -> str:

@@ -44,11 +44,14 @@ class PlanError(TypeError):
 
 
 class Stuck(RuntimeError):
-    """The engine can never run again although requests are left (deadlock or livelock)."""
+    """The engine can never run again although requests are left (deadlock or livelock).
 
-    def __init__(self, reason: str, requests: Sequence[Request], now: float) -> None:
+    `reason` says what happens, `cause` whether the real engine, a setting or the user's policy is responsible.
+    """
+
+    def __init__(self, reason: str, requests: Sequence[Request], now: float, cause: str = "") -> None:
         self.requests = tuple(requests)
         self.now = now
         names = ", ".join(str(request.id) for request in self.requests[:8])
         more = f" and {len(self.requests) - 8} more" if len(self.requests) > 8 else ""
-        super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more})")
+        super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more}){cause and f': {cause}'}")

@@ -5,8 +5,10 @@ The limits also keep computations finite: a sum or product of accepted numbers i
 
 from __future__ import annotations
 
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Final
+
+from .errors import BadInput
 
 MAX_INT: Final = 2**31 - 1  # blocks, rows, ids and other whole numbers
 MAX_SEED: Final = 2**63 - 1
@@ -37,3 +39,21 @@ def is_number(value: Any, minimum: float = -MAX_NUMBER, maximum: float = MAX_NUM
     """Return whether a value is a number in a range, also of NumPy; NaN, infinity, true and huge integers are not."""
     is_real = isinstance(value, Real) and not isinstance(value, bool)
     return is_real and bool(minimum <= value <= maximum)
+
+
+def check_replications(count: Any, name: str) -> None:
+    """Raise BadInput for a wrong number of replications; `name` is the option or the argument."""
+    if not isinstance(count, Integral) or not is_number(count, 1, MAX_RUNS):
+        raise BadInput(f"{name}: expected at least 1, at most {MAX_RUNS}, got {show_number(count)}")
+
+
+def check_fraction(value: Any, name: str, minimum: float = 0.0) -> None:
+    """Raise BadInput for a number that is not above 0 and below 1; `name` is the option or the argument."""
+    if not is_number(value, minimum, 1) or value in (0, 1):
+        least = f", at least {minimum:g}" if minimum else ""
+        raise BadInput(f"{name}: expected a fraction between 0 and 1{least}, got {show_number(value)}")
+
+
+def show_number(value: Any) -> str:
+    """Return a value as a message shows it."""
+    return f"{value:g}" if isinstance(value, float) else repr(value)

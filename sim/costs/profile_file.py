@@ -154,4 +154,5 @@ class ProfileFile(Stored):
     peak: Optional[PeakKeys] = None
     power: Optional[PowerKeys] = None
     model: Optional[Union[str, int, float, ModelKeys]] = None
+    device_memory: Optional[Annotated[AnyPositive, Limits(1, 1e18)]] = None  # bytes
     total_error: Optional[dict[str, Optional[StoredNumber]]] = None

@@ -17,6 +17,7 @@ from .plans import start_step
 from .results import finish_step
 from .server import Server
 from .step import Step
+from .stuck_cause import describe_cause
 
 MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
@@ -128,11 +129,8 @@ class Loop:
             self._idle = True  # no model call blocks the front end, so the scheduler sees all requests
         self._steps_without_call += 1
         if self._steps_without_call == MAX_STEPS_WITHOUT_CALL:
-            raise Stuck(
-                f"{MAX_STEPS_WITHOUT_CALL} steps at the same time without a model call",
-                self.server.all_requests(),
-                self.now,
-            )
+            reason = f"{MAX_STEPS_WITHOUT_CALL} steps at the same time without a model call"
+            raise self._stuck(reason, "moved requests or changed its state in each of them")
         return None
 
     def _go_idle(self, plan: Plan, now: float) -> float:
@@ -144,7 +142,7 @@ class Loop:
         next_event = min(self.inbox.next_arrival, wake_at)
         if next_event == math.inf:
             if not self.server.idle():
-                raise Stuck("no request runs and no request will arrive", self.server.all_requests(), now)
+                raise self._stuck("no request runs and no request will arrive", "returned no work")
             if self.inbox.unreleased():
                 raise Stuck(
                     "these requests wait for a request that does not exist or never finished",
@@ -152,10 +150,12 @@ class Loop:
                     now,
                 )
         elif wake_at <= now and self.inbox.next_arrival > now:
-            raise Stuck(
-                f"the plan has wake_at={wake_at:g} s, which is not later than now", self.server.all_requests(), now
-            )
+            raise self._stuck(f"the plan has wake_at={wake_at:g} s, which is not later than now", "returned this time")
         return next_event
+
+    def _stuck(self, reason: str, action: str) -> Stuck:
+        """Return the error of an engine that can never run again; `action` is what the policy did."""
+        return Stuck(reason, self.server.all_requests(), self.now, describe_cause(self.server, action))
 
     def _finish(self, step: Step, now: float) -> None:
         """Record the end of a model call. Raise Stuck after too many calls without a token."""
@@ -167,8 +167,8 @@ class Loop:
         if server.tokens_generated != self._tokens_generated:
             self._tokens_generated, self._last_progress = server.tokens_generated, self.calls
         elif self.calls - self._last_progress > self._max_calls_without_token:
-            why = f"no token in the last {self.calls - self._last_progress} model calls"
-            raise Stuck(why, server.all_requests(), now)
+            reason = f"no token in the last {self.calls - self._last_progress} model calls"
+            raise self._stuck(reason, "returned plans that generate none")
 
     def _notify_start(self, step: Step, arrived: list[Request], now: float) -> None:
         for rejection in step.plan.moves.reject:

@@ -10,8 +10,10 @@ import math
 import os
 import re
 import stat
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Union
 
@@ -26,6 +28,7 @@ MAX_RATIO = 200  # unpacked bytes per packed byte; traces reach about 20
 SMALL_BYTES = 2**26  # a file may always unpack to this size
 MAX_DIGITS = 300  # of a number; a float holds about 308
 OPEN_PIPES = ("/dev/stdin", "/dev/fd/", "/proc/self/fd/")  # pipes that the shell has opened: `| sim`, `<(command)`
+STDIN_NAME = "standard input"
 KINDS = {stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a socket"}
 UNUSUAL_NUMBER = re.compile(rf"[0-9]{{{MAX_DIGITS}}}|[eE]\+?[0-9]{{3}}")
 
@@ -50,16 +53,28 @@ def read_bytes(path: PathLike, limit: int = MAX_BYTES) -> bytes:
         raise
     except ValueError:
         raise BadInput(f"{name}: expected a file name, got unusable characters") from None
-    if data[:2] == b"\x1f\x8b":
-        data = _unpack(name, data, min(limit, max(SMALL_BYTES, MAX_RATIO * len(data))))
-    if len(data) > limit:
-        raise BadInput(f"{name}: expected at most {_size(limit)}, got more")
-    return data
+    return _checked_size(name, data, limit)
+
+
+@lru_cache(maxsize=1)  # it can be read once, but a trace is read for every run of a command
+def read_stdin(limit: int = MAX_BYTES) -> bytes:
+    """Return standard input, unpacked if it is gzipped."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise BadInput(f"{STDIN_NAME}: expected a file or a pipe, got a terminal")
+    try:
+        data = sys.stdin.buffer.read(limit + 1)
+    except OSError as error:
+        raise BadInput(f"{STDIN_NAME}: cannot be read: {error.strerror or error}") from None
+    return _checked_size(STDIN_NAME, data, limit)
 
 
 def read_text(path: PathLike, limit: int = MAX_BYTES) -> str:
     """Return the text of a file, unpacked if it is gzipped; raise BadInput if it cannot be read."""
-    data, name = read_bytes(path, limit), show_path(path)
+    return decode_text(show_path(path), read_bytes(path, limit))
+
+
+def decode_text(name: str, data: bytes) -> str:
+    """Return the text of a file's content."""
     if b"\0" in data:
         raise BadInput(f"{name}: row {_row_number(data, data.index(0))}: expected text, got binary data")
     try:
@@ -217,6 +232,15 @@ def _joined(key: Any, value: Any) -> Iterator[str]:
     yield from _pieces(key)
     yield ": "
     yield from _pieces(value)
+
+
+def _checked_size(name: str, data: bytes, limit: int) -> bytes:
+    """Return the content of a file, unpacked if it is gzipped."""
+    if data[:2] == b"\x1f\x8b":
+        data = _unpack(name, data, min(limit, max(SMALL_BYTES, MAX_RATIO * len(data))))
+    if len(data) > limit:
+        raise BadInput(f"{name}: expected at most {_size(limit)}, got more")
+    return data
 
 
 def _unpack(name: str, data: bytes, limit: int) -> bytes:

@@ -93,11 +93,20 @@ def write_json(path: PathLike, value: Any, overwrite: bool = True) -> None:
 
 def write_yaml(path: PathLike, value: Any, comments: str = "", **options: Any) -> None:
     """Write a value as YAML below `comments`, which are complete lines."""
+    write_text(path, comments + yaml_text(value, **options))
+
+
+def comment(text: str) -> str:
+    """Return a text as one comment line of YAML or of a shell. Names and values of settings can have line breaks."""
+    return f"# {' '.join(''.join(letter if letter.isprintable() else ' ' for letter in text).split())}\n"
+
+
+def yaml_text(value: Any, **options: Any) -> str:
+    """Return a value as YAML."""
     import yaml  # not in the worker
 
-    with open_text(path) as file:
-        file.write(comments)
-        yaml.safe_dump(value, file, sort_keys=False, allow_unicode=True, **options)
+    text: str = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, **options)
+    return text
 
 
 def list_files(folder: Path) -> list[Path]:

@@ -49,15 +49,16 @@ def makespan(sent: Array, ended: Array) -> float:
     return float(ends.max() - sent.min()) if len(ends) else 0.0
 
 
-def summary(values: Array) -> dict[str, float]:
-    """Return mean, median, standard deviation and percentiles."""
+def summary(values: Array, percentiles: Sequence[float] = PERCENTILES) -> dict[str, float]:
+    """Return mean, median, standard deviation and percentiles; 50 is one of them."""
     if not len(values):
         return {}
     ordered: list[float] = np.sort(values).tolist()
-    return named_statistics(float(values.mean()), float(values.std()), [percentile(ordered, q) for q in PERCENTILES])
+    found = {q: percentile(ordered, q) for q in percentiles}
+    return named_statistics(float(values.mean()), float(values.std()), found)
 
 
-def percentile(ordered: Sequence[float], q: int) -> float:
+def percentile(ordered: Sequence[float], q: float) -> float:
     """Return a percentile of sorted values, with the bits of np.percentile, which takes three times as long."""
     if math.isnan(ordered[-1]):  # NaN is sorted to the end
         return math.nan
@@ -68,13 +69,18 @@ def percentile(ordered: Sequence[float], q: int) -> float:
     return below + (above - below) * part if part < 0.5 else above - (above - below) * (1 - part)
 
 
-def named_statistics(mean: float, std: float, percentiles: Sequence[float]) -> dict[str, float]:
-    """Return statistics under their names; `percentiles` are those of PERCENTILES."""
-    result = {"mean": mean, "median": percentiles[PERCENTILES.index(50)], "std": std}
-    return {**result, **{f"p{q}": value for q, value in zip(PERCENTILES, percentiles, strict=True)}}
+def named_statistics(mean: float, std: float, percentiles: Mapping[float, float]) -> dict[str, float]:
+    """Return statistics under their names."""
+    result = {"mean": mean, "median": percentiles[50], "std": std}
+    return {**result, **{percentile_name(q): value for q, value in percentiles.items()}}
 
 
-def pooled_stats(gaps: TokenGaps) -> dict[str, float]:
+def percentile_name(q: float) -> str:
+    """Return the name of a percentile in vLLM's keys: p99, p99.9."""
+    return f"p{q:g}"
+
+
+def pooled_stats(gaps: TokenGaps, percentiles: Sequence[float] = PERCENTILES) -> dict[str, float]:
     """Return the same statistics of token gaps, each weighted by its count.
 
     A long run has millions of gaps, so arrays are created late, dropped early and changed in place.
@@ -84,14 +90,15 @@ def pooled_stats(gaps: TokenGaps) -> dict[str, float]:
         return {}
     counts = gap_counts(gaps)
     count = int(counts.sum())
-    positions = [(count - 1) * q / 100 for q in PERCENTILES]
+    positions = [(count - 1) * q / 100 for q in percentiles]
     low, high = [math.floor(position) for position in positions], [math.ceil(position) for position in positions]
     below, above = np.split(weighted_order_statistics(seconds, counts, np.array(low + high)), 2)
-    percentiles = below + (above - below) * (np.array(positions) - np.array(low))
+    found = below + (above - below) * (np.array(positions) - np.array(low))
     mean = weighted_sum(seconds, counts) / count
     seconds -= mean
     seconds **= 2
-    return named_statistics(mean, math.sqrt(weighted_sum(seconds, counts) / count), percentiles.tolist())
+    std = math.sqrt(weighted_sum(seconds, counts) / count)
+    return named_statistics(mean, std, dict(zip(percentiles, found.tolist())))
 
 
 def weighted_sum(values: Array, counts: Counts) -> float:
@@ -169,7 +176,9 @@ class Metrics:
     """The metrics of one run."""
 
     def __init__(self, requests: Sequence[Request], gaps: TokenGaps, slo: Mapping[str, float] | None = None) -> None:
+        self.percentiles: tuple[float, ...] = PERCENTILES
         self.itl = pooled_stats(gaps)  # first: it needs the most memory
+        self._gaps = gaps
         self.requests = requests
         done = [request for request in requests if request.outcome == "finished"]
         self.done = done
@@ -193,6 +202,13 @@ class Metrics:
         for name, bound in slo.items():
             met &= {"ttft": self.ttft, "tpot": self.tpot_of, "e2el": self.e2el}[name] <= bound
         return int(met.sum())
+
+    def add_percentiles(self, percentiles: Sequence[float]) -> None:
+        """Add percentiles to the result; those of PERCENTILES stay."""
+        if set(percentiles) <= set(self.percentiles):
+            return
+        self.percentiles = tuple(sorted({*self.percentiles, *percentiles}))
+        self.itl = pooled_stats(self._gaps, self.percentiles)
 
     def rate(self, count: float) -> float:
         """Return a count per second of makespan."""
@@ -220,7 +236,8 @@ class Metrics:
             "output_throughput": self.rate(self.outputs),
             "total_token_throughput": self.rate(self.outputs + self.inputs),
         }
-        values = {"ttft": summary(self.ttft), "tpot": summary(self.tpot), "itl": self.itl, "e2el": summary(self.e2el)}
+        ttft, tpot, e2el = (summary(values, self.percentiles) for values in (self.ttft, self.tpot, self.e2el))
+        values = {"ttft": ttft, "tpot": tpot, "itl": self.itl, "e2el": e2el}
         for name, statistics in values.items():
             for kind, seconds in statistics.items():
                 result[f"{kind}_{name}_ms"] = seconds * 1e3

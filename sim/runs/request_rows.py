@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import Request
 
-COLUMNS = (
+RECORDED = (
     "id", "arrival", "first_token", "finish", "prompt", "output", "evictions",
     "queued", "prefill", "stalled", "decoding", "swapped", "front_end", "outcome",
 )  # fmt: skip
+COLUMNS = (*RECORDED, "ttft", "tpot", "e2el")  # the latencies follow from the others; old files do not have them
 STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 
 
@@ -24,7 +25,16 @@ def row(request: Request) -> tuple[Any, ...]:
     return (
         request.id, request.sent, request.first_token, request.client_end, request.prompt, request.written,
         request.preemptions, queued, prefilling, stalled, decoding, swapped, front_end, request.outcome,
+        *latencies(request),
     )  # fmt: skip
+
+
+def latencies(request: Request) -> tuple[Optional[float], Optional[float], Optional[float]]:
+    """Return ttft, tpot and e2el of a finished request; one with a single token has no tpot, others have nothing."""
+    if request.outcome != "finished" or request.first_token is None or request.client_end is None:
+        return None, None, None
+    ttft, e2el = request.first_token - request.sent, request.client_end - request.sent
+    return ttft, (e2el - ttft) / (request.written - 1) if request.written > 1 else None, e2el
 
 
 def seconds_in_states(request: Request) -> tuple[float, float, float, float, float, float]:

@@ -18,7 +18,7 @@ from servesim.files.read import parse_json, quote, read_csv, read_json, read_tex
 from servesim.files.stored import Index, Stored, StoredNumber
 
 from .metrics import PERCENTILES
-from .request_rows import COLUMNS
+from .request_rows import RECORDED
 
 STEP_COLUMNS = ("start", "called", "end", *Shape._fields)
 OLD_KEYS = {new: old for old, new in REQUEST_FIELDS.items()}
@@ -114,8 +114,8 @@ def read_result(path: Path) -> dict[str, Any]:
 def read_requests(path: Path) -> dict[str, dict[str, Any]]:
     """Read requests.csv; empty times are None."""
     rows: dict[str, dict[str, Any]] = {}
-    for number, cells in enumerate(read_csv(path, COLUMNS), 2):
-        row = {key: parse_cell(key, cells[key], f"{path}:{number}") for key in COLUMNS}
+    for number, cells in enumerate(read_csv(path, RECORDED), 2):
+        row = {key: parse_cell(key, cells[key], f"{path}:{number}") for key in RECORDED}
         needed = ("id", "arrival", "prompt", "output", *(("first_token", "finish") if finished(row) else ()))
         missing = [key for key in needed if row[key] is None]
         if missing:

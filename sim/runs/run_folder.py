@@ -8,13 +8,16 @@ the device, if a tool sampled them).
 from __future__ import annotations
 
 import json
+import math
 import platform
+import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional, Union
 
+import numpy as np
 from servesim import __version__
 from servesim.config.old_keys import OLD, rename_keys
 from servesim.config.scenario import Scenario, scenario_from
@@ -25,6 +28,7 @@ from servesim.files.checked import validate
 from servesim.files.read import read_json
 from servesim.files.write import csv_writer, open_text, write_json
 
+from .metrics import percentile, time_per_token
 from .request_rows import COLUMNS, row
 from .run_files import (
     SENT_KEYS,
@@ -41,6 +45,7 @@ from .simulate import Run
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
 DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
 TIMELINE, DEVICE = "timeline.json.gz", "device.csv"
+PERCENTILE_NAME = re.compile(r"p(\d+(?:\.\d+)?)_(ttft|tpot|e2el)_ms")
 
 
 @dataclass
@@ -54,6 +59,31 @@ class RunData:
     sent: Optional[Sequence[Request]] = None  # needed to simulate the run again
     calls: Sequence[ModelCall] = ()  # measured
     name: str = ""
+
+    def metric(self, name: str) -> Optional[float]:
+        """Return a metric; a percentile that was not stored comes from the requests. None if there is no value."""
+        value = self.result.get(name)
+        if value is None:
+            value = request_percentile(name, self.requests.values())
+        return None if value is None or (isinstance(value, float) and math.isnan(value)) else float(value)
+
+
+def request_percentile(name: str, rows: Iterable[Mapping[str, Any]]) -> Optional[float]:
+    """Return a percentile such as p99.9_ttft_ms of the finished requests; None for every other metric."""
+    match = PERCENTILE_NAME.fullmatch(name)
+    latencies = latencies_of([row for row in rows if row["outcome"] == "finished"]) if match else {}
+    values = latencies.get(match[2], []) if match else []
+    return percentile(sorted(values), float(match[1])) if match and len(values) else None
+
+
+def latencies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return TTFT, TPOT and E2E latency of finished requests, in milliseconds; one token has no TPOT."""
+    sent, first, end, output = (
+        np.array([float(row[column]) for row in rows]) for column in ("arrival", "first_token", "finish", "output")
+    )
+    ttft, e2el = 1e3 * (first - sent), 1e3 * (end - sent)
+    tpot = time_per_token(ttft, e2el, output)[output > 1]
+    return {"ttft": ttft.tolist(), "tpot": tpot.tolist(), "e2el": e2el.tolist()}
 
 
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:

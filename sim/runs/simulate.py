@@ -20,6 +20,7 @@ from servesim.engine.server import Server
 from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.work_totals import KindTotals
+from servesim.traces.edit import set_rate
 from servesim.traces.request_table import RequestTable
 from servesim.traces.trace import Trace
 
@@ -46,6 +47,7 @@ class Run:
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
+    warnings: Sequence[str] = ()  # see run_warnings.py
 
     @property
     def prompt_tokens_computed(self) -> int:
@@ -81,6 +83,7 @@ class Run:
             "stuck": None if self.stuck is None else str(self.stuck),
             **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
             **({} if self.intervals is None else {"intervals": self.intervals}),
+            **({"warnings": list(self.warnings)} if self.warnings else {}),
         }
 
 
@@ -90,10 +93,11 @@ def load_trace(scenario: Scenario) -> Trace:
         from servesim.traces.read.load import load
 
         file = scenario.trace
-        return load(
+        trace = load(
             file.path, file.format, file.columns, file.limit, file.tokenizer,
             unit=file.unit, sort=file.sort, seed=scenario.seed, window=file.window or (0.0, math.inf),
         )  # fmt: skip
+        return trace if file.rate is None else set_rate(trace, file.rate)
     if scenario.workload is not None:
         from servesim.traces.make.synth import synthesise
 

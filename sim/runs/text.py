@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .intervals import MAIN_METRICS, describe_intervals, format_interval
+from .metrics import percentile_name
 from .request_rows import STATES
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ TITLES = {"ttft": "Time to First Token", "tpot": "Time per Output Token (excl. 1
           "itl": "Inter-token Latency", "e2el": "End-to-end Latency"}  # fmt: skip
 
 
+SHOWN_PERCENTILES = (90, 99)
+
+
 def line(label: str, value: Any) -> str:
     text = f"{value:.2f}" if isinstance(value, float) else str(value)
     return f"{label}{text:>{WIDTH - len(label)}}"
@@ -27,8 +31,8 @@ def title_line(title: str, fill: str = "-") -> str:
     return f"{title:{fill}^{WIDTH}}" if title else fill * WIDTH
 
 
-def show_run(run: Run) -> str:
-    lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run)]
+def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
+    lines = [title_line(" Serving Benchmark Result (simulated) ", "="), *benchmark(run, percentiles)]
     lines += [title_line(" Simulator-only metrics "), *simulator_metrics(run)]
     if run.intervals is not None:
         lines += [title_line(f" {100 * run.intervals['confidence']:g} % intervals "), *interval_lines(run)]
@@ -37,13 +41,15 @@ def show_run(run: Run) -> str:
         lines += describe_intervals(run.intervals, run.profile.name)
     if run.outside_profile:
         lines.append(f"outside the measured range of the profile: {'; '.join(run.outside_profile)}")
+    if run.profile.backend_note is not None:
+        lines.append(f"note: {run.profile.backend_note}")
     if run.stuck:
         lines.append(str(run.stuck))
     return "\n".join(lines)
 
 
-def benchmark(run: Run) -> list[str]:
-    """Return the table of vLLM's benchmark."""
+def benchmark(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> list[str]:
+    """Return the table of vLLM's benchmark, with these percentiles of the latencies."""
     measures, result = run.measures, run.measures.as_result()
     lines = [
         line("Successful requests:", result["completed"]),
@@ -62,7 +68,7 @@ def benchmark(run: Run) -> list[str]:
     for name, title in TITLES.items():
         if f"mean_{name}_ms" in result:
             lines.append(title_line(title))
-            for kind in ("mean", "median", "p90", "p99"):
+            for kind in ("mean", "median", *map(percentile_name, percentiles)):
                 label = f"{kind.capitalize() if kind[0] != 'p' else kind.upper()} {name.upper()} (ms):"
                 lines.append(line(label, result[f"{kind}_{name}_ms"]))
     return lines
@@ -102,7 +108,7 @@ def simulator_metrics(run: Run) -> list[str]:
         line("Policy:", run.scenario.policy["name"]),
         line("Profile:", run.profile.name),
         line("Model calls:", run.calls),
-        line("Device busy (%):", 100 * run.busy_seconds / run.end if run.end > 0 else 0.0),
+        line("Time in model calls (%):", 100 * run.busy_seconds / run.end if run.end > 0 else 0.0),
         line("Preemptions:", result["evictions"]),
         line("Prompt tokens computed:", run.prompt_tokens_computed),
         line("  padding tokens:", run.padded_tokens),

@@ -1,4 +1,4 @@
-"""Many runs: sweeps, searches, capacity, comparisons, their statistics and their folders.
+"""Many runs: sweeps and comparisons, their ranking and their folders.
 
-It imports runs and the packages below runs. report, frames, api and commands import it.
+It imports execution and the packages below it. searches, report, frames, api and commands import it.
 """

@@ -11,10 +11,9 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS, is_number
+from servesim.execution.single_run import Record
 from servesim.files.checked import expected_error
 from servesim.runs.intervals import Draw
-
-from .single_run import Record
 
 
 def check_draws(value: Any) -> int:

@@ -1,26 +1,34 @@
-"""experiment.json and search.json: names and keys, and the check that a resumed experiment is still the same."""
+"""experiment.json and search.json: names and keys, and the check that a resumed experiment is still the same.
+
+Paths in them start at the working folder of the first run. If there are such paths, the key `working_folder` says where
+it is, as seen from the folder of the experiment. So commands in another working folder find the same files.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 from pydantic import AfterValidator, Field
+from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
 from servesim.core import BadInput
-from servesim.core.limits import MAX_DRAWS
+from servesim.core.limits import MAX_DRAWS, MAX_RATE, MIN_RATE
 from servesim.files.checked import validate
 from servesim.files.read import quote, read_json
 from servesim.files.stored import Stored
+from servesim.statistics.objective import METRICS
 
 from .inputs import MISSING
-from .objective import METRICS
 
 EXPERIMENT_FILE = "experiment.json"
+WORKING_FOLDER = "working_folder"
 START_KEYS = ("versions", "profile", "inputs")  # describe the start of an experiment; older files lack some
-OPTIONAL_KEYS = ("intervals",)  # written only if they are used
+OPTIONAL_KEYS = ("intervals", "subject_to", "indifference", "loads", "precision")  # written only if they are used
+INDIFFERENCE = 0.005  # default of `indifference`
 NEW_FOLDER = "use another folder with -o"
 NAME_PATTERN = re.compile(r"\w[\w .+-]{0,99}")  # a name is part of a path and of a comment in best.yaml
 Fraction = Annotated[float, Field(gt=0, lt=1)]
@@ -64,22 +72,47 @@ class ExperimentFile(Stored):
     cut: Optional[list[Annotated[float, Field(ge=0, lt=1)]]] = Field(min_length=2, max_length=2)
     confirm: int = Field(0, ge=0, le=10**6)
     intervals: int = Field(0, ge=0, le=MAX_DRAWS)
+    subject_to: list[str] = Field([])
+    indifference: float = Field(INDIFFERENCE, ge=0, lt=1)
+    loads: list[Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)]] = Field([])
+    precision: Optional[Fraction] = None
 
 
 def read_experiment_file(folder: Path) -> ExperimentFile:
-    """Read experiment.json of a folder."""
+    """Read experiment.json of a folder; its paths start at the working folder of this process."""
     path = folder / EXPERIMENT_FILE
     if not path.exists():
         raise BadInput(f"{folder}: expected a folder of `sim sweep` or `sim search`; it has no {EXPERIMENT_FILE}")
-    return validate(ExperimentFile, read_json(path), str(path))
+    return validate(ExperimentFile, read_terms(path), str(path))
 
 
 def read_terms(path: Path) -> dict[str, Any]:
-    """Return the keys of experiment.json or search.json."""
+    """Return the keys of experiment.json or search.json; paths start at the working folder of this process."""
     terms = read_json(path)
     if not isinstance(terms, dict):
         raise BadInput(f"{path}: expected keys and values, got {quote(terms)}")
-    return terms
+    start = terms.pop(WORKING_FOLDER, None)
+    if start is None:
+        return terms
+    if not isinstance(start, str) or "\0" in start:
+        raise BadInput(f"{path}: {WORKING_FOLDER}: expected a path, got {quote(start)}")
+    folder = path.parent / start
+    result = resolve_sweep_paths(terms, folder)
+    if isinstance(terms.get("configs"), list):
+        result["configs"] = resolve_settings(terms["configs"], folder)
+    if isinstance(terms.get("inputs"), dict):
+        names = {name: name.partition(" ") for name in terms["inputs"]}
+        moved = {name: f"{kind} {find_beside(file, folder)}" for name, (kind, _, file) in names.items()}
+        result["inputs"] = {moved[name]: digest for name, digest in terms["inputs"].items()}
+    return result
+
+
+def stored_terms(terms: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Return the keys of a file in an experiment's folder: with the working folder if there are paths that need it."""
+    files = [name.partition(" ")[2] for name in terms.get("inputs", {})]
+    if not any(names_relative_file({"trace": file}) for file in files) and not names_relative_file(terms["base"]):
+        return dict(terms)
+    return {**terms, WORKING_FOLDER: os.path.relpath(os.getcwd(), os.path.realpath(folder))}
 
 
 def check_unchanged(terms: Mapping[str, Any], file: Path, noun: str) -> None:

@@ -17,7 +17,6 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NamedTuple, Optional, Union
 
-from servesim.config.overrides import Tree, merge, set_key
 from servesim.core import BadInput
 from servesim.core.limits import MAX_CONFIGS, MAX_NUMBER, MIN_NUMBER, is_number
 from servesim.files.read import quote
@@ -179,25 +178,3 @@ def parse_number(value: Any, where: str) -> float:
 def round_value(value: float, whole: bool) -> Union[int, float]:
     """Return a value without floating-point rounding errors (0.3, not 0.30000000000000004)."""
     return round(value) if whole else float(f"{value:.6g}")
-
-
-def apply_assignment(base: Tree, assignment: Mapping[str, Any]) -> Tree:
-    """Return the base scenario with an assignment applied; another policy name drops the fields of the old policy."""
-    tree = dict(base)
-    if not isinstance(tree.get("policy"), Mapping):
-        tree["policy"] = {"name": tree.get("policy") or "llm-serving"}
-    for key, value in sorted(assignment.items(), key=nesting_order):
-        if key in ("policy", "policy.name"):
-            tree = merge(tree, {"policy": value if isinstance(value, Mapping) else {"name": value}})
-        elif key in ("trace", "workload"):
-            tree = {k: v for k, v in tree.items() if k not in ("trace", "workload")} | {key: value}
-        elif "." not in key and isinstance(value, Mapping):
-            tree = merge(tree, {key: value})
-        else:
-            tree = set_key(tree, key, value)
-    return tree
-
-
-def nesting_order(item: tuple[str, Any]) -> tuple[int, int]:
-    """Sort sections before their keys, and a policy's name before its fields."""
-    return (item[0].count("."), int(item[0] != "policy.name"))

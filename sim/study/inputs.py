@@ -53,6 +53,8 @@ def digest(kind: str, path: str) -> str:
     """Return a digest of the content of a file or folder."""
     if kind == "profile":
         return load_profile(path).digest
+    if path == "-":
+        raise BadInput(f"{kind} -: expected a file: many runs read it, and a resumed sweep reads it again")
     start, result = Path(path), hashlib.sha256()
     try:
         files = sorted(file for file in start.rglob("*") if file.is_file()) if start.is_dir() else [start]

@@ -13,12 +13,11 @@ from typing import Any, Optional
 
 from pydantic import Field, model_validator
 from servesim.core import BadInput
+from servesim.execution.single_run import Record
 from servesim.files.checked import validate
 from servesim.files.stored import Index, Stored, StoredNumber
 from servesim.files.write import append_to, write_errors
 from servesim.runs.request_rows import STATES
-
-from .single_run import Record
 
 
 class RunLine(Stored):
@@ -27,6 +26,7 @@ class RunLine(Stored):
     config: Index
     replication: Index
     draw: Optional[Index] = None  # with a random cost model
+    load: Optional[StoredNumber] = None  # request rate, of an experiment with loads
     seed: Optional[int] = None
     assignment: Optional[dict[str, Any]] = None  # the line of a search
     error: Optional[str] = None

@@ -1,6 +1,9 @@
 """The result of a sweep: means with intervals, paired differences from the baseline, ranks, labels, the winner.
 
-A configuration is eligible to win if it leaves no more requests unserved than the baseline and never gets stuck.
+A configuration is eligible to win if it leaves no more requests unserved than the baseline, never gets stuck, and
+meets the constraints by the means of its replications. The winner is the best one by the first objective. If others
+are tied with it, the next objectives decide, then the fewest changes from the baseline. So the winner's mean is not
+always the best one: the verdict names the configuration with the best mean if the difference is not decided.
 """
 
 from __future__ import annotations
@@ -8,14 +11,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Optional
+
+from servesim.execution.single_run import Record, RunKey
+from servesim.statistics.constraints import Bound, describe_miss, missed_bounds
+from servesim.statistics.intervals import Interval, interval, paired_difference, with_draws
+from servesim.statistics.objective import Objective
+from servesim.statistics.ties import Relation, break_ties, relate
 
 from .draws import count_wins, draw_effects, paired_effects
 from .experiment import Experiment
 from .grid import Assignment
-from .intervals import Interval, interval, paired_difference, with_draws
-from .single_run import Record, RunKey
 
+CANNOT_WIN = Relation("cannot win")
 CONFIRM_REPLICATION_OFFSET = 1_000_000  # replications from here on only confirm the winner, they do not choose it
 
 
@@ -30,12 +39,38 @@ class Row:
     means: dict[str, Interval] = field(default_factory=dict)  # by objective
     differences: dict[str, Interval] = field(default_factory=dict)  # by objective: paired, from the baseline
     labels: list[str] = field(default_factory=list)
-    eligible: bool = True
+    complete: bool = True  # no run failed or got stuck, and it serves as many requests as the baseline
+    missed: dict[Bound, float] = field(default_factory=dict)  # constraints that it misses: violation as a fraction
     on_pareto_front: bool = False
-    not_significant: bool = False  # the difference from the winner
+    relation: Relation = CANNOT_WIN  # to the best configuration by the first objective
     rank: int = 0
     draws: Sequence[Record] = ()  # runs with random cost models
     draws_won: int = 0  # draws in which it is the best configuration
+
+    @property
+    def eligible(self) -> bool:
+        """Whether it can win."""
+        return self.complete and self.feasible
+
+    @property
+    def feasible(self) -> bool:
+        """Whether it meets all constraints."""
+        return not self.missed
+
+    @property
+    def violation(self) -> float:
+        """The largest violation of a constraint, as a fraction of the bound; 0 if it meets all."""
+        return max(self.missed.values(), default=0.0)
+
+    @property
+    def misses(self) -> list[str]:
+        """The constraints that it misses, as text."""
+        return [describe_miss(bound, self.mean(bound.metric)) for bound in self.missed]
+
+    @property
+    def not_significant(self) -> bool:
+        """Whether it is tied with the best configuration."""
+        return self.relation.tied
 
     def values(self, metric: str) -> list[float]:
         """Return a metric of every replication that has it."""
@@ -74,15 +109,17 @@ class Summary:
             self._add_intervals(row)
             self._add_labels(row)
         self.rows = sorted(rows, key=self._sort_key)
+        self.best_mean: Optional[Row] = None  # the eligible row with the best mean of the first objective
+        self.decided_by: list[Optional[int]] = []  # objectives that separate the winner from ties; None: fewest changes
+        self._choose_winner()
         for rank, row in enumerate(self.rows, 1):
             row.rank = rank
         self._mark_front()
-        self._mark_not_significant()
         self._count_wins()
 
     @property
     def winner(self) -> Row | None:
-        """The best eligible configuration."""
+        """The best eligible configuration; the baseline if nothing beats it."""
         return self.rows[0] if self.rows and self.rows[0].eligible else None
 
     def confirm_difference(self, metric: str) -> Interval:
@@ -151,7 +188,11 @@ class Summary:
         if any(run.get("outside") for run in runs):
             row.labels.append("outside profile")
         no_value = any(math.isnan(mean.mean) for mean in row.means.values())
-        row.eligible = not no_value and not {"failed", "stuck", "serves fewer"} & set(row.labels)
+        row.complete = not no_value and not {"failed", "stuck", "serves fewer"} & set(row.labels)
+        bounds = self.experiment.subject_to
+        if bounds:
+            row.missed = missed_bounds(bounds, {bound.metric: row.mean(bound.metric) for bound in bounds})
+            row.labels += row.misses
 
     @property
     def _max_unserved(self) -> float:
@@ -161,13 +202,42 @@ class Summary:
         return math.inf if math.isnan(failed) or stuck else failed
 
     def _sort_key(self, row: Row) -> tuple[Any, ...]:
-        """Rank by the paired difference if there is one: rows can have different numbers of replications."""
-        scores = []
-        for objective in self.experiment.objectives:
-            value = row.differences[objective.metric].mean
-            value = row.means[objective.metric].mean if math.isnan(value) else value
-            scores.append(math.inf if math.isnan(value) else objective.sign * value)
-        return (not row.eligible, *scores, row.config)
+        """Rank by the objectives; configurations that miss a constraint by their violation, incomplete ones last."""
+        scores = [self._score(row, objective) for objective in self.experiment.objectives]
+        return (not row.complete, row.violation if row.complete else 0.0, *scores, row.config)
+
+    def _score(self, row: Row, objective: Objective) -> float:
+        """Return an objective to minimise: the paired difference if there is one, as rows can have different runs."""
+        value = row.differences[objective.metric].mean
+        value = row.means[objective.metric].mean if math.isnan(value) else value
+        return math.inf if math.isnan(value) else objective.sign * value
+
+    def _choose_winner(self) -> None:
+        """Relate all configurations to the best one, and put the winner first."""
+        rows = [row for row in self.rows if row.eligible]
+        if not rows:
+            return
+        objectives, best = self.experiment.objectives, rows[0]
+        self.best_mean = best
+        for row in rows:
+            row.relation = Relation("best") if row is best else self.relate(row, best, 0)
+        scores = [partial(self._score, objective=objective) for objective in objectives]
+        winner, self.decided_by = break_ties(
+            [row for row in rows if row is best or row.relation.tied],
+            scores,
+            lambda row, other, number: self.relate(row, other, number).tied,
+            lambda row: len(self.experiment.changed_keys(row.config)),
+        )
+        if winner is not best:  # both are tied: name the winner the best one
+            best.relation, winner.relation = winner.relation, best.relation
+        self.rows.sort(key=lambda row: row is not winner)
+
+    def relate(self, row: Row, best: Row, number: int) -> Relation:
+        """Compare a configuration with the best one by an objective."""
+        metric = self.experiment.objectives[number].metric
+        margin = self.experiment.indifference * abs(best.means[metric].mean)
+        sampling = self._paired(row, best, metric) if row.draws else None
+        return relate(self.difference(row, best, metric), margin, sampling, self.experiment.confidence)
 
     def _mark_front(self) -> None:
         rows = [row for row in self.rows if row.eligible]
@@ -175,13 +245,6 @@ class Summary:
         points = [[sign * row.means[metric].mean for metric, sign in signs] for row in rows]
         for index in pareto_front(points):
             rows[index].on_pareto_front = True
-
-    def _mark_not_significant(self) -> None:
-        winner, metric = self.winner, self.experiment.objectives[0].metric
-        for row in self.rows:
-            if winner is not None and row.eligible and row is not winner:
-                change = self.difference(row, winner, metric)
-                row.not_significant = change.mean == 0 if change.half_width is None else not change.excludes_zero
 
     def _count_wins(self) -> None:
         """Count in how many draws each configuration is the best one by the first objective."""

@@ -13,17 +13,18 @@ from servesim.config.overrides import Tree
 from servesim.config.registry import policy_class
 from servesim.config.user_code import names_file
 from servesim.core import BadInput
+from servesim.execution.executor import Executor, Results
+from servesim.execution.progress import Progress
+from servesim.execution.single_run import Record, RunKey, Task, record_key
 from servesim.files.write import FileExists, list_files, open_text, write_json
+from servesim.statistics.intervals import interval, paired_difference, replications_for
 
 from .draws import planned_draws
-from .executor import Executor, Results
 from .experiment import RUNS_FILE, Experiment, load_experiment
-from .experiment_file import EXPERIMENT_FILE, check_unchanged, read_terms
-from .intervals import interval, paired_difference, replications_for
+from .experiment_file import EXPERIMENT_FILE, check_unchanged, read_terms, stored_terms
 from .journal import Journal, encode_record, read_journal, sync
-from .progress import Progress
+from .loads import LoadRecords, plan_bisection
 from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
-from .single_run import Record, RunKey, Task, record_key
 
 Records = dict[RunKey, Record]
 MIN_REPLICATIONS = 3  # before `ci` uses a half-width
@@ -111,11 +112,25 @@ def in_task_order(results: Results) -> Iterator[list[Record]]:
             yield ready
 
 
-def plan_rounds(experiment: Experiment, records: Records) -> Iterator[list[Task]]:
+def plan_rounds(experiment: Experiment, records: Mapping[RunKey, Record]) -> Iterator[list[Task]]:
     """Yield the tasks of all rounds so far. Before the next round, `records` must hold their results.
 
     The plan depends only on complete rounds, so a resumed sweep plans the same tasks.
     """
+    if not experiment.loads:
+        yield from plan_one_load(experiment, records)
+        return
+    parts = {load: plan_one_load(experiment.at_load(load), LoadRecords(records, load)) for load in experiment.loads}
+    planned: dict[float, list[Task]] = {}
+    while new := {load: tasks for load, part in parts.items() if (tasks := next(part, None)) is not None}:
+        planned |= new
+        yield [task for load in parts for task in planned[load]]
+    if experiment.precision is not None:
+        yield from plan_bisection(experiment, records)
+
+
+def plan_one_load(experiment: Experiment, records: Mapping[RunKey, Record]) -> Iterator[list[Task]]:
+    """Yield the tasks of an experiment without loads, or of one of its loads."""
     configs = range(len(experiment.configs))
     first = max(experiment.replications, MIN_REPLICATIONS if experiment.ci else 1) if experiment.is_random else 1
     targets = dict.fromkeys(configs, first)
@@ -135,7 +150,7 @@ def plan_rounds(experiment: Experiment, records: Records) -> Iterator[list[Task]
         yield [experiment.task(c, CONFIRM_REPLICATION_OFFSET + r) for r in range(experiment.confirm) for c in pair]
 
 
-def replications_needed(experiment: Experiment, records: Records, config: int, count: int) -> int:
+def replications_needed(experiment: Experiment, records: Mapping[RunKey, Record], config: int, count: int) -> int:
     """Return the replications that a configuration needs for `ci`, estimated from its first `count` ones."""
     metric, ci = experiment.objectives[0].metric, experiment.ci
     assert ci is not None
@@ -145,7 +160,8 @@ def replications_needed(experiment: Experiment, records: Records, config: int, c
         return count  # a run failed: more replications would not help
     mean, change = interval(values, experiment.confidence), paired_difference(values, base, experiment.confidence)
     level = interval(base).mean
-    needed = max(replications_for(ci * abs(mean.mean), mean), replications_for(ci * abs(level), change))
+    targets = ((ci * abs(mean.mean), mean), (ci * abs(level), change))
+    needed = max(replications_for(target, measured, experiment.confidence) for target, measured in targets)
     return min(experiment.max_replications, max(count, needed), 2 * count)
 
 
@@ -170,7 +186,7 @@ def open_folder(experiment: Experiment, folder: Path, resume: bool, shard: Shard
 def write_terms(terms: Mapping[str, Any], path: Path) -> bool:
     """Write experiment.json unless it exists; atomic, so that only one of several processes writes it."""
     try:
-        write_json(path, terms, overwrite=False)
+        write_json(path, stored_terms(terms, path.parent), overwrite=False)
     except FileExists:
         return False
     return True
@@ -208,11 +224,25 @@ def describe_missing(folder: Path, missing: list[Task]) -> str:
     return ", ".join(f"shard {number}/{count} lacks {runs}" for number, runs in sorted(missing_runs.items()))
 
 
-def load_summary(folder: Union[str, Path]) -> Summary:
-    """Return the summary of an experiment folder."""
+def load_summary(folder: Union[str, Path], load: Optional[float] = None) -> Summary:
+    """Return the summary of an experiment folder; `load` is one of its loads, if it has some."""
     folder = Path(folder)
+    experiment, records = read_records(folder)
+    if load is None and not experiment.loads:
+        return Summary(experiment, records)
+    if load is None or load not in experiment.loads:
+        loads = ", ".join(f"{rate:g}" for rate in experiment.loads) or "none"
+        given = "no load" if load is None else f"{load:g}"
+        raise BadInput(f"{folder}: expected one of its loads ({loads}), got {given}; use --load RATE or DIR@RATE")
+    return Summary(experiment.at_load(load), LoadRecords(records, load))
+
+
+def read_records(folder: Path) -> tuple[Experiment, Records]:
+    """Return the experiment of a folder and its finished runs."""
     experiment = load_experiment(folder)
     records = index_records(read_journal(folder / RUNS_FILE))
     if not records:
         raise BadInput(f"{folder}: has no finished run yet; continue the sweep with --resume")
-    return Summary(experiment, records)
+    if any((record.get("load") is None) == bool(experiment.loads) for record in records.values()):
+        raise BadInput(f"{folder / RUNS_FILE}: expected runs {'with' if experiment.loads else 'without'} a load")
+    return experiment, records

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
+from servesim.cli import parser
+from servesim.commands.options import leaf_commands
 
 from ..conftest import ROOT
 from .running import Said, run_sim
@@ -63,7 +65,33 @@ def test_mistake_gives_one_line_with_a_suggestion(line: str, sim: Callable[..., 
     assert MEANT[line] in said.error
 
 
-@pytest.mark.parametrize("line", ["", "trace", "calibrate", "config"])
+def test_sim_alone_shows_five_tasks_whose_commands_exist(sim: Callable[..., Said]) -> None:
+    said = sim()
+    assert (said.code, said.error) == (0, "")
+    tasks = [line.split() for line in said.out.splitlines() if line.startswith("  sim ")]
+    assert len(tasks) == 5
+    parsers = {command.prog: command for command in leaf_commands(parser())}
+    for words in tasks:
+        name = f"sim {words[1]} {words[2]}" if f"sim {words[1]} {words[2]}" in parsers else f"sim {words[1]}"
+        assert {word for word in words if word.startswith("--")} <= set(parsers[name]._option_string_actions)
+    assert said.out.endswith("sim --help lists all commands.\n")
+
+
+def test_every_command_takes_quiet() -> None:
+    for command in leaf_commands(parser()):
+        assert {"-q", "--quiet"} <= set(command._option_string_actions), command.prog
+
+
+def test_quiet_prints_no_notes(tmp_path: Path, sim: Callable[..., Said]) -> None:
+    (tmp_path / "zero.csv").write_text("arrival,prompt,output\n5,8,0\n6,8,3\n")
+    for line in (f"run --trace {tmp_path}/zero.csv", f"trace convert {tmp_path}/zero.csv -o {tmp_path}/out.csv"):
+        loud, quiet = sim(*line.split()), sim(*line.split(), "-q")
+        assert "1 of 2 rows skipped" in loud.error and quiet.error == ""
+        assert quiet.out == loud.out and quiet.code == loud.code == 0
+    assert sim("run", "--trace", "nowhere.csv", "-q").error.startswith("sim: nowhere.csv"), "errors are no notes"
+
+
+@pytest.mark.parametrize("line", ["trace", "calibrate", "config"])
 def test_command_without_subcommand_shows_the_subcommands(line: str, sim: Callable[..., Said]) -> None:
     said = sim(*line.split())
     assert said.code == 2
@@ -80,7 +108,9 @@ def test_missing_package_is_named(line: str, tmp_path: Path) -> None:
         [sys.executable, "-c", without, *line.split()], cwd=tmp_path, capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    assert done.stderr == "sim: needs aiohttp, the extra `replay`: pip install 'servesim[replay]'\n"
+    assert done.stderr == (
+        "sim: needs aiohttp, the extra `replay`: run pip install '.[replay]' in the clone of servesim\n"
+    )
 
 
 def test_help_is_a_command_too(sim: Callable[..., Said]) -> None:
@@ -134,9 +164,9 @@ SLIPS = {
 
 def test_changed_policy_file_is_loaded_again(tmp_path: Path, sim: Callable[..., Said]) -> None:
     own(tmp_path, "batch: int = 64", "batch: int = 7")
-    assert "batch                        7 " in sim("policies", "show", "mine.py:Gather").out
+    assert "batch 7 " in " ".join(sim("policies", "show", "mine.py:Gather").out.split())
     own(tmp_path, "batch: int = 64", "batch: int = 8")
-    assert "batch                        8 " in sim("policies", "show", "mine.py:Gather").out
+    assert "batch 8 " in " ".join(sim("policies", "show", "mine.py:Gather").out.split())
 
 
 def own(folder: Path, right: str = "", wrong: str = "") -> None:

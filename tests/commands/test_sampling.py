@@ -127,7 +127,7 @@ def test_an_option_of_the_backend_must_agree_with_the_scenario(
 
 def test_a_replay_simulates_the_variant_of_the_backend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On torch, the option of the backend says what runs; the profile was measured with another variant."""
-    pytest.importorskip("torch", reason="torch is not installed: pip install servesim[torch]")
+    pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     section = {"used": "device", "terms": {"host": TERMS["host"], "device": TERMS["ops"]}}
     write_profile(folder / "profile", {"name": "known", "model": "micro", "sampling": section}, COST)
     options = ["--backend", "torch", "--option", "device=cpu", "--option", "sampling=host", "--option", "threads=1"]
@@ -141,7 +141,7 @@ def test_a_replay_simulates_the_variant_of_the_backend(folder: Path, capsys: pyt
 def test_scenarios_with_other_variants_run_on_workers_of_their_own(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch", reason="torch is not installed: pip install servesim[torch]")
+    pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
     section = {"used": "device", "terms": {"host": TERMS["host"], "device": TERMS["ops"]}}
     write_profile(folder / "profile", {"name": "known", "model": "micro", "sampling": section}, COST)
     variants = {"engine.sampling": ["host", "device"]}

@@ -15,7 +15,7 @@ import servesim
 from servesim.cli import main
 from servesim.config.user_code import allow_code, load_module
 from servesim.core import BadInput
-from servesim.study.single_run import Task, context_json, run_tasks
+from servesim.execution.single_run import Task, context_json, run_tasks
 
 from ..conftest import ROOT
 from .running import Said, run_sim
@@ -107,7 +107,8 @@ def move_outside(place: Place) -> str:
     outside = f"{place.other / 'mine.py'}:Gather"
     (place.work / "mine.py").unlink()
     for file in (place.work / "out" / "experiment.json", place.work / "out" / "best.yaml"):
-        file.write_text(file.read_text().replace("mine.py:Gather", outside))
+        text = file.read_text().replace("../mine.py:Gather", "mine.py:Gather")  # best.yaml: relative to its folder
+        file.write_text(text.replace("mine.py:Gather", outside))
     place.write(outside)
     return outside
 

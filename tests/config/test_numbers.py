@@ -13,8 +13,8 @@ from servesim.config.scenario import EngineConfig, Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
-from servesim.study.experiment import SweepFile, build_experiment, validate_file
-from servesim.study.search import SearchFile
+from servesim.searches.search_file import SearchFile
+from servesim.study.sweep_file import SweepFile, build_experiment, validate_file
 
 Tree = dict[str, Any]
 Path = tuple[Union[str, int], ...]
@@ -85,10 +85,16 @@ BASE: Tree = {
     "profile": LINEAR,
     "seed": 1,
 }
+MODEL = {
+    "layers": 4, "hidden": 64, "heads": 4, "kv_heads": 2, "head_size": 16, "intermediate": 128, "vocab": 100,
+    "weights": 10**6,
+}  # fmt: skip
+MEMORY = {"device_memory": 10**8, "gpu_memory_utilization": 0.9, "reserve": 10**6, "model": MODEL}
 SCENARIOS: list[Tree] = [
     *({**BASE, "workload": workload} for workload in WORKLOADS),
     *({**BASE, "profile": profile} for profile in PROFILES),
     {**BASE, "engine": ENGINE, "slo": {"ttft": 100.0, "tpot": 50.0, "e2el": 1000.0}},
+    {**BASE, "engine": MEMORY},
 ]
 
 

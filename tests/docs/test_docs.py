@@ -38,6 +38,7 @@ def tool(name: str) -> ModuleType:
 
 pages, generate_tables = tool("run_doc_examples"), tool("generate_tables")
 PAGES = pages.pages()
+TESTED_ELSEWHERE = ("docs/recipes.md",)  # test_recipes.py compares its outputs in the same way, and uses its results
 LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)|<img [^>]*src=\"([^\"]+)\"")
 INLINE = re.compile(r"(?<!`)`((?:sim|python -m servesim) [^`\n]+)`(?!`)")
 
@@ -52,7 +53,7 @@ def prose(page: Path) -> str:
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
+@pytest.mark.parametrize("page", [page for page in PAGES if page_name(page) not in TESTED_ELSEWHERE], ids=page_name)
 def test_every_command_of_a_page_prints_the_output_shown(page: Path, tmp_path: Path) -> None:
     pages.link_examples(tmp_path)
     for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
@@ -118,11 +119,18 @@ def test_an_example_in_the_docs_equals_its_file(name: str) -> None:
     assert sum(bool(line.strip()) for line in file.splitlines()) <= 20
 
 
-def test_the_readme_names_every_policy_that_is_not_validated() -> None:
-    limits = (ROOT / "README.md").read_text(encoding="utf-8").partition("## Limits")[2]
+@pytest.mark.parametrize("page", ["README.md", "docs/limits.md"])
+def test_the_limits_name_every_policy_that_is_not_validated(page: str) -> None:
+    limits = (ROOT / page).read_text(encoding="utf-8").partition("# Limits")[2]
     for name, kind in POLICIES.items():
         if kind().traits.validated_against.startswith("not validated"):
             assert f"`{name}`" in limits
+
+
+def test_the_glossary_is_in_alphabetical_order() -> None:
+    rows = re.findall(r"^\| (.+?) \|", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)[1:]
+    assert len(rows) > 100
+    assert rows == sorted(set(rows), key=str.lower)
 
 
 def test_commands_that_are_not_run_exist() -> None:
@@ -158,6 +166,9 @@ def check_command(line: str, where: str) -> bool:
 
 OTHER_COMMANDS = (
     ".",
+    "aiperf",
+    "guidellm",
+    "vllm",
     "pip",
     "python",
     "export",

@@ -15,7 +15,7 @@ from servesim.config.registry import make_policy, presets
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.files.yaml_reader import MAX_YAML_BYTES, parse, read_yaml
-from servesim.study.experiment import read_experiment
+from servesim.study.sweep_file import read_experiment
 
 from ..conftest import ROOT
 

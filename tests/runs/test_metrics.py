@@ -9,7 +9,16 @@ import numpy as np
 import pytest
 from servesim.config.scenario import scenario_from
 from servesim.engine.step import TokenGaps
-from servesim.runs.metrics import PERCENTILES, Metrics, pooled_stats, summary, weighted_order_statistics, weighted_sum
+from servesim.runs.metrics import (
+    PERCENTILES,
+    Metrics,
+    gap_counts,
+    gap_seconds,
+    pooled_stats,
+    summary,
+    weighted_order_statistics,
+    weighted_sum,
+)
 from servesim.runs.request_rows import COLUMNS, STATES, row
 from servesim.runs.simulate import Run, load_trace, simulate
 
@@ -114,3 +123,23 @@ def test_a_run_needs_less_than_a_kilobyte_per_request() -> None:
         tracemalloc.stop()
     assert trace_bytes < 40 * count
     assert peak < 1000 * count
+
+
+def test_more_percentiles_are_exact_and_change_no_other_number() -> None:
+    result = run()
+    before = result.result()
+    result.measures.add_percentiles([99.9, 12.5, 50])
+    after = result.result()
+    added = {key for key in after if key not in before}
+    assert added == {f"{name}_{kind}_ms" for name in ("p12.5", "p99.9") for kind in ("ttft", "tpot", "itl", "e2el")}
+    assert {key: after[key] for key in before} == before
+    for name, values in (
+        ("ttft", result.measures.ttft),
+        ("tpot", result.measures.tpot),
+        ("e2el", result.measures.e2el),
+    ):
+        expected = np.percentile(values, [12.5, 99.9]) * 1e3
+        assert [after[f"p12.5_{name}_ms"], after[f"p99.9_{name}_ms"]] == pytest.approx(expected, rel=1e-12)
+    gaps = result.server.token_gaps
+    every_gap = np.repeat(gap_seconds(gaps), gap_counts(gaps)) * 1e3
+    assert [after["p12.5_itl_ms"], after["p99.9_itl_ms"]] == pytest.approx(np.percentile(every_gap, [12.5, 99.9]))

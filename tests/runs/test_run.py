@@ -255,3 +255,47 @@ def test_session_requests_wait_for_the_previous_response(folder: Path) -> None:
     one, two, three = rows(folder / "out" / "requests.csv")
     assert float(two["arrival"]) == pytest.approx(float(one["finish"]) + 2.5)
     assert float(three["arrival"]) == pytest.approx(float(two["finish"]) + 1)
+
+
+def test_requests_csv_ends_with_the_latencies_of_finished_requests(folder: Path) -> None:
+    """Seconds, whose means are those of result.json; a lost request has none, a single token has no tpot."""
+    (folder / "three.csv").write_text("arrival,prompt,output\n0,4,3\n0.25,4,1\n0.5,4,40\n")
+    options = ["--policy", "vllm", "--set", "profile={base: 0.5}", "--set", "engine.client_timeout=8"]
+    assert main(["run", "--trace", "three.csv", *options, "-o", "out"]) == 0
+    table, result = rows(folder / "out" / "requests.csv"), json.loads((folder / "out" / "result.json").read_text())
+    assert list(table[0])[-4:] == ["outcome", "ttft", "tpot", "e2el"]
+    assert [line["outcome"] for line in table] == ["finished", "finished", "lost"]
+    for name in ("ttft", "tpot", "e2el"):
+        values = [float(line[name]) for line in table if line[name]]
+        assert len(values) == (1 if name == "tpot" else 2) and table[2][name] == ""
+        assert 1e3 * sum(values) / len(values) == pytest.approx(result[f"mean_{name}_ms"], rel=1e-12)
+
+
+def test_a_folder_of_an_old_version_without_latencies_is_read(folder: Path) -> None:
+    from servesim.frames.run import result_of_data
+    from servesim.runs.run_folder import read_run
+
+    assert main(["run", "scenario.yaml", "-o", "out"]) == 0
+    new = result_of_data(read_run(folder / "out")).requests
+    path = folder / "out" / "requests.csv"
+    path.write_text("".join(",".join(line.split(",")[:-3]) + "\n" for line in path.read_text().splitlines()))
+    assert result_of_data(read_run(folder / "out")).requests.equals(new)
+    assert new.e2el.notna().all()
+
+
+def test_metric_percentiles_are_printed_and_stored(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "scenario.yaml", "-o", "out", "--metric-percentiles", "50,95,99.9"]) == 0
+    text, result = capsys.readouterr().out, json.loads((folder / "out" / "result.json").read_text())
+    for name in ("ttft", "tpot", "itl", "e2el"):
+        shown = [line.split()[0] for line in text.splitlines() if f" {name.upper()} (ms):" in line]
+        assert shown == ["Mean", "Median", "P50", "P95", "P99.9"]
+        assert result[f"p95_{name}_ms"] <= result[f"p99_{name}_ms"] <= result[f"p99.9_{name}_ms"]
+        assert f"{result[f'p99.9_{name}_ms']:.2f}" in text
+
+
+@pytest.mark.parametrize("text", ["", "x", "50,", "101", "-1", "nan", ",".join(["50"] * 21)])
+def test_wrong_percentiles_are_refused(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main(["run", "scenario.yaml", f"--metric-percentiles={text}"])
+    error = capsys.readouterr().err
+    assert stop.value.code == 2 and len(error.splitlines()) == 1 and "from 0 to 100" in error

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import yaml
-from servesim.study.compare import ComparedRuns, Difference, batch_means, compare, summarise
-from servesim.study.intervals import Interval
-from servesim.study.objective import Objective
+from servesim.statistics.intervals import Interval, RelativeChange
+from servesim.statistics.objective import Objective
+from servesim.study.compare import Difference, compare, summarise
+from servesim.study.compared_runs import ComparedRuns, batch_means
 
 from . import sweeps
 
@@ -67,18 +69,109 @@ def test_configurations_of_a_sweep_are_paired_by_seed(tmp_path: Path, capsys: py
     assert "no configuration 99, only 0 to 6" in capsys.readouterr().err
 
 
+def test_further_percentiles_of_scenarios_and_of_stored_runs_agree(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A scenario computes them in the run, a folder from its requests; both equal those of `sim run`."""
+    files, option = [scenario(tmp_path, name, decode_batch=batch) for name, batch in (("a", 2), ("b", 4))], "37.5,99.9"
+    for file in files:
+        assert sweeps.sim("run", file, "-o", file.with_suffix(""), "-q") == 0
+        assert sweeps.sim("run", file, "-o", file.with_suffix(".all"), "-q", "--metric-percentiles", option) == 0
+    capsys.readouterr()
+    stored = [json.loads((file.with_suffix(".all") / "result.json").read_text()) for file in files]
+    words = ("-j", 1, "--metric", "makespan", "--metric-percentiles", option, "--json")
+    assert sweeps.sim("compare", *files, "--replications", 1, *words) == 0
+    simulated = json.loads(capsys.readouterr().out)["figures"]
+    assert sweeps.sim("compare", *(file.with_suffix("") for file in files), *words) == 0
+    folders = json.loads(capsys.readouterr().out)["figures"]
+    latencies = ("ttft", "tpot", "itl", "e2el")
+    assert list(simulated) == ["makespan", *(f"{q}_{name}_ms" for name in latencies for q in ("p37.5", "p99.9"))]
+    assert set(simulated) - set(folders) == {"p37.5_itl_ms", "p99.9_itl_ms"}  # a folder has no single gaps
+    for metric, row in simulated.items():
+        assert [row["a"], row["b"]] == [result[metric] for result in stored]
+    for metric, row in folders.items():
+        assert [row["a"], row["b"]] == pytest.approx([result[metric] for result in stored], rel=1e-9)
+
+
+def test_percentiles_that_a_sweep_does_not_store_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path), "-o", out, "-j", 1, "-q", "--no-report") == 0
+    capsys.readouterr()
+    assert sweeps.sim("compare", f"{out}:0", out, "--metric-percentiles", "95,99") == 0
+    assert "p95_e2el_ms" in capsys.readouterr().out
+    assert sweeps.sim("compare", f"{out}:0", out, "--metric-percentiles", "99.9") == 2
+    assert "runs of a sweep have (50, 90, 95, 99), got p99.9_ttft_ms\n" in capsys.readouterr().err
+
+
+def test_a_metric_that_one_side_lacks_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, out = scenario(tmp_path, "a"), tmp_path / "a"
+    assert sweeps.sim("run", a, "-o", out, "-q") == 0
+    capsys.readouterr()
+    assert sweeps.sim("compare", a, out, "-j", 1, "--replications", 1, "--metric", "makespan", "--metric", "mfu") == 0
+    text = capsys.readouterr().out
+    assert "makespan" in text and "mfu" not in text
+    assert sweeps.sim("compare", a, out, "-j", 1, "--replications", 1, "--metric", "mfu") == 2
+    assert "have none of mfu in common" in capsys.readouterr().err
+
+
+def test_every_command_says_that_a_profile_is_of_the_own_backend(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, note = tmp_path / "h200.yaml", "note: profile h200-llama2-7b was measured on servesim's own torch backend"
+    path.write_text(yaml.safe_dump(sweeps.base(profile="h200-llama2-7b")))
+    assert sweeps.sim("run", path, "-o", tmp_path / "run", "-q") == 0
+    file = sweeps.sweep_file(tmp_path, base=sweeps.base(profile="h200-llama2-7b"), replications=1)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "sweep", "-j", 1, "-q", "--no-report") == 0
+    for words in (
+        ("compare", path, path, "-j", 1, "--replications", 1, "-o", tmp_path / "page"),
+        ("compare", tmp_path / "run", f"{tmp_path / 'sweep'}:0"),
+        ("verify", tmp_path / "run", tmp_path / "run"),
+        ("search", path, "--meet", "p99_ttft_ms<=1000", "--precision", "90%", "-j", 1),
+    ):
+        capsys.readouterr()
+        assert sweeps.sim(*words) == 0
+        assert capsys.readouterr().out.count(note) == 1, words
+    assert (
+        "h200-llama2-7b was measured on servesim&#39;s own torch backend" in (tmp_path / "page/report.html").read_text()
+    )
+
+
 @pytest.mark.parametrize(
-    ("objective", "change", "text"),
+    ("objective", "change", "limits", "text"),
     [
-        (LOW, Interval(0.0, 0.0, 5), "the same"),
-        (LOW, Interval(-4.0, 1.0, 5), "B is 4.00 % better (interval -5.00 to -3.00 %)"),
-        (HIGH, Interval(-4.0, 1.0, 5), "B is 4.00 % worse (interval -5.00 to -3.00 %)"),
-        (LOW, Interval(1.0, 2.0, 5), "the difference is not significant (interval -1.00 to +3.00 %)"),
-        (HIGH, Interval(2.5, None, 1), "B is 2.50 % better (one run each)"),
+        (LOW, Interval(0.0, 0.0, 5), (0.0, 0.0), "the same"),
+        (LOW, Interval(-4.0, 1.0, 5), (-0.05, -0.03), "B is 4.00 % better (interval -5.00 to -3.00 %)"),
+        (HIGH, Interval(-4.0, 1.0, 5), (-0.05, -0.03), "B is 4.00 % worse (interval -5.00 to -3.00 %)"),
+        (LOW, Interval(1.0, 2.0, 5), (-0.01, 0.03), "the difference is not significant (interval -1.00 to +3.00 %)"),
+        (HIGH, Interval(2.5, None, 1), (None, None), "B is 2.50 % better (one run each)"),
     ],
 )
-def test_a_difference_is_described(objective: Objective, change: Interval, text: str) -> None:
-    assert Difference(objective, 100.0, 100.0 + change.mean, change, "replications").describe() == text
+def test_a_difference_is_described(
+    objective: Objective, change: Interval, limits: tuple[Optional[float], Optional[float]], text: str
+) -> None:
+    relative = RelativeChange(change.mean / 100, *limits)
+    described = Difference(objective, 100.0, 100.0 + change.mean, change, relative, "replications").describe()
+    assert described == text
+
+
+def test_an_interval_of_a_throughput_never_falls_below_minus_100_percent() -> None:
+    """Two noisy pairs: the t interval of the difference reaches far below -100 % of A."""
+    a = ComparedRuns("a", {1: {"output_throughput": 100.0}, 2: {"output_throughput": 140.0}})
+    b = ComparedRuns("b", {1: {"output_throughput": 60.0}, 2: {"output_throughput": 30.0}})
+    (difference,) = compare(a, b, [HIGH])
+    mean, low, high = difference.relative
+    assert difference.change.mean - (difference.change.half_width or 0) < -difference.a
+    assert low is not None and high is not None and -1 < low < mean == 45 / 120 - 1 < 0 < high
+    assert difference.outcome == "not significant"
+
+
+def test_a_metric_that_is_0_in_a_has_no_percentage() -> None:
+    a = ComparedRuns("a", {1: {"evictions": 0.0}, 2: {"evictions": 0.0}})
+    b = ComparedRuns("b", {1: {"evictions": 3.0}, 2: {"evictions": 3.0}})
+    (difference,) = compare(a, b, [Objective("evictions", "min")])
+    assert difference.describe() == "B is worse (A is 0)" and difference.exceeds(5.0)
+    (back,) = compare(b, a, [Objective("evictions", "min")])
+    assert back.describe() == "B is 100.00 % better (interval -100.00 to -100.00 %)"
 
 
 def test_only_runs_with_the_same_seed_are_paired() -> None:

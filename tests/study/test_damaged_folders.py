@@ -18,9 +18,9 @@ import yaml
 from servesim.core import BadInput
 from servesim.costs.device_profile import bundled_profiles
 
+from ..searches.test_search import search_file
 from . import sweeps
 from .damage import copy_folder, damage
-from .test_search import search_file
 
 MUTATIONS = 8  # of each case
 QUIET = ("-j", 1, "-q", "--no-report")

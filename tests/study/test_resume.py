@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import yaml
-from servesim.study.experiment import read_experiment
+from servesim.calibrate.replay.replay import top_scenarios
+from servesim.core import BadInput
 from servesim.study.journal import read_journal
-from servesim.study.sweep import plan_rounds
+from servesim.study.sweep import load_summary, plan_rounds
+from servesim.study.sweep_file import read_experiment
 
+from ..searches.test_search import search_file, trials
 from . import sweeps
-from .test_search import search_file, trials
 
 QUIET = ("-j", 1, "-q", "--no-report")
 OWN = "from servesim.policies.llm_serving import LLMServing\n\nclass Mine(LLMServing):\n    pass\n"
@@ -253,3 +255,45 @@ def test_a_search_on_several_processes_equals_one_on_a_single_process() -> None:
     assert trials(Path("one")) == trials(Path("two"))
     for name in ("runs.jsonl", "summary.csv", "best.yaml", "experiment.json"):
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
+
+
+@pytest.mark.parametrize("command", ["sweep", "search"])
+def test_an_experiment_continues_and_reports_from_another_working_folder(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its trace is named by a path that starts at the first working folder."""
+    if command == "search":
+        pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
+    first, other = tmp_path / "project", tmp_path / "elsewhere" / "deep"
+    (first / "inputs").mkdir(parents=True)
+    other.mkdir(parents=True)
+    (first / "inputs" / "trace.csv").write_text(trace_text(5))
+    base = {key: value for key, value in sweeps.base(trace="trace.csv").items() if key != "workload"}
+    folder = first / "inputs"
+    file = search_file(folder, trials=2, base=base) if command == "search" else sweeps.sweep_file(folder, base=base)
+    monkeypatch.chdir(first)
+    assert sweeps.sim(command, file.relative_to(first), "-o", "out", *QUIET) == 0
+    assert json.loads((first / "out" / "experiment.json").read_text())["working_folder"] == ".."
+    kept = ("summary.csv", "best.yaml", *(["experiment.json"] if command == "sweep" else []))
+    files = {name: (first / "out" / name).read_bytes() for name in kept}
+    monkeypatch.chdir(other)
+    out = os.path.relpath(first / "out")
+    assert sweeps.sim(command, os.path.relpath(file), "-o", out, "--resume", *QUIET) == 0
+    assert command == "search" or sweeps.sim("sweep", out, *QUIET) == 0
+    assert {name: (first / "out" / name).read_bytes() for name in files} == files
+    capsys.readouterr()
+    assert sweeps.sim("report", out) == 0 and sweeps.sim("compare", f"{out}:0", out) == 0
+    page = (first / "out" / "report.html").read_text()
+    assert '"cdf-0"' in page and '"queues-baseline"' in page  # they need the trace
+    assert [scenario.trace.path for _, scenario in top_scenarios(Path(out), 2, True)] == [
+        os.path.relpath(first / "inputs" / "trace.csv")
+    ] * 2  # fmt: skip
+
+
+def test_an_experiment_without_files_does_not_name_its_working_folder(tmp_path: Path) -> None:
+    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path, replications=1), "-o", tmp_path / "out", *QUIET) == 0
+    assert "working_folder" not in (tmp_path / "out" / "experiment.json").read_text()
+    text = (tmp_path / "out" / "experiment.json").read_text()
+    (tmp_path / "out" / "experiment.json").write_text(text.replace("{", '{"working_folder": 3,', 1))
+    with pytest.raises(BadInput, match="working_folder: expected a path, got 3"):
+        load_summary(tmp_path / "out")

@@ -15,13 +15,14 @@ from servesim.config.overrides import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Request
+from servesim.execution.executor import Serial
+from servesim.execution.single_run import RunContext, Task, replication_seed
 from servesim.runs.simulate import simulate
-from servesim.study.executor import Serial
-from servesim.study.experiment import read_experiment
-from servesim.study.files import format_table, write_summary
+from servesim.study.files import write_summary
 from servesim.study.ranking import CONFIRM_REPLICATION_OFFSET, Summary
-from servesim.study.single_run import RunContext, Task, replication_seed
 from servesim.study.sweep import load_summary, plan_rounds, sweep
+from servesim.study.sweep_file import read_experiment
+from servesim.study.table import format_table
 
 from . import sweeps
 
@@ -229,8 +230,9 @@ def test_several_objectives_give_a_pareto_front_and_a_goal_can_be_max(tmp_path: 
     summary = run(tmp_path, objectives=["max:output_throughput", {"metric": "mean_tpot_ms", "goal": "min"}])
     front = [row for row in summary.rows if row.on_pareto_front]
     assert summary.winner in front and len(front) >= 2
-    means = [row.mean("output_throughput") for row in summary.rows]
+    means = [row.mean("output_throughput") for row in summary.rows if row is not summary.winner]
     assert means == sorted(means, reverse=True)
+    assert summary.winner is summary.rows[0] and not summary.winner.relation.tied
 
 
 def test_emit_config_writes_the_server_s_yaml(tmp_path: Path) -> None:
@@ -338,7 +340,7 @@ def test_one_replication_has_means_and_no_intervals(tmp_path: Path) -> None:
 def test_plain_progress_lines_show_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    from servesim.study import progress as module
+    from servesim.execution import progress as module
 
     clock = iter([0.0, 0.0, 10.0, 10.0, 12.0, 20.0, 20.0])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
@@ -349,3 +351,16 @@ def test_plain_progress_lines_show_rate_and_time_left(monkeypatch: pytest.Monkey
         progress.advance(40)
     assert out.getvalue().splitlines()[-1].startswith("sweep: 60/100 runs, ")
     assert "s left" in out.getvalue()
+
+
+def test_a_baseline_that_leaves_requests_unserved_is_named(tmp_path: Path) -> None:
+    """Its times are those of the few requests that it served, so they look good."""
+    base = sweeps.base(engine={"client_timeout": 1.0})
+    for name in "ab":
+        (tmp_path / name).mkdir()
+    served = run(tmp_path / "a", base=base, params={"policy.decode_batch": [8]}, replications=1)
+    unserved = int(served.baseline.mean("failed"))
+    assert unserved > 0
+    assert f"the baseline leaves {unserved} requests unserved: its metrics are those of" in format_table(served)
+    patient = run(tmp_path / "b", params={"policy.decode_batch": [8]}, replications=1)
+    assert "unserved" not in format_table(patient)

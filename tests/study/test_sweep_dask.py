@@ -75,6 +75,15 @@ def test_a_sweep_survives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cl
     assert sweeps.contents(out) == sweeps.contents(tmp_path / "here")
 
 
+def test_a_sweep_over_loads_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
+    file = sweeps.sweep_file(tmp_path, loads=[2, 8], subject_to=["p99_ttft_ms <= 2000"], precision="20%")
+    words = ("sweep", file, "-q", "--no-report", "-o")
+    assert sweeps.sim(*words, tmp_path / "out", "--executor", f"dask:{cluster.address}") == 0
+    assert sweeps.sim(*words, tmp_path / "here", "-j", 1) == 0
+    for name in ("runs.jsonl", "summary.csv", "capacity.csv", "best.yaml"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
 def test_no_scheduler_at_the_address_gives_a_one_line_error(tmp_path: Path) -> None:
     file = sweeps.sweep_file(tmp_path)
     process = sweeps.start("sweep", file, "-o", tmp_path / "out", "--executor", "dask:tcp://127.0.0.1:9", "-q")

@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput
-from servesim.study.executor import Pool, Serial, WorkerLost
-from servesim.study.experiment import read_experiment
+from servesim.execution.executor import Pool, Serial, WorkerLost
 from servesim.study.journal import Journal, read_journal
 from servesim.study.sweep import in_task_order, sweep
+from servesim.study.sweep_file import read_experiment
 
 from . import sweeps
 

@@ -9,15 +9,18 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from decimal import Decimal
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, BinaryIO, Optional, Union
 
 from servesim.core import BadInput
-from servesim.files.read import PathLike, read_text
+from servesim.files.read import STDIN_NAME, PathLike, decode_text, read_stdin, read_text
 
 from .table import Table, csv_table, json_rows, json_table
 
 OBJECTS = ("json", "parquet")  # kinds whose rows are objects with typed values
+STDIN = "-"  # instead of a path
+PARQUET = b"PAR1"  # the first bytes of a Parquet file
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
@@ -34,7 +37,8 @@ class Source:
         window: tuple[float, float] = (0.0, math.inf),
     ) -> None:
         self.path = Path(path)
-        self.name = str(path)
+        self.is_stdin = str(path) == STDIN
+        self.name = STDIN_NAME if self.is_stdin else str(path)
         self.columns = dict(columns or {})  # field -> column name in this file
         self.count = count  # text -> number of tokens
         self.seed = seed
@@ -46,12 +50,12 @@ class Source:
     @cached_property
     def text(self) -> str:
         """The whole file."""
-        return read_text(self.path)
+        return decode_text(self.name, read_stdin()) if self.is_stdin else read_text(self.path)
 
     @cached_property
     def kind(self) -> str:
         """parquet, json (a list, or lines of objects), log, or csv."""
-        if is_parquet(self.path):
+        if read_stdin()[:4] == PARQUET if self.is_stdin else is_parquet(self.path):
             return "parquet"
         start = self.text.lstrip()[:200]
         if start[0] in "[{":
@@ -73,7 +77,9 @@ class Source:
 
     @cached_property
     def _rows(self) -> tuple[list[dict[str, Any]], Sequence[int]]:
-        return read_parquet(self.path) if self.kind == "parquet" else json_rows(self.name, self.text)
+        if self.kind != "parquet":
+            return json_rows(self.name, self.text)
+        return read_parquet(self.name, BytesIO(read_stdin()) if self.is_stdin else self.path)
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -108,23 +114,23 @@ def is_parquet(path: Path) -> bool:
         if not path.is_file():  # reading a pipe here would lose its first bytes
             return False
         with path.open("rb") as file:
-            return file.read(4) == b"PAR1"
+            return file.read(4) == PARQUET
     except (OSError, ValueError):
         return False  # reading it as text raises the error
 
 
-def read_parquet(path: Path) -> tuple[list[dict[str, Any]], Sequence[int]]:
+def read_parquet(name: str, file: Union[Path, BinaryIO]) -> tuple[list[dict[str, Any]], Sequence[int]]:
     """Return the rows of a Parquet file as objects, and their numbers."""
     from pyarrow import ArrowException
     from pyarrow.parquet import ParquetFile
 
     try:
-        records = ParquetFile(path).read().to_pylist()
+        records = ParquetFile(file).read().to_pylist()
     except (ArrowException, OSError) as error:
         reason = str(error).splitlines()[0][:80]
-        raise BadInput(f"{path}: row 1: damaged Parquet file: {reason}") from None
+        raise BadInput(f"{name}: row 1: damaged Parquet file: {reason}") from None
     if not records:
-        raise BadInput(f"{path}: row 1: no rows")
+        raise BadInput(f"{name}: row 1: no rows")
     return [{key: to_json_value(value) for key, value in record.items()} for record in records], range(
         1, len(records) + 1
     )

@@ -1,14 +1,15 @@
-"""Count the tokens of a text with a tokenizer of the user, or estimate them."""
+"""Tokens of a text: encoded with a tokenizer file of the user, counted with it, or estimated."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from servesim.core import BadInput
+from servesim.core.extras import missing_package
 
 CountTokens = Callable[[str], int]  # text -> tokens, without begin-of-sequence
 Tokenizer = Union[str, "os.PathLike[str]", CountTokens]
@@ -20,13 +21,28 @@ ESTIMATE_NOTE = (
 )
 
 
+class TextTokenizer(NamedTuple):
+    """The tokenizer of a model, without special tokens such as begin-of-sequence."""
+
+    size: int  # ids are smaller
+    encode: Callable[[str], list[int]]
+    encode_unlocked: Callable[[str], list[int]]  # the same; other threads run meanwhile, if the library can do this
+    decode: Callable[[Sequence[int]], str]
+
+
 def token_counter(tokenizer: Optional[Tokenizer]) -> CountTokens:
     """Return a function that counts tokens: the given one, the tokenizer in a file or folder, or an estimate (None)."""
     if tokenizer is None:
         return estimate
     if callable(tokenizer):
         return tokenizer
-    path = Path(tokenizer)
+    encode = read_tokenizer(tokenizer).encode
+    return lambda text: len(encode(text))
+
+
+def read_tokenizer(path: Union[str, os.PathLike[str]]) -> TextTokenizer:
+    """Read a tokenizer.model (SentencePiece) or tokenizer.json (Hugging Face), or the one in a folder."""
+    path = Path(path)
     for name in ("tokenizer.model", "tokenizer.json") if path.is_dir() else ():
         if (path / name).exists():
             path = path / name
@@ -41,26 +57,31 @@ def estimate(text: str) -> int:
     return -(-len(text) // CHARS_PER_TOKEN)
 
 
-def _sentencepiece(path: Path) -> CountTokens:
+def _sentencepiece(path: Path) -> TextTokenizer:
     package = _import_package("sentencepiece", path)
     try:
         model = package.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError):
         raise BadInput(f"tokenizer: expected a SentencePiece model, got {path}") from None
-    return lambda text: len(model.encode(text))
+    return TextTokenizer(model.vocab_size(), model.encode, model.encode, lambda ids: str(model.decode(list(ids))))
 
 
-def _tokenizers(path: Path) -> CountTokens:
+def _tokenizers(path: Path) -> TextTokenizer:
     package = _import_package("tokenizers", path)
     try:
         model = package.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself
         raise BadInput(f"tokenizer: expected a tokenizer.json, got {path}: {str(error)[:80]}") from None
-    return lambda text: len(model.encode(text, add_special_tokens=False))
+    return TextTokenizer(
+        max(model.get_vocab().values(), default=-1) + 1,
+        lambda text: list(model.encode(text, add_special_tokens=False).ids),
+        lambda text: list(model.encode_batch([text], add_special_tokens=False)[0].ids),
+        lambda ids: str(model.decode(list(ids), skip_special_tokens=False)),
+    )
 
 
 def _import_package(name: str, path: Path) -> Any:
     try:
         return import_module(name)
     except ImportError:
-        raise BadInput(f"tokenizer: reading {path} needs a package: pip install {name}") from None
+        raise BadInput(f"tokenizer: {path} {missing_package(name)}") from None

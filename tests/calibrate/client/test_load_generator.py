@@ -24,8 +24,6 @@ from servesim.costs.linear import LinearCost  # noqa: E402
 
 from ...conftest import RECORDINGS  # noqa: E402
 
-pytestmark = pytest.mark.live
-
 CAPTURE = RECORDINGS / "llm-serving" / "http_capture.txt"
 TOKEN = b'{"event": "message", "retry": 30000, "data": [{"generated_text": " a", "tokens": {"id": 7, "text": " a"}}]}\n'
 LAST = b'{"event": "message", "data": [{"generated_text": " a a", "finish_reason": "length", "generated_tokens": 2}]}\n'
@@ -146,6 +144,7 @@ def test_a_killed_server_breaks_open_requests_without_a_hang() -> None:
     assert outcomes(done["load"]) == {"finished": 5, "broken": 35}
 
 
+@pytest.mark.live
 def test_requests_are_sent_on_time_without_waiting_for_responses() -> None:
     async def late(request: web.Request, number: int) -> web.StreamResponse:
         await asyncio.sleep(3)
@@ -174,6 +173,7 @@ def test_a_follower_is_sent_after_its_predecessor_ended_and_its_think_time() -> 
     assert 0.2 <= b.sent_at - a.ended_at < 10
 
 
+@pytest.mark.live
 def test_client_side_times_become_the_metrics_of_a_run() -> None:
     async def steady(request: web.Request, number: int) -> web.StreamResponse:
         response = await answer(request, TOKEN)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: pip install servesim[torch]")
+torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
 from servesim.calibrate.device import self_test  # noqa: E402
 from servesim.calibrate.device.backend import MODELS, Backend, Model, OutOfMemory, Row  # noqa: E402

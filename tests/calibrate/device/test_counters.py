@@ -25,8 +25,6 @@ from servesim.cli import main
 
 from ...conftest import ROOT
 
-pytestmark = pytest.mark.live
-
 USAGES = """\
 \tNPU ID                         : 0
 \tChip Count                     : 1
@@ -135,6 +133,7 @@ def test_without_a_tool_there_is_one_line(tools: Path) -> None:
     assert sampler.remark == NO_TOOL and not sampler.samples
 
 
+@pytest.mark.live
 def test_power_by_kind_needs_samples(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servesim.calibrate.probe.power.PHASE_S", 0.5)
     monkeypatch.setattr("servesim.calibrate.probe.power.SETTLE_S", 0.1)
@@ -172,6 +171,7 @@ class WorkerInThisProcess:
         return measure.run(self.backend, args, progress)
 
 
+@pytest.mark.live
 def test_a_probe_keeps_the_counters_and_the_power_of_each_kind(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +201,7 @@ def replay(folder: Path) -> int:
     return main(["replay", str(folder / "scenario.yaml"), "--backend", "fake", "--live-only", "-o", str(folder / "r")])
 
 
+@pytest.mark.live
 def test_a_replay_writes_counters_timeline_and_energy(
     tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -235,6 +236,7 @@ def test_a_replay_without_a_tool_says_so_in_one_line(
     assert json.loads((live / "result.json").read_text())["energy"] is None
 
 
+@pytest.mark.live
 def test_the_gpu_benchmark_prints_both_figures_side_by_side(tools: Path, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     add_tool(tools, "nvidia-smi", WORKING)

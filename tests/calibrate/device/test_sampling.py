@@ -54,7 +54,7 @@ class TestTorch:
 
     @pytest.fixture(autouse=True)
     def _torch(self) -> None:
-        pytest.importorskip("torch", reason="torch is not installed: pip install servesim[torch]")
+        pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
     def loaded(self, sampling: str, **options: Any) -> Any:
         from servesim.calibrate.device.torch.backend import TorchBackend

@@ -17,12 +17,11 @@ import pytest
 from servesim.calibrate.device import worker_client
 from servesim.calibrate.device.backend import MODELS, OutOfMemory, Row
 from servesim.calibrate.device.fake import FakeBackend
+from servesim.calibrate.device.worker import open_backend
 from servesim.calibrate.device.worker_client import Worker, WorkerFailed
 from servesim.core import BadInput
 
 from ...conftest import ROOT
-
-pytestmark = pytest.mark.live
 
 FREE: dict[str, float] = {}  # a cost model of 0 seconds
 ROWS = [Row([5, 6, 7], 0, [3]), Row([9], 0, [1])]
@@ -231,6 +230,16 @@ def test_an_unknown_backend_lists_the_known_ones() -> None:
         Worker("abacus")
 
 
+def test_a_missing_framework_names_the_interpreter_and_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in [name for name in sys.modules if name.startswith("servesim.calibrate.device.torch")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    message = f"backend torch: {sys.executable} cannot import torch; install it there, or name another interpreter"
+    with pytest.raises(BadInput) as error:
+        open_backend({"backend": "torch"})
+    assert str(error.value) == f"{message} with --worker-python"
+
+
 def test_out_of_memory_has_its_own_error_and_the_backend_stays_usable() -> None:
     with Worker("fake", cost=FREE, limit=3) as worker:
         worker.load("micro", 8, 4)
@@ -259,6 +268,7 @@ def test_an_unsynchronised_step_of_a_delayed_device_would_look_short() -> None:
     assert returned < 1.0 < 1.01 <= time.perf_counter() - start
 
 
+@pytest.mark.live
 def test_a_fake_step_takes_the_time_of_the_cost_model() -> None:
     device = FakeBackend(
         {"base": 0.02, "prefill_token": 0.01, "decode_row": 0.005, "context": 0.001, "swap_block": 0.015}

@@ -15,6 +15,8 @@ from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_row
 from servesim.calibrate.endpoint.fit import EndpointFit, NotEnoughData, fit_steps  # noqa: E402
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed  # noqa: E402
 from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps  # noqa: E402
+from servesim.calibrate.endpoint.text import write_samples  # noqa: E402
+from servesim.calibrate.probe.samples import read_samples  # noqa: E402
 from servesim.calibrate.server.word_tokenizer import encode  # noqa: E402
 from servesim.core import BadInput, Request, Shape  # noqa: E402
 from servesim.costs.linear import LinearCost  # noqa: E402
@@ -140,6 +142,17 @@ def test_one_late_packet_does_not_change_the_step_time() -> None:
     ends = 0.01 * np.arange(12)
     ends[5] += 0.006
     assert median_slope(ends) == pytest.approx(0.01, rel=1e-9)
+
+
+def test_tokens_that_arrive_together_are_flagged_samples(tmp_path: Path) -> None:
+    """`sim calibrate check` reads the file again, and a step without time is not a sample of a step."""
+    fit = calibrate(COST, SLOTS)
+    fit.steps[0] = fit.steps[0]._replace(samples=(*fit.steps[0].samples, 0.0))
+    write_samples(tmp_path / "samples.csv", fit)
+    samples = read_samples(tmp_path / "samples.csv")
+    assert len(samples) == sum(len(step.samples) for step in fit.steps)
+    flagged = [(sample.seconds, sample.flagged) for sample in samples if not sample.good]
+    assert flagged == [(0, "no time between tokens")]
 
 
 def test_buffered_streams_of_a_busy_server_show_no_steps() -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import csv
+import os
 import signal
 import socket
 import subprocess
@@ -19,12 +21,10 @@ aiohttp = pytest.importorskip("aiohttp")
 from aiohttp import web  # noqa: E402
 from servesim.calibrate.endpoint.answers import read_loads  # noqa: E402
 from servesim.cli import main  # noqa: E402
-from servesim.core import Shape  # noqa: E402
+from servesim.core import BadInput, Shape  # noqa: E402
 from servesim.costs.device_profile import load_profile  # noqa: E402
 
 from .endpoints import fake_server, faulty_server  # noqa: E402
-
-pytestmark = pytest.mark.live
 
 KNOWN = "{base: 0.015, prefill_token: 0.0002, decode_live: 0.0015, context: 0.00001}"
 LIVE = "--lengths 16,64,256 --batches 2,6 --bursts 2,4 --output-tokens 14 --rounds 3 -q"
@@ -37,6 +37,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     ("api", "policy", "options"),
     [("llm-serving", "llm-serving", ("--set", "policy.decode_batch=8")), ("openai", "vllm-v1", ())],
@@ -96,6 +97,7 @@ def outcomes(folder: Path) -> dict[str, set[str]]:
     return by_load
 
 
+@pytest.mark.live
 def test_loads_answered_with_500_are_recorded_and_the_rest_is_fitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -153,19 +155,33 @@ def test_a_server_that_does_not_recover_ends_the_calibration_with_the_results_so
     assert load_profile(tmp_path).about["loads"]["good"] >= 4
 
 
+def lasting_port() -> int:
+    """Return a free port that no connection of another test gets: below the range from which the system chooses."""
+    for port in range(20_000 + os.getpid() % 10_000, 32_000):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    pytest.skip("no free port below 32000")
+
+
 def kill_later(process: subprocess.Popen[str], answers: Path) -> None:
     """Kill a server once some of its answers have been written."""
-    while not answers.exists() or len(read_loads(answers)) < 4:
+    while count_loads(answers) < 4:
         time.sleep(0.01)
     process.kill()
+
+
+def count_loads(answers: Path) -> int:
+    """Return the number of loads in a file that another thread may be writing."""
+    with contextlib.suppress(BadInput):  # no file yet, or half of a row
+        return len(read_loads(answers))
+    return 0
 
 
 def test_a_server_that_dies_is_reported_and_resume_finishes_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = lasting_port()
     cost = "{base: 0.01, prefill_token: 0.0001, decode_live: 0.001}"
     with fake_server("vllm-v1", cost, port) as (url, process):
         threading.Thread(target=kill_later, args=(process, tmp_path / "answers.csv"), daemon=True).start()
@@ -205,6 +221,7 @@ def test_an_interrupt_keeps_the_measurements(tmp_path: Path) -> None:
     assert len(read_loads(tmp_path / "answers.csv")) >= 5
 
 
+@pytest.mark.live
 def test_a_spent_budget_is_reported_and_the_measurements_are_fitted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,8 +14,6 @@ from servesim.core import Request
 
 from ..client.recording_server import recording_server
 
-pytestmark = pytest.mark.live
-
 
 @pytest.mark.parametrize(("added", "words"), [(1, 99), (0, 100), (None, 100)])
 def test_a_text_prompt_is_shorter_by_the_tokens_that_the_server_adds(added: Optional[int], words: int) -> None:

@@ -112,6 +112,9 @@ def test_verify_takes_the_file_or_the_imported_folder(
         assert main(["verify", str(tmp_path / "sim"), str(measured), "--tolerance", "0.01", "--json"]) == 0
         report = json.loads(capsys.readouterr().out)["settings"][0]
         assert report["metrics"]["mean_e2el_ms"]["error"] == pytest.approx(0.0, abs=1e-3)
+        for unknown in ("evictions", "model_calls"):  # a client does not see them: no value, not 0
+            assert report["metrics"][unknown]["measured"] is None
+            assert report["metrics"][unknown]["simulated"] is not None
     assert len(read_run(tmp_path / "measured").requests) == 30
     assert len(load(tmp_path / "measured" / "requests.csv")) == 30
 

@@ -201,8 +201,7 @@ def test_log_of_performance_serving_is_read(tmp_path: Path) -> None:
     (tmp_path / "log.txt").write_text(CLIENT_LOG, encoding="utf-8")
     times = read_times(tmp_path / "log.txt")
     assert times.request_index.tolist() == [0, 1]
-    assert times.arrival is not None
-    assert times.arrival.tolist() == pytest.approx([0.0, 1.5])
+    assert times.arrivals == pytest.approx({0: 0.0, 1: 1.5})
     assert (times.ttft.tolist(), times.e2e.tolist()) == ([0.75, 0.4], [2.25, 0.5])
 
 

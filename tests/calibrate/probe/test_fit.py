@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import yaml
 from servesim.calibrate.probe.check import report
-from servesim.calibrate.probe.cross_validation import cross_validate
-from servesim.calibrate.probe.fit import fit_cost
+from servesim.calibrate.probe.cross_validation import held_out_errors
+from servesim.calibrate.probe.fit import fit_samples
 from servesim.calibrate.probe.fitted_profile import fit_profile
 from servesim.calibrate.probe.grid import grid
 from servesim.calibrate.probe.measure import COLUMNS
@@ -238,7 +238,7 @@ def test_check_of_logs_names_runs_that_are_off_and_the_unknown_range(tmp_path: P
 def test_host_time_is_fitted_separately(tmp_path: Path) -> None:
     data = Samples.from_rows(read_samples(samples(tmp_path, KNOWN.seconds)))
     rows = data.column("prefill_rows") + data.column("decode_live")
-    cost = fit_cost(replace(data, host=1e-3 + 1e-4 * rows), ABOUT)
+    cost = fit_samples(replace(data, host=1e-3 + 1e-4 * rows), ABOUT).cost
     assert (cost.host.step, cost.host.row) == pytest.approx((1e-3, 1e-4))
     shape = Shape(decode_rows=8, decode_live=8, context=800)
     assert cost.seconds(shape) == pytest.approx(KNOWN.seconds(shape) + 1e-3 + 8e-4, rel=0.01)
@@ -318,6 +318,6 @@ def test_held_out_points_are_not_part_of_the_fit() -> None:
         ["prefill"] * 10 + ["decode"] * 10, prompts + decodes, np.array(seconds + [0.01] * 10), np.arange(20)
     )
     about = {"token_gears": buckets}
-    cost = fit_cost(data, about)
+    cost = fit_samples(data, about).cost
     assert [cost.seconds(shape) for shape in prompts] == pytest.approx(seconds, rel=1e-3)
-    assert cross_validate(data, about)["prefill"]["median"] > 0.1
+    assert held_out_errors(data, about).by_kind()["prefill"]["median"] > 0.1

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from servesim.calibrate.probe.cross_validation import held_out_errors
-from servesim.calibrate.probe.fit import fit_cost, fit_samples
+from servesim.calibrate.probe.fit import fit_samples
 from servesim.calibrate.probe.fit_checks import check_fit, total_errors
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.calibrate.probe.identification import model_ratios
@@ -95,7 +95,7 @@ def test_a_flat_end_of_a_curve_does_not_continue_above_the_measured_range(kind: 
         return device.seconds(sizes._replace(decode_rows=min(shape.decode_rows, flat)) if kind == "rows" else sizes)
 
     steps = [prompts(n) for n in range(64, 1025, 64)] + [decodes(rows, 64) for rows in range(1, 29)]
-    cost = fit_cost(measured(steps, flat_at_the_end, repeats=3), {})
+    cost = fit_samples(measured(steps, flat_at_the_end, repeats=3), {}).cost
     largest, further = (prompts(n) for n in (1024, 2048)) if kind == "tokens" else (decodes(n, 64) for n in (28, 56))
     assert cost.seconds(largest) == pytest.approx(flat_at_the_end(largest), rel=0.02)
     added = device.seconds(further) - device.seconds(largest)
@@ -133,7 +133,7 @@ def test_one_noisy_point_neither_raises_nor_flattens_the_curve(noisy: int) -> No
     def device(shape: Shape) -> float:
         return KNOWN.seconds(shape) * (2.0 if shape.prefill_tokens == LENGTHS[noisy] else 1.0)
 
-    cost = fit_cost(measured([prompts(n) for n in LENGTHS] + DECODES, device, 0.01, repeats=3), {})
+    cost = fit_samples(measured([prompts(n) for n in LENGTHS] + DECODES, device, 0.01, repeats=3), {}).cost
     for place, tokens in enumerate(LENGTHS):
         assert abs(place - noisy) < 2 or abs(error(cost, prompts(tokens))) < 0.05
 
@@ -147,7 +147,7 @@ def test_one_pass_is_kept_if_two_parts_are_not_clearly_better(seed: int) -> None
         return 8e-3 + 2e-5 * tokens + 6e-5 * shape.decode_rows + 1.3e-7 * shape.context
 
     samples = measured([prompts(n) for n in LENGTHS] + DECODES + MIXED, device, 0.1, repeats=3, seed=seed)
-    cost = fit_cost(samples, {})
+    cost = fit_samples(samples, {}).cost
     assert cost.mixed.one_pass
     assert np.mean([abs(cost.seconds(shape) / device(shape) - 1) for shape in MIXED]) < 0.05
 
@@ -169,7 +169,7 @@ def test_two_parts_that_overlap_are_recognised(overlap: float) -> None:
         return prefill + decode - overlap * min(prefill, decode)
 
     steps = [prompts(*[n] * rows, cached=c) for n in LENGTHS for rows in (1, 3) for c in (0, 500)] + DECODES + MIXED
-    cost = fit_cost(measured(steps, device, 0.01, repeats=2), {})
+    cost = fit_samples(measured(steps, device, 0.01, repeats=2), {}).cost
     assert not cost.mixed.one_pass
     assert cost.mixed.overlap == pytest.approx(overlap, abs=0.05)
     assert max(abs(cost.seconds(shape) / device(shape) - 1) for shape in MIXED) < 0.05
@@ -265,7 +265,7 @@ def test_short_contexts_of_a_real_gpu_predict_longer_ones(rtx4090: Samples) -> N
 def test_check_stops_a_fit_that_falls_or_is_far_from_the_totals() -> None:
     samples = measured([prompts(n) for n in LENGTHS] + DECODES, KNOWN.seconds)
     groups = grouped(samples)
-    cost = fit_cost(samples, {})
+    cost = fit_samples(samples, {}).cost
     check_fit(cost, groups, "here")
     slow = PartsCost(cost.prefill, DecodePart(cost.decodes.rows, 0.0, 2 * cost.decodes.context), cost.mixed)
     with pytest.raises(BadInput, match=r"^here: the total time of the fitted decode steps differs by \+.* at most 2%"):

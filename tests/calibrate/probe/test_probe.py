@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from servesim.calibrate.device import fake
 from servesim.calibrate.device.backend import MODELS, Row
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.probe import measure as probe
@@ -25,8 +26,7 @@ from servesim.cli import main
 from servesim.core import Shape
 
 from ...conftest import ROOT
-
-pytestmark = pytest.mark.live
+from .virtual_time import VirtualTime
 
 SMALL = {"most_rows": 4, "most_tokens": 64, "longest": 160, "budget": 20.0, "precision": 0.05}
 COST = {"base": 1e-4, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8, "swap_block": 1e-5}
@@ -38,13 +38,21 @@ def device(limit: int | None = None) -> FakeBackend:
     return backend
 
 
+@pytest.fixture
+def virtual_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give the backend and the probe of this process a virtual clock, so that every sample is precise."""
+    clock = VirtualTime()
+    monkeypatch.setattr(fake, "time", clock)
+    monkeypatch.setattr(probe, "time", clock)
+
+
 def run_probe(backend: Any, **args: Any) -> tuple[list[dict[str, str]], dict[str, Any], list[Any]]:
     reports: list[Any] = []
     result = probe.run(backend, {**SMALL, **args}, reports.append)
     return list(csv.DictReader(io.StringIO(result["csv"]))), result, reports
 
 
-def test_every_kind_of_step_is_measured_with_its_shape() -> None:
+def test_every_kind_of_step_is_measured_with_its_shape(virtual_time: None) -> None:
     rows, result, _ = run_probe(device())
     assert set(Counter(row["kind"] for row in rows)) == {"prefill", "decode", "mixed", "swap", "busy"}
     assert result["known"] == result["points"]
@@ -54,20 +62,21 @@ def test_every_kind_of_step_is_measured_with_its_shape() -> None:
     assert all(float(row["seconds"]) > 0 for row in rows)
 
 
+@pytest.mark.live
 def test_samples_have_the_step_time_of_the_device() -> None:
     rows, _, _ = run_probe(device())
     prompt = [float(r["seconds"]) for r in rows if r["kind"] == "prefill" and r["prefill_tokens"] == "64"]
     assert sorted(prompt)[len(prompt) // 2] == pytest.approx(1e-4 + 64 * 2e-6, rel=0.3)
 
 
-def test_every_round_has_another_order() -> None:
+def test_every_round_has_another_order(virtual_time: None) -> None:
     rows, _, _ = run_probe(device())
     rounds = [[row["point"] for row in rows if row["round"] == str(k)] for k in (0, 1)]
     assert sorted(rounds[0]) == sorted(rounds[1])
     assert rounds[0] != rounds[1]
 
 
-def test_points_that_do_not_fit_fail_and_the_others_are_kept() -> None:
+def test_points_that_do_not_fit_fail_and_the_others_are_kept(virtual_time: None) -> None:
     rows, result, _ = run_probe(device(limit=40))
     failed = [row for row in rows if row["failed"]]
     assert len(failed) == len(result["failed"]) > 0
@@ -91,7 +100,7 @@ class Broken(FakeBackend):
         return super().step(rows)
 
 
-def test_an_error_fails_only_its_point() -> None:
+def test_an_error_fails_only_its_point(virtual_time: None) -> None:
     backend = Broken()
     backend.load(MODELS["tiny"], 64, 16, 8)
     rows, result, _ = run_probe(backend)
@@ -99,7 +108,7 @@ def test_an_error_fails_only_its_point() -> None:
     assert 0 < len(result["failed"]) < result["points"]
 
 
-def test_a_lost_device_ends_the_probe_with_its_error() -> None:
+def test_a_lost_device_ends_the_probe_with_its_error(virtual_time: None) -> None:
     backend = Broken(after=60)
     backend.load(MODELS["tiny"], 64, 16, 8)
     with pytest.raises(
@@ -124,7 +133,7 @@ def test_samples_are_reported_at_once_and_survive_an_interruption(monkeypatch: p
     assert [row[-5] for row in rows[: len(kept)]] == [str(row[-5]) for row in kept]  # the points, in order
 
 
-def test_known_points_are_not_measured_again() -> None:
+def test_known_points_are_not_measured_again(virtual_time: None) -> None:
     rows, first, _ = run_probe(device())
     again, second, _ = run_probe(device(), resume=rows)
     assert len(again) == len(rows)

@@ -19,7 +19,7 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 
-pytestmark = pytest.mark.live
+from .virtual_time import VirtualTime
 
 TERMS = {"host": {"step": 2e-3, "row": 1e-3}, "ops": {"step": 1e-3, "row": 0.0}}
 
@@ -28,20 +28,6 @@ def device(**options: Any) -> FakeBackend:
     backend = FakeBackend({"base": 5e-3}, sampling_terms=TERMS, **options)
     backend.load(MODELS["tiny"], 64, 16)
     return backend
-
-
-class VirtualTime:
-    """Replaces the module time: each reading of the clock takes a tenth of a microsecond."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def perf_counter(self) -> float:
-        self.now += 1e-7
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
 
 
 def test_the_times_of_a_device_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

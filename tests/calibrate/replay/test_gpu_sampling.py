@@ -15,8 +15,6 @@ from servesim.calibrate.device.fake import FakeBackend
 
 from ...conftest import ROOT
 
-pytestmark = pytest.mark.live
-
 COST = {"base": 4e-3, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8, "swap_block": 1e-5}
 TERMS = {"device": {"step": 5e-4, "row": 0.0}, "host": {"step": 4e-3, "row": 1e-4}}
 
@@ -43,6 +41,7 @@ def load(args: argparse.Namespace, variant: str) -> Any:
     )
 
 
+@pytest.mark.live
 def test_both_variants_are_measured_and_compared(
     script: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,8 +11,6 @@ import pytest
 
 from ...conftest import ROOT
 
-pytestmark = pytest.mark.live
-
 
 def test_answers_are_equal_and_the_broken_allocator_is_found(tmp_path: Path) -> None:
     pytest.importorskip("torch")

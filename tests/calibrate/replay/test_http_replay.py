@@ -16,8 +16,6 @@ from servesim.core import Request
 from ..client.recording_server import RecordingServer, recording_server
 from ..client.vocabularies import count_llama_tokens
 
-pytestmark = pytest.mark.live
-
 BLOCK = 16  # tokens of a block in a prefix cache
 
 
@@ -65,6 +63,22 @@ def test_a_prompt_seed_repeats_the_prompts_and_is_printed_and_stored(
         assert f"prompt seed: {seed}\n" in capsys.readouterr().out
         assert replay(server, trace, "openai", "--prompt-seed", seed) == first
         assert replay(server, trace, "openai", "--salt", seed) == first
+
+
+def test_a_replay_against_a_server_can_be_verified_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50}, {"prompt_tokens": 60}])
+    with recording_server() as server:
+        command = ["replay", "--trace", trace, "--url", server.url, "--api", "openai", "--served-model", "m"]
+        assert main([*command, "--quiet", "-o", str(tmp_path / "out")]) == 0
+    replayed = error_rows(capsys.readouterr().out)
+    assert len(replayed) > 10
+    assert main(["verify", str(tmp_path / "out" / "sim"), str(tmp_path / "out" / "live")]) == 0
+    assert error_rows(capsys.readouterr().out) == replayed
+
+
+def error_rows(printed: str) -> list[str]:
+    """Return the printed rows of metrics with an error."""
+    return [line for line in printed.splitlines() if "%" in line and line[1:].split(" ")[0].isidentifier()]
 
 
 def test_prompts_follow_the_hash_ids_of_the_trace(tmp_path: Path) -> None:

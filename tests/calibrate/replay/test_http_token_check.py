@@ -22,8 +22,6 @@ from servesim.calibrate.replay.token_check import Difference
 from ...commands.running import Said, run_sim
 from ..server.serving import service
 
-pytestmark = pytest.mark.live
-
 WORDS = ("red", "green", "blue", "grey")
 Answer = Callable[[Any, bool], list[str]]  # (prompt, whether other requests were open) -> words
 
@@ -97,7 +95,7 @@ def check(
 def test_answers_of_sim_serve_are_equal(
     api: str, unit: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with service() as served:
+    with service(names=("m",)) as served:
         said = check(capsys, tmp_path, f"http://127.0.0.1:{served.port}", "8", api=api)
     assert said.code == 0, said.out + said.error
     assert "token check: 8 of 8 answers equal those of the same requests alone (80 tokens)" in said.out

@@ -27,8 +27,6 @@ from servesim.costs.linear import LinearCost
 from servesim.engine.step import ModelCall
 from servesim.runs.run_folder import read_sent, read_steps
 
-pytestmark = pytest.mark.live
-
 SCENARIO: dict[str, Any] = {
     "workload": {
         "requests": 24,
@@ -50,6 +48,7 @@ def write_scenario(folder: Path, **changes: Any) -> str:
     return str(file)
 
 
+@pytest.mark.live
 @pytest.mark.parametrize(
     "policy",
     [
@@ -88,6 +87,7 @@ def test_on_a_fake_backend_metrics_agree_within_a_percent_and_decisions_are_iden
     }  # fmt: skip
 
 
+@pytest.mark.live
 def test_on_the_wall_clock_measured_step_times_explain_the_whole_run(tmp_path: Path) -> None:
     from servesim.calibrate.replay.live_run import run_from_result
     from servesim.calibrate.replay.resimulate import resimulate
@@ -163,6 +163,7 @@ class RecordingBackend(FakeBackend):
         return tokens
 
 
+@pytest.mark.live
 def test_ctrl_c_stops_a_replay_and_keeps_the_results_so_far(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt() -> None:
         while "stop_on_interrupt" not in getattr(signal.getsignal(signal.SIGINT), "__qualname__", ""):
@@ -194,6 +195,7 @@ def test_time_scale_and_limit_change_the_sent_requests(tmp_path: Path) -> None:
     ("options", "complaint"),
     [
         ([], "expected either --backend or --url"),
+        (["--url", "localhost:80"], "--url: expected http://HOST:PORT, got 'localhost:80'"),
         (["--backend", "fake", "--limit", "0"], "--limit: expected at least 1"),
         (["--backend", "fake", "--time-scale", "0"], "--time-scale: expected a positive number"),
         (["--backend", "fake", "--metrics", "speed"], "metric 'speed': not compared; known: makespan"),
@@ -209,6 +211,7 @@ def test_bad_usage_prints_one_line_and_exits_with_2(
     assert "\n" not in error
 
 
+@pytest.mark.live
 def test_the_expected_duration_is_printed_before_the_run_and_an_unused_model_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

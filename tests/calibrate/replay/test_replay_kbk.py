@@ -17,7 +17,7 @@ from servesim.costs.linear import LinearCost
 
 from ..device.kbk_host import kbk_python
 
-pytestmark = [pytest.mark.kbk, pytest.mark.live, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.kbk, pytest.mark.timeout(1800)]
 
 ENGINE = {"num_blocks": 11, "block_size": 16, "host_blocks": 11, "max_model_len": 200}
 POLICIES: dict[str, dict[str, Any]] = {

@@ -28,7 +28,7 @@ from ...commands.running import run_sim
 from ..device.kbk_host import kbk_python
 from .shared_block_worker import worker_python
 
-pytestmark = [pytest.mark.live, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 ENGINE = {"num_blocks": 24, "block_size": 8, "host_blocks": 40, "max_model_len": 96}
 # Settings that make a policy preempt, swap or chunk with these requests, and give it batches of several rows.

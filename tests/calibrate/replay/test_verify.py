@@ -7,6 +7,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from servesim.calibrate.device.backend import MODELS
@@ -237,6 +238,16 @@ def test_verify_reads_folders_and_checks_the_tolerance(tmp_path: Path, capsys: p
     again = read_run(tmp_path / "live" / "one")
     assert again.sent is not None
     assert len(again.sent) == 30
+    capsys.readouterr()
+    checked = ["--metrics", "p99.9_ttft_ms", "p95_e2el_ms", "--tolerance", "10%"]
+    assert main([*both, *checked]) == 2  # not compared without the option
+    assert main([*both, *checked, "--metric-percentiles", "95,99.9", "--json"]) == 0
+    captured = capsys.readouterr()
+    assert "metric 'p99.9_ttft_ms': not compared" in captured.err
+    row = json.loads(captured.out)["settings"][0]["metrics"]["p99.9_ttft_ms"]
+    waits = [r["first_token"] - r["arrival"] for r in again.requests.values() if r["outcome"] == "finished"]
+    assert row["measured"] == pytest.approx(1e3 * np.percentile(waits, 99.9), rel=1e-9)
+    assert row["simulated"] and row["from_step_times"] is not None
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ import pytest
 pytest.importorskip("aiohttp")
 
 from servesim.calibrate.live.setup import DeviceSession
-from servesim.calibrate.server.service import Service, bound
+from servesim.calibrate.server.service import ServerOptions, Service, bound
 from servesim.config.scenario import scenario_from
 
 ENGINE = {"num_blocks": 400, "block_size": 8, "max_model_len": 200}
@@ -28,14 +28,23 @@ COST = {"base": 0.003, "prefill_token": 0.00001, "decode_live": 0.00002}
 
 @contextmanager
 def service(
-    queue: int = 1000, policy: Any = None, cost: Any = None, options: Any = None, api_key: Optional[str] = None
+    queue: int = 1000,
+    policy: Any = None,
+    cost: Any = None,
+    options: Any = None,
+    api_key: Optional[str] = None,
+    names: tuple[str, ...] = (),
+    engine: Any = None,
+    tokenizer: Any = None,
 ) -> Iterator[Service]:
     """Serve from a thread of this process, with a fake backend."""
-    scenario = scenario_from({"policy": policy or {"name": "llm-serving", "decode_batch": 64}, "engine": ENGINE})
+    scenario = scenario_from(
+        {"policy": policy or {"name": "llm-serving", "decode_batch": 64}, "engine": {**ENGINE, **(engine or {})}}
+    )
     backend = DeviceSession("fake", options={"cost": cost or COST, **(options or {})})
     with bound("127.0.0.1", 0) as sockets, backend as session:
         session.load([scenario])
-        served = Service(session, scenario, sockets, queue, api_key)
+        served = Service(session, scenario, sockets, ServerOptions(queue, api_key, names, 30, tokenizer))
         ready = threading.Event()
         thread = threading.Thread(target=lambda: asyncio.run(served.run(lambda port: ready.set())))
         thread.start()

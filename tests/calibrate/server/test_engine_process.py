@@ -35,7 +35,7 @@ def serve(policy: dict[str, Any], lengths: list[tuple[int, int]]) -> tuple[dict[
             message = json.loads(lines.readline())
             for id, _ in message["tokens"]:
                 tokens[id] += 1
-            outcomes.update({id: outcome for id, outcome, _ in message["finished"]})
+            outcomes.update({id: outcome for id, outcome, *_ in message["finished"]})
         client.sendall(b'{"stop": true}\n')
         engine.join(300)
     return tokens, outcomes

@@ -22,10 +22,10 @@ from servesim.config.scenario import Scenario
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from
 from servesim.engine.clocks import VirtualClock
-from servesim.study.executor import Serial
-from servesim.study.experiment import read_experiment
+from servesim.execution.executor import Serial
 from servesim.study.ranking import Summary
 from servesim.study.sweep import sweep
+from servesim.study.sweep_file import read_experiment
 
 DECODE_TERMS = ("decode_step", "decode_row", "decode_live", "context")
 TRUE_COST = {"prefill": 0.003, "prefill_token": 8e-5, "decode_step": 0.004, "decode_row": 4e-4, "context": 2e-7}

@@ -7,12 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from ...conftest import ROOT
 from .problems import sweep_tree, write_sweep
-
-pytestmark = pytest.mark.live
 
 
 def run_script(*words: str) -> str:

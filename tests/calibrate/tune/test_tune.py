@@ -31,7 +31,6 @@ from .problems import (
     write_sweep,
 )
 
-pytestmark = pytest.mark.live
 FAKE = ["--backend", "fake", "-j", "1", "--quiet", *(f"--option=cost.{k}={v:.7f}" for k, v in TRUE_COST.items())]
 
 
@@ -42,6 +41,7 @@ def lines_of(folder: Path) -> list[dict[str, object]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
+@pytest.mark.live
 def test_from_a_wrong_profile_the_true_winner_is_found_in_three_rounds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -147,6 +147,7 @@ def test_a_killed_command_continues_with_resume(tmp_path: Path, capsys: pytest.C
     assert len(measured) == len(set(measured)) > 1
 
 
+@pytest.mark.live
 def test_a_run_that_exceeds_the_device_time_is_stopped_and_its_steps_are_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -166,6 +167,7 @@ def test_a_run_that_exceeds_the_device_time_is_stopped_and_its_steps_are_used(
     assert last["measured"] == ""
 
 
+@pytest.mark.live
 def test_on_torch_the_host_time_is_separate_and_part_of_the_profile(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     tree = sweep_tree({"base": 0.01}, requests=8, params={"policy.decode_batch": [2, 8]})

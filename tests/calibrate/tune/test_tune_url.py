@@ -15,8 +15,6 @@ from servesim.costs.device_profile import load_profile
 from ..server.serving import service
 from .problems import TRUE_COST, cheap_decodes, sweep_tree, write_sweep
 
-pytestmark = pytest.mark.live
-
 
 def url_command(file: Path, folder: Path, port: int) -> list[str]:
     url = f"http://127.0.0.1:{port}"
@@ -34,6 +32,7 @@ def baseline_tree() -> dict[str, object]:
     return tree
 
 
+@pytest.mark.live
 def test_request_times_give_a_factor_per_kind_of_step_and_the_next_configuration(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -86,4 +86,5 @@ def test_without_pyarrow_the_error_names_the_extra(
         monkeypatch.delitem(sys.modules, name)
         monkeypatch.setitem(sys.modules, name, None)  # importing it now fails
     assert main(["run", "--trace", str(path)]) == 2
-    assert capsys.readouterr().err == "sim: needs pyarrow, the extra `parquet`: pip install 'servesim[parquet]'\n"
+    error = capsys.readouterr().err
+    assert error == "sim: needs pyarrow, the extra `parquet`: run pip install '.[parquet]' in the clone of servesim\n"

@@ -25,7 +25,7 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setitem(sys.modules, package, None)  # importing it now fails
         path = tmp_path / name
         path.touch()
-        with pytest.raises(BadInput, match=f"tokenizer: reading {path} needs a package: pip install {package}"):
+        with pytest.raises(BadInput, match=f"tokenizer: {path} needs {package}, the extra `tokenizers`: run pip"):
             token_counter(path)
         path.unlink()
 

@@ -1,0 +1,46 @@
+"""`sim export`: print a scenario as the command or the configuration of a real server."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from .options import SERVERS
+
+
+def register(commands: Any) -> None:
+    export = commands.add_parser(
+        "export", help="print a scenario as flags or configuration of a real server",
+        description="Print the command or the configuration with which a real server runs the policy of a scenario. "
+        "Comments list what it cannot express.",
+    )  # fmt: skip
+    export.add_argument("scenario", metavar="FILE", help="scenario YAML file, e.g. best.yaml of a sweep")
+    export.add_argument("--to", required=True, choices=SERVERS, help="the server")
+    export.add_argument("--model", default="MODEL", metavar="NAME", help="model that the server loads (default: MODEL)")
+    export.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario key (repeatable)"
+    )
+    export.add_argument("-o", "--output", metavar="FILE", help="file to write (default: standard output)")
+    export.set_defaults(run=run_export)
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Print the settings, or write them to a file."""
+    from servesim.config.export import export_scenario
+    from servesim.config.overrides import override, read_scenario_file
+    from servesim.config.scenario import scenario_from
+    from servesim.core import BadInput
+    from servesim.files.write import write_text
+
+    scenario = scenario_from(override(read_scenario_file(args.scenario), args.set), args.scenario)
+    try:
+        exported = export_scenario(scenario, args.to, args.model)
+    except BadInput as bad:
+        raise BadInput(f"{args.scenario}: {bad}") from None
+    text = exported.render(args.scenario)
+    if args.output in (None, "-"):
+        print(text, end="")
+        return 0
+    write_text(args.output, text)
+    print(f"wrote {args.output}; {len(exported.not_expressed)} settings are not expressed")
+    return 0

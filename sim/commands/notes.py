@@ -1,0 +1,36 @@
+"""What several commands print besides their results: notes, warnings and paths."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+
+def print_note(args: argparse.Namespace, text: str) -> None:
+    """Print a note for the user on standard error, unless --quiet."""
+    if not args.quiet:
+        print(f"sim: {text}", file=sys.stderr, flush=True)
+
+
+def print_warning(text: str) -> None:
+    """Print a warning on standard error, also with --quiet: the result may be wrong for the user's server."""
+    print(f"sim: warning: {text}", file=sys.stderr, flush=True)
+
+
+def print_path(args: argparse.Namespace, text: str) -> None:
+    """Print where a file is; with --json it is a note, because standard output has one JSON document."""
+    if args.json:
+        print_note(args, text)
+    else:
+        print(text)
+
+
+def note_uncertainty(args: argparse.Namespace, profile: Any) -> None:
+    """Print a note if a profile stores no uncertainty of its fit."""
+    from servesim.costs.device_profile import load_profile
+    from servesim.runs.intervals import describe_missing
+
+    loaded = load_profile(profile)
+    if not loaded.uncertainty.draws:
+        print_note(args, describe_missing(loaded.name))

@@ -1,0 +1,124 @@
+"""`engine.num_blocks` from the memory of the device: keys of the engine section, and the model of the profile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Annotated, Any, Literal, Optional, Union
+
+from pydantic import Field, ValidatorFunctionWrapHandler, WrapValidator
+from servesim.core import BadInput
+from servesim.core.limits import MAX_INT
+from servesim.costs.device_profile import load_profile
+from servesim.costs.kv_memory import (
+    RESERVE,
+    UTILISATION,
+    MemoryBudget,
+    ModelMemory,
+    device_memory,
+    memory_of_name,
+    memory_of_profile,
+)
+from servesim.costs.model_arithmetic import BYTES_PER_VALUE, MODELS
+from servesim.files.byte_sizes import ByteSize, format_bytes
+from servesim.files.checked import Int, Keys
+from servesim.files.read import quote
+
+Dtype = Literal["float64", "float32", "float16", "bfloat16", "float8", "int8"]
+
+
+class ModelSizes(Keys):
+    """The dimensions of a model, as in its config.json of Hugging Face."""
+
+    layers: Int = Field(gt=0, le=MAX_INT, description="num_hidden_layers")
+    hidden: Int = Field(gt=0, le=MAX_INT, description="hidden_size")
+    heads: Int = Field(gt=0, le=MAX_INT, description="num_attention_heads")
+    kv_heads: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="num_key_value_heads (default: heads)")
+    head_size: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="head_dim (default: hidden / heads)")
+    intermediate: Int = Field(gt=0, le=MAX_INT, description="intermediate_size")
+    vocab: Int = Field(gt=0, le=MAX_INT, description="vocab_size")
+    dtype: Dtype = Field("bfloat16", description="data type of the weights and of the KV cache")
+    kv_dtype: Optional[Dtype] = Field(None, description="data type of the KV cache, if it is another one")
+    weights: Optional[ByteSize] = Field(None, description="bytes of the weights (default: from the dimensions)")
+
+    def memory(self) -> ModelMemory:
+        """Return the bytes of the weights, and of the KV cache of one token."""
+        head = self.head_size or self.hidden // self.heads
+        kv_values = 2 * self.layers * (self.kv_heads or self.heads) * head
+        attention = 2 * self.hidden * head * (self.heads + (self.kv_heads or self.heads))
+        values = self.layers * (attention + 3 * self.hidden * self.intermediate) + 2 * self.vocab * self.hidden
+        weights = self.weights or values * BYTES_PER_VALUE[self.dtype]
+        return ModelMemory("the model", weights, max(1, kv_values * BYTES_PER_VALUE[self.kv_dtype or self.dtype]))
+
+
+def parse_model(model: Any, inner: ValidatorFunctionWrapHandler) -> Any:
+    """Return the sizes of a model, or its name. Without this, an error in the sizes says that a name was expected."""
+    return ModelSizes.model_validate(model) if isinstance(model, Mapping) else inner(model)
+
+
+ModelKey = Annotated[Union[str, ModelSizes], WrapValidator(parse_model)]
+
+
+@lru_cache(maxsize=16)
+def about_profile(profile: str) -> Mapping[str, Any]:
+    """Return the description in a profile. A sweep checks thousands of scenarios with the same profile."""
+    return load_profile(profile).about
+
+
+def memory_budget(engine: Any, profile: Any) -> MemoryBudget:
+    """Return how an engine with `device_memory` divides it; `profile` is that of the scenario."""
+    utilisation = UTILISATION if engine.gpu_memory_utilization is None else engine.gpu_memory_utilization
+    reserve = RESERVE if engine.reserve is None else engine.reserve
+    return MemoryBudget(
+        engine.device_memory, utilisation, model_memory(engine.model, profile), reserve, engine.block_size
+    )
+
+
+def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemory:
+    """Return the memory of a model, by default of the one that the profile was measured with."""
+    if isinstance(model, ModelSizes):
+        return model.memory()
+    sizes = "its sizes: {layers, hidden, heads, kv_heads, intermediate, vocab}"
+    if model is None:
+        memory = memory_of_profile(about_profile(profile)) if isinstance(profile, str) else None
+        if memory is None:
+            raise BadInput(
+                f"engine.model: expected a model with engine.device_memory, the profile names none; or {sizes}"
+            )
+        return memory
+    memory = memory_of_name(model)
+    if memory is None:
+        raise BadInput(f"engine.model: expected one of {', '.join(MODELS)}, or {sizes}, got {quote(model)}")
+    return memory
+
+
+def blocks_of(engine: Any, profile: Any) -> int:
+    """Return the KV blocks of an engine with `device_memory`. The result may also be given as `num_blocks`."""
+    budget = memory_budget(engine, profile)
+    if budget.blocks < 1:
+        raise BadInput(f"engine.device_memory: no KV block fits: {describe_budget(budget)}")
+    if budget.blocks > MAX_INT:
+        raise BadInput(f"engine.device_memory: expected at most {MAX_INT} KV blocks, got {describe_budget(budget)}")
+    if "num_blocks" in engine.model_fields_set and engine.num_blocks != budget.blocks:
+        raise BadInput(
+            f"engine.num_blocks: expected one of num_blocks and device_memory, got both; device_memory gives "
+            f"{budget.blocks} blocks, num_blocks is {engine.num_blocks}"
+        )
+    return budget.blocks
+
+
+def describe_budget(budget: MemoryBudget) -> str:
+    """Return how the number of KV blocks was computed, as one line."""
+    return (
+        f"{budget.blocks:,} KV blocks of {format_bytes(budget.block_bytes)}: {budget.utilisation:g} * "
+        f"{format_bytes(budget.device)} - {format_bytes(budget.model.weights)} weights of {budget.model.name} - "
+        f"{format_bytes(budget.reserve)} reserve"
+    )
+
+
+def blocks_of_device(about: Mapping[str, Any], block_size: int) -> Optional[MemoryBudget]:
+    """Return the budget of a profile's device and model, None if one of them is not known."""
+    memory, model = device_memory(about), memory_of_profile(about)
+    if memory is None or model is None:
+        return None
+    return MemoryBudget(memory, UTILISATION, model, RESERVE, block_size)

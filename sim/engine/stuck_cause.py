@@ -1,0 +1,34 @@
+"""Says why an engine is stuck: a rule of the real engine, a setting of the scenario, or the policy of the user."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from .server import Server
+
+BUILT_IN: Final = "servesim.policies."  # modules of policies that reproduce real engines
+
+
+def describe_cause(server: Server, action: str) -> str:
+    """Return the cause of a stuck engine. `action` is what the policy did, e.g. `returned no work`."""
+    policy, traits = server.policy, server.traits
+    kind = type(policy)
+    text = describe_oversized(server)
+    if not kind.__module__.startswith(BUILT_IN):
+        return f"{text}your policy {kind.__name__} {action}"
+    if traits.rejects_oversized and not server.limits.rejects_oversized:
+        return f"{text}the real engine rejects such requests, engine.reject_oversized: never keeps them"
+    if not traits.engine:
+        return f"{text}the built-in policy {kind.__name__} {action}"
+    certain = "does" if not traits.validated_against.startswith("not validated") else "should do"
+    return f"{text}the real engine {certain} this too (rules of {traits.engine})"
+
+
+def describe_oversized(server: Server) -> str:
+    """Return the first waiting request that needs more blocks than the engine has, as the start of a sentence."""
+    pool = server.pool
+    for request in server.waiting:
+        need = pool.blocks_for(request.prompt + request.written)
+        if need > pool.total:
+            return f"request {request.id} needs {need} blocks, the engine has {pool.total}; "
+    return ""

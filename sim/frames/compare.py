@@ -1,0 +1,101 @@
+"""The result of a comparison as pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import pandas as pd
+from servesim.core import BadInput
+from servesim.report.compare_page import write_compare_report
+from servesim.statistics.objective import parse_objective
+from servesim.study.compare import DEFAULT_METRICS, Difference, compare, describe_pairs, summarise, table_cells
+from servesim.study.compared_runs import ComparedRuns, paired_values, single_run
+
+from .html import html_result
+from .plots import plot_changes, styled_axes
+from .run import Result
+
+
+@dataclass(frozen=True)
+class CompareResult:
+    """B compared with A, in pairs with the same random numbers."""
+
+    a: ComparedRuns = field(repr=False)
+    b: ComparedRuns = field(repr=False)
+    differences: Sequence[Difference] = field(repr=False)
+    confidence: float = 0.95
+    tolerance: Optional[float] = None
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per metric: A, B, B - A and its half-width, the change as a fraction of A, and the outcome."""
+        rows = {
+            d.objective.metric: {
+                "a": d.a, "b": d.b, "difference": d.change.mean, "half": d.change.half_width,
+                "relative": d.relative.mean, "low": d.relative.low, "high": d.relative.high,
+                "outcome": d.outcome, "pairs": d.change.n, "paired_by": d.pairs,
+            }
+            for d in self.differences
+        }  # fmt: skip
+        frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("metric")
+        numbers = ["a", "b", "difference", "half", "relative", "low", "high"]
+        return frame.astype(dict.fromkeys(numbers, float))
+
+    def pairs(self, metric: str) -> pd.DataFrame:
+        """Return the values of A and B in each pair: a replication, or a batch of requests."""
+        _, a, b = paired_values(self.a, self.b, parse_objective(metric, "metric").metric)
+        return pd.DataFrame({"a": a, "b": b}).rename_axis("pair")
+
+    @property
+    def verdict(self) -> str:
+        """The result in sentences."""
+        return summarise(self.differences, self.tolerance)
+
+    @property
+    def within_tolerance(self) -> Optional[bool]:
+        """Whether every metric changes by at most the tolerance; None without a tolerance."""
+        tolerance = self.tolerance
+        return None if tolerance is None else not any(row.exceeds(tolerance) for row in self.differences)
+
+    def plot(self, axes: Any = None) -> Any:
+        """Draw the relative change of each metric; return the matplotlib axes."""
+        with styled_axes(axes, (6.4, 0.4 * len(self.differences) + 1.2)) as axes:
+            plot_changes(axes, self.differences)
+        return axes
+
+    def report(self, path: Union[str, Path]) -> None:
+        """Write report.html: one offline page."""
+        write_compare_report(self.a, self.b, self.differences, self.tolerance, Path(path))
+
+    def __repr__(self) -> str:
+        return f"CompareResult({self.verdict})"
+
+    def _repr_html_(self) -> str:
+        notes = [self.verdict, describe_pairs(self.differences, self.confidence)]
+        return html_result(f"A: {self.a.name}, B: {self.b.name}", table_cells(self.differences), notes)
+
+
+def compare_runs(
+    a: ComparedRuns,
+    b: ComparedRuns,
+    metrics: Union[str, Sequence[str], None] = None,
+    confidence: float = 0.95,
+    tolerance: Optional[float] = None,
+) -> CompareResult:
+    """Compare loaded or simulated runs in some metrics (default: those of `sim compare`)."""
+    names = DEFAULT_METRICS if metrics is None else [metrics] if isinstance(metrics, str) else metrics
+    if not isinstance(names, Sequence) or not names:
+        raise BadInput(f"metrics: expected names of metrics, got {names!r}")
+    objectives = [parse_objective(name, "metrics") for name in names]
+    return CompareResult(a, b, compare(a, b, objectives, confidence), confidence, tolerance)
+
+
+def runs_of_result(result: Result) -> ComparedRuns:
+    """Return the result of one run as a side of a comparison. Ids are text, as in a folder."""
+    rows: Any = result.requests.assign(id=result.requests.index.map(str)).to_dict("records")
+    name = result.scenario.get("name") or result.scenario.get("policy", {}).get("name") or "run"
+    return single_run(str(name), result.metrics, rows, result.scenario.get("seed"), result.scenario.get("profile"))

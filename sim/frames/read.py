@@ -1,0 +1,75 @@
+"""Read the folders of sweeps, runs, replays and profiles, and trace files, as results of the Python API."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Union
+
+import pandas as pd
+from servesim.costs.device_profile import bundled_profiles, load_profile
+from servesim.runs.run_folder import read_run
+from servesim.study.load_summary import LoadSummary, load_result
+
+from .loads import LoadSweepResult
+from .profile import ProfileFrames
+from .replay import ReplayResult
+from .run import Result, result_of_data
+from .sweep import SweepResult
+
+Swept = Union[SweepResult, LoadSweepResult]
+Loaded = Union[Result, Swept, ReplayResult, "dict[str, ReplayResult]", ProfileFrames, pd.DataFrame]
+
+
+def load(path: Union[str, Path]) -> Loaded:
+    """Read a folder of a sweep, a run, a replay or a profile, or a trace file.
+
+    Several replays are returned by name. A bundled profile may be given by its name.
+    """
+    path = Path(path)
+    if (path / "profile.yaml").is_file() or (not path.exists() and str(path) in bundled_profiles()):
+        return ProfileFrames(load_profile(str(path)))
+    if (path / "experiment.json").is_file():
+        result = load_result(path)
+        return LoadSweepResult(result) if isinstance(result, LoadSummary) else SweepResult(result)
+    if (path / "live").is_dir() and (path / "sim").is_dir():
+        return load_replay(path)
+    if path.is_dir():
+        return result_of_data(read_run(path))
+    return load_trace(path)
+
+
+def load_trace(path: Path) -> pd.DataFrame:
+    """Return a trace file as a frame, indexed by request id."""
+    from servesim.traces.read.load import load as read
+
+    names = ("id", "arrival", "prompt", "output", "limit", "priority", "session")
+    rows = [[getattr(request, name) for name in names] for request in read(path).requests]
+    return pd.DataFrame(rows, columns=list(names)).set_index("id")
+
+
+def load_replay(folder: Path) -> Union[ReplayResult, dict[str, ReplayResult]]:
+    """Return the replay of a folder of `sim replay -o`; several replays are returned by name."""
+    from servesim.calibrate.replay.verify import pair_folders
+
+    pairs, _ = pair_folders(folder / "sim", folder / "live")
+    replays = {name: load_one_replay(name or folder.name, *both) for name, *both in pairs}
+    return replays.pop("") if "" in replays else replays
+
+
+def load_one_replay(name: str, simulated: Path, measured: Path) -> ReplayResult:
+    """Return one replay from its two folders."""
+    from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
+    from servesim.calibrate.replay.resimulate import compare_runs
+
+    simulated_run, measured_run = read_run(simulated), read_run(measured)
+    assert simulated_run.scenario is not None
+    profile = load_profile(simulated_run.scenario.profile)
+    host = HostOverhead(*measured_run.result.get("host", (0.0, 0.0)))
+    if host != HostOverhead() and measured_run.result.get("backend", {}).get("backend") != "fake":
+        profile = replace(profile, cost=CostWithHost(profile.cost, host))
+    profile = profile.with_sampling(simulated_run.scenario.engine.sampling)
+    both = compare_runs(name, simulated_run, measured_run)
+    return ReplayResult(
+        name, result_of_data(simulated_run), result_of_data(measured_run), both, profile, measured_run.calls
+    )

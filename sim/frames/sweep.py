@@ -1,0 +1,261 @@
+"""The result of a sweep or a search as pandas frames. Times are seconds, except metrics whose names end in _ms."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import numpy as np
+import pandas as pd
+from servesim.config.export import export_text
+from servesim.config.old_keys import NEW, rename_path
+from servesim.config.overrides import Tree
+from servesim.config.user_code import allow_code
+from servesim.core import BadInput
+from servesim.execution.single_run import RunContext
+from servesim.report.write import write_report
+from servesim.statistics.objective import parse_objective
+from servesim.study.compared_runs import ComparedRuns, from_row
+from servesim.study.files import CSV_METRICS
+from servesim.study.knob_table import knob_table
+from servesim.study.ranking import Row, Summary
+from servesim.study.table import describe_constraints, describe_ties, format_count, table_cells
+from servesim.study.verdict import verdict_of
+
+from .compare import CompareResult, compare_runs
+from .html import html_result
+from .plots import plot_knob, styled_axes
+from .run import Result, format_metric, run_scenario
+
+TOP = 10  # configurations that a notebook shows
+SAME_WITHIN = 0.0005  # values of a parameter whose metrics differ by less, relative to the best, count as equal
+OLD_CURVE = {"alone": "single_change", "alone_half": "single_change_half"}  # old column names of a curve
+
+
+class Curve(pd.DataFrame):
+    """The frame of a curve; its old column names still work."""
+
+    alone = property(lambda self: self["single_change"])
+    alone_half = property(lambda self: self["single_change_half"])
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(OLD_CURVE.get(key, key) if isinstance(key, str) else key)
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """A sweep: its configurations, the best first."""
+
+    summary: Summary = field(repr=False)
+    found = property(lambda self: self.summary)  # old name
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """One row per configuration, best first: parameters, means, half-widths, differences from the baseline.
+
+        `relation` is that to the winner: best, equal, undecided, worse or cannot win. `feasible` says whether all
+        constraints are met, and `violation` by which fraction of the bound the worst one is missed.
+        """
+        return pd.DataFrame([self._table_row(row) for row in self.summary.rows]).set_index("config")
+
+    def _table_row(self, row: Row) -> dict[str, Any]:
+        facts = {"config": row.config, "rank": row.rank, "labels": ", ".join(row.labels), "eligible": row.eligible}
+        facts |= {"relation": row.relation.outcome}
+        if self.summary.experiment.subject_to:
+            facts |= {"feasible": row.feasible, "violation": row.violation}
+        objectives: dict[str, Any] = {}
+        for metric, mean in row.means.items():
+            change = row.differences[metric]
+            objectives |= {metric: mean.mean, f"{metric}_half": mean.half_width}
+            objectives |= {f"{metric}_diff": change.mean, f"{metric}_diff_half": change.half_width}
+        others = {name: row.mean(name) for name in CSV_METRICS if name not in row.means}
+        facts |= {"on_front": row.on_pareto_front, "tied": row.not_significant}
+        facts |= {"draws_won": row.draws_won} if self.summary.experiment.intervals else {}
+        return {**facts, **row.assignment, **objectives, **others}
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """One row per run: configuration, replication, parameters and metrics."""
+        rows = [
+            {"config": row.config, "replication": run["replication"], **row.assignment, **run.get("figures", {})}
+            for row in self.summary.rows
+            for run in row.runs
+        ]
+        return pd.DataFrame(rows).sort_values(["config", "replication"], ignore_index=True)
+
+    @property
+    def pareto(self) -> pd.DataFrame:
+        """The configurations on the Pareto front: no other is better in every objective."""
+        return self.table[self.table.on_front]
+
+    @property
+    def ties(self) -> pd.DataFrame:
+        """The configurations that are not worse than the winner in the first objective.
+
+        `equal` ones are within the threshold of `indifference`. `undecided` ones need more runs: `replications` is the
+        estimated number, missing if no number would decide. `difference` is that from the best one.
+        """
+        rows = {
+            row.config: {
+                "relation": row.relation.outcome, "difference": row.relation.change.mean,
+                "half": row.relation.change.half_width, "replications": row.relation.replications, **row.assignment,
+            }
+            for row in self.summary.rows
+            if row.relation.tied
+        }  # fmt: skip
+        names = ["relation", "difference", "half", "replications"]
+        return pd.DataFrame.from_dict(rows, orient="index", columns=None if rows else names).rename_axis("config")
+
+    @property
+    def constraints(self) -> list[str]:
+        """The constraints of the sweep (`subject_to`)."""
+        return [str(bound) for bound in self.summary.experiment.subject_to]
+
+    @property
+    def verdict(self) -> str:
+        """The result in one sentence: the winner, or why there is none."""
+        return verdict_of(self.summary).text
+
+    def knob_table(
+        self,
+        rows: Optional[str] = None,
+        columns: Optional[str] = None,
+        metric: Optional[str] = None,
+        best: bool = False,
+    ) -> pd.DataFrame:
+        """Return a metric for the values of two parameters, as `sim table`: by default the two with the largest effect.
+
+        The other parameters have the winner's values; with `best`, the best values for each cell.
+        """
+        table = knob_table(self.summary, rows, columns, metric, best)
+        cells = [[np.nan if row is None else row.mean(table.metric) for row in line] for line in table.cells]
+        index = pd.Index(table.row_values, name=table.row_key)
+        return pd.DataFrame(cells, index=index, columns=pd.Index(table.column_values, name=table.column_key))
+
+    @property
+    def knobs(self) -> list[str]:
+        """The parameters that take more than one value."""
+        return list(self.summary.experiment.knobs)
+
+    @property
+    def winner(self) -> int:
+        """The number of the best eligible configuration."""
+        if self.summary.winner is None:
+            raise BadInput(f"sweep {self.summary.experiment.name}: no configuration is eligible")
+        return self.summary.winner.config
+
+    def scenario(self, config: Optional[int] = None) -> Tree:
+        """Return the scenario of a configuration (default: the winner), as input of `servesim.run`."""
+        return self.summary.experiment.tree(self.winner if config is None else config)
+
+    def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
+        """Return a configuration (default: the winner) as the command or the file of vllm, sglang or llm-serving."""
+        return export_text(self.scenario(config), to, model, self.summary.experiment.name)
+
+    def compare(
+        self,
+        config: Optional[int] = None,
+        base: int = 0,
+        metrics: Union[str, list[str], None] = None,
+    ) -> CompareResult:
+        """Compare a configuration (B, default: the winner) with another one (A, default: the baseline)."""
+        confidence = self.summary.experiment.confidence
+        return compare_runs(self.compared_runs(base), self.compared_runs(config), metrics, confidence)
+
+    def compared_runs(self, config: Optional[int] = None) -> ComparedRuns:
+        """Return the runs of a configuration (default: the winner) as a side of a comparison."""
+        number = self.winner if config is None else config
+        row = next((row for row in self.summary.rows if row.config == number), None)
+        if row is None:
+            raise BadInput(f"configuration {number}: expected a number from 0 to {len(self.summary.rows) - 1}")
+        return from_row(self.summary, row, f"{self.summary.experiment.name}: {row.label}")
+
+    def run(
+        self,
+        config: Optional[int] = None,
+        replication: int = 0,
+        decisions: bool = False,
+        turns: bool = False,
+        trust: bool = False,
+    ) -> Result:
+        """Repeat one run of the sweep: of the winner by default, of the baseline for `config=0`.
+
+        Runs of the same replication serve the same requests. `decisions=True` keeps one row per scheduler step (`turns`
+        is its old name). `trust` is that of `servesim.run`.
+        """
+        task = self.summary.experiment.task(self.winner if config is None else config, replication)
+        with allow_code(trust):
+            return run_scenario(RunContext(self.summary.experiment.base).scenario(task), None, decisions or turns)
+
+    def curve(self, knob: str, metric: Optional[str] = None) -> pd.DataFrame:
+        """Return the metric for each value of a parameter; the default metric is the first objective.
+
+        `best` is the best configuration with this value, `single_change` the winner with only this parameter changed.
+        `_half` columns are half-widths of the paired differences from the winner: if the interval includes zero, the
+        difference is not significant. Configurations that are not eligible are left out.
+        """
+        knob = rename_path(knob, NEW)[0]
+        if knob not in self.knobs:
+            raise BadInput(f"parameter {knob!r}: not varied in this sweep; known: {', '.join(self.knobs)}")
+        objective = parse_objective(self.summary.experiment.objectives[0].metric if metric is None else metric)
+        winner = self.summary.rows[0].assignment
+        points = {}
+        for value in self.summary.experiment.knobs[knob]:
+            matching = [row for row in self.summary.rows if row.eligible and row.assignment.get(knob) == value]
+            best = min(matching, key=lambda row: objective.sign * row.mean(objective.metric), default=None)
+            single = next((row for row in matching if row.assignment == {**winner, knob: value}), None)
+            columns = self._point("best", best, objective.metric)
+            points[value] = {**columns, **self._point("single_change", single, objective.metric)}
+        frame = pd.DataFrame.from_dict(points, orient="index").rename_axis(knob)
+        numbers = all(type(value) in (int, float) for value in points)
+        return Curve(frame.sort_index() if numbers else frame)
+
+    def describe_curve(self, knob: str, metric: Optional[str] = None) -> str:
+        """Return a curve as a sentence: the best and the worst value of a parameter."""
+        knob = rename_path(knob, NEW)[0]
+        metric = self.summary.experiment.objectives[0].metric if metric is None else metric
+        best = self.curve(knob, metric).best.dropna()
+        if best.empty:
+            return f"{metric} is unknown for every value of {knob}."
+        order = best.sort_values(ascending=parse_objective(metric).goal == "min", kind="stable")
+        first, last = order.iloc[0], order.iloc[-1]
+        difference = abs(last - first) / abs(first) if first else float(last != first)
+        if difference < SAME_WITHIN:
+            return f"{metric} is {format_metric(first, metric)} for every value of {knob}."
+        worse = f"{difference:.1%} worse" if difference < 1 else f"{1 + difference:.1f} times as much"
+        return (
+            f"{metric} is best with {knob} {order.index[0]} ({format_metric(first, metric)}) and worst with "
+            f"{order.index[-1]} ({format_metric(last, metric)}, {worse})."
+        )
+
+    sentence = describe_curve  # old name
+
+    def _point(self, name: str, row: Optional[Row], metric: str) -> dict[str, float]:
+        winner = self.summary.winner
+        if row is None or winner is None:
+            return {name: np.nan, f"{name}_half": np.nan}
+        half = self.summary.difference(row, winner, metric).half_width
+        return {name: row.mean(metric), f"{name}_half": np.nan if half is None else half}
+
+    def plot(self, knob: str, metric: Optional[str] = None, axes: Any = None) -> Any:
+        """Draw the curve of a parameter; return the matplotlib axes."""
+        curve = self.curve(knob, metric)
+        with styled_axes(axes) as axes:
+            plot_knob(axes, curve, metric or self.summary.experiment.objectives[0].metric)
+        return axes
+
+    def report(self, path: Union[str, Path]) -> None:
+        """Write report.html: one offline page."""
+        write_report(self.summary, Path(path))
+
+    def __repr__(self) -> str:
+        experiment = self.summary.experiment
+        return f"SweepResult({experiment.name}: {len(self.summary.rows)} configurations, {self.summary.run_count} runs)"
+
+    def _repr_html_(self) -> str:
+        cells, _ = table_cells(self.summary, TOP)
+        notes = [self.verdict, *describe_ties(self.summary), *describe_constraints(self.summary)]
+        size = f"{format_count(len(self.summary.rows), 'configuration')}, {format_count(self.summary.run_count, 'run')}"
+        return html_result(f"{self.summary.experiment.name}: {size}", cells, notes)

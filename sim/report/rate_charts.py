@@ -1,0 +1,169 @@
+"""Charts over the request rate: one curve per configuration, with the constraints as lines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Optional
+
+from servesim.files.chart_style import SERIES
+from servesim.runs.request_rate import format_rate
+from servesim.statistics.constraints import Bound
+
+from .plots import (
+    Chart,
+    Limit,
+    Trace,
+    axis_scale,
+    bound_limit,
+    plain,
+    points,
+    show,
+    value_axis,
+    with_limits,
+)
+
+USUAL_METRICS = ("p99_ttft_ms", "mean_tpot_ms", "output_throughput")
+MAX_NAMED = 8  # more curves are grey, except winner and baseline
+MAX_CURVES = 60
+
+
+class RatePoint(NamedTuple):
+    """The metrics at one request rate."""
+
+    rate: float
+    metrics: Mapping[str, float]
+    problem: str = ""  # why it does not meet the constraints
+
+
+class CurveStyle(NamedTuple):
+    """How a curve is drawn."""
+
+    colour: str  # @name of chart_style.py
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class RateCurve:
+    """The results of one configuration over the request rate."""
+
+    name: str
+    points: Sequence[RatePoint]
+    role: str = ""  # winner, baseline, or empty
+    config: Optional[int] = None
+    capacity: Optional[Limit] = None  # the highest rate that meets the constraints
+
+    def values(self, metric: str) -> list[tuple[RatePoint, float]]:
+        """Return the points that have a metric."""
+        pairs = [(point, point.metrics.get(metric, math.nan)) for point in self.points]
+        return [(point, value) for point, value in pairs if not math.isnan(value)]
+
+
+Drawn = Sequence[tuple[RateCurve, CurveStyle]]
+
+
+def rate_charts(curves: Sequence[RateCurve], bounds: Sequence[Bound], objectives: Sequence[str] = ()) -> list[Chart]:
+    """Return one chart per metric over the rate, and latency against throughput."""
+    metrics = chart_metrics(curves, bounds, objectives)
+    shown = list(zip(curves, curve_styles(curves)))[:MAX_CURVES]
+    shown.sort(key=lambda item: bool(item[0].role))  # winner and baseline last: on top of the others
+    charts = [over_rate(shown, metric, bounds, f"rate-{number}") for number, metric in enumerate(metrics)]
+    latency = next((metric for metric in metrics if metric.endswith("_ms")), None)
+    if latency is not None and "output_throughput" in metrics:
+        charts.append(latency_throughput(shown, latency, bounds))
+    return charts
+
+
+def chart_metrics(curves: Sequence[RateCurve], bounds: Sequence[Bound], objectives: Sequence[str]) -> list[str]:
+    """Return the metrics to draw: constraints, objectives, and the usual ones of a latency that is not drawn yet."""
+    chosen = list(dict.fromkeys([*(bound.metric for bound in bounds), *objectives]))
+    for metric in USUAL_METRICS:
+        kind = metric.removesuffix("_ms").rpartition("_")[2]
+        if not any(kind in name for name in chosen):
+            chosen.append(metric)
+    return [metric for metric in chosen if any(curve.values(metric) for curve in curves)]
+
+
+def curve_styles(curves: Sequence[RateCurve]) -> list[CurveStyle]:
+    """Return the style of each curve: winner and baseline have their colours, many others are grey.
+
+    A few others have different colours; when the colours are used up, they repeat as dashed lines.
+    """
+    free = [f"@{name}" for name in SERIES if name not in ("winner", "baseline", "point")]
+    others = [id(curve) for curve in curves if not curve.role]
+    styles = {curve: CurveStyle("@point") for curve in others}
+    if len(others) <= MAX_NAMED:
+        styles = {curve: CurveStyle(free[k % len(free)], k >= len(free)) for k, curve in enumerate(others)}
+    return [CurveStyle(f"@{curve.role}") if curve.role else styles[id(curve)] for curve in curves]
+
+
+def curve_key(curves: Sequence[RateCurve]) -> list[tuple[str, str, str]]:
+    """Return the legend of the charts: CSS colour and line style, and the name of a curve."""
+    entries = {}
+    for curve, style in zip(curves, curve_styles(curves)):
+        name = f"{curve.role}: {curve.name}" if curve.role else curve.name
+        entries[name if style.colour != "@point" else "other configurations"] = style
+    return [(style.colour[1:], "dashed" if style.dashed else "solid", name) for name, style in entries.items()]
+
+
+def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> Chart:
+    """Return a metric over the request rate, with its bounds and the capacities of winner and baseline."""
+    values = [value for curve, _ in curves for _, value in curve.values(metric)]
+    divisor, title = axis_scale(metric, values)
+    data = []
+    for curve, style in curves:
+        pairs = [(point, value / divisor) for point, value in curve.values(metric)]
+        data.append(curve_trace(curve, style, [(point.rate, value) for point, value in pairs], pairs, title))
+    rates = [point.rate for curve, _ in curves for point in curve.points]
+    layout = {
+        "xaxis": value_axis("request rate (req/s)", rates),
+        "yaxis": value_axis(title, [value / divisor for value in values]),
+        "showlegend": False,
+    }
+    limits = [bound_limit("y", bound, divisor) for bound in bounds if bound.metric == metric]
+    limits += [curve.capacity for curve, _ in reversed(curves) if curve.role and curve.capacity is not None]
+    title = f"{metric.removesuffix('_ms')} over the request rate"
+    return Chart(id, title, data, with_limits(layout, limits, rates))
+
+
+def latency_throughput(curves: Drawn, latency: str, bounds: Sequence[Bound]) -> Chart:
+    """Return a latency against the throughput, one point per rate."""
+    values = [value for curve, _ in curves for _, value in curve.values(latency)]
+    divisor, title = axis_scale(latency, values)
+    _, x_title = axis_scale("output_throughput", [])
+    data, across = [], []
+    for curve, style in curves:
+        pairs = [(p, value / divisor) for p, value in curve.values(latency) if "output_throughput" in p.metrics]
+        places = [(point.metrics["output_throughput"], value) for point, value in pairs]
+        across += [x for x, _ in places]
+        data.append(curve_trace(curve, style, places, pairs, title))
+    layout = {
+        "xaxis": value_axis(x_title, across),
+        "yaxis": value_axis(title, [value / divisor for value in values]),
+        "showlegend": False,
+    }
+    limits = [bound_limit("y", bound, divisor) for bound in bounds if bound.metric == latency]
+    caption = "One point per request rate. Better: down and right."
+    title = f"{latency.removesuffix('_ms')} against throughput"
+    return Chart("latency-throughput", title, data, with_limits(layout, limits), caption)
+
+
+def curve_trace(
+    curve: RateCurve,
+    style: CurveStyle,
+    places: Sequence[tuple[float, float]],
+    pairs: Sequence[tuple[RatePoint, float]],
+    title: str,
+) -> Trace:
+    """Return one curve; an open point does not meet the constraints."""
+    hover = []
+    for point, value in pairs:
+        problem = f"<br>{plain(point.problem)}" if point.problem else ""
+        name = f"<b>{curve.role or 'configuration'}</b><br>{plain(curve.name)}"
+        hover.append(f"{name}<br>{format_rate(point.rate)}<br>{title}: {show(value)}{problem}")
+    symbols = ["circle-open" if point.problem else "circle" for point, _ in pairs]
+    rows = None if curve.config is None else [[curve.config]] * len(places)
+    trace = points(plain(curve.name), places, hover, style.colour, size=8 if curve.role else 6, rows=rows)
+    line = {"color": style.colour, "width": 2.5 if curve.role else 1.4, "dash": "dash" if style.dashed else "solid"}
+    return {**trace, "mode": "lines+markers", "line": line, "marker": {**trace["marker"], "symbol": symbols}}

@@ -1,0 +1,93 @@
+"""The compared configurations, run again with more records: queues over time, latencies of requests, step shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import numpy as np
+from servesim.core import BadInput, Request, traits_of
+from servesim.costs.device_profile import Profile
+from servesim.engine.server import Server
+from servesim.engine.shape import Padding, step_shape
+from servesim.engine.step import Step
+from servesim.execution.single_run import RunContext
+from servesim.runs.metrics import time_per_token
+from servesim.runs.queue_log import QueueLog
+from servesim.runs.request_rows import client_ends, first_tokens, sent_times
+from servesim.runs.simulate import simulate
+from servesim.study.ranking import Row, Summary
+
+from .roles import Roles
+
+MAX_REQUESTS = 5000  # only the first requests run again
+QUANTILES = np.linspace(0, 1, 201)
+
+
+class StepRange:
+    """Counts the model calls, and those whose shape is larger than the measured range of a profile."""
+
+    def __init__(self, profile: Profile, padding: Padding, traits: Any) -> None:
+        self.profile, self.padding, self.traits = profile, padding, traits
+        self.calls = self.outside = 0
+
+    def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
+        if step.runs_model:
+            self.calls += 1
+            shape = step_shape(step, self.padding, self.traits)._asdict()
+            self.outside += bool(self.profile.outside_range(shape))
+
+    def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The first replication of one configuration."""
+
+    role: str  # winner, nearest or baseline
+    row: Row
+    log: QueueLog
+    requests: int
+    profile: Profile
+    latencies: Mapping[str, Sequence[float]] = field(default_factory=dict)  # name: quantiles in seconds
+    outside: Optional[float] = None  # fraction of the model calls outside the measured range; None: no range is known
+
+
+def record_runs(summary: Summary, roles: Roles) -> list[RecordedRun]:
+    """Run the compared configurations again; empty if their requests or policies cannot be loaded."""
+    rows = {role: row for role, row in roles.items() if "failed" not in row.labels}
+    context = RunContext(summary.experiment.base)
+    try:
+        return [record_run(summary, role, row, context) for role, row in rows.items()]
+    except BadInput:
+        return []
+
+
+def record_run(summary: Summary, role: str, row: Row, context: RunContext) -> RecordedRun:
+    """Run one configuration with a log of its queues, and count steps outside the profile if there are any."""
+    task = summary.experiment.task(row.config, 0)._replace(max_requests=MAX_REQUESTS)
+    scenario = context.scenario(task)
+    trace, profile = context.trace(scenario, task), context.profile(scenario)
+    log, steps = QueueLog(), None
+    if "outside profile" in row.labels:
+        policy = scenario.make_policy()
+        padding = Padding(scenario.engine.prefill_buckets, scenario.decode_buckets(policy))
+        steps = StepRange(profile, padding, traits_of(policy))
+    run = simulate(scenario, trace, [log, *([steps] if steps else [])], profile=profile)
+    outside = None if not profile.about.get("grid") else steps.outside / max(1, steps.calls) if steps else 0.0
+    return RecordedRun(role, row, log, len(trace), profile, latency_quantiles(run.requests), outside)
+
+
+def latency_quantiles(requests: Sequence[Request]) -> dict[str, Sequence[float]]:
+    """Return the quantiles of TTFT, TPOT and E2E latency of the finished requests, in seconds."""
+    done = [request for request in requests if request.outcome == "finished"]
+    if not done:
+        return {}
+    sent = np.array(sent_times(done))
+    ttft, e2el = np.array(first_tokens(done)) - sent, np.array(client_ends(done)) - sent
+    output = np.array([r.written for r in done])
+    tpot = time_per_token(ttft, e2el, output)[output > 1]
+    latencies = {"TTFT": ttft, "TPOT": tpot, "E2E latency": e2el}
+    return {name: np.quantile(values, QUANTILES).tolist() for name, values in latencies.items() if len(values)}

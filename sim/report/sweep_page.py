@@ -1,0 +1,177 @@
+"""report.html of a sweep or a search: the winner, why it wins, trade-offs, parameters, queues and the table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from servesim.runs.request_rows import STATES
+from servesim.runs.text import STATE_LABELS
+from servesim.statistics.intervals import Interval
+from servesim.statistics.number_format import format_mean, format_number
+from servesim.statistics.objective import Objective
+from servesim.study.experiment import Experiment, format_value
+from servesim.study.ranking import Row, Summary
+from servesim.study.table import (
+    LABEL_MEANINGS,
+    describe_confirmation,
+    describe_constraints,
+    describe_draws,
+    format_count,
+    format_difference,
+    printed_label,
+)
+from servesim.study.verdict import verdict_of
+
+from .cards import MetricFact, ResultCard, sentence, setting_chips
+from .charts import Latencies, knob_charts, latency_charts, queue_charts, time_chart
+from .heat_table import heat_table
+from .knob_curves import Knob, knobs, single_change_costs
+from .page import write_page
+from .plots import Chart
+from .recorded_runs import RecordedRun, record_runs
+from .roles import COLOURS, compared_rows, leader
+from .tables import MAX_TABLE_ROWS, Cell, Column, Table, TableRow, configurations
+from .trade_offs import point_names, slo_of, trade_offs
+from .trust import sweep_facts
+
+TITLES = {
+    "winner": "Winner", "baseline": "No winner: nothing beats the baseline",
+    "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
+}  # fmt: skip
+
+
+def write_sweep_report(summary: Summary, path: Path) -> None:
+    """Write the page."""
+    roles, curves = compared_rows(summary), knobs(summary)
+    runs = record_runs(summary, roles)
+    latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
+    write_page(
+        path, "sweep.html", title=f"Sweep report: {summary.experiment.name}", about=describe_runs(summary),
+        trust=sweep_facts(summary, runs, roles), result=result(summary),
+        single_changes=single_changes(summary, curves), two_knobs=heat_table(summary),
+        trade_offs=trade_offs(summary) if len(summary.rows) > 1 else [],
+        knobs=knob_charts(curves), latencies=latency_charts(latencies, slo_of(summary)), times=times(summary),
+        queues=queue_charts(runs), recorded=recorded_text(runs), table=configurations(summary),
+        example=filter_example(summary), cut=MAX_TABLE_ROWS if len(summary.rows) > MAX_TABLE_ROWS else 0,
+        some_cannot_win=not all(row.eligible for row in summary.rows), method=method(summary),
+        names=point_names(summary),
+    )  # fmt: skip
+
+
+def describe_counted(experiment: Experiment) -> str:
+    """Return which requests the metrics include, as a sentence."""
+    if experiment.steady_window is None:
+        return "All requests count."
+    warm_up, drain = experiment.steady_window
+    return f"Steady state: the first {warm_up:.0%} and the last {drain:.0%} of the arrivals do not count."
+
+
+def describe_runs(summary: Summary) -> str:
+    """Return the line below the title: configurations, runs, and the requests that count."""
+    counts = f"{format_count(len(summary.rows), 'configuration')}, {format_count(summary.run_count, 'simulated run')}"
+    return f"{counts}. {describe_counted(summary.experiment)}"
+
+
+def result(summary: Summary) -> ResultCard:
+    """Return the verdict, and the leading configuration with its metrics."""
+    verdict, row = verdict_of(summary), leader(summary)
+    notes = [*describe_draws(summary), *describe_confirmation(summary), *describe_constraints(summary)]
+    texts = [*map(sentence, notes), *gains(summary)]
+    title, won = TITLES[verdict.kind], verdict.kind == "winner"
+    if row is None:
+        return ResultCard(title, verdict.text, notes=texts)
+    first, *others = summary.experiment.objectives
+    big = f"{first.metric.removesuffix('_ms')} {format_mean(row.means[first.metric], first.metric)}"
+    facts = [metric_fact(row, objective) for objective in others]
+    change, settings = compare_with_baseline(row, first), setting_chips(row.assignment)
+    return ResultCard(title, verdict.text, won, big, change, facts, settings, texts)
+
+
+def metric_fact(row: Row, objective: Objective) -> MetricFact:
+    """Return a further objective of the leading configuration."""
+    metric = objective.metric
+    value = format_mean(row.means[metric], metric)
+    return MetricFact(metric.removesuffix("_ms"), value, compare_with_baseline(row, objective))
+
+
+def compare_with_baseline(row: Row, objective: Objective) -> str:
+    """Return the difference from the baseline in words."""
+    change = row.differences[objective.metric]
+    if row.labels[:1] == ["baseline"] or change.mean == 0:
+        return "the same as the baseline"
+    word = "better" if objective.better(change.mean) else "worse"
+    note = "" if change.half_width is None else ", significant" if change.excludes_zero else ", not significant"
+    return f"{format_difference(row, objective.metric)}: {word} than the baseline{note}"
+
+
+def gains(summary: Summary) -> list[str]:
+    """Return the states in which a request spends less or more time than with the baseline."""
+    row = leader(summary)
+    if row is None or row is summary.baseline:
+        return []
+    winner, base = row.time_breakdown(), summary.baseline.time_breakdown()
+    if not winner or not base:
+        return ["No comparison of times: a compared configuration served no request."]
+    changes = sorted(((winner[name] - base[name], STATE_LABELS[name]) for name in STATES), key=lambda item: item[0])
+    total, before = sum(winner.values()), sum(base.values())
+    less = [f"{name} -{format_number(-seconds)} s" for seconds, name in changes if seconds < -0.005 * before]
+    more = [f"{name} +{format_number(seconds)} s" for seconds, name in changes[::-1] if seconds > 0.005 * before]
+    text = f"A request takes {format_number(total)} s on average (baseline: {format_number(before)} s)"
+    return [text + (": " + ", ".join(less + more) if less or more else "") + "."]
+
+
+def single_changes(summary: Summary, curves: Sequence[Knob]) -> Table | None:
+    """Return the cost of changing each setting of the winner, None if the sweep has no such configuration."""
+    costs = single_change_costs(summary, curves)
+    if not costs:
+        return None
+    objective = summary.experiment.objectives[0]
+    columns = [Column("setting"), Column("changed to"), Column(f"change of {objective.metric}", numeric=True)]
+    rows = [
+        TableRow([Cell(knob), Cell(value), Cell(format_mean(change, objective.metric, True), None, True),
+                  Cell(effect(change, objective))])
+        for knob, value, change in costs
+    ]  # fmt: skip
+    return Table([*columns, Column("effect")], rows)
+
+
+def effect(change: Interval, objective: Objective) -> str:
+    """Return whether a change is better, worse or not significant."""
+    if change.mean == 0:
+        return "none"
+    if change.half_width is not None and not change.excludes_zero:
+        return "not significant"
+    word = "better" if objective.better(change.mean) else "worse"
+    return word + (" (one run)" if change.half_width is None else "")
+
+
+def times(summary: Summary) -> list[Chart]:
+    """Return the time breakdown of the compared configurations."""
+    bars = [(role, row.time_breakdown()) for role, row in compared_rows(summary).items()]
+    bars = [(role, seconds) for role, seconds in bars if seconds]
+    return [time_chart(bars)] if bars else []
+
+
+def recorded_text(runs: Sequence[RecordedRun]) -> str:
+    """Return which requests the charts of single runs show."""
+    return f"The first replication, {runs[0].requests:,} requests." if runs else ""
+
+
+def filter_example(summary: Summary) -> str:
+    """Return a term for the filter of the table, with a setting of this sweep."""
+    for key, values in summary.experiment.knobs.items():
+        return f"{key.rpartition('.')[2]}={format_value(values[-1])}"
+    return "baseline"
+
+
+def method(summary: Summary) -> dict[str, Any]:
+    """Return how to read the page."""
+    return {
+        "confidence": f"{100 * summary.experiment.confidence:g} %",
+        "draws": summary.draw_count,
+        "margin": f"{100 * summary.experiment.indifference:g} %",
+        "window": describe_counted(summary.experiment),
+        "labels": [(printed_label(name), text) for name, text in LABEL_MEANINGS.items()],
+    }

@@ -1,0 +1,166 @@
+"""The trust panel: where the step times come from, how wrong they are, and what else limits the result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from servesim.config.scenario import Scenario
+from servesim.core import BadInput, traits_of
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.runs.request_rate import format_rate
+from servesim.study.load_summary import LoadSummary
+from servesim.study.load_table import is_outside_profile
+from servesim.study.ranking import Summary
+from servesim.study.table import describe_ties, format_count
+
+from .cards import sentence
+from .recorded_runs import RecordedRun
+from .roles import Roles
+
+GOOD, CHECK, WARN = "good", "check", "warn"
+MAX_GOOD_ERROR = 0.05  # a larger held-out error of a kind of step is marked
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One line of the panel; the tone is good, check (know this) or warn."""
+
+    name: str
+    text: str
+    tone: str = GOOD
+
+
+def profile_facts(source: Any) -> list[Fact]:
+    """Return the facts about a profile, loaded or not: source, method, date and held-out error."""
+    try:
+        profile = source if isinstance(source, Profile) else load_profile(source)
+    except BadInput as bad:
+        return [Fact("Profile", f"cannot be loaded now: {bad}", WARN)]
+    if profile.path is None:
+        return [Fact("Profile", "step costs are written in the scenario: not measured, no known error", WARN)]
+    about = profile.about
+    kind = ", ".join(str(about[key]) for key in ("device", "dtype") if about.get(key))
+    model = model_name(about.get("model"))
+    facts = [Fact("Profile", f"{profile.name}: {', '.join(part for part in (kind, model) if part)}")]
+    how = [str(about[key]) for key in ("how", "framework") if about.get(key)]
+    date = f" on {str(about['date'])[:10]}" if about.get("date") else ", date unknown"
+    facts.append(
+        Fact("Measured", f"{'; '.join(how) or 'method unknown'}{date}", GOOD if how and about.get("date") else CHECK)
+    )
+    if profile.backend_note is not None:
+        facts.append(Fact("Backend", sentence(profile.backend_note), CHECK))
+    return [*facts, error_fact(profile)]
+
+
+def model_name(model: Any) -> str:
+    """Return the name of a profile's model."""
+    return str(model.get("name") or "") if isinstance(model, Mapping) else str(model or "")
+
+
+def error_fact(profile: Profile) -> Fact:
+    """Return the held-out error of each kind of step."""
+    errors = {kind: error.get("mean") if isinstance(error, Mapping) else error for kind, error in profile.error.items()}
+    known = {kind: abs(float(error)) for kind, error in errors.items() if error is not None}
+    if not known:
+        return Fact("Held-out error", "unknown: the profile has none", WARN)
+    text = ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in known.items())
+    return Fact("Held-out error", f"{text} (mean)", GOOD if max(known.values()) <= MAX_GOOD_ERROR else CHECK)
+
+
+def policy_fact(scenarios: Iterable[Scenario]) -> Fact:
+    """Return what the decisions of the policies were compared with."""
+    texts: dict[str, str] = {}
+    for scenario in scenarios:
+        name = str(scenario.policy["name"])
+        try:
+            known = scenario.policy_is_loadable
+            texts[name] = traits_of(scenario.make_policy()).validated_against if known else "own policy, not loaded"
+        except BadInput as bad:
+            texts[name] = f"cannot be loaded now: {bad}"
+    recorded = all(text.startswith("recordings") for text in texts.values())
+    return Fact(
+        "Policy validated", "; ".join(f"{name}: {text}" for name, text in texts.items()), GOOD if recorded else CHECK
+    )
+
+
+def sweep_facts(summary: Summary, runs: Sequence[RecordedRun], roles: Roles, ties: Fact | None = None) -> list[Fact]:
+    """Return the panel of a sweep or a search; `ties` are those of a sweep over loads."""
+    rows = roles.values()
+    scenarios = [Scenario.model_validate(summary.experiment.tree(row.config)) for row in rows]
+    sources: dict[str, Any] = {str(scenario.profile): scenario.profile for scenario in scenarios}
+    loaded = {run.row.config: run.profile for run in runs}
+    sources |= {str(s.profile): loaded[row.config] for row, s in zip(rows, scenarios) if row.config in loaded}
+    facts = [fact for source in sources.values() for fact in profile_facts(source)]
+    facts += [range_fact(summary, runs), saturation_fact(summary, roles), replication_fact(summary)]
+    return [*facts, ties or tie_fact(summary), policy_fact(scenarios)]
+
+
+def range_fact(summary: Summary, runs: Sequence[RecordedRun]) -> Fact:
+    """Return how many steps are larger than the profile's measured range."""
+    outside = sum("outside profile" in row.labels for row in summary.rows)
+    shares = [(run.role, run.outside) for run in runs if run.outside is not None]
+    load = summary.experiment.load
+    at = "" if load is None else f" at {format_rate(load)}"
+    text = ", ".join(f"{role} {100 * share:.1f} % of the model calls{at}" for role, share in shares)
+    count = f"{outside:,} of {format_count(len(summary.rows), 'configuration')} have steps outside" if outside else ""
+    worst = max((share for _, share in shares), default=0.0)
+    if not shares and not outside:
+        return Fact("Outside the measured range", "unknown: the profile names no measured range", CHECK)
+    return Fact("Outside the measured range", "; ".join(filter(None, (text, count))), WARN if worst > 0.01 else GOOD)
+
+
+def saturation_fact(summary: Summary, roles: Roles) -> Fact:
+    """Return whether the backlog grows in the configurations that count."""
+    names = [role for role, row in roles.items() if "saturated" in row.labels]
+    count = sum("saturated" in row.labels for row in summary.rows)
+    load = summary.experiment.load
+    at = "" if load is None else f" at {format_rate(load)}"
+    if not count:
+        return Fact("Saturation", f"no configuration is saturated{at}")
+    text = f"{count:,} of {format_count(len(summary.rows), 'configuration')}{at}"
+    note = f", also the {' and the '.join(names)}: latencies depend on the length of the run"
+    return Fact(
+        "Saturation", text + (note if names else f", not the {' and the '.join(roles)}"), CHECK if names else GOOD
+    )
+
+
+def replication_fact(summary: Summary) -> Fact:
+    """Return how many runs each configuration has, and the kind of intervals."""
+    experiment = summary.experiment
+    counts = sorted({len(row.runs) for row in summary.rows})
+    if not experiment.is_random:
+        return Fact("Replications", "1: nothing is random in this scenario, so there are no intervals")
+    span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    if counts[-1] < 2:
+        return Fact("Replications", "1: differences have no confidence interval", WARN)
+    draws = f", {summary.draw_count} draws of the cost model" if summary.draw_count else ""
+    text = f"{span} per configuration on common random numbers, {100 * experiment.confidence:g} % intervals{draws}"
+    return Fact("Replications", text)
+
+
+def capacity_fact(result: LoadSummary) -> Fact:
+    """Return how exactly the capacities are known, and which ones are equal; without constraints, the ties per load."""
+    if not result.experiment.subject_to:
+        open_loads = [load for load, s in result.by_load.items() if any(row.relation.tied for row in s.rows)]
+        text = f"at {', '.join(map(format_rate, open_loads))}" if open_loads else "none"
+        return Fact("Ties", text, CHECK if open_loads else GOOD)
+    equal = sum(curve.outcome == "equal" for curve in result.curves)
+    outside = sum(map(is_outside_profile, result.curves))
+    precision = result.experiment.precision
+    notes = [f"{format_count(equal, 'other')} with an equal capacity"] if equal else []
+    notes += [f"{format_count(outside, 'configuration')} with steps outside the measured range"] if outside else []
+    known = "only the loads of the sweep were tested (see precision)"
+    if precision is not None:
+        known = f"known to {100 * precision:g} %"
+    return Fact("Capacity", "; ".join([*notes, known]), GOOD if precision is not None and not notes else CHECK)
+
+
+def tie_fact(summary: Summary) -> Fact:
+    """Return which configurations are tied with the winner, and how many runs would decide."""
+    if summary.winner is None:
+        return Fact("Ties", "no winner", CHECK)
+    notes = [note[3:] for note in describe_ties(summary)]  # without the mark of the table
+    undecided = any(row.relation.outcome == "undecided" for row in summary.rows)
+    return Fact("Ties", "; ".join(notes) or "none", CHECK if undecided else GOOD)

@@ -1,0 +1,226 @@
+"""report.html of `sim verify` and `sim replay`: errors of the simulation against measured runs.
+
+The input is the content of verify.json and the latencies of the requests, so this module needs no part of calibrate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from servesim.config.scenario import Scenario
+from servesim.files.chart_style import SERIES
+from servesim.statistics.intervals import Interval
+from servesim.statistics.number_format import format_mean
+from servesim.study.table import format_count
+
+from .cards import MetricFact, ResultCard
+from .charts import Latencies, latency_charts
+from .page import write_page
+from .plots import Chart, Limit, line, plain, points, show, value_axis, with_limits
+from .recorded_runs import QUANTILES
+from .tables import Cell, Column, Table, TableRow, number_cell
+from .trust import CHECK, GOOD, Fact, policy_fact, profile_facts
+
+MAX_DOTS = 3000  # requests per chart and run
+LATENCY_NAMES = {"ttft": "TTFT", "e2el": "E2E latency"}
+
+
+@dataclass(frozen=True)
+class VerifiedRun:
+    """One scenario, simulated and measured."""
+
+    name: str
+    result: Mapping[str, Any]  # its part of verify.json
+    latencies: Mapping[str, Sequence[tuple[float, float]]]  # ttft, e2el: seconds, simulated and measured
+    scenario: Optional[Scenario]
+    outside: Sequence[str] = ()  # checked metrics outside the tolerance
+
+    def metric(self, name: str) -> Mapping[str, Any]:
+        """Return the values of a metric."""
+        values: Mapping[str, Any] = self.result["metrics"][name]
+        return values
+
+
+def write_verify_report(
+    runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: Optional[float],
+    ranks: Mapping[str, Optional[float]], path: Path,
+) -> None:  # fmt: skip
+    """Write the page; `ranks` has Kendall's tau per metric, empty for a single scenario."""
+    write_page(
+        path, "verify.html", title="Simulated against measured", about=f"{format_count(len(runs), 'scenario')}.",
+        trust=trust(runs), result=result(runs, checked, tolerance, ranks), errors=error_chart(runs, checked, tolerance),
+        requests=request_charts(runs), latencies=cdf_charts(runs[0]) if len(runs) == 1 else [],
+        table=metric_table(runs, checked, tolerance),
+    )  # fmt: skip
+
+
+def trust(runs: Sequence[VerifiedRun]) -> list[Fact]:
+    """Return the trust panel: profile, decisions, tokens and policy."""
+    scenarios = [run.scenario for run in runs if run.scenario is not None]
+    profiles = {str(scenario.profile): scenario.profile for scenario in scenarios}
+    facts = [fact for profile in profiles.values() for fact in profile_facts(profile)]
+    facts.append(decision_fact(runs))
+    checks = [run.result["token_check"] for run in runs if run.result.get("token_check")]
+    if checks:
+        equal, checked = (sum(check[key] for check in checks) for key in ("equal", "checked"))
+        facts.append(Fact("Tokens", f"{equal} of {checked} checked answers equal", GOOD if equal == checked else CHECK))
+    return [*facts, policy_fact(scenarios)] if scenarios else facts
+
+
+def decision_fact(runs: Sequence[VerifiedRun]) -> Fact:
+    """Return whether both runs made the same decisions."""
+    logs = [run.result.get("decisions") for run in runs]
+    known = [log for log in logs if log]
+    if not known:
+        return Fact("Decisions", "not compared: one side has no decision log", CHECK)
+    same = sum(log["identical"] for log in known)
+    first = next((log for log in known if not log["identical"]), None)
+    note = "" if first is None else f"; first difference after {first['same']:,} equal steps"
+    return Fact("Decisions", f"identical in {same} of {format_count(len(known), 'scenario')}{note}",
+                GOOD if first is None else CHECK)  # fmt: skip
+
+
+def result(
+    runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: Optional[float],
+    ranks: Mapping[str, Optional[float]],
+) -> ResultCard:  # fmt: skip
+    """Return the largest error, and whether all errors are within the tolerance."""
+    errors = [(run, name, run.metric(name)["error"]) for run in runs for name in checked]
+    known = [(abs(error), error, name, run.name) for run, name, error in errors if error is not None]
+    big, verdict = "", "No checked metric has a simulated and a measured value."
+    if known:
+        _, error, name, run_name = max(known)
+        big = f"largest error: {name} {100 * error:+.2f} %"
+        verdict = f"{sum(size <= 0.05 for size, *_ in known)} of {len(known)} checked values are within 5 %"
+        verdict += f"; the largest error is in {run_name}." if run_name and len(runs) > 1 else "."
+    title, met = "Simulated against measured", False
+    if tolerance is not None:
+        met = not any(run.outside for run in runs)
+        title = f"Tolerance of {100 * tolerance:g} %: {'met' if met else 'missed'}"
+    facts = [mean_error(name, [error for _, metric, error in errors if metric == name]) for name in checked]
+    taus = ", ".join(f"{metric} {tau:+.2f}" for metric, tau in ranks.items() if tau is not None)
+    notes = [f"Rank agreement of the scenarios (Kendall's tau): {taus}."] if taus else []
+    return ResultCard(title, verdict, met, big, facts=facts, notes=notes)
+
+
+def mean_error(name: str, errors: Sequence[Optional[float]]) -> MetricFact:
+    """Return the mean absolute error of a metric over the scenarios, or its error in the only one."""
+    known = [error for error in errors if error is not None]
+    if not known:
+        return MetricFact(name, "–")
+    if len(errors) == 1:
+        return MetricFact(name, f"{100 * known[0]:+.2f} %")
+    return MetricFact(name, f"{100 * sum(map(abs, known)) / len(known):.2f} %", "mean absolute error")
+
+
+def run_colour(index: int) -> str:
+    """Return the colour of a scenario."""
+    return f"@{SERIES[index % len(SERIES)]}"
+
+
+def error_chart(runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: Optional[float]) -> Chart:
+    """Return the error of each checked metric, one point per scenario."""
+    data = [line("no error", [(0, -0.5), (0, len(checked) - 0.5)], "@soft", "dot", hoverinfo="skip", showlegend=False)]
+    for index, run in enumerate(runs):
+        shift = 0.0 if len(runs) == 1 else 0.5 * index / (len(runs) - 1) - 0.25
+        known = [(row, name) for row, name in enumerate(checked) if run.metric(name)["error"] is not None]
+        xy = [(100 * run.metric(name)["error"], row + shift) for row, name in known]
+        hover = [error_text(run, name) for _, name in known]
+        data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=10))
+    y_axis = {"tickvals": list(range(len(checked))), "ticktext": list(checked), "range": [len(checked) - 0.5, -0.5]}
+    layout = {
+        "xaxis": {"title": {"text": "simulated - measured (%)"}}, "yaxis": y_axis, "height": 150 + 45 * len(checked),
+        "showlegend": 1 < len(runs) <= 12,
+    }  # fmt: skip
+    limits = [] if tolerance is None else [Limit("x", sign * 100 * tolerance, "tolerance") for sign in (-1, 1)]
+    return Chart("errors", "Error of each metric", data, with_limits(layout, limits))
+
+
+def error_text(run: VerifiedRun, name: str) -> str:
+    """Return both values of a metric, the error and its sources."""
+    row = run.metric(name)
+    sources = [
+        f"<br>{text}: {100 * row[key]:+.2f} %"
+        for text, key in (("from step times", "from_step_times"), ("from decisions", "from_decisions"))
+        if row.get(key) is not None
+    ]
+    values = f"simulated {level(row['simulated'], name)}, measured {level(row['measured'], name)}"
+    return f"<b>{plain(run.name or 'run')}</b><br>{name}: {100 * row['error']:+.2f} %<br>{values}{''.join(sources)}"
+
+
+def level(value: Optional[float], metric: str) -> str:
+    """Return a value with its unit."""
+    return "–" if value is None else format_mean(Interval(value, None, 1), metric)
+
+
+def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
+    """Return simulated over measured latency, one point per request."""
+    charts = []
+    for key, name in LATENCY_NAMES.items():
+        data, values = [], []
+        for index, run in enumerate(runs):
+            pairs = list(run.latencies.get(key, ()))
+            pairs = pairs[:: max(1, math.ceil(len(pairs) / MAX_DOTS))]
+            values += [value for pair in pairs for value in pair if value > 0]
+            hover = [f"measured {show(m)} s<br>simulated {show(s)} s" for s, m in pairs]
+            xy = [(measured, simulated) for simulated, measured in pairs]
+            data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=4, opacity=0.6))
+        if not values:
+            continue
+        ends = [(end, end) for end in (min(values), max(values))]
+        data.insert(0, line("equal", ends, "@soft", "dot", hoverinfo="skip", showlegend=False))
+        layout = {
+            "xaxis": value_axis(f"measured {name} (s)", values), "yaxis": value_axis(f"simulated {name} (s)", values),
+            "showlegend": 1 < len(runs) <= 12,
+        }  # fmt: skip
+        charts.append(Chart(f"requests-{key}", f"{name}: one point per request", data, layout))
+    return charts
+
+
+def cdf_charts(run: VerifiedRun) -> list[Chart]:
+    """Return the distribution of each latency, simulated and measured."""
+    sides = []
+    for side, (name, colour) in enumerate((("simulated", "@front"), ("measured", "@baseline"))):
+        quantiles = {
+            LATENCY_NAMES[key]: np.quantile([pair[side] for pair in pairs], QUANTILES).tolist()
+            for key, pairs in run.latencies.items()
+            if pairs
+        }
+        sides.append(Latencies(name, colour, quantiles))
+    return latency_charts(sides, {} if run.scenario is None else run.scenario.slo.seconds())
+
+
+def metric_table(runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: Optional[float]) -> Table:
+    """Return every metric of every scenario."""
+    columns = [Column("scenario", "scenario"), Column("metric", "metric"), Column("simulated", "simulated", True)]
+    columns += [Column("measured", "measured", True), Column("error", "error", True)]
+    columns += [Column("from step times", "from_step_times", True), Column("from decisions", "from_decisions", True)]
+    columns.append(Column("note", "note"))
+    rows = []
+    for run in runs:
+        for name, row in run.result["metrics"].items():
+            values = [number_cell(nan_if_none(row[side]), level(row[side], name)) for side in ("simulated", "measured")]
+            parts = [percent_cell(row.get(key)) for key in ("error", "from_step_times", "from_decisions")]
+            notes = ["checked"] if name in checked else []
+            limits = row.get("interval")
+            if limits:
+                inside = {True: "inside", False: "outside", None: ""}[row.get("inside")]
+                notes.append(f"{inside} [{level(limits[0], name)}, {level(limits[1], name)}]")
+            rows.append(TableRow([Cell(run.name), Cell(name), *values, *parts, Cell(", ".join(notes))]))
+    return Table(columns, rows)
+
+
+def nan_if_none(value: Optional[float]) -> float:
+    """Return a number; NaN is a missing one."""
+    return math.nan if value is None else float(value)
+
+
+def percent_cell(value: Optional[float]) -> Cell:
+    """Return a signed percentage that sorts and filters as percent."""
+    number = nan_if_none(value)
+    return number_cell(100 * number, f"{100 * number:+.2f} %")

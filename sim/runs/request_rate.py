@@ -1,0 +1,89 @@
+"""The request rate of a scenario: read it, and return the scenario at another rate.
+
+Another rate keeps the requests and scales only their arrival times. The client of the contest has its own times: it
+rounds its gaps to 10 ms. A rate is a load, not a setting of the server, so it cannot be a parameter of a sweep.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Optional
+
+from servesim.config.overrides import Tree, apply_assignment, set_key
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
+
+from .simulate import load_trace
+
+EXACT_DIGITS = 12  # removes the rounding error of a factor
+RATE_KEYS = ("workload.arrivals.rate", "workload.contest.X", "trace.rate")
+
+
+def request_rate(tree: Tree) -> float:
+    """Return requests per second: the rate that the scenario sets, else the mean rate of its requests."""
+    trace = load_trace(scenario_from(apply_assignment(tree, {})))
+    if any(request.follows is not None for request in trace.requests) or not trace.span > 0:
+        raise BadInput("scenario: expected requests with a rate, but they wait for each other or all arrive at once")
+    return rate_key_value(tree) or (len(trace) - 1) / trace.span
+
+
+def rate_key_value(tree: Mapping[str, Any]) -> Optional[float]:
+    """Return the rate that a scenario sets, None if it has no such key."""
+    for key in RATE_KEYS:
+        value: Any = tree
+        for name in key.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value is not None:
+            return float(value)
+    return None
+
+
+def scenario_at_rate(tree: Tree, rate: float, factor: float) -> Optional[Tree]:
+    """Return the scenario at a rate, which is `factor` times its own; None if its workload has no key for it."""
+    workload: Any = tree.get("workload") or {}
+    trace = tree.get("trace")
+    if is_contest(workload):
+        return contest_at_rate(tree, factor)
+    if isinstance(workload.get("arrivals"), Mapping) and "rate" in workload["arrivals"]:
+        tree = set_key(tree, "workload.arrivals.rate", rate)
+        duration = workload.get("duration")
+        return tree if duration is None else set_key(tree, "workload.duration", duration / factor)
+    if trace is not None:
+        return {**tree, "trace": {**(trace if isinstance(trace, Mapping) else {"path": trace}), "rate": rate}}
+    return None
+
+
+def is_contest(workload: Optional[Mapping[str, Any]]) -> bool:
+    """Whether the client of the contest sends the requests."""
+    return bool(workload and workload.get("contest"))
+
+
+def contest_at_rate(tree: Tree, factor: float) -> Optional[Tree]:
+    """Return a scenario of the contest with `factor` times its rate; None for other scenarios.
+
+    The client sends int(T * X) requests: their number stays the same.
+    """
+    workload: Any = tree.get("workload")
+    if not is_contest(workload):
+        return None
+    X, T = float(workload["contest"]["X"]), float(workload["contest"]["T"])
+    rate = round_rate(X * factor, EXACT_DIGITS)
+    tree = set_key(tree, "workload.contest.X", rate)
+    return set_key(tree, "workload.contest.T", next_product(int(X * T), rate))
+
+
+def next_product(requests: int, rate: float) -> float:
+    """Return the smallest number of seconds T near requests / rate with int(T * rate) == requests."""
+    seconds = requests / rate
+    return seconds if int(seconds * rate) == requests else math.nextafter(seconds, math.inf)
+
+
+def round_rate(rate: float, digits: int = 4) -> float:
+    """Return a rate with few digits, so that the printed rate is exactly the simulated one."""
+    return float(f"{rate:.{digits}g}")
+
+
+def format_rate(rate: float) -> str:
+    """Return a rate as it is printed."""
+    return f"{rate:.10g} req/s"

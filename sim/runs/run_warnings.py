@@ -1,0 +1,81 @@
+"""Warnings about a run: settings and inputs that make its result differ from the real server, without an error."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Optional
+
+from servesim.config.memory import blocks_of_device
+from servesim.config.overrides import Tree
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import BadInput
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.files.byte_sizes import format_bytes
+from servesim.traces.describe import prefix_sharing
+from servesim.traces.request_table import RequestTable
+from servesim.traces.trace import Trace
+
+from .simulate import load_trace
+
+FIXED_BLOCKS = ("llm-serving",)  # policies of engines that do not compute the number of blocks from the memory
+
+
+def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[str]:
+    """Return the warnings of a scenario, each as one line. The trace is not read if it is None."""
+    found = [warn_default_blocks(scenario, profile), None if trace is None else warn_unused_prefixes(trace)]
+    return [warning for warning in (*found, profile.backend_note) if warning is not None]
+
+
+def scenario_warnings(tree: Tree) -> list[str]:
+    """Return the warnings of a scenario that was run elsewhere, without the note; none if one of its files is gone."""
+    try:
+        scenario = scenario_from(tree)
+        profile, trace = load_profile(scenario.profile), None if scenario.trace is None else load_trace(scenario)
+    except BadInput:  # `sim sweep merge` may run on another machine
+        return []
+    return [text for text in run_warnings(scenario, profile, trace) if text != profile.backend_note]
+
+
+def backend_notes(profiles: Iterable[Any]) -> list[str]:
+    """Return a note for each of these profiles that was measured on servesim's own backend."""
+    notes = []
+    for name in dict.fromkeys(source for source in profiles if isinstance(source, str)):
+        try:
+            notes.append(load_profile(name).backend_note)
+        except BadInput:  # the profile of a stored run may be gone
+            continue
+    return [note for note in notes if note is not None]
+
+
+def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:
+    """Warn if the number of KV blocks is the default, but the profile knows the memory of its device."""
+    engine, policy = scenario.engine, scenario.policy["name"]
+    if policy in FIXED_BLOCKS or engine.device_memory is not None or "num_blocks" in engine.model_fields_set:
+        return None
+    budget = blocks_of_device(profile.about, engine.block_size)
+    if budget is None or budget.blocks == engine.num_blocks:
+        return None
+    size = format_bytes(engine.num_blocks * budget.block_bytes)
+    return (
+        f"engine.num_blocks keeps its default of {engine.num_blocks:,} ({size} of KV cache), but "
+        f"{profile.about.get('device')} has memory for about {budget.blocks:,}: set engine.num_blocks, or "
+        f"engine.device_memory: {budget.device // 2**20}MiB"
+    )
+
+
+def warn_unused_prefixes(trace: Trace) -> Optional[str]:
+    """Warn if prompts of a trace share prefixes: the simulated engines compute every prompt completely."""
+    if not has_hash_ids(trace):
+        return None
+    sharing: Optional[dict[str, Any]] = prefix_sharing(trace.requests, trace.block)
+    if sharing is None or not sharing["shared_blocks"]:
+        return None
+    return (
+        f"the trace has hash ids, but the run has no prefix cache: an unlimited one would hit "
+        f"{100 * sharing['shared_blocks']:.1f} % of the {sharing['ids']:,} prompt blocks"
+    )
+
+
+def has_hash_ids(trace: Trace) -> bool:
+    """Whether a request of the trace has hash ids. Most traces have none, and their requests need not be created."""
+    return not isinstance(trace.requests, RequestTable) or trace.requests.has_column("prefix_hashes")

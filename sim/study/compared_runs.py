@@ -1,0 +1,190 @@
+"""The runs of A or of B in a comparison: simulated now, or read from the folder of a run or a sweep.
+
+A pair is a replication. For folders of single runs it is a batch of consecutive arrivals, because the latencies of
+neighbouring requests are not independent.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from servesim.config.overrides import Tree, override, read_scenario_file
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
+from servesim.execution.executor import Executor
+from servesim.execution.single_run import Record, Task, context_json, replication_seed
+from servesim.runs.metrics import PERCENTILES, time_per_token
+from servesim.runs.request_rate import format_rate
+from servesim.runs.run_folder import RESULT, read_run
+from servesim.statistics.intervals import interval
+from servesim.statistics.objective import METRICS, percentile_metrics
+
+from .draws import draw_effects, planned_draws
+from .experiment_file import EXPERIMENT_FILE
+from .ranking import Row, Summary
+from .sweep import load_summary
+
+BATCHES = 20  # of consecutive arrivals: long enough to be nearly independent, enough for an interval
+RequestRows = Sequence[Mapping[str, Any]]  # of requests.csv
+MetricsByPair = dict[Hashable, dict[str, float]]  # pair key -> metrics
+
+
+@dataclass
+class ComparedRuns:
+    """The metrics of A or of B, by the keys that pair them."""
+
+    name: str
+    runs: MetricsByPair  # by seed
+    batches: MetricsByPair = field(default_factory=dict)  # by batch, for a single run
+    draws: Sequence[Record] = ()  # runs with random cost models
+    records: Sequence[Record] = ()  # the runs that the draws repeat
+    profile: Any = None  # None: unknown, the folder of a run without its scenario
+    simulated: bool = False  # for this comparison; the others are stored runs
+
+    def effects(self, metric: str) -> dict[int, float]:
+        """Return the change of a metric in each draw of the cost model."""
+        return draw_effects(metric, self.records, self.draws)
+
+    def mean(self, metric: str) -> float:
+        """Return the mean of a metric over the runs."""
+        return interval([run[metric] for run in self.runs.values() if metric in run]).mean
+
+
+def paired_values(a: ComparedRuns, b: ComparedRuns, metric: str) -> tuple[str, list[float], list[float]]:
+    """Return the kind of the pairs and the values of A and B; batches if there are no replications to pair."""
+    for kind, mine, other in (("replications", a.runs, b.runs), ("batches", a.batches, b.batches)):
+        keys = [key for key in mine if key in other and metric in mine[key] and metric in other[key]]
+        if len(keys) > 1:
+            return kind, [mine[key][metric] for key in keys], [other[key][metric] for key in keys]
+    return "one run", [a.mean(metric)], [b.mean(metric)]
+
+
+def paired_draws(a: ComparedRuns, b: ComparedRuns, metric: str) -> list[tuple[float, float]]:
+    """Return the changes of A and B in every draw of the cost model that both have."""
+    if not a.draws or len(a.draws) != len(b.draws):  # another number of draws has other cost models
+        return []
+    changes_a, changes_b = a.effects(metric), b.effects(metric)
+    return [(changes_a[draw], changes_b[draw]) for draw in changes_a if draw in changes_b]
+
+
+def load_runs(
+    source: str, settings: Sequence[str], replications: int, executor: Executor, draws: int = 0,
+    percentiles: Sequence[float] = (),
+) -> ComparedRuns:  # fmt: skip
+    """Load or simulate A or B: FILE.yaml, the folder of a run, or DIR[:CONFIG][@LOAD] of a sweep, else its winner.
+
+    `percentiles` of the latencies are added; the runs of a sweep have those of METRICS only.
+    """
+    stored = from_folder(source, percentiles)
+    if stored is not None:
+        return stored
+    tree = override(read_scenario_file(source), settings)
+    return from_scenario(tree, source, replications, executor, draws, percentiles)
+
+
+def from_folder(source: str, percentiles: Sequence[float] = ()) -> Optional[ComparedRuns]:
+    """Return the runs of a folder, None if the source is not a folder."""
+    name, _, rate = source.rpartition("@")
+    name, load = (name, parse_rate(rate)) if name and parse_rate(rate) is not None else (source, None)
+    head, colon, number = name.rpartition(":")
+    if colon and number.isdigit() and (Path(head) / EXPERIMENT_FILE).is_file():
+        return from_sweep(Path(head), int(number), load, percentiles)
+    if (Path(name) / EXPERIMENT_FILE).is_file():
+        return from_sweep(Path(name), None, load, percentiles)
+    return from_run(Path(source), percentiles) if Path(source).is_dir() else None
+
+
+def parse_rate(text: str) -> Optional[float]:
+    """Return a request rate, None if the text is not a number."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def from_scenario(
+    tree: Tree, name: str, replications: int, executor: Executor, draws: int = 0, percentiles: Sequence[float] = ()
+) -> ComparedRuns:
+    """Run the replications of a scenario, and `draws` random cost models."""
+    scenario = scenario_from(tree, name)
+    count = replications if scenario.varies else 1
+    tasks = [Task(0, replication, {}) for replication in range(count)]
+    tasks += [Task(0, replication, {}, draw=draw) for replication, draw in planned_draws(draws, count)]
+    records = sorted(executor.run(context_json(tree, percentiles=percentiles), tasks), key=itemgetter(0))
+    for _, record in records:
+        if "error" in record:
+            raise BadInput(f"{name}: {record['error']}")
+    fitted, drawn = [record for _, record in records[:count]], [record for _, record in records[count:]]
+    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["figures"] for r in fitted}
+    runs = dict(sorted(runs.items(), key=str))
+    return ComparedRuns(name, runs, draws=drawn, records=fitted, profile=scenario.profile, simulated=True)
+
+
+def from_sweep(
+    folder: Path, config: Optional[int], load: Optional[float] = None, percentiles: Sequence[float] = ()
+) -> ComparedRuns:
+    """Return the runs of a configuration of a sweep; without a number, of its winner."""
+    for name in percentile_metrics(percentiles):
+        if name not in METRICS:
+            known = ", ".join(map(str, PERCENTILES))
+            raise BadInput(f"{folder}: expected percentiles that the runs of a sweep have ({known}), got {name}")
+    summary = load_summary(folder, load)
+    row = summary.winner if config is None else next((row for row in summary.rows if row.config == config), None)
+    if row is None:
+        problem = (
+            "has no winner; choose a configuration, e.g. DIR:0"
+            if config is None
+            else f"no configuration {config}, only 0 to {len(summary.rows) - 1}"
+        )
+        raise BadInput(f"{folder}: {problem}")
+    at = "" if load is None else f" at {format_rate(load)}"
+    return from_row(summary, row, f"{folder}: {row.label}{at}")
+
+
+def from_row(summary: Summary, row: Row, name: str) -> ComparedRuns:
+    """Return the runs of a configuration of a sweep."""
+    profile = summary.experiment.tree(row.config).get("profile", summary.experiment.profile)
+    runs: MetricsByPair = {run.get("seed"): run["figures"] for run in row.runs if "figures" in run}
+    return ComparedRuns(name, runs, draws=row.draws, records=row.runs, profile=profile)
+
+
+def from_run(folder: Path, percentiles: Sequence[float] = ()) -> ComparedRuns:
+    """Return a run that `sim run -o` or `sim replay -o` wrote."""
+    if not (folder / RESULT).is_file():
+        raise BadInput(f"{folder}: expected a folder of `sim run -o` or `sim sweep`; it has no {RESULT}")
+    data = read_run(folder)
+    further = {name: data.metric(name) for name in percentile_metrics(percentiles)}
+    metrics = {**data.result, **further}
+    seed, profile = (None, None) if data.scenario is None else (data.scenario.seed, data.scenario.profile)
+    return single_run(str(folder), metrics, list(data.requests.values()), seed, profile)
+
+
+def single_run(
+    name: str, metrics: Mapping[str, Any], rows: RequestRows, seed: Optional[int], profile: Any
+) -> ComparedRuns:
+    """Return one run: its metrics and the rows of its requests."""
+    numbers = {key: float(value) for key, value in metrics.items() if type(value) in (int, float)}
+    return ComparedRuns(name, {("run", seed): numbers}, batch_means(rows), profile=profile)
+
+
+def batch_means(rows: RequestRows) -> MetricsByPair:
+    """Return mean latencies (ms) per batch of consecutive arrivals, of finished requests."""
+    done = sorted((row for row in rows if row["outcome"] == "finished"), key=lambda row: row["arrival"])
+    count = min(BATCHES, len(done) // 2)
+    means: MetricsByPair = {}
+    for number in range(count):
+        batch = done[number * len(done) // count : (number + 1) * len(done) // count]
+        ttft = [row["first_token"] - row["arrival"] for row in batch]
+        e2el = [row["finish"] - row["arrival"] for row in batch]
+        output = np.array([row["output"] for row in batch])
+        tpot = time_per_token(np.array(ttft), np.array(e2el), output)[output > 1].tolist()
+        latencies = {"mean_ttft_ms": ttft, "mean_e2el_ms": e2el, "mean_tpot_ms": tpot}
+        key = (number, batch[0]["id"], batch[-1]["id"])  # batches pair only if their requests are the same
+        means[key] = {name: 1e3 * math.fsum(values) / len(values) for name, values in latencies.items() if values}
+    return means

@@ -1,0 +1,210 @@
+"""The sweep file: its keys, the base scenario, and the experiment that it describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Optional, TypeVar, Union
+
+from pydantic import BeforeValidator, Field, ValidationError, field_validator
+from servesim.config.old_keys import NEW, rename_sweep
+from servesim.config.overrides import Tree, apply_assignment, override, read_scenario_file, read_sweep_file, with_preset
+from servesim.config.registry import presets
+from servesim.config.scenario import Scenario, Section, first_error
+from servesim.core import BadInput
+from servesim.core.limits import MAX_CONFIGS, MAX_RATE, MAX_RUNS, MAX_SEED, MIN_RATE, is_number
+from servesim.files.checked import Int, Number, expected_error
+from servesim.files.suggestions import did_you_mean
+from servesim.runs.request_rate import RATE_KEYS, rate_key_value
+from servesim.runs.steady_state import STEADY
+from servesim.statistics.constraints import Bound, parse_bounds
+from servesim.statistics.objective import Objective, check_figures, parse_objective
+
+from .draws import Draws
+from .experiment import DEFAULT_PROFILE, Experiment, config_key, load_experiment
+from .experiment_file import INDIFFERENCE, Name, name_of_file
+from .grid import Assignment, unroll
+
+MAX_LOADS = 100
+RANKING_KEYS = ("subject_to", "indifference", "loads", "precision")
+File = TypeVar("File", bound=Section)
+
+
+def parse_percent(value: Any) -> Any:
+    """Return `0.5%` or `0.5 %` as a fraction; other values unchanged."""
+    text = value.strip() if isinstance(value, str) else ""
+    try:
+        return float(text[:-1]) / 100 if text.endswith("%") else value
+    except ValueError:
+        return value
+
+
+def check_loads(value: Any) -> Any:
+    """Check request rates and return them in rising order; `auto` stays."""
+    rates = [value] if is_number(value) else value
+    valid = isinstance(rates, (list, tuple)) and all(is_number(rate, MIN_RATE, MAX_RATE) for rate in rates)
+    if rates is not None and rates != "auto" and not (valid and 1 <= len(rates) <= MAX_LOADS):
+        raise expected_error(f"auto, or up to {MAX_LOADS} request rates such as [5, 10, 20], requests per second")
+    return sorted({float(rate) for rate in rates}) if valid else rates
+
+
+Percent = Annotated[Number, BeforeValidator(parse_percent)]
+Loads = Annotated[Any, BeforeValidator(check_loads)]  # rates in rising order, "auto" or None
+
+
+class Steady(Section):
+    """Warm-up and drain that a steady-state run cuts, as fractions of the arrival span."""
+
+    warm_up: Number = Field(STEADY[0], ge=0, lt=1)
+    drain: Number = Field(STEADY[1], ge=0, lt=1)
+
+
+class SweepFile(Section):
+    """The keys of a sweep file."""
+
+    name: Optional[Name] = Field(None, description="name of the experiment (default: file name)")
+    base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
+    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values (a grid), or a list of grids")
+    samples: Optional[Int] = Field(
+        None, gt=0, le=MAX_CONFIGS, description="draw N random configurations per grid, not all"
+    )
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of `samples`; runs use the scenario's seed")
+    replications: Int = Field(
+        1, gt=0, le=MAX_RUNS, description="runs per configuration, each with other random numbers"
+    )
+    baseline: Tree = Field({}, description="settings of the baseline on top of the base")
+    objectives: list[Any] = Field([], description="metrics; the first ranks, all define the Pareto front")
+    confidence: Number = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
+    ci: Optional[Percent] = Field(None, gt=0, lt=1, description="add replications until half-width <= this * mean")
+    max_replications: Int = Field(64, gt=1, le=MAX_RUNS, description="upper limit of replications with `ci`")
+    confirm: Int = Field(
+        0, ge=0, le=MAX_RUNS, description="extra replications of winner and baseline, after the choice"
+    )
+    steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: all requests count")
+    intervals: Draws = Field(0, description="also run N random cost models that agree with the calibration; true: 24")
+    subject_to: list[Any] = Field([], description="constraints such as p99_ttft_ms <= 2000 that the winner must meet")
+    indifference: Percent = Field(
+        INDIFFERENCE, ge=0, lt=1, description="differences below this fraction of the best value are ties"
+    )
+    loads: Loads = Field(None, description="request rates; run every configuration at each of them; or auto")
+    precision: Optional[Percent] = Field(
+        None, ge=1e-4, lt=1, description="with loads and subject_to: find each capacity to this precision"
+    )
+
+    @field_validator("objectives", "subject_to", mode="before")
+    @classmethod
+    def _to_list(cls, value: Any) -> Any:
+        return [value] if isinstance(value, (str, dict)) else value
+
+    @property
+    def steady_window(self) -> Optional[tuple[float, float]]:
+        """Warm-up and drain; None for terminating runs."""
+        if isinstance(self.steady, Steady):
+            return self.steady.warm_up, self.steady.drain
+        return STEADY if self.steady else None
+
+
+def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Experiment:
+    """Read a sweep file or an experiment folder; `changes` replace keys of the file."""
+    path = Path(path)
+    if path.is_dir():
+        for key in (key for key in RANKING_KEYS if changes.get(key) is not None):
+            raise BadInput(f"{path}: {key}: cannot change in a folder that holds a sweep; give the sweep file")
+        return load_experiment(path)
+    file = validate_file(SweepFile, read_sweep_file(path), path, changes)
+    base = override(load_base(file.base, path), settings)
+    try:
+        return build_experiment(file, base, file.name or name_of_file(path))
+    except BadInput as bad:
+        raise BadInput(f"{path}: {bad}") from None
+
+
+def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes: Mapping[str, Any]) -> File:
+    """Validate the keys of a sweep or search file; `changes` that are not None replace keys."""
+    changed = {**tree, **{key: value for key, value in changes.items() if value is not None}}
+    try:
+        return kind.model_validate(rename_sweep(changed, NEW, f"{where}: "))
+    except ValidationError as error:
+        raise BadInput(f"{where}: {file_error(error, kind)}") from None
+
+
+def file_error(error: ValidationError, kind: type[Section]) -> str:
+    """Return pydantic's first error as one line; for an unknown key, list the known ones."""
+    fault = error.errors()[0]
+    if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
+        key = str(fault["loc"][0])
+        scenario_hint = "; this is a scenario key: use `sim run FILE`, or put it under base"
+        hint = scenario_hint if key in Scenario.model_fields else did_you_mean(key, kind.model_fields)
+        return f"{key}: unknown key; known: {', '.join(kind.model_fields)}{hint}"
+    return first_error(error)
+
+
+def load_base(base: Union[str, Tree], path: Path) -> Tree:
+    """Return the base scenario as a mapping; `path` is the sweep file."""
+    if isinstance(base, dict):
+        return with_preset(base)
+    file = path.parent / base
+    if file.is_file():
+        return read_scenario_file(file)
+    if base in presets():
+        return with_preset({"preset": base})
+    raise BadInput(f"{path}: base: no file {file} and no preset {base!r}; presets: {', '.join(presets())}")
+
+
+def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
+    """List the configurations of a sweep file and validate every scenario."""
+    configs = deduplicate(base, [file.baseline, *unroll(file.params, file.samples, file.seed)])
+    check_rates(base, configs)
+    defaults = ["mean_e2el_ms", "output_throughput"] if file.steady else ["makespan", "mean_ttft_ms"]
+    objectives = [parse_objective(spec) for spec in file.objectives or defaults]
+    bounds = parse_bounds(file.subject_to)
+    check_metrics("objectives", objectives, file, base)
+    check_metrics("subject_to", bounds, file, base)
+    metrics = [objective.metric for objective in objectives] + [bound.metric for bound in bounds]
+    check_figures(metrics, [base.get("profile", DEFAULT_PROFILE), *(config.get("profile") for config in configs)])
+    auto = file.loads == "auto"
+    loads = [] if auto or file.loads is None else file.loads
+    if file.precision is not None and not (bounds and file.loads):
+        raise BadInput("precision: also needs `loads` and `subject_to`: it is that of the highest rate that meets them")
+    runs = (file.replications + file.intervals) * max(1, len(loads))
+    if len(configs) * runs > MAX_RUNS:
+        raise BadInput(f"replications: expected at most {MAX_RUNS} runs, got {len(configs)} * {runs}")
+    experiment = Experiment(
+        name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications,
+        file.steady_window, file.confirm, file.intervals, bounds, file.indifference, loads, auto, file.precision,
+    )  # fmt: skip
+    if file.loads:
+        experiment.rate(0)  # raises BadInput if the requests have no rate
+    return experiment
+
+
+def check_metrics(key: str, items: Sequence[Union[Objective, Bound]], file: SweepFile, base: Tree) -> None:
+    """Raise BadInput for a metric that the runs will not have."""
+    for metric in [item.metric for item in items]:
+        if file.steady_window is not None and (metric.endswith("_itl_ms") or metric == "makespan"):
+            raise BadInput(f"{key}: {metric}: not available in a steady-state sweep; remove it or the key `steady`")
+        if metric in ("request_goodput", "attainment") and not any(base.get("slo") or {}):
+            raise BadInput(f"{key}: {metric}: expected a `slo` in the base scenario, got none")
+
+
+def check_rates(base: Tree, configs: Sequence[Assignment]) -> None:
+    """Raise BadInput if configurations set different request rates: the lowest or highest one would always win."""
+    sections = {key for assignment in configs for key in assignment if key.partition(".")[0] in ("workload", "trace")}
+    rates = {rate_key_value(apply_assignment(base, assignment)) for assignment in configs} if sections else set()
+    if len(rates - {None}) > 1:
+        key = min(sections & set(RATE_KEYS) or sections)
+        hint = "use the key `loads`, e.g. `loads: [5, 10, 20]`"
+        raise BadInput(f"params.{key}: a request rate is a load, not a setting that can win; {hint}")
+
+
+def deduplicate(base: Tree, configs: Sequence[Assignment]) -> list[Assignment]:
+    """Return the configurations without duplicates; each must be a valid scenario."""
+    unique: dict[str, Assignment] = {}
+    for number, assignment in enumerate(configs):
+        where = "baseline" if number == 0 else f"configuration {number} ({assignment})"
+        key = config_key(base, assignment, where)
+        if key not in unique:
+            unique[key] = assignment
+        elif next(iter(unique)) == key:  # the baseline is a point of the grid: use its parameter values
+            unique[key] = {**unique[key], **assignment}
+    return list(unique.values())

@@ -1,0 +1,110 @@
+"""`sim serve`: /metrics has vLLM's names, and its values agree with what the clients got."""
+
+from __future__ import annotations
+
+import time
+from typing import Optional
+
+import pytest
+
+pytest.importorskip("aiohttp")
+pytest.importorskip("prometheus_client")
+
+from prometheus_client.parser import text_string_to_metric_families
+from servesim.calibrate.server.metrics import RequestTimes, ServerMetrics
+from servesim.calibrate.server.service import Service
+
+from .serving import ask, idle_state, post, raw, service
+
+STATE = {"running": 2, "waiting": 3, "swapped": 1, "free_blocks": 25, "total_blocks": 100, "preemptions": 2}
+
+
+def samples(text: bytes) -> dict[str, float]:
+    """Return the value of every sample; a reason is a part of its name, buckets are left out."""
+    found: dict[str, float] = {}
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            if "le" not in sample.labels:
+                assert sample.labels["model_name"] == "fake"
+                found[" ".join([sample.name, *filter(None, [sample.labels.get("finished_reason")])])] = sample.value
+    return found
+
+
+def metrics(served: Service) -> dict[str, float]:
+    status, text = ask(served, "/metrics")
+    assert status == 200
+    return samples(text)
+
+
+def test_the_metrics_agree_with_the_answers() -> None:
+    with service(cost={"base": 0.01}) as served:
+        start = time.monotonic()
+        for body in ({"prompt": "a b c", "max_tokens": 5, "n": 2}, {"prompt": "a", "max_tokens": None}):
+            assert ask(served, "/v1/completions", body)[0] == 200
+        assert ask(served, "/models/llama2/generate", {"inputs": "a b", "parameters": {"max_new_tokens": 4}})[0] == 200
+        seconds = time.monotonic() - start
+        assert ask(served, "/v1/completions", {"prompt": "x", "max_tokens": 0})[0] == 400  # never reaches the engine
+        client = raw(served, post({"prompt": "x", "max_tokens": 150, "stream": True}, "/v1/completions"))
+        client.recv(50)
+        assert metrics(served)["vllm:num_requests_running"] == 1
+        assert metrics(served)["vllm:kv_cache_usage_perc"] > 0
+        client.close()
+        idle_state(served)
+        found = metrics(served)
+    assert found["vllm:request_success_total length"] == 3
+    assert found["vllm:request_success_total stop"] == 1
+    assert found["vllm:request_success_total abort"] == 1
+    assert found["vllm:prompt_tokens_total"] == 3 + 3 + 1 + 3 + 1  # llm-serving adds BOS
+    assert found["vllm:generation_tokens_total"] > 5 + 5 + 30 + 4
+    assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 0
+    assert found["vllm:kv_cache_usage_perc"] == found["vllm:gpu_cache_usage_perc"] == 0
+    assert found["vllm:time_to_first_token_seconds_count"] == 5
+    assert found["vllm:inter_token_latency_seconds_count"] == found["vllm:generation_tokens_total"] - 5
+    assert found["vllm:time_per_output_token_seconds_sum"] == found["vllm:inter_token_latency_seconds_sum"]
+    assert found["vllm:e2e_request_latency_seconds_count"] == found["vllm:request_prompt_tokens_count"] == 4
+    assert found["vllm:request_generation_tokens_sum"] == 44
+    assert found["vllm:request_queue_time_seconds_count"] >= 4
+    assert (5 + 30 + 4) * 0.01 < found["vllm:e2e_request_latency_seconds_sum"] < 2 * seconds
+
+
+@pytest.mark.parametrize(("queued", "count"), [(None, 0), (0.25, 1)])
+def test_times_of_one_request(queued: Optional[float], count: int) -> None:
+    server = ServerMetrics("fake")
+    times = RequestTimes(prompt=7, submitted=10.0)
+    for now in (10.5, 10.6, 10.9):
+        server.on_token(times, now)
+    server.on_end(times, "length", queued)
+    server.text(STATE)
+    found = samples(server.text(STATE))  # a second read counts nothing twice
+    assert found["vllm:time_to_first_token_seconds_sum"] == 0.5
+    assert found["vllm:inter_token_latency_seconds_count"] == 2
+    assert found["vllm:inter_token_latency_seconds_sum"] == pytest.approx(0.4)
+    assert found["vllm:request_time_per_output_token_seconds_sum"] == pytest.approx(0.2)
+    assert found["vllm:e2e_request_latency_seconds_sum"] == pytest.approx(0.9)
+    assert found["vllm:request_queue_time_seconds_count"] == count
+    assert found["vllm:num_preemptions_total"] == 2
+    assert found["vllm:num_requests_waiting"] == 3
+    assert found["vllm:kv_cache_usage_perc"] == 0.75
+
+
+def test_a_preemption_is_counted_when_it_happens() -> None:
+    engine = {"num_blocks": 14, "block_size": 8}  # two prompts of 48 tokens fit, their answers do not
+    with service(policy={"name": "vllm-v1"}, cost={"base": 0.05}, engine=engine) as served:
+        body = {"prompt": "w " * 48, "max_tokens": 60, "stream": True}
+        clients = [raw(served, post(body, "/v1/completions")) for _ in range(2)]
+        until = time.monotonic() + 60
+        while not (found := metrics(served))["vllm:num_preemptions_total"] and time.monotonic() < until:
+            time.sleep(0.02)
+        for client in clients:
+            client.close()
+    assert found["vllm:num_preemptions_total"] == 1
+    assert found["vllm:num_requests_running"] == found["vllm:num_requests_waiting"] == 1
+    assert found["vllm:time_to_first_token_seconds_count"] == 2
+
+
+def test_failed_requests_have_no_latency() -> None:
+    server = ServerMetrics("fake")
+    server.on_end(RequestTimes(prompt=7), "error")
+    found = samples(server.text(STATE))
+    assert found["vllm:request_success_total error"] == 1
+    assert found["vllm:e2e_request_latency_seconds_count"] == 0

@@ -1,0 +1,77 @@
+"""Help pages fit the terminal, and say the same in a pipe."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from servesim.cli import TASKS, Parser, main, parser
+from servesim.files.terminal import two_columns
+
+from .running import run_sim
+
+
+def groups(of: Parser) -> Iterator[Parser]:
+    """Yield the parsers that have subcommands."""
+    if of.commands is not None:
+        yield of
+        for inner in of.commands.choices.values():
+            yield from groups(inner)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120])
+def test_tables_of_commands_fit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = {group.prog: group.format_help().split() for group in groups(parser())}
+    monkeypatch.setenv("COLUMNS", str(columns))
+    pages = {group.prog: group.format_help() for group in groups(parser())}
+    assert set(pages) > {"sim", "sim calibrate", "sim trace", "sim policies"}
+    for name, page in pages.items():
+        assert max(map(len, page.splitlines())) <= columns, name
+        assert page.split() == wide[name]  # only the line breaks differ
+
+
+@pytest.mark.parametrize("columns", ["60", "100", ""])
+def test_the_common_tasks_fit(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    said = run_sim(capsys)
+    assert (said.code, said.error) == (0, "")
+    lines = said.out.splitlines()
+    assert max(map(len, lines)) <= int(columns or 10_000)
+    for command in TASKS:
+        assert sum(line.startswith(f"  {command}") for line in lines) == 1  # a command can be copied in one piece
+
+
+def test_a_pipe_has_one_line_per_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert two_columns({"a": "word " * 100, "bcd": "x"}) == f"  a    {('word ' * 100).strip()}\n  bcd  x"
+
+
+def test_names_of_policies_stay_whole(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    assert main(["policies", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert any(line.split()[:1] == ["sarathi-alternating"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--nope"], "sim: expected a command, got --nope; see sim --help"),
+        (["trace", "-x"], "sim trace: expected a command, got -x; see sim trace --help"),
+        (["run", "-"], "sim: -: expected a scenario file; only a trace is read from standard input, with --trace -"),
+        (
+            ["run", "a.csv.gz"],
+            "sim: a.csv.gz: expected a scenario file (YAML), not a trace; for a trace use --trace a.csv.gz",
+        ),
+        (
+            ["sweep", "a.JSONL"],
+            "sim: a.JSONL: expected a sweep file (YAML), not a trace; for a trace use --trace a.JSONL",
+        ),
+    ],
+)
+def test_first_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    said = run_sim(capsys, *words)
+    assert (said.code, said.out, said.error) == (2, "", message + "\n")

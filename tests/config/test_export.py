@@ -1,0 +1,203 @@
+"""`sim export`: flags that the real parsers accept, everything else listed, policies of other engines refused."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.commands.options import SERVERS
+from servesim.config.export import TARGETS, export_scenario
+from servesim.config.exported import Exported
+from servesim.config.llm_serving_yaml import from_llm_serving
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import BadInput, field_values
+from servesim.policies import POLICIES
+
+from ..commands.running import run_sim
+from ..conftest import ROOT
+
+WORKLOAD = {"requests": 3, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 8, "output": 2}}
+# The options of the real parsers, read from vllm 0.32.0 (AsyncEngineArgs), vllm 0.8.5 and sglang 0.4.6 (ServerArgs).
+OPTIONS = {
+    "vllm-v1": {
+        "--max-num-seqs", "--max-num-batched-tokens", "--long-prefill-token-threshold", "--scheduler-reserve-full-isl",
+        "--no-scheduler-reserve-full-isl", "--watermark", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
+        "--scheduling-policy", "--max-model-len", "--block-size", "--num-gpu-blocks-override",
+        "--gpu-memory-utilization", "--enable-prefix-caching", "--no-enable-prefix-caching", "--async-scheduling",
+        "--no-async-scheduling",
+    },
+    "vllm": {
+        "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
+        "--scheduler-delay-factor", "--preemption-mode", "--scheduling-policy", "--max-num-partial-prefills",
+        "--max-long-partial-prefills", "--long-prefill-token-threshold", "--max-model-len", "--block-size",
+        "--num-gpu-blocks-override", "--gpu-memory-utilization", "--swap-space", "--enable-prefix-caching",
+        "--no-enable-prefix-caching",
+    },
+    "sglang": {
+        "--model-path", "--schedule-policy", "--schedule-conservativeness", "--max-prefill-tokens",
+        "--chunked-prefill-size", "--max-running-requests", "--enable-mixed-chunk", "--context-length", "--page-size",
+        "--max-total-tokens", "--disable-radix-cache", "--disable-overlap-schedule",
+    },
+}  # fmt: skip
+OPTIONS["vllm-chunked"] = OPTIONS["vllm"]
+SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies that has a flag
+    "vllm-v1": [
+        {},
+        {"max_num_seqs": 7, "enable_chunked_prefill": False, "scheduler_reserve_full_isl": False, "policy": "priority",
+         "watermark": 0.05, "long_prefill_token_threshold": 64},
+    ],
+    "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
+    "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
+    "sglang": [{}, {"chunked_prefill_size": None, "max_running_requests": 9, "enable_mixed_chunk": True}],
+}  # fmt: skip
+
+
+def scenario(policy: str, fields: dict[str, Any] | None = None, **engine: Any) -> Scenario:
+    tree = {"workload": WORKLOAD, "policy": {"name": policy, **(fields or {})}, "engine": engine}
+    return scenario_from({**tree, "profile": "ascend910b4-llama2-7b"})
+
+
+def words_of(exported: Exported) -> list[str]:
+    """Return the words of a command as a shell reads them; its comments must be comments there too."""
+    return shlex.split(exported.render("x\ny.yaml").replace("\\\n", " "), comments=True)
+
+
+def target_of(policy: str) -> str:
+    return next(name for name, target in TARGETS.items() if policy in target.policies)
+
+
+CASES = [(policy, fields) for policy, cases in SETTINGS.items() for fields in cases]
+
+
+@pytest.mark.parametrize(("policy", "fields"), CASES)
+def test_every_flag_exists_in_the_real_parser(policy: str, fields: dict[str, Any]) -> None:
+    exported = export_scenario(scenario(policy, fields, num_blocks=900, max_model_len=4096), target_of(policy))
+    flags = {word for word in words_of(exported) if word.startswith("--")}
+    assert flags <= OPTIONS[policy]
+    assert exported.not_expressed == []
+
+
+def test_flags_have_the_values_of_the_scenario() -> None:
+    words = words_of(export_scenario(scenario("vllm-v1", SETTINGS["vllm-v1"][1], num_blocks=900), "vllm", "org/model"))
+    assert words == shlex.split(
+        "vllm serve org/model --max-num-seqs 7 --max-num-batched-tokens 2048 --long-prefill-token-threshold 64 "
+        "--no-scheduler-reserve-full-isl --watermark 0.05 --no-enable-chunked-prefill --scheduling-policy priority "
+        "--block-size 16 --num-gpu-blocks-override 901 --no-enable-prefix-caching --no-async-scheduling"
+    )  # one block more: V1 never uses the first one
+
+
+def test_swap_space_is_in_gib_and_v0_is_selected() -> None:
+    exported = export_scenario(scenario("vllm", {"preemption_mode": "swap"}, num_blocks=900, host_blocks=512), "vllm")
+    words = words_of(exported)
+    assert words[:4] == ["VLLM_USE_V1=0", "vllm", "serve", "MODEL"]
+    assert words[words.index("--swap-space") + 1] == "4.0"  # 512 blocks of 16 tokens, 0.5 MiB each
+    assert words[words.index("--num-gpu-blocks-override") + 1] == "900"
+
+
+def test_a_fraction_of_the_memory_is_exported_as_such() -> None:
+    exported = export_scenario(scenario("vllm-v1", {}, device_memory="32GiB", gpu_memory_utilization=0.85), "vllm")
+    words = words_of(exported)
+    assert words[words.index("--gpu-memory-utilization") + 1] == "0.85"
+    assert "--num-gpu-blocks-override" not in words
+    assert any(note.startswith("simulated with 1,6") for note in exported.notes)
+
+
+def test_default_blocks_are_noted() -> None:
+    for policy in ("vllm-v1", "vllm", "sglang"):
+        notes = export_scenario(scenario(policy), target_of(policy)).notes
+        assert any("1,024 KV blocks is the default of scenarios" in note for note in notes)
+        other = export_scenario(scenario(policy, num_blocks=9), target_of(policy)).notes
+        assert not any("default of scenarios" in note for note in other)
+
+
+def test_what_has_no_flag_is_listed() -> None:
+    fields = {"order": "shortest-output", "sort_running": True, "watermark": 0.2}
+    engine = {
+        "num_blocks": 900,
+        "prefill_buckets": [64],
+        "block_size": 24,
+        "front_end": {"lag": 7},
+        "client_timeout": 9,
+    }
+    missing = export_scenario(scenario("vllm", fields, **engine), "vllm").not_expressed
+    assert [line.partition(":")[0] for line in missing] == [
+        "policy.order=shortest-output", "policy.watermark=0.2", "policy.sort_running=True", "engine.prefill_buckets",
+        "engine.front_end", "engine.client_timeout", "engine.block_size=24",
+    ]  # fmt: skip
+    text = export_scenario(scenario("vllm", fields, **engine), "vllm").render("best.yaml")
+    assert text.count("# not expressed: ") == 7 and "--block-size" not in text
+
+
+def test_sglang_reads_some_fields_from_its_environment() -> None:
+    fields = {"init_new_token_ratio": 0.5, "schedule_policy": "lof", "retract_decode_steps": 5}
+    exported = export_scenario(scenario("sglang", fields, num_blocks=900, block_size=4), "sglang")
+    words = words_of(exported)
+    assert words[0] == "SGLANG_INIT_NEW_TOKEN_RATIO=0.5" and "--schedule-policy" not in words
+    assert words[words.index("--max-total-tokens") + 1] == "3600"
+    assert [line.partition(":")[0] for line in exported.not_expressed] == [
+        "policy.retract_decode_steps=5", "policy.schedule_policy=lof"
+    ]  # fmt: skip
+
+
+def test_llm_serving_gets_its_configuration_and_the_rest_is_listed() -> None:
+    fields = {"decode_batch": 64, "delay_factor": 0.5}
+    source = scenario("llm-serving", fields, num_blocks=900, prefill_buckets=[64, 4096], host_blocks=3)
+    exported = export_scenario(source, "llm-serving")
+    again = scenario_from(from_llm_serving(yaml.safe_load(exported.render("best.yaml")), "file"))
+    assert field_values(again.make_policy()) == {**field_values(source.make_policy()), "delay_factor": 0.0}
+    assert again.engine.num_blocks == 900 and again.engine.prefill_buckets == [64, 4096]
+    assert [line.partition(":")[0] for line in exported.not_expressed] == [
+        "policy.delay_factor=0.5", "engine.host_blocks"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if all(name not in t.policies for t in TARGETS.values())])
+def test_policies_of_other_engines_are_refused(policy: str) -> None:
+    for target in TARGETS:
+        with pytest.raises(BadInput, match=f"policy {policy}: only .* policies have an? {target} configuration"):
+            export_scenario(scenario(policy), target)
+
+
+def test_the_command_prints_or_writes_and_executes_no_policy_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("best.yaml").write_text("policy: {name: vllm-v1, max_num_seqs: 7}\nengine: {num_blocks: 900}\n")
+    said = run_sim(capsys, "export", "best.yaml", "--to", "vllm", "--set", "policy.max_num_seqs=8")
+    assert said.code == 0 and said.out.startswith("# vLLM 0.32 (V1 engine), from best.yaml\n")
+    assert "  --max-num-seqs 8 \\\n" in said.out
+    assert run_sim(capsys, "export", "best.yaml", "--to", "vllm", "-o", "serve.sh").code == 0
+    assert Path("serve.sh").read_text() == run_sim(capsys, "export", "best.yaml", "--to", "vllm").out
+    wrong = run_sim(capsys, "export", "best.yaml", "--to", "sglang")
+    assert wrong.code == 2
+    assert wrong.error == (
+        "sim: best.yaml: policy vllm-v1: only sglang policies have a sglang configuration; export it to vllm\n"
+    )
+    Path("own.py").write_text("raise SystemExit(7)\n")
+    own = run_sim(capsys, "export", "best.yaml", "--to", "vllm", "--set", "policy={name: 'own.py:Mine'}")
+    assert (own.code, own.error.count("\n")) == (2, 1) and "policy own.py:Mine: only vllm-v1" in own.error
+
+
+def test_the_command_and_the_library_know_the_same_servers() -> None:
+    assert set(SERVERS) == set(TARGETS)
+
+
+@pytest.mark.parametrize(("policy", "fields"), [case for case in CASES if case[0] == "vllm-v1"])
+def test_the_installed_vllm_accepts_the_flags(policy: str, fields: dict[str, Any]) -> None:
+    """Set SERVESIM_VLLM_PYTHON to an interpreter with vLLM 0.32 to run this test."""
+    python = os.environ.get("SERVESIM_VLLM_PYTHON")
+    if not python:
+        pytest.skip("needs vLLM: set SERVESIM_VLLM_PYTHON to its interpreter")
+    code = (
+        "import sys; from vllm.engine.arg_utils import AsyncEngineArgs as A; "
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser as P; "
+        "print(A.add_cli_args(P()).parse_args(sys.argv[1:]).num_gpu_blocks_override)"
+    )
+    words = words_of(export_scenario(scenario(policy, fields, num_blocks=900), "vllm"))[3:]
+    done = subprocess.run([python, "-c", code, *words], capture_output=True, text=True, cwd=ROOT.parent, check=False)
+    assert done.stdout.splitlines()[-1:] == ["901"], done.stderr[-500:]

@@ -1,0 +1,55 @@
+"""A stuck engine says whether the real engine, a setting or the user's policy is the cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from servesim.config.scenario import scenario_from
+from servesim.core import Plan, Policy, View
+from servesim.engine.build import build_server
+from servesim.engine.stuck_cause import describe_cause
+from servesim.policies import POLICIES
+from servesim.runs.simulate import simulate
+
+
+class Idle(Policy):
+    """A policy that never plans any work."""
+
+    def decide(self, view: View) -> Plan:
+        return Plan()
+
+
+def stuck_message(prompt: int, policy: Any, **engine: Any) -> str:
+    tree = {
+        "workload": {"requests": 1, "arrivals": {"kind": "burst"}, "lengths": {"prompt": prompt, "output": 2}},
+        "policy": policy, "profile": {"base": 0.1}, "engine": {"num_blocks": 5, **engine},
+    }  # fmt: skip
+    run = simulate(scenario_from(tree))
+    assert run.stuck is not None
+    return str(run.stuck)
+
+
+def test_a_rule_of_the_real_engine() -> None:
+    assert stuck_message(100, "vllm-v1") == (
+        "stuck at t=0 s: no request runs and no request will arrive (requests 0): request 0 needs 7 blocks, the engine "
+        "has 5; the real engine does this too (rules of vLLM V1 0.32.0, the synchronous scheduler without prefix "
+        "caching or speculation)"
+    )
+
+
+def test_a_setting_that_keeps_requests_which_the_real_engine_rejects() -> None:
+    rejecting = next(name for name in ("lightllm", "sglang") if POLICIES[name]().traits.rejects_oversized)
+    message = stuck_message(100, rejecting, reject_oversized="never")
+    assert message.endswith("the real engine rejects such requests, engine.reject_oversized: never keeps them")
+
+
+def test_the_policy_of_the_user() -> None:
+    server = build_server(Idle(), {"num_blocks": 5, "block_size": 16})
+    assert describe_cause(server, "returned no work") == "your policy Idle returned no work"
+
+
+@pytest.mark.parametrize("name", ["sglang", "nano-vllm"])
+def test_a_policy_that_is_not_validated_promises_less(name: str) -> None:
+    server = build_server(POLICIES[name](), {"num_blocks": 5, "block_size": 1})
+    assert describe_cause(server, "returned no work").startswith("the real engine should do this too (rules of ")

@@ -1,0 +1,77 @@
+"""Tables fit a terminal, numbers stay whole, and colours appear only where they are wanted."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from servesim.files.terminal import PLAIN, Screen, align_columns, paint
+
+from ..pseudo_terminal import on_terminal, without_colours
+from ..study import sweeps
+
+HEAD = ["rank", "makespan", "changed settings", "labels"]
+ROW = ["1", "3,552 s", "decode_batch=64 prefill_batch=4 order=longest-output", "on the front, saturated"]
+TABLE = [HEAD, ROW]
+
+
+def test_a_table_for_a_pipe_has_its_natural_width() -> None:
+    assert align_columns(TABLE) == align_columns(TABLE, Screen(200, False))
+    assert align_columns(TABLE)[1] == f"1     3,552 s   {ROW[2]}  {ROW[3]}"
+
+
+@pytest.mark.parametrize("width", [40, 50, 60, 80])
+def test_text_columns_are_wrapped_between_words_and_numbers_stay_whole(width: int) -> None:
+    lines = align_columns(TABLE, Screen(width, False), ["changed settings", "labels"])
+    assert max(map(len, lines)) <= max(width, 47), "the longest words need 4 + 8 + 20 + 9 columns and 3 gaps"
+    assert lines[1].startswith("1     3,552 s   decode_batch=64")
+    words = " ".join(lines).split()
+    assert all(word in words for cell in ROW for word in cell.split())
+
+
+def test_a_very_long_word_is_broken() -> None:
+    lines = align_columns([["name", "value"], ["x" * 200, "7"]], Screen(60, False), ["name"])
+    assert max(map(len, lines)) <= 60 and "".join(lines).count("x") == 200
+
+
+def test_paint_marks_only_lines_with_a_meaning() -> None:
+    colours = Screen(80, True)
+    assert paint("a", "winner", colours) == "\033[1;32ma\033[0m"
+    assert paint("a", "", colours) == paint("a", "winner", PLAIN) == "a"
+    painted = align_columns(TABLE, colours, meanings={1: "winner"})
+    assert [without_colours(line) for line in painted] == align_columns(TABLE, Screen(80, False))
+
+
+@pytest.fixture(scope="module")
+def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder whose shards `sim sweep merge` joins and prints."""
+    folder = tmp_path_factory.mktemp("terminal")
+    file = sweeps.sweep_file(folder, subject_to=["mean_tpot_ms <= 23"])
+    for part in (1, 2):
+        assert sweeps.sim("sweep", file, "-o", folder / "out", "-j", 1, "-q", "--shard", f"{part}/2") == 0
+    return folder / "out"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_sweep_fits_the_terminal_and_has_colours(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    merge = ["sweep", "merge", str(shards), "--no-report"]
+    assert sweeps.sim(*merge) == 0
+    plain = capsys.readouterr().out
+    assert "\033" not in plain
+    text = on_terminal(merge, columns=80)
+    assert "\033[1;32m" in text and "\033[33m" in text, "a winner, and a configuration that cannot win"
+    table = without_colours(text).split("configurations, ")[0].splitlines()[:-1]
+    assert max(map(len, table)) <= 80 < max(map(len, plain.split("configurations, ")[0].splitlines()[:-1]))
+    assert set(plain.split("configurations, ")[0].split()) == set(" ".join(table).split()) | {"7"}
+    for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
+        assert "\033" not in on_terminal(merge, columns=80, env=env)
+    assert json.loads(on_terminal([*merge, "--json", "-q"]))["winner"] is not None
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_an_error_has_a_colour_on_a_terminal() -> None:
+    text = on_terminal(["run", "--trace", "nowhere.csv"], code=2)
+    assert text.startswith("\033[31msim: nowhere.csv") and text.rstrip().endswith("\033[0m")
+    assert on_terminal(["run", "--trace", "nowhere.csv"], code=2, env={"NO_COLOR": "1"}).startswith("sim: nowhere.csv")

@@ -1,0 +1,176 @@
+"""The pages of compare, verify, search --meet and sweeps over loads: content, and display in a browser."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.report.write import write_report
+from servesim.study.load_summary import LoadSummary, load_result
+
+from ..study import sweeps
+from .pages import charts_of, check_page, go_to_point, open_page, set_filter
+
+TAG = re.compile(r"<(script|style).*?</\1>|<[^>]+>", re.DOTALL)
+
+
+def page_text(page: Path) -> str:
+    """Return the text of a page without tags and scripts."""
+    return " ".join(TAG.sub(" ", page.read_text(encoding="utf-8")).split())
+
+
+def scenario(folder: Path, name: str, **policy: Any) -> Path:
+    """Write a scenario."""
+    base = sweeps.base(workload=sweeps.workload(60, 4.0), policy={"name": "llm-serving", "decode_batch": 8, **policy})
+    (folder / name).write_text(yaml.safe_dump(base))
+    return folder / name
+
+
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a sweep over loads."""
+    folder = tmp_path_factory.mktemp("loads")
+    keys = {"params": {"policy.decode_batch": [2, 8, 32]}, "loads": [1, 3, 9], "subject_to": ["p99_ttft_ms <= 800"]}
+    file = sweeps.sweep_file(folder, base=sweeps.base(workload=sweeps.workload(60, 3.0)), **keys)
+    assert sweeps.sim("sweep", file, "-o", folder / "out", "-j", 1, "-q") in (0, 1)
+    return folder / "out"
+
+
+def test_a_sweep_over_loads_shows_its_curves(loads: Path, browser: Any) -> None:
+    text, result = page_text(loads / "report.html"), load_result(loads)
+    assert isinstance(result, LoadSummary) and result.winner is not None and result.winner.capacity is not None
+    assert f"up to {result.winner.capacity.text}" in text and "p99_ttft_ms &lt;= 800" in text
+    assert check_page(browser, loads / "report.html", 1400, "loads_1400.png") >= 8
+    config, actions = go_to_point(browser, "rate-0")
+    assert "req/s" in browser.execute_script("return document.querySelector('#rate-0 .hoverlayer').textContent")
+    actions.click().perform()
+    marked = "return [...document.querySelectorAll('tr.marked')].map(r => Number(r.dataset.config))"
+    assert browser.execute_script(marked) == [config]
+    assert browser.execute_script("return document.querySelector('#cdf-0 .plot').data.map(t => t.name)") == [
+        "winner", "baseline"
+    ]  # fmt: skip
+    for curve in result.curves:
+        assert curve.label in browser.execute_script("return document.querySelector('.key').textContent")
+    good = {curve.config for curve in result.curves if curve.capacity and curve.capacity.estimate >= 3}
+    assert set(set_filter(browser, "capacity>=3")) == good
+    assert check_page(browser, loads / "report.html", 800, "loads_800.png") >= 8
+
+
+def test_the_page_of_a_sweep_over_loads_compares_the_winner_by_capacity(loads: Path) -> None:
+    """At the shown load another configuration may be the best one by the objectives."""
+    result, charts = load_result(loads), charts_of(loads / "report.html")
+    assert isinstance(result, LoadSummary) and result.winner is not None and not result.winner.is_baseline
+    assert {trace["name"] for trace in charts["cdf-0"]["data"]} == {"winner", "baseline"}
+    assert {"queues-winner", "queues-baseline"} <= set(charts)
+    notes = [note["text"] for note in charts["rate-0"]["layout"]["annotations"]]
+    assert result.winner.capacity is not None and result.baseline.capacity is not None
+    assert notes[0] == "p99_ttft <= 800 ms" or notes[0] == "p99_ttft <= 0.8 s"
+    assert f"winner: {result.winner.capacity.text}" in notes[1:]
+    lines = [shape["x0"] for shape in charts["rate-0"]["layout"]["shapes"] if "yref" in shape]
+    assert result.winner.capacity.estimate in lines
+    assert [trace["line"]["width"] for trace in charts["rate-0"]["data"]][-2:] == [2.5, 2.5]  # winner, baseline on top
+
+
+def test_the_curves_over_the_load_are_drawn_as_a_file(loads: Path, tmp_path: Path, capsys: Any) -> None:
+    for folder in ("one", "two"):
+        assert sweeps.sim("plot", loads, "-o", tmp_path / folder, "--format", "svg") == 0
+    assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "two" / "loads.svg")
+    assert (tmp_path / "one" / "loads.svg").read_bytes() == (tmp_path / "two" / "loads.svg").read_bytes()
+
+
+def test_the_capacity_page_shows_every_tested_rate(tmp_path: Path, browser: Any) -> None:
+    file, out = scenario(tmp_path, "scenario.yaml"), tmp_path / "out"
+    words = ["--meet", "p99_ttft_ms<=800", "-o", out, "--precision", "20%", "-j", 1]
+    assert sweeps.sim("search", file, *words) == 0
+    rates = (out / "rates.csv").read_text().splitlines()[1:]
+    text = page_text(out / "report.html")
+    assert f"{len(rates)} tested rates" in text and "Capacity: scenario" in text
+    assert check_page(browser, out / "report.html", 1400, "capacity_1400.png") == 4
+    shown = browser.execute_script("return document.querySelectorAll('#rates tbody tr').length")
+    assert shown == len(rates)
+    assert sweeps.sim("search", file, *words[:-2], "-j", 1, "--no-report", "-o", tmp_path / "second") == 0
+    assert not (tmp_path / "second" / "report.html").exists()
+
+
+def test_the_comparison_page_shows_each_metric(tmp_path: Path, browser: Any, capsys: Any) -> None:
+    a, b = scenario(tmp_path, "a.yaml"), scenario(tmp_path, "b.yaml", order="longest-output")
+    assert sweeps.sim("compare", a, b, "--replications", 4, "-j", 1, "-o", tmp_path / "out") == 0
+    printed = capsys.readouterr().out
+    assert f"report: {tmp_path / 'out' / 'report.html'}" in printed
+    text = page_text(tmp_path / "out" / "report.html")
+    for line in printed.splitlines()[3:8]:
+        metric, *_, result = re.split(r"\s{2,}", line)
+        assert metric in text and result in text
+    assert "4 pairs of replications" in text
+    assert check_page(browser, tmp_path / "out" / "report.html", 800, "compare_800.png") == 6
+
+
+def test_the_verification_page_shows_errors_and_tolerance(tmp_path: Path, browser: Any, capsys: Any) -> None:
+    for name, order in (("one", "arrival"), ("two", "longest-output")):
+        file = scenario(tmp_path, "scenario.yaml")
+        assert sweeps.sim("run", file, "-o", tmp_path / "sim" / name) == 0
+        assert sweeps.sim("run", file, "--set", f"policy.order={order}", "-o", tmp_path / "live" / name) == 0
+    capsys.readouterr()
+    out = tmp_path / "out"
+    assert sweeps.sim("verify", tmp_path / "sim", tmp_path / "live", "-o", out, "--tolerance", "0.1%") == 3
+    text = page_text(out / "report.html")
+    assert "Tolerance of 0.1 %: missed" in text and "the largest error is in two" in text
+    assert "step costs are written in the scenario: not measured" in text
+    assert check_page(browser, out / "report.html", 800, "verify_800.png") == 3
+    open_page(browser, out / "report.html", 1400)
+    set_filter(browser, "scenario=one error=0", "metrics")
+    rows = "return [...document.querySelectorAll('#metrics tbody tr')].filter(r => !r.hidden).length"
+    assert browser.execute_script(rows) > 10
+
+
+def test_texts_of_users_are_escaped(tmp_path: Path, browser: Any) -> None:
+    evil = "<img src=x onerror=document.title='run'></script><b>"
+    params = {"policy.order": ["arrival", "longest-output"], "policy.decode_batch": [2, 8]}
+    file = sweeps.sweep_file(tmp_path, name="plain", params=params)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0
+    result = load_result(tmp_path / "out")
+    for row in result.by_load[0].rows if isinstance(result, LoadSummary) else result.rows:
+        row.label = row.label + evil
+        row.labels.append(evil)
+    write_report(result, tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<img src=x" not in text
+    check_page(browser, tmp_path / "page.html", 1400, "")
+    assert browser.execute_script("return document.title") == "Sweep report: plain"
+    assert browser.execute_script("return document.querySelectorAll('img').length") == 0
+
+
+def test_names_of_files_are_escaped_in_every_page(loads: Path, tmp_path: Path, browser: Any) -> None:
+    evil = "<img src=x onerror=document.title='run'><b>"
+    file = scenario(tmp_path, f"{evil}.yaml")
+    assert sweeps.sim("compare", file, file, "--replications", 2, "-j", 1, "-o", tmp_path / "compare") == 0
+    assert sweeps.sim(
+        "search", file, "--meet", "p99_ttft_ms<=800", "-o", tmp_path / "rate", "--precision", "90%", "-j", 1
+    ) in (0, 3)
+    for name in ("a", evil):
+        assert sweeps.sim("run", file, "-o", tmp_path / "runs" / name, "-q") == 0
+    assert sweeps.sim("verify", tmp_path / "runs", tmp_path / "runs", "-o", tmp_path / "verify") == 0
+    result = load_result(loads)
+    assert isinstance(result, LoadSummary)
+    for curve in result.curves:
+        curve.label += evil
+    write_report(result, tmp_path / "loads" / "report.html")
+    for page in ("compare", "rate", "verify", "loads"):
+        text = (tmp_path / page / "report.html").read_text(encoding="utf-8")
+        assert "onerror=document.title" in text and "<img src=x" not in text
+        open_page(browser, tmp_path / page / "report.html", 1400)
+        assert browser.execute_script("return document.title") != "run"
+        assert browser.execute_script("return document.querySelectorAll('img, main b:not(.settings b)').length") == 0
+
+
+def test_a_sweep_that_nothing_wins_says_so(tmp_path: Path) -> None:
+    file = sweeps.sweep_file(tmp_path, subject_to=["p99_ttft_ms <= 0.001"])
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 1
+    text = page_text(tmp_path / "out" / "report.html")
+    assert "No winner: no configuration meets the constraints" in text and "Nearest:" in text
+    same = sweeps.sweep_file(tmp_path, params={"policy.fix_delay_bugs": [False, True]})
+    assert sweeps.sim("sweep", same, "-o", tmp_path / "same", "-j", 1, "-q") == 0
+    assert "No winner: nothing beats the baseline" in page_text(tmp_path / "same" / "report.html")

@@ -1,0 +1,196 @@
+"""The report page of a sweep: content, no external resources, reproducible files; test_browser.py shows it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from servesim.report import tables
+from servesim.report.charts import spread
+from servesim.report.heat_table import heat_table
+from servesim.report.knob_curves import knobs, single_change_costs
+from servesim.report.page import plotly_script
+from servesim.report.trade_offs import front_rows, pairs
+from servesim.statistics.number_format import format_number, ticks
+from servesim.study.ranking import pareto_front
+from servesim.study.sweep import load_summary
+
+from ..study import sweeps
+from .conftest import PARAMS
+from .pages import charts_of
+
+
+class Page(HTMLParser):
+    """The tags, attributes and text of a page; checks that every open tag is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br", "input"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_the_page_has_no_external_resources(experiment: Path) -> None:
+    text = (experiment / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert page.open == []
+    links = [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href")]
+    assert links and all(str(link).startswith("#") for link in links)
+    own = text.replace(plotly_script(), "")
+    assert len(text) < 6e6 and len(own) < 1e6
+    assert not re.search(r"https?://|@import|url\(", own)
+
+
+def test_the_page_shows_the_winner_the_reasons_and_the_baseline(experiment: Path) -> None:
+    text = Page((experiment / "report.html").read_text(encoding="utf-8")).text
+    summary = load_summary(experiment)
+    assert summary.winner is not None
+    assert f"makespan {format_number(summary.winner.means['makespan'].mean)} ± " in text
+    for title in ("Winner", "How far to trust this page", "Trade-offs", "Effect of each setting", "Queues over time",
+                  "Latencies of winner and baseline", "All configurations", "How to read this page"):  # fmt: skip
+        assert title in text
+    assert "better than the baseline, significant" in text and "All requests count." in text
+    assert re.search(r"A request takes [\d.]+ s on average \(baseline: [\d.]+ s\): queued -[\d.]+ s", text)
+    for label in ("decode_batch", "delay_factor", "order", "preempted_to"):
+        assert label in text
+
+
+def test_single_changes_are_paired_differences_from_the_winner(experiment: Path) -> None:
+    summary = load_summary(experiment)
+    assert summary.winner is not None
+    for knob, value, change in single_change_costs(summary, knobs(summary)):
+        neighbour = {**summary.winner.assignment}
+        key = f"policy.{knob}"
+        neighbour[key] = next(v for v in PARAMS[key] if str(v) == value)
+        row = next(row for row in summary.rows if row.assignment == neighbour)
+        pairs = [a["figures"]["makespan"] - b["figures"]["makespan"] for a, b in zip(row.runs, summary.winner.runs)]
+        assert change.mean == pytest.approx(sum(pairs) / 3)
+    assert [knob.key for knob in knobs(summary)] == [key for key in PARAMS if len(PARAMS[key]) > 1]
+    best = {point.value: point.result.mean for point in knobs(summary)[0].best}
+    for batch, mean in best.items():
+        rows = [row for row in summary.rows if row.eligible and row.assignment.get("policy.decode_batch") == batch]
+        assert mean == min(row.means["makespan"].mean for row in rows)
+
+
+def test_the_page_is_reproducible(experiment: Path, tmp_path: Path) -> None:
+    assert sweeps.sim("report", experiment, "-o", tmp_path / "again.html") == 0
+    assert (tmp_path / "again.html").read_bytes() == (experiment / "report.html").read_bytes()
+    assert sweeps.sim("report", tmp_path) == 2
+
+
+def test_plots_are_written_as_reproducible_files(experiment: Path, tmp_path: Path) -> None:
+    stems = [
+        "knobs",
+        "pareto_makespan_mean_tpot_ms",
+        "pareto_makespan_mean_ttft_ms",
+        "pareto_mean_tpot_ms_output_throughput",
+        "pareto_output_throughput_mean_ttft_ms",
+        "queues",
+        "time",
+    ]
+    for kind, folder in (("png", "pictures"), ("svg", "one"), ("svg", "two")):
+        assert sweeps.sim("plot", experiment, "-o", tmp_path / folder, "--format", kind) == 0
+        assert sorted(path.name for path in (tmp_path / folder).iterdir()) == [f"{stem}.{kind}" for stem in stems]
+    for stem in stems:
+        assert (tmp_path / "one" / f"{stem}.svg").read_bytes() == (tmp_path / "two" / f"{stem}.svg").read_bytes()
+        assert (tmp_path / "pictures" / f"{stem}.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_numbers_and_ticks_read_well() -> None:
+    assert [format_number(x) for x in (0, 3, 1234.5, 379.1234, 46.849, 1.759, 0.8779, 0.00012)] == [
+        "0", "3", "1,234", "379.1", "46.85", "1.76", "0.878", "0.00012",
+    ]  # fmt: skip
+    assert ticks(0, 10) == [0.0, 2.5, 5.0, 7.5, 10.0] and ticks(378.2, 383.9) == [380.0, 382.0]
+    assert ticks(5, 5) == [5]
+
+
+def test_the_pareto_front_of_two_measures_is_that_of_all_pairs(experiment: Path) -> None:
+    summary = load_summary(experiment)
+    for x, y in pairs(summary):
+        front = front_rows(summary.rows, x, y)
+        scores = [[x.sign * x.of(row), y.sign * y.of(row)] for row in summary.rows]
+        assert {row.config for row in front} == {summary.rows[index].config for index in pareto_front(scores)}
+        assert [x.of(row) for row in front] == sorted(x.of(row) for row in front)
+
+
+def test_the_table_of_a_large_sweep_is_cut(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_TABLE_ROWS", 10)
+    summary = load_summary(experiment)
+    shown = [row.config for row in tables.configurations(summary).rows]
+    assert shown[:10] == [row.config for row in summary.rows[:10]]
+    front = {row.config for row in summary.rows[10:] if row.on_pareto_front}
+    assert set(shown[10:]) == front | {0} and len(shown) < len(summary.rows)
+
+
+def test_limits_fronts_and_axes_of_the_charts(experiment: Path) -> None:
+    """SLO lines have the unit of their axis, fronts are lines, long ranges are logarithmic, queues are not cut."""
+    charts = charts_of(experiment / "report.html")
+    for id, chart in charts.items():
+        if id.startswith("trade-off"):
+            assert chart["data"][0]["mode"] == "lines" and chart["data"][0]["name"] == "Pareto front"
+        for side in ("x", "y"):
+            values = [v for trace in chart["data"] for v in trace[side] if isinstance(v, (int, float)) and v]
+            if (id.startswith(("trade-off", "cdf")) and side == "x") or id.startswith("trade-off"):
+                is_log = chart["layout"][f"{side}axis"].get("type") == "log"
+                assert is_log == (min(values) > 0 and max(values) >= 10 * min(values)), (id, side)
+        if id.startswith("queues"):
+            assert chart["layout"]["yaxis"]["range"][1] > max(value for trace in chart["data"] for value in trace["y"])
+    notes = [note["text"] for chart in charts.values() for note in chart["layout"].get("annotations", [])]
+    assert {"SLO tpot 40 ms"} <= set(notes) and any(text in notes for text in ("SLO ttft 900 ms", "SLO ttft 0.9 s"))
+    assert {trace["name"] for trace in charts["cdf-0"]["data"]} == {"winner", "baseline"}
+
+
+def test_every_constraint_is_a_line_of_a_chart(tmp_path: Path) -> None:
+    bounds = ["p95_e2el_ms <= 9000", "mean_tpot_ms <= 70", "request_throughput >= 1"]
+    file = sweeps.sweep_file(tmp_path, objectives=["makespan", "mean_ttft_ms"], subject_to=bounds)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0
+    charts = charts_of(tmp_path / "out" / "report.html").values()
+    notes = [note["text"] for chart in charts for note in chart["layout"].get("annotations", [])]
+    for text in ("p95_e2el <= 9", "mean_tpot <= 70 ms", "request_throughput >= 1 req/s"):
+        assert any(note.startswith(text) for note in notes), (text, notes)
+
+
+def test_the_table_of_two_parameters_is_left_out_if_it_is_unreadable(tmp_path: Path) -> None:
+    params = {"policy.decode_batch": {"integers": [1, 200]}, "policy.delay_factor": {"uniform": [0, 1]}}
+    file = sweeps.sweep_file(tmp_path, params=params, samples=8, replications=1)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
+    assert heat_table(load_summary(tmp_path / "out")) is None
+
+
+@pytest.mark.parametrize(
+    ("places", "shown"),
+    [
+        ([1.0], [0]),
+        ([1.0, 2.0, 4.0], [0, 1, 2]),
+        ([float(k) for k in range(11)], list(range(11))),
+        ([float(k) for k in range(21)], list(range(0, 21, 2))),
+        ([0.0, 0.1, 5.0, 9.9, 10.0], [0, 2, 3]),
+    ],
+)
+def test_texts_on_the_axis_of_a_parameter_have_room(places: list[float], shown: list[int]) -> None:
+    assert spread(places) == shown
+
+
+def test_a_parameter_with_many_values_has_few_texts(tmp_path: Path) -> None:
+    params = {"policy.decode_batch": {"range": [1, 24], "step": 1}, "policy.group_width": [4]}
+    file = sweeps.sweep_file(tmp_path, params=params, replications=1)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0
+    axis = charts_of(tmp_path / "out" / "report.html")["knob-0"]["layout"]["xaxis"]
+    assert axis["type"] == "log" and axis["ticktext"][:3] == ["1", "2", "3"] and len(axis["ticktext"]) <= 11

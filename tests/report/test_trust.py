@@ -1,0 +1,92 @@
+"""The trust panel: what it says about profiles, policies, ranges and replications."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import yaml
+from servesim.config.scenario import Scenario
+from servesim.costs.device_profile import load_profile
+from servesim.report.recorded_runs import record_runs
+from servesim.report.roles import compared_rows
+from servesim.report.trust import capacity_fact, policy_fact, profile_facts, sweep_facts
+from servesim.study.load_summary import LoadSummary, load_result
+from servesim.study.sweep import load_summary
+
+from ..study import sweeps
+
+OBJECTIVE = {"baseline": {"policy.decode_batch": 4}, "objectives": ["mean_e2el_ms"]}
+
+
+def facts_of(folder: Path) -> dict[str, tuple[str, str]]:
+    """Return the panel of a sweep: name -> (text, tone)."""
+    summary = load_summary(folder)
+    roles = compared_rows(summary)
+    facts = sweep_facts(summary, record_runs(summary, roles), roles)
+    return {fact.name: (fact.text, fact.tone) for fact in facts}
+
+
+def test_a_measured_profile_names_its_source_and_its_error() -> None:
+    facts = {fact.name: fact for fact in profile_facts("h200-llama2-7b")}
+    assert facts["Profile"].text == "h200-llama2-7b: NVIDIA H200, bfloat16, llama2-7b"
+    assert "14790 samples" in facts["Measured"].text and facts["Measured"].text.endswith("on 2026-11-15")
+    note = load_profile("h200-llama2-7b").backend_note
+    assert note is not None and facts["Backend"].text == f"P{note[1:]}." and "step times of vLLM" in note
+    assert facts["Held-out error"].text.startswith("prefill 2.6 %, decode 1.5 %, mixed 2.6 %")
+    contest = {fact.name: fact for fact in profile_facts("ascend910b4-llama2-7b")}
+    assert "Backend" not in contest and contest["Measured"].tone == "check"  # it has no date
+
+
+def test_a_profile_that_was_not_measured_or_is_missing_is_a_warning() -> None:
+    (written,) = profile_facts(sweeps.COSTS)
+    assert written.tone == "warn" and "not measured" in written.text
+    (missing,) = profile_facts("no-such-profile")
+    assert missing.tone == "warn" and "cannot be loaded now" in missing.text
+
+
+def test_policies_name_their_recordings() -> None:
+    def scenario(name: str) -> Scenario:
+        return Scenario.model_validate(sweeps.base(policy={"name": name}))
+
+    proven = policy_fact([scenario("vllm-v1")])
+    assert proven.tone == "good" and "vllm-v1: recordings of the real scheduler of 0.32.0" in proven.text
+    mixed = policy_fact([scenario("vllm-v1"), scenario("nano-vllm")])
+    assert mixed.tone == "check" and "nano-vllm: not validated" in mixed.text
+
+
+def test_the_panel_counts_the_model_calls_outside_the_measured_range(tmp_path: Path) -> None:
+    cost = {"kind": "linear", "prefill": 0.02, "prefill_token": 0.0001, "decode_step": 0.02, "decode_row": 0.0005}
+    (tmp_path / "profile").mkdir()
+    profile = {"name": "small", "grid": {"decode_rows": [1, 4]}, "cost": cost}
+    (tmp_path / "profile" / "profile.yaml").write_text(yaml.safe_dump(profile))
+    base = sweeps.base(profile=str(tmp_path / "profile"), workload=sweeps.workload(60, 12.0))
+    file = sweeps.sweep_file(tmp_path, base=base, params={"policy.decode_batch": [4, 8]}, **OBJECTIVE)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0
+    text, tone = facts_of(tmp_path / "out")["Outside the measured range"]
+    share = float(text.split("winner ")[1].split(" %")[0])
+    # llm-serving pads every decode step to 8 rows; only prefill steps stay inside the range
+    assert 50 < share < 100 and "baseline 0.0 %" in text and tone == "warn"
+    assert "1 of 2 configurations have steps outside" in text
+    assert facts_of(tmp_path / "out")["Held-out error"] == ("unknown: the profile has none", "warn")
+
+
+def test_one_replication_is_a_warning(tmp_path: Path) -> None:
+    file = sweeps.sweep_file(tmp_path, replications=1)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0
+    facts = facts_of(tmp_path / "out")
+    assert facts["Replications"] == ("1: differences have no confidence interval", "warn")
+    assert facts["Profile"][1] == "warn"
+
+
+def test_a_capacity_with_steps_outside_the_measured_range_is_named(tmp_path: Path) -> None:
+    keys = {"params": {"policy.decode_batch": [2, 8]}, "loads": [1, 9], "subject_to": ["p99_ttft_ms <= 800"]}
+    file = sweeps.sweep_file(tmp_path, base=sweeps.base(workload=sweeps.workload(20, 1.0)), **keys)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
+    result = load_result(tmp_path / "out")
+    assert isinstance(result, LoadSummary) and "outside" not in capacity_fact(result).text
+    lightest = result.curves[0].points[0]
+    assert lightest.good
+    for run in lightest.row.runs:
+        run["outside"] = True
+    fact = capacity_fact(result)
+    assert fact.text.startswith("1 configuration with steps outside the measured range; ") and fact.tone == "check"

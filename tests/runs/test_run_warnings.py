@@ -1,0 +1,96 @@
+"""Warnings about silent differences from a real server, and the remarks of `sim run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import servesim
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.costs.device_profile import load_profile
+from servesim.runs.run_warnings import run_warnings, warn_default_blocks, warn_unused_prefixes
+from servesim.runs.simulate import load_trace
+
+from ..commands.running import run_sim
+
+WORKLOAD = {"requests": 3, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 8, "output": 2}}
+H200_NOTE = "profile h200-llama2-7b was measured on servesim's own torch backend"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a working folder with a Mooncake trace: of 5 blocks, only the first of the second prompt is known."""
+    rows = [(0, 1024, [1, 2]), (1000, 1200, [1, 3, 2])]
+    lines = [{"timestamp": at, "input_length": size, "output_length": 2, "hash_ids": ids} for at, size, ids in rows]
+    (tmp_path / "mooncake.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def scenario(profile: object, policy: str = "vllm-v1", **engine: object) -> Scenario:
+    return scenario_from({"workload": WORKLOAD, "policy": policy, "profile": profile, "engine": engine})
+
+
+def test_default_blocks_on_a_known_device_are_a_warning() -> None:
+    profile = load_profile("h200-llama2-7b")
+    warning = warn_default_blocks(scenario("h200-llama2-7b"), profile)
+    assert warning is not None
+    assert warning.startswith("engine.num_blocks keeps its default of 1,024 (8.59 GB of KV cache), but NVIDIA H200 has")
+    assert warning.endswith("set engine.num_blocks, or engine.device_memory: 143771MiB")
+    for known in ({"num_blocks": 1024}, {"device_memory": "143771MiB"}):
+        assert warn_default_blocks(scenario("h200-llama2-7b", **known), profile) is None
+
+
+def test_engines_with_a_fixed_number_of_blocks_and_unknown_devices_get_no_warning() -> None:
+    assert warn_default_blocks(scenario("h200-llama2-7b", "llm-serving"), load_profile("h200-llama2-7b")) is None
+    assert warn_default_blocks(scenario({"base": 0.1}), load_profile({"base": 0.1})) is None
+
+
+def test_unused_hash_ids_are_a_warning_with_the_share_of_blocks(folder: Path) -> None:
+    trace = load_trace(scenario_from({"trace": "mooncake.jsonl"}))
+    warning = warn_unused_prefixes(trace)
+    assert warning is not None and "an unlimited one would hit 20.0 % of the 5 prompt blocks" in warning
+    assert warn_unused_prefixes(load_trace(scenario_from({"workload": WORKLOAD}))) is None
+
+
+def test_run_prints_its_warnings_and_result_json_has_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ("--trace", "mooncake.jsonl", "--policy", "vllm-v1", "--profile", "h200-llama2-7b", "-o", "out")
+    said = run_sim(capsys, "run", *arguments)
+    first, second = said.error.splitlines()
+    assert said.code == 0
+    assert first.startswith("sim: warning: engine.num_blocks keeps its default")
+    assert second.startswith("sim: warning: the trace has hash ids, but the run has no prefix cache")
+    assert f"note: {H200_NOTE}" in said.out
+    warnings = json.loads((folder / "out" / "result.json").read_text())["warnings"]
+    assert [text[:20] for text in warnings] == ["engine.num_blocks ke", "the trace has hash i", H200_NOTE[:20]]
+    result = servesim.run(trace="mooncake.jsonl", policy="vllm-v1", profile="h200-llama2-7b")
+    assert result.metrics["warnings"] == warnings
+
+
+def test_a_run_without_warnings_has_no_key_for_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plain = scenario({"base": 0.1}, num_blocks=64)
+    assert run_warnings(plain, load_profile(plain.profile), load_trace(plain)) == []
+    said = run_sim(capsys, "run", "-X", "5", "-T", "2", "--json")
+    assert said.error == "" and "warnings" not in json.loads(said.out)
+
+
+def test_a_policy_without_a_profile_names_the_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = "sim: profile: ascend910b4-llama2-7b, the default; --profile selects another one"
+    command = ("run", "-X", "5", "-T", "2", "--set", "engine.num_blocks=900", "--policy", "vllm")
+    assert run_sim(capsys, *command).error.splitlines() == [line]
+    assert run_sim(capsys, *command, "--profile", "ascend910b4-llama2-7b").error == ""
+    assert run_sim(capsys, *command, "--set", "engine.num_blocks=0").error.count("\n") == 1  # an error is one line
+
+
+def test_a_sweep_prints_the_warnings_once_and_notes_the_backend(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = "{trace: mooncake.jsonl, policy: vllm-v1, profile: h200-llama2-7b}"
+    (folder / "sweep.yaml").write_text(f"base: {base}\nparams: {{policy.max_num_seqs: [8, 16]}}\n")
+    said = run_sim(capsys, "sweep", "sweep.yaml", "-j", "1", "-q", "--no-report", "-o", "out")
+    assert said.code == 0
+    assert [line[:30] for line in said.error.splitlines()] == [
+        "sim: warning: engine.num_block", "sim: warning: the trace has ha"
+    ]  # fmt: skip
+    assert said.out.count(H200_NOTE) == 1

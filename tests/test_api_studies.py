@@ -1,0 +1,236 @@
+"""The Python API: search, compare and capacity, and the answers of sweeps."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import servesim
+import yaml
+from servesim.cli import main
+from servesim.core import BadInput
+
+COST = {"kind": "linear", "prefill": 0.02, "prefill_token": 1e-4, "decode_step": 0.02, "decode_live": 0.001}
+BASE: dict[str, Any] = {
+    "workload": {
+        "requests": 60, "arrivals": {"kind": "poisson", "rate": 5}, "lengths": {"prompt": 100, "output": [20, 120]},
+    },
+    "policy": {"name": "vllm", "max_num_seqs": 4},
+    "engine": {"num_blocks": 256, "max_model_len": 4096},
+    "profile": COST,
+}  # fmt: skip
+WIDE = {**BASE, "policy": {"name": "vllm", "max_num_seqs": 8}}
+OWN_POLICY = """
+from dataclasses import dataclass
+from servesim.policies import POLICIES
+@dataclass(frozen=True)
+class Mine(POLICIES["llm-serving"]):
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def swept() -> Any:
+    """A sweep with a constraint, in which two configurations have the same metrics."""
+    params = {"policy.max_num_seqs": [2, 4, 8], "engine.num_blocks": [128, 256]}
+    return servesim.sweep(base=BASE, params=params, replications=2, subject_to="p99_ttft_ms <= 8000", indifference="1%")
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: Any) -> Any:
+    """Return what a command prints as JSON."""
+    main([*map(str, words), "--json", "-j", "1", "-q"])
+    return json.loads(capsys.readouterr().out)
+
+
+def write(path: Path, tree: Any) -> Path:
+    path.write_text(yaml.safe_dump(tree))
+    return path
+
+
+def test_search_finds_the_winner_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("optuna")
+    keys = {"base": BASE, "params": {"policy.max_num_seqs": [2, 4, 8, 16]}, "trials": 6, "seed": 3}
+    ours = servesim.search(keys, replications=2)
+    file = write(tmp_path / "search.yaml", keys)
+    theirs = command(capsys, "search", file, "--replications", 2, "-o", tmp_path / "out", "--no-report")
+    assert ours.verdict == theirs["text"]
+    assert ours.table.makespan.tolist() == servesim.load(tmp_path / "out").table.makespan.tolist()
+    from_file = servesim.search(file, tmp_path / "again", replications=2)
+    assert from_file.table.drop(columns="labels").equals(ours.table.drop(columns="labels"))
+    assert (tmp_path / "again" / "best.yaml").is_file()
+    more = servesim.search(file, tmp_path / "again", replications=2, trials=7, resume=True)
+    assert more.summary.run_count >= from_file.summary.run_count
+
+
+def test_wrong_keys_of_a_search_give_one_line() -> None:
+    with pytest.raises(BadInput, match="search: params: expected at least one key to search over, got none"):
+        servesim.search(base=BASE)
+    with pytest.raises(BadInput, match=r"search: parms: unknown key; .* did you mean params"):
+        servesim.search(base=BASE, parms={})
+    with pytest.raises(BadInput, match=r"search: base: no file .* and no preset 'nothing'"):
+        servesim.search(base="nothing", params={"policy.max_num_seqs": [2]})
+
+
+def test_compare_gives_the_numbers_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [write(tmp_path / "a.yaml", BASE), write(tmp_path / "b.yaml", WIDE)]
+    theirs = command(capsys, "compare", *files, "--replications", 3, "--tolerance", "5%")
+    ours = servesim.compare(BASE, WIDE, replications=3, tolerance=0.05)
+    assert ours.verdict == theirs["verdict"] and ours.within_tolerance is False
+    for metric, row in theirs["figures"].items():
+        columns = ["a", "b", "difference", "half", "relative", "low", "high", "pairs"]
+        keys = ["a", "b", "difference", "half", "part", "part_low", "part_high", "pairs"]
+        assert ours.table.loc[metric, columns].tolist() == [row[key] for key in keys]
+    mixed = servesim.compare(files[0], WIDE, replications=3, metrics="makespan")
+    assert list(mixed.table.index) == ["makespan"] and mixed.within_tolerance is None
+    assert mixed.pairs("makespan").b.mean() == pytest.approx(ours.table.b["makespan"])
+    changed = servesim.compare(BASE, WIDE, replications=2, settings={"policy.max_num_seqs": 8})
+    assert changed.verdict == "A and B are the same in every metric."
+
+
+def test_compare_takes_results_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = servesim.run(BASE), servesim.run(WIDE)
+    both = servesim.compare(a, b)
+    assert both.table.paired_by["mean_ttft_ms"] == "batches"
+    assert both.table.difference["mean_ttft_ms"] == pytest.approx(b.metrics["mean_ttft_ms"] - a.metrics["mean_ttft_ms"])
+    assert main(["run", str(write(tmp_path / "b.yaml", WIDE)), "-o", str(tmp_path / "run"), "-q"]) == 0
+    capsys.readouterr()
+    assert servesim.compare(a, tmp_path / "run").table.equals(both.table)
+    with pytest.raises(BadInput, match="b: expected a file, a folder, a mapping of scenario keys, or the result"):
+        servesim.compare(a, 5)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"b: policy\.max_seqs: unknown key of vllm"):
+        servesim.compare(BASE, {**BASE, "policy": {"name": "vllm", "max_seqs": 3}})
+    with pytest.raises(BadInput, match="replications: expected at least 1"):
+        servesim.compare(BASE, WIDE, replications=0)
+    with pytest.raises(BadInput, match="metrics: no metric 'speed'"):
+        servesim.compare(a, b, metrics=["speed"])
+
+
+def test_configurations_of_a_sweep_are_compared(swept: Any) -> None:
+    winner = swept.compare()
+    assert winner.table.difference["makespan"] == pytest.approx(swept.table.makespan_diff[swept.winner])
+    assert servesim.compare(swept, swept).verdict == "A and B are the same in every metric."
+    assert swept.compare(0, base=swept.winner).table.difference["makespan"] > 0
+    with pytest.raises(BadInput, match="configuration 9: expected a number from 0 to 5"):
+        swept.compare(9)
+
+
+def test_capacity_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meet = ["p99_ttft_ms <= 3000", "p95_tpot_ms <= 60"]
+    file = write(tmp_path / "base.yaml", BASE)
+    bounds = [word for bound in meet for word in ("--meet", bound)]
+    theirs = command(capsys, "search", file, *bounds, "--precision", "5%")
+    ours = servesim.capacity(file, meet=meet, precision=0.05, output=tmp_path / "out")
+    assert ours.rate == theirs["highest_rate"]
+    assert ours.rates.index.tolist() == [trial["rate"] for trial in theirs["rates"]]
+    assert ours.rates.p99_ttft_ms.tolist() == [trial["metrics"]["p99_ttft_ms"]["mean"] for trial in theirs["rates"]]
+    assert ours.rates.meets[ours.rate] and not ours.rates.meets[ours.rates.index > ours.rate].any()
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "rates.csv",
+        "rates.png",
+        "best.yaml",
+        "report.html",
+    }
+    at_rate = servesim.run(ours.scenario())
+    assert at_rate.metrics["p99_ttft_ms"] == pytest.approx(ours.rates.p99_ttft_ms[ours.rate])
+    assert ours.verdict.startswith(
+        f"Highest rate that meets p99_ttft_ms <= 3000, p95_tpot_ms <= 60: {ours.rate:g} req/s;"
+    )
+    assert repr(ours).startswith(f"CapacityResult(base: {ours.rate:g} req/s meets ")
+
+
+def test_capacity_takes_scenario_keys_and_says_if_no_rate_meets_the_bounds() -> None:
+    none = servesim.capacity(BASE, meet="p99_ttft_ms <= 1", precision=0.5, policy="vllm")
+    assert none.rate is None and none.verdict.startswith("No tested rate meets p99_ttft_ms <= 1: at ")
+    with pytest.raises(BadInput, match="vllm: no tested rate meets p99_ttft_ms <= 1"):
+        none.scenario()
+    goodput = servesim.capacity(BASE, meet=["attainment >= 0.9"], precision=0.5, slo={"ttft": 3000})
+    assert goodput.rates.attainment[goodput.rate] >= 0.9
+    with pytest.raises(BadInput, match=r"attainment >= 0\.9: the run has no attainment"):
+        servesim.capacity(BASE, meet="attainment >= 0.9")
+    with pytest.raises(BadInput, match="precision: expected a fraction between 0 and 1"):
+        servesim.capacity(BASE, meet="p99_ttft_ms <= 1", precision=2)
+    with pytest.raises(BadInput, match="meet: expected METRIC <= VALUE"):
+        servesim.capacity(BASE, meet="p99_ttft_ms")
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: servesim.capacity(5, meet="makespan <= 9"), "scenario: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
+        (lambda: servesim.capacity(BASE, meet=[]), "meet: expected at least one bound"),
+        (lambda: servesim.capacity(BASE, meet="makespan <= 9", precision="2%"), "precision: expected a fraction"),  # type: ignore[arg-type]
+        (lambda: servesim.capacity(BASE, meet="makespan <= 9", replications=2.5), "replications: expected .* got 2.5"),  # type: ignore[arg-type]
+        (lambda: servesim.capacity(BASE, meet="makespan <= 9", wrong=1), "scenario: wrong: unknown key"),
+        (lambda: servesim.compare(BASE, BASE, confidence=1), "confidence: expected a fraction between 0 and 1, got 1"),
+        (lambda: servesim.compare(BASE, BASE, tolerance="5 %"), "tolerance: expected a fraction"),  # type: ignore[arg-type]
+        (lambda: servesim.compare(BASE, BASE, metrics=5), "metrics: expected names of metrics, got 5"),  # type: ignore[arg-type]
+        (lambda: servesim.compare(BASE, "nowhere.yaml"), "nowhere.yaml: no such file"),
+        (lambda: servesim.search(5), "search: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
+        (lambda: servesim.sweep(5), "sweep: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_arguments_give_one_line(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        call()
+
+
+def test_sweep_exposes_constraints_ties_and_the_table_of_two_parameters(swept: Any) -> None:
+    assert swept.constraints == ["p99_ttft_ms <= 8000"]
+    assert swept.verdict.startswith("Winner: max_num_seqs=8: makespan ")
+    assert swept.table.feasible.sum() == 2 and (swept.table[~swept.table.feasible].violation > 0).all()
+    assert swept.ties.relation.tolist() == ["equal"] and swept.ties["policy.max_num_seqs"].tolist() == [8]
+    assert swept.ties.index.isin(swept.table.index).all()
+    table = swept.knob_table("engine.num_blocks", "max_num_seqs", "mean_ttft_ms")
+    assert list(table.index) == [128, 256] and list(table.columns) == [2, 4, 8]
+    rows = swept.table.set_index(["engine.num_blocks", "policy.max_num_seqs"]).mean_ttft_ms
+    assert all(table.loc[key] == value for key, value in rows.items())
+    with pytest.raises(BadInput, match="nothing: expected a parameter of the sweep"):
+        swept.knob_table("nothing")
+    assert servesim.sweep(base=BASE, params={"policy.max_num_seqs": [8]}).ties.empty
+
+
+def test_results_are_exported_to_a_server(swept: Any) -> None:
+    assert "--max-num-seqs 8" in swept.export("vllm", model="llama")
+    assert "--max-num-seqs 4" in swept.export("vllm", config=0)
+    assert "--max-num-seqs 4" in servesim.run(BASE).export("vllm")
+    with pytest.raises(BadInput, match="server 'orca': expected one of vllm, sglang, llm-serving"):
+        swept.export("orca")
+    with pytest.raises(BadInput, match="policy vllm: only sglang policies"):
+        swept.export("sglang")
+
+
+def test_results_without_an_answer_say_so(swept: Any) -> None:
+    none = servesim.sweep(base=BASE, params={"policy.max_num_seqs": [8]}, subject_to="p99_ttft_ms <= 1")
+    assert none.verdict.startswith("No winner: no configuration meets p99_ttft_ms <= 1. Nearest: max_num_seqs=8")
+    assert "No winner" in none._repr_html_() and not none.table.feasible.any()
+    with pytest.raises(BadInput, match="no configuration is eligible"):
+        none.export("vllm")
+    run = servesim.run(BASE)
+    measured = type(run)({}, run.metrics, run.requests)  # a folder without a scenario
+    assert repr(measured).startswith("Result(measured: 60 of 60") and "Run: measured" in measured._repr_html_()
+    with pytest.raises(BadInput, match="export: the folder of this run has no scenario"):
+        measured.export("vllm")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda base, trust: servesim.compare(base, base, replications=1, trust=trust),
+        lambda base, trust: servesim.capacity(base, meet="makespan <= 1000", precision=0.5, trust=trust),
+        lambda base, trust: servesim.search(base=base, params={"policy.decode_batch": [4]}, trials=1, trust=trust),
+    ],
+    ids=["compare", "capacity", "search"],
+)
+def test_policy_files_of_other_folders_need_trust(
+    call: Callable[[Any, bool], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "work").mkdir()
+    (tmp_path / "mine.py").write_text(OWN_POLICY)
+    monkeypatch.chdir(tmp_path / "work")
+    base = {**BASE, "policy": {"name": f"{tmp_path / 'mine.py'}:Mine"}}
+    with pytest.raises(BadInput, match="trust"):
+        call(base, False)
+    assert call(base, True).verdict
