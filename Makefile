@@ -1,14 +1,15 @@
-# `make demo` runs an example sweep, `make compile` compiles the engine, `make test` runs all checks.
+# `make demo` runs an example sweep, `make compile` compiles the engine, `make test` checks a change in about six minutes,
+# `make test-all` also runs the slow checks.
 # They create the virtual environments they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := dev,replay,search,cluster,parquet,tokenizers,notebooks
-PARALLEL := -n auto --maxprocesses 8 --dist loadfile
-PLAIN_TESTS := tests/core tests/engine tests/policies tests/costs tests/runs
+PARALLEL := -n auto --maxprocesses 8 --dist
+PLAIN_TESTS := tests/policies/test_engines_vllm.py tests/policies/test_engines_other.py tests/policies/test_llm_serving.py
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
 
-.PHONY: demo compile test lint docs bench kbk clean
+.PHONY: demo compile test test-all lint docs bench kbk clean
 
 # servesim is installed as a wheel, so that the demo and the tests use the same files as users. The demo does not need
 # the compiled engine, so it does not wait for it; an environment that is compiled stays compiled.
@@ -42,11 +43,17 @@ lint: $(VENV)/.packages
 kbk:
 	tools/kbk_env.sh
 
-# The whole suite tests the compiled package. The tests of decisions also run in plain Python.
-test: $(VENV)/.compiled lint kbk
-	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) -m 'not live and not ascend'
+# The suite tests the compiled package. Plain Python repeats the recordings only: tests/compiled compares the bytes that
+# both write for 500 scenarios.
+test: $(VENV)/.compiled lint
+	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) worksteal -m 'not slow and not kbk and not live and not ascend'
 	$(BIN)/python tools/plain_copy.py $(VENV)/plain
-	PYTHONPATH=$(VENV)/plain $(BIN)/python -m pytest $(PARALLEL) $(PLAIN_TESTS) -m 'not live and not ascend'
+	PYTHONPATH=$(VENV)/plain $(BIN)/python -m pytest $(PARALLEL) worksteal $(PLAIN_TESTS)
+
+# Documents, notebooks, wheels, kills, fuzzing and MindSpore by file, because these files share costly fixtures. Then the
+# tests that go by the wall clock, one by one.
+test-all: test kbk
+	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) loadfile -m '(slow or kbk) and not live and not ascend'
 	$(BIN)/python -Im pytest -m live
 
 # Regenerate tables, printed output and charts of README and docs, and run the notebooks from their Python files.

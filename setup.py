@@ -24,9 +24,9 @@ MYPY = "mypy==2.4.1"
 COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "runs/request_rows")
 INTERPRETED = (
     "__init__",
-    "errors", "extras", "limits", "native",  # subclasses of built-in exceptions; rarely used (2); see its text
-    "build", "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
-    "kv_memory", "model_arithmetic", "peak", "stuck_cause",  # used at most once per run
+    "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
+    "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
+    "kv_memory", "model_arithmetic",  # used at most once per run
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.
 MYPY_CONFIG = """[mypy]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from servesim.calibrate.logs.fit import RunError, fit_logs
 from servesim.calibrate.logs.observed_runs import Runs, runs_from
-from servesim.files.read import read_csv
+from servesim.files.csv_rows import read_csv
 
 DENSE = ("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "nvidia/Llama-3.1-8B-Instruct-FP8")
 SETTINGS = {"policy": {"name": "vllm-v1", "max_num_batched_tokens": 8192}, "engine": {"num_blocks": 200_000}}
@@ -30,7 +30,7 @@ def read_curves(path: Path, models: tuple[str, ...] = DENSE) -> dict[str, list[d
     curves: dict[str, list[dict[str, str]]] = defaultdict(list)
     for row in read_csv(path, ("curve", "model", "concurrency", "isl", "osl", "ttft_mean_ms", "tpot_mean_ms")):
         if row["model"] in models:
-            curves[row["curve"]].append(row)
+            curves[row["curve"]].append(row.cells)
     for points in curves.values():
         points.sort(key=lambda row: int(row["concurrency"]))
     return {name: points for name, points in curves.items() if len(points) > 2}

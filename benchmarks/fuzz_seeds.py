@@ -44,8 +44,8 @@ WORKLOADS: tuple[dict[str, Any], ...] = (
 )
 COSTS: tuple[dict[str, Any], ...] = (
     {"kind": "linear", "base": 0.01, "prefill_token": 0.001, "decode_row": 0.001, "context": 1e-6},
-    {"kind": "table", "prefill": [[1, 0.01], [64, 0.02], [128, 0.03]],
-     "decode_curves": [[1, [[16, 0.01], [64, 0.012]]], [8, [[16, 0.02], [512, 0.03]]]]},
+    {"kind": "parts", "prefill": {"tokens": [[1, 0.01], [64, 0.02], [128, 0.03]]},
+     "decode": {"rows": [[1, 0.01, 1e-6], [8, 0.02, 1e-6]]}, "mixed": {"one_pass": False, "overlap": 0.2}},
 )  # fmt: skip
 PROFILE = {
     "name": "p", "device": "d", "model": "tiny", "how": "by hand", "error": {"prefill": {"mean": 0.02, "median": 0.01}},
@@ -120,7 +120,6 @@ def folder_of(kind: str) -> Files:
     inputs = {"f.yaml": text({**SWEEP, "confirm": 0}), "se.yaml": text(SEARCH), "s.yaml": text(SCENARIO)}
     commands: dict[str, list[Command]] = {
         "sweep": [("sweep", "f.yaml", "-o", "out", *SWEEP_OPTIONS)],
-        "shards": [("sweep", "f.yaml", "-o", "out", *SWEEP_OPTIONS, "--shard", f"{k}/2") for k in (1, 2)],
         "search": [("search", "se.yaml", "-o", "out", *SWEEP_OPTIONS)],
         "run": [("run", "s.yaml", "-o", "out")],
         "replay": [("replay", "s.yaml", "--backend", "fake", "--warm-up", "0", "--quiet", "-o", "out")],

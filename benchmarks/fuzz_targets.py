@@ -90,9 +90,21 @@ def scenarios() -> list[Input]:
         ("compare", "f.yaml", "f.yaml", "--replications", "2", "-j", "1", "-q"),
         ("replay", "f.yaml", *SERVER),
     ]
-    meet = ("search", "f.yaml", "--meet", "mean_ttft_ms<=500", "-j", "1", "-q", "-o", "out", "--precision", "0.5")
+    capacity = (
+        "capacity",
+        "f.yaml",
+        "--subject-to",
+        "mean_ttft_ms<=500",
+        "-j",
+        "1",
+        "-q",
+        "-o",
+        "out",
+        "--precision",
+        "0.5",
+    )
     return [
-        Input({"f.yaml": text(SCENARIO), **PROFILE_FILES}, [*commands, meet]),
+        Input({"f.yaml": text(SCENARIO), **PROFILE_FILES}, [*commands, capacity]),
         Input({"f.yaml": text(TRACE_SCENARIO), **TRACE_FILES, **PROFILE_FILES}, commands),
     ]
 
@@ -125,7 +137,7 @@ def sweeps() -> list[Input]:
               commands),
         Input({"f.yaml": text({**SWEEP, "confirm": 0, "params": [{"policy.delay_factor": {"range": [0, 2], "step": 1}},
               {"policy.prefill_batch": {"integers": [1, 4]}}], "samples": 2}), **PROFILE_FILES},
-              [*commands, (*sweep, "--shard", "1/2")]),
+              commands),
     ]  # fmt: skip
 
 
@@ -150,7 +162,6 @@ def experiments() -> list[Input]:
     # Charts take a second; few inputs are enough, because `report` reads the same files.
     return [
         Input({**in_folder("e", folder_of("sweep")), **shared}, [*commands * 30, ("plot", "e", "-o", "out")], ("e",)),
-        Input({**in_folder("e", folder_of("shards")), **shared}, [("sweep", "merge", "e", "--no-report")], ("e",)),
     ]
 
 
@@ -257,7 +268,7 @@ def all_files() -> list[Input]:
         ("run", "f.yaml"), ("run", "--trace", "t.csv", "--profile", "p"), ("run", "-X", "2", "-T", "2", "--profile",
         "p"),
         ("sweep", "w.yaml", *SWEEP_OPTIONS, "-o", "out"), ("search", "se.yaml", *SWEEP_OPTIONS, "-o", "out"),
-        ("search", "f.yaml", "--meet", "mean_ttft_ms<=500", "-j", "1", "-q", "--precision", "0.5"),
+        ("capacity", "f.yaml", "--subject-to", "mean_ttft_ms<=500", "-j", "1", "-q", "--precision", "0.5", "-o", "out"),
         ("compare", "f.yaml", "f.yaml", "--replications", "2", "-j", "1", "-q"), ("compare", "a", "a"),
         ("report", "e", "-o", "out/r.html"), ("verify", "a", "a"), ("replay", "f.yaml", *SERVER),
         ("trace", "convert", "t.csv"), ("trace", "inspect", "t.csv"), ("trace", "synth", "f.yaml"),

@@ -18,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_bench import Bench, TorchBackend, device_time, median, spread, time_ms, torch
+from gpu_bench import ROOT, Bench, TorchBackend, device_time, median, spread, time_ms, torch
 from servesim.calibrate.device.backend import MODELS, Model, OutOfMemory
-from servesim.calibrate.device.self_test import PagedRun, ScriptedRequest
+
+sys.path.append(str(ROOT / "tests" / "calibrate" / "device"))
+from paged_runs import PagedRun, ScriptedRequest
 
 
 def check_scores(model: Model, device: str, length: int, rows: int, **options: Any) -> dict[str, Any]:
@@ -65,7 +67,7 @@ def check_scores(model: Model, device: str, length: int, rows: int, **options: A
 def check(args: argparse.Namespace) -> dict[str, Any]:
     """Compare two small models and the chosen model with float32; the reference kernels show the rounding error."""
     grouped = Model("grouped", 2, 256, 8, 2, 512, 1000, 2048)
-    buckets = {"gears": (1, 2, 4, 8), "token_gears": (16, 64, 256)}
+    buckets = {"row_buckets": (1, 2, 4, 8), "token_buckets": (16, 64, 256)}
     results = {
         "tiny": check_scores(MODELS["tiny"], args.device, 400, 150, **buckets),
         "grouped": check_scores(grouped, args.device, 400, 100, **buckets),

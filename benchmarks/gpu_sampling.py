@@ -109,7 +109,7 @@ def load(args: argparse.Namespace, variant: str) -> Any:
 
 def calibrate(session: Any, args: argparse.Namespace, medians: dict[str, list[list[float]]]) -> None:
     """Measure one slice of the profile, and the times of the selection of tokens."""
-    from servesim.calibrate.probe.sampling import measure_sampling
+    from servesim.calibrate.probe.token_selection import measure_sampling
 
     if args.points:
         session.probe.points = session.probe.points[:: -(-len(session.probe.points) // args.points)]
@@ -141,7 +141,7 @@ def compare(args: argparse.Namespace) -> int:
     """Fit the profile, simulate every run with its variant, and print and write the tables."""
     from replay_table import compare_run, describe_steps, fit_profile, heading, read_archives, session_host
     from servesim.calibrate.probe.check import sampling_lines
-    from servesim.calibrate.probe.sampling import sampling_keys
+    from servesim.calibrate.probe.token_selection import sampling_keys
 
     folder = Path(args.compare)
     files = read_archives(folder)
@@ -155,7 +155,7 @@ def compare(args: argparse.Namespace) -> int:
     for entry in recorded:
         variant = entry["args"]["engine"]["sampling"]
         comparisons.setdefault((entry["workload"], variant), []).append(compare_run(entry, profile, host))
-        steps = describe_steps(entry, profile.with_sampling(variant), host)
+        steps = describe_steps(entry, profile.for_run(variant), host)
         notes.append(f"{variant:<8}{steps}")
     lines = [*heading(about, profile), *sampling_lines(profile), "", *error_table(comparisons), "", *gains(comparisons)]
     print("\n".join(lines))

@@ -96,12 +96,12 @@ class Session:
 
     def report(self, name: str, result: dict[str, Any]) -> Any:
         """Print and keep the token check of a run."""
-        from servesim.calibrate.replay.token_check import check_from_worker, format_check, parse_tolerance
+        from servesim.calibrate.replay.token_check import check_from_worker, format_check
 
         check = check_from_worker(result["token_check"])
         assert check is not None
         print(f"\n{name}: {len(result['calls'])} model calls in {result['end']:.2f} s, check {check.seconds:.1f} s")
-        print("\n".join("  " + line for line in format_check(check, parse_tolerance("0"))), flush=True)
+        print("\n".join("  " + line for line in format_check(check, "0")), flush=True)
         self.results["runs"][name] = {"seconds": result["end"], **check.as_dict()}
         return check
 

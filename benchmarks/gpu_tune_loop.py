@@ -81,7 +81,7 @@ def main() -> int:
 
 def sweep_file(args: argparse.Namespace) -> Path:
     """Return the sweep file of a folder; the first call writes it, with the start profile next to it."""
-    from servesim.calibrate.tune.step_factors import scaled_parts
+    from servesim.calibrate.tune.step_times import scaled_parts
     from servesim.config.overrides import merge, read_mapping
     from servesim.costs.device_profile import load_profile, write_profile
     from servesim.costs.parts import PartsCost
@@ -113,7 +113,7 @@ class StoredResults:
 
     def measure(self, name: str, scenario: Any, file: Path, profile: Any, max_seconds: float) -> Any:
         """Return a stored result."""
-        from servesim.calibrate.replay.live_run import run_from_result
+        from servesim.calibrate.replay.measured_run import run_from_result
         from servesim.calibrate.replay.replay import as_backend_scenario, replay_requests
 
         stored = self.results.get(file.stem)
@@ -126,17 +126,16 @@ class StoredResults:
 def plan_round(args: argparse.Namespace) -> int:
     """Sweep and choose until a measurement is missing; write the plan, or print the result."""
     from servesim.calibrate.tune.loop import Tuner
-    from servesim.calibrate.tune.results import write_results
-    from servesim.calibrate.tune.rounds import format_rounds
+    from servesim.calibrate.tune.results import format_rounds, write_results
     from servesim.calibrate.tune.setup import Settings, tuned_experiment
-    from servesim.execution.executor import close_on_exit, make_executor, process_count
+    from servesim.study.executor import open_executor
     from servesim.study.sweep_file import read_experiment
 
     folder = Path(args.output)
     results = json.loads(gzip.decompress(Path(args.results).read_bytes())) if args.results else {}
     experiment = tuned_experiment(read_experiment(sweep_file(args)), on_backend=True)
     settings = Settings(60 * args.minutes, top=args.top)
-    with close_on_exit(make_executor("local", process_count(args.jobs))) as executor:
+    with open_executor("local", args.jobs) as executor:
         tuner = Tuner(experiment, StoredResults(results), folder / "tuned", executor, settings, print)
         try:
             result = tuner.run({}, resume=True)

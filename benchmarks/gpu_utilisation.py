@@ -25,10 +25,9 @@ find_package()
 from servesim.calibrate.device.backend import MODELS, Row  # noqa: E402
 from servesim.calibrate.device.torch.backend import TorchBackend  # noqa: E402
 from servesim.calibrate.live.driver import replay  # noqa: E402
-from servesim.costs.peak import Peak, known_peak, stored_peak  # noqa: E402
+from servesim.costs.model_arithmetic import Peak, known_peak, stored_peak  # noqa: E402
 from servesim.engine.work_totals import work_from_json  # noqa: E402
-from servesim.runs.device_counters import summarise, write_counters  # noqa: E402
-from servesim.runs.utilisation import TOKENS, utilisation  # noqa: E402
+from servesim.runs.utilisation import TOKENS, summarise, utilisation, write_counters  # noqa: E402  # noqa: E402
 
 BLOCK = 16  # tokens
 WARM_UP = 16  # requests, at most

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from replay_table import compare_run, fit_profile, is_compared_run, read_archives, session_host
-from servesim.calibrate.probe.host_overhead import HostOverhead
-from servesim.calibrate.replay.predicted_intervals import replay_intervals
+from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.calibrate.replay.replay import as_backend_scenario
+from servesim.calibrate.replay.resimulate import replay_intervals
 from servesim.calibrate.replay.verify import Comparison, MetricRow, compare, pair_folders
 from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS
+from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.costs.scaled import ScaledCost
 from servesim.costs.uncertainty import SESSION_SPREAD
 from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import RunData, read_run
@@ -77,8 +77,7 @@ def with_intervals(simulated: RunData, measured: RunData, profile: Optional[str]
     if measured.sent is None:
         raise BadInput(f"{measured.name}: expected sent.jsonl with the requests of the replay, got none")
     loaded = load_profile(profile or simulated.scenario.profile)
-    fake = measured.result.get("backend", {}).get("backend") == "fake"
-    host = HostOverhead() if fake else HostOverhead(*measured.result.get("host", ()))
+    host = measured_host(measured.result)
     scenario = as_backend_scenario(simulated.scenario)
     requests = list(measured.sent)
     run = simulate(scenario, Trace(requests, "replay", "synth"), profile=loaded)

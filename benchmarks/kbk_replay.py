@@ -43,7 +43,7 @@ from replay_table import METRICS, format_error, heading, summary_cells  # noqa: 
 
 START = time.perf_counter()
 BLOCKS, FEW_BLOCKS, BLOCK = 1024, 26, 16  # KV blocks; KV blocks of FEW_BLOCKS_SETTINGS; tokens per block
-GRID = {"most_rows": 16, "most_tokens": 512, "longest": 512, "precision": 0.03, "seed": 0}
+GRID = {"max_rows": 16, "max_tokens": 512, "max_seq_len": 512, "precision": 0.03, "seed": 0}
 WARM_UP, REQUESTS = 8, 48
 CALIBRATION_SEED, CALIBRATION_SETTINGS = 11, ("stock", "prefill-4", "chunked")  # served for the fit, not compared
 MAX_OTHER_CPU = 0.03  # fraction of CPU time of other processes; a run below it is not repeated
@@ -93,7 +93,7 @@ def prefill_seconds(profile: Profile, tokens: int) -> float:
 
 def measure_profile(session: DeviceSession, seconds: float, folder: Path) -> Profile:
     """Probe the loaded device, add the steps of served requests, and fit."""
-    settings = {**GRID, "budget": seconds, "backend": "kbk", "model": session.model.name, "blocks": BLOCKS,
+    settings = {**GRID, "budget": seconds, "backend": "kbk", "model": session.model.name, "num_blocks": BLOCKS,
                 "block_size": BLOCK, "host_blocks": 0}  # fmt: skip
     probe = ProbeSession(folder, settings)
     result = run_session(session.worker, probe, lambda report: None)

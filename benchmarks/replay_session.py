@@ -24,7 +24,7 @@ ARCHIVE = "h200_replay.tar.gz"
 WARM_UP = 48  # requests
 FIRST_SERVED_POINT = 100_000  # point numbers from here on are served steps, not probe points
 HOST_BLOCKS = 256  # swap space of the probe
-GRID = {"most_rows": 128, "most_tokens": 4096, "longest": 2048}
+GRID = {"max_rows": 128, "max_tokens": 4096, "max_seq_len": 2048}
 
 
 class Recorder:

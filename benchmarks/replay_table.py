@@ -82,7 +82,8 @@ def session_host(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any
     """Return the host overhead per step, fitted to the calibration runs of the session."""
     from statistics import median
 
-    from servesim.calibrate.probe.host_overhead import HostOverhead, fit_overhead
+    from servesim.calibrate.probe.host_overhead import fit_overhead
+    from servesim.costs.parts import HostPart
 
     results = [run["told"] for run in recorded]
     samples = json.loads(files.get("hosts.json", b"[]"))
@@ -90,17 +91,17 @@ def session_host(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any
         samples = [sample for run in results for sample in run.get("host_parts", ())]
     if samples:
         return fit_overhead(samples)
-    hosts = [HostOverhead(*run["host"]) for run in results]  # an old archive without host samples
+    hosts = [HostPart(*run["host"]) for run in results]  # an old archive without host samples
     if all(len(run["host"]) == 2 for run in results):  # an older one, without the prefill term
         steps = sorted(host.seconds(TYPICAL_ROWS) for host in hosts)
-        return HostOverhead(steps[len(steps) // 2])
+        return HostPart(steps[len(steps) // 2])
     terms = ("step", "row", "prompt")
-    return HostOverhead(*(median(getattr(host, term) for host in hosts) for term in terms))
+    return HostPart(*(median(getattr(host, term) for host in hosts) for term in terms))
 
 
 def read_recorded_run(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
     """Return a recorded run, and a copy of its requests before the run."""
-    from servesim.calibrate.replay.live_run import run_from_result
+    from servesim.calibrate.replay.measured_run import run_from_result
     from servesim.calibrate.replay.replay import as_backend_scenario
     from servesim.config.scenario import scenario_from
     from servesim.core import Request
@@ -182,7 +183,7 @@ def table(comparisons: dict[str, list[Any]], repeated: dict[str, dict[str, Any]]
 def run_row(workload: str, comparison: Any) -> str:
     """Return the row of one run: measured makespan, errors, preemptions measured (simulated)."""
     errors = [comparison.row(metric).error for metric in METRICS]
-    makespan, preemptions = comparison.row("makespan"), comparison.row("evictions")
+    makespan, preemptions = comparison.row("makespan"), comparison.row("preemptions")
     cells = [workload, comparison.name, f"{makespan.measured:.2f}", *map(format_error, errors)]
     cells += [format_error(makespan.from_step_times), f"{preemptions.measured:.0f} ({preemptions.simulated:.0f})"]
     return f"| {' | '.join(cells)} |"

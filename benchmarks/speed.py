@@ -29,13 +29,12 @@ import simpy
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import allow_code
 from servesim.costs.device_profile import load_profile
-from servesim.installation import is_compiled
 from servesim.policies import POLICIES
-from servesim.runs.request_rows import row
-from servesim.runs.simulate import gc_disabled, simulate
-from servesim.traces.read.load import load
-from servesim.traces.request_table import RequestTable
-from servesim.traces.trace import Trace
+from servesim.runs.request_rows import request_row
+from servesim.runs.simulate import simulate
+from servesim.traces.read.formats import load
+from servesim.traces.trace import RequestTable, Trace, gc_disabled
+from servesim.version import is_compiled
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACE = ROOT.parent / "shared" / "data" / "bench" / "workload_10k.csv.gz"
@@ -89,7 +88,7 @@ class Case:
         with gc_disabled(), allow_code(trust=True):
             start = time.process_time()
             run = simulate(self.scenario, self.trace, profile=profile)
-            rows = [row(request) for request in run.requests]
+            rows = [request_row(request) for request in run.requests]
             seconds = time.process_time() - start
         assert len(rows) == len(self.trace.requests)
         return seconds, run.calls

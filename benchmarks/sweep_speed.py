@@ -15,15 +15,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from servesim.execution.executor import Executor, Serial, process_pool
-from servesim.execution.single_run import Task, run_context
-from servesim.report.write import write_report
-from servesim.runs.simulate import build_simulation, copy_requests, gc_disabled
+from servesim.report.rate_page import write_report
+from servesim.runs.simulate import build_simulation, copy_requests
+from servesim.study.executor import Executor, Serial, process_pool
 from servesim.study.experiment import Experiment
-from servesim.study.files import write_summary
 from servesim.study.ranking import Summary
+from servesim.study.single_run import Task, run_context
 from servesim.study.sweep import sweep
 from servesim.study.sweep_file import SweepFile, build_experiment
+from servesim.study.table import write_summary
+from servesim.traces.trace import gc_disabled
 from speed import simpy_timeout_rate
 
 BASE = {

@@ -180,7 +180,7 @@ def fit_engine(seed: int) -> FittedEngine:
     source = rng.choice(["probe", "run"])
     scenario = draw_scenario(rng, engine)
     shapes = steps_of_a_probe(seed) if source == "probe" else steps_of_a_run(longer(scenario), engine)
-    about = {"gears": ROW_BUCKETS, "token_gears": TOKEN_BUCKETS} if engine.padded else {}
+    about = {"row_buckets": ROW_BUCKETS, "token_buckets": TOKEN_BUCKETS} if engine.padded else {}
     fitted = fit_samples(measure(shapes, engine, np.random.default_rng(seed)), about)
     return FittedEngine(engine, fitted, scenario, source, rng)
 

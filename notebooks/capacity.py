@@ -31,8 +31,8 @@ BASE = {
 }
 BOUNDS = ["p99_ttft_ms <= 1000", "p95_tpot_ms <= 30"]  # a configuration that misses one of them cannot win
 KNOBS = {"policy.max_num_seqs": [64, 256], "policy.max_num_batched_tokens": [512, 2048, 8192]}
-LOADS = [10, 15, 20, 25]  # requests per second
-REPLICATIONS = 3  # runs of each configuration and load, with different random numbers
+RATES = [10, 15, 20, 25]  # requests per second
+REPLICATIONS = 3  # runs of each configuration and rate, with different random numbers
 PRECISION = 0.02  # of the highest rates
 MODEL = "meta-llama/Llama-2-7b-hf"  # on the command line of the server
 JOBS = None  # processes; None: one per core
@@ -51,7 +51,7 @@ servesim.load(BASE["profile"])
 # times change.
 
 # %%
-stock = servesim.capacity(BASE, meet=BOUNDS, precision=PRECISION, jobs=JOBS)
+stock = servesim.capacity(BASE, subject_to=BOUNDS, precision=PRECISION, jobs=JOBS)
 stock
 
 # %%
@@ -62,13 +62,13 @@ plt.show()
 display(Markdown(stock.verdict))
 
 # %% [markdown]
-# ## Configurations under load
-# Every configuration runs at every load. Bisection then finds its capacity: the highest rate below all rates that miss
+# ## Configurations over the rate
+# Every configuration runs at every rate. Bisection then finds its capacity: the highest rate below all rates that miss
 # a bound.
 
 # %%
 sweep = servesim.sweep(
-    base=BASE, params=KNOBS, loads=LOADS, subject_to=BOUNDS, precision=PRECISION, objectives=["mean_e2el_ms"],
+    base=BASE, params=KNOBS, rates=RATES, subject_to=BOUNDS, precision=PRECISION, objectives=["mean_e2el_ms"],
     replications=REPLICATIONS, jobs=JOBS,
 )  # fmt: skip
 sweep
@@ -79,24 +79,24 @@ for axes, bound in zip(panels, BOUNDS):
     sweep.plot(bound.split()[0], axes, top=4).get_legend().remove()
 figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize="small")
 plt.show()
-display(Markdown(f"{sweep.verdict} A cross is a load at which a bound is missed."))
+display(Markdown(f"{sweep.verdict} An open point is a rate at which a bound is missed."))
 
 # %% [markdown]
-# ## Settings for one load
-# The ranking at the highest load that the baseline meets, and the winner against the baseline there.
+# ## Settings for one rate
+# The ranking at the highest rate that the baseline meets, and the winner against the baseline there.
 
 # %%
-curve = sweep.curves[(sweep.curves.config == 0) & sweep.curves.load.isin(LOADS)]
-load = curve.load[curve.meets].max() if curve.meets.any() else LOADS[0]
-at_load = sweep.at(load)
-display(Markdown(f"At {load:g} requests per second: {at_load.verdict}"))
-at_load
+curve = sweep.curves[(sweep.curves.config == 0) & sweep.curves.rate.isin(RATES)]
+rate = curve.rate[curve.meets].max() if curve.meets.any() else RATES[0]
+at_rate = sweep.at(rate)
+display(Markdown(f"At {rate:g} requests per second: {at_rate.verdict}"))
+at_rate
 
 # %%
-at_load.knob_table(metric=BOUNDS[0].split()[0]).round(1)
+at_rate.knob_table(metric=BOUNDS[0].split()[0]).round(1)
 
 # %%
-changes = at_load.compare(metrics=["mean_e2el_ms", "p99_ttft_ms", "p95_tpot_ms", "output_throughput"])
+changes = at_rate.compare(metrics=["mean_e2el_ms", "p99_ttft_ms", "p95_tpot_ms", "output_throughput"])
 changes.plot()
 plt.show()
 display(Markdown(f"A: baseline, B: winner. {changes.verdict}"))

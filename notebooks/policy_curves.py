@@ -37,13 +37,7 @@ KNOBS = {  # parameters and their values; the sweep runs all combinations
 }
 REPLICATIONS = 8  # runs per configuration, with different random numbers
 JOBS = None  # processes; None: one per core
-METRICS = {  # the first one selects the winner
-    "mean_e2el_ms": "mean end-to-end latency (ms)",
-    "mean_ttft_ms": "mean TTFT (ms)",
-    "mean_tpot_ms": "mean TPOT (ms)",
-    "request_goodput": "goodput (requests/s)",
-    "makespan": "makespan (s)",
-}
+METRICS = ["mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms", "request_goodput", "makespan"]  # the first is ranked
 
 # %%
 import matplotlib.pyplot as plt
@@ -55,7 +49,7 @@ plt.rcParams.update({"figure.constrained_layout.use": True, "axes.grid": True, "
 if SWEEP:
     sweep = servesim.load(SWEEP)
 else:
-    sweep = servesim.sweep(base=BASE, params=KNOBS, replications=REPLICATIONS, objectives=list(METRICS), jobs=JOBS)
+    sweep = servesim.sweep(base=BASE, params=KNOBS, replications=REPLICATIONS, objectives=METRICS, jobs=JOBS)
 sweep
 
 # %% [markdown]
@@ -64,7 +58,7 @@ sweep
 # has these differences for all configurations.
 
 # %%
-sweep.compare(metrics=list(METRICS))
+sweep.compare(metrics=METRICS)
 
 # %% [markdown]
 # ## Two parameters at once
@@ -86,8 +80,8 @@ sweep.knob_table().round(0)
 def draw(knob: str) -> None:
     """Draw the curves of one parameter, one panel per metric."""
     _, panels = plt.subplots(1, len(METRICS), figsize=(2.9 * len(METRICS), 2.8))
-    for axes, (metric, label) in zip(panels, METRICS.items()):
-        sweep.plot(knob, metric, axes).set(xlabel=knob, ylabel=label)
+    for axes, metric in zip(panels, METRICS):
+        sweep.plot(knob, metric, axes)
         axes.get_legend().set_visible(axes is panels[0])
     plt.show()
     display(Markdown(" ".join(sweep.describe_curve(knob, metric) for metric in METRICS)))
@@ -105,24 +99,14 @@ for knob in sweep.knobs[2:]:
 
 # %% [markdown]
 # ## Trade-offs
-# One dot per configuration: mean end-to-end latency and mean TTFT. The Pareto front uses all objectives, not only
-# these two: no other configuration is better in one objective and at least as good in all others.
+# One dot per configuration: mean end-to-end latency and mean TTFT, with the Pareto front of these two. `sweep.pareto`
+# is the front of all objectives: no other configuration is better in one and at least as good in all others.
 
 # %%
-table = sweep.table[sweep.table.eligible]
-figure, axes = plt.subplots(figsize=(6.4, 4))
-groups = {
-    "configurations": (table, {"s": 14, "color": "#9aa1ab"}),
-    "Pareto front": (sweep.pareto, {"s": 26, "color": "#3b5bdb"}),
-    "baseline": (table[table.index == 0], {"s": 60, "marker": "X", "color": "#b3541e"}),
-    "winner": (table.loc[[sweep.winner]], {"s": 90, "marker": "*", "color": "#0b6e4f"}),
-}
-for name, (rows, style) in groups.items():
-    axes.scatter(rows.mean_e2el_ms / 1e3, rows.mean_ttft_ms / 1e3, label=name, **style)
-axes.set(xlabel="mean end-to-end latency (s)", ylabel="mean TTFT (s)", yscale="log")
-axes.legend(fontsize="small")
+sweep.plot_trade_off("mean_e2el_ms", "mean_ttft_ms")
 plt.show()
-display(Markdown(f"{len(sweep.pareto)} of {len(sweep.table)} configurations are on the Pareto front."))
+text = f"{len(sweep.pareto)} of {len(sweep.table)} configurations are on the Pareto front of all objectives."
+display(Markdown(text))
 
 # %% [markdown]
 # ## Winner and baseline: difference of each request
@@ -174,6 +158,6 @@ panels[1].set(xlabel="time (s)")
 plt.show()
 display(Markdown(
     f"At most {baseline.decisions.waiting.max()} requests wait with the baseline, and "
-    f"{winner.decisions.waiting.max()} with the winner. The baseline has {baseline.metrics['evictions']} preemptions, "
-    f"the winner {winner.metrics['evictions']}."
+    f"{winner.decisions.waiting.max()} with the winner. The baseline has {baseline.metrics['preemptions']} "
+    f"preemptions, the winner {winner.metrics['preemptions']}."
 ))  # fmt: skip

@@ -15,27 +15,93 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 from servesim.core import (
+    DECODE_PAST_FINISH,
     FOREVER,
+    IDLE_PLAN,
     Chunk,
     Plan,
     Policy,
     Preemption,
     Queue,
     Request,
+    Stuck,
     Traits,
     View,
+    first_time_after,
     require_at_least,
     require_effect,
     require_one_of,
 )
 from servesim.core.native import mypyc_attr
 
-from .common import DECODE_PAST_FINISH, IDLE_PLAN
-from .llm_serving_delay import AdmissionDelay, AdmissionState
 from .llm_serving_static import check_blocks, decide_rows, is_out_of_range, reject_out_of_range
+
+
+class AdmissionState(NamedTuple):
+    """Policy state of the delay factor and of the hysteresis."""
+
+    last_admission: Optional[float] = None  # time of the last admission, until the latency of its prefill is known
+    latency: float = 0.0  # seconds of the last prefill, as the variant measures it
+    may_admit: bool = True  # hysteresis: False after all slots are used, until enough slots are free
+
+
+class AdmissionDelay:
+    """Applies the delay factor during one call of `decide`: when waiting requests may be admitted."""
+
+    def __init__(self, factor: float, variant: str, fix_bugs: bool, view: View, state: AdmissionState) -> None:
+        self.factor = factor
+        self.variant = variant
+        self.fix_bugs = fix_bugs
+        self.view = view
+        self.state = state
+        self.wake_at: Optional[float] = None  # time at which the delayed request may be admitted
+        self._allowed: Optional[bool] = None  # last result, for variants with one test per step
+        self._admitted_now: set[Request] = set()
+        self.active = factor > 0
+        if self.active and variant == "contest-as-reported" and not fix_bugs and not view.waiting:
+            why = (
+                "llm-serving's delay code calls min() on an empty waiting queue, and its serving loop ends; "
+                "set fix_delay_bugs: true to avoid this"
+            )
+            raise Stuck(why, list(view.running), view.now)
+        if variant in ("queue", "request"):  # measured in every step; the contest code measures only when it tests
+            self._measure_latency()
+
+    def allows(self) -> bool:
+        """Return whether the head of the waiting queue may be admitted now."""
+        if not self.active:
+            return True
+        if self._allowed is None or self.variant in ("request", "contest"):
+            self._allowed = self._delay_has_passed()
+        return self._allowed
+
+    def _delay_has_passed(self) -> bool:
+        if self.variant.startswith("contest"):  # after an admission in the same step, this sets the latency to 0
+            self._measure_latency()
+        idle = not self.view.running and (self.variant != "request" or not self._admitted_now)
+        if idle and (self.variant in ("queue", "request") or self.fix_bugs):
+            return True
+        if self._admitted_now and self.variant != "queue":
+            oldest = min(request.arrival for request in self.view.waiting if request not in self._admitted_now)
+        else:
+            oldest = self.view.waiting.oldest()
+        wait = self.factor * self.state.latency
+        self.wake_at = first_time_after(oldest, wait)
+        return self.view.now - oldest > wait
+
+    def _measure_latency(self) -> None:
+        if self.state.last_admission is not None:
+            self.state = AdmissionState(None, self.view.now - self.state.last_admission, self.state.may_admit)
+
+    def record_admission(self, request: Request) -> None:
+        """Record an admission. The latency of its prefill counts from now."""
+        self._admitted_now.add(request)
+        if self.active and request.status == "waiting":
+            self.state = AdmissionState(self.view.now, self.state.latency, self.state.may_admit)
+
 
 VICTIMS = ("shortest", "longest", "newest", "oldest", "fewest-blocks")
 
@@ -88,7 +154,7 @@ class LLMServing(Policy):
         require_one_of(
             self,
             delay_variant=("none", "queue", "request", "contest", "contest-as-reported"),
-            preempted_to=("front", "sorted", "swapped", "ranked"),
+            preempted_to=("front", "sorted", "swapped"),
             refill_from=("swapped", "waiting", "older"),
             victim=VICTIMS,
             strategy=("paged", "continuous", "static", "static-paged"),
@@ -176,13 +242,12 @@ class LLMServing(Policy):
     def _choose_preemptions(self, view: View, need: int) -> list[Preemption]:
         """Return the preemptions that free enough blocks for the next step of the other requests."""
         pool, free = view.pool, view.pool.free
-        queue = "sorted" if self.preempted_to == "ranked" else self.preempted_to  # ranked: the name in servesim 0.1
         candidates = list(view.running)
         preempt = []
         while need > free:
             victim = choose_victim(self.victim, candidates)
             candidates.remove(victim)
-            preempt.append(Preemption(victim, "recompute", queue))
+            preempt.append(Preemption(victim, "recompute", self.preempted_to))
             free += victim.blocks
             tokens = victim.cached + 1 if victim.decodes else victim.length
             need -= pool.blocks_for(tokens) - (victim.blocks if victim.decodes else 0)

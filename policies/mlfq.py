@@ -10,10 +10,20 @@ from functools import cached_property
 from heapq import merge
 from typing import Any, NamedTuple
 
-from servesim.core import FOREVER, Chunk, Plan, Request, Traits, View, first_time_after, require_at_least
+from servesim.core import (
+    DECODE_PAST_FINISH,
+    FOREVER,
+    IDLE_PLAN,
+    Chunk,
+    Plan,
+    Request,
+    Traits,
+    View,
+    first_time_after,
+    require_at_least,
+)
 from servesim.core.native import mypyc_attr
 
-from .common import DECODE_PAST_FINISH, IDLE_PLAN
 from .fastserve_common import BatchChange, FastServePolicy
 
 ENGINE = "FastServe 187a274"

@@ -6,10 +6,20 @@ from collections import deque
 from dataclasses import dataclass
 from itertools import chain
 
-from servesim.core import Chunk, Plan, Policy, Preemption, Stuck, Traits, View, require_at_least
+from servesim.core import (
+    DECODE_PAST_FINISH,
+    DECODE_UNTIL_FINISH,
+    IDLE_PLAN,
+    Chunk,
+    Plan,
+    Policy,
+    Preemption,
+    Stuck,
+    Traits,
+    View,
+    require_at_least,
+)
 from servesim.core.native import mypyc_attr
-
-from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

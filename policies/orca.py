@@ -1,15 +1,30 @@
-"""Orca: mixed steps of prefills and decodes. Admission reserves all blocks that a request can need."""
+"""Engines that reserve all blocks of a request on admission: Orca, with mixed steps, and static batches.
+
+A static batch starts when the previous one is done, and runs until its longest request finishes.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Callable, Optional
 
-from servesim.core import FOREVER, Plan, Policy, Request, Traits, View, require_at_least, require_one_of
+from servesim.core import (
+    DECODE_PAST_FINISH,
+    DECODE_UNTIL_FINISH,
+    FOREVER,
+    IDLE_PLAN,
+    BadInput,
+    Chunk,
+    Plan,
+    Policy,
+    Rejection,
+    Request,
+    Traits,
+    View,
+    require_at_least,
+    require_one_of,
+)
 from servesim.core.native import mypyc_attr
-
-from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN, admit_reserved, too_long
-from .static import slot_blocks
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -57,3 +72,86 @@ class Orca(Policy):
             return slot_blocks(request, view)
         max_length = request.prompt + request.limit
         return view.pool.blocks_for(max_length if view.max_model_len is None else min(max_length, view.max_model_len))
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class Static(Policy):
+    """FasterTransformer: all requests of a batch start together. No request joins a running batch."""
+
+    max_num_seqs: int = 128  # requests per batch
+    pad_finished: bool = False  # finished requests stay as padding rows until the batch is done
+    batch_waiting_time: float = 0.0  # maximum seconds that the oldest request waits for a full batch
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 1, "max_num_seqs")
+        require_at_least(self, 0, "batch_waiting_time")
+
+    @property
+    def traits(self) -> Traits:
+        return Traits(
+            engine="FasterTransformer's batching, as implemented in Sarathi-Serve 96f9911",
+            validated_against="recordings of Sarathi-Serve's faster_transformer scheduler, step by step",
+            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
+        )
+
+    def initial_state(self) -> Any:
+        return 0  # number of requests that the running batch had at its start
+
+    def decide(self, view: View) -> Plan:
+        if view.running:
+            padding = view.state - len(view.running) if self.pad_finished else 0
+            past_finish = not self.pad_finished
+            return Plan(decode=True, padding_rows=padding, hold=FOREVER, hold_past_finish=past_finish, state=view.state)
+        if not view.waiting:
+            return Plan(state=view.state)
+        if self.batch_waiting_time and len(view.waiting) < self.max_num_seqs:
+            deadline = view.waiting.oldest() + self.batch_waiting_time
+            if view.now < deadline:
+                return Plan(wake_at=deadline, state=view.state)
+        chunks, reject = admit_reserved(view, view.pool.free, self.max_num_seqs, slot_blocks)
+        return Plan(chunks=chunks, reject=reject, state=len(chunks))
+
+
+def slot_blocks(request: Request, view: View) -> int:
+    """Return the blocks that an engine without PagedAttention reserves per request: max_model_len tokens.
+
+    Without max_model_len, it is prompt length + output limit of the request.
+    """
+    max_length = view.max_model_len
+    blocks = view.pool.blocks_for(request.prompt + request.limit if max_length is None else max_length)
+    if blocks > view.pool.total:
+        raise BadInput(f"engine.num_blocks: expected at least {blocks} (blocks of one request), got {view.pool.total}")
+    return blocks
+
+
+def too_long(request: Request, view: View) -> bool:
+    """Return whether a request is longer than max_model_len.
+
+    With `rejects_oversized`, the server has already rejected it on arrival.
+    """
+    return view.max_model_len is not None and request.length > view.max_model_len
+
+
+def reject_too_long(request: Request, view: View) -> Rejection:
+    """Return the rejection of a request that is longer than max_model_len."""
+    return Rejection(request, f"longer than max_model_len {view.max_model_len}")
+
+
+def admit_reserved(
+    view: View, free: int, max_admitted: int, blocks_to_reserve: Callable[[Request, View], int]
+) -> tuple[list[Chunk], list[Rejection]]:
+    """Admit whole prompts from the head of waiting. Each request gets all blocks that it can ever need."""
+    chunks: list[Chunk] = []
+    reject: list[Rejection] = []
+    for request in view.waiting:
+        if too_long(request, view):
+            reject.append(reject_too_long(request, view))
+            continue
+        blocks = blocks_to_reserve(request, view)
+        if blocks > free or len(chunks) == max_admitted:
+            break
+        free -= blocks
+        chunks.append(Chunk(request, request.pending, blocks))
+    return chunks, reject

@@ -22,7 +22,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .common import reject_too_long, too_long
+from .orca import reject_too_long, too_long
 
 CHUNK_MULTIPLE = 32  # chunk sizes of a schedule are rounded to a multiple of this
 DECODE_PLAN = Plan(decode=True, hold=FOREVER, keep_free=1, hold_past_finish=True)

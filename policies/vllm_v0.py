@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import (
     FOREVER,
+    IDLE_PLAN,
     Chunk,
     Plan,
     Preemption,
@@ -23,7 +24,6 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .common import IDLE_PLAN
 from .vllm_v0_common import BlockPlan, VLLMv0, priority_key
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.

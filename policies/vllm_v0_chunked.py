@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import (
     FOREVER,
+    IDLE_PLAN,
     Chunk,
     Plan,
     Rejection,
@@ -21,10 +22,8 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .common import IDLE_PLAN
-from .delay_gate import DelayGate, DelayState
 from .vllm_v0 import DECODE_PAST_FINISH_KEEP_ONE_FREE
-from .vllm_v0_common import BlockPlan, SwapInResult, VLLMv0, prefilling_is_last
+from .vllm_v0_common import BlockPlan, DelayGate, DelayState, SwapInResult, VLLMv0, prefilling_is_last
 
 
 class RunningResult(NamedTuple):

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.core import (
+    DECODE_PAST_FINISH,
+    DECODE_UNTIL_FINISH,
+    IDLE_PLAN,
     Chunk,
     Plan,
     Policy,
@@ -19,7 +22,6 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .common import DECODE_PAST_FINISH, DECODE_UNTIL_FINISH, IDLE_PLAN
 from .vllm_v0_common import prefilling_is_last, priority_key, require_below_one
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 if __name__ != "servesim":
     raise ImportError(f"import servesim, not {__name__}: run `pip install -e .` first")
 
+from .version import __version__
+
 if TYPE_CHECKING:
     from .api import capacity, compare, load, replay, run, search, sweep
 
-__version__ = "0.2.0"
 __all__ = ["__version__", "capacity", "compare", "load", "replay", "run", "search", "sweep"]
 
 

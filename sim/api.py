@@ -11,8 +11,7 @@ Wrong input raises servesim.core.BadInput: one line with the key and the expecte
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional, Union
@@ -23,23 +22,20 @@ from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Policy
 from servesim.core.limits import check_fraction, check_replications, is_number
 from servesim.costs.device_profile import load_profile
-from servesim.execution.executor import Executor, close_on_exit, make_executor, process_count
-from servesim.execution.progress import Progress
 from servesim.files.scratch import ScratchFolder
 from servesim.runs.intervals import simulate_draws
 from servesim.runs.simulate import load_trace as load_requests
-from servesim.runs.steady_state import STEADY
-from servesim.searches.capacity import MIN_PRECISION, CapacitySearch
-from servesim.searches.optuna_search import search as run_search
-from servesim.statistics.constraints import parse_bounds
 from servesim.study.compared_runs import from_scenario
-from servesim.study.files import write_summary
-from servesim.study.load_summary import LoadSummary, summarise
-from servesim.study.load_table import write_load_summary
-from servesim.study.loads import with_loads
-from servesim.study.sweep import sweep as run_all
+from servesim.study.executor import Executor, open_executor
+from servesim.study.experiment_file import name_of_file
+from servesim.study.optuna_search import search as run_search
+from servesim.study.progress import Progress
+from servesim.study.rate_summary import Result as Summarised
+from servesim.study.rate_summary import run_experiment, write_result
+from servesim.study.sweep_file import CAPACITY_PRECISION, capacity_experiment
 
-from .api_input import (
+from .frames.compare import CompareResult, compare_runs
+from .frames.inputs import (
     RepeatedScenario,
     Source,
     check_draws,
@@ -51,10 +47,8 @@ from .api_input import (
     search_from,
     with_policy_object,
 )
-from .frames.capacity import CapacityResult
-from .frames.compare import CompareResult, compare_runs
-from .frames.loads import LoadSweepResult
-from .frames.read import Swept, load
+from .frames.rates import RateSweepResult
+from .frames.read import Swept, frames_of, load
 from .frames.replay import ReplayResult, replay_of
 from .frames.run import Result, run_scenario
 from .frames.sweep import SweepResult
@@ -75,7 +69,6 @@ def run(
     seed: Optional[int] = None,
     settings: Optional[Mapping[str, Any]] = None,
     decisions: bool = False,
-    turns: bool = False,
     trust: bool = False,
     intervals: Union[bool, int] = False,
 ) -> Result:
@@ -83,7 +76,7 @@ def run(
 
     `scenario` is a YAML file, a mapping of its keys, or None. Keys are merged in this order: preset, scenario, other
     arguments, `settings` (`{"policy.delay_factor": 0.5}`). `policy` may be a Policy object, `trace` a frame with the
-    columns arrival, prompt and output. `decisions=True` keeps one row per scheduler step (`turns` is its old name). If
+    columns arrival, prompt and output. `decisions=True` keeps one row per scheduler step. If
     the engine gets stuck, `metrics["stuck"]` says why. A policy named FILE.py:NAME is executed if the file is in the
     working folder; `trust=True` allows files of all folders. A Policy object needs no permission. `intervals=True` runs
     it with 24 random cost models too (or another number), and `metrics["intervals"]` has the limits of every metric.
@@ -102,10 +95,10 @@ def run(
             repeated = with_policy_object(checked_scenario, policy_object, RepeatedScenario)
             checked_scenario = with_policy_object(checked_scenario, policy_object)
         if not draws:
-            return run_scenario(checked_scenario, requests, decisions or turns)
+            return run_scenario(checked_scenario, requests, decisions)
         requests = load_requests(checked_scenario) if requests is None else requests
         results = simulate_draws(repeated, load_profile(repeated.profile), draws, requests)
-        return run_scenario(checked_scenario, requests, decisions or turns, results)
+        return run_scenario(checked_scenario, requests, decisions, results)
 
 
 def sweep(
@@ -124,21 +117,11 @@ def sweep(
     `experiment` is a sweep file, a mapping of its keys, or None. `keys` replace keys of it (base, params, replications,
     objectives, ...). `output` keeps the folder of the sweep, and `resume` continues it. `jobs` is the number of
     processes, None for one per core. A script with more than one process needs `if __name__ == "__main__"`. `trust` is
-    that of `run`. With the key `loads`, the result has one SweepResult per request rate, and curves over the rate.
+    that of `run`. With the key `rates`, the result has one SweepResult per request rate, and curves over the rate.
     """
-    with allow_code(trust), ScratchFolder() as scratch:
-        planned = experiment_from(experiment, keys)
-        folder = Path(scratch) / "sweep" if output is None else Path(output)
-        with worker_pool(executor, jobs) as pool, Progress("sweep", not progress) as bar:
-            planned = with_loads(planned, folder, pool)
-            summary = summarise(planned, run_all(planned, folder, pool, resume, progress=bar))
-        if isinstance(summary, LoadSummary):
-            if output is not None:
-                write_load_summary(summary, folder)
-            return LoadSweepResult(summary)
-        if output is not None:
-            write_summary(summary, folder)
-    return SweepResult(summary)
+    with allow_code(trust):
+        run_missing = partial(run_experiment, experiment_from(experiment, keys))
+        return run_study(run_missing, output, executor, jobs, resume, Progress("sweep", not progress))
 
 
 def search(
@@ -157,14 +140,66 @@ def search(
     `experiment` is a search file, a mapping of its keys, or None. `keys` replace keys of it (base, params, trials,
     sampler, objectives, subject_to, ...). The other arguments are those of `sweep`.
     """
-    with allow_code(trust), ScratchFolder() as scratch:
-        planned = search_from(experiment, keys)
-        folder = Path(scratch) / "search" if output is None else Path(output)
-        with worker_pool(executor, jobs) as pool, Progress("search", not progress, unit="trial") as bar:
-            summary = run_search(planned, folder, pool, resume, bar)
+    with allow_code(trust):
+        run_missing = partial(run_search, search_from(experiment, keys))
+        bar = Progress("search", not progress, unit="trial")
+        result = run_study(run_missing, output, executor, jobs, resume, bar)
+    assert isinstance(result, SweepResult)
+    return result
+
+
+def capacity(
+    scenario: Source = None,
+    output: Union[str, Path, None] = None,
+    *,
+    subject_to: Union[str, Sequence[str]],
+    preset: Optional[str] = None,
+    settings: Optional[Mapping[str, Any]] = None,
+    rates: Union[str, Sequence[float]] = "auto",
+    precision: float = CAPACITY_PRECISION,
+    replications: int = 1,
+    steady: bool = False,
+    jobs: Optional[int] = 1,
+    executor: str = "local",
+    resume: bool = False,
+    progress: bool = False,
+    trust: bool = False,
+    **keys: Any,
+) -> RateSweepResult:
+    """Find the highest request rate at which a scenario meets all constraints, as `sim capacity`.
+
+    `subject_to` is a constraint such as "p99_ttft_ms <= 500", or a list of them. `scenario`, `preset` and `settings`
+    are those of `run`; `keys` are other keys of the scenario (policy, trace, workload, engine, profile, slo, seed).
+    The search begins at `rates` and ends at the relative `precision`. `steady=True` leaves out warm-up and drain. The
+    result is that of a sweep over rates: `rate` is the highest rate, `scenario()` the scenario at this rate. Every rate
+    has the same requests; only their arrival times are scaled. The other arguments are those of `sweep`.
+    """
+    terms = {
+        "subject_to": subject_to, "rates": rates, "precision": precision, "replications": replications,
+        "steady": steady,
+    }  # fmt: skip
+    with allow_code(trust):
+        tree = merge_scenario(scenario, preset, scenario_keys(keys), settings)
+        own_name = scenario_from(tree).name or "scenario"
+        name = name_of_file(Path(scenario if isinstance(scenario, (str, Path)) else own_name))
+        run_missing = partial(run_experiment, capacity_experiment(tree, name, terms))
+        result = run_study(run_missing, output, executor, jobs, resume, Progress("capacity", not progress))
+    assert isinstance(result, RateSweepResult)
+    return result
+
+
+def run_study(
+    run_missing: Callable[[Path, Executor, bool, Progress], Summarised],
+    output: Union[str, Path, None], executor: str, jobs: Optional[int], resume: bool, bar: Progress,
+) -> Swept:  # fmt: skip
+    """Run a sweep or a search in its folder, or in a temporary one that no one reads."""
+    with ScratchFolder() as scratch:
+        folder = Path(scratch) / "study" if output is None else Path(output)
+        with open_executor(executor, jobs) as pool, bar:
+            summary = run_missing(folder, pool, resume, bar)
         if output is not None:
-            write_summary(summary, folder)
-    return SweepResult(summary)
+            write_result(summary, folder)
+    return frames_of(summary)
 
 
 def compare(
@@ -192,50 +227,10 @@ def compare(
     if tolerance is not None and not is_number(tolerance, 0):
         raise BadInput(f"tolerance: expected a fraction such as 0.05, got {tolerance!r}")
     draws = check_draws(intervals)
-    with allow_code(trust), worker_pool(executor, jobs) as pool:
+    with allow_code(trust), open_executor(executor, jobs) as pool:
         simulate = partial(from_scenario, replications=replications, executor=pool, draws=draws)
         first, second = (compared_runs(side, name, settings, simulate) for side, name in ((a, "a"), (b, "b")))
     return compare_runs(first, second, metrics, confidence, tolerance)
-
-
-def capacity(
-    scenario: Source = None,
-    *,
-    meet: Union[str, Sequence[str]],
-    output: Union[str, Path, None] = None,
-    preset: Optional[str] = None,
-    settings: Optional[Mapping[str, Any]] = None,
-    replications: int = 1,
-    precision: float = 0.01,
-    steady: bool = False,
-    jobs: Optional[int] = 1,
-    executor: str = "local",
-    trust: bool = False,
-    **keys: Any,
-) -> CapacityResult:
-    """Find the highest request rate at which a scenario meets all bounds, as `sim search --meet`.
-
-    `meet` is a bound such as "p99_ttft_ms <= 500", or a list of them. `scenario`, `preset` and `settings` are those of
-    `run`; `keys` are other keys of the scenario (policy, trace, workload, engine, profile, slo, seed). `precision` is
-    relative. `steady=True` leaves out warm-up and drain. `output` is a folder for rates.csv, rates.png, best.yaml and
-    report.html. Every rate uses the same requests; only their arrival times are scaled.
-    """
-    check_replications(replications, "replications")
-    check_fraction(precision, "precision", MIN_PRECISION)
-    bounds = parse_bounds(meet, "meet")
-    if not bounds:
-        raise BadInput("meet: expected at least one bound, e.g. p99_ttft_ms <= 500, got none")
-    with allow_code(trust):
-        tree = merge_scenario(scenario, preset, scenario_keys(keys), settings)
-        checked = scenario_from(tree)
-        with worker_pool(executor, jobs) as pool:
-            rates = CapacitySearch(tree, bounds, replications, pool, STEADY if steady else None)
-            best = rates.find_rate(precision)
-        name = Path(scenario).stem if isinstance(scenario, (str, Path)) else checked.name or checked.policy["name"]
-        result = CapacityResult(rates, best, str(name))
-        if output is not None:
-            result.save(output)
-    return result
 
 
 def replay(
@@ -258,7 +253,6 @@ def replay(
     different profiles show how errors of a profile change the metrics. `trust` is that of `run`.
     """
     from servesim.calibrate.live.setup import DeviceSession, name_of
-    from servesim.calibrate.probe.host_overhead import HostOverhead
     from servesim.calibrate.replay.replay import check_profile, replay_on_backend, replay_requests, simulate_and_compare
 
     overrides = {} if profile is None else {"profile": str(profile) if isinstance(profile, Path) else profile}
@@ -272,10 +266,5 @@ def replay(
             paced = known if device is None else load_profile(device)
             done = replay_on_backend(session, target.name or target.policy["name"], target, requests, paced, warm_up)
             if device is not None:
-                simulate_and_compare(done, requests, known, HostOverhead())
+                simulate_and_compare(done, requests, known)
     return replay_of(done)
-
-
-def worker_pool(executor: str, jobs: Optional[int]) -> AbstractContextManager[Executor]:
-    """Return the processes that run the tasks; they end with the block."""
-    return close_on_exit(make_executor(executor, process_count(jobs)))

@@ -14,23 +14,22 @@ from contextlib import nullcontext
 from typing import Any, NoReturn, Optional
 
 from servesim.core import BadInput, PolicyError, Stuck
-from servesim.core.errors import MAX_MESSAGE, cut_middle
-from servesim.core.extras import EXTRAS, missing_package
+from servesim.core.errors import EXTRAS, MAX_MESSAGE, cut_middle, missing_package
 from servesim.files.terminal import fill, paint, screen_of, two_columns
 
 from .commands.options import leaf_commands
-from .installation import describe
+from .version import describe
 
 GROUPS = (
-    "run", "sweep", "search", "compare", "tune", "report", "export", "calibrate", "replay", "verify", "serve",
-    "trace", "policies", "config", "completion",
+    "run", "sweep", "compare", "tune", "report", "export", "calibrate", "replay", "verify",
+    "serve", "trace", "policies", "config", "completion",
 )  # fmt: skip
 ABOUT = "Simulate the scheduler of an LLM server, find the best policy, and verify it on the device."
 TASKS = {
     "sim run --preset vllm-v1-0.32 --trace FILE": "simulate the requests of a trace on vLLM's scheduler",
     "sim config init my.yaml": "write a scenario; edit it, then `sim run my.yaml`",
     "sim sweep sweep.yaml": "run a grid of settings, rank them, write report.html",
-    "sim search my.yaml --meet 'p99_ttft_ms <= 500'": "find the highest request rate that meets a bound",
+    "sim capacity my.yaml --subject-to 'p99_ttft_ms <= 500'": "find the highest request rate that meets a limit",
     "sim replay my.yaml --url http://HOST:PORT": "send the requests to a real server and print the error",
 }
 FIRST_STEPS = {
@@ -60,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Print the error as one line and exit; if the command is missing, print the help."""
-        from servesim.files.suggestions import did_you_mean
+        from servesim.files.read import did_you_mean
 
         if self.commands is not None and message.startswith("the following arguments are required"):
             if self.words:  # options without a command
@@ -75,8 +74,7 @@ class Parser(argparse.ArgumentParser):
                 2, f"{self.prog}: no command {one_line(choice[1])}; known: {', '.join(self.commands.choices)}{hint}\n"
             )
         option = re.search(r"unrecognized arguments: (--[\w-]+)", message)
-        shown = [action for action in self._actions if action.help != argparse.SUPPRESS]
-        options = [name for action in shown for name in action.option_strings if name.startswith("--")]
+        options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
         hint = did_you_mean(option[1], options) if option else ""
         self.exit(2, f"{self.prog}: {one_line(message)}{hint or f'; see {self.prog} --help'}\n")
 

@@ -10,11 +10,12 @@ or call `check_policy(Mine(batch=8))` to run all checks.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Optional
 
-from servesim.core import BadInput, Plan, Policy, Request, StepCost, Stuck, Traits, View, traits_of
+from servesim.core import BadInput, Plan, Policy, Request, StepCost, Stuck, Traits, View
 from servesim.costs.linear import LinearCost
 from servesim.engine.clocks import Clock, VirtualClock
 from servesim.engine.inbox import Inbox
@@ -24,6 +25,9 @@ from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
 from servesim.runs.simulate import copy_requests
 
+TIMES = attrgetter(
+    "id", "outcome", "written", "preemptions", "scheduled", "first_token", "last_token", "finish", "client_end"
+)
 COST = LinearCost(base=0.01, prefill_token=0.001, decode_row=0.002, context=0.00001, swap_block=0.0005)
 
 
@@ -83,20 +87,7 @@ class Outcome:
 
     def times(self) -> list[tuple[Any, ...]]:
         """Return the outcome and the times of every request."""
-        return [
-            (
-                r.id,
-                r.outcome,
-                r.written,
-                r.preemptions,
-                r.scheduled,
-                r.first_token,
-                r.last_token,
-                r.finish,
-                r.client_end,
-            )
-            for r in self.requests
-        ]
+        return list(map(TIMES, self.requests))
 
 
 def run_on(clock: Clock, policy: Policy, world: ContractWorld, observer: Any = None) -> Outcome:
@@ -140,13 +131,12 @@ class ContractProbe(Policy):
     """Wraps a policy and calls it twice: the view must not change, and held plans must be repeated."""
 
     inner: Policy = field(default_factory=Policy)
-    held: list[Any] = field(
-        default_factory=list
-    )  # the last plan with `hold`, the step counter and the queues at that time
+    # The last plan with `hold`, the step counter and the queues at that time.
+    held: list[Any] = field(default_factory=list)
 
     @property
     def traits(self) -> Traits:
-        return traits_of(self.inner)
+        return self.inner.traits
 
     @property
     def uses_block_pool(self) -> bool:
@@ -259,26 +249,18 @@ class PolicyContract:
     policy: Policy
     seeds: Sequence[int] = range(8)
 
-    def _worlds(self) -> list[ContractWorld]:
-        return [ContractWorld(draw_requests(seed), lag=1 + seed % 3, end_lag=seed % 2 == 1) for seed in self.seeds]
+    def _check(self, check: Callable[[Policy, ContractWorld], None]) -> None:
+        for seed in self.seeds:
+            check(self.policy, ContractWorld(draw_requests(seed), lag=1 + seed % 3, end_lag=seed % 2 == 1))
 
     def test_fast_forward_gives_the_same_result(self) -> None:
-        for world in self._worlds():
-            check_fast_forward(self.policy, world)
+        self._check(check_fast_forward)
 
     def test_deterministic_and_hold_respected(self) -> None:
-        for world in self._worlds():
-            check_hold(self.policy, world)
+        self._check(check_hold)
 
     def test_no_request_token_or_block_is_lost(self) -> None:
-        for world in self._worlds():
-            check_conservation(self.policy, world)
+        self._check(check_conservation)
 
     def test_live_decisions_match_the_simulation(self) -> None:
-        for world in self._worlds():
-            check_live_matches_simulated(self.policy, world)
-
-
-# Names of servesim 0.1.
-Setting, some_requests = ContractWorld, draw_requests
-check_word, check_leaps, check_two_clocks = check_hold, check_fast_forward, check_live_matches_simulated
+        self._check(check_live_matches_simulated)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 PACKAGES = {  # folder of the checkout -> package
@@ -22,22 +23,24 @@ def modules(root: Path) -> dict[str, Path]:
     return result
 
 
-def imported_names(name: str, path: Path, eager: bool = False) -> Iterator[str]:
-    """Yield the absolute names that a module imports; `eager`: only the imports that run when it is loaded."""
+@cache  # most tests read the whole library
+def imported_names(name: str, path: Path, eager: bool = False) -> tuple[str, ...]:
+    """Return the absolute names that a module imports; `eager`: only the imports that run when it is loaded."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = set(lazy_nodes(tree)) if eager else set()
+    names: list[str] = []
     for node in ast.walk(tree):
         if node in skipped:
             continue
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             parents = package.split(".")
             parents_above = parents[: len(parents) - node.level + 1] if node.level else []
             module = ".".join([*parents_above, *([node.module] if node.module else [])])
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return tuple(names)
 
 
 def lazy_nodes(tree: ast.AST) -> Iterator[ast.AST]:

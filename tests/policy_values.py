@@ -18,7 +18,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "delay_variant": ["none", "queue", "request", "contest"],
     "delay_scope": ["queue", "request", "request-unless-idle"],
     "fix_delay_bugs": [False, True],
-    "preempted_to": ["front", "ranked", "swapped"],
+    "preempted_to": ["front", "sorted", "swapped"],
     "refill_from": ["swapped", "waiting", "older"],
     "victim": ["shortest", "longest", "newest", "oldest", "fewest-blocks"],
     "admission_hysteresis": range(3),

@@ -144,8 +144,8 @@ def test_a_sweep_is_a_table_with_the_best_first(swept: Any) -> None:
     assert table.makespan.is_monotonic_increasing
     assert set(swept.knobs) == {"policy.decode_batch", "policy.order"}
     assert len(swept.runs) == 2 * len(table)
-    assert swept.table.loc[0, "makespan_diff"] == 0
-    assert swept.pareto.on_front.all()
+    assert swept.table.loc[0, "makespan_difference"] == 0
+    assert swept.pareto.on_pareto_front.all()
     assert swept.runs.groupby("config").makespan.mean().to_numpy() == pytest.approx(table.makespan.sort_index())
     assert repr(swept) == f"SweepResult(sweep: {len(table)} configurations, {2 * len(table)} runs)"
 
@@ -204,7 +204,7 @@ def test_keys_override_a_sweep_file() -> None:
         base=BASE, params={"policy.decode_batch": [2]}, replications=1, objectives=["mean_e2el_ms"],
     )  # fmt: skip
     assert len(swept.table) == 2
-    assert "mean_e2el_ms_diff" in swept.table
+    assert "mean_e2el_ms_difference" in swept.table
 
 
 def test_replay_on_an_exact_fake_device_has_no_error_and_on_a_slower_one_shows_its_source() -> None:
@@ -284,35 +284,15 @@ def test_missing_path_is_an_error() -> None:
         servesim.load("nowhere/at/all")
 
 
-def test_old_names_still_work() -> None:
-    from servesim.frames import Calibration, ProfileFrames, Replay, ReplayResult, Sweep, SweepResult
-
-    assert (Sweep, Replay, Calibration) == (SweepResult, ReplayResult, ProfileFrames)
-    result = servesim.run(BASE, turns=True)
-    assert result.decisions is not None and result.turns is result.decisions
-    assert result.figures is result.metrics
-    assert result.where.equals(result.time_breakdown)
-    assert result.against(result).equals(result.diff(result))
-    params = {"policy.decode_batch": [8, 16], "policy.evicted": ["front", "swapped"]}
-    swept = servesim.sweep(base=BASE, params=params)
-    assert swept.found is swept.summary
-    assert swept.run(turns=True).decisions is not None
-    assert swept.sentence("policy.evicted") == swept.describe_curve("policy.preempted_to")
-    curve = swept.curve("policy.decode_batch")
-    assert list(curve) == ["best", "best_half", "single_change", "single_change_half"]
-    for old, new in (("alone", "single_change"), ("alone_half", "single_change_half")):
-        assert getattr(curve, old).equals(getattr(curve, new)) and curve[old].equals(curve[new])
-
-
-def test_a_sweep_over_loads_has_curves_and_capacities(tmp_path: Path) -> None:
+def test_a_sweep_over_rates_has_curves_and_capacities(tmp_path: Path) -> None:
     swept = servesim.sweep(
-        base=BASE, params={"policy.decode_batch": [2, 8]}, loads=[1, 4, 16], subject_to=["p99_ttft_ms <= 4000"],
-        output=tmp_path / "loads",
+        base=BASE, params={"policy.decode_batch": [2, 8]}, rates=[1, 4, 16], subject_to=["p99_ttft_ms <= 4000"],
+        output=tmp_path / "rates",
     )  # fmt: skip
-    assert swept.loads == [1.0, 4.0, 16.0] and swept.at(4.0).table.shape[0] == len(swept.capacity)
-    assert len(swept.curves) == 3 * len(swept.capacity) and set(swept.curves.load) == {1.0, 4.0, 16.0}
+    assert swept.rates == [1.0, 4.0, 16.0] and swept.at(4.0).table.shape[0] == len(swept.capacity)
+    assert len(swept.curves) == 3 * len(swept.capacity) and set(swept.curves.rate) == {1.0, 4.0, 16.0}
     assert list(swept.capacity["rank"]) == sorted(swept.capacity["rank"]) and swept.winner in swept.capacity.index
-    loaded = servesim.load(tmp_path / "loads")
+    loaded = servesim.load(tmp_path / "rates")
     assert loaded.verdict == swept.verdict and loaded.curves.equals(swept.curves)
-    with pytest.raises(BadInput, match="load 5: expected one of 1, 4, 16"):
+    with pytest.raises(BadInput, match="rate 5: expected one of 1, 4, 16"):
         swept.at(5)

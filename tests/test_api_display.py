@@ -50,10 +50,9 @@ def test_html_of_every_result_is_escaped(tmp_path: Path, monkeypatch: pytest.Mon
     results = [
         run,
         servesim.sweep(base=BASE, params=params),
-        servesim.sweep(base=BASE, params=params, loads=[2, 4], subject_to="p99_ttft_ms <= 8000"),
-        servesim.sweep(base=slow, params=params, loads=[2, 4]),  # names the winner at each load
+        servesim.sweep(base=BASE, params=params, rates=[2, 4], subject_to="p99_ttft_ms <= 8000"),
+        servesim.sweep(base=slow, params=params, rates=[2, 4]),  # names the winner at each rate
         servesim.compare(base, {**WIDE, "name": EVIL}, replications=2),
-        servesim.capacity(base, meet="p99_ttft_ms <= 8000", precision=0.5),
         servesim.replay(quick, backend="fake"),
         servesim.load(tmp_path),
     ]
@@ -67,23 +66,23 @@ def test_html_of_every_result_is_escaped(tmp_path: Path, monkeypatch: pytest.Mon
 def test_plots_have_labels_and_use_given_axes() -> None:
     swept = servesim.sweep(base=BASE, params={"policy.max_num_seqs": [2, 8]}, replications=2)
 
-    capacity = servesim.capacity(BASE, meet="p99_ttft_ms <= 3000", precision=0.5)
-    loads = servesim.sweep(
-        base=BASE, params={"policy.max_num_seqs": [8]}, loads=[2, 4], subject_to="p99_ttft_ms <= 9000"
+    capacity = servesim.capacity(BASE, subject_to="p99_ttft_ms <= 3000", precision=0.5)
+    rates = servesim.sweep(
+        base=BASE, params={"policy.max_num_seqs": [8]}, rates=[2, 4], subject_to="p99_ttft_ms <= 9000"
     )
     axes = plt.figure().subplots()
-    assert capacity.plot(axes=axes) is axes and axes.get_xlabel() == "requests per second"
+    assert capacity.plot(axes=axes) is axes and axes.get_xlabel() == "request rate (req/s)"
     charts = {
-        "p99_ttft_ms": [capacity.plot(), loads.plot()],
-        "makespan (s)": [capacity.plot("makespan"), swept.plot("policy.max_num_seqs"), loads.plot("makespan")],
+        "p99_ttft (s)": [capacity.plot(), rates.plot()],
+        "makespan (s)": [capacity.plot("makespan"), swept.plot("policy.max_num_seqs"), rates.plot("makespan")],
     }
     for label, plots in charts.items():
         assert [plot.get_ylabel() for plot in plots] == [label] * len(plots)
     changes = swept.compare().plot()
     assert changes.get_xlabel() == "B against A (%)"
     assert next(iter(changes.get_yticklabels())).get_text() == "makespan"
-    assert np.isclose(charts["p99_ttft_ms"][0].lines[1].get_ydata()[0], 3000)
-    for result in (capacity, loads):
+    assert np.isclose(charts["p99_ttft (s)"][0].lines[1].get_ydata()[0], 3)
+    for result in (capacity, rates):
         with pytest.raises(BadInput, match="metric 'speed': expected a metric of the"):
             result.plot("speed")
     plt.close("all")

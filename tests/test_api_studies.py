@@ -79,10 +79,9 @@ def test_compare_gives_the_numbers_of_the_command(tmp_path: Path, capsys: pytest
     theirs = command(capsys, "compare", *files, "--replications", 3, "--tolerance", "5%")
     ours = servesim.compare(BASE, WIDE, replications=3, tolerance=0.05)
     assert ours.verdict == theirs["verdict"] and ours.within_tolerance is False
-    for metric, row in theirs["figures"].items():
-        columns = ["a", "b", "difference", "half", "relative", "low", "high", "pairs"]
-        keys = ["a", "b", "difference", "half", "part", "part_low", "part_high", "pairs"]
-        assert ours.table.loc[metric, columns].tolist() == [row[key] for key in keys]
+    for metric, row in theirs["metrics"].items():
+        columns = ["a", "b", "difference", "half_width", "relative", "relative_low", "relative_high", "pairs"]
+        assert ours.table.loc[metric, columns].tolist() == [row[name] for name in columns]
     mixed = servesim.compare(files[0], WIDE, replications=3, metrics="makespan")
     assert list(mixed.table.index) == ["makespan"] and mixed.within_tolerance is None
     assert mixed.pairs("makespan").b.mean() == pytest.approx(ours.table.b["makespan"])
@@ -110,7 +109,7 @@ def test_compare_takes_results_and_folders(tmp_path: Path, capsys: pytest.Captur
 
 def test_configurations_of_a_sweep_are_compared(swept: Any) -> None:
     winner = swept.compare()
-    assert winner.table.difference["makespan"] == pytest.approx(swept.table.makespan_diff[swept.winner])
+    assert winner.table.difference["makespan"] == pytest.approx(swept.table.makespan_difference[swept.winner])
     assert servesim.compare(swept, swept).verdict == "A and B are the same in every metric."
     assert swept.compare(0, base=swept.winner).table.difference["makespan"] > 0
     with pytest.raises(BadInput, match="configuration 9: expected a number from 0 to 5"):
@@ -118,52 +117,57 @@ def test_configurations_of_a_sweep_are_compared(swept: Any) -> None:
 
 
 def test_capacity_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    meet = ["p99_ttft_ms <= 3000", "p95_tpot_ms <= 60"]
+    bounds = ["p99_ttft_ms <= 3000", "p95_tpot_ms <= 60"]
     file = write(tmp_path / "base.yaml", BASE)
-    bounds = [word for bound in meet for word in ("--meet", bound)]
-    theirs = command(capsys, "search", file, *bounds, "--precision", "5%")
-    ours = servesim.capacity(file, meet=meet, precision=0.05, output=tmp_path / "out")
-    assert ours.rate == theirs["highest_rate"]
-    assert ours.rates.index.tolist() == [trial["rate"] for trial in theirs["rates"]]
-    assert ours.rates.p99_ttft_ms.tolist() == [trial["metrics"]["p99_ttft_ms"]["mean"] for trial in theirs["rates"]]
-    assert ours.rates.meets[ours.rate] and not ours.rates.meets[ours.rates.index > ours.rate].any()
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "rates.csv",
-        "rates.png",
-        "best.yaml",
-        "report.html",
-    }
+    words = [word for bound in bounds for word in ("--subject-to", bound)]
+    theirs = command(capsys, "capacity", file, *words, "--precision", "5%", "-o", tmp_path / "theirs")
+    ours = servesim.capacity(file, tmp_path / "out", subject_to=bounds, precision=0.05)
+    assert ours.rate == theirs["capacities"][0]["capacity"]
+    tested = theirs["capacities"][0]["tested"]
+    curve = ours.curves.set_index("rate")
+    assert curve.index.tolist() == [at["rate"] for at in tested]
+    assert curve.p99_ttft_ms.tolist() == [at["metrics"]["p99_ttft_ms"] for at in tested]
+    assert curve.meets[ours.rate] and not curve.meets[curve.index > ours.rate].any()
+    for name in ("runs.jsonl", "rates.csv", "capacity.csv", "best.yaml"):
+        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "theirs" / name).read_bytes()
     at_rate = servesim.run(ours.scenario())
-    assert at_rate.metrics["p99_ttft_ms"] == pytest.approx(ours.rates.p99_ttft_ms[ours.rate])
-    assert ours.verdict.startswith(
-        f"Highest rate that meets p99_ttft_ms <= 3000, p95_tpot_ms <= 60: {ours.rate:g} req/s;"
-    )
-    assert repr(ours).startswith(f"CapacityResult(base: {ours.rate:g} req/s meets ")
+    assert at_rate.metrics["p99_ttft_ms"] == pytest.approx(curve.p99_ttft_ms[ours.rate])
+    text = f"Capacity: meets p99_ttft_ms <= 3000, p95_tpot_ms <= 60 up to {ours.rate:g} req/s; at "
+    assert ours.verdict.startswith(text) and repr(ours).startswith("RateSweepResult(base: 1 configuration at ")
+    again = servesim.capacity(file, tmp_path / "out", subject_to=bounds, precision=0.05, resume=True)
+    loaded = servesim.load(tmp_path / "out")
+    assert again.verdict == ours.verdict == loaded.verdict and loaded.curves.equals(ours.curves)
+    ours.save(tmp_path / "saved")
+    assert (tmp_path / "saved/best.yaml").is_file() and (tmp_path / "saved/report.html").is_file()
 
 
-def test_capacity_takes_scenario_keys_and_says_if_no_rate_meets_the_bounds() -> None:
-    none = servesim.capacity(BASE, meet="p99_ttft_ms <= 1", precision=0.5, policy="vllm")
+def test_capacity_takes_scenario_keys_and_says_if_no_rate_meets_the_constraints() -> None:
+    none = servesim.capacity(BASE, subject_to="p99_ttft_ms <= 1", precision=0.5, policy="vllm")
     assert none.rate is None and none.verdict.startswith("No tested rate meets p99_ttft_ms <= 1: at ")
-    with pytest.raises(BadInput, match="vllm: no tested rate meets p99_ttft_ms <= 1"):
+    with pytest.raises(BadInput, match="no configuration wins by capacity"):
         none.scenario()
-    goodput = servesim.capacity(BASE, meet=["attainment >= 0.9"], precision=0.5, slo={"ttft": 3000})
-    assert goodput.rates.attainment[goodput.rate] >= 0.9
-    with pytest.raises(BadInput, match=r"attainment >= 0\.9: the run has no attainment"):
-        servesim.capacity(BASE, meet="attainment >= 0.9")
-    with pytest.raises(BadInput, match="precision: expected a fraction between 0 and 1"):
-        servesim.capacity(BASE, meet="p99_ttft_ms <= 1", precision=2)
-    with pytest.raises(BadInput, match="meet: expected METRIC <= VALUE"):
-        servesim.capacity(BASE, meet="p99_ttft_ms")
+    assert none.scenario(0, 2.0)["workload"]["arrivals"]["rate"] == 2.0
+    goodput = servesim.capacity(BASE, subject_to=["attainment >= 0.9"], precision=0.5, slo={"ttft": 3000})
+    assert goodput.curves.set_index("rate").attainment[goodput.rate] >= 0.9
+    with pytest.raises(BadInput, match="subject_to: attainment: expected a `slo`"):
+        servesim.capacity(BASE, subject_to="attainment >= 0.9")
+    with pytest.raises(BadInput, match="precision: expected"):
+        servesim.capacity(BASE, subject_to="p99_ttft_ms <= 1", precision=2)
+    with pytest.raises(BadInput, match="subject_to: expected METRIC <= VALUE"):
+        servesim.capacity(BASE, subject_to="p99_ttft_ms")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: servesim.capacity(5, meet="makespan <= 9"), "scenario: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
-        (lambda: servesim.capacity(BASE, meet=[]), "meet: expected at least one bound"),
-        (lambda: servesim.capacity(BASE, meet="makespan <= 9", precision="2%"), "precision: expected a fraction"),  # type: ignore[arg-type]
-        (lambda: servesim.capacity(BASE, meet="makespan <= 9", replications=2.5), "replications: expected .* got 2.5"),  # type: ignore[arg-type]
-        (lambda: servesim.capacity(BASE, meet="makespan <= 9", wrong=1), "scenario: wrong: unknown key"),
+        (
+            lambda: servesim.capacity(5, subject_to="makespan <= 9"),
+            "scenario: expected a file or a mapping of keys, got int",
+        ),  # type: ignore[arg-type]
+        (lambda: servesim.capacity(BASE, subject_to=[]), "subject_to: expected at least one constraint"),
+        (lambda: servesim.capacity(BASE, subject_to="makespan <= 9", precision="much"), "precision: expected"),  # type: ignore[arg-type]
+        (lambda: servesim.capacity(BASE, subject_to="makespan <= 9", replications=2.5), "replications: expected"),  # type: ignore[arg-type]
+        (lambda: servesim.capacity(BASE, subject_to="makespan <= 9", wrong=1), "scenario: wrong: unknown key"),
         (lambda: servesim.compare(BASE, BASE, confidence=1), "confidence: expected a fraction between 0 and 1, got 1"),
         (lambda: servesim.compare(BASE, BASE, tolerance="5 %"), "tolerance: expected a fraction"),  # type: ignore[arg-type]
         (lambda: servesim.compare(BASE, BASE, metrics=5), "metrics: expected names of metrics, got 5"),  # type: ignore[arg-type]
@@ -219,7 +223,7 @@ def test_results_without_an_answer_say_so(swept: Any) -> None:
     "call",
     [
         lambda base, trust: servesim.compare(base, base, replications=1, trust=trust),
-        lambda base, trust: servesim.capacity(base, meet="makespan <= 1000", precision=0.5, trust=trust),
+        lambda base, trust: servesim.capacity(base, subject_to="makespan <= 1000", precision=0.5, trust=trust),
         lambda base, trust: servesim.search(base=base, params={"policy.decode_batch": [4]}, trials=1, trust=trust),
     ],
     ids=["compare", "capacity", "search"],

@@ -10,7 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from servesim import installation
+from servesim import version
 from servesim.cli import main
 
 from .conftest import ROOT
@@ -45,17 +45,20 @@ def plain_note(tree: Path) -> str:
         return archive.read("servesim/plain.txt").decode().strip()
 
 
+@pytest.mark.slow
 def test_a_wheel_without_compiled_modules_runs_on_every_platform(tree: Path) -> None:
     assert build(tree, SERVESIM_PURE="1").returncode == 0
     assert [path.name for path in (tree / "dist").iterdir()] == ["servesim-0.2.0-py3-none-any.whl"]
     assert plain_note(tree) == "SERVESIM_PURE was set"
 
 
+@pytest.mark.slow
 def test_without_a_c_compiler_the_wheel_is_plain_python(tree: Path) -> None:
     assert build(tree, CC="no-such-compiler").returncode == 0
     assert plain_note(tree) == "no C compiler found"
 
 
+@pytest.mark.slow
 def test_a_failed_build_is_reported(tree: Path) -> None:
     done = build(tree, CC="false")
     assert done.returncode == 0, done.stderr
@@ -63,6 +66,7 @@ def test_a_failed_build_is_reported(tree: Path) -> None:
     assert plain_note(tree) == "the build failed; SERVESIM_COMPILE=1 pip install . shows the error"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiler", ["no-such-compiler", "false"])
 def test_a_build_that_was_asked_for_may_not_fall_back(tree: Path, compiler: str) -> None:
     done = build(tree, CC=compiler, SERVESIM_COMPILE="1")
@@ -71,18 +75,18 @@ def test_a_build_that_was_asked_for_may_not_fall_back(tree: Path, compiler: str)
 
 
 def test_this_installation_is_compiled_if_the_tests_ask_for_it() -> None:
-    assert installation.is_compiled() or not os.environ.get("SERVESIM_COMPILE")
+    assert version.is_compiled() or not os.environ.get("SERVESIM_COMPILE")
 
 
 def test_version_names_the_installation(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
-    kind = "compiled" if installation.is_compiled() else "plain Python"
+    kind = "compiled" if version.is_compiled() else "plain Python"
     assert capsys.readouterr().out.startswith(f"servesim 0.2.0 ({kind}")
 
 
 def test_version_of_a_plain_installation_has_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(installation, "PACKAGE", tmp_path)
-    assert installation.describe() == "servesim 0.2.0 (plain Python)"
+    monkeypatch.setattr(version, "PACKAGE", tmp_path)
+    assert version.describe() == "servesim 0.2.0 (plain Python)"
     (tmp_path / "plain.txt").write_text("no C compiler found\n")
-    assert installation.describe() == "servesim 0.2.0 (plain Python: no C compiler found)"
+    assert version.describe() == "servesim 0.2.0 (plain Python: no C compiler found)"

@@ -56,7 +56,7 @@ def section(name: str, about: str, inner: argparse.ArgumentParser) -> str:
     text = sentence(inner.description or about)
     lines = [f"## {name}", "", f"`{synopsis(name, inner)}`", "", text, ""]
     for group in inner._action_groups:
-        actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction) and not is_hidden(a)]
+        actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction)]
         if actions:
             title = group.title or ""
             plain = title in ("positional arguments", "options")
@@ -69,19 +69,8 @@ def synopsis(name: str, inner: argparse.ArgumentParser) -> str:
     """Return the usage line of a command; only required options are listed."""
     positional = [action for action in inner._actions if not action.option_strings]
     required = [action for action in inner._actions if action.option_strings and action.required]
-    options = [f"{option_names(action)[-1]} {operand(action)}" for action in required]
+    options = [f"{action.option_strings[-1]} {operand(action)}" for action in required]
     return " ".join([name, "[options]", *options, *(operand(action) for action in positional)])
-
-
-def option_names(action: argparse.Action) -> list[str]:
-    """Return the short names and the first long name; further long names are old names that still work."""
-    short = [name for name in action.option_strings if not name.startswith("--")]
-    return short + [name for name in action.option_strings if name.startswith("--")][:1]
-
-
-def is_hidden(action: argparse.Action) -> bool:
-    """Return whether the parser hides an option, such as an old name."""
-    return action.help == argparse.SUPPRESS
 
 
 def operand(action: argparse.Action) -> str:
@@ -102,9 +91,9 @@ def item(action: argparse.Action) -> str:
     if not action.option_strings:
         head = operand(action)
     elif action.nargs == 0:
-        head = ", ".join(option_names(action))
+        head = ", ".join(action.option_strings)
     else:
-        head = f"{', '.join(option_names(action))} {operand(action)}"
+        head = f"{', '.join(action.option_strings)} {operand(action)}"
     text = (action.help or "").replace("%%", "%")
     suffix = " (repeatable)" if isinstance(action, argparse._AppendAction) and "repeatable" not in text else ""
     return f"- `{head}`: {text}{suffix}" if text else f"- `{head}`{suffix}"

@@ -20,7 +20,8 @@ from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.core import Policy
 from servesim.costs.device_profile import bundled_profiles
 from servesim.policies import POLICIES
-from servesim.searches.search_file import SearchFile
+from servesim.runs.metric_table import STATISTICS, TABLE
+from servesim.study.search_file import SearchFile
 from servesim.study.sweep_file import SweepFile
 from servesim.traces.export import EXPORTS
 from servesim.traces.make.arrivals import ARRIVAL_KINDS
@@ -128,6 +129,18 @@ def kind_table(models: Mapping[str, Any]) -> str:
     return table(("kind", "keys", "description"), rows)
 
 
+def metric_table() -> str:
+    """Return the metrics by the better direction; the statistics of latencies in one line."""
+    latency = f"{', '.join(f'`{name}`' for name in STATISTICS)} of a latency: `p99_ttft_ms`, `mean_tpot_ms`, and so on"
+    rows = [["minimise", latency, "ms"]]
+    for goal, word in (("min", "minimise"), ("max", "maximise")):
+        metrics = [metric for metric in TABLE if metric.goal == goal and metric.unit != "ms"]
+        for unit in dict.fromkeys(metric.unit for metric in metrics):
+            names = ", ".join(f"`{metric.name}`" for metric in metrics if metric.unit == unit)
+            rows.append([word, names, unit or "number or fraction"])
+    return table(("goal", "metrics", "unit"), rows)
+
+
 def profile_table() -> str:
     """Return the bundled profiles."""
     rows = []
@@ -191,6 +204,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "formats": format_table,
     "arrivals": arrival_table,
     "lengths": length_table,
+    "metrics": metric_table,
     "profiles": profile_table,
     "ascend": ascend_table,
     "contest": lambda: table(CONTEST_HEAD, contest_rows()),

@@ -16,7 +16,7 @@ from pathlib import Path
 import servesim
 from generate_tables import table
 from run_doc_examples import ROOT
-from servesim.installation import is_compiled
+from servesim.version import is_compiled
 
 REFERENCE_RATE = 0.73e6  # SimPy timeouts/s on the core of the other simulators' times
 OTHER_SECONDS = {"Vidur": 20.5, "DistServe-sim": 11.8, "BLIS (Go)": 9.3, "sched-sim": 7.7, "AISimulate (Rust)": 1.5}

@@ -12,8 +12,7 @@ from servesim.core import BadInput, ClientRequest
 from servesim.core.limits import MAX_NUMBER, MAX_REQUESTS, MAX_SECONDS, MAX_TOKENS, MIN_NUMBER, is_number
 from servesim.files.read import quote
 
-from .random_streams import stream
-from .trace import Trace, copy_request
+from .trace import Trace, copy_request, stream
 
 
 def scale(trace: Trace, rate: float = 1.0, prompt: float = 1.0, output: float = 1.0) -> Trace:
@@ -29,11 +28,11 @@ def scale(trace: Trace, rate: float = 1.0, prompt: float = 1.0, output: float = 
         return copy_request(
             request,
             arrival=request.arrival / rate,
-            delay=request.think_time / rate,
+            think_time=request.think_time / rate,
             prompt=_scale_tokens(request.prompt, prompt),
             output=_scale_tokens(request.output, output),
             limit=_scale_tokens(request.limit, output),
-            prefix=request.prefix_hashes if prompt == 1.0 else (),
+            prefix_hashes=request.prefix_hashes if prompt == 1.0 else (),
         )
 
     return replace(trace, requests=[scale_request(request) for request in trace.requests])
@@ -126,7 +125,7 @@ def _rename_copy(request: ClientRequest, copy: int, shift: float) -> ClientReque
         request,
         id=(copy, request.id),
         arrival=request.arrival + shift,
-        after=None if request.follows is None else (copy, request.follows),
+        follows=None if request.follows is None else (copy, request.follows),
         session=request.session if request.session is None or not copy else f"{request.session}#{copy}",
     )
 

@@ -12,7 +12,7 @@ from servesim.core import BadInput
 from servesim.files.read import PathLike
 from servesim.files.write import csv_writer, write_text
 
-from .trace import Trace
+from .trace import MOONCAKE_BLOCK, Trace
 
 
 class Export(NamedTuple):
@@ -24,10 +24,10 @@ class Export(NamedTuple):
 
 SERVESIM_COLUMNS = {  # column of the servesim format -> field of a request
     "arrival_s": "arrival", "prompt_tokens": "prompt", "output_tokens": "output", "id": "id", "limit_tokens": "limit",
-    "priority": "priority", "session_id": "session", "hash_ids": "prefix_hashes", "after": "follows",
-    "delay_s": "think_time", "fail_at": "fails_at_token",
+    "priority": "priority", "session_id": "session", "hash_ids": "prefix_hashes", "follows": "follows",
+    "think_time_s": "think_time", "fails_at_token": "fails_at_token",
 }  # fmt: skip
-OPTIONAL_COLUMNS = ("priority", "session_id", "hash_ids", "delay_s", "fail_at")  # omitted when empty
+OPTIONAL_COLUMNS = ("priority", "session_id", "hash_ids", "think_time_s", "fails_at_token")  # omitted when empty
 
 
 def export(trace: Trace, path: PathLike, format: str = "servesim") -> list[str]:
@@ -50,7 +50,7 @@ def _servesim_csv(trace: Trace, notes: list[str]) -> str:
     columns = _columns(trace)
     buffer = io.StringIO()
     # The csv writer does not quote a carriage return in a name, but every reader takes it as the end of a row.
-    quoted = any("\r" in str(name) for key in ("id", "session_id", "after") for name in columns.get(key, ()))
+    quoted = any("\r" in str(name) for key in ("id", "session_id", "follows") for name in columns.get(key, ()))
     writer = csv_writer(buffer, quoting=csv.QUOTE_NONNUMERIC if quoted else csv.QUOTE_MINIMAL)
     writer.writerow(columns)
     writer.writerows(zip(*([_format_cell(value) for value in values] for values in columns.values())))
@@ -80,12 +80,11 @@ def _columns(trace: Trace) -> dict[str, list[Any]]:
         omitted.add("id")
     if columns["limit_tokens"] == columns["output_tokens"]:
         omitted.add("limit_tokens")
-    if all(after is None for after in columns["after"]):
-        omitted.add("after")
+    if all(follows is None for follows in columns["follows"]):
+        omitted.add("follows")
     return {column: values for column, values in columns.items() if column not in omitted}
 
 
-MOONCAKE_BLOCK = 512  # tokens per hash id in Mooncake's traces
 VLLM_BLOCK = 16  # default tokens per hash id in timed_trace
 
 

@@ -9,7 +9,7 @@ Instead, the server's script may call `servesim.calibrate.adapter.llm_serving.in
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import os
 import runpy
 import sys
@@ -18,18 +18,11 @@ USAGE = "usage: python -m servesim.calibrate.adapter SCRIPT [ARGUMENT ...]"
 
 
 def import_from_copy() -> None:
-    """Import the packages of servesim from the folders next to this one."""
+    """Make servesim importable from the folders next to this one, as the worker of a device does."""
     here = os.path.dirname(os.path.abspath(__file__))
-    root = os.path.dirname(os.path.dirname(here))
-    for name, folder in (("servesim", "sim"), ("servesim.policies", "policies"), ("servesim.calibrate", "calibrate")):
-        path = os.path.join(root, folder)
-        spec = importlib.util.spec_from_file_location(
-            name, os.path.join(path, "__init__.py"), submodule_search_locations=[path]
-        )
-        assert spec is not None and spec.loader is not None
-        sys.modules[name] = module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-    sys.path[0] = ""  # it was this folder; `python -m` has the current folder there
+    sys.path[0] = os.path.join(os.path.dirname(here), "device")
+    importlib.import_module("worker").find_packages()  # also removes that folder from sys.path
+    sys.path.insert(0, "")  # as `python -m`
 
 
 def main() -> None:

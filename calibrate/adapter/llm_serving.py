@@ -18,10 +18,10 @@ from operator import attrgetter
 from typing import Any, Callable, Optional
 from weakref import WeakKeyDictionary
 
-from servesim.core import BadInput, BlockPool, Chunk, Plan, Policy, Preemption, Request, View, traits_of
+from servesim.core import BadInput, BlockPool, Chunk, Plan, Policy, Preemption, Request, View
 from servesim.engine.cohort import Cohort
 from servesim.engine.queues import FifoQueue, RequestQueue, SortedQueue
-from servesim.policies import POLICIES, match_fields
+from servesim.policies import POLICIES
 
 from .grouped_prefill import install_repair
 
@@ -33,7 +33,7 @@ class Adapter:
     """A policy and its state between two steps of the server."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
-        if traits_of(policy).running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
+        if policy.traits.running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
             raise BadInput("adapter: expected a policy of the llm-serving family (with slots and KV blocks)")
         self.policy = policy
         self.clock = clock
@@ -195,7 +195,7 @@ def policy_from(text: str) -> Policy:
     if name not in POLICIES:
         raise BadInput(f"{POLICY_VARIABLE}: no policy {name!r}; known: {', '.join(POLICIES)}")
     try:
-        return POLICIES[name](**match_fields(POLICIES[name], fields))
+        return POLICIES[name](**fields)
     except (TypeError, ValueError) as error:
         raise BadInput(f"{POLICY_VARIABLE}: {error}") from None
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from servesim.core import BadInput, Request
 
-from .api_key import key_header
-from .protocols import Api
+from .protocols import Api, Event, key_header
 
 if TYPE_CHECKING:
     import aiohttp
@@ -42,7 +41,7 @@ class SentRequest:
     outcome: Optional[str] = None
     reason: Optional[str] = None
     pings: int = 0
-    lines: Optional[list[bytes]] = None  # of the response, if they are kept
+    events: Optional[list[Event]] = None  # of the response, if they are kept
 
     @property
     def written(self) -> int:
@@ -149,8 +148,8 @@ class LoadGenerator:
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             start = line[:80].decode("utf-8", "replace")
             raise ValueError(f"unexpected line for this API: {start!r} ({type(error).__name__})") from None
-        if sent.lines is not None:
-            sent.lines.append(line)
+        if sent.events is not None:
+            sent.events.append(event)
         sent.pings += event.ping
         if event.error is not None:
             refused = event.error.startswith("Error20")
@@ -202,15 +201,15 @@ def send(
     requests: Sequence[Request],
     timeout: float,
     progress: Optional[Progress] = None,
-    keep_lines: Collection[Request] = (),
+    keep_events: Collection[Request] = (),
 ) -> LoadGenerator:
-    """Send requests to a server and wait for all responses; keep the lines of some."""
+    """Send requests to a server and wait for all responses; keep the events of some."""
     raise_file_limit(len(requests))
-    load = LoadGenerator(url, api, requests, timeout, progress)
-    for sent in load.sent_requests:
-        sent.lines = [] if sent.request in keep_lines else None
-    asyncio.run(load.run())
-    return load
+    generator = LoadGenerator(url, api, requests, timeout, progress)
+    for sent in generator.sent_requests:
+        sent.events = [] if sent.request in keep_events else None
+    asyncio.run(generator.run())
+    return generator
 
 
 def raise_file_limit(streams: int) -> None:

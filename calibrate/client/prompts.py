@@ -16,11 +16,23 @@ from servesim.core import Request
 
 DEFAULT_BLOCK = 16  # tokens per hash id, if the trace does not say
 TOKEN_IDS = range(100, 10_000)  # valid for any model
-# Each word, with its leading space, is one token in the vocabularies of Llama 2, Llama 3 and GPT, and in `sim serve`.
+# Each word is one token, with and without a leading space, in the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 2 and
+# Llama 3, and in `sim serve`. Its answers consist of them too.
 COMMON_WORDS = (
-    "the of and to in is was for that on with by this from at are not have which you were all there been one time "
-    "will can out up what about who over new some only could these two may then do first any my now such like people "
-    "day way life water world house school state city work old long good great small high left right book road"
+    "that with from have this will they their more said your which about were would other been like them there year "
+    "some when than over also part time what just into people work only after play could first back under most again "
+    "know need want even these because make then every look where years should right through very being does down "
+    "many call before well much those such long think show good start made last count point used same while game "
+    "report still here world though take going hand between against high help found person great sign follow find "
+    "team system lead around read real support really fact both three each during public power different state head "
+    "another child since life develop pass turn second something month government without never level things might "
+    "effect allow feel result using best number must direct open post come week place form stand next little mark "
+    "invest hard import test rest full care case less list home left better data build main including interest keep "
+    "class small plan percent process program name four return called move group current always near free design "
+    "change book away able country order million thing school days health friend tell talk until later view word cost "
+    "give large important business clear kind mean past season claim within line project control money family making "
+    "sure light water times grow company example actually ever major often human available record news hour having "
+    "product deal side reason official hold city children once night done working body whether seen"
 )
 WORDS = tuple(COMMON_WORDS.split())
 

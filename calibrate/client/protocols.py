@@ -1,4 +1,4 @@
-"""The two HTTP interfaces of servers, client side: build request bodies and parse the lines of a stream.
+"""The two HTTP interfaces of servers, client side: the key, request bodies, and the lines of a stream.
 
 llm-serving streams bare JSON lines as an event stream, puts errors inside a 200 response, and pings after 600 s.
 OpenAI-compatible servers (vLLM, vllm-ascend, SGLang) stream `data:` lines that end with [DONE].
@@ -7,14 +7,16 @@ OpenAI-compatible servers (vLLM, vllm-ascend, SGLang) stream `data:` lines that 
 from __future__ import annotations
 
 import json
+import os
 import re
 from typing import Any, NamedTuple, Optional, Protocol
 
-from servesim.core import Request
+from servesim.core import BadInput, Request
 
 from .prompts import UNSEEDED, Prompts
 
 ERROR = re.compile(r"^(Error20\d|error304)")  # how llm-serving's error texts begin
+KEY_VARIABLE = "SERVESIM_API_KEY"  # environment: the key of a server, which `ps` does not show there
 BOS_TOKENS = 1  # the tokenizers of llm-serving's models (Llama, InternLM) add one token at the start of a text
 
 
@@ -27,12 +29,7 @@ class Event(NamedTuple):
     error: Optional[str] = None
     ping: bool = False
     prompt_tokens: Optional[int] = None  # if the server counts them
-
-
-class Piece(NamedTuple):
-    """The part of an answer in one line of a stream."""
-
-    text: str = ""
+    text: str = ""  # of these tokens
     token_ids: Optional[list[int]] = None  # if the server sends them
 
 
@@ -47,9 +44,6 @@ class Api(Protocol):
 
     def event(self, line: bytes) -> Event:
         """Parse one line of the response stream."""
-
-    def piece(self, line: bytes) -> Optional[Piece]:
-        """Return the part of the answer in a line that `event` can parse; None if it has none."""
 
 
 class LlmServing:
@@ -68,9 +62,7 @@ class LlmServing:
     def event(self, line: bytes) -> Event:
         if line.startswith(b":"):
             return Event(ping=True)
-        if line.startswith(b"data:"):
-            line = line[5:]
-        message = json.loads(line)
+        message = json.loads(line[5:] if line.startswith(b"data:") else line)
         if "detail" in message:
             return Event(error=str(message["detail"])[:200])
         data = message.get("data", message)
@@ -80,17 +72,9 @@ class LlmServing:
             return Event(error=text)
         if "finish_reason" in response:
             return Event(output_tokens=response.get("generated_tokens"), complete=True)
-        return Event(tokens=1)
-
-    def piece(self, line: bytes) -> Optional[Piece]:
-        if not self.event(line).tokens:
-            return None
-        message = json.loads(line[5:] if line.startswith(b"data:") else line)
-        data = message.get("data", message)
-        response = data[0] if isinstance(data, list) else data
         token = response.get("tokens")
         number = token.get("id") if isinstance(token, dict) else None
-        return Piece(str(response.get("generated_text", "")), [number] if isinstance(number, int) else None)
+        return Event(tokens=1, text=text, token_ids=[number] if isinstance(number, int) else None)
 
 
 class OpenAI:
@@ -126,15 +110,12 @@ class OpenAI:
         if "error" in message:
             return Event(error=str(message["error"])[:200])
         usage = message.get("usage") or {}
-        tokens = int(any(choice.get("text") is not None for choice in message.get("choices", ())))
-        return Event(tokens, usage.get("completion_tokens"), prompt_tokens=usage.get("prompt_tokens"))
-
-    def piece(self, line: bytes) -> Optional[Piece]:
-        if not self.event(line).tokens:
-            return None
-        choice = json.loads(line[5:])["choices"][0]
+        counted = Event(output_tokens=usage.get("completion_tokens"), prompt_tokens=usage.get("prompt_tokens"))
+        choice = next((choice for choice in message.get("choices", ()) if choice.get("text") is not None), None)
+        if choice is None:
+            return counted
         ids = choice.get("token_ids")
-        return Piece(str(choice.get("text") or ""), ids if isinstance(ids, list) else None)
+        return counted._replace(tokens=1, text=str(choice["text"]), token_ids=ids if isinstance(ids, list) else None)
 
 
 class TextCompletions(OpenAI):
@@ -149,3 +130,19 @@ class TextCompletions(OpenAI):
 def output_length(request: Request) -> int:
     """Return the output tokens to request: without a number, a server generates up to its own limit."""
     return min(request.output, request.limit)
+
+
+def api_key(option: Optional[str] = None) -> Optional[str]:
+    """Return the key of the option `--api-key`, else of the environment; None without one."""
+    name, key = ("--api-key", option) if option is not None else (KEY_VARIABLE, os.environ.get(KEY_VARIABLE))
+    if key is None:
+        return None
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise BadInput(f"{name}: expected printable ASCII characters without spaces")
+    return key
+
+
+def key_header() -> dict[str, str]:
+    """Return the header that a client sends; empty without a key in the environment."""
+    key = api_key()
+    return {} if key is None else {"Authorization": f"Bearer {key}"}

@@ -12,8 +12,8 @@ from typing import Any, Optional, Union
 
 from servesim.core import BadInput, Shape, StepCost
 from servesim.core.limits import MAX_COST, is_number
+from servesim.costs.derived import SamplingTerm
 from servesim.costs.mapping import cost_from
-from servesim.costs.sampling import SamplingTerm
 
 from .backend import Backend, Model, OutOfMemory, Row, check_choice, shape_of_rows
 

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-GRID = {"budget": 300.0, "precision": 0.01, "most_rows": 64, "most_tokens": 2048, "seed": 0}  # keys of probe.yaml
+GRID = {"budget": 300.0, "precision": 0.01, "max_rows": 64, "max_tokens": 2048, "seed": 0}  # keys of probe.yaml
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -26,16 +26,13 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--weights")
     parser.add_argument("--option", action="append", default=[], type=parse_option, metavar="KEY=VALUE")
-    # The second name of an option is that of 0.1.
-    parser.add_argument("--num-blocks", "--blocks", dest="blocks", type=int, default=1024)
+    parser.add_argument("--num-blocks", type=int, default=1024)
     parser.add_argument("--block-size", type=int, default=16)
     parser.add_argument("--host-blocks", type=int, default=64)
-    parser.add_argument("--max-seq-len", "--longest", dest="longest", type=int)
+    parser.add_argument("--max-seq-len", type=int)
     parser.add_argument("-o", "--output", required=True)
     for name, default in GRID.items():
-        option = "--" + name.replace("_", "-")
-        names = dict.fromkeys((option.replace("most", "max"), option))
-        parser.add_argument(*names, dest=name, type=type(default), default=default)
+        parser.add_argument("--" + name.replace("_", "-"), type=type(default), default=default)
     return parser.parse_args()
 
 
@@ -59,9 +56,9 @@ def import_worker() -> Any:
 
 def probe_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of the probe. A later session in the same folder must use the same."""
-    names = ("backend", "model", "blocks", "block_size", "host_blocks", *GRID)
+    names = ("backend", "model", "num_blocks", "block_size", "host_blocks", *GRID)
     settings = {name: getattr(args, name) for name in names}
-    return settings if args.longest is None else {**settings, "longest": args.longest}
+    return settings if args.max_seq_len is None else {**settings, "max_seq_len": args.max_seq_len}
 
 
 def main() -> int:
@@ -80,7 +77,7 @@ def probe_device(args: argparse.Namespace, worker: Any) -> int:
     probe = importlib.import_module("servesim.calibrate.probe.measure")
     samples = importlib.import_module("servesim.calibrate.probe.samples")
     backend = worker.open_backend({"backend": args.backend, "options": dict(args.option)})
-    cache = {"blocks": args.blocks, "block_size": args.block_size, "host_blocks": args.host_blocks}
+    cache = {"blocks": args.num_blocks, "block_size": args.block_size, "host_blocks": args.host_blocks}
     about = worker.load(backend, {"model": args.model, "weights": args.weights, **cache}, lambda report: None)
     settings = probe_settings(args)
     path = Path(args.output, "samples.csv")

@@ -35,7 +35,6 @@ JOBS = {  # long calls that report progress: name -> module, function
     "probe": ("servesim.calibrate.probe.measure", "run"),
     "replay": ("servesim.calibrate.live.driver", "replay"),
     "serve": ("servesim.calibrate.server.engine_process", "serve"),
-    "exercise": ("servesim.calibrate.device.self_test", "run"),
 }
 PARENT_CHECK_S = 2.0  # seconds between two checks that the parent process exists
 
@@ -75,26 +74,7 @@ def load(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
     return backend.describe()
 
 
-def step(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
-    """Run one step, wait for its end, and return its tokens and seconds."""
-    row = importlib.import_module("servesim.calibrate.device.backend").Row
-    rows = [row(*fields) for fields in args["rows"]]
-    start = time.perf_counter()
-    tokens = backend.step(rows)
-    backend.synchronize()
-    return {"tokens": tokens, "seconds": time.perf_counter() - start}
-
-
-CALLS: dict[str, Job] = {
-    "load": load,
-    "step": step,
-    "swap_out": lambda backend, args, emit: backend.swap_out(args["pairs"]),
-    "swap_in": lambda backend, args, emit: backend.swap_in(args["pairs"]),
-    "synchronize": lambda backend, args, emit: backend.synchronize(),
-    "describe": lambda backend, args, emit: backend.describe(),
-    "logits": lambda backend, args, emit: backend.logits().tolist(),
-    "plain": lambda backend, args, emit: backend.reference_logits(args["tokens"]).tolist(),
-}
+CALLS: dict[str, Job] = {"load": load, "describe": lambda backend, args, emit: backend.describe()}
 
 
 def bad_input(message: str) -> NoReturn:
@@ -204,7 +184,7 @@ def find_packages() -> None:
     """Make servesim importable relative to this file."""
     here = os.path.dirname(os.path.abspath(__file__))
     # This folder has a sub-package named torch. On sys.path it would hide the framework.
-    sys.path[:] = [path for path in map(os.path.abspath, sys.path) if path != here]
+    sys.path[:] = [path for path in map(os.path.abspath, sys.path) if os.path.realpath(path) != os.path.realpath(here)]
     sys.meta_path.insert(0, PackageFinder(here))
 
 

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO, Any, Callable, Optional, Union
@@ -21,7 +20,7 @@ from typing import IO, Any, Callable, Optional, Union
 from servesim.core import BadInput, PolicyError
 from servesim.files.scratch import ScratchFolder
 
-from .backend import Backend, Model, OutOfMemory, Row
+from .backend import Model, OutOfMemory
 
 WORKER_SCRIPT = Path(__file__).with_name("worker.py")
 START_TIMEOUT_S = 300.0  # to import a framework on a cold disk
@@ -39,13 +38,12 @@ class WorkerFailed(RuntimeError):
         super().__init__(message)
 
 
-class Worker(Backend):
-    """A backend in a separate process. Use it as a context manager, or close it."""
+class Worker:
+    """A process with a backend. Use it as a context manager, or close it."""
 
     def __init__(self, backend: str = "kbk", python: Optional[str] = None, **options: Any) -> None:
         self.name = backend
         self.python = python or os.environ.get(f"SERVESIM_{backend.upper()}_PYTHON") or sys.executable
-        self.seconds = 0.0  # of the last step, measured in the worker
         self._home = ScratchFolder()
         self._stderr_log = Path(self._home.name) / "stderr.log"
         self._process = self._start_process()
@@ -169,21 +167,8 @@ class Worker(Backend):
             weights=None if weights is None else os.path.abspath(weights),
         )
 
-    def step(self, rows: Sequence[Row]) -> list[int]:
-        # Rows may hold arrays; JSON needs lists.
-        lists = [([int(token) for token in row.tokens], int(row.position), [int(b) for b in row.table]) for row in rows]
-        result = self.call("step", rows=lists)
-        self.seconds = result["seconds"]
-        tokens: list[int] = result["tokens"]
-        return tokens
-
-    def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
-        self.call("swap_out" if to_host else "swap_in", pairs=list(pairs))
-
-    def synchronize(self) -> None:
-        self.call("synchronize")
-
     def describe(self) -> dict[str, Any]:
+        """Return the description of the backend."""
         about: dict[str, Any] = self.call("describe")
         return about
 

@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Optional
 
 from servesim.calibrate.client.load_generator import SentRequest
-from servesim.core import BadInput, Request
-from servesim.core.limits import MAX_INT, MAX_SECONDS
-from servesim.files.read import quote, read_csv
+from servesim.core import Request
+from servesim.core.limits import MAX_SECONDS
+from servesim.files.csv_rows import CsvRow, read_csv
 from servesim.files.write import append, csv_writer, open_text
 
 from .load_plan import Point
 
 COLUMNS = (
-    "kind", "rows", "prompt_asked", "round", "began", "requests",  # of the load
-    "id", "prompt", "prompt_told", "output", "after", "due", "sent", "end", "written", "outcome", "reason", "tokens",
+    "kind", "rows", "load_prompt", "round", "began", "requests",  # of the load
+    "id", "prompt", "prompt_tokens", "output", "follows", "due", "sent_at", "ended_at", "written", "outcome", "reason",
+    "token_times",
 )  # fmt: skip
 
 
@@ -93,43 +94,28 @@ def read_loads(path: Path) -> list[LoadResult]:
     """Read the loads that were written completely."""
     loads: dict[tuple[str, int], LoadResult] = {}
     expected: dict[tuple[str, int], int] = {}  # requests per load
-    for number, row in enumerate(read_csv(path, COLUMNS, complete_lines=True), 2):
-        try:
-            point = Point(row["kind"], whole(row["rows"]), whole(row["prompt_asked"]))
-            load = LoadResult(point, whole(row["round"]), finite(row["began"]), [])
-            load = loads.setdefault(load.key, load)
-            expected[load.key] = whole(row["requests"])
-            load.sent_requests = [*load.sent_requests, parse_row(row)]
-        except ValueError:
-            got = quote(list(row.values()))
-            raise BadInput(f"{path}: row {number}: expected a row of answers.csv, got {got}") from None
+    for row in read_csv(path, COLUMNS, complete_lines=True):
+        point = Point(row["kind"], row.whole("rows"), row.whole("load_prompt"))
+        load = LoadResult(point, row.whole("round"), seconds(row, "began"), [])
+        load = loads.setdefault(load.key, load)
+        expected[load.key] = row.whole("requests")
+        load.sent_requests = [*load.sent_requests, parse_row(row)]
     return [load for key, load in loads.items() if len(load.sent_requests) == expected[key]]
 
 
-def whole(text: str) -> int:
-    """Return a count in a cell."""
-    value = int(text)
-    if not 0 <= value <= MAX_INT:
-        raise ValueError(f"expected a whole number from 0 to {MAX_INT}, got {quote(text)}")
-    return value
+def seconds(row: CsvRow, column: str) -> float:
+    """Return a time in a cell."""
+    return row.number(column, -MAX_SECONDS, MAX_SECONDS)
 
 
-def finite(text: str) -> float:
-    """Return a time in a cell, in seconds."""
-    value = float(text)
-    if not abs(value) <= MAX_SECONDS:
-        raise ValueError(f"expected at most {MAX_SECONDS:g} seconds, got {quote(text)}")
-    return value
-
-
-def parse_row(row: dict[str, str]) -> SentRequest:
+def parse_row(row: CsvRow) -> SentRequest:
     """Parse a request and its response."""
     request = Request(
-        row["id"], finite(row["due"]), whole(row["prompt"]), whole(row["output"]), follows=row["after"] or None
+        row["id"], seconds(row, "due"), row.whole("prompt"), row.whole("output"), follows=row["follows"] or None
     )
     outcome = row["outcome"] if row["outcome"] != "unfinished" else None
-    times = [finite(time) for time in row["tokens"].split()]
-    prompt = whole(row["prompt_told"]) if row["prompt_told"] else None
-    sent, end = (finite(row[name]) if row[name] else None for name in ("sent", "end"))
-    written, reason = whole(row["written"]), row["reason"] or None
+    times = row.numbers("token_times", -MAX_SECONDS, MAX_SECONDS)
+    prompt = row.whole("prompt_tokens") if row["prompt_tokens"] else None
+    sent, end = (seconds(row, name) if row[name] else None for name in ("sent_at", "ended_at"))
+    written, reason = row.whole("written"), row["reason"] or None
     return SentRequest(request, request.arrival, sent, times, written, prompt, end, outcome, reason)

@@ -1,275 +1,178 @@
-"""Fit step costs to observed steps: relative least squares, in the form with the smallest held-out error.
+"""The profile of a black-box server: its observed steps, fitted as the steps of a probe.
 
-The forms are linear, linear with attention inside prompts (squares), and curves between measured points (table).
-A larger form must have a clearly smaller held-out error. Terms that the loads cannot separate are left out and named.
+A step that a request starts on an idle server includes the time of the front end. Prompts of bursts and of a busy
+server do not, so both together show that time. It is subtracted before the fit.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Callable, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
 
 import numpy as np
-from numpy.typing import NDArray
-from servesim.core import Shape, StepCost
-from servesim.costs.curves import interpolate
-from servesim.costs.linear import LinearCost
-from servesim.costs.table import TableCost
+from servesim.calibrate.probe.fit import fit_groups
+from servesim.calibrate.probe.fit_errors import in_measured_range, measured_range
+from servesim.calibrate.probe.fitted_profile import noise_quantiles, profile_from
+from servesim.calibrate.probe.sample_set import Samples, grouped, write_samples
+from servesim.costs.device_profile import Profile
+from servesim.costs.parts import PartsCost
+from servesim.version import __version__
 
+from .measure import EndpointClient, Measurements
 from .steps import FrontEndLag, ObservedStep
 
-Array = NDArray[np.float64]
-
-FORMS = ("linear", "squares", "table")
-MAX_ERROR_RATIO, MIN_ERROR_GAIN = 0.8, 0.002  # a larger form's held-out error must be smaller by both
-MODEL_ERROR_FLOOR = 0.02  # of a step's time: assumed error of the cost model itself, lower bound of a step's error
-MIN_INDEPENDENT = 1e-3  # fraction of a column that is not a combination of the columns before it
-QUANTILES = 11  # of the noise in the profile
-INTERVAL_ERRORS = 2.0  # standard errors on either side of an interval
+SOURCE = (
+    "endpoint: calibration loads over HTTP, steps from the clients' token times; includes host, network and padding"
+)
+USAGE = "costs are per live row and token: simulate with engine.prefill_buckets [] and engine.decode_buckets [1]"
 
 
 class NotEnoughData(RuntimeError):
     """Too few loads succeeded for a fit."""
 
 
-class Term(NamedTuple):
-    """A parameter of the cost model, and its factor in a step."""
-
-    name: str
-    factor: Callable[[ObservedStep], float]
-    may_be_negative: bool = False
-
-
-@dataclass(frozen=True)
-class FormFit:
-    """The fitted parameters of one form."""
-
-    form: str
-    values: Mapping[str, float]
-    errors: Mapping[str, float]  # standard errors
-    dependent: tuple[str, ...]  # terms that the loads cannot separate from the rest
-    cost: StepCost
-
-    def seconds(self, step: ObservedStep) -> float:
-        """Return the predicted time of a step, as a client sees it."""
-        return self.cost.seconds(step.shape) + (self.values.get("front", 0.0) if step.idle else 0.0)
-
-
 @dataclass(frozen=True)
 class EndpointFit:
-    """The chosen form and its accuracy."""
+    """The fitted profile, and what the loads show of the front end."""
 
-    chosen: FormFit
+    profile: Profile
     steps: Sequence[ObservedStep]
-    held_out: Mapping[str, Array]  # relative errors by kind of step, each load predicted from the others
-    form_errors: Mapping[str, float]  # mean held-out error of every form
+    front_end: Optional[float]  # seconds on an idle server; None if the loads do not show it
     lags: Sequence[FrontEndLag]
 
     @property
-    def error(self) -> dict[str, dict[str, float]]:
-        """Return statistics of the absolute held-out error, by kind of step."""
-        absolute = {kind: np.abs(errors) for kind, errors in self.held_out.items() if len(errors)}
-        return {
-            kind: {"mean": float(np.mean(errors)), "median": float(np.median(errors)),
-                   "p90": float(np.quantile(errors, 0.9)), "points": len(errors)}
-            for kind, errors in absolute.items()
-        }  # fmt: skip
-
-    @property
-    def noise(self) -> dict[str, list[float]]:
-        """Return quantiles of measured over predicted step time, by kind, without the effect of late packets."""
-        fractions, quantiles = np.linspace(0, 1, QUANTILES), {}
-        for kind in dict.fromkeys(step.kind for step in self.steps):
-            pairs = [(step, self.chosen.seconds(step)) for step in self.steps if step.kind == kind]
-            measured = np.array([time for step, _ in pairs for time in step.samples])
-            predicted = np.array([seconds for step, seconds in pairs for _ in step.samples])
-            if len(measured) >= QUANTILES:
-                variance = float(np.mean((measured - predicted) ** 2))
-                scale = np.sqrt(max(0.0, variance - self.network_variance) / variance) if variance > 0 else 1.0
-                quantiles[kind] = (1 + scale * (np.quantile(measured / predicted, fractions) - 1)).tolist()
-        return quantiles
-
-    @property
-    def network_variance(self) -> float:
-        """Return the variance of a step time from late packets: a late packet shortens the next step."""
-        errors = [np.array(step.samples) - step.seconds for step in self.steps if step.kind == "decode"]
-        return max(0.0, -2 * float(np.mean(np.concatenate([error[1:] * error[:-1] for error in errors]))))
-
-    @property
-    def grid(self) -> dict[str, list[int]]:
-        """Return the measured range: smallest and largest shape."""
-        ranges = {}
-        for name in ("prefill_tokens", "prefill_rows", "decode_rows", "decode_live", "context"):
-            values = [getattr(step.shape, name) for step in self.steps if getattr(step.shape, name)]
-            if values:
-                ranges[name] = [min(values), max(values)]
-        return ranges
-
-    def interval(self, name: str) -> tuple[float, float]:
-        """Return the confidence interval of a parameter."""
-        value, error = self.chosen.values[name], self.chosen.errors[name]
-        low = value - INTERVAL_ERRORS * error
-        return low if name == "mixed" else max(0.0, low), value + INTERVAL_ERRORS * error
-
-    @property
-    def lag(self) -> int | None:
+    def lag(self) -> Optional[int]:
         """Return the front-end lag of a busy server in model calls: engine.front_end.lag of a scenario."""
         return max(1, round(float(np.median([lag.calls for lag in self.lags])))) if self.lags else None
 
     @property
-    def end_lag(self) -> bool | None:
+    def end_lag(self) -> Optional[bool]:
         """Return whether a busy server ends streams one model call late."""
         return bool(np.median([lag.end_steps for lag in self.lags]) > 0.5) if self.lags else None
 
 
-def fit_steps(steps: Sequence[ObservedStep], lags: Sequence[FrontEndLag] = ()) -> EndpointFit:
-    """Fit every form and return the best one by held-out error."""
+def fit_steps(
+    steps: Sequence[ObservedStep], lags: Sequence[FrontEndLag] = (), about: Optional[Mapping[str, Any]] = None
+) -> EndpointFit:
+    """Fit the steps. `about` has the name, the device and the model of the profile."""
     for kind, what in (("prefill", "a first token"), ("decode", "steady decoding")):
         if not any(step.kind == kind for step in steps):
             raise NotEnoughData(f"no successful load shows {what}: cannot fit {kind} costs")
-    best, form_errors = "", {}
-    errors = {form: held_out_errors(form, steps) for form in FORMS if has_knots(form, steps)}
-    for form in errors:
-        form_errors[form] = mean_error(errors[form])
-        smaller = form_errors.get(best, np.inf)
-        if not best or form_errors[form] < min(MAX_ERROR_RATIO * smaller, smaller - MIN_ERROR_GAIN):
-            best = form
-    return EndpointFit(fit_form(best, steps), steps, errors[best], form_errors, lags)
+    about = about or {}
+    front_end = front_end_seconds(steps, about)
+    profile = profile_from(samples_of(steps, front_end or 0.0), about, "the observed steps", about.get("name"))
+    assert isinstance(profile.cost, PartsCost)
+    noise = step_noise(profile.cost, steps, front_end or 0.0)
+    return EndpointFit(Profile(profile.name, profile.cost, {**profile.about, "noise": noise}), steps, front_end, lags)
 
 
-def held_out_errors(form: str, steps: Sequence[ObservedStep]) -> dict[str, Array]:
-    """Return relative errors by kind; each load is predicted by a fit without it."""
-    errors: dict[str, list[float]] = {}
-    for point in dict.fromkeys(step.point for step in steps):
-        rest = [step for step in steps if step.point != point]
-        if {step.kind for step in rest} != {step.kind for step in steps} or not has_knots(form, rest):
-            continue
-        fit = fit_form(form, rest)
-        for step in steps:
-            if step.point == point:
-                errors.setdefault(step.kind, []).append(fit.seconds(step) / step.seconds - 1)
-    return {kind: np.array(values) for kind, values in errors.items()}
+def samples_of(steps: Sequence[ObservedStep], front_end: float = 0.0) -> Samples:
+    """Return the median times of steps as samples. The steps of one load are one point: a fold has whole loads."""
+    loads = {name: number for number, name in enumerate(dict.fromkeys(step.point for step in steps))}
+    timed = [(step, step.seconds - front_end if step.idle else step.seconds) for step in steps]
+    timed = [(step, seconds) for step, seconds in timed if seconds > 0]
+    points = [loads[step.point] for step, _ in timed]
+    samples = Samples.from_shapes([step.shape for step, _ in timed], [seconds for _, seconds in timed], points)
+    return replace(samples, errors=np.array([step.jitter / seconds for step, seconds in timed]))
 
 
-def has_knots(form: str, steps: Sequence[ObservedStep]) -> bool:
-    """Whether the curves of a form have points: the table's prefill curve needs steps with one prompt."""
-    return form != "table" or any(step.kind == "prefill" and step.shape.prefill_rows == 1 for step in steps)
+def single_samples(steps: Sequence[ObservedStep], front_end: float) -> Samples:
+    """Return every sample of the steps, with one point per step."""
+    rows = [(k, step, seconds) for k, step in enumerate(steps) for seconds in step.samples]
+    times = [max(0.0, seconds - front_end if step.idle else seconds) for _, step, seconds in rows]
+    return Samples.from_shapes([step.shape for _, step, _ in rows], times, [k for k, _, _ in rows])
 
 
-def mean_error(errors: Mapping[str, Array]) -> float:
-    """Return the mean absolute error, averaged over the kinds."""
-    return float(np.mean([np.mean(np.abs(values)) for values in errors.values()])) if errors else 0.0
+def front_end_seconds(steps: Sequence[ObservedStep], about: Mapping[str, Any]) -> Optional[float]:
+    """Return the front end's time on an idle server: by how much steps there are longer than other steps.
+
+    None without other steps with prompts. Steps in the range of the others count, if there are any.
+    """
+    idle = samples_of([step for step in steps if step.idle])
+    others = grouped(samples_of([step for step in steps if not step.idle]))
+    if not len(idle) or not {"prefill", "mixed"} & set(others.kinds) or "decode" not in others.kinds:
+        return None
+    cost = fit_groups(others, about, details=False).cost
+    inside = in_measured_range(idle.table, measured_range(others.of_kind("prefill", "mixed")))
+    compared = idle.select(inside) if inside.any() else idle
+    differences = [seconds - cost.seconds(shape) for seconds, shape in zip(compared.seconds, compared.shapes)]
+    return max(0.0, float(np.median(differences)))
 
 
-def fit_form(form: str, steps: Sequence[ObservedStep]) -> FormFit:
-    """Fit the parameters of a form; negative results become zero."""
-    times = np.array([step.seconds for step in steps])
-    scale = np.hypot(MODEL_ERROR_FLOOR * times, [step.jitter for step in steps])  # expected error of each step
-    terms = terms_of(form, steps)
-    columns = {term.name: np.array([term.factor(step) for step in steps]) / scale for term in terms}
-    columns = {name: column for name, column in columns.items() if np.any(column)}
-    names = independent_columns(columns)
-    matrix = np.stack([columns[name] for name in names], axis=1)
-    may_be_negative = {term.name for term in terms if term.may_be_negative}
-    solution = nonneg_least_squares(matrix, times / scale, [name in may_be_negative for name in names])
-    variances = residual_variances(matrix, matrix @ solution - times / scale, [step.kind for step in steps])
-    width = np.linalg.norm(matrix, axis=0)
-    errors = np.sqrt(np.linalg.pinv(matrix / width) ** 2 @ variances) / width
-    values = dict(zip(names, solution.tolist()))
-    dependent = tuple(name for name in columns if name not in values)
-    return FormFit(form, values, dict(zip(names, errors.tolist())), dependent, cost_of(form, values))
+def step_noise(cost: PartsCost, steps: Sequence[ObservedStep], front_end: float) -> dict[str, list[float]]:
+    """Return quantiles of measured over predicted step time, by kind, without the effect of late packets."""
+    samples = single_samples(steps, front_end)
+    late, noise = network_variance(steps), noise_quantiles(cost, samples)
+    for kind, quantiles in noise.items():
+        own = samples.of_kind(kind)
+        variance = float(np.mean((own.seconds - [cost.seconds(shape) for shape in own.shapes]) ** 2))
+        scale = np.sqrt(max(0.0, variance - late) / variance) if variance > 0 else 1.0
+        noise[kind] = (1 + scale * (np.array(quantiles) - 1)).tolist()
+    return noise
 
 
-def residual_variances(matrix: Array, residuals: Array, kinds: Sequence[str]) -> Array:
-    """Return the residual variance of every step; steps of one kind share a variance."""
-    variances, names = np.zeros(len(residuals)), np.array(kinds)
-    for kind in set(kinds):
-        selected = names == kind
-        used = np.count_nonzero(np.any(matrix[selected], axis=0))
-        squares = float(residuals[selected] @ residuals[selected])
-        variances[selected] = squares / max(1, int(selected.sum()) - int(used))
-    return variances
+def network_variance(steps: Sequence[ObservedStep]) -> float:
+    """Return the variance of a step time from late packets: a late packet shortens the next step."""
+    errors = [np.array(step.samples) - step.seconds for step in steps if step.kind == "decode"]
+    return max(0.0, -2 * float(np.mean(np.concatenate([error[1:] * error[:-1] for error in errors]))))
 
 
-def nonneg_least_squares(matrix: Array, target: Array, may_be_negative: Sequence[bool]) -> Array:
-    """Solve by least squares; drop columns with a forbidden negative result one by one."""
-    kept = list(range(matrix.shape[1]))
-    width = np.linalg.norm(matrix, axis=0)
-    while True:
-        solution = np.linalg.lstsq(matrix[:, kept] / width[kept], target, rcond=None)[0]
-        below = [(value, column) for value, column in zip(solution, kept) if value < 0 and not may_be_negative[column]]
-        if not below:
-            break
-        kept.remove(min(below)[1])
-    values = np.zeros(matrix.shape[1])
-    values[kept] = solution / width[kept]
-    return values
+def describe_server(client: EndpointClient, labels: Mapping[str, Optional[str]]) -> dict[str, Any]:
+    """Return what is known about the server before the fit; `labels` are the user's name, device and model."""
+    return {
+        "name": labels.get("name"),
+        "device": labels.get("device") or f"behind {client.url}",
+        "model": labels.get("model") or getattr(client.api, "model", None),
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"servesim": __version__},
+        "endpoint": {"url": client.url, "api": client.api.path},
+    }
 
 
-def independent_columns(columns: Mapping[str, Array]) -> list[str]:
-    """Return the columns that are not linear combinations of the columns before them."""
-    kept: list[str] = []
-    base: list[Array] = []
-    for name, column in columns.items():
-        rest = column.copy()
-        for _ in range(2):  # the second pass removes rounding errors
-            for other in base:
-                rest -= other * (other @ rest)
-        size = float(np.linalg.norm(rest))
-        if size > MIN_INDEPENDENT * float(np.linalg.norm(column)):
-            kept.append(name)
-            base.append(rest / size)
-    return kept
+def profile_about(fit: EndpointFit, measured: Measurements) -> dict[str, Any]:
+    """Return the keys of profile.yaml besides the costs."""
+    counted = any(sent.prompt_tokens is not None for load in measured.good for sent in load.sent_requests)
+    return {
+        **fit.profile.about,
+        "how": SOURCE,
+        "use": USAGE,
+        "prompts": "tokens as the server counts them" if counted else "words, assumed to be one token each",
+        "front_end": {"seconds": fit.front_end, "lag": fit.lag, "end_lag": fit.end_lag},
+        "loads": {"planned": measured.planned, "good": len(measured.good), "end_reason": measured.end_reason,
+                  "failed": [{"load": load, "reason": reason} for load, reason in measured.failed.items()]},
+    }  # fmt: skip
 
 
-def terms_of(form: str, steps: Sequence[ObservedStep]) -> list[Term]:
-    """Return the terms of a form; terms that can depend on others come last."""
-    if form == "table":
-        one_prompt = [step.shape for step in steps if step.kind == "prefill" and step.shape.prefill_rows == 1]
-        lengths = {shape.prefill_tokens for shape in one_prompt}
-        batches = {step.shape.decode_rows for step in steps if step.kind == "decode"}
-        terms = curve_terms("prefill", sorted(lengths), lambda shape: shape.prefill_tokens if shape.prefill_rows else 0)
-        terms += curve_terms("decode_gears", sorted(batches), lambda shape: shape.decode_rows)
-    else:
-        terms = [
-            Term("prefill", lambda step: float(step.shape.prefill_rows > 0)),
-            Term("prefill_token", lambda step: step.shape.prefill_tokens),
-            Term("decode_step", lambda step: float(step.shape.decode_rows > 0)),
-            Term("decode_live", lambda step: step.shape.decode_live),
-        ]
-    if form == "squares":
-        terms.append(Term("prefill_square", lambda step: step.shape.squares))
-    return [
-        *terms,
-        Term("context", lambda step: step.shape.context),
-        Term("front", lambda step: float(step.idle)),
-        Term("mixed", lambda step: float(step.kind == "mixed"), may_be_negative=True),
-        Term("prefill_row", lambda step: step.shape.prefill_rows),
-    ]
+def write_step_samples(path: Path, fit: EndpointFit) -> None:
+    """Write every sample as samples.csv. The front end's time is subtracted and has its own column.
+
+    Tokens that reach the client together have no time between them: such a sample is flagged.
+    """
+    samples = single_samples(fit.steps, fit.front_end or 0.0)
+    steps = [fit.steps[k] for k in samples.points]
+    write_samples(
+        path, samples, load=[step.point for step in steps],
+        front_end=[f"{fit.front_end or 0.0:.6f}" if step.idle else "0" for step in steps],
+        flagged=["" if seconds > 0 else "no time between tokens" for seconds in samples.seconds],
+    )  # fmt: skip
 
 
-def curve_terms(name: str, knots: Sequence[int], size: Callable[[Shape], int]) -> list[Term]:
-    """Return the terms of a curve over `size`: its value at every knot."""
-
-    def factor(knot: int) -> Callable[[ObservedStep], float]:
-        points = [(float(other), float(other == knot)) for other in knots]
-        return lambda step: interpolate(points, size(step.shape)) if size(step.shape) else 0.0
-
-    return [Term(f"{name}.{knot}", factor(knot)) for knot in knots]
-
-
-def cost_of(form: str, values: Mapping[str, float]) -> StepCost:
-    """Return the cost model with these parameters."""
-    names = ("prefill_row", "context", "prefill_square", "prefill_token", "decode_live")
-    shared: dict[str, Any] = {name: values[name] for name in names if name in values}
-    if form == "table":
-        prefill_curve, decode_curve = curve_points("prefill", values), curve_points("decode_gears", values)
-        return TableCost(prefill_curve, decode_curve, mixed=values.get("mixed", 0.0), **shared)
-    prefill, decode = values.get("prefill", 0.0), values.get("decode_step", 0.0)
-    base = min(max(0.0, -values.get("mixed", 0.0)), prefill, decode)  # a mixed step pays it once
-    return LinearCost(base=base, prefill=prefill - base, decode_step=decode - base, **shared)
+def front_end_lines(fit: EndpointFit) -> list[str]:
+    """Return what the loads show of the front end as text."""
+    shown = "not shown by these loads" if fit.front_end is None else f"{1e3 * fit.front_end:.3g} ms on an idle server"
+    lines = [f"front end: {shown}"]
+    if fit.lag is not None:
+        late = "; streams end one model call late" if fit.end_lag else ""
+        lines.append(f"           lag of {fit.lag} model call(s) on a busy server{late}")
+    return lines
 
 
-def curve_points(name: str, values: Mapping[str, float]) -> list[tuple[float, float]]:
-    return [(float(key.partition(".")[2]), value) for key, value in values.items() if key.startswith(name + ".")]
+def load_lines(measured: Measurements) -> list[str]:
+    """Return one line per failed load, and the number of good loads."""
+    lines = [f"failed: {load}: {reason}" for load, reason in measured.failed.items()]
+    if measured.end_reason is not None:
+        lines.append(f"ended early: {measured.end_reason}")
+    return [*lines, f"loads: {len(measured.good)} of {measured.planned} succeeded"]

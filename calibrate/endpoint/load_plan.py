@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, NamedTuple, Optional
+from typing import NamedTuple, Optional
 
 from servesim.core import BadInput, Request
 
@@ -89,11 +89,6 @@ class Design:
     def short_prompt(self) -> int:
         """Prompt length of loads that measure decodes only."""
         return self.lengths[min(1, len(self.lengths) - 1)]
-
-    def manifest(self) -> dict[str, Any]:
-        """Return the fields under their names in manifest.json."""
-        names = {"max_batch_tokens": "most", "max_burst_tokens": "burst"}
-        return {names.get(name, name): value for name, value in vars(self).items()}
 
     def points(self) -> list[Point]:
         """Return the loads, small ones of every kind first: if a large one stops the server, they are already done."""

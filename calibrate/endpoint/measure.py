@@ -15,9 +15,9 @@ import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions
 from servesim.core import BadInput, Request
-from servesim.execution.progress import Progress
 from servesim.files.read import quote, read_json
 from servesim.files.write import write_json
+from servesim.study.progress import Progress
 
 from .answers import LoadResult, append_load, read_loads, write_loads
 from .load_plan import Design, Point, ServerSpeed
@@ -200,7 +200,7 @@ def measure_endpoint(
         check_same_server(manifest, about)
         measured.loads = [load for load in read_loads(answers) if load.failure is None]
         write_loads(answers, measured.loads)
-    write_json(manifest, {**about, "design": design.manifest(), "salt": prompt_seed})
+    write_json(manifest, {**about, "design": vars(design), "prompt_seed": prompt_seed})
     with Progress("calibrate endpoint", quiet, unit="load") as progress:
         return MeasurementRun(client, design, answers, budget, prompt_seed, measured).run(progress)
 

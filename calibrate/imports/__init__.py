@@ -1,4 +1,4 @@
 """Profiles imported from step costs that other projects measured.
 
-It imports costs and files. Only commands imports it.
+It imports probe, costs and files. Only commands imports it.
 """

@@ -22,19 +22,16 @@ from servesim.config.user_code import use_access, user_errors
 from servesim.core import BadInput, Request, Shape, Stuck
 from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.mapping import cost_from
-from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import PacedClock, VirtualClock, WallClock
-from servesim.engine.loop import Observer
+from servesim.engine.loop import Observer, build_loop, build_server
 from servesim.engine.server import Server
-from servesim.engine.shape import NO_PADDING, step_shape
-from servesim.engine.step import ModelCall, Step
+from servesim.engine.step import NO_PADDING, ModelCall, Step, step_shape
 from servesim.engine.work_totals import work_to_json
 from servesim.runs.decision_log import InMemoryLog
 
-from .answer_record import AnswerRecord
 from .block_tables import BlockTables
-from .prompts import PromptMaker, TokenHistory, prompt_maker
-from .token_check import check_answers
+from .recorded_answers import AnswerRecord, check_answers
+from .token_history import PromptMaker, TokenHistory, prompt_maker
 
 LiveClock = Union[WallClock, VirtualClock]
 Emit = Callable[[Any], None]

@@ -18,8 +18,8 @@ from servesim.core import StepCost
 
 from .least_squares import Solution, known_median, scan_scales, search_nearby, solve
 from .observed_runs import ObservedRun, Runs
-from .prediction import predict, shortened
 from .problem import Problem
+from .residuals import predict, shortened
 
 Array = NDArray[np.float64]
 Progress = Callable[[str], None]

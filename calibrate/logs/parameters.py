@@ -1,7 +1,7 @@
-"""Parameters of a cost model by name: a term, a point of a table, or one of them in a part.
+"""Parameters of a cost model by name: a term, a point of a curve, or one of them in a part.
 
-`decode_live` is a term, `decode_gears.64` the base of the padding bucket of 64 rows, `prefill.tokens.4096` the prefill
-curve of a cost model in parts at 4096 tokens, and `host.step` a term of its part `host`.
+`decode_live` is a term, `prefill.tokens.4096` the prefill curve of a cost model in parts at 4096 tokens, and
+`host.step` a term of its part `host`.
 """
 
 from __future__ import annotations

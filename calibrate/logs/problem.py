@@ -10,8 +10,7 @@ from servesim.core import StepCost
 
 from .observed_runs import ObservedRun
 from .parameters import value_of, with_values
-from .prediction import predict
-from .residuals import QueueTimes, Residuals, residuals_of
+from .residuals import QueueTimes, Residuals, predict, residuals_of
 
 Array = NDArray[np.float64]
 COLD_START_S = 10.0  # start value

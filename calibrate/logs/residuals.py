@@ -1,4 +1,4 @@
-"""What a fit compares: the times of requests in a queue, latencies of requests, totals, and reported figures.
+"""Simulate an observed run with trial costs, and compare its times in a queue, latencies, totals and reported figures.
 
 Each kind has its own scale and its own step for derivatives.
 Times in the log of a server with a queue are sums of step times, so errors add up along a run. There the residual is
@@ -10,17 +10,21 @@ requests, by load and prompt length.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
+from servesim.config.scenario import ColdStart
+from servesim.core import StepCost
+from servesim.costs.device_profile import Profile
+from servesim.runs.metrics import Metrics
+from servesim.runs.simulate import simulate
 
-from .observed_runs import ObservedRun
-from .prediction import Prediction
-from .reported import Reported, relative_spread
+from .observed_runs import ObservedRun, Reported, relative_spread
 
 Array = NDArray[np.float64]
+MIN_REQUESTS = 100  # of a shortened run
 Indices = NDArray[np.int64]
-
 # Relative differences for derivatives. In a queue, 1e-7 changes scheduling decisions, which makes residuals jump; at
 # 1e-10, rounding of times near one hour is a tenth of the effect of a small term. For means over many requests, changed
 # decisions are part of the derivative. In means over a few requests they scatter: small terms need larger differences.
@@ -34,6 +38,40 @@ LOAD_GROUPS, LENGTH_GROUPS, MIN_GROUP = 6, 5, 8  # groups of requests by load, t
 LATENCY_SCALES = (0.05, 0.01)  # first guess of the scatter of mean TTFT and of mean decode time
 MIN_LATENCY_SCALE = 1e-4
 EXACT_RATIO = 1e-6
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Simulated times of an observed run, in seconds since its first request was sent."""
+
+    first: Array
+    end: Array
+    makespan: float
+    metrics: Metrics
+
+
+def predict(run: ObservedRun, cost: StepCost, cold: tuple[float, float] = (0.0, 0.0)) -> Prediction:
+    """Simulate a run."""
+    engine = run.scenario.engine.model_copy(update={"cold_start": ColdStart(prefill=cold[0], decode=cold[1])})
+    scenario = run.scenario.model_copy(update={"engine": engine})
+    done = simulate(scenario, run.trace, profile=Profile("fit", cost))
+    start = min(request.arrival for request in run.trace.requests)
+    first = np.array([request.first_token for request in done.requests], float)[run.index]
+    end = np.array([request.client_end for request in done.requests], float)[run.index]
+    return Prediction(first - start, end - start, done.measures.makespan, done.measures)
+
+
+def shortened(run: ObservedRun, requests: int) -> ObservedRun:
+    """Return the first requests of a run with request times, without those that shared steps with later ones."""
+    if not run.has_request_times or len(run.trace.requests) <= requests:
+        return run
+    first_later = run.first[run.index >= requests].min(initial=np.inf)
+    kept = (run.index < requests) & (run.end <= first_later)
+    if kept.sum() < MIN_REQUESTS:
+        return run
+    trace = replace(run.trace, requests=run.trace.requests[:requests])
+    end = run.end[kept]
+    return replace(run, trace=trace, index=run.index[kept], first=run.first[kept], end=end, makespan=float(end.max()))
 
 
 class Residuals:

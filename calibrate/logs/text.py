@@ -34,7 +34,7 @@ def stored_draws(fit: LogFit) -> list[list[float]]:
     if not has_parameters(fit.cost):
         return []
     draws = [[float(f"{value:.4g}") for value in numbers_of(cost)] for cost in fit.draws]
-    return [draw for draw in draws if min(draw) >= 0]  # an old table may have falling curves
+    return [draw for draw in draws if min(draw) >= 0]  # the curve of a random cost model may fall
 
 
 def held_out_errors(runs: Sequence[RunError]) -> dict[str, float]:

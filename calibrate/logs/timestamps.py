@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -10,10 +9,9 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.core import BadInput
-from servesim.core.limits import MAX_INT
-from servesim.files.read import parse_csv, parse_json, read_text
-from servesim.traces.read.benchmark_results import read_results
-from servesim.traces.read.performance_serving import match_send_times, parse_log
+from servesim.files.csv_rows import CsvRow, parse_csv
+from servesim.files.read import parse_json, read_text
+from servesim.traces.read.benchmark_results import match_send_times, parse_log, read_results
 from servesim.traces.read.source import Source
 
 Array = NDArray[np.float64]
@@ -62,7 +60,7 @@ def from_benchmark(path: Path) -> RequestTimes:
 
 def from_table(text: str, path: Path) -> RequestTimes:
     """Read a CSV with latencies, or with absolute times. Without an index, requests are numbered by send time."""
-    rows = [TableRow(f"{path}: row {k + 2}", row) for k, row in enumerate(parse_csv(str(path), text))]
+    rows = [TableRow(row) for row in parse_csv(str(path), text)]
     if not rows:
         raise BadInput(f"{path}: expected a header and at least one request, got {text[:40].strip()!r}")
     has = rows[0].has
@@ -100,9 +98,10 @@ def send_order(sent: Sequence[float]) -> list[int]:
 class TableRow:
     """One row of a table of requests."""
 
-    def __init__(self, where: str, cells: Mapping[str, str]) -> None:
-        self.where = where  # for messages
-        self.cells = {name.strip(): cell for name, cell in cells.items()}
+    def __init__(self, row: CsvRow) -> None:
+        self.row = row
+        self.cells = row.cells
+        self.where = row.where
 
     def has(self, columns: Mapping[str, float]) -> bool:
         return any(name in self.cells for name in columns)
@@ -113,16 +112,7 @@ class TableRow:
     def number(self, columns: Mapping[str, float]) -> Optional[float]:
         """Return the number of the first of these columns that the table has; None if the cell is empty."""
         name = self.name(columns)
-        text = self.cells[name]
-        if not text.strip():
-            return None
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not math.isfinite(value):
-            raise BadInput(f"{self.where}: {name}: expected a number, got {text[:40]!r}")
-        return value * columns[name]
+        return self.row.number(name) * columns[name] if self.cells[name].strip() else None
 
     def required(self, columns: Mapping[str, float]) -> float:
         value = self.number(columns)
@@ -131,10 +121,7 @@ class TableRow:
         return value
 
     def index(self) -> int:
-        value = self.required(INDEX)
-        if not 0 <= value <= MAX_INT or value != int(value):
-            raise BadInput(f"{self.where}: {self.name(INDEX)}: expected an integer from 0, got {value:g}")
-        return int(value)
+        return self.row.whole(self.name(INDEX))
 
     def latencies(self, columns: Sequence[Mapping[str, float]], start: float) -> Optional[tuple[float, float]]:
         """Return the seconds to the first and to the last token; None for a request that did not finish."""

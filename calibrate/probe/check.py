@@ -9,7 +9,7 @@ from typing import Any, Optional
 import numpy as np
 from servesim.core import StepCost
 from servesim.costs.device_profile import Profile
-from servesim.costs.peak import peak_of
+from servesim.costs.model_arithmetic import peak_of
 from servesim.runs.utilisation import missing_figures
 
 from .samples import Point, measured_points

@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
 from servesim.core import BadInput
 from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import parameters, with_parameters
 
+from .curves import decode_seconds, predict
 from .host_overhead import fit_overhead
-from .identification import ModelRatios, model_ratios
-from .parts_fit import DecodeModel, LinearModel, PrefillModel, SwapModel, best_overlap, overlap_round
-from .predictions import decode_seconds, predict
+from .parts_fit import (
+    DecodeModel,
+    LinearModel,
+    ModelRatios,
+    PrefillModel,
+    SwapModel,
+    best_overlap,
+    model_ratios,
+    overlap_round,
+)
 from .sample_set import (
     MIN_REPEATS,
     OUTLIER_RATIO,
@@ -70,7 +78,7 @@ class PartFit:
 def fit_samples(samples: Samples, about: Mapping[str, Any], where: str = "fit") -> Fit:
     """Fit a cost model with its uncertainty. Steps far from all others are left out. `where` names their source.
 
-    `about` may hold the padding buckets (`gears`, `token_gears`) and the sizes of the `model`.
+    `about` may hold the padding buckets (`row_buckets`, `token_buckets`) and the sizes of the `model`.
     """
     check_samples(samples, where)
     kept = without_outliers(samples)
@@ -114,9 +122,9 @@ def check_samples(samples: Samples, where: str) -> None:
 def fit_groups(groups: Groups, about: Mapping[str, Any], details: bool = True) -> Fit:
     """Fit all parts: decodes first, because mixed steps contain them. `details` adds uncertainty and tied terms."""
     ratios = model_ratios(about)
-    parts = [fit_decodes(groups.of_kind("decode"), tuple(about.get("gears") or ()), ratios)]
+    parts = [fit_decodes(groups.of_kind("decode"), tuple(about.get("row_buckets") or ()), ratios)]
     cost = parts[0].apply(PartsCost(), parts[0].solution.values)
-    parts.append(fit_prompts(groups.of_kind("prefill", "mixed"), tuple(about.get("token_gears") or ()), ratios, cost))
+    parts.append(fit_prompts(groups.of_kind("prefill", "mixed"), tuple(about.get("token_buckets") or ()), ratios, cost))
     if "swap" in groups.kinds:
         parts.append(fit_swaps(groups.of_kind("swap")))
     for part in parts:
@@ -162,7 +170,8 @@ def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cos
         floor = float((np.maximum(solution.predicted, decode) / groups.seconds)[mixed].mean()) < 1 + FLOOR_EXCESS
         two_parts = PrefillModel(groups, buckets, ratios, cost.decodes, one_pass=False)
         other, other_overlap = fit_overlap(two_parts, groups, decode)
-        if error_of(other, groups, mixed) < OVERLAP_GAIN * error_of(solution, groups, mixed):
+        better = error_of(other, groups, mixed) < OVERLAP_GAIN * error_of(solution, groups, mixed)
+        if better and error_of(other, groups) < error_of(solution, groups):  # few mixed steps could distort the prompts
             chosen, solution, overlap = two_parts, other, other_overlap
 
     def apply(cost: PartsCost, values: Array) -> PartsCost:
@@ -172,8 +181,8 @@ def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cos
     return PartFit("prefill", chosen, solution, apply)
 
 
-def error_of(solution: Solution, groups: Groups, mask: Mask) -> float:
-    """Return the mean relative error of a solution."""
+def error_of(solution: Solution, groups: Groups, mask: Union[Mask, slice] = slice(None)) -> float:
+    """Return the mean relative error of a solution, of all steps or of some."""
     return float(np.mean(np.abs(solution.predicted / groups.seconds - 1)[mask]))
 
 
@@ -213,8 +222,7 @@ def with_host(fitted: Fit, samples: Samples) -> Fit:
         return fitted
     prompts, live = samples.column("prefill_rows"), samples.column("decode_live")
     table = np.column_stack([samples.host, prompts + live, prompts, samples.column("prefill_live")])
-    overhead = fit_overhead(table.tolist())
-    host = HostPart(overhead.step, overhead.row, overhead.prompt, overhead.token)
+    host = fit_overhead(table.tolist())
     draws = draws_with_host(fitted.cost, fitted.draws, host)
     return replace(fitted, cost=replace(fitted.cost, host=host), draws=draws)
 

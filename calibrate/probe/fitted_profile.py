@@ -10,18 +10,17 @@ from typing import Any, Optional
 import numpy as np
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
+from servesim.costs.model_arithmetic import known_peak, stored_peak
 from servesim.costs.parts import HostPart, PartsCost
-from servesim.costs.peak import known_peak, stored_peak
 from servesim.costs.uncertainty import SESSION_SPREAD
 
-from .cross_validation import held_out_errors, measured_range
+from .curves import predict
 from .fit import Fit, fit_samples
-from .fit_checks import check_fit, total_errors
-from .identification import model_ratios
-from .predictions import predict
+from .fit_errors import check_fit, held_out_errors, measured_range, total_errors
+from .parts_fit import model_ratios
 from .sample_set import Samples
 from .samples import STEP_KINDS, read_samples
-from .sampling import sampling_keys
+from .token_selection import sampling_keys
 
 QUANTILES = 21
 

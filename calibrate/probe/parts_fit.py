@@ -1,15 +1,20 @@
-"""The parts of a step as linear models: their terms, and what is assumed about them."""
+"""The parts of a step as linear models: their terms, and what is assumed about them.
+
+A fit assumes the FLOPs and bytes of the model for terms that the samples cannot separate. Each assumption is a weak
+additional observation. It decides a term only if the samples say almost nothing about it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from servesim.costs.curves import interpolate
-from servesim.costs.parts import DecodePart, MixedPart, PrefillPart, SwapPart
+from servesim.costs.model_arithmetic import MODELS, model_of
+from servesim.costs.parts import DecodePart, MixedPart, PrefillPart, SwapPart, interpolate
 
-from .curve_basis import (
+from .curves import (
     continued,
     curve_points,
     knots_for,
@@ -18,15 +23,38 @@ from .curve_basis import (
     smoothness_rows,
     typical_slope,
 )
-from .identification import RELATIVE_ERROR, ModelRatios
 from .sample_set import Array, Groups
 from .solver import Problem
 
+RELATIVE_ERROR = 3.0  # standard deviation of an assumed value that is not 0, as a multiple of it
 LARGEST_SHARE = 0.5  # standard deviation of a term assumed to be 0: what it adds to the longest step, as a fraction
 SMALL_SHARE = 0.1  # of that: smallest standard deviation of a term assumed from the sizes of the model
 SMALLEST = 1e-3  # of the shortest step: a curve starts at this time at least
 PREFILL_TERMS = ("row", "square", "cross", "cross_root", "paged_square")
 MIXED_TERMS = ("mixed.step", "mixed.row", "mixed.context")
+
+
+@dataclass(frozen=True)
+class ModelRatios:
+    """Ratios of terms of a transformer. The kernels are assumed to be equally efficient."""
+
+    square_per_token: float  # seconds per squared token of a chunk / seconds per token
+    context_per_step: float  # seconds per cached token / seconds of a decode step of one row
+    source: str
+
+    @property
+    def cross_per_token(self) -> float:
+        """Seconds per token of a chunk x token cached before it / seconds per token: no half is masked."""
+        return 2 * self.square_per_token
+
+
+def model_ratios(about: Mapping[str, Any]) -> ModelRatios:
+    """Return the ratios of the model in `about`, or of Llama-2-7B if its dimensions are not known."""
+    model = model_of(about)
+    sizes = MODELS["llama2-7b"] if model is None else model
+    # Half the pairs of query and key within a chunk are masked. Weights and cached values have the same size in bytes.
+    square = sizes.flops_per_pair / 2 / (2 * sizes.weights)
+    return ModelRatios(square, sizes.kv_values / sizes.weights, "Llama-2-7B" if model is None else model.name)
 
 
 class LinearModel:
@@ -188,7 +216,7 @@ class PrefillModel(LinearModel):
         curve = tuple(self.curve(values))
         row, square, cross, cross_root, paged_square = (self.of_term(values, term) for term in PREFILL_TERMS)
         step, per_row, context = (self.of_term(values, term) for term in MIXED_TERMS)
-        prefill = PrefillPart(curve, row, square, cross, cross_root, paged_square, tuple(self.buckets))
+        prefill = PrefillPart(curve, row, square, cross, cross_root, paged_square, buckets=tuple(self.buckets))
         return prefill, MixedPart(self.one_pass, step, per_row, context, overlap, floor)
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import compress
-from typing import Optional
+from pathlib import Path
+from typing import Any, Optional
 
 import numpy as np
 import numpy.typing as npt
 from servesim.core import Shape
+from servesim.files.write import csv_writer, open_text
 
 from .samples import KINDS, Sample
 
@@ -31,6 +33,7 @@ class Samples:
     points: Ints  # number of the shape; samples of one point share a shape and are left out together
     excluded: int = 0  # number of outliers and failed samples, which are not included
     host: Optional[Array] = None  # seconds of the host in each step, in addition to `seconds`
+    errors: Optional[Array] = None  # standard error of `seconds`, relative; None: the scatter of repeats tells it
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sample]) -> Samples:
@@ -45,14 +48,15 @@ class Samples:
         )  # fmt: skip
 
     @classmethod
-    def from_arrays(cls, seconds: Sequence[float], columns: Mapping[str, Sequence[int]]) -> Samples:
-        """Return samples from columns named as the fields of `Shape`; absent ones are 0. The shape decides the kind."""
-        count = len(seconds)
-        names = [name for name in Shape._fields if name in columns]
-        table = zip(*(np.asarray(columns[name], dtype=np.int64).tolist() for name in names))
-        shapes = [Shape(**dict(zip(names, row, strict=True))) for row in table]
-        points = np.unique(np.array(shapes, dtype=np.int64).reshape(count, -1), axis=0, return_inverse=True)[1]
-        return cls([shape.kind for shape in shapes], shapes, np.asarray(seconds, dtype=float), points.reshape(-1))
+    def from_shapes(
+        cls, shapes: Sequence[Shape], seconds: Sequence[float], points: Optional[Sequence[int]] = None
+    ) -> Samples:
+        """Return samples; the shape decides the kind. Without `points`, equal shapes are one point."""
+        if points is None:
+            numbers = {shape: number for number, shape in enumerate(sorted(set(shapes)))}
+            points = [numbers[shape] for shape in shapes]
+        kinds = [shape.kind for shape in shapes]
+        return cls(kinds, list(shapes), np.array(seconds, dtype=float), np.array(points, dtype=np.int64))
 
     @cached_property
     def table(self) -> Array:
@@ -69,7 +73,8 @@ class Samples:
         """Return the samples where the mask is true."""
         kinds, shapes = list(compress(self.kinds, mask)), list(compress(self.shapes, mask))
         host = None if self.host is None else self.host[mask]
-        chosen = Samples(kinds, shapes, self.seconds[mask], self.points[mask], self.excluded, host)
+        errors = None if self.errors is None else self.errors[mask]
+        chosen = Samples(kinds, shapes, self.seconds[mask], self.points[mask], self.excluded, host, errors)
         chosen.__dict__.update(table=self.table[mask], kind_numbers=self.kind_numbers[mask])  # faster than from shapes
         return chosen
 
@@ -94,12 +99,17 @@ class Groups:
     seconds: Array  # mean of the samples
     counts: Array  # number of samples
     points: Ints  # of the first sample
-    scatter: float  # standard deviation of single samples of one shape, as a fraction of their mean
+    errors: Array  # standard error of the mean, as a fraction of it
 
     def select(self, mask: Mask) -> Groups:
         """Return the groups where the mask is true."""
         return Groups(
-            self.kinds[mask], self.table[mask], self.seconds[mask], self.counts[mask], self.points[mask], self.scatter
+            self.kinds[mask],
+            self.table[mask],
+            self.seconds[mask],
+            self.counts[mask],
+            self.points[mask],
+            self.errors[mask],
         )
 
     def of_kind(self, *names: str) -> Groups:
@@ -145,8 +155,22 @@ def grouped(samples: Samples, by_point: bool = False) -> Groups:
     first = np.unique(index, return_index=True)[1]
     counts = np.bincount(index).astype(float)
     means = np.bincount(index, samples.seconds) / counts
-    deviations = (samples.seconds / means[index] - 1) ** 2
-    free = counts.sum() - len(counts)
-    scatter = float(np.sqrt(deviations.sum() / free)) if free >= MIN_REPEATS else 0.0
+    if samples.errors is None:
+        deviations = (samples.seconds / means[index] - 1) ** 2
+        free = counts.sum() - len(counts)
+        scatter = np.sqrt(deviations.sum() / free) if free >= MIN_REPEATS else 0.0
+        errors = scatter / np.sqrt(counts)
+    else:
+        errors = np.sqrt(np.bincount(index, samples.errors**2)) / counts
     kinds = np.array(KINDS)[samples.kind_numbers[first].astype(int)]
-    return Groups(kinds, samples.table[first], means, counts, samples.points[first], scatter)
+    return Groups(kinds, samples.table[first], means, counts, samples.points[first], errors)
+
+
+def write_samples(path: Path, samples: Samples, overwrite: bool = True, **columns: Sequence[Any]) -> None:
+    """Write samples.csv: one row per sample, with further columns."""
+    with open_text(path, overwrite=overwrite) as file:
+        writer = csv_writer(file)
+        writer.writerow(("kind", "point", "seconds", *Shape._fields, *columns))
+        rows = zip(samples.kinds, samples.points.tolist(), samples.seconds.tolist(), samples.shapes)
+        for (kind, point, seconds, shape), further in zip(rows, zip(*columns.values(), strict=True), strict=True):
+            writer.writerow((kind, point, f"{seconds:.9g}", *shape, *further))

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, Shape
 from servesim.core.limits import MAX_COST, MAX_NUMBER
-from servesim.files.read import quote, read_csv, read_text, split_csv
+from servesim.files.csv_rows import CsvRow, read_csv, split_csv
+from servesim.files.read import quote, read_text
 from servesim.files.write import append, csv_writer
 
 SAMPLE_FILES = ("samples.csv", "samples.csv.gz")
@@ -92,8 +93,7 @@ def samples_file(folder: Optional[Path]) -> Optional[Path]:
 
 def read_samples(path: Path, resume: bool = False) -> list[Sample]:
     """Read all rows. With `resume`, skip an incomplete last line."""
-    rows = read_csv(path, REQUIRED_COLUMNS, complete_lines=resume)
-    return [_sample(row, f"{path}:{number}") for number, row in enumerate(rows, 2)]
+    return [_sample(row) for row in read_csv(path, REQUIRED_COLUMNS, complete_lines=resume)]
 
 
 def append_samples(path: Path, rows: Iterable[Sequence[Any]]) -> None:
@@ -124,38 +124,16 @@ def measured_points(folder: Optional[Path]) -> list[Point]:
     return list(points.values())
 
 
-def _sample(row: dict[str, str], where: str) -> Sample:
-    failed, flagged = row.get("failed") or "", row.get("flagged") or ""
-    shape = Shape(*(_size(row, name, where) for name in Shape._fields))
-    seconds = None if failed else _seconds(row, "seconds", where)
-    host = _seconds(row, "host_seconds", where, 0.0) if row.get("host_seconds") else None
+def _sample(row: CsvRow) -> Sample:
+    cells = row.cells
+    failed, flagged = cells.get("failed") or "", cells.get("flagged") or ""
+    shape = Shape(*(row.whole(name, MAX_NUMBER) for name in Shape._fields))
+    seconds = None if failed else row.number("seconds", -MAX_COST, MAX_COST)
+    host = row.number("host_seconds", 0.0, MAX_COST) if cells.get("host_seconds") else None
     if seconds is not None and not seconds > 0 and not flagged:
-        raise BadInput(f"{where}: seconds: expected more than 0, got {quote(row['seconds'])}")
-    _check_kind(row["kind"], shape, where)
-    return Sample(row["kind"], _size(row, "point", where), shape, seconds, host, flagged, failed, row)
-
-
-def _size(row: dict[str, str], name: str, where: str) -> int:
-    text = row[name]
-    try:
-        value = int(text)
-    except (TypeError, ValueError):
-        raise BadInput(f"{where}: {name}: expected a whole number, got {quote(text)}") from None
-    if not 0 <= value <= MAX_NUMBER:
-        raise BadInput(f"{where}: {name}: expected a number from 0 to {MAX_NUMBER:g}, got {quote(text)}")
-    return value
-
-
-def _seconds(row: dict[str, str], name: str, where: str, minimum: float = -MAX_COST) -> float:
-    try:
-        value = float(row[name])
-    except (TypeError, ValueError):
-        raise BadInput(f"{where}: {name}: expected a number of seconds, got {quote(row[name])}") from None
-    if not minimum <= value <= MAX_COST:
-        raise BadInput(
-            f"{where}: {name}: expected seconds from {max(minimum, 0):g} to {MAX_COST:g}, got {quote(row[name])}"
-        )
-    return value
+        raise row.error("seconds", "more than 0")
+    _check_kind(row["kind"], shape, row.where)
+    return Sample(row["kind"], row.whole("point", MAX_NUMBER), shape, seconds, host, flagged, failed, cells)
 
 
 def _check_kind(kind: str, shape: Shape, where: str) -> None:

@@ -5,7 +5,10 @@ The folder holds samples.csv (every sample) and probe.yaml (the settings and the
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from pathlib import Path
@@ -16,19 +19,21 @@ from servesim.calibrate.device.worker_client import Worker
 from servesim.core import BadInput
 from servesim.costs.device_profile import round_numbers
 from servesim.costs.profile_file import SamplingKeys
-from servesim.files.checked import AtLeast0, Whole, expects, validate
-from servesim.files.stored import Stored
+from servesim.files.checked import AtLeast0, Stored, Whole, expects, validate
 from servesim.files.write import write_text, write_yaml
 from servesim.files.yaml_reader import read_yaml
-from servesim.runs.device_counters import write_counters
+from servesim.runs.utilisation import write_counters
+from servesim.study.progress import REPORT_INTERVAL_S
 
 from .measure import as_csv
 from .samples import append_samples, read_samples
 
 PROBE_TIMEOUT_S = 1800.0  # seconds without a progress report; one compilation may take long
 FIXED_SETTINGS = (  # a resumed session must have the same values
-    "backend", "model", "blocks", "block_size", "host_blocks", "most_rows", "most_tokens", "longest", "seed",
+    "backend", "model", "num_blocks", "block_size", "host_blocks", "max_rows", "max_tokens", "max_seq_len", "seed",
 )  # fmt: skip
+Median = Annotated[list[AtLeast0], Field(min_length=2, max_length=2), expects("rows and seconds")]
+Show = Callable[[Mapping[str, Any]], None]
 
 
 @dataclass
@@ -66,18 +71,12 @@ class ProbeSession:
 
     def _check_same(self, earlier: Mapping[str, Any]) -> None:
         settings, about = earlier.get("settings") or {}, earlier.get("about") or {}
-        for key in FIXED_SETTINGS:
-            if settings.get(key) != self.settings.get(key):
-                raise BadInput(
-                    f"{self.folder}: was probed with {key} {settings.get(key)}, now {self.settings.get(key)}; "
-                    "use another folder"
-                )
-        for key in ("device", "kernels", "dtype", *(["sampling"] if "sampling" in about else [])):
-            if about.get(key) != round_numbers(self.about.get(key)):
-                raise BadInput(
-                    f"{self.folder}: was probed with {key} {about.get(key)}, now {self.about.get(key)}; "
-                    "use another folder"
-                )
+        described = ("device", "kernels", "dtype", *(["sampling"] if "sampling" in about else []))
+        pairs = {key: (settings.get(key), self.settings.get(key)) for key in FIXED_SETTINGS}
+        pairs |= {key: (about.get(key), round_numbers(self.about.get(key))) for key in described}
+        for key, (before, now) in pairs.items():
+            if before != now:
+                raise BadInput(f"{self.folder}: was probed with {key} {before}, now {now}; use another folder")
 
     def write_device(self, counters: Mapping[str, Any], power: Optional[Mapping[str, Any]]) -> None:
         """Write device.csv if there are samples; the power by kind of step is for probe.yaml, where a fit reads it."""
@@ -94,12 +93,9 @@ class ProbeSession:
 class ProbeAbout(Stored):
     """The keys of the description of the backend that a fit uses."""
 
-    gears: Optional[list[Whole]] = None
-    token_gears: Optional[list[Whole]] = None
+    row_buckets: Optional[list[Whole]] = None
+    token_buckets: Optional[list[Whole]] = None
     sampling: Optional[Union[str, SamplingKeys]] = None  # the variant, or the section of a profile
-
-
-Median = Annotated[list[AtLeast0], Field(min_length=2, max_length=2), expects("rows and seconds")]
 
 
 class ProbeFile(Stored):
@@ -133,3 +129,60 @@ def run_session(worker: Worker, session: ProbeSession, show: Callable[[Mapping[s
     session.write_device(result["counters"], result["power"])
     session.write_description(result["sampling"])
     return result
+
+
+@contextmanager
+def progress_bar(quiet: bool) -> Iterator[Show]:
+    """Yield a function that shows a report of the probe."""
+    if quiet:
+        yield lambda report: None
+    elif sys.stderr.isatty():
+        with bar() as show:
+            yield show
+    else:
+        yield print_lines()
+
+
+def describe(report: Mapping[str, Any]) -> str:
+    """Return points done, samples and time left."""
+    failed = f", {report['failed']} failed" if report["failed"] else ""
+    points = f"{report['known']}/{report['points']} points precise"
+    return f"{points}, {report['samples']} samples{failed}, at most {report['left']:.0f} s left"
+
+
+def fraction_done(report: Mapping[str, Any]) -> float:
+    """Return the part of the probe that is done: of the points or of the time."""
+    budget = report["seconds"] + report["left"]
+    spent = report["seconds"] / budget if budget > 0 else 1.0
+    precise = report["known"] / report["points"] if report["points"] else 1.0
+    return min(1.0, max(spent, precise))
+
+
+@contextmanager
+def bar() -> Iterator[Show]:
+    """Show a bar."""
+    from tqdm import tqdm
+
+    tqdm.monitor_interval = 0  # no monitor thread
+    with tqdm(
+        total=1.0, desc="probe", dynamic_ncols=True, bar_format="{desc}: {percentage:3.0f}%|{bar}|{postfix}"
+    ) as line:
+
+        def show(report: Mapping[str, Any]) -> None:
+            line.n = max(line.n, fraction_done(report))
+            line.set_postfix_str(describe(report))
+
+        yield show
+
+
+def print_lines() -> Show:
+    """Return a function that prints a line if the last one is old."""
+    printed_at = time.monotonic()
+
+    def show(report: Mapping[str, Any]) -> None:
+        nonlocal printed_at
+        if time.monotonic() - printed_at >= REPORT_INTERVAL_S:
+            printed_at = time.monotonic()
+            print(f"probe: {100 * fraction_done(report):.0f} %, {describe(report)}", file=sys.stderr, flush=True)
+
+    return show

@@ -95,6 +95,8 @@ class Solution:
         rows, _, _, residuals = self._reduced()
         weighted, design = self.weighted, self.problem.design
         fitted, targets = design @ self.values, []
+        # A curve through a few measured points has no residual there, but the points have an error.
+        residuals = np.maximum(np.abs(residuals), self.problem.groups.errors * self.predicted)
         for _ in range(count):
             target = fitted + residuals * rng.standard_normal(len(fitted))
             others = weighted.other_targets * (1 + rng.standard_normal(len(weighted.other_targets)))
@@ -111,8 +113,8 @@ class Solution:
 
 
 def relative_errors(groups: Groups) -> Array:
-    """Return the expected error of the mean of each group: its scatter, and the error of the model."""
-    error: Array = np.sqrt(MISFIT**2 + groups.scatter**2 / groups.counts)
+    """Return the expected error of each group: that of its mean, and that of the model."""
+    error: Array = np.sqrt(MISFIT**2 + groups.errors**2)
     return error
 
 

@@ -1,17 +1,21 @@
-"""Replay against a running server: send a trace over HTTP and record the responses as a measured run."""
+"""Replay against a running server: send a trace over HTTP and record the responses as a measured run.
+
+The token check sends requests of the run again, one at a time, and compares the answers. A server generates greedily
+(temperature 0). Token ids are compared if the server sends them, else the texts.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+from typing import Any, Callable, Optional, Union
 
 import numpy as np
-from servesim.calibrate.client.load_generator import LoadGenerator, first_model, send
+from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
 from servesim.calibrate.client.prompts import Prompts, new_seed
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI
-from servesim.calibrate.live.answer_record import spread_sample
+from servesim.calibrate.live.recorded_answers import spread_sample
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
@@ -21,10 +25,16 @@ from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import copy_requests, simulate
 from servesim.traces.trace import Trace
 
-from .http_token_check import check_over_http, check_repeatable
-from .live_run import MeasuredRun, run_from_result
+from .measured_run import MeasuredRun, client_row, run_from_client
 from .replay import ProgressLine, ReplayedScenario
+from .token_check import CheckedAnswer, Difference, TokenCheck
 from .verify import compare
+
+Answer = Union[list[int], str]  # token ids or text
+
+REPEATED_REQUESTS = 4  # sent twice before the run, to see whether the server repeats its answers
+REPEATED_TOKENS = 8  # of each
+SHOWN_CHARACTERS = 20  # of a text at its first difference
 
 
 @dataclass(frozen=True)
@@ -71,12 +81,12 @@ def replay_against(
         send(target.url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
     api = target.make_api(Prompts(f"{target.prompt_seed}/{name}", block))
     line = ProgressLine(name, len(requests), quiet)
-    load = send(
+    generator = send(
         target.url, api, requests, target.timeout, lambda state: line(progress(state, len(requests))), set(sample)
     )
-    live = run_from_responses(load, scenario, profile or Profile("none", LinearCost()), requests)
-    if sample and not load.stopped:
-        live.token_check = check_over_http(target.url, api, load, sample, target.timeout, line)
+    live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
+    if sample and not generator.stopped:
+        live.token_check = check_over_http(target.url, api, generator, sample, target.timeout, line)
     line.end()
     live.settings = {"prompt_seed": target.prompt_seed}
     replayed = ReplayedScenario(name, live, replace(run_data(live), name=name))
@@ -109,11 +119,11 @@ def warm_up_requests(requests: Sequence[Request]) -> list[Request]:
 
 
 def run_from_responses(
-    load: LoadGenerator, scenario: Scenario, profile: Profile, requests: Sequence[Request]
+    generator: LoadGenerator, scenario: Scenario, profile: Profile, requests: Sequence[Request]
 ) -> MeasuredRun:
     """Return the client-side times as a measured run; latencies count from the actual send time."""
     rows, gaps = [], []
-    for sent in load.sent_requests:
+    for sent in generator.sent_requests:
         first = sent.times[0] if sent.times else None
         last = sent.times[-1] if sent.times else None
         gaps += np.diff(sent.times).tolist()
@@ -122,24 +132,19 @@ def run_from_responses(
         outcome = sent.outcome
         if outcome == "finished" and first is None:
             outcome, sent.reason = "failed", "a response without a token"
-        rows.append([sent.written, start, start, None, first, last, end, end, 0.0, 0.0, 0.0, 0.0, 0,
-                     outcome, sent.reason])  # fmt: skip
-    result = {
-        "requests": rows, "calls": [], "gaps": [gaps, [1] * len(gaps)], "work": {}, "stuck": None,
-        "end": max((sent.ended_at or 0.0 for sent in load.sent_requests), default=0.0), "stopped": load.stopped,
-        "backend": {"url": load.url}, "decisions": [], "host": [0.0, 0.0], "late": 0.0,
-        "blocks_left": None, "blocks": None,
-    }  # fmt: skip
-    live = run_from_result(scenario, profile, copy_requests(requests), result)
-    live.extra = client_metrics(load)
+        rows.append(client_row(sent.written, start, first, last, end, outcome, sent.reason))
+    last_end = max((sent.ended_at or 0.0 for sent in generator.sent_requests), default=0.0)
+    backend = {"url": generator.url}
+    live = run_from_client(scenario, profile, copy_requests(requests), rows, gaps, last_end, backend, generator.stopped)
+    live.extra = client_metrics(generator)
     return live
 
 
-def client_metrics(load: LoadGenerator) -> dict[str, Any]:
+def client_metrics(generator: LoadGenerator) -> dict[str, Any]:
     """Return metrics of the load generator itself: lateness, failures, pings."""
-    late = np.array([1e3 * (s.sent_at - s.due) for s in load.sent_requests if s.sent_at is not None])
-    reasons = Counter(sent.reason for sent in load.sent_requests if sent.reason)
-    finished = [s for s in load.sent_requests if s.outcome == "finished"]
+    late = np.array([1e3 * (s.sent_at - s.due) for s in generator.sent_requests if s.sent_at is not None])
+    reasons = Counter(sent.reason for sent in generator.sent_requests if sent.reason)
+    finished = [s for s in generator.sent_requests if s.outcome == "finished"]
     wrong = sum(s.written != min(s.request.output, s.request.limit) for s in finished)
     return {
         "lateness_ms": {} if not len(late) else {
@@ -147,18 +152,106 @@ def client_metrics(load: LoadGenerator) -> dict[str, Any]:
         },
         "reasons": dict(reasons.most_common(20)),
         "wrong_length": wrong,
-        "prompt_tokens": served_prompt_tokens(load),
-        "pings": sum(sent.pings for sent in load.sent_requests),
-        "most_open": load.max_open,
+        "prompt_tokens": served_prompt_tokens(generator),
+        "pings": sum(sent.pings for sent in generator.sent_requests),
+        "max_open": generator.max_open,
     }  # fmt: skip
 
 
-def served_prompt_tokens(load: LoadGenerator) -> dict[str, Any]:
+def served_prompt_tokens(generator: LoadGenerator) -> dict[str, Any]:
     """Compare the requested prompt lengths with those that the server counted, over the requests that it counted."""
-    counted = [(s.request.prompt, s.prompt_tokens) for s in load.sent_requests if s.prompt_tokens is not None]
+    counted = [(s.request.prompt, s.prompt_tokens) for s in generator.sent_requests if s.prompt_tokens is not None]
     return {
         "requests_counted": len(counted),
         "requested": sum(requested for requested, _ in counted),
         "served": sum(served for _, served in counted),
         "requests_different": sum(requested != served for requested, served in counted),
     }
+
+
+def one_after_another(requests: Sequence[Request], max_tokens: Optional[int] = None) -> list[Request]:
+    """Return copies in a chain: each is sent when the answer to the one before is complete."""
+    copies = copy_requests(requests)
+    before = None
+    for request in copies:
+        request.arrival = request.sent = request.think_time = 0.0
+        request.follows, before = before, request.id
+        if max_tokens is not None:
+            request.limit = min(max_tokens, request.limit)
+    return copies
+
+
+def check_repeatable(url: str, api: Api, requests: Sequence[Request], timeout: float) -> None:
+    """Raise BadInput if the server answers the same request in two ways, without other requests.
+
+    A near tie can change one answer, so more than half must differ.
+    """
+    pairs = []
+    for _ in range(2):
+        chain = one_after_another(requests[:REPEATED_REQUESTS], REPEATED_TOKENS)
+        pairs.append([answer_of(sent) for sent in send(url, api, chain, timeout, None, chain).sent_requests])
+    both = [(first, second) for first, second in zip(*pairs) if first is not None and second is not None]
+    different = sum(first != second for first, second in both)
+    if different * 2 > len(both):
+        raise BadInput(
+            f"--check-tokens: expected a server that repeats its answers at temperature 0, but {url} answered "
+            f"{different} of {len(both)} requests in two ways, each sent alone"
+        )
+
+
+def check_over_http(
+    url: str,
+    api: Api,
+    generator: LoadGenerator,
+    sample: Sequence[Request],
+    timeout: float,
+    progress: Callable[[Mapping[str, Any]], None] = lambda state: None,
+) -> TokenCheck:
+    """Send the sample again, one request at a time, and compare the answers with those of the run."""
+    in_run = {sent.request: sent for sent in generator.sent_requests}
+    chain = one_after_another(sample)
+    report = {"to_check": len(sample)}
+    again = send(
+        url, api, chain, timeout, lambda state: progress({**report, "t": state["t"], "checked": state["done"]}), chain
+    )
+    answers, failed, unit = [], Counter[str](), "token"
+    for request, sent in zip(sample, again.sent_requests):
+        live, alone = answer_of(in_run[request]), answer_of(sent)
+        if live is None or alone is None:
+            failed["without a complete answer " + ("in the run" if live is None else "alone")] += 1
+            continue
+        if isinstance(live, str) or isinstance(alone, str):
+            unit = "character"
+        difference = first_difference(live, alone)
+        number = int(difference is not None)
+        answers.append(
+            CheckedAnswer(request.id, request.prompt, sent.written, (), number, number, difference, difference)
+        )
+    seconds = max((sent.ended_at or 0.0 for sent in again.sent_requests), default=0.0)
+    return TokenCheck(answers, len(sample), seconds, unit, stopped=again.stopped, failed=dict(failed))
+
+
+def answer_of(sent: SentRequest) -> Optional[Answer]:
+    """Return the token ids of a response, or its text if it has no ids; None if it is not complete."""
+    if sent.outcome != "finished":
+        return None
+    events = [event for event in sent.events or () if event.tokens]
+    if events and all(event.token_ids is not None for event in events):
+        return [token for event in events for token in event.token_ids or ()]
+    return "".join(event.text for event in events) or None
+
+
+def first_difference(live: Answer, alone: Answer) -> Optional[Difference]:
+    """Return where two answers differ first; None if they are equal."""
+    if live == alone:
+        return None
+    pairs = enumerate(zip(live, alone))
+    index = next((index for index, (a, b) in pairs if a != b), min(len(live), len(alone)))
+    return Difference(index, at(live, index), at(alone, index))
+
+
+def at(answer: Answer, index: int) -> Union[int, str, None]:
+    """Return the token or the text at an index; None after the end."""
+    if index >= len(answer):
+        return None
+    return answer[index : index + SHOWN_CHARACTERS] if isinstance(answer, str) else answer[index]

@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Any, Optional
 
 from servesim.calibrate.live.setup import DeviceSession, check_same_device
-from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
+from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.config.overrides import override, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
-from servesim.files.read import quote, read_csv
+from servesim.costs.parts import NO_HOST, HostPart
+from servesim.files.csv_rows import read_csv
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
 from servesim.runs.simulate import Run, copy_requests, load_trace, simulate
 from servesim.study.sweep_file import read_experiment
 from servesim.traces.trace import Trace
 
-from .live_run import MeasuredRun, run_from_result, write_live
-from .predicted_intervals import replay_intervals
-from .resimulate import resimulate, simulate_with_cost
+from .measured_run import MeasuredRun, run_from_result, write_live
+from .resimulate import replay_intervals, resimulate, simulate_with_cost
 from .verify import Comparison, compare
 
 SESSION_SECONDS = 3600.0  # a profile that is not older was measured in the session of the replay
@@ -62,8 +62,8 @@ def top_scenarios(
     if not ranking.exists():
         raise BadInput(f"{path}: expected the folder of a finished `sim sweep`; it has no summary.csv")
     experiment = read_experiment(path)
-    if experiment.loads:
-        raise BadInput(f"{path}: is a sweep over loads; give one of its scenarios, e.g. --from {path / 'best.yaml'}")
+    if experiment.rates:
+        raise BadInput(f"{path}: is a sweep over rates; give one of its scenarios, e.g. --from {path / 'best.yaml'}")
     order = read_order(ranking, len(experiment.configs))
     chosen = order[:top]
     if baseline and 0 not in chosen:
@@ -78,12 +78,7 @@ def top_scenarios(
 
 def read_order(path: Path, count: int) -> list[int]:
     """Return the configurations in the order of summary.csv, best first."""
-    order = []
-    for number, row in enumerate(read_csv(path, ["config"]), 2):
-        if not (row["config"].isdecimal() and len(row["config"]) < 10 and int(row["config"]) < count):
-            expected = f"a configuration from 0 to {count - 1}"
-            raise BadInput(f"{path}:{number}: config: expected {expected}, got {quote(row['config'])}")
-        order.append(int(row["config"]))
+    order = [row.whole("config", count - 1) for row in read_csv(path, ["config"])]
     if not order:
         raise BadInput(f"{path}: expected at least one configuration, got none")
     return order
@@ -153,14 +148,14 @@ def replay_on_backend(
     if profile is not None and profile.sampling_used not in (None, selected) and selected is not None:
         # The option of the backend, or its default, is not what the profile was measured with.
         scenario = scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"sampling": selected})})
-    cost = None if profile is None else profile.with_sampling(scenario.engine.sampling).cost
+    cost = None if profile is None else profile.for_run(scenario.engine.sampling).cost
     line = ProgressLine(name, len(requests), quiet)
     result = session.replay(scenario, copy_requests(requests), cost, warm_up, line, check_tokens=check_tokens)
     line.end()
     live = run_from_result(scenario, profile or Profile("none", LinearCost()), copy_requests(requests), result)
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
     if profile is not None and not live.stopped:
-        host = HostOverhead() if session.backend == "fake" else HostOverhead(*result["host"])
+        host = measured_host(replayed.measured.result)
         recent = profile.measured_within(SESSION_SECONDS, datetime.now(timezone.utc))
         simulate_and_compare(replayed, requests, profile, host, draws, same_session=recent)
     return replayed
@@ -170,15 +165,14 @@ def simulate_and_compare(
     replayed: ReplayedScenario,
     requests: Sequence[Request],
     profile: Profile,
-    host: HostOverhead,
+    host: HostPart = NO_HOST,
     draws: int = 0,
     same_session: bool = False,
 ) -> None:
     """Simulate a replayed scenario, compare both runs, and split the error into its sources."""
     plain = profile.in_same_session() if same_session else profile
-    profile = replace(profile, cost=CostWithHost(profile.cost, host)) if host != HostOverhead() else profile
     scenario = replayed.live.scenario
-    profile = profile.with_sampling(scenario.engine.sampling)
+    profile = profile.for_run(scenario.engine.sampling, host)
     replayed.run, decisions = simulate_with_cost(scenario, copy_requests(requests), profile, profile.cost)
     if draws:
         replayed.run.intervals = replay_intervals(replayed.run, requests, plain, host, draws)

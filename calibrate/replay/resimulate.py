@@ -1,4 +1,6 @@
-"""Simulate again with the measured step times. The error that remains does not come from step times.
+"""Simulate a measured run again, as a backend runs it: with the measured step times, or with random cost models.
+
+With the measured step times, the error that remains does not come from step times.
 
 While the simulation makes the same calls as the device, each call ends at its measured time. After the first different
 call, steps take the profile's time, scaled by measured over predicted time of that kind of step.
@@ -10,16 +12,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
-from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
+from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.parts import HostPart
 from servesim.engine.loop import Loop
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import ModelCall
 from servesim.runs.decision_log import InMemoryLog
+from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import RunData, run_data
 from servesim.runs.simulate import Run, build_scenario_loop, copy_requests, run_loop
+from servesim.traces.trace import Trace
 
 from .verify import Comparison, compare
 
@@ -86,6 +91,25 @@ def simulate_with_cost(
     return replace(run, padded_tokens=0, padded_rows=0), notes.rows  # a live run does not count padding
 
 
+def replay_intervals(
+    run: Run, requests: Sequence[Request], profile: Profile, host: HostPart, draws: int
+) -> dict[str, Any]:
+    """Return the intervals of a simulated replay: draws of the cost model, with the noise of steps.
+
+    The host overhead was measured, so it is the same in all draws.
+    """
+
+    def simulate_draw(scenario: Scenario, trace: Trace, profile: Profile) -> Run:
+        profile = profile.for_run(scenario.engine.sampling, host)
+        clock = SimulatedClock(profile.with_noise(scenario.seed) if scenario.noise else profile.cost)
+        copies = copy_requests(trace.requests)
+        loop = build_scenario_loop(scenario, copies, clock, (), profile.front_end)
+        return run_loop(loop, clock, scenario, profile, copies)
+
+    trace = Trace(list(requests), "replay", "synth")
+    return intervals_of(run.result(), simulate_draws(run.scenario, profile, draws, trace, simulate_draw), profile)
+
+
 def compare_runs(
     name: str, simulated: RunData, measured: RunData, profile: Optional[str] = None, percentiles: Sequence[float] = ()
 ) -> Comparison:
@@ -96,7 +120,6 @@ def compare_runs(
     if not simulated.scenario.policy_is_loadable:
         return compare(simulated, measured, percentiles=percentiles)
     loaded = load_profile(profile or simulated.scenario.profile)
-    host = HostOverhead(*measured.result.get("host", ()))
-    with_host = replace(loaded, cost=CostWithHost(loaded.cost, host)).with_sampling(simulated.scenario.engine.sampling)
-    resimulated, calls_matched = resimulate(measured, with_host, simulated.scenario)
+    of_run = loaded.for_run(simulated.scenario.engine.sampling, measured_host(measured.result))
+    resimulated, calls_matched = resimulate(measured, of_run, simulated.scenario)
     return compare(simulated, measured, resimulated, calls_matched, percentiles)

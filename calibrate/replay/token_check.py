@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, Optional, Union
 
 from servesim.core import BadInput
 
@@ -17,54 +17,27 @@ DEFAULT_SAMPLE = 16  # requests
 SHOWN_ANSWERS = 5  # answers that differ, in the text
 
 
-class AnswersThatMayDiffer(NamedTuple):
-    """The tolerance of a token check: a number of answers, or a share of the checked ones."""
+def sample_size(text: str, requests: int) -> int:
+    """Return how many requests of a run --check-tokens names: a number, all, or the default for an empty text."""
+    if text in ("", "all"):
+        return requests if text == "all" else min(DEFAULT_SAMPLE, requests)
+    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0):
+        raise BadInput(f"--check-tokens: expected a number of requests from 1, or all, got {text!r}")
+    if int(text) > requests:
+        raise BadInput(f"--check-tokens: expected at most {requests}, the requests of the run, or all, got {text}")
+    return int(text)
 
-    text: str
-    value: float
-    is_share: bool
 
-    def of(self, answers: int) -> int:
-        """Return how many of the checked answers may differ."""
-        return int(self.value * answers + 1e-9) if self.is_share else int(self.value)
-
-
-def parse_tolerance(text: str) -> AnswersThatMayDiffer:
-    """Read --tolerance-tokens: 2 answers, or 5% of the checked ones."""
-    plain, is_share = text.strip(), text.strip().endswith("%")
+def allowed_differences(text: str, answers: int) -> int:
+    """Return how many of the checked answers may differ: --tolerance-tokens is a number, or e.g. 5% of them."""
+    is_share = text.strip().endswith("%")
     try:
-        value = float(plain[:-1]) / 100 if is_share else float(int(plain))
+        value = float(text.strip()[:-1]) / 100 if is_share else float(int(text))
     except ValueError:
         value = -1.0
     if not 0 <= value <= (1 if is_share else 1e9):
         raise BadInput(f"--tolerance-tokens: expected a number of answers or a percentage, e.g. 2 or 5%, got {text!r}")
-    return AnswersThatMayDiffer(plain, value, is_share)
-
-
-class TokenSample(NamedTuple):
-    """Which requests to check: a number of them, or all."""
-
-    number: Optional[int]  # None: the default
-    all: bool = False
-
-    def of(self, requests: int) -> int:
-        """Return how many requests of a run to check. The user cannot ask for more than it has."""
-        if self.all or self.number is None:
-            return requests if self.all else min(DEFAULT_SAMPLE, requests)
-        if self.number > requests:
-            raise BadInput(
-                f"--check-tokens: expected at most {requests}, the requests of the run, or all, got {self.number}"
-            )
-        return self.number
-
-
-def parse_sample(text: str) -> TokenSample:
-    """Read --check-tokens: a number of requests, or all; an empty text is the default number."""
-    if text in ("", "all"):
-        return TokenSample(None, text == "all")
-    if not (text.isascii() and text.isdecimal() and len(text) < 10 and int(text) > 0):
-        raise BadInput(f"--check-tokens: expected a number of requests from 1, or all, got {text!r}")
-    return TokenSample(int(text))
+    return int(value * answers + 1e-9) if is_share else int(value)
 
 
 @dataclass(frozen=True)
@@ -119,9 +92,9 @@ class TokenCheck:
         found = [answer for answer in self.answers if answer.different]
         return sorted(found, key=lambda answer: answer.only_near_ties)
 
-    def within(self, tolerance: AnswersThatMayDiffer) -> bool:
+    def within(self, tolerance: str) -> bool:
         """Whether enough answers are equal. A check without an answer shows nothing, so it is not passed."""
-        return bool(self.answers) and len(self.different) <= tolerance.of(len(self.answers))
+        return bool(self.answers) and len(self.different) <= allowed_differences(tolerance, len(self.answers))
 
     @property
     def logits(self) -> dict[str, Any]:
@@ -159,7 +132,7 @@ def check_from_worker(result: Optional[Mapping[str, Any]]) -> Optional[TokenChec
     )  # fmt: skip
 
 
-def format_check(check: TokenCheck, tolerance: AnswersThatMayDiffer) -> list[str]:
+def format_check(check: TokenCheck, tolerance: str) -> list[str]:
     """Return the lines of the report."""
     count, different = len(check.answers), check.different
     lines = [
@@ -172,9 +145,9 @@ def format_check(check: TokenCheck, tolerance: AnswersThatMayDiffer) -> list[str
     if different:
         lines += describe_different(check)
     lines += describe_logits(check)
-    allowed = tolerance.of(count)
+    allowed = allowed_differences(tolerance, count)
     result = "met" if check.within(tolerance) else f"missed by {len(different) - allowed}" if count else "missed"
-    return [*lines, f"tolerance {tolerance.text} answers ({allowed} of {count}): {result}"]
+    return [*lines, f"tolerance {tolerance.strip()} answers ({allowed} of {count}): {result}"]
 
 
 def describe_events(check: TokenCheck) -> str:

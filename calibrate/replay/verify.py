@@ -1,4 +1,4 @@
-"""Simulated against measured: the signed error of every metric, its sources, and the order of scenarios.
+"""Simulated against measured: the signed error of every metric, its sources, and the order of scenarios; as text, JSON.
 
 An error is (simulated - measured) / measured. The error from step times disappears when the simulation uses the
 measured ones. The rest is the error from decisions. Latencies are in milliseconds, as in vLLM.
@@ -13,23 +13,14 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.core import BadInput
-from servesim.runs.metrics import percentile_name
+from servesim.runs.metric_table import metrics_in, percentile_metrics
 from servesim.runs.run_folder import RESULT, RunData
 
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
-
-
-def compared_metrics(percentiles: Sequence[float] = ()) -> tuple[str, ...]:
-    """Return the metrics of a comparison: with P90, P99 and these percentiles of the latencies."""
-    kinds = ("mean", "median", *map(percentile_name, sorted({90, 99, *percentiles})))
-    latencies = (f"{kind}_{name}_ms" for name in LATENCIES for kind in kinds)
-    return "makespan", "request_throughput", "output_throughput", *latencies, "evictions", "model_calls"
-
-
-METRICS = compared_metrics()
-CHECKED_METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")  # default
-RANKED_METRICS = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "p99_e2el_ms")  # default
-DECISION_FIELDS = ("kind", "chunks", "evicted", "swapped_in", "rejected")  # of a step in the decision log
+METRICS = metrics_in("verify")
+CHECKED_METRICS = metrics_in("checked")
+RANKED_METRICS = metrics_in("ranked")
+DECISION_FIELDS = ("kind", "chunks", "preempted", "swapped_in", "rejected")  # of a step in the decision log
+HEAD = f"{'metric':<24}{'simulated':>13}{'measured':>13}{'error':>11}{'steps':>11}{'decisions':>11}"
 
 
 @dataclass(frozen=True)
@@ -121,7 +112,7 @@ class Comparison:
     name: str
     rows: Sequence[MetricRow]
     decisions: Optional[Decisions]
-    paired: Sequence[LatencyDifference]
+    latencies: Sequence[LatencyDifference]
     calls_matched: Optional[tuple[int, int]] = None  # with measured step times: equal leading calls, all calls
     outcomes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     token_check: Optional[Mapping[str, Any]] = None  # of the measured run: its totals
@@ -134,6 +125,19 @@ class Comparison:
     def outside(self, tolerance: float, metrics: Sequence[str] = CHECKED_METRICS) -> list[MetricRow]:
         """Return the checked metrics whose error exceeds the tolerance."""
         return [row for row in map(self.row, metrics) if row.exceeds(tolerance)]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON."""
+        decisions = self.decisions
+        return {
+            "name": self.name,
+            "metrics": {row.metric: row.as_dict() for row in self.rows},
+            "decisions": decisions and {**vars(decisions), "identical": decisions.identical},
+            "latencies": [vars(latency) for latency in self.latencies],
+            "calls_matched": self.calls_matched,
+            "outcomes": self.outcomes,
+            **({} if self.token_check is None else {"token_check": self.token_check}),
+        }
 
 
 def check_metrics(metrics: Sequence[str], known: Sequence[str] = METRICS) -> None:
@@ -162,7 +166,7 @@ def compare(
     limits = intervals_in(simulated)
     rows = [
         MetricRow(m, simulated.metric(m), measured.metric(m), resimulated.metric(m), limits.get(m))
-        for m in compared_metrics(percentiles)
+        for m in dict.fromkeys([*METRICS, *percentile_metrics(percentiles)])
     ]
     return Comparison(
         measured.name or simulated.name,
@@ -244,17 +248,12 @@ def rank_correlations(
     return taus
 
 
-def as_json(comparison: Comparison) -> dict[str, Any]:
-    """Return a comparison as plain JSON."""
-    decisions = comparison.decisions
+def comparisons_to_json(comparisons: Sequence[Comparison], tolerance: Optional[float]) -> dict[str, Any]:
+    """Return the content of verify.json."""
     return {
-        "name": comparison.name,
-        "metrics": {row.metric: row.as_dict() for row in comparison.rows},
-        "decisions": decisions and {**vars(decisions), "identical": decisions.identical},
-        "paired": [vars(pair) for pair in comparison.paired],
-        "followed": comparison.calls_matched,
-        "outcomes": comparison.outcomes,
-        **({} if comparison.token_check is None else {"token_check": comparison.token_check}),
+        "tolerance": tolerance,
+        "comparisons": [comparison.as_dict() for comparison in comparisons],
+        **({"kendall_tau": rank_correlations(comparisons)} if len(comparisons) > 1 else {}),
     }
 
 
@@ -271,3 +270,91 @@ def pair_folders(simulated: Path, measured: Path) -> tuple[list[tuple[str, Path,
         raise BadInput(f"{simulated} and {measured}: expected runs in both folders with the same names, got none")
     both = [(name, simulated / name, measured / name) for name in sorted(ours & theirs)]
     return both, sorted(ours ^ theirs)
+
+
+def format_percent(value: Optional[float]) -> str:
+    """Return a fraction as signed percent."""
+    return "-" if value is None else f"{100 * value:+.2f}%"
+
+
+def format_number(value: Optional[float]) -> str:
+    """Return a metric with a few digits."""
+    if value is None:
+        return "-"
+    return (
+        f"{value:.0f}" if value == int(value) and abs(value) < 1e9 else f"{value:.4g}" if value < 10 else f"{value:.2f}"
+    )
+
+
+def format_row(row: MetricRow, checked: Sequence[str]) -> str:
+    """Return the line of a metric; a star marks checked metrics."""
+    mark = "*" if row.metric in checked else " "
+    cells = f"{format_number(row.simulated):>13}{format_number(row.measured):>13}{format_percent(row.error):>11}"
+    sources = f"{format_percent(row.from_step_times):>11}{format_percent(row.from_decisions):>11}"
+    return f"{mark}{row.metric:<23}{cells}{sources}{format_limits(row)}"
+
+
+def format_limits(row: MetricRow) -> str:
+    """Return the interval of a metric, and whether the measured value is inside."""
+    if row.interval is None:
+        return ""
+    word = "" if row.inside is None else "  inside" if row.inside else "  outside"
+    return f"  {f'[{format_number(row.interval[0])}, {format_number(row.interval[1])}]':>21}{word}"
+
+
+def describe_inside(comparison: Comparison) -> list[str]:
+    """Return how many measured values are in their intervals."""
+    checked = [row for row in comparison.rows if row.inside is not None]
+    if not checked:
+        return []
+    outside = [f"{row.metric} {format_percent(row.error)}" for row in checked if not row.inside]
+    text = f"inside the intervals: {len(checked) - len(outside)} of {len(checked)} measured values"
+    return [text + (f"; outside: {', '.join(outside)}" if outside else "")]
+
+
+def format_comparison(
+    comparison: Comparison, checked: Sequence[str] = CHECKED_METRICS, tolerance: Optional[float] = None
+) -> str:
+    """Return the report of one scenario."""
+    title = f" simulated against measured{': ' + comparison.name if comparison.name else ''} "
+    head = f"{HEAD}{'interval':>23}" if any(row.interval for row in comparison.rows) else HEAD
+    lines = [f"{title:=^83}", head, *(format_row(row, checked) for row in comparison.rows)]
+    lines += ["-" * 83, *describe_decisions(comparison), *describe_inside(comparison)]
+    for pair in comparison.latencies:
+        lines.append(
+            f"{pair.name} of {pair.count} requests, simulated - measured: mean {1e3 * pair.mean:+.2f} ms, "
+            f"median {1e3 * pair.median:+.2f} ms, sd {1e3 * pair.spread:.2f} ms, {100 * pair.within:.0f} % within 5 %"
+        )
+    if comparison.token_check is not None:
+        check = comparison.token_check
+        lines.append(f"token check of the measured run: {check['equal']} of {check['checked']} answers equal")
+    if tolerance is not None:
+        outside = comparison.outside(tolerance, checked)
+        names = ", ".join(f"{row.metric} {format_percent(row.error)}" for row in outside)
+        lines.append(f"tolerance {100 * tolerance:g} %: " + (f"missed by {names}" if outside else "met"))
+    return "\n".join(lines)
+
+
+def describe_decisions(comparison: Comparison) -> list[str]:
+    """Return how many decisions and model calls of both runs are equal."""
+    decisions = comparison.decisions
+    if decisions is None:
+        text = "not compared (one run has no decision log)"
+    elif decisions.identical:
+        text = f"identical, {decisions.same} steps"
+    else:
+        time = "" if decisions.first is None else f", at t={decisions.first['t']:.4f} s"
+        text = f"{decisions.simulated} steps simulated, {decisions.measured} measured; first difference at step "
+        text += f"{decisions.same}{time}; {decisions.alike} steps equal at the same index"
+    lines = [f"decisions: {text}"]
+    if comparison.calls_matched is not None:
+        matched, calls = comparison.calls_matched
+        lines.append(f"with measured step times, {matched} of {calls} simulated model calls match the measured ones")
+    return lines
+
+
+def format_ranks(comparisons: Sequence[Comparison]) -> str:
+    """Return the rank correlation per metric."""
+    taus = rank_correlations(comparisons).items()
+    cells = ", ".join(f"{metric} {'-' if tau is None else f'{tau:+.2f}'}" for metric, tau in taus)
+    return f"rank agreement over {len(comparisons)} settings (Kendall's tau): {cells}"

@@ -1,4 +1,4 @@
-"""HTTP-server side of the engine's socket: sends requests and distributes tokens, one handle per request."""
+"""HTTP-server side of the engine's socket: sends requests and distributes their tokens."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class TooManyRequests(RuntimeError):
 
 
 class RequestHandle:
-    """A submitted request: its tokens as they arrive, then an End."""
+    """A request of the engine: its tokens as they arrive, then an End."""
 
-    def __init__(self, id: int, prompt: int, limit: int, finish_reason: str) -> None:
+    def __init__(self, id: int, prompt: int, limit: int, finish_reason: str, arrived: asyncio.Event) -> None:
         self.id = id
         self.prompt = prompt
         self.limit = limit
@@ -37,23 +37,12 @@ class RequestHandle:
         self.finished = False
         self.times = RequestTimes(prompt)
         self._events: list[EngineEvent] = []
-        self._arrived = asyncio.Event()
-
-    async def next(self, timeout: Optional[float] = None) -> Optional[list[EngineEvent]]:
-        """Return the events since the last call; wait for at least one. None after `timeout` seconds."""
-        while not self._events:
-            if not await wait_for(self._arrived, timeout):
-                return None
-        return self.take()
+        self._arrived = arrived  # one flag for all requests of a group
 
     def take(self) -> list[EngineEvent]:
         """Return the events since the last call, which may be none."""
         events, self._events = self._events, []
         return events
-
-    def share(self, arrived: asyncio.Event) -> None:
-        """Set this flag, instead of an own one, when an event arrives."""
-        self._arrived = arrived
 
     def add(self, event: EngineEvent) -> None:
         self.finished = isinstance(event, End)
@@ -64,29 +53,36 @@ class RequestHandle:
 class RequestGroup:
     """The engine requests of one HTTP request: several prompts, or several answers to one."""
 
-    def __init__(self, handles: Sequence[RequestHandle]) -> None:
+    def __init__(self, handles: Sequence[RequestHandle], arrived: asyncio.Event) -> None:
         self.handles = handles
-        self._arrived = asyncio.Event()
-        for handle in handles:
-            handle.share(self._arrived)
+        self._arrived = arrived
 
     async def next(self, timeout: Optional[float] = None) -> Optional[list[tuple[int, EngineEvent]]]:
-        """Return the events of all requests, each with the index of its request, as `RequestHandle.next` does."""
+        """Return the events since the last call, each with the index of its request; wait for at least one.
+
+        Return None after `timeout` seconds without one.
+        """
         while True:
             events = [(index, event) for index, handle in enumerate(self.handles) for event in handle.take()]
             if events:
                 return events
-            if not await wait_for(self._arrived, timeout):
+            self._arrived.clear()
+            try:
+                await asyncio.wait_for(self._arrived.wait(), timeout)
+            except asyncio.TimeoutError:
                 return None
 
-
-async def wait_for(arrived: asyncio.Event, timeout: Optional[float]) -> bool:
-    """Clear a flag and wait until it is set; return False after `timeout` seconds."""
-    arrived.clear()
-    try:
-        return await asyncio.wait_for(arrived.wait(), timeout)
-    except asyncio.TimeoutError:
-        return False
+    async def collect(self) -> list[tuple[list[int], End]]:
+        """Wait for the end of all requests; return the tokens and the end of each."""
+        tokens: list[list[int]] = [[] for _ in self.handles]
+        ends: dict[int, End] = {}
+        while len(ends) < len(tokens):
+            for index, event in await self.next() or ():
+                if isinstance(event, End):
+                    ends[index] = event
+                else:
+                    tokens[index].append(event)
+        return [(tokens[index], ends[index]) for index in range(len(tokens))]
 
 
 class EngineClient:
@@ -139,21 +135,19 @@ class EngineClient:
         reason = handle.finish_reason if end.outcome == "finished" else "error"
         self.metrics.on_end(handle.times, reason, end.queued)
 
-    def require_room(self, count: int) -> None:
-        """Raise TooManyRequests if the engine cannot accept `count` further requests now."""
-        if len(self.handles) + count > self.max_open:
+    def submit(self, jobs: Sequence[tuple[Sequence[int], int, str]]) -> RequestGroup:
+        """Send requests to the engine: prompt, output length and finish reason of each. Raises TooManyRequests."""
+        if len(self.handles) + len(jobs) > self.max_open:
             raise TooManyRequests(f"{len(self.handles)} requests are open already; the maximum is {self.max_open}")
         if self.closed or self._writer is None:
             raise TooManyRequests("the engine is not running")
-
-    def submit(self, tokens: Sequence[int], limit: int, finish_reason: str = "length") -> RequestHandle:
-        """Send a request to the engine. Raises TooManyRequests."""
-        self.require_room(1)
-        self._last_id += 1
-        handle = RequestHandle(self._last_id, len(tokens), limit, finish_reason)
-        self.handles[handle.id] = handle
-        self._send({"submit": [handle.id, list(tokens), limit]})
-        return handle
+        arrived, handles = asyncio.Event(), []
+        for tokens, limit, finish_reason in jobs:
+            self._last_id += 1
+            handles.append(RequestHandle(self._last_id, len(tokens), limit, finish_reason, arrived))
+            self.handles[self._last_id] = handles[-1]
+            self._send({"submit": [self._last_id, list(tokens), limit]})
+        return RequestGroup(handles, arrived)
 
     def abort(self, handle: RequestHandle) -> None:
         """Abort a request whose client disconnected."""

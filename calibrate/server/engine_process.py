@@ -2,7 +2,7 @@
 
 It runs next to the device: Python 3.9, standard library. Messages are JSON lines.
 In: {"submit": [id, tokens, limit]}, {"abort": id}, {"stop": true}.
-Out: {"t", "tokens": [[id, token]...], "finished": [[id, outcome, reason, queued, preemptions]...], "state"}.
+Out: {"t", "tokens": [[id, token]...], "finished": [[id, outcome, reason, queued]...], "state"}.
 """
 
 from __future__ import annotations

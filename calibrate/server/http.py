@@ -1,4 +1,4 @@
-"""Shared by both HTTP interfaces: limits on body size, silent clients and slow readers.
+"""Shared by both HTTP interfaces: the key of the server, limits on body size, silent clients and slow readers.
 
 A slow, disconnected or invalid client loses its own response. Other clients are not affected.
 """
@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
+import ipaddress
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable, Optional, Protocol, TypeVar
+from typing import Any, Callable, Optional, TypeVar
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from .connection import ClientConnection
-from .engine_client import End, EngineClient, RequestHandle, TooManyRequests
+from .engine_client import EngineClient, EngineEvent, RequestGroup, TooManyRequests
+from .tokenizers import CannotEncode, Tokenizer
 
 MAX_BODY_BYTES = 1 << 20
 BODY_SECONDS = 30.0  # maximum time to send the body
@@ -26,32 +29,9 @@ HEAD_SECONDS = 30.0  # maximum time to send a request head on a new or idle conn
 PING_INTERVAL_S = 600.0  # a stream without tokens gets a comment after this time
 PING = b": You can't see this ping\n\n"
 CHECK_INTERVAL_S = 2.0  # between two checks for idle connections
+MAX_LOG_CHARACTERS = 200  # of the reason of a malformed request
+OPEN_PATHS = ("/health", "/ping")  # probes of a cluster have no key
 T = TypeVar("T")
-
-
-class EventSource(Protocol[T]):
-    """A request or a group of requests."""
-
-    async def next(self, timeout: Optional[float] = None) -> Optional[list[T]]:
-        """Return the events since the last call; None after `timeout` seconds without one."""
-
-
-class PromptTokenizer(Protocol):
-    """Translates between the text of a prompt and token ids. Answers always consist of common words."""
-
-    @property
-    def size(self) -> int:
-        """The size of the vocabulary: ids are smaller."""
-
-    @property
-    def in_thread(self) -> bool:
-        """Whether `encode` takes so long that it must not run in the thread that sends the tokens of all streams."""
-
-    def encode(self, text: str) -> list[int]:
-        """Return the token ids of a text."""
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of token ids."""
 
 
 class Refused(Exception):
@@ -77,7 +57,7 @@ class HttpFrontEnd:
     model: str
     names: tuple[str, ...]  # of the model, for clients; responses have the first one
     vocab: int  # of the model
-    tokenizer: PromptTokenizer
+    tokenizer: Tokenizer  # of prompts
     context: int  # maximum prompt + output tokens
     max_length: int  # prompt + output tokens that the policy accepts
     capacity: int  # tokens in all KV blocks
@@ -86,6 +66,7 @@ class HttpFrontEnd:
     device: str
     dtype: str
     streams: set[Stream] = field(default_factory=set)  # open responses
+    busy: set[web.RequestHandler] = field(default_factory=set)  # connections with a request
 
     async def json_body(self, request: web.Request, invalid: Callable[[str, int], Refused]) -> dict[str, Any]:
         """Return the body of a request, which must be a JSON object."""
@@ -108,25 +89,20 @@ class HttpFrontEnd:
         return body
 
     async def encoded(self, read: Callable[[], T]) -> T:
-        """Return what a function returns that encodes prompts."""
-        return await asyncio.to_thread(read) if self.tokenizer.in_thread else read()
-
-    def submit(self, tokens: Sequence[int], limit: int) -> RequestHandle:
-        """Submit a request to the engine; reject it with 503 while too many are open."""
+        """Return what a function returns that encodes prompts. A text that has no tokens is a 400."""
         try:
-            return self.engine.submit(self._model_ids(tokens), max(1, min(limit, self.context - len(tokens))))
-        except TooManyRequests as busy:
-            raise refused(503, str(busy)) from None
+            return await asyncio.to_thread(read) if self.tokenizer.in_thread else read()
+        except CannotEncode as error:
+            raise refused(400, str(error)) from None
 
-    def submit_all(self, jobs: Sequence[tuple[Sequence[int], int, str]]) -> list[RequestHandle]:
+    def submit(self, jobs: Sequence[tuple[Sequence[int], int, str]]) -> RequestGroup:
         """Submit requests, each with its tokens, output length and finish reason: all of them, or none with a 503."""
         if len(jobs) > self.engine.max_open:
             raise refused(400, f"expected at most {self.engine.max_open} answers in a response, got {len(jobs)}")
         try:
-            self.engine.require_room(len(jobs))
-        except TooManyRequests as busy:
-            raise refused(503, str(busy)) from None
-        return [self.engine.submit(self._model_ids(tokens), limit, reason) for tokens, limit, reason in jobs]
+            return self.engine.submit([(self._model_ids(tokens), limit, reason) for tokens, limit, reason in jobs])
+        except TooManyRequests as error:
+            raise refused(503, str(error)) from None
 
     def _model_ids(self, tokens: Sequence[int]) -> Sequence[int]:
         """Return ids that the model has. Its vocabulary may be smaller than that of the tokenizer."""
@@ -135,12 +111,12 @@ class HttpFrontEnd:
         return [token if token < self.vocab else token % (self.vocab - 1) + 1 for token in tokens]
 
     @contextlib.asynccontextmanager
-    async def abort_on_exit(self, *handles: RequestHandle) -> AsyncIterator[None]:
+    async def abort_on_exit(self, group: RequestGroup) -> AsyncIterator[None]:
         """Abort the requests that have not ended when the response does."""
         try:
             yield
         finally:
-            for handle in handles:
+            for handle in group.handles:
                 if not handle.finished:
                     self.engine.abort(handle)
 
@@ -151,8 +127,6 @@ class HttpFrontEnd:
         self.streams.add(stream)
         try:
             await stream.response.prepare(request)
-            if isinstance(request.protocol, ClientConnection):
-                request.protocol.probe = stream.ping
             yield stream
         finally:
             self.streams.discard(stream)
@@ -166,17 +140,12 @@ class Stream:
         self.transport = request.transport
         self.write_started: Optional[float] = None  # None while no write is pending
 
-    async def next_events(self, source: EventSource[T]) -> list[T]:
+    async def next_events(self, group: RequestGroup) -> list[tuple[int, EngineEvent]]:
         """Return the next events; ping the client while there are none."""
         while True:
-            events = await source.next(PING_INTERVAL_S)
+            events = await group.next(PING_INTERVAL_S)
             if events is not None:
                 return events
-            await self.write(PING)
-
-    async def ping(self) -> None:
-        """Send a comment, unless a write is pending."""
-        if self.write_started is None:
             await self.write(PING)
 
     async def write(self, data: bytes) -> None:
@@ -186,14 +155,44 @@ class Stream:
         self.write_started = None
 
 
-async def collect(handle: RequestHandle) -> tuple[list[int], End]:
-    """Wait for the end of a request; return all its tokens and the end."""
-    tokens: list[int] = []
-    while True:
-        for event in await handle.next() or ():
-            if isinstance(event, End):
-                return tokens, event
-            tokens.append(event)
+def is_local(host: str) -> bool:
+    """Return whether only this machine can reach an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def require_key(key: str) -> Any:
+    """Return the middleware that rejects requests without the key."""
+
+    @web.middleware
+    async def check(request: web.Request, handler: Any) -> web.StreamResponse:
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        matches = hmac.compare_digest(given.strip().encode(errors="surrogateescape"), key.encode())
+        if request.path not in OPEN_PATHS and not (matches and scheme.lower() == "bearer"):
+            message = "expected the header Authorization: Bearer KEY with the key of this server"
+            error = {"message": message, "type": "invalid_request_error", "param": None, "code": "invalid_api_key"}
+            raise Refused(401, {"detail": message, "error": error})
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    return check
+
+
+def mark_busy(front_end: HttpFrontEnd) -> Any:
+    """Return the middleware that records the connections with a request."""
+
+    @web.middleware
+    async def mark(request: web.Request, handler: Any) -> web.StreamResponse:
+        front_end.busy.add(request.protocol)
+        try:
+            response: web.StreamResponse = await handler(request)
+            return response
+        finally:
+            front_end.busy.discard(request.protocol)
+
+    return mark
 
 
 @web.middleware
@@ -211,6 +210,23 @@ async def json_errors(request: web.Request, handler: Any) -> web.StreamResponse:
         return web.json_response({"detail": error.reason}, status=error.status, headers=headers)
 
 
+def request_logger() -> logging.Logger:
+    """Return a logger for aiohttp: it logs a malformed request in one line, without a traceback."""
+    logger = logging.getLogger(__name__)
+    logger.addFilter(shorten)
+    return logger
+
+
+def shorten(record: logging.LogRecord) -> bool:
+    """Replace the traceback of a malformed request with its reason."""
+    error = None if not record.exc_info else record.exc_info[1]
+    if isinstance(error, (HttpProcessingError, web.RequestPayloadError)):
+        reason = " ".join(str(getattr(error, "message", error)).split())[:MAX_LOG_CHARACTERS]
+        reason = "".join(character if character.isprintable() else "?" for character in reason)
+        record.msg, record.args, record.exc_info = "malformed request: %s", (reason,), None
+    return True
+
+
 async def close_idle_connections(runner: web.AppRunner, front_end: HttpFrontEnd) -> None:
     """Close connections whose client sends or reads nothing for too long: aiohttp would wait forever."""
     idle_since: dict[Any, float] = {}  # by connection
@@ -218,14 +234,11 @@ async def close_idle_connections(runner: web.AppRunner, front_end: HttpFrontEnd)
         await asyncio.sleep(CHECK_INTERVAL_S)
         now = time.monotonic()
         connections = [] if runner.server is None else runner.server.connections
-        idle = [connection for connection in connections if getattr(connection, "_current_request", None) is None]
+        idle = [connection for connection in connections if connection not in front_end.busy]
         idle_since = {connection: idle_since.get(connection, now) for connection in idle}
         for connection, start in idle_since.items():
             if now - start > HEAD_SECONDS:
                 connection.force_close()
-                transport: Optional[asyncio.Transport] = getattr(connection, "transport", None)
-                if transport is not None:
-                    transport.close()
         for stream in list(front_end.streams):
             stalled = stream.write_started is not None and now - stream.write_started > STALL_SECONDS
             if stalled and stream.transport is not None:

@@ -7,9 +7,9 @@ from typing import Any, Callable, Optional
 
 from aiohttp import web
 
-from .engine_client import End, RequestHandle
-from .http import HttpFrontEnd, Refused, Stream, collect
-from .word_tokenizer import decode_token
+from .engine_client import End, RequestGroup
+from .http import HttpFrontEnd, Refused, Stream
+from .tokenizers import decode
 
 PATHS = ("/models/llama2", "/models/internlm")
 ERRORS = {"refused": "Error202: prompt out of range", "empty": "Error203: prompt token empty"}
@@ -52,20 +52,23 @@ class ServingApi:
             raise unprocessable(location, "value is not a valid integer", "type_error.integer")
         return body
 
-    async def _submit(self, body: dict[str, Any]) -> Optional[RequestHandle]:
-        """Submit a request to the engine; None when the prompt is empty."""
-        tokens = await self.front_end.encoded(lambda: self.front_end.tokenizer.encode(body["inputs"]))
+    async def _submit(self, body: dict[str, Any]) -> RequestGroup:
+        """Submit a request to the engine; none when the prompt is empty."""
+        front_end = self.front_end
+        tokens = await front_end.encoded(lambda: front_end.tokenizer.encode(body["inputs"]))
+        if not tokens:
+            return front_end.submit([])
         limit = parse_int((body.get("parameters") or {}).get("max_new_tokens"))
-        return self.front_end.submit([BOS, *tokens], DEFAULT_LIMIT if limit is None else limit) if tokens else None
+        limit = DEFAULT_LIMIT if limit is None else limit
+        prompt = [BOS, *tokens]
+        return front_end.submit([(prompt, max(1, min(limit, front_end.context - len(prompt))), "length")])
 
     async def _generate(self, body: dict[str, Any]) -> web.Response:
-        handle = await self._submit(body)
-        tokens: list[dict[str, Any]] = []
-        end = End("empty")
-        if handle is not None:
-            async with self.front_end.abort_on_exit(handle):
-                numbers, end = await collect(handle)
-                tokens = [token_event(number, count == len(numbers)) for count, number in enumerate(numbers, 1)]
+        group = await self._submit(body)
+        async with self.front_end.abort_on_exit(group):
+            answers = await group.collect()
+        numbers, end = answers[0] if answers else ([], End("empty"))
+        tokens = [token_event(number, count == len(numbers)) for count, number in enumerate(numbers, 1)]
         text = json.dumps({**self._response(tokens, end), "details": None}) + "\n"
         return web.Response(text=text, content_type="application/json")
 
@@ -73,30 +76,29 @@ class ServingApi:
         """Send one event per token, and the full response at the end if `return_full_text` is set."""
         parameters = body.get("parameters") or {}
         bare = parameters.get("return_protocol", "sse") == "sse"
-        handle = await self._submit(body)
+        group = await self._submit(body)
         headers = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"} if bare else {}
         line = bare_line if bare else data_line
         full = parse_bool(parameters.get("return_full_text", True))
-        open_requests = [] if handle is None else [handle]
-        async with self.front_end.abort_on_exit(*open_requests), self.front_end.stream(request, headers) as stream:
-            if handle is None:
-                await stream.write(self._last_lines([], End("empty"), full, line))
+        async with self.front_end.abort_on_exit(group), self.front_end.stream(request, headers) as stream:
+            if group.handles:
+                await self._stream_tokens(group, stream, full, line)
             else:
-                await self._stream_tokens(handle, stream, full, line)
+                await stream.write(self._last_lines([], End("empty"), full, line))
         return stream.response
 
     async def _stream_tokens(
-        self, handle: RequestHandle, stream: Stream, full: bool, line: Callable[[Any], bytes]
+        self, group: RequestGroup, stream: Stream, full: bool, line: Callable[[Any], bytes]
     ) -> None:
         """Send the tokens as they arrive, then the end."""
         tokens: list[dict[str, Any]] = []
         while True:
             data = b""
-            for event in await stream.next_events(handle):
+            for _, event in await stream.next_events(group):
                 if isinstance(event, End):
                     await stream.write(data + self._last_lines(tokens, event, full, line))
                     return
-                tokens.append(token_event(event, len(tokens) + 1 == handle.limit))
+                tokens.append(token_event(event, len(tokens) + 1 == group.handles[0].limit))
                 data += line(partial_response(tokens[-1]))
             await stream.write(data)
 
@@ -140,7 +142,7 @@ class ServingApi:
 
 def token_event(token: int, last: bool, error: str = "") -> dict[str, Any]:
     """Return a token in llm-serving's form. The last one has no text; an error is the text of token 0."""
-    return {"id": token, "logprob": 0.0, "special": last, "text": "" if last else error or decode_token(token)}
+    return {"id": token, "logprob": 0.0, "special": last, "text": "" if last else error or decode([token])}
 
 
 def wrap_event(data: Any) -> dict[str, Any]:
@@ -207,5 +209,4 @@ def unprocessable(location: list[Any], message: str, kind: str) -> Refused:
 def invalid_json(error: str, offset: int) -> Refused:
     """Return FastAPI's 422 response for a body that is not JSON."""
     fault = {"type": "json_invalid", "loc": ["body", offset], "msg": "JSON decode error", "input": {}}
-
     return Refused(422, {"detail": [{**fault, "ctx": {"error": error}}]})

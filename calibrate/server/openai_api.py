@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional, Protocol
 
 from aiohttp import web
 
-from .engine_client import End, EngineEvent, RequestGroup
-from .http import HttpFrontEnd, Refused, Stream, collect
-from .openai_answers import Answers, ChatForm, CompletionForm, Form, error_line
+from .engine_client import End, EngineEvent, RequestGroup, RequestHandle
+from .http import HttpFrontEnd, Refused, Stream
 from .openai_fields import (
     MAX_PROMPT_TOKENS,
     Generation,
@@ -20,9 +20,111 @@ from .openai_fields import (
     read_messages,
     read_prompts,
 )
+from .tokenizers import decode
 
 COMPLETION_LIMIT = 16  # OpenAI's default of max_tokens
+DONE = b"data: [DONE]\n\n"
 EVENT_STREAM = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
+
+
+class Form(Protocol):
+    """How one interface names and nests the text of an answer."""
+
+    id_prefix: str
+    whole: str  # type of a complete answer
+    line: str  # type of a line of a stream
+
+    def text(self, tokens: Sequence[int], first: bool) -> str:
+        """Return the text of tokens; `first` says whether the answer begins with them."""
+
+    def choice(self, text: str) -> dict[str, Any]:
+        """Return the text of a complete answer."""
+
+    def piece(self, text: str, first: bool) -> dict[str, Any]:
+        """Return the text of one token in a stream."""
+
+
+class CompletionForm:
+    """The answers of /v1/completions: the text continues the prompt."""
+
+    id_prefix = "cmpl"
+    whole = line = "text_completion"
+
+    def text(self, tokens: Sequence[int], first: bool) -> str:
+        return decode(tokens)
+
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def piece(self, text: str, first: bool) -> dict[str, Any]:
+        return {"text": text}
+
+
+class ChatForm:
+    """The answers of /v1/chat/completions: a message of the assistant."""
+
+    id_prefix = "chatcmpl"
+    whole = "chat.completion"
+    line = "chat.completion.chunk"
+
+    def text(self, tokens: Sequence[int], first: bool) -> str:
+        return decode(tokens)[1:] if first else decode(tokens)
+
+    def choice(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+
+    def piece(self, text: str, first: bool) -> dict[str, Any]:
+        return {"delta": {"role": "assistant", "content": text} if first else {"content": text}}
+
+
+class Answers:
+    """The answers to one HTTP request, in the form of its interface."""
+
+    def __init__(self, form: Form, model: str, handles: Sequence[RequestHandle], asked: Generation) -> None:
+        self.form = form
+        self.handles = handles
+        self.asked = asked
+        self.counts = [0] * len(handles)  # tokens so far
+        self.prompt_tokens = sum(handle.prompt for handle in handles[:: asked.n])
+        self.head = {"id": f"{form.id_prefix}-{handles[0].id}", "created": int(time.time()), "model": model}
+
+    def complete(self, tokens: Sequence[Sequence[int]]) -> dict[str, Any]:
+        """Return the response with all answers; `tokens` are those of each request."""
+        self.counts = list(map(len, tokens))
+        choices = [
+            self._choice(index, self.form.choice(self.form.text(each, True)), self.handles[index].finish_reason)
+            for index, each in enumerate(tokens)
+        ]
+        return {**self.head, "object": self.form.whole, "choices": choices, "usage": self.usage()}
+
+    def token_line(self, index: int, token: int) -> bytes:
+        """Return the line of the next token of a request."""
+        first = self.counts[index] == 0
+        self.counts[index] += 1
+        handle = self.handles[index]
+        reason = handle.finish_reason if self.counts[index] >= handle.limit else None
+        piece = self.form.piece(self.form.text([token], first), first)
+        usage = {"usage": self.usage()} if self.asked.running_usage else {}
+        return event_line({**self._stream_head(), "choices": [self._choice(index, piece, reason)], **usage})
+
+    def last_lines(self) -> bytes:
+        """Return the end of a stream in which every answer is complete."""
+        if not self.asked.final_usage:
+            return DONE
+        return event_line({**self._stream_head(), "choices": [], "usage": self.usage()}) + DONE
+
+    def usage(self) -> dict[str, int]:
+        """Return the token counts so far."""
+        output = sum(self.counts)
+        total = self.prompt_tokens + output
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": output, "total_tokens": total}
+
+    def _stream_head(self) -> dict[str, Any]:
+        return {**self.head, "object": self.form.line}
+
+    @staticmethod
+    def _choice(index: int, text: dict[str, Any], reason: Optional[str]) -> dict[str, Any]:
+        return {"index": index, **text, "logprobs": None, "finish_reason": reason}
 
 
 class OpenAIApi:
@@ -116,12 +218,12 @@ class OpenAIApi:
         if asked.n * sum(map(len, prompts)) > MAX_PROMPT_TOKENS:
             raise fault(400, f"n: expected at most {MAX_PROMPT_TOKENS} prompt tokens in total, times n", "n")
         front_end = self.front_end
-        handles = front_end.submit_all([self._job(prompt, asked) for prompt in prompts for _ in range(asked.n)])
-        answers = Answers(form, front_end.names[0], handles, asked)
-        async with front_end.abort_on_exit(*handles):
+        group = front_end.submit([self._job(prompt, asked) for prompt in prompts for _ in range(asked.n)])
+        answers = Answers(form, front_end.names[0], group.handles, asked)
+        async with front_end.abort_on_exit(group):
             if asked.streamed:
-                return await self._stream(request, RequestGroup(handles), answers)
-            results = [await collect(handle) for handle in handles]
+                return await self._stream(request, group, answers)
+            results = await group.collect()
         for _, end in results:
             if end.outcome != "finished":
                 raise failure(end)
@@ -172,3 +274,13 @@ class OpenAIApi:
 def failure(end: End) -> Refused:
     """Return the error for a request that the engine rejected or that failed."""
     return fault(400 if end.outcome == "refused" else 500, end.reason or end.outcome)
+
+
+def event_line(value: Any) -> bytes:
+    """Return a server-sent event."""
+    return f"data: {json.dumps(value)}\n\n".encode()
+
+
+def error_line(end: End) -> bytes:
+    """Return the last line of a stream whose request failed."""
+    return event_line({"error": {"message": end.reason or end.outcome, "type": "server_error"}})

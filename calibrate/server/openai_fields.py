@@ -10,7 +10,8 @@ import reprlib
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from .http import PromptTokenizer, Refused
+from .http import Refused
+from .tokenizers import Tokenizer
 
 UNSUPPORTED = ("echo", "logprobs", "prompt_logprobs", "top_logprobs", "use_beam_search")  # null, false and 0 are fine
 MAX_PROMPT_TOKENS = 1 << 20  # of all prompts of a request, times n
@@ -89,13 +90,13 @@ def flag(body: dict[str, Any], name: str, prefix: str = "") -> bool:
     return bool(value)
 
 
-def read_prompts(value: Any, tokenizer: PromptTokenizer) -> list[list[int]]:
+def read_prompts(value: Any, tokenizer: Tokenizer) -> list[list[int]]:
     """Return the prompts of a completion as token ids: one text or list of ids, or a list of these."""
     several = isinstance(value, list) and bool(value) and isinstance(value[0], (str, list))
     return [read_prompt(each, tokenizer) for each in (value if several else [value])]
 
 
-def read_prompt(value: Any, tokenizer: PromptTokenizer) -> list[int]:
+def read_prompt(value: Any, tokenizer: Tokenizer) -> list[int]:
     """Return one prompt as token ids."""
     expected = "a text or a list of token ids, not empty, or a list of these"
     ids = tokenizer.encode(value) if isinstance(value, str) else value
@@ -112,28 +113,28 @@ def check_ids(value: Any, vocab: int, name: str, expected: str = "a list of toke
     return list(value)
 
 
-def read_messages(value: Any, tokenizer: PromptTokenizer) -> list[int]:
+def read_messages(value: Any, tokenizer: Tokenizer) -> list[int]:
     """Return the texts of all messages of a chat as token ids. Roles add no tokens."""
     if not isinstance(value, list) or not value:
         raise fault(400, "messages: expected a list of messages, not empty", "messages")
-    texts = [message_text(f"messages[{place}]", each) for place, each in enumerate(value)]
+    texts = [message_text(f"messages[{index}]", each) for index, each in enumerate(value)]
     tokens = tokenizer.encode(" ".join(texts))
     if not tokens:
         raise fault(400, "messages: expected a text that is not empty", "messages")
     return tokens
 
 
-def message_text(where: str, message: Any) -> str:
+def message_text(name: str, message: Any) -> str:
     """Return the text of a message: a text, a list of text parts, or null (a message with tool calls)."""
     if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-        raise fault(400, f"{where}: expected an object with role and content", "messages")
+        raise fault(400, f"{name}: expected an object with role and content", "messages")
     content = message.get("content")
     if content is None or isinstance(content, str):
         return content or ""
     parts = content if isinstance(content, list) else [content]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise fault(400, f"{where}.content: expected a text or a list of text parts", "messages")
+        raise fault(400, f"{name}.content: expected a text or a list of text parts", "messages")
     return " ".join(map(str, texts))
 
 

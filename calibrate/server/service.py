@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from aiohttp import web
-from servesim import __version__
 from servesim.calibrate.client.load_generator import raise_file_limit
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession
@@ -22,15 +21,22 @@ from servesim.config.user_code import code_access
 from servesim.core import BadInput, PolicyError
 from servesim.files.scratch import ScratchFolder
 from servesim.policies.llm_serving import LLMServing
+from servesim.version import __version__
 
-from .access import require_key
-from .connection import ClientConnection
 from .engine_client import EngineClient
-from .http import MAX_BODY_BYTES, HttpFrontEnd, PromptTokenizer, close_idle_connections, json_errors
+from .http import (
+    MAX_BODY_BYTES,
+    HttpFrontEnd,
+    close_idle_connections,
+    json_errors,
+    mark_busy,
+    request_logger,
+    require_key,
+)
 from .llm_serving_api import ServingApi
 from .metrics import CONTENT_TYPE, ServerMetrics
 from .openai_api import OpenAIApi
-from .word_tokenizer import WordTokenizer
+from .tokenizers import Tokenizer, WordTokenizer
 
 CLOSE_TIMEOUT_S = 5.0  # for the engine's socket
 MAX_MESSAGE_BYTES = 1 << 26  # of one message from the engine
@@ -86,7 +92,8 @@ def application(front_end: HttpFrontEnd, api_key: Optional[str] = None) -> web.A
     async def metrics(request: web.Request) -> web.Response:
         return web.Response(body=engine.metrics.text(engine.state), headers={"Content-Type": CONTENT_TYPE})
 
-    app = web.Application(middlewares=[json_errors, *require_key(api_key)], client_max_size=MAX_BODY_BYTES)
+    middlewares = [mark_busy(front_end), json_errors, *([] if api_key is None else [require_key(api_key)])]
+    app = web.Application(middlewares=middlewares, client_max_size=MAX_BODY_BYTES)
     app.add_routes(ServingApi(front_end).routes())
     app.add_routes(OpenAIApi(front_end).routes())
     app.add_routes([web.get("/health", health), web.route("*", "/ping", health), web.get("/version", version)])
@@ -102,7 +109,7 @@ class ServerOptions:
     api_key: Optional[str] = None
     names: tuple[str, ...] = ()  # of the model; default: its own name
     usual_output: int = 256  # tokens of an answer if the client sets no limit
-    tokenizer: Optional[PromptTokenizer] = None  # of prompts; default: one word is one token
+    tokenizer: Optional[Tokenizer] = None  # of prompts; default: one word is one token
 
 
 class Service:
@@ -141,9 +148,14 @@ class Service:
         client = EngineClient(self.options.max_open, ServerMetrics(self.names[0]))
         async with self._start_engine(client) as engine:
             front_end = self._front_end(client)
-            runner = web.AppRunner(application(front_end, self.options.api_key), handler_cancellation=True)
+            runner = web.AppRunner(
+                application(front_end, self.options.api_key), handler_cancellation=True,
+                keepalive_timeout=KEEP_ALIVE_S, logger=request_logger(),
+            )  # fmt: skip
             await runner.setup()
-            servers = await self._listen(runner)
+            with cannot_listen(*self.sockets[0].getsockname()[:2]):
+                for each in self.sockets:
+                    await web.SockSite(runner, each, backlog=BACKLOG).start()
             closer = asyncio.create_task(close_idle_connections(runner, front_end))
             if ready is not None:
                 ready(self.port)
@@ -151,25 +163,12 @@ class Service:
             await asyncio.wait([stopped, engine], return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             closer.cancel()
-            for server in servers:
-                server.close()
             await runner.cleanup()
             client.stop()
             try:
                 self.final_state = await engine
             except (WorkerFailed, PolicyError) as error:
                 self.failure = error
-
-    async def _listen(self, runner: web.AppRunner) -> list[asyncio.Server]:
-        """Accept connections on every socket."""
-        loop, manager = asyncio.get_running_loop(), runner.server
-        assert manager is not None
-
-        def connection() -> ClientConnection:
-            return ClientConnection(manager, loop=loop, keepalive_timeout=KEEP_ALIVE_S)
-
-        with cannot_listen(*self.sockets[0].getsockname()[:2]):
-            return [await loop.create_server(connection, sock=each, backlog=BACKLOG) for each in self.sockets]
 
     @contextlib.asynccontextmanager
     async def _start_engine(self, client: EngineClient) -> AsyncIterator[asyncio.Future[dict[str, Any]]]:

@@ -16,20 +16,23 @@ from typing import Optional
 from servesim.costs.device_profile import Profile, write_profile
 from servesim.costs.parts import PartsCost
 from servesim.costs.uncertainty import with_parameters
-from servesim.execution.executor import Executor
-from servesim.execution.single_run import Task
 from servesim.files.scratch import ScratchFolder
+from servesim.study.executor import Executor
 from servesim.study.experiment import Experiment
 from servesim.study.ranking import Row, Summary
+from servesim.study.single_run import Record, Task
+from servesim.study.sweep import Records
 
 from .correction import FIT_KEYS, Factors
-from .step_factors import scaled_parts
+from .journal import Measurement
+from .step_times import scaled_parts
 
 PRIOR_SPREAD = Factors(0.05, 0.05)  # of the step times of a profile that was not checked on the device
 MIN_CANDIDATES = 8
 TIE = 0.002  # relative difference of an objective below which the order of two configurations does not matter
 OPEN_GAIN = 0.005  # a measurement that can gain more than this keeps a tuning run going
 Values = Mapping[int, Sequence[float]]  # configuration -> objective in every draw; smaller is better
+Ratios = dict[int, dict[str, float]]  # configuration -> metric -> measured / predicted
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ def simulate_draws(
         results = dict(executor.run(experiment.context, tasks))
     values: dict[int, list[float]] = {}
     for index, task in enumerate(tasks):
-        value = results[index].get("figures", {}).get(objective.metric)
+        value = results[index].get("metrics", {}).get(objective.metric)
         values.setdefault(task.config, []).append(math.inf if value is None else objective.sign * value)
     return values
 
@@ -130,3 +133,32 @@ def same_order(before: Sequence[int], after: Mapping[int, float], top: int) -> b
     swapped = any(low - high > margin for k, low in enumerate(values) for high in values[k + 1 :])
     others = [value for config, value in after.items() if config not in before[:top]]
     return not swapped and (not others or max(values) - min(others) <= margin)
+
+
+def measured_ratios(records: Records, measurements: Sequence[Measurement]) -> Ratios:
+    """Return measured / predicted metrics of every configuration, for the run that was measured or would be."""
+    ratios: Ratios = {}
+    for measurement in measurements:
+        predicted = records.get((measurement.config, 0), {}).get("metrics", {})
+        known = {name: value for name, value in measurement.metrics.items() if predicted.get(name, 0) > 0 and value > 0}
+        if known:
+            ratios[measurement.config] = {name: value / predicted[name] for name, value in known.items()}
+    common = mean_ratios(list(ratios.values()))
+    return {config: ratios.get(config, common) for config, _ in records}
+
+
+def mean_ratios(ratios: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the geometric mean of each metric that all have."""
+    names = set.intersection(*(set(own) for own in ratios)) if ratios else set()
+    return {name: math.exp(sum(math.log(own[name]) for own in ratios) / len(ratios)) for name in names}
+
+
+def adjusted(records: Records, ratios: Ratios) -> Records:
+    """Return the records with scaled metrics, in all replications."""
+    return {key: _scaled(record, ratios.get(key[0], {})) for key, record in records.items()}
+
+
+def _scaled(record: Record, ratios: dict[str, float]) -> Record:
+    if not ratios or "metrics" not in record:
+        return record
+    return {**record, "metrics": {name: value * ratios.get(name, 1.0) for name, value in record["metrics"].items()}}

@@ -15,12 +15,13 @@ import numpy as np
 from servesim.calibrate.live.setup import check_same_device
 from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import ObservedRun, Runs
+from servesim.calibrate.probe.curves import predict
 from servesim.calibrate.probe.fit import draws_with_host
 from servesim.calibrate.probe.fitted_profile import profile_from
-from servesim.calibrate.probe.host_overhead import HostOverhead, fit_overhead, overhead_samples
-from servesim.calibrate.probe.predictions import predict
+from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
 from servesim.calibrate.probe.sample_set import Samples
 from servesim.core import BadInput, Shape
+from servesim.costs.derived import without_host
 from servesim.costs.device_profile import Profile
 from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import SESSION_SPREAD
@@ -28,8 +29,7 @@ from servesim.engine.step import ModelCall
 from servesim.runs.run_folder import RunData
 from servesim.traces.trace import Trace
 
-from .step_factors import StepFactors, scaled_parts
-from .visited_steps import in_parts, region, timed_steps
+from .step_times import StepFactors, in_parts, region, scaled_parts, timed_steps
 
 MIN_SPREAD = 0.002  # of a factor, after measurements
 # Request times show the speed of all steps well, but less well how prompts and decodes share the error.
@@ -92,21 +92,18 @@ def live_samples(calls: Sequence[ModelCall], host_separate: bool) -> Samples:
         if not call.shape.swapped and (call.shape.prefill_rows or call.shape.decode_rows)
     ]
     kept = [(seconds, shape) for seconds, shape in kept if seconds > 0]
-    columns = {name: [shape[k] for _, shape in kept] for k, name in enumerate(Shape._fields)}
-    return Samples.from_arrays([seconds for seconds, _ in kept], columns)
+    return Samples.from_shapes([shape for _, shape in kept], [seconds for seconds, _ in kept])
 
 
 def joined(parts: Sequence[Samples]) -> Samples:
     """Return the samples of several sets as one; equal shapes are one point."""
-    shapes = [shape for part in parts for shape in part.shapes]
-    columns = {name: [shape[k] for shape in shapes] for k, name in enumerate(Shape._fields)}
-    return Samples.from_arrays(np.concatenate([part.seconds for part in parts]).tolist(), columns)
+    seconds = np.concatenate([part.seconds for part in parts]).tolist()
+    return Samples.from_shapes([shape for part in parts for shape in part.shapes], seconds)
 
 
 def step_factors(measured: Samples, profile: Profile) -> Factors:
     """Return measured / predicted total time of steps with prompts and of steps without; 1 if there are none."""
-    cost = replace(profile.cost, host=HostPart()) if isinstance(profile.cost, PartsCost) else profile.cost
-    predicted, prompts = predict(cost, measured.table), measured.column("prefill_rows") > 0
+    predicted, prompts = predict(without_host(profile.cost), measured.table), measured.column("prefill_rows") > 0
     factors = []
     for own in (prompts, ~prompts):
         total = float(predicted[own].sum())
@@ -140,8 +137,7 @@ def about_of(profile: Profile) -> dict[str, Any]:
 
 def with_host(profile: Profile, samples: Sequence[Sequence[float]]) -> Profile:
     """Return a profile with the measured host time, also in the draws of its uncertainty."""
-    overhead: HostOverhead = fit_overhead(samples)
-    host = HostPart(overhead.step, overhead.row, overhead.prompt, overhead.token)
+    host = fit_overhead(samples)
     assert isinstance(profile.cost, PartsCost)
     draws = draws_with_host(profile.cost, profile.uncertainty.draws, host)
     uncertainty = {"session": SESSION_SPREAD, "draws": draws}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Literal, Optional
 
 from pydantic import Field, model_validator
-from servesim.files.stored import Index, Stored, StoredNumber
+from servesim.files.checked import Index, Stored, StoredNumber
 from servesim.study.journal import Journal, sync
 
 JOURNAL = "tune.jsonl"
@@ -22,7 +22,7 @@ class Measurement:
     config: int
     name: str
     seconds: float  # of the device, with loading and warm-up
-    figures: Mapping[str, float]  # metrics of the run; empty if it was stopped or got stuck
+    metrics: Mapping[str, float]  # metrics of the run; empty if it was stopped or got stuck
     predicted: Mapping[str, float]  # the same metrics as simulated before the measurement
     stopped: bool = False  # at the end of the device time: only its steps are used
 
@@ -36,7 +36,7 @@ class TuneLine(Stored):
     config: Optional[Index] = None
     name: Optional[str] = Field(None, pattern=r"^[\w-]+$")
     seconds: Optional[StoredNumber] = None
-    figures: dict[str, StoredNumber] = Field({})
+    metrics: dict[str, StoredNumber] = Field({})
     predicted: dict[str, StoredNumber] = Field({})
     stopped: bool = False
 
@@ -63,14 +63,7 @@ class TuneJournal:
             if line.event == "chosen":
                 self.chosen[line.round] = list(line.configs or [])
             else:
-                assert line.config is not None
-                assert line.name is not None
-                assert line.seconds is not None
-                self.measurements.append(
-                    Measurement(
-                        line.round, line.config, line.name, line.seconds, line.figures, line.predicted, line.stopped
-                    )
-                )
+                self.measurements.append(Measurement(**{f.name: getattr(line, f.name) for f in fields(Measurement)}))
         return self
 
     def __exit__(self, *_: object) -> None:

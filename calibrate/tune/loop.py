@@ -8,35 +8,37 @@ files, so a resumed run continues where it was killed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Callable, Optional
 
-from servesim.calibrate.replay.live_run import write_live
+from servesim.calibrate.replay.measured_run import write_live
 from servesim.calibrate.replay.replay import expected_seconds, requests_and_block
 from servesim.config.overrides import merge
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.execution.executor import Executor
-from servesim.execution.progress import Progress
-from servesim.execution.single_run import RunContext
 from servesim.files.write import write_yaml
 from servesim.runs.run_folder import read_run
 from servesim.statistics.objective import Objective
+from servesim.study.executor import Executor
 from servesim.study.experiment import Experiment
+from servesim.study.progress import Progress
 from servesim.study.ranking import Row, Summary
+from servesim.study.single_run import RunContext
 from servesim.study.sweep import sweep
 
-from .adjustment import Ratios, adjusted, measured_ratios
 from .choice import (
     OPEN_GAIN,
     PRIOR_SPREAD,
     Candidate,
+    Ratios,
+    adjusted,
     choose,
     drawn_costs,
     leading_rows,
+    measured_ratios,
     rate,
     same_order,
     simulate_draws,
@@ -44,32 +46,16 @@ from .choice import (
 )
 from .correction import Correction, Factors, correct_from_requests, correct_from_steps, on_device
 from .journal import Measurement, TuneJournal
-from .profile_folder import write_corrected
-from .rounds import Round
+from .results import Round, TuneResult, write_corrected
 from .setup import Settings, open_folder
+from .step_times import in_parts, visited_shapes
 from .targets import LiveTarget
-from .visited_steps import in_parts, visited_shapes
 
 NEXT_FILE = "next.yaml"
 WAITING = "the server must be started with another configuration"
 BUDGET = "the device time is spent"
 STABLE = "the order of the leaders is stable"
 SETTLED = "no further measurement is expected to change the leader"
-
-
-@dataclass
-class TuneResult:
-    """All rounds, and why there are no more."""
-
-    rounds: list[Round]
-    reason: str
-    device_seconds: float
-    needs_server: Optional[Path] = None  # scenario that the server must run before the next measurement
-
-    @property
-    def summary(self) -> Summary:
-        """The sweep with the last profile."""
-        return self.rounds[-1].summary
 
 
 class Tuner:
@@ -256,8 +242,8 @@ class Tuner:
         write_live(live, folder)
         self.overhead = max(0.0, seconds - live.end)
         context = RunContext(self.experiment.base, self.experiment.steady_window)
-        figures = {} if live.stopped or live.stuck else context.record(live)["figures"]
-        self.journal.add(Measurement(number, config, name, seconds, figures, predicted_figures(row), live.stopped))
+        metrics = {} if live.stopped or live.stuck else context.record(live)["metrics"]
+        self.journal.add(Measurement(number, config, name, seconds, metrics, predicted_metrics(row), live.stopped))
 
     def _correct(self, number: int) -> Optional[Correction]:
         """Correct the profile with all measurements so far, and write that of the next round. None without any step."""
@@ -284,6 +270,6 @@ def config_name(config: int) -> str:
     return f"config{config}" + ("-baseline" if config == 0 else "")
 
 
-def predicted_figures(row: Row) -> dict[str, float]:
+def predicted_metrics(row: Row) -> dict[str, float]:
     """Return the simulated metrics of the run that is measured: the first replication."""
-    return dict(row.runs[0].get("figures", {})) if row.runs else {}
+    return dict(row.runs[0].get("metrics", {})) if row.runs else {}

@@ -1,20 +1,117 @@
-"""The files that a tuning run leaves for its user: rounds.csv, profile/, best.yaml, summary.csv."""
+"""Rounds of a tuning run, and the files that it leaves for its user: rounds.csv, profile/, best.yaml, summary.csv."""
 
 from __future__ import annotations
 
+import math
 import shutil
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Optional
 
+from servesim.calibrate.probe.sample_set import write_samples
 from servesim.config.overrides import merge
-from servesim.files.write import replacing
-from servesim.study.files import write_summary
-from servesim.study.ranking import Summary
+from servesim.costs.device_profile import write_profile
+from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.files.write import csv_writer, open_text, replacing
+from servesim.statistics.number_format import format_mean
+from servesim.study.ranking import Row, Summary
+from servesim.study.table import write_summary
 
-from .loop import TuneResult
-from .rounds import write_rounds
+from .choice import Candidate
+from .correction import Correction
+from .journal import Measurement
 
+COLUMNS = (
+    "round", "leader", "leader_settings", "objective", "predicted", "wins", "draws", "measured", "device_s",
+    "objective_error", "prefill_factor", "decode_factor",
+)  # fmt: skip
 PROFILE_FILES = ("samples.csv", "profile.yaml")
+
+
+@dataclass
+class Round:
+    """A sweep, the measurements after it, and the correction from all measurements so far."""
+
+    number: int
+    summary: Summary
+    candidates: Sequence[Candidate]
+    draws: int
+    measured: list[Measurement] = field(default_factory=list)
+    correction: Optional[Correction] = None
+
+    @property
+    def leader(self) -> Row:
+        """The best configuration of the sweep."""
+        assert self.summary.winner is not None
+        return self.summary.winner
+
+    @property
+    def metric(self) -> str:
+        """The first objective."""
+        return self.summary.experiment.objectives[0].metric
+
+    @property
+    def wins(self) -> int:
+        """The draws in which the leader is the best."""
+        return next(c.wins for c in self.candidates if c.config == self.leader.config)
+
+    @property
+    def objective_error(self) -> float:
+        """Mean of |predicted / measured - 1| of the objective, of the runs of this round; NaN without any."""
+        errors = [
+            abs(m.predicted[self.metric] / m.metrics[self.metric] - 1)
+            for m in self.measured
+            if m.metrics.get(self.metric) and self.metric in m.predicted
+        ]
+        return sum(errors) / len(errors) if errors else math.nan
+
+
+@dataclass
+class TuneResult:
+    """All rounds, and why there are no more."""
+
+    rounds: list[Round]
+    reason: str
+    device_seconds: float
+    needs_server: Optional[Path] = None  # scenario that the server must run before the next measurement
+
+    @property
+    def summary(self) -> Summary:
+        """The sweep with the last profile."""
+        return self.rounds[-1].summary
+
+
+def format_rounds(rounds: Sequence[Round], screen: Screen = PLAIN) -> str:
+    """Return the table of the rounds as text."""
+    metric = rounds[0].metric
+    lines = [["round", "leader", metric, "best in draws", "measured", "device time", "error", "prefill", "decode"]]
+    for row in rounds:
+        factors = ["", ""] if row.correction is None else [f"x {value:.3f}" for value in row.correction.factors]
+        error = row.objective_error
+        lines.append([
+            str(row.number), row.leader.label, format_mean(row.leader.means[metric], metric),
+            f"{row.wins} of {row.draws}", ", ".join(m.name for m in row.measured) or "-",
+            f"{sum(m.seconds for m in row.measured):.1f} s" if row.measured else "",
+            "" if math.isnan(error) else f"{100 * error:.1f} %", *factors,
+        ])  # fmt: skip
+    return "\n".join(align_columns(lines, screen, ["leader", "measured"]))
+
+
+def write_rounds(path: Path, rounds: Sequence[Round]) -> None:
+    """Write rounds.csv: one line per round."""
+    with open_text(path) as file:
+        writer = csv_writer(file)
+        writer.writerow(COLUMNS)
+        for row in rounds:
+            factors = ["", ""] if row.correction is None else [f"{value:.6g}" for value in row.correction.factors]
+            error = row.objective_error
+            writer.writerow([
+                row.number, row.leader.config, row.leader.label, row.metric,
+                repr(float(row.leader.means[row.metric].mean)), row.wins, row.draws,
+                " ".join(m.name for m in row.measured), f"{sum(m.seconds for m in row.measured):.3f}",
+                "" if math.isnan(error) else f"{error:.6g}", *factors,
+            ])  # fmt: skip
 
 
 def write_results(result: TuneResult, folder: Path) -> Summary:
@@ -39,3 +136,14 @@ def copy_profile(source: Path, target: Path) -> None:
                 shutil.copyfile(source / name, part)
         else:
             (target / name).unlink(missing_ok=True)
+
+
+def write_corrected(folder: Path, correction: Correction) -> None:
+    """Write the folder. profile.yaml is written last, so a folder with one is complete. An existing one stays."""
+    if (folder / "profile.yaml").exists():
+        return
+    samples = correction.samples
+    if samples is not None and not correction.note:
+        source = ["measured" if k < correction.measured else "earlier profile" for k in range(len(samples))]
+        write_samples(folder / "samples.csv", samples, source=source)
+    write_profile(folder, correction.profile.about, correction.profile.cost)

@@ -32,8 +32,8 @@ class Settings:
 def tuned_experiment(experiment: Experiment, on_backend: bool) -> Experiment:
     """Return an experiment whose simulated runs equal the live ones. Reject parameters that a live run cannot have."""
     fixed = ["profile", "engine.sampling", *(f"engine.{key}" for key in AS_ON_BACKEND if on_backend)]
-    if experiment.loads or experiment.auto_loads:
-        raise BadInput("loads: not possible in `sim tune`, which measures at one request rate")
+    if experiment.rates or experiment.auto_rates:
+        raise BadInput("rates: not possible in `sim tune`, which measures at one request rate")
     for key in {key for assignment in experiment.configs for key in assignment}:
         if key in fixed:
             raise BadInput(f"params: {key}: sim tune measures on one device, so it cannot vary; remove it")

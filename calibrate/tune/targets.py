@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.replay.http_client import Target, replay_against
-from servesim.calibrate.replay.live_run import MeasuredRun, run_from_result
+from servesim.calibrate.replay.measured_run import MeasuredRun, run_from_result
 from servesim.calibrate.replay.replay import ProgressLine, as_backend_scenario, requests_and_block
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput

@@ -1,4 +1,4 @@
-"""`sim calibrate`: get step costs from a device, from samples, from logs or from a running server."""
+"""`sim calibrate`: step costs from a device, from samples, from logs or from a running server, and their errors."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .calibrate_device import register_check, register_fit, register_probe
+from servesim.core import BadInput
+
+from .calibrate_endpoint import register_endpoint
 from .calibrate_import import register_import
-from .endpoint import register_endpoint
-from .options import add_renamed_option, add_trust
+from .notes import print_note, print_path
+from .options import add_device_options, add_json, add_trust, fraction
 
 
 def register(commands: Any) -> None:
@@ -35,8 +37,8 @@ def register_logs(kinds: Any) -> None:
         "runs", metavar="RUNS.yaml", help="YAML file with the scenario and the measured times of each run"
     )
     logs.add_argument("-o", "--output", metavar="DIR", help="folder for profile.yaml (default: print the fit only)")
-    add_renamed_option(
-        logs, "--no-cross-validation", "--no-leave-out", action="store_true",
+    logs.add_argument(
+        "--no-cross-validation", action="store_true",
         help="skip the fits that leave out one run each (faster, no held-out error)",
     )  # fmt: skip
     add_trust(logs)
@@ -62,3 +64,174 @@ def fit_from_logs(args: argparse.Namespace) -> int:
         write_profile(Path(args.output), profile_about(fit, runs), fit.cost)
         print(f"profile: {Path(args.output) / 'profile.yaml'}")
     return 0
+
+
+def register_probe(kinds: Any) -> None:
+    probe = kinds.add_parser(
+        "probe",
+        help="measure the step times of a device",
+        description="Measure step times on a grid of step shapes in random order, then fit a cost model. A shape is "
+        "repeated until its median reaches --precision. To continue after an interruption, run the same command again.",
+    )
+    device = add_device_options(probe)
+    number: dict[str, Any] = {"type": int, "metavar": "N"}
+    device.add_argument("--num-blocks", default=1024, help="KV blocks on the device (default 1024)", **number)
+    device.add_argument("--block-size", default=16, help="tokens per KV block (default 16)", **number)
+    device.add_argument("--host-blocks", default=64, help="KV blocks in host memory (default 64)", **number)
+    grid = probe.add_argument_group("grid")
+    grid.add_argument(
+        "--budget", type=float, default=120.0, metavar="S", help="maximum seconds of measuring (default 120)"
+    )
+    grid.add_argument(
+        "--precision", type=fraction, default=0.01, metavar="FRACTION",
+        help="target standard error of each median, relative to it (default 1%%)",
+    )  # fmt: skip
+    grid.add_argument("--max-rows", default=64, help="maximum rows per step (default 64)", **number)
+    grid.add_argument(
+        "--max-tokens", default=2048, **number,
+        help="maximum prompt tokens per step (default 2048)",
+    )  # fmt: skip
+    grid.add_argument("--max-seq-len", help="maximum tokens per sequence (default: the model's context)", **number)
+    grid.add_argument(
+        "--seed", default=0, help="random seed of the random step shapes in the grid (default 0)", **number
+    )
+    out = probe.add_argument_group("output")
+    out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write or to continue")
+    out.add_argument("--name", metavar="NAME", help="name of the profile (default: name of the folder)")
+    out.add_argument("--no-fit", action="store_true", help="measure only, do not fit")
+    probe.set_defaults(run=probe_device)
+
+
+def register_fit(kinds: Any) -> None:
+    fit = kinds.add_parser("fit", help="fit the samples of a profile folder and print the held-out error")
+    fit.add_argument("folder", metavar="DIR", help="profile folder with samples.csv, and probe.yaml or profile.yaml")
+    fit.add_argument("--name", metavar="NAME", help="name of the profile (default: name of the folder)")
+    fit.add_argument("--plot", metavar="FILE.png", help="draw a chart of the samples and the fit")
+    fit.set_defaults(run=fit_samples, json=False)
+
+
+def register_check(kinds: Any) -> None:
+    check = kinds.add_parser(
+        "check", help="print the measured range and the error of a profile, and what to measure next"
+    )
+    check.add_argument("profile", metavar="PROFILE", help="bundled profile or profile folder")
+    check.add_argument(
+        "--tolerance", type=fraction, metavar="FRACTION",
+        help="exit with 3 if a held-out error is larger, e.g. 0.03 or 3%%",
+    )  # fmt: skip
+    check.add_argument("--plot", metavar="FILE.png", help="draw a chart of the samples and the fit")
+    add_json(check)
+    check.set_defaults(run=check_profile)
+
+
+def probe_device(args: argparse.Namespace) -> int:
+    """Measure and fit; return 1 if the device failed, 130 if interrupted. All samples are kept."""
+    from servesim.calibrate.device.backend import OutOfMemory
+    from servesim.calibrate.device.worker_client import WorkerFailed
+    from servesim.calibrate.probe.session import ProbeSession, progress_bar, run_session
+
+    session = ProbeSession(Path(args.output), settings_of(args))
+    resume_hint = f"samples are kept in {args.output}; run the same command to continue"
+    try:
+        with start_worker(args) as worker, progress_bar(args.quiet) as progress:
+            result = run_session(worker, session, progress)
+    except KeyboardInterrupt:
+        print(f"sim: interrupted; {resume_hint}", file=sys.stderr)
+        return 130
+    except (WorkerFailed, OutOfMemory) as failed:
+        print(f"sim: {failed}; {resume_hint}" if session.samples.exists() else f"sim: {failed}", file=sys.stderr)
+        return 1
+    if result["counters"]["remark"]:
+        print_note(args, result["counters"]["remark"])
+    print(
+        f"{result['points']} points: {result['known']} reached the precision of {args.precision:.1%}, "
+        f"{len(result['failed'])} failed; {result['seconds']:.0f} s; samples: {session.samples}"
+    )
+    return (
+        0 if args.no_fit else fit_samples(argparse.Namespace(folder=args.output, name=args.name, plot=None, json=False))
+    )
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the checked settings of a probe session, the keys of probe.yaml."""
+    sizes = ["num_blocks", "block_size", "max_rows", "max_tokens"]
+    sizes += [] if args.max_seq_len is None else ["max_seq_len"]
+    for name in sizes:
+        if getattr(args, name) < 2:
+            raise BadInput(f"--{name.replace('_', '-')}: expected at least 2, got {getattr(args, name)}")
+    for name in ("budget", "precision"):
+        if not getattr(args, name) > 0:
+            raise BadInput(f"--{name}: expected more than 0, got {getattr(args, name):g}")
+    if args.host_blocks < 0:
+        raise BadInput(f"--host-blocks: expected 0 or more, got {args.host_blocks}")
+    names = ("backend", "model", "host_blocks", "budget", "precision", "seed", *sizes)
+    return {name: getattr(args, name) for name in names}
+
+
+def start_worker(args: argparse.Namespace) -> Any:
+    """Start a worker and load the model."""
+    from servesim.calibrate.device.worker_client import Worker
+    from servesim.calibrate.live.setup import find_model
+    from servesim.config.overrides import override
+
+    model = find_model(args.model)
+    worker = Worker(args.backend, args.worker_python, **override({}, args.option))
+    try:
+        worker.load(model, args.num_blocks, args.block_size, args.host_blocks, args.weights)
+    except BaseException:
+        worker.kill()
+        raise
+    return worker
+
+
+def fit_samples(args: argparse.Namespace) -> int:
+    """Fit the samples of a folder, write its profile.yaml, and print its error."""
+    from servesim.calibrate.probe.check import report
+    from servesim.calibrate.probe.fitted_profile import fit_profile
+    from servesim.calibrate.probe.samples import samples_file
+    from servesim.calibrate.probe.session import read_probe
+    from servesim.calibrate.probe.token_selection import sampling_keys
+    from servesim.costs.device_profile import load_profile, write_profile
+
+    folder = Path(args.folder)
+    path = samples_file(folder)
+    if path is None:
+        raise BadInput(f"{folder}: has no samples.csv; expected a folder of `sim calibrate probe`")
+    probed = read_probe(folder)
+    if probed is not None:
+        about = dict(probed.get("about") or {})
+        about["sampling"] = sampling_keys(about.get("sampling"), probed.get("sampling"))
+    elif (folder / "profile.yaml").is_file():
+        about = dict(load_profile(folder).about)
+    else:
+        raise BadInput(f"{folder}: has no probe.yaml and no profile.yaml; expected one, with the device and the model")
+    profile = fit_profile(path, about, args.name or folder.resolve().name)
+    write_profile(folder, profile.about, profile.cost)
+    written = load_profile(folder)
+    print(report(written)[0])
+    write_plot(written, args.plot, args)
+    print(f"profile: {folder / 'profile.yaml'}")
+    return 0
+
+
+def check_profile(args: argparse.Namespace) -> int:
+    """Print the report; return 3 if an error is above the tolerance."""
+    import json
+
+    from servesim.calibrate.probe.check import report, report_json
+    from servesim.costs.device_profile import load_profile
+
+    profile = load_profile(args.profile)
+    text, within_tolerance = report(profile, args.tolerance)
+    print(json.dumps(report_json(profile, args.tolerance), indent=1, default=str) if args.json else text)
+    write_plot(profile, args.plot, args)
+    return 0 if within_tolerance else 3
+
+
+def write_plot(profile: Any, path: Any, args: argparse.Namespace) -> None:
+    """Draw the fit if a path is given."""
+    if path:
+        from servesim.calibrate.probe.plot import plot_fit
+
+        plot_fit(profile, Path(path))
+        print_path(args, f"plot: {path}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from servesim.core import BadInput
 from servesim.core.limits import MAX_NUMBER, is_number
@@ -13,22 +13,23 @@ from servesim.core.limits import MAX_NUMBER, is_number
 def register_import(kinds: Any) -> None:
     imported = kinds.add_parser("import", help="convert measurements of another tool into a profile or a measured run")
     sources = imported.add_subparsers(metavar="SOURCE", required=True)
-    register_vidur(sources)
-    register_layers(sources)
-    register_steps(sources)
-    register_vllm_log(sources)
-    register_results(sources)
+    register_tables(sources)
+    register_step_logs(sources)
+    results = sources.add_parser(
+        "results",
+        help="a result file of vllm bench serve --save-detailed, guidellm or aiperf: a measured run",
+        description="Write the folder of a measured run: its requests.csv is a trace and a log for `sim calibrate "
+        "logs`, and the folder is the measured side of `sim verify`.",
+    )
+    results.add_argument("file", metavar="FILE", help="result file; the format is detected")
+    results.add_argument("--benchmark", type=int, metavar="K", help="benchmark in a guidellm report, counted from 0")
+    add_output(results, import_results, "folder of the measured run to write")
 
 
-def register_vidur(sources: Any) -> None:
+def register_tables(sources: Any) -> None:
+    """Add the sources that have tables of step costs."""
     vidur = sources.add_parser("vidur", help="Vidur's tables of step costs (.npz): a profile")
     vidur.add_argument("file", metavar="FILE", help="file with Vidur's tables of step costs (.npz)")
-    add_base(vidur)
-    add_output(vidur)
-    vidur.set_defaults(run=import_vidur)
-
-
-def register_layers(sources: Any) -> None:
     layers = sources.add_parser(
         "layers",
         help="times of single layers, as LLMServingSim's profiler writes them: a profile",
@@ -38,12 +39,15 @@ def register_layers(sources: Any) -> None:
     layers.add_argument("--layers", type=int, required=True, metavar="N", help="transformer layers of the model")
     layers.add_argument("--experts", type=int, metavar="N", help="experts per layer, if the folder has moe.csv")
     layers.add_argument("--experts-per-token", type=int, metavar="N", help="experts that each token uses")
-    add_base(layers)
-    add_output(layers)
-    layers.set_defaults(run=import_layers)
+    for parser, run in ((vidur, import_vidur), (layers, import_layers)):
+        parser.add_argument(
+            "--base", type=float, default=0.0, metavar="SECONDS", help="host seconds to add to every step (default: 0)"
+        )
+        add_output(parser, run)
 
 
-def register_steps(sources: Any) -> None:
+def register_step_logs(sources: Any) -> None:
+    """Add the sources that have the steps of an engine."""
     steps = sources.add_parser(
         "steps",
         help="the step log of an engine, CSV or JSON lines: a profile",
@@ -54,11 +58,6 @@ def register_steps(sources: Any) -> None:
         "--column", action="append", default=[], metavar="FIELD=NAME", help="name of a field in this file (repeatable)"
     )
     steps.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], default="s", help="unit of the times")
-    add_fit(steps)
-    steps.set_defaults(run=import_steps)
-
-
-def register_vllm_log(sources: Any) -> None:
     log = sources.add_parser(
         "vllm-log",
         help="a vLLM log with --enable-logging-iteration-details: a profile",
@@ -69,48 +68,27 @@ def register_vllm_log(sources: Any) -> None:
         "--mean-context", type=float, default=0.0, metavar="TOKENS",
         help="mean cached tokens of a decoding request, which the log does not have (default: 0)",
     )  # fmt: skip
-    add_fit(log)
-    log.set_defaults(run=import_vllm_log)
+    for parser, run in ((steps, import_steps), (log, import_vllm_log)):
+        parser.add_argument("--device", metavar="TEXT", help="name of the device, for profile.yaml")
+        parser.add_argument("--model", metavar="TEXT", help="name of the model, for profile.yaml")
+        parser.add_argument(
+            "--first-use", type=int, metavar="TOKENS",
+            help="the engine prepares a new shape (CUDA graph, compilation) for each multiple of this many tokens; 0: "
+            "it does not (default: found from the slow steps)",
+        )  # fmt: skip
+        parser.add_argument("--no-fit", action="store_true", help="write samples.csv only")
+        add_output(parser, run)
 
 
-def register_results(sources: Any) -> None:
-    results = sources.add_parser(
-        "results",
-        help="a result file of vllm bench serve --save-detailed, guidellm or aiperf: a measured run",
-        description="Write the folder of a measured run: its requests.csv is a trace and a log for `sim calibrate "
-        "logs`, and the folder is the measured side of `sim verify`.",
-    )
-    results.add_argument("file", metavar="FILE", help="result file; the format is detected")
-    results.add_argument("--benchmark", type=int, metavar="K", help="benchmark in a guidellm report, counted from 0")
-    add_output(results, "folder of the measured run to write")
-    results.set_defaults(run=import_results)
-
-
-def add_output(parser: Any, about: str = "profile folder to write") -> None:
+def add_output(parser: Any, run: Any, about: str = "profile folder to write") -> None:
+    """Add the output folder, and the function that writes it."""
     parser.add_argument("-o", "--output", metavar="DIR", required=True, help=about)
-
-
-def add_base(parser: Any) -> None:
-    parser.add_argument(
-        "--base", type=float, default=0.0, metavar="SECONDS", help="host seconds to add to every step (default: 0)"
-    )
-
-
-def add_fit(parser: Any) -> None:
-    parser.add_argument("--device", metavar="TEXT", help="name of the device, for profile.yaml")
-    parser.add_argument("--model", metavar="TEXT", help="name of the model, for profile.yaml")
-    parser.add_argument(
-        "--first-use", type=int, metavar="TOKENS",
-        help="the engine prepares a new shape (CUDA graph, compilation) for each multiple of this many tokens; 0: it "
-        "does not (default: found from the slow steps)",
-    )  # fmt: skip
-    parser.add_argument("--no-fit", action="store_true", help="write samples.csv only")
-    add_output(parser)
+    parser.set_defaults(run=run)
 
 
 def import_vidur(args: argparse.Namespace) -> int:
     """Write a profile from Vidur's tables."""
-    from servesim.calibrate.imports.vidur import import_vidur
+    from servesim.calibrate.imports.cost_tables import import_vidur
 
     import_vidur(Path(args.file), Path(args.output), args.base)
     return print_profile(args)
@@ -118,8 +96,8 @@ def import_vidur(args: argparse.Namespace) -> int:
 
 def import_layers(args: argparse.Namespace) -> int:
     """Write a profile from layer times."""
-    from servesim.calibrate.imports.layers import import_layers
-    from servesim.costs.layer_profile import MAX_LAYERS
+    from servesim.calibrate.imports.cost_tables import import_layers
+    from servesim.costs.imported_tables import MAX_LAYERS
 
     if not 1 <= args.layers <= MAX_LAYERS:
         raise BadInput(f"--layers: expected 1 to {MAX_LAYERS}, got {args.layers}")
@@ -152,7 +130,7 @@ def import_steps(args: argparse.Namespace) -> int:
 
 def import_vllm_log(args: argparse.Namespace) -> int:
     """Fit the steps of a vLLM log."""
-    from servesim.calibrate.imports.vllm_log import read_vllm_log
+    from servesim.calibrate.imports.step_log import read_vllm_log
 
     if not is_number(args.mean_context, 0, MAX_NUMBER):
         raise BadInput(f"--mean-context: expected a number of at least 0, got {args.mean_context:g}")
@@ -161,70 +139,29 @@ def import_vllm_log(args: argparse.Namespace) -> int:
 
 def fit_steps(args: argparse.Namespace, steps: Any, source: str) -> int:
     """Fit steps, unless asked not to, and write samples.csv and profile.yaml."""
-    from servesim.calibrate.imports.first_uses import find_width, first_use_seconds, slow_steps
-    from servesim.calibrate.imports.sample_file import write_samples
-    from servesim.costs.device_profile import write_profile
+    from servesim.calibrate.imports.fit_steps import first_uses, fit_log, write_log_profile, write_log_samples
 
     folder = Path(args.output)
-    width = find_width(steps) if args.first_use is None else args.first_use
-    if width is not None and not 0 <= width <= MAX_NUMBER:
-        raise BadInput(f"--first-use: expected at least 0 tokens, got {width}")
-    slow = slow_steps(steps, width) if width else None
     summary = f"{len(steps)} steps, {sum(step.seconds for step in steps):.2f} s; samples: {folder / 'samples.csv'}"
     if args.no_fit:
-        write_samples(folder / "samples.csv", steps, slow)
+        write_log_samples(folder, steps, first_uses(steps, args.first_use)[1])
         print(summary)
         return 0
-    profile, slow = fit_regular_steps(args, steps, slow)
-    about = {**profile.about, "how": f"fitted to the {source} {Path(args.file).name}; host time included"}
-    if slow is not None and width:
-        about["first_use"] = {"tokens": width, "seconds": first_use_seconds(steps, width, profile.cost, slow)}
-    write_samples(folder / "samples.csv", steps, slow)  # only now: a log that cannot be fitted leaves no file
-    write_profile(folder, about, profile.cost)
+    about = {"name": folder.resolve().name, "device": args.device, "model": args.model}
+    fit = fit_log(steps, about, args.file, args.first_use)  # a log that cannot be fitted leaves no file
+    write_log_profile(folder, steps, fit, f"fitted to the {source} {Path(args.file).name}; host time included")
     print(summary)
-    if slow is not None:
-        print(f"{slow.sum()} steps prepared new shapes: {about['first_use']['seconds']:.3g} s per {width} tokens")
-    print_errors(about.get("error"))
+    if fit.slow is not None:
+        seconds = fit.profile.about["first_use"]["seconds"]
+        print(f"{fit.slow.sum()} steps prepared new shapes: {seconds:.3g} s per {fit.width} tokens")
+    for kind, error in fit.profile.error.items():
+        print(f"held-out error  {kind:<8} {error['mean']:>8.2%}")
     return print_profile(args)
-
-
-def fit_regular_steps(args: argparse.Namespace, steps: Any, slow: Any) -> Any:
-    """Return the profile of the steps that prepared no new shape, and which steps did."""
-    from servesim.calibrate.imports.first_uses import slower_than
-    from servesim.calibrate.probe.fitted_profile import profile_from
-
-    about, name = {"device": args.device, "model": args.model}, Path(args.output).resolve().name
-    profile = profile_from(regular_samples(steps, slow), about, args.file, name)
-    if slow is None:
-        return profile, None
-    slow = slower_than(profile.cost, steps)
-    return profile_from(regular_samples(steps, slow), about, args.file, name), slow
-
-
-def regular_samples(steps: Any, slow: Any) -> Any:
-    """Return the steps that prepared no new shape as samples."""
-    from servesim.calibrate.probe.sample_set import Samples
-    from servesim.core import Shape
-
-    kept = [step for k, step in enumerate(steps) if slow is None or not slow[k]]
-    if not kept:
-        raise BadInput("--first-use: expected steps that prepared no new shape, got none")
-    columns = dict(zip(Shape._fields, zip(*(step.shape for step in kept))))
-    return Samples.from_arrays([step.seconds for step in kept], columns)
-
-
-def print_errors(errors: Optional[Any]) -> None:
-    """Print the held-out error of each kind of step."""
-    for kind, error in (errors or {}).items():
-        mean = error.get("mean") if isinstance(error, dict) else error
-        if mean is not None:
-            print(f"held-out error  {kind:<8} {mean:>8.2%}")
 
 
 def import_results(args: argparse.Namespace) -> int:
     """Write the folder of a measured run."""
-    from servesim.calibrate.replay.benchmark_run import benchmark_run
-    from servesim.calibrate.replay.live_run import write_live
+    from servesim.calibrate.replay.measured_run import benchmark_run, write_live
 
     folder = Path(args.output)
     if (folder / "manifest.json").exists():

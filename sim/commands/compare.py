@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.core.limits import check_fraction, check_replications
 
 from .notes import note_uncertainty
-from .options import add_executor_options, add_further_percentiles, add_intervals, add_trust, fraction
+from .options import add_executor_options, add_further_percentiles, add_intervals, add_setting, add_trust, fraction
 
 if TYPE_CHECKING:
     from servesim.statistics.objective import Objective
@@ -28,7 +28,7 @@ def register(commands: Any) -> None:
     compare.add_argument(
         "a", metavar="A",
         help="scenario YAML file, folder of `sim run -o`, or sweep: DIR is its winner, DIR:CONFIG one configuration, "
-        "DIR:CONFIG@RATE one load",
+        "DIR:CONFIG@RATE one rate",
     )  # fmt: skip
     compare.add_argument("b", metavar="B", help="file or folder to compare with A, given in the same way")
     compare.add_argument(
@@ -46,13 +46,7 @@ def register(commands: Any) -> None:
         "--tolerance", type=fraction, metavar="FRACTION",
         help="exit with 3 if the relative difference of a metric is larger, e.g. 0.05 or 5%%",
     )  # fmt: skip
-    compare.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override a scenario key of A and B (repeatable)",
-    )
+    add_setting(compare, "override a scenario key of A and B (repeatable)")
     add_intervals(compare, "each scenario")
     compare.add_argument("-o", "--output", metavar="DIR", help="folder for report.html")
     compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
@@ -65,17 +59,15 @@ def run_compare(args: argparse.Namespace) -> int:
     """Compare and print; return 3 if a metric is outside the tolerance."""
     import json
 
-    from servesim.execution.executor import close_on_exit, make_executor, process_count
-    from servesim.study.compare import compare
+    from servesim.study.compare import compare, differences_json
     from servesim.study.compared_runs import load_runs
-    from servesim.study.result_json import differences_json
+    from servesim.study.executor import open_executor
 
     tolerance, draws, percentiles = args.tolerance, args.intervals or 0, args.metric_percentiles
     check_fraction(args.confidence, "--confidence")
     check_replications(args.replications, "--replications")
     metrics = metrics_of(args)
-    jobs = min(process_count(args.jobs), args.replications + draws)
-    with close_on_exit(make_executor(args.executor, jobs)) as executor:
+    with open_executor(args.executor, args.jobs, args.replications + draws) as executor:
         options = (args.set, args.replications, executor, draws, percentiles)
         a, b = (load_runs(source, *options) for source in (args.a, args.b))
     simulated = {str(runs.profile): runs.profile for runs in (a, b) if runs.simulated}
@@ -97,10 +89,10 @@ def run_compare(args: argparse.Namespace) -> int:
 
 def metrics_of(args: argparse.Namespace) -> list[Objective]:
     """Return the metrics to compare: those of --metric, and the percentiles."""
-    from servesim.statistics.objective import Objective, parse_objective, percentile_metrics
-    from servesim.study.compare import DEFAULT_METRICS
+    from servesim.runs.metric_table import metrics_in, percentile_metrics
+    from servesim.statistics.objective import Objective, parse_objective
 
-    metrics = [parse_objective(name, "--metric") for name in args.metric or DEFAULT_METRICS]
+    metrics = [parse_objective(name, "--metric") for name in args.metric or metrics_in("compare")]
     further = [Objective(name, "min") for name in percentile_metrics(args.metric_percentiles)]
     return list(dict.fromkeys([*metrics, *further]))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import Any, Callable
+from importlib import import_module
+from typing import Any
 
 from .options import leaf_commands
 
@@ -39,41 +39,24 @@ def annotate(action: Any) -> None:
     """Add to an argument what completes it. The parser is used for nothing else after this."""
     import shtab
 
-    names = NAMES.get(action.dest)
-    if names is not None and action.metavar in ("NAME", "PROFILE"):
-        action.choices = names()
+    tables = TABLES.get(action.dest)
+    if tables is not None and action.metavar in ("NAME", "PROFILE"):
+        action.choices = list(dict.fromkeys(name for table in tables for name in names_in(*table)))
     elif action.metavar in (*FILES, *FOLDERS):
         action.complete = shtab.DIRECTORY if action.metavar in FOLDERS else shtab.FILE
 
 
-def policy_names() -> Sequence[str]:
-    from servesim.policies import POLICIES
-
-    return list(POLICIES)
-
-
-def preset_names() -> Sequence[str]:
-    from servesim.config.registry import presets
-
-    return list(presets())
+def names_in(module: str, attribute: str) -> list[str]:
+    """Return the names in a table of the library, or in the table that its function returns."""
+    table = getattr(import_module(f"servesim.{module}"), attribute)
+    return list(table() if callable(table) else table)
 
 
-def profile_names() -> Sequence[str]:
-    from servesim.costs.device_profile import bundled_profiles
-
-    return list(bundled_profiles())
-
-
-def format_names() -> Sequence[str]:
-    from servesim.traces.read.formats import FORMATS
-
-    return list(FORMATS)
-
-
-NAMES: dict[str, Callable[[], Sequence[str]]] = {  # by the name of the argument
-    "policy": policy_names,
-    "policy_or_preset": lambda: list(dict.fromkeys([*policy_names(), *preset_names()])),
-    "preset": preset_names,
-    "profile": profile_names,
-    "format": format_names,
+POLICIES, PRESETS = ("policies", "POLICIES"), ("config.registry", "presets")
+TABLES = {  # name of the argument -> tables with the names that complete it
+    "policy": [POLICIES],
+    "policy_or_preset": [POLICIES, PRESETS],
+    "preset": [PRESETS],
+    "profile": [("costs.device_profile", "bundled_profiles")],
+    "format": [("traces.read.formats", "FORMATS")],
 }

@@ -55,7 +55,7 @@ def validate_files(args: argparse.Namespace) -> int:
 
     for file in args.files:
         scenario = scenario_from(read_scenario_file(file), file)
-        load_profile(scenario.profile).with_sampling(scenario.engine.sampling)
+        load_profile(scenario.profile).for_run(scenario.engine.sampling)
         note = "" if scenario.policy_is_loadable else f", but policy {scenario.policy['name']} was not loaded"
         print(f"{file}: valid{note}{' (`sim policies check` executes and checks it)' if note else ''}")
     return 0

@@ -26,13 +26,6 @@ def leaf_commands(parser: Any) -> Iterator[Any]:
         yield from leaf_commands(inner)
 
 
-def add_renamed_option(group: Any, name: str, *old_names: str, **option: Any) -> None:
-    """Add an option whose old names still work but are not shown in the help."""
-    dest = group.add_argument(name, **option).dest
-    hidden = {**option, "dest": dest, "help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
-    group.add_argument(*old_names, **hidden)
-
-
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `scenario_tree` reads."""
     group = parser.add_argument_group("scenario")
@@ -66,14 +59,21 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
         help="step costs: bundled profile or profile folder (default: the scenario's, else ascend910b4-llama2-7b)",
     )  # fmt: skip
     group.add_argument("--seed", type=int, metavar="N", help="random seed of the run (default: the scenario's, else 0)")
-    group.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="override a scenario key, e.g. policy.decode_batch=64 (repeatable)",
-    )  # fmt: skip
+    add_setting(group, "override a scenario key, e.g. policy.decode_batch=64 (repeatable)")
+    add_goodput(group)
+    add_trust(group)
+
+
+def add_setting(group: Any, text: str = "override a scenario key (repeatable)") -> None:
+    """Add --set."""
+    group.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help=text)
+
+
+def add_goodput(group: Any) -> None:
+    """Add --goodput, which `slo_bounds` reads."""
     group.add_argument(
         "--goodput", nargs="+", metavar="KEY:MS", help="SLO bounds in milliseconds, e.g. ttft:500 tpot:50 e2el:10000"
     )
-    add_trust(group)
 
 
 def add_trust(parser: Any) -> None:
@@ -144,6 +144,24 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
     return scenario_from(scenario_tree(args), args.scenario or "scenario")
 
 
+def add_server_options(parser: Any, required: bool = False, timeout: float = 3600.0) -> Any:
+    """Add the options of a running server; return their group."""
+    server = parser.add_argument_group("server")
+    server.add_argument("--url", required=required, metavar="URL", help="address of a running server, http://HOST:PORT")
+    server.add_argument(
+        "--api", choices=("llm-serving", "openai"), required=required, default=None if required else "openai",
+        help="HTTP API of the server" + ("" if required else " (default openai)"),
+    )  # fmt: skip
+    server.add_argument(
+        "--served-model", metavar="NAME", help="model name on the server (default: the first one it lists)"
+    )
+    server.add_argument(
+        "--timeout", type=float, default=timeout, metavar="S",
+        help=f"seconds until a request counts as failed (default {timeout:g})",
+    )  # fmt: skip
+    return server
+
+
 def add_device_options(parser: argparse.ArgumentParser, model: Optional[str] = "tiny", required: bool = True) -> Any:
     """Add the device options and return their group; `model` is the default model."""
     group = parser.add_argument_group("device")
@@ -187,16 +205,37 @@ def add_intervals(group: Any, runs: str) -> None:
     )  # fmt: skip
 
 
-def add_constraints(group: Any) -> None:
-    """Add the options that decide which configuration wins."""
+def add_subject_to(group: Any, misses: str, required: bool = False) -> None:
+    """Add --subject-to; `misses` says what follows if a run misses a constraint."""
     group.add_argument(
-        "--subject-to", action="append", type=bound, metavar="BOUND",
-        help="constraint, e.g. 'p99_ttft_ms <= 2000'; a configuration that misses it cannot win (repeatable)",
+        "--subject-to", action="append", type=bound, metavar="BOUND", required=required,
+        help=f"constraint, e.g. 'p99_ttft_ms <= 2000'; {misses} (repeatable)",
     )  # fmt: skip
+
+
+def add_rates(group: Any, text: str) -> None:
+    """Add --rates."""
+    group.add_argument("--rates", type=rates, metavar="RATES", help=text)
+
+
+def rates(text: str) -> Any:
+    """Read rates separated by commas, or `auto`."""
+    try:
+        return text if text == "auto" else [float(rate) for rate in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected rates separated by commas, e.g. 5,10,20, or auto, got {text!r}"
+        ) from None
+
+
+def add_ranking(group: Any) -> None:
+    """Add the options that decide which configuration wins."""
+    add_subject_to(group, "a configuration that misses it cannot win")
     group.add_argument(
         "--indifference", type=fraction, metavar="FRACTION",
         help="differences below this fraction of the best value are ties (default: the file's, else 0.5%%)",
     )  # fmt: skip
+    group.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
 
 
 def bound(text: str) -> str:

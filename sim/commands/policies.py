@@ -93,7 +93,6 @@ def describe_policy(name: str) -> dict[str, Any]:
     """Return what `show` prints about a policy or a preset."""
     from servesim.config.class_source import docstring
     from servesim.config.registry import about_preset, make_policy, policy_class, preset, presets
-    from servesim.core import traits_of
 
     settings: dict[str, Any] = {"name": name}
     shown: Optional[dict[str, Any]] = None
@@ -102,7 +101,7 @@ def describe_policy(name: str) -> dict[str, Any]:
         settings = tree.get("policy", settings)
         shown = {"name": name, "about": about_preset(name) or "", "engine": tree.get("engine", {})}
     policy = make_policy(settings)
-    traits = traits_of(policy)
+    traits = policy.traits
     return {
         "preset": shown,
         "policy": settings["name"],

@@ -15,8 +15,8 @@ from .options import (
     add_device_options,
     add_intervals,
     add_percentiles,
-    add_renamed_option,
     add_scenario_options,
+    add_server_options,
     add_tolerance,
     scenario_of,
 )
@@ -25,7 +25,6 @@ from .verify import report_comparisons
 if TYPE_CHECKING:
     from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.replay.replay import ReplayedScenario
-    from servesim.calibrate.replay.token_check import AnswersThatMayDiffer, TokenSample
     from servesim.config.scenario import Scenario
     from servesim.core import Request
     from servesim.costs.device_profile import Profile
@@ -46,20 +45,8 @@ def register(commands: Any) -> None:
     best.add_argument("--top", type=int, default=3, metavar="N", help="replay the N best configurations (default 3)")
     best.add_argument("--with-baseline", action="store_true", help="replay the baseline too")
     add_device_options(replay, model=None, required=False)
-    server = replay.add_argument_group("server")
-    server.add_argument("--url", metavar="URL", help="address of a running server, http://HOST:PORT")
-    server.add_argument(
-        "--api", choices=("llm-serving", "openai"), default="openai", help="HTTP API of the server (default openai)"
-    )
-    server.add_argument(
-        "--served-model", metavar="NAME", help="model name on the server (default: the first one it lists)"
-    )
-    server.add_argument(
-        "--timeout", type=float, default=3600.0, metavar="S",
-        help="seconds until a request counts as failed (default 3600)",
-    )  # fmt: skip
-    add_renamed_option(
-        server, "--prompt-seed", "--salt", metavar="TEXT",
+    add_server_options(replay).add_argument(
+        "--prompt-seed", metavar="TEXT",
         help="random seed of the prompts, to send the same ones again (default: a new seed, so that the server has no "
         "prompt in its prefix cache)",
     )  # fmt: skip
@@ -104,9 +91,8 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     if args.limit is not None and args.limit < 1:
         raise BadInput(f"--limit: expected at least 1, got {args.limit}")
     check_report(args)
-    args.check_tokens, args.tolerance_tokens = token_options(args)
     scenarios = scenarios_of(args)
-    check_sample(args, scenarios)
+    check_token_options(args, scenarios)
     if args.url:
         return against_url(args, scenarios)
     from servesim.calibrate.device.backend import OutOfMemory
@@ -119,23 +105,17 @@ def replay_scenarios(args: argparse.Namespace) -> int:
         return 1
 
 
-def token_options(args: argparse.Namespace) -> tuple[Optional[TokenSample], AnswersThatMayDiffer]:
-    """Return which answers to check, and how many may differ."""
-    from servesim.calibrate.replay.token_check import parse_sample, parse_tolerance
+def check_token_options(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> None:
+    """Raise BadInput before the first run, e.g. if a scenario has fewer requests than the token check needs."""
+    from servesim.calibrate.replay.replay import replay_requests
+    from servesim.calibrate.replay.token_check import allowed_differences, sample_size
 
     if args.check_tokens is None and args.tolerance_tokens is not None:
         raise BadInput("--tolerance-tokens: expected together with --check-tokens")
-    sample = None if args.check_tokens is None else parse_sample(args.check_tokens)
-    return sample, parse_tolerance(args.tolerance_tokens or "0")
-
-
-def check_sample(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> None:
-    """Raise BadInput before the first run if a scenario has fewer requests than the token check needs."""
-    from servesim.calibrate.replay.replay import replay_requests
-
-    if args.check_tokens is not None and args.check_tokens.number is not None:
-        for _, scenario in scenarios:
-            args.check_tokens.of(len(replay_requests(scenario, args.time_scale, args.limit)))
+    args.tolerance_tokens = args.tolerance_tokens or "0"
+    allowed_differences(args.tolerance_tokens, 0)
+    for _, scenario in scenarios if args.check_tokens is not None else ():
+        sample_size(args.check_tokens, len(replay_requests(scenario, args.time_scale, args.limit)))
 
 
 def check_report(args: argparse.Namespace) -> None:
@@ -167,6 +147,7 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
     """Replay the scenarios on one worker."""
     from servesim.calibrate.live.setup import DeviceSession, name_of
     from servesim.calibrate.replay.replay import check_profile, replay_on_backend, replay_requests
+    from servesim.calibrate.replay.token_check import sample_size
     from servesim.config.overrides import override
     from servesim.costs.device_profile import load_profile
 
@@ -182,7 +163,7 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
         for name, scenario in scenarios:
             requests = replay_requests(scenario, args.time_scale, args.limit)
             warm_up = 32 if args.warm_up is None else args.warm_up
-            tokens = None if args.check_tokens is None else args.check_tokens.of(len(requests))
+            tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
             show_duration(args, name, scenario, requests, profile)
             draws = args.intervals or 0
             done.append(
@@ -212,7 +193,7 @@ def show_duration(
 
 def show_live(args: argparse.Namespace, replayed: ReplayedScenario, session: Optional[DeviceSession]) -> None:
     """Print the measured metrics and the token check."""
-    from servesim.calibrate.replay.live_text import describe_live
+    from servesim.calibrate.replay.measured_run import describe_live
     from servesim.calibrate.replay.token_check import format_check
 
     live = replayed.live
@@ -250,6 +231,7 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     from servesim.calibrate.client.prompts import new_seed
     from servesim.calibrate.replay.http_client import Target, replay_against
     from servesim.calibrate.replay.replay import requests_and_block
+    from servesim.calibrate.replay.token_check import sample_size
     from servesim.costs.device_profile import load_profile
 
     done = []
@@ -259,7 +241,7 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     for name, scenario in scenarios:
         requests, block = requests_and_block(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)
-        tokens = None if args.check_tokens is None else args.check_tokens.of(len(requests))
+        tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
         show_duration(args, name, scenario, requests, profile)
         draws = args.intervals or 0
         done.append(replay_against(target, name, scenario, requests, profile, args.quiet, block, draws, tokens))

@@ -13,16 +13,16 @@ def register(commands: Any) -> None:
         "report", help="write report.html of a sweep",
         description="Write one offline HTML page from the finished runs of a sweep.",
     )  # fmt: skip
-    report.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
+    report.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
     report.add_argument("-o", "--output", metavar="FILE", help="file to write (default: DIR/report.html)")
     report.set_defaults(run=run_report)
 
     plot = commands.add_parser(
         "plot", help="draw the charts of a sweep",
         description="Draw the charts of report.html with matplotlib: trade-offs, parameters, times and queues; "
-        "for a sweep over loads, its curves.",
+        "for a sweep over rates, its curves.",
     )  # fmt: skip
-    plot.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
+    plot.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
     plot.add_argument("-o", "--output", metavar="DIR", help="folder for the charts (default: DIR/plots)")
     plot.add_argument("--format", choices=["png", "svg"], default="png", help="file format (default png)")
     plot.set_defaults(run=run_plot)
@@ -32,22 +32,22 @@ def register(commands: Any) -> None:
         description="Print one metric of a sweep as a table: the values of one parameter in rows, of another in "
         "columns. The other parameters have the winner's values.",
     )  # fmt: skip
-    table.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
+    table.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
     table.add_argument(
         "--rows", metavar="KEY", help="parameter of the rows, e.g. policy.delay_factor (default: a strong one)"
     )
     table.add_argument("--columns", metavar="KEY", help="parameter of the columns (default: a strong one)")
     table.add_argument("--metric", metavar="NAME", help="metric of the cells (default: the first objective)")
     table.add_argument("--best", action="store_true", help="use the best values of the other parameters for each cell")
-    table.add_argument("--load", type=float, metavar="RATE", help="load of a sweep over loads, requests per second")
+    table.add_argument("--rate", type=float, metavar="RATE", help="rate of a sweep over rates, requests per second")
     table.add_argument("--json", action="store_true", help="print JSON instead of a table")
     table.set_defaults(run=run_table)
 
 
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    from servesim.report.write import write_report
-    from servesim.study.load_summary import load_result
+    from servesim.report.rate_page import write_report
+    from servesim.study.rate_summary import load_result
 
     path = Path(args.output) if args.output else Path(args.folder) / "report.html"
     write_report(load_result(args.folder), path)
@@ -57,8 +57,8 @@ def run_report(args: argparse.Namespace) -> int:
 
 def run_plot(args: argparse.Namespace) -> int:
     """Draw the charts and print their paths."""
-    from servesim.report.png import plot
-    from servesim.study.load_summary import load_result
+    from servesim.report.figures import plot
+    from servesim.study.rate_summary import load_result
 
     for path in plot(load_result(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format):
         print(path)
@@ -76,7 +76,7 @@ def run_table(args: argparse.Namespace) -> int:
     from servesim.study.sweep import load_summary
 
     with use_access(None):  # it only reads: it executes no policy file
-        table = knob_table(load_summary(args.folder, args.load), args.rows, args.columns, args.metric, args.best)
+        table = knob_table(load_summary(args.folder, args.rate), args.rows, args.columns, args.metric, args.best)
     if not args.json:
         print(format_knob_table(table, screen_of(sys.stdout)))
         return 0

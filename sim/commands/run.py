@@ -14,7 +14,6 @@ from .notes import print_note, print_warning
 from .options import (
     add_intervals,
     add_percentiles,
-    add_renamed_option,
     add_scenario_options,
     scenario_of,
     scenario_tree,
@@ -44,8 +43,8 @@ def register(commands: Any) -> None:
     )
     out.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
     add_percentiles(out)
-    add_renamed_option(
-        run, "--no-fast-forward", "--no-leaps", action="store_true",
+    run.add_argument(
+        "--no-fast-forward", action="store_true",
         help="call the policy in every decode step (slower, same result)",
     )  # fmt: skip
     spread = run.add_argument_group("intervals")
@@ -115,16 +114,16 @@ def remarks_of(args: argparse.Namespace, scenario: Scenario) -> list[str]:
 
 def add_intervals_of(run: Run, args: argparse.Namespace, seconds: float) -> None:
     """Repeat a run with random cost models; `seconds` is its duration."""
-    from servesim.execution.executor import close_on_exit, make_executor, process_count
-    from servesim.execution.single_run import Task, context_json
     from servesim.runs.intervals import draws_of, intervals_of
+    from servesim.study.executor import open_executor
+    from servesim.study.single_run import Task, context_json
 
     tasks = [Task(0, 0, {}, draw=draw) for draw in draws_of(run.profile, args.intervals)]
-    jobs = 1 if args.jobs is None and seconds * len(tasks) < SLOW_SECONDS else process_count(args.jobs)
-    with close_on_exit(make_executor("local", min(jobs, len(tasks)))) as executor:
+    jobs = 1 if args.jobs is None and seconds * len(tasks) < SLOW_SECONDS else args.jobs
+    with open_executor("local", jobs, len(tasks)) as executor:
         records = [record for _, record in executor.run(context_json(scenario_tree(args)), tasks)]
     for record in records:
         if "error" in record:
             raise BadInput(f"--intervals: {record['error']}")
-    draws = [{**record["figures"], "stuck": record["stuck"]} for record in sorted(records, key=itemgetter("draw"))]
+    draws = [{**record["metrics"], "stuck": record["stuck"]} for record in sorted(records, key=itemgetter("draw"))]
     run.intervals = intervals_of(run.result(), draws, run.profile)

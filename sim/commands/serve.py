@@ -9,7 +9,7 @@ from typing import Any
 from servesim.core import BadInput
 
 from .notes import print_warning
-from .options import add_device_options, add_renamed_option, add_scenario_options, scenario_tree
+from .options import add_device_options, add_scenario_options, scenario_tree
 
 
 def register(commands: Any) -> None:
@@ -32,8 +32,8 @@ def register(commands: Any) -> None:
         " SERVESIM_API_KEY, else no key)",
     )  # fmt: skip
     where.add_argument("--port", type=int, default=8835, help="port to listen on, 0 for a free port (default 8835)")
-    add_renamed_option(
-        where, "--max-open-requests", "--queue", type=int, default=4096, metavar="N",
+    where.add_argument(
+        "--max-open-requests", type=int, default=4096, metavar="N",
         help="maximum open requests; further ones get status 503 (default 4096)",
     )  # fmt: skip
     where.add_argument(
@@ -54,14 +54,14 @@ def register(commands: Any) -> None:
 
 def serve_clients(args: argparse.Namespace) -> int:
     """Serve until interrupted; return 1 if KV blocks were leaked."""
-    from servesim.calibrate.client.api_key import api_key
+    from servesim.calibrate.client.protocols import api_key
     from servesim.calibrate.device.backend import OutOfMemory
     from servesim.calibrate.device.fake import DEFAULT_COST
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.live.setup import DeviceSession
-    from servesim.calibrate.server.access import is_local
-    from servesim.calibrate.server.file_tokenizer import FileTokenizer
+    from servesim.calibrate.server.http import is_local
     from servesim.calibrate.server.service import ServerOptions, bound, serve
+    from servesim.calibrate.server.tokenizers import FileTokenizer
     from servesim.config.overrides import override
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
@@ -76,7 +76,7 @@ def serve_clients(args: argparse.Namespace) -> int:
     scenario = scenario_from(tree, args.scenario or "scenario")
     options = override({}, args.option)
     if args.backend == "fake" and "profile" in tree:
-        profile = load_profile(scenario.profile).with_sampling(scenario.engine.sampling)
+        profile = load_profile(scenario.profile).for_run(scenario.engine.sampling)
         options.setdefault("cost", cost_mapping(profile.cost))
     elif args.backend == "fake":
         options.setdefault("cost", DEFAULT_COST)

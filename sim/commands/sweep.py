@@ -1,117 +1,205 @@
-"""`sim sweep`: run many configurations on common random numbers and rank them; `sim sweep merge` joins shards."""
+"""`sim sweep`, `sim search` and `sim capacity`: run many configurations on common random numbers and rank them.
+
+A search lets Optuna choose the configurations. The capacity of one configuration is a sweep over request rates.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
 from .notes import note_uncertainty, print_path, print_warning
-from .options import SERVERS, add_constraints, add_executor_options, add_intervals, add_json, add_trust, fraction
+from .options import (
+    SERVERS,
+    add_executor_options,
+    add_goodput,
+    add_intervals,
+    add_json,
+    add_ranking,
+    add_rates,
+    add_setting,
+    add_subject_to,
+    add_trust,
+    fraction,
+    slo_bounds,
+)
 
 if TYPE_CHECKING:
+    from servesim.study.executor import Executor
     from servesim.study.experiment import Experiment
-    from servesim.study.load_summary import Result
-    from servesim.study.sweep import Shard
-    from servesim.study.verdict import Verdict
+    from servesim.study.progress import Progress
+    from servesim.study.rate_summary import Result
 
 
 def register(commands: Any) -> None:
+    register_sweep(commands)
+    register_search(commands)
+    register_capacity(commands)
+
+
+def register_sweep(commands: Any) -> None:
     sweep = commands.add_parser(
         "sweep", help="run a grid of configurations and rank them",
         description="Run every configuration of a sweep file on the same random numbers and rank them against a "
-        "baseline. `sim sweep merge DIR` joins the shards of a folder.",
+        "baseline.",
     )  # fmt: skip
-    sweep.add_argument("file", metavar="FILE", help="sweep YAML file, sweep folder to continue, or `merge`")
-    sweep.add_argument("folder", nargs="?", metavar="DIR", help="with `merge`: folder of the shards")
-    sweep.add_argument(
-        "-o", "--output", metavar="DIR", help="folder of the sweep (default: runs/NAME, NAME from the sweep file)"
-    )
-    sweep.add_argument("--resume", action="store_true", help="continue an interrupted or killed sweep")
-    sweep.add_argument("--fresh", action="store_true", help="if DIR exists, write to DIR-2, DIR-3 ... instead")
-    add_trust(sweep)
-    add_executor_options(sweep)
-    sweep.add_argument(
-        "--shard", metavar="I/N", help="run only shard I of N; join the shards with `sim sweep merge DIR`"
-    )
-    how = sweep.add_argument_group("overrides of the file")
-    how.add_argument(
-        "--replications", type=int, metavar="N", help="replications of each configuration (default: the file's)"
-    )
+    sweep.add_argument("file", metavar="FILE", help="sweep YAML file, or sweep folder to continue")
+    how = add_study_options(sweep, "sweep")
     how.add_argument(
         "--ci", type=fraction, metavar="FRACTION",
         help="add replications until the half-width is at most this fraction of the mean, e.g. 0.01 or 1%%",
     )  # fmt: skip
-    how.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE",
-        help="override a scenario key of the base (repeatable)",
-    )  # fmt: skip
-    how.add_argument(
-        "--loads", metavar="RATES",
-        help="run every configuration at these request rates, e.g. 5,10,20; `auto` chooses them",
-    )  # fmt: skip
+    add_rates(how, "run every configuration at these request rates, e.g. 5,10,20; `auto` chooses them")
     how.add_argument(
         "--precision", type=fraction, metavar="FRACTION",
-        help="with loads and constraints: find the capacity of every configuration to this precision, e.g. 2%%",
+        help="with rates and constraints: find the capacity of every configuration to this precision, e.g. 2%%",
     )  # fmt: skip
-    add_constraints(how)
+    add_ranking(how)
     add_intervals(how, "every configuration")
-    out = sweep.add_argument_group("output")
-    out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
+    sweep.set_defaults(run=run_sweep)
+
+
+def register_search(commands: Any) -> None:
+    search = commands.add_parser(
+        "search", help="search for the best configuration with Optuna",
+        description="Search the parameter space of a search file with Optuna: TPE, or NSGA-II for several objectives.",
+    )  # fmt: skip
+    search.add_argument("file", metavar="FILE", help="search YAML file")
+    how = add_study_options(search, "search")
+    how.add_argument(
+        "--trials", type=int, metavar="N", help="number of trials; with --resume, more add trials (default: the file's)"
+    )
+    add_ranking(how)
+    add_intervals(how, "the 10 best configurations")
+    search.set_defaults(run=run_search)
+
+
+def register_capacity(commands: Any) -> None:
+    capacity = commands.add_parser(
+        "capacity", help="find the highest request rate that meets constraints",
+        description="Find the highest request rate at which a scenario meets all constraints, by bisection. Every rate "
+        "has the same requests; only their arrival times are scaled. The result is that of a sweep over rates.",
+    )  # fmt: skip
+    capacity.add_argument("file", metavar="FILE", help="scenario YAML file")
+    how = add_study_options(capacity, "sweep")
+    add_subject_to(how, "the capacity is the highest rate that meets all of them", required=True)
+    add_rates(how, "rates to start with, e.g. 5,10,20 (default: auto, up to more than the scenario can serve)")
+    how.add_argument(
+        "--precision", type=fraction, metavar="FRACTION", help="relative precision of the rate (default 1%%)"
+    )
+    how.add_argument("--steady", action="store_true", help="measure steady state: leave out warm-up and drain")
+    add_goodput(how)
+    capacity.set_defaults(run=run_capacity, top=1)
+
+
+def add_study_options(command: Any, noun: str) -> Any:
+    """Add the options that all commands on many runs have; return the group of the overrides."""
+    command.add_argument(
+        "-o", "--output", metavar="DIR", help=f"folder of the {noun} (default: runs/NAME, NAME from the file)"
+    )
+    command.add_argument("--resume", action="store_true", help=f"continue an interrupted or killed {noun}")
+    command.add_argument("--fresh", action="store_true", help="if DIR exists, write to DIR-2, DIR-3 ... instead")
+    add_trust(command)
+    add_executor_options(command)
+    out = command.add_argument_group("output")
     out.add_argument(
         "--emit-config", choices=SERVERS, help="also write the winner as flags or configuration of this server"
     )
     out.add_argument("--no-report", action="store_true", help="do not write report.html")
     add_json(out)
-    sweep.set_defaults(run=run_sweep)
+    how = command.add_argument_group("overrides of the file")
+    how.add_argument(
+        "--replications", type=int, metavar="N", help="replications of each configuration (default: the file's, else 1)"
+    )
+    add_setting(how, "override a scenario key of the base (repeatable)")
+    return how
 
 
 def run_sweep(args: argparse.Namespace) -> int:
     """Run, write the files and print the table; return 1 if a run failed or the disk is full."""
-    from servesim.config.user_code import use_access
-    from servesim.execution.executor import WorkerLost, close_on_exit, make_executor, process_count
-    from servesim.execution.progress import Progress
-    from servesim.study.load_summary import summarise
-    from servesim.study.loads import with_loads
-    from servesim.study.sweep import merge_shards, sweep
     from servesim.study.sweep_file import read_experiment
 
-    if args.file == "merge":
-        if not args.folder:
-            raise BadInput("sim sweep merge: expected DIR, the folder of the shards")
-        with use_access(None):  # merging only reads: it executes no policy file
-            experiment, records = merge_shards(args.folder)
-            check_emit(args, map(experiment.tree, range(len(experiment.configs))))
-            return finish(summarise(experiment, records), Path(args.folder), args)
-    if args.json and args.shard:
-        raise BadInput("--json: not possible with --shard; use it with `sim sweep merge DIR`")
-    if args.folder is not None:
-        raise BadInput(f"sim sweep: expected one file or folder, got also {args.folder}; the output folder is -o DIR")
     changes = {
         "replications": args.replications, "ci": args.ci, "intervals": args.intervals, "subject_to": args.subject_to,
-        "indifference": args.indifference, "loads": rates_of(args.loads), "precision": args.precision,
+        "indifference": args.indifference, "rates": args.rates, "precision": args.precision,
     }  # fmt: skip
     experiment = read_experiment(args.file, args.set, **changes)
-    check_emit(args, map(experiment.tree, range(len(experiment.configs))))
     source = Path(args.file)
-    folder = Path(args.output) if args.output else source if source.is_dir() else Path("runs") / experiment.name
-    folder = free_folder(folder) if args.fresh else folder
-    shard = shard_of(args.shard, experiment)
+    args.resume = args.resume or source.is_dir()
+    return run_experiment_of(args, experiment, source if source.is_dir() else Path("runs") / experiment.name)
+
+
+def run_search(args: argparse.Namespace) -> int:
+    """Run the trials and print the table."""
+    from servesim.study.optuna_search import search
+    from servesim.study.search_file import read_search
+
+    changes = {
+        "trials": args.trials, "replications": args.replications, "intervals": args.intervals,
+        "subject_to": args.subject_to, "indifference": args.indifference,
+    }  # fmt: skip
+    plan = read_search(args.file, args.set, **changes)
+    folder = output_folder(args, Path("runs") / plan.experiment.name)
+    run = partial(search, plan, folder)
+    return run_and_finish(args, plan.experiment, plan.scenarios, folder, run, "search", "trial")
+
+
+def run_capacity(args: argparse.Namespace) -> int:
+    """Find and print the capacity; return 1 if no rate meets the constraints."""
+    from servesim.config.overrides import override, read_scenario_file
+    from servesim.study.experiment_file import name_of_file
+    from servesim.study.sweep_file import capacity_experiment
+
+    tree = override(read_scenario_file(args.file), args.set)
+    if args.goodput:
+        tree["slo"] = slo_bounds(args.goodput)
+    keys = {name: getattr(args, name) for name in ("subject_to", "rates", "precision", "replications")}
+    name = name_of_file(Path(args.file))
+    experiment = capacity_experiment(tree, name, {**keys, "steady": args.steady})
+    return run_experiment_of(args, experiment, Path("runs") / f"{name}-capacity")
+
+
+def run_experiment_of(args: argparse.Namespace, experiment: Experiment, default: Path) -> int:
+    """Run a sweep and print its result; `default` is its folder without -o."""
+    from servesim.study.rate_summary import run_experiment
+
+    scenarios = map(experiment.tree, range(len(experiment.configs)))
+    folder = output_folder(args, default)
+    run = partial(run_experiment, experiment, folder)
+    return run_and_finish(args, experiment, scenarios, folder, run)
+
+
+def output_folder(args: argparse.Namespace, default: Path) -> Path:
+    """Return the folder of -o, else the default one; with --fresh, the first of DIR, DIR-2 ... that does not exist."""
+    folder = Path(args.output) if args.output else default
+    number, result = 1, folder
+    while args.fresh and result.exists():
+        number += 1
+        result = folder.with_name(f"{folder.name}-{number}")
+    return result
+
+
+def run_and_finish(
+    args: argparse.Namespace, experiment: Experiment, scenarios: Iterable[Mapping[str, Any]], folder: Path,
+    run: Callable[[Executor, bool, Progress], Result], noun: str = "sweep", unit: str = "run",
+) -> int:  # fmt: skip
+    """Call `run` with an executor, and finish its result. `scenarios` can win."""
+    from servesim.study.executor import WorkerLost, open_executor
+    from servesim.study.progress import Progress
+
+    check_emit(args, scenarios)
     if experiment.intervals:
         note_uncertainty(args, experiment.profile)
     try:
-        workers = make_executor(args.executor, process_count(args.jobs))
-        with close_on_exit(workers) as executor, Progress("sweep", args.quiet) as progress:
-            experiment = with_loads(experiment, folder, executor)
-            records = sweep(experiment, folder, executor, args.resume or source.is_dir(), shard, progress)
-        if shard.total > 1:
-            print(f"{folder / shard.journal}: {len(records)} runs; run `sim sweep merge {folder}` after the last shard")
-            return 0
-        return finish(summarise(experiment, records), folder, args)
+        with open_executor(args.executor, args.jobs) as executor, Progress(noun, args.quiet, unit=unit) as progress:
+            result = run(executor, args.resume, progress)
+        return finish(result, folder, args)
     except BrokenPipeError:
         raise
     except (OSError, WorkerLost) as error:
@@ -122,54 +210,31 @@ def run_sweep(args: argparse.Namespace) -> int:
         return 130
 
 
-def free_folder(folder: Path) -> Path:
-    """Return the folder, or the first of DIR-2, DIR-3 ... that does not exist."""
-    number, result = 1, folder
-    while result.exists():
-        number += 1
-        result = folder.with_name(f"{folder.name}-{number}")
-    return result
-
-
-def shard_of(text: str | None, experiment: Experiment) -> Shard:
-    """Read I/N; None is the whole sweep."""
-    from servesim.study.sweep import ONLY_SHARD, Shard
-
-    if text is None:
-        return ONLY_SHARD
-    part, _, parts = text.partition("/")
-    if not (part.isdigit() and parts.isdigit() and 1 <= int(part) <= int(parts)):
-        raise BadInput(f"--shard {text}: expected I/N, e.g. 2/4")
-    if experiment.ci is not None or experiment.confirm or experiment.precision is not None:
-        keys = "the keys `ci`, `confirm` and `precision`"
-        raise BadInput(f"--shard: not possible with {keys}; remove them or use --executor dask:ADDRESS")
-    return Shard(int(part), int(parts))
-
-
-def rates_of(text: Optional[str]) -> Any:
-    """Read --loads: rates separated by commas, or `auto`."""
-    if text is None or text == "auto":
-        return text
-    try:
-        return [float(rate) for rate in text.split(",")]
-    except ValueError:
-        raise BadInput(f"--loads {text}: expected rates separated by commas, e.g. 5,10,20, or auto") from None
-
-
 def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     """Write the result files and print the table; return 1 if a run failed or there is no winner."""
+    import json
+
+    from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
+    from servesim.study.rate_summary import format_result, verdict_of_result, write_result
+    from servesim.study.result_json import result_json
 
     if len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
     for text in scenario_warnings(result.experiment.tree(0)):
         print_warning(text)
-    verdict = write_and_print(result, folder, args)
+    write_result(result, folder)
+    verdict = verdict_of_result(result)
+    if args.json:
+        print(json.dumps(result_json(result, verdict), indent=1))
+    else:
+        print(f"{format_result(result, args.top, screen_of(sys.stdout))}\n{verdict.text}")
     if (folder / "best.yaml").exists():
-        print_path(args, f"{'baseline' if verdict.kind == 'baseline' else 'winner'}: {folder / 'best.yaml'}")
+        name = {"baseline": "baseline", "capacity": "scenario"}.get(verdict.kind, "winner")
+        print_path(args, f"{name}: {folder / 'best.yaml'}")
     if not args.no_report:
-        from servesim.report.write import write_report
+        from servesim.report.rate_page import write_report
 
         write_report(result, folder / "report.html")
         print_path(args, f"report: {folder / 'report.html'}")
@@ -177,29 +242,6 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
         path = emit(result.experiment.tree(result.winner.config), folder, args.emit_config)
         print_path(args, f"server configuration: {path}")
     return 1 if result.failures or verdict.kind in ("infeasible", "failed") else 0
-
-
-def write_and_print(result: Result, folder: Path, args: argparse.Namespace) -> Verdict:
-    """Write the files of a sweep, and print its table and its verdict, or all of it as JSON."""
-    import json
-
-    from servesim.files.terminal import screen_of
-    from servesim.study.files import write_summary
-    from servesim.study.load_table import format_load_table, write_load_summary
-    from servesim.study.ranking import Summary
-    from servesim.study.result_json import result_json
-    from servesim.study.table import format_table
-    from servesim.study.verdict import verdict_of
-
-    screen = screen_of(sys.stdout)
-    if isinstance(result, Summary):
-        write_summary(result, folder)
-        table, verdict = format_table(result, args.top, screen), verdict_of(result)
-    else:
-        write_load_summary(result, folder)
-        table, verdict = format_load_table(result, args.top, screen), result.verdict
-    print(json.dumps(result_json(result, verdict), indent=1) if args.json else f"{table}\n{verdict.text}")
-    return verdict
 
 
 def check_emit(args: argparse.Namespace, scenarios: Iterable[Mapping[str, Any]]) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
-from .options import add_renamed_option, columns
+from .notes import print_note
+from .options import columns
 
 if TYPE_CHECKING:
     from servesim.traces.trace import Trace
@@ -37,9 +38,7 @@ def register(commands: Any) -> None:
     inspect.add_argument("file", metavar="FILE", help="trace file, plain or .gz; - reads standard input")
     _add_reading_options(inspect)
     _add_editing_options(inspect)
-    add_renamed_option(
-        inspect, "--plot", "--picture", metavar="FILE", help="draw arrivals and lengths (PNG, SVG or PDF)"
-    )
+    inspect.add_argument("--plot", metavar="FILE", help="draw arrivals and lengths (PNG, SVG or PDF)")
     inspect.add_argument("--json", action="store_true", help="print the metrics as JSON")
     inspect.set_defaults(run=inspect_trace)
 
@@ -60,8 +59,8 @@ def _register_synth(actions: Any) -> None:
         "--lengths", metavar="FILE", help="with -X: CSV file of lengths, or alpaca JSON with --tokenizer"
     )
     synth.add_argument("--tokenizer", metavar="PATH", help="with --lengths: tokenizer.model or tokenizer.json")
-    add_renamed_option(
-        synth, "--send-overhead", "--dispatch", type=float, metavar="S",
+    synth.add_argument(
+        "--send-overhead", type=float, metavar="S",
         help="with -X: seconds that the client adds to each gap (default 0)",
     )  # fmt: skip
     synth.add_argument(
@@ -136,8 +135,8 @@ def convert_trace(args: argparse.Namespace) -> int:
     if not args.files:
         raise BadInput("sim trace convert: expected a FILE (or --list)")
     traces = [_load(args, file) for file in args.files]
-    for trace in traces:
-        _print_remarks(args, trace)
+    for remark in (remark for trace in traces for remark in trace.remarks()):
+        print_note(args, remark)
     _write(args, _edit(args, traces[0] if len(traces) == 1 else merge(traces)))
     return 0
 
@@ -155,7 +154,6 @@ def _list_formats() -> int:
 
 def synth_trace(args: argparse.Namespace) -> int:
     """Generate a trace and write it."""
-    from servesim.config.old_keys import NEW, rename_keys
     from servesim.config.overrides import override, read_scenario_file
     from servesim.traces.make.synth import synthesise
 
@@ -165,10 +163,10 @@ def synth_trace(args: argparse.Namespace) -> int:
         workload = {"contest": _contest(args)}
     elif args.T is not None:
         raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
-    tree = rename_keys({"workload": workload}, NEW, f"{args.file}: ")
-    workload = override(tree, [f"workload.{setting}" for setting in args.set])["workload"]
+    workload = override({"workload": workload}, [f"workload.{setting}" for setting in args.set])["workload"]
     trace = synthesise(workload, args.seed)
-    _print_remarks(args, trace)
+    for remark in trace.remarks():
+        print_note(args, remark)
     _write(args, _edit(args, trace))
     return 0
 
@@ -191,19 +189,20 @@ def inspect_trace(args: argparse.Namespace) -> int:
     from servesim.traces.describe import format_statistics, statistics
 
     trace = _load(args, args.file)
-    _print_remarks(args, trace)
+    for remark in trace.remarks():
+        print_note(args, remark)
     trace = _edit(args, trace)
     metrics = statistics(trace)
     print(json.dumps(metrics, indent=1) if args.json else format_statistics(metrics))
     if args.plot:
-        from servesim.traces.plot import plot_trace
+        from servesim.traces.describe import plot_trace
 
         plot_trace(trace, args.plot)
     return 0
 
 
 def _load(args: argparse.Namespace, file: str) -> Trace:
-    from servesim.traces.read.load import load
+    from servesim.traces.read.formats import load
 
     window = _window(args.slice)
     return load(
@@ -250,17 +249,6 @@ def _write(args: argparse.Namespace, trace: Trace) -> None:
         sys.stdout.write(text)
     else:
         notes = export(trace, args.output, args.to)
-        _note(args, f"{args.output}: {len(trace)} requests")
+        print_note(args, f"{args.output}: {len(trace)} requests")
     for note in notes:
-        _note(args, f"{args.output if to_file else 'output'}: {note}")
-
-
-def _print_remarks(args: argparse.Namespace, trace: Trace) -> None:
-    for line in trace.remarks():
-        _note(args, line)
-
-
-def _note(args: argparse.Namespace, text: str) -> None:
-    """Print a note that starts with the file that it is about."""
-    if not args.quiet:
-        print(text, file=sys.stderr)
+        print_note(args, f"{args.output if to_file else 'output'}: {note}")

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
-from .options import add_device_options, add_executor_options, add_trust
+from .options import add_device_options, add_executor_options, add_server_options, add_setting, add_trust
 
 if TYPE_CHECKING:
-    from servesim.calibrate.tune.loop import TuneResult
+    from servesim.calibrate.tune.results import TuneResult
     from servesim.calibrate.tune.setup import Settings
     from servesim.calibrate.tune.targets import LiveTarget
     from servesim.study.experiment import Experiment
@@ -30,9 +30,7 @@ def register(commands: Any) -> None:
     tune.add_argument("-o", "--output", required=True, metavar="DIR", help="folder of the tuning run")
     tune.add_argument("--resume", action="store_true", help="continue an interrupted, killed or finished run")
     tune.add_argument("--profile", metavar="PROFILE", help="profile to start with (default: that of the file)")
-    tune.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override a scenario key (repeatable)"
-    )
+    add_setting(tune)
     add_trust(tune)
     limits = tune.add_argument_group("limits")
     limits.add_argument(
@@ -49,19 +47,10 @@ def register(commands: Any) -> None:
         "--draws", type=int, default=24, metavar="N", help="random cost models that rate the leaders (default 24)"
     )
     add_device_options(tune, model=None, required=False)
-    server = tune.add_argument_group("server")
-    server.add_argument("--url", metavar="URL", help="address of a running server instead of a backend")
-    server.add_argument(
+    add_server_options(tune).add_argument(
         "--restart", metavar="COMMAND",
         help="shell command that restarts the server with the scenario file $SCENARIO (default: you restart it)",
     )  # fmt: skip
-    server.add_argument(
-        "--api", choices=("llm-serving", "openai"), default="openai", help="HTTP API of the server (default openai)"
-    )
-    server.add_argument("--served-model", metavar="NAME", help="model name on the server (default: the first one)")
-    server.add_argument(
-        "--timeout", type=float, default=3600.0, metavar="S", help="seconds until a request fails (default 3600)"
-    )
     tune.add_argument(
         "--warm-up", type=int, metavar="N", help="warm-up requests of a run, not measured (default 32; 0 with --url)"
     )
@@ -75,7 +64,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.tune.loop import Tuner
     from servesim.calibrate.tune.setup import tuned_experiment
-    from servesim.execution.executor import WorkerLost, close_on_exit, make_executor, process_count
+    from servesim.study.executor import WorkerLost, open_executor
     from servesim.study.sweep_file import read_experiment
 
     if bool(args.backend) == bool(args.url):
@@ -93,8 +82,7 @@ def run_tune(args: argparse.Namespace) -> int:
 
     try:
         with ExitStack() as stack:
-            workers = make_executor(args.executor, process_count(args.jobs))
-            executor = stack.enter_context(close_on_exit(workers))
+            executor = stack.enter_context(open_executor(args.executor, args.jobs))
             target = target_of(args, experiment, stack)
             tuner = Tuner(experiment, target, folder, executor, settings, None if args.quiet else say)
             result = tuner.run(terms_of(args), args.resume)
@@ -154,10 +142,9 @@ def target_of(args: argparse.Namespace, experiment: Experiment, stack: ExitStack
 
 def finish(args: argparse.Namespace, result: TuneResult, settings: Settings, folder: Path) -> int:
     """Write the final profile, the winner, the table and the report; print the table."""
-    from servesim.calibrate.tune.results import write_results
-    from servesim.calibrate.tune.rounds import format_rounds
+    from servesim.calibrate.tune.results import format_rounds, write_results
     from servesim.files.terminal import screen_of
-    from servesim.report.write import write_report
+    from servesim.report.rate_page import write_report
 
     summary = write_results(result, folder)
     write_report(summary, folder / "report.html")

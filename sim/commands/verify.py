@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -37,13 +38,15 @@ def register(commands: Any) -> None:
 
 def verify_folders(args: argparse.Namespace) -> int:
     """Compare the runs, print the errors, apply the tolerance."""
+    from servesim.calibrate.replay.measured_run import benchmark_run
     from servesim.calibrate.replay.resimulate import compare_runs
     from servesim.calibrate.replay.verify import pair_folders
-    from servesim.runs.run_folder import read_run
+    from servesim.runs.run_folder import read_run, run_data
 
     measured = Path(args.measured)
-    if measured.is_file():
-        sides = {"": (read_run(Path(args.simulated)), read_benchmark(measured))}
+    if measured.is_file():  # of a load generator
+        result = replace(run_data(benchmark_run(measured)), name=measured.stem)
+        sides = {"": (read_run(Path(args.simulated)), result)}
         return report_comparisons(
             args, [compare_runs("", *sides[""], args.profile, args.metric_percentiles)], sides, args.output
         )
@@ -60,33 +63,23 @@ def verify_folders(args: argparse.Namespace) -> int:
     return report_comparisons(args, comparisons, sides, args.output)
 
 
-def read_benchmark(path: Path) -> Any:
-    """Return the result file of a load generator as a measured run."""
-    from dataclasses import replace
-
-    from servesim.calibrate.replay.benchmark_run import benchmark_run
-    from servesim.runs.run_folder import run_data
-
-    return replace(run_data(benchmark_run(path)), name=path.stem)
-
-
 def report_comparisons(
     args: argparse.Namespace, comparisons: Sequence[Any], sides: Mapping[str, Any], output: Optional[str]
 ) -> int:
     """Print and write comparisons; return 3 if one is outside the tolerance."""
     import json
 
-    from servesim.calibrate.replay.verify import CHECKED_METRICS, as_json, rank_correlations
-    from servesim.calibrate.replay.verify_report import format_comparison, format_ranks, plot_comparisons, write_report
+    from servesim.calibrate.replay.verify import CHECKED_METRICS, comparisons_to_json, format_comparison, format_ranks
+    from servesim.files.write import write_json
     from servesim.runs.run_warnings import backend_notes
 
     metrics = args.metrics or CHECKED_METRICS
     for comparison in comparisons:
         for metric in metrics:
             comparison.row(metric)  # raises BadInput for an unknown name before anything is printed
+    content = comparisons_to_json(comparisons, args.tolerance)
     if args.json:
-        report = {"settings": [as_json(c) for c in comparisons], "kendall_tau": rank_correlations(comparisons)}
-        print(json.dumps(report, indent=1, default=str))
+        print(json.dumps(content, indent=1, default=str))
     else:
         for comparison in comparisons:
             print(format_comparison(comparison, metrics, args.tolerance))
@@ -96,25 +89,27 @@ def report_comparisons(
         for note in backend_notes(scenario.profile for scenario in scenarios if scenario is not None):
             print(f"note: {note}")
     if output:
-        write_report(comparisons, Path(output), args.tolerance)
-        plot_comparisons(sides, comparisons, Path(output) / "verify.png")
-        write_page(comparisons, sides, metrics, args.tolerance, Path(output) / "report.html")
+        write_json(Path(output) / "verify.json", content)
+        write_charts(comparisons, sides, metrics, args.tolerance, Path(output))
     if args.tolerance is None:
         return 0
     return 3 if any(c.outside(args.tolerance, metrics) for c in comparisons) else 0
 
 
-def write_page(
-    comparisons: Sequence[Any], sides: Mapping[str, Any], metrics: Sequence[str], tolerance: Optional[float], path: Path
-) -> None:
-    """Write report.html."""
-    from servesim.calibrate.replay.verify import as_json, latency_pairs, rank_correlations
+def write_charts(
+    comparisons: Sequence[Any], sides: Mapping[str, Any], metrics: Sequence[str], tolerance: Optional[float],
+    folder: Path,
+) -> None:  # fmt: skip
+    """Write report.html and verify.png."""
+    from servesim.calibrate.replay.verify import CHECKED_METRICS, latency_pairs, rank_correlations
+    from servesim.report.figures import plot_verified
     from servesim.report.verify_page import VerifiedRun, write_verify_report
 
     runs = []
     for comparison, (simulated, measured) in zip(comparisons, sides.values()):
         latencies = {name: list(latency_pairs(name, simulated, measured).values()) for name in ("ttft", "e2el")}
         outside = [] if tolerance is None else [row.metric for row in comparison.outside(tolerance, metrics)]
-        runs.append(VerifiedRun(comparison.name, as_json(comparison), latencies, simulated.scenario, outside))
+        runs.append(VerifiedRun(comparison.name, comparison.as_dict(), latencies, simulated.scenario, outside))
+    plot_verified(runs, CHECKED_METRICS, folder / "verify.png")
     ranks = rank_correlations(comparisons) if len(comparisons) > 1 else {}
-    write_verify_report(runs, metrics, tolerance, ranks, path)
+    write_verify_report(runs, metrics, tolerance, ranks, folder / "report.html")

@@ -1,20 +1,263 @@
-"""Export a scenario to a real server: `sim export`, and `--emit-config` of sweeps and searches."""
+"""Export a scenario to a real server: `sim export`, and `--emit-config` of sweeps and searches.
+
+The result is a command with flags, or a configuration file. What the server has no setting for is listed as
+`not expressed`. The flags are those of vLLM 0.32 for the V1 engine, vLLM 0.8.5 for the v0 engine and SGLang 0.4.6: the
+last versions that the policies were compared with. The rules of an older version are listed.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from servesim.core import BadInput, field_values
+from servesim.core import BadInput, Policy, field_values
+from servesim.files.checked import format_bytes
 from servesim.files.read import show_path
-from servesim.files.write import yaml_text
+from servesim.files.write import comment, yaml_text
 
-from .exported import MODEL, Exported, note_on_blocks
 from .llm_serving_yaml import from_llm_serving, to_llm_serving
+from .memory import model_memory
 from .overrides import Tree
-from .scenario import Scenario, scenario_from
-from .sglang_flags import sglang_command
-from .vllm_flags import vllm_command
+from .scenario import EngineConfig, Scenario, scenario_from
+
+MODEL = "MODEL"  # in a command, if the user names no model
+MEMORY_KEYS = {"num_blocks", "device_memory", "gpu_memory_utilization", "model", "reserve"}
+DESCRIBES = {  # keys that describe a server or its clients, but set nothing
+    "front_end": "the delay of the front end is a property of the server",
+    "client_timeout": "a setting of the clients",
+    "start": "warm up the server yourself",
+    "cold_start": "a property of the device",
+}
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The settings of one server."""
+
+    server: str  # name and version, e.g. vLLM 0.32
+    file_name: str  # for a sweep that writes it beside best.yaml
+    text: str  # shell command or YAML
+    notes: Sequence[str] = ()
+    not_expressed: Sequence[str] = field(default_factory=list)
+
+    def render(self, source: str) -> str:
+        """Return the text with comments: where it comes from, what to know, what is missing."""
+        missing = [f"not expressed: {line}" for line in self.not_expressed]
+        comments = [f"{self.server}, from {source}", *self.notes, *missing]
+        return "".join(comment(line) for line in comments) + self.text
+
+
+def shell_command(words: Sequence[str], flags: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
+    """Return a command with one flag per line. The value True is a flag without a value, None leaves the flag out."""
+    lines = [f"{name}={shlex.quote(str(value))}" for name, value in environment.items()]
+    lines.append(shlex.join(words))
+    for flag, value in flags.items():
+        if value is not None:
+            lines.append(f"  {flag}" if value is True else f"  {flag} {shlex.quote(str(value))}")
+    return " \\\n".join(lines) + "\n"
+
+
+def changed_fields(policy: Policy, expressed: Collection[str], why: Mapping[str, str]) -> list[str]:
+    """Return the fields of a policy that are not expressed and differ from the defaults, with the reason."""
+    defaults = field_values(type(policy)())
+    return [
+        f"policy.{name}={value}: {why.get(name, 'the server has no such setting')}"
+        for name, value in field_values(policy).items()
+        if name not in expressed and value != defaults[name]
+    ]
+
+
+def changed_engine_keys(engine: EngineConfig, expressed: Collection[str]) -> list[str]:
+    """Return the keys of the engine section that are not expressed and differ from the defaults."""
+    defaults = EngineConfig()
+    return [
+        f"engine.{name}: {DESCRIBES.get(name, 'the server has no such setting')}"
+        for name in EngineConfig.model_fields
+        if name not in expressed and name not in MEMORY_KEYS and getattr(engine, name) != getattr(defaults, name)
+    ]
+
+
+def note_on_blocks(scenario: Scenario, flag: str) -> list[str]:
+    """Return a note if the scenario does not say how many KV blocks the device has."""
+    engine = scenario.engine
+    if engine.device_memory is not None or "num_blocks" in engine.model_fields_set:
+        return []
+    return [
+        f"{flag}: {engine.num_blocks:,} KV blocks is the default of scenarios, not what fits on your device; "
+        "set engine.device_memory and simulate again"
+    ]
+
+
+V1, V0 = "vLLM 0.32 (V1 engine)", "vLLM 0.8.5 (v0 engine)"
+V0_BLOCK_SIZES = (1, 8, 16, 32, 64, 128)
+ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks"}
+V1_FIELDS = {
+    "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
+    "scheduler_reserve_full_isl", "watermark", "policy",
+}  # fmt: skip
+V0_FIELDS = {
+    "max_num_seqs", "max_num_batched_tokens", "delay_factor", "preemption_mode", "policy", "max_num_partial_prefills",
+    "max_long_partial_prefills", "long_prefill_token_threshold",
+}  # fmt: skip
+OTHER_VERSION = "a rule of another version of vLLM; 0.8.5 has another one"
+V0_RULES = {
+    **dict.fromkeys(
+        ("padded_prefill", "max_paddings", "ignored_step", "delay_scope", "sort_running", "swap_order", "append_rule",
+         "fail_infeasible", "examine_at_full_budget", "answer_failed_swaps"), OTHER_VERSION
+    ),
+    "watermark": "0.01 in the code of vLLM",
+    "free_failed_swaps": "vLLM never frees these blocks",
+}  # fmt: skip
+AS_SIMULATED = "as simulated: vLLM's default is to {}; the real server may be faster with it"
+
+
+def vllm_command(scenario: Scenario, model: str = MODEL) -> Exported:
+    """Return the `vllm serve` command of a scenario with a policy of vLLM."""
+    return v1_command(scenario, model) if scenario.policy["name"] == "vllm-v1" else v0_command(scenario, model)
+
+
+def v1_command(scenario: Scenario, model: str) -> Exported:
+    """Return the command of the V1 engine. One more block than simulated: V1 never uses the first one."""
+    policy: Any = scenario.make_policy()
+    flags = {
+        **token_flags(policy),
+        "--long-prefill-token-threshold": policy.long_prefill_token_threshold or None,
+        **switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl),
+        "--watermark": policy.watermark or None,
+        **switch("enable-chunked-prefill", policy.enable_chunked_prefill),
+        "--scheduling-policy": policy.policy,
+        **memory_flags(scenario, scenario.engine.num_blocks + 1),
+        **switch("enable-prefix-caching", False),
+        **switch("async-scheduling", False),
+    }
+    notes = [
+        f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}",
+        f"--no-enable-prefix-caching: {AS_SIMULATED.format('reuse the KV cache of equal prefixes')}",
+        *memory_notes(scenario),
+    ]
+    missing = changed_fields(policy, V1_FIELDS, {}) + changed_engine_keys(scenario.engine, ENGINE_KEYS)
+    if scenario.engine.host_blocks:
+        missing.append(f"engine.host_blocks={scenario.engine.host_blocks}: V1 does not swap")
+    return Exported(V1, "vllm.sh", shell_command(["vllm", "serve", model], flags, {}), notes, missing)
+
+
+def v0_command(scenario: Scenario, model: str) -> Exported:
+    """Return the command of the v0 engine, with or without chunked prefill."""
+    policy: Any = scenario.make_policy()
+    chunked, engine = scenario.policy["name"] == "vllm-chunked", scenario.engine
+    flags = {
+        **token_flags(policy),
+        **switch("enable-chunked-prefill", chunked),
+        "--scheduler-delay-factor": policy.delay_factor or None,
+        "--preemption-mode": policy.preemption_mode,
+        "--scheduling-policy": getattr(policy, "policy", "fcfs"),
+    }
+    if chunked and policy.max_num_partial_prefills > 1:
+        flags["--max-num-partial-prefills"] = policy.max_num_partial_prefills
+        flags["--max-long-partial-prefills"] = policy.max_long_partial_prefills
+        flags["--long-prefill-token-threshold"] = policy.long_prefill_token_threshold or None
+    missing = changed_fields(policy, V0_FIELDS, V0_RULES) + changed_engine_keys(engine, ENGINE_KEYS)
+    flags.update(memory_flags(scenario, engine.num_blocks))
+    if engine.block_size not in V0_BLOCK_SIZES:
+        del flags["--block-size"]
+        sizes = ", ".join(map(str, V0_BLOCK_SIZES))
+        missing.append(f"engine.block_size={engine.block_size}: vLLM 0.8.5 accepts {sizes}")
+    try:
+        flags["--swap-space"] = swap_gib(scenario)
+    except BadInput:
+        missing.append(f"engine.host_blocks={engine.host_blocks}: set engine.model to compute --swap-space in GiB")
+    flags.update(switch("enable-prefix-caching", False))
+    command = shell_command(["vllm", "serve", model], flags, {"VLLM_USE_V1": 0})
+    return Exported(V0, "vllm.sh", command, memory_notes(scenario), missing)
+
+
+def token_flags(policy: Any) -> dict[str, Any]:
+    return {"--max-num-seqs": policy.max_num_seqs, "--max-num-batched-tokens": policy.max_num_batched_tokens}
+
+
+def memory_flags(scenario: Scenario, blocks: int) -> dict[str, Any]:
+    """Return the flags of the KV cache: the fraction of the memory if the scenario has one, else the blocks."""
+    engine = scenario.engine
+    flags: dict[str, Any] = {"--max-model-len": engine.max_model_len, "--block-size": engine.block_size}
+    if engine.device_memory is None:
+        return {**flags, "--num-gpu-blocks-override": blocks}
+    fraction = engine.gpu_memory_utilization
+    return {**flags, "--gpu-memory-utilization": 0.9 if fraction is None else f"{fraction:g}"}
+
+
+def switch(name: str, on: bool) -> dict[str, bool]:
+    """Return --NAME or --no-NAME."""
+    return {f"--{name}" if on else f"--no-{name}": True}
+
+
+def swap_gib(scenario: Scenario) -> float:
+    """Return the host memory of the swapped blocks in GiB; raise BadInput if the model is not known."""
+    engine = scenario.engine
+    if not engine.host_blocks:
+        return 0
+    size = engine.host_blocks * engine.block_size * model_memory(engine.model, scenario.profile).per_token
+    return float(f"{size / 2**30:.6g}")
+
+
+def memory_notes(scenario: Scenario) -> list[str]:
+    """Return what to know about the number of KV blocks."""
+    engine = scenario.engine
+    if engine.device_memory is None:
+        return note_on_blocks(scenario, "--num-gpu-blocks-override")
+    size = format_bytes(engine.device_memory)
+    return [f"simulated with {engine.num_blocks:,} KV blocks on {size}; compare it with the number that vLLM prints"]
+
+
+SGLANG = "SGLang 0.4.6"
+SGLANG_FIELDS = {
+    "schedule_policy", "max_prefill_tokens", "chunked_prefill_size", "max_running_requests",
+    "schedule_conservativeness", "enable_mixed_chunk",
+}  # fmt: skip
+SGLANG_VARIABLES = {  # field -> variable that SGLang reads at its start
+    "init_new_token_ratio": "SGLANG_INIT_NEW_TOKEN_RATIO",
+    "min_new_token_ratio_factor": "SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR",
+    "new_token_ratio_decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
+    "clip_max_new_tokens": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
+}
+SGLANG_CONSTANTS = {"retract_decode_steps": "20 in the code of SGLang 0.4.6"}
+
+
+def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
+    """Return the command of a scenario with the policy `sglang`."""
+    policy: Any = scenario.make_policy()
+    engine = scenario.engine
+    defaults = field_values(type(policy)())
+    changed = {field: name for field, name in SGLANG_VARIABLES.items() if getattr(policy, field) != defaults[field]}
+    missing = changed_fields(policy, SGLANG_FIELDS | set(SGLANG_VARIABLES), SGLANG_CONSTANTS)
+    missing += changed_engine_keys(engine, {"block_size", "max_model_len"})
+    known_order = policy.schedule_policy == "fcfs"
+    if not known_order:
+        missing.append(f"policy.schedule_policy={policy.schedule_policy}: the command of 0.4.6 does not accept it")
+    whole_prompts = policy.chunked_prefill_size is None
+    flags = {
+        "--schedule-policy": policy.schedule_policy if known_order else None,
+        "--schedule-conservativeness": policy.schedule_conservativeness,
+        "--max-prefill-tokens": policy.max_prefill_tokens,
+        "--chunked-prefill-size": -1 if whole_prompts else policy.chunked_prefill_size,
+        "--max-running-requests": policy.max_running_requests,
+        "--enable-mixed-chunk": policy.enable_mixed_chunk or None,
+        "--context-length": engine.max_model_len,
+        "--page-size": engine.block_size,
+        "--max-total-tokens": engine.num_blocks * engine.block_size,
+        "--disable-radix-cache": True,
+        "--disable-overlap-schedule": True,
+    }
+    notes = [
+        "--disable-radix-cache, --disable-overlap-schedule: as simulated; the real server may be faster without them",
+        "not validated: the policy was written from the source code of SGLang",
+        *note_on_blocks(scenario, "--max-total-tokens"),
+    ]
+    environment = {name: getattr(policy, field) for field, name in changed.items()}
+    command = shell_command(["python", "-m", "sglang.launch_server", "--model-path", model], flags, environment)
+    return Exported(SGLANG, "sglang.sh", command, notes, missing)
+
 
 ADAPTER = "not a key of llm-serving; python -m servesim.calibrate.adapter runs the policy in the server"
 
@@ -27,14 +270,8 @@ def llm_serving_file(scenario: Scenario, model: str = MODEL) -> Exported:
     missing = [f"policy.{name}={value}: {ADAPTER}" for name, value in policies[0].items() if value != policies[1][name]]
     defaults = type(scenario.engine)()
     for name in (
-        "host_blocks",
-        "decode_buckets",
-        "reject_oversized",
-        "start",
-        "cold_start",
-        "sampling",
-        "max_model_len",
-    ):
+        "host_blocks", "decode_buckets", "reject_oversized", "start", "cold_start", "sampling", "max_model_len",
+    ):  # fmt: skip
         value = getattr(scenario.engine, name)
         if value not in (getattr(again.engine, name), getattr(defaults, name)):
             missing.append(f"engine.{name}: not a key of llm-serving")

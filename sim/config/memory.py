@@ -20,8 +20,7 @@ from servesim.costs.kv_memory import (
     memory_of_profile,
 )
 from servesim.costs.model_arithmetic import BYTES_PER_VALUE, MODELS
-from servesim.files.byte_sizes import ByteSize, format_bytes
-from servesim.files.checked import Int, Keys
+from servesim.files.checked import ByteSize, Int, Keys, format_bytes
 from servesim.files.read import quote
 
 Dtype = Literal["float64", "float32", "float16", "bfloat16", "float8", "int8"]

@@ -11,7 +11,6 @@ from servesim.files.read import quote, show_path
 from servesim.files.yaml_reader import parse, read_yaml
 
 from .llm_serving_yaml import from_llm_serving, is_llm_serving
-from .old_keys import NEW, rename_keys, rename_path
 from .paths import resolve_paths, resolve_sweep_paths
 from .registry import preset
 
@@ -28,7 +27,7 @@ def read_scenario_file(path: Union[str, Path]) -> Tree:
     tree = read_mapping(path, "scenario")
     if is_llm_serving(tree):
         tree = from_llm_serving(tree, str(path))
-    return with_preset(rename_keys(resolve_paths(tree, Path(path).parent), NEW, f"{path}: "))
+    return with_preset(resolve_paths(tree, Path(path).parent))
 
 
 def read_sweep_file(path: Union[str, Path], what: str = "sweep") -> Tree:
@@ -56,17 +55,12 @@ def with_preset(tree: Tree) -> Tree:
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """Return the base with a tree merged over it, key by key. If `over` names another policy, the old fields go."""
-    return merge_renamed(rename_keys(base, NEW), rename_keys(over, NEW))
-
-
-def merge_renamed(base: Tree, over: Mapping[str, Any]) -> Tree:
-    """Merge two trees of which neither has an old key name."""
     result = dict(base)
     for key, value in over.items():
         old = result.get(key)
-        if isinstance(old, dict) and isinstance(value, Mapping):
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
             other = key == "policy" and "name" in value and value["name"] != old.get("name")
-            result[key] = dict(value) if other else merge_renamed(old, value)
+            result[key] = dict(value) if other else merge(old, value)
         else:
             result[key] = value
     for key, other in EXCLUSIVE:
@@ -91,11 +85,10 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
 
 
 def set_key(tree: Tree, key: str, value: Any) -> Tree:
-    """Return the tree with the value of `section.key` replaced; the key may be given by its old name."""
+    """Return the tree with the value of `section.key` replaced."""
     if key.count(".") > MAX_SECTIONS:
         raise BadInput(f"expected at most {MAX_SECTIONS} sections, got {key.count('.')}")
-    name, names = rename_path(key, NEW)
-    return set_in(tree, name.split("."), rename_keys(value, names, f"{key}."))
+    return set_in(tree, key.split("."), value)
 
 
 def set_in(tree: Any, keys: Sequence[str], value: Any) -> Tree:

@@ -12,9 +12,8 @@ from typing import Any, Optional, Union, get_args, get_origin
 
 from servesim.core import BadInput, Policy, Traits
 from servesim.core.limits import MAX_NUMBER, is_number
-from servesim.files.read import quote, show_path
-from servesim.files.suggestions import did_you_mean
-from servesim.policies import POLICIES, match_fields
+from servesim.files.read import did_you_mean, quote, show_path
+from servesim.policies import POLICIES
 
 from .class_source import field_types
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
@@ -79,10 +78,6 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
     kind = policy_class(name)
     hints = hints_of(kind)
     known = [field.name for field in fields(kind)]
-    try:
-        settings = match_fields(kind, settings)
-    except ValueError as error:
-        raise BadInput(f"policy.{error}") from None
     for key, value in settings.items():
         if key not in known:
             raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}{did_you_mean(key, known)}")

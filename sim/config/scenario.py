@@ -6,37 +6,26 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Optional, Union
 
 from pydantic import (
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     GetJsonSchemaHandler,
     TypeAdapter,
-    ValidationError,
     field_validator,
     model_validator,
 )
-from servesim.core import BadInput, Policy, traits_of
+from servesim.core import BadInput, Policy
 from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
-from servesim.files.byte_sizes import ByteSize
-from servesim.files.checked import Int, Number, format_fault, invalid_error, key_path
-from servesim.files.suggestions import did_you_mean
+from servesim.files.checked import ByteSize, Int, Keys, Number, invalid_error, validate
+from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
 
 from .memory import ModelKey, blocks_of
-from .old_keys import NEW, rename_keys
 from .overrides import Tree
 from .registry import hints_of, make_policy
 from .user_code import code_access, names_file
 
 
-class Section(BaseModel):
-    """A section of a file; unknown keys are errors."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=False)
-
-
-class FrontEnd(Section):
+class FrontEnd(Keys):
     """Delay between the HTTP side of an engine and its scheduler."""
 
     lag: Int = Field(1, ge=1, le=MAX_INT, description="model calls until the scheduler sees a new request; 1 = no lag")
@@ -46,14 +35,14 @@ class FrontEnd(Section):
     )
 
 
-class ColdStart(Section):
+class ColdStart(Keys):
     """Extra seconds of the first model calls."""
 
     prefill: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="extra seconds of the first prefill")
     decode: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="extra seconds of the first decode")
 
 
-class EngineConfig(Section):
+class EngineConfig(Keys):
     """The engine: KV blocks, limits, padding and front end."""
 
     num_blocks: Int = Field(1024, gt=0, le=MAX_INT, description="KV blocks on the device")
@@ -121,7 +110,7 @@ class EngineConfig(Section):
         return sorted(sizes)
 
 
-class Slo(Section):
+class Slo(Keys):
     """SLO: latency bounds of a good response, in milliseconds."""
 
     ttft: Optional[Number] = Field(
@@ -139,7 +128,7 @@ class Slo(Section):
         return {name: value / 1e3 for name, value in self.model_dump().items() if value is not None}
 
 
-class TraceFile(Section):
+class TraceFile(Keys):
     """A trace file."""
 
     path: str = Field(description="trace file")
@@ -174,7 +163,7 @@ class WorkloadSchema:
         return handler(TypeAdapter(Workload).core_schema)
 
 
-class Scenario(Section):
+class Scenario(Keys):
     """All inputs of a run."""
 
     name: Optional[str] = Field(None, description="name of the scenario in results")
@@ -204,6 +193,16 @@ class Scenario(Section):
                 tree["policy"] = {"name": "llm-serving", **tree["policy"]}
         return tree
 
+    @classmethod
+    def suggest(cls, key: str, known: Sequence[str]) -> str:
+        """Return the section of a key that is at the top level by mistake, or the command that reads such a file."""
+        if key in ("base", "params", "objectives", "replications"):
+            return "; this is a key of sweep files: `sim sweep FILE`"
+        sections: dict[str, type[Keys]] = {"engine": EngineConfig, "trace": TraceFile, "slo": Slo}
+        matches = [f"{name}.{key}" for name, section in sections.items() if key in section.model_fields]
+        matches += [f"policy.{key}" for kind in POLICIES.values() if key in hints_of(kind)]
+        return did_you_mean(key, known) or (f"; did you mean {matches[0]}?" if matches else "")
+
     @property
     def varies(self) -> bool:
         """Whether the run depends on the seed; a trace from a file without noise does not."""
@@ -223,15 +222,12 @@ class Scenario(Section):
         if self.engine.decode_buckets:
             return self.engine.decode_buckets
         slots = getattr(policy, "decode_batch", None)
-        return [slots] if slots and traits_of(policy).running_order == "slot" else []
+        return [slots] if slots and policy.traits.running_order == "slot" else []
 
 
 def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
     """Check a tree and return the scenario; an error is one line with the key and the expected value."""
-    try:
-        scenario = Scenario.model_validate(rename_keys(tree, NEW, f"{where}: "))
-    except ValidationError as error:
-        raise BadInput(f"{where}: {first_error(error)}") from None
+    scenario = validate(Scenario, tree, where)
     if scenario.trace is not None and scenario.workload is not None:
         raise BadInput(f"{where}: expected one of trace and workload, got both")
     try:
@@ -248,37 +244,3 @@ def with_blocks(scenario: Scenario) -> Scenario:
         return scenario
     blocks = blocks_of(scenario.engine, scenario.profile)
     return scenario.model_copy(update={"engine": scenario.engine.model_copy(update={"num_blocks": blocks})})
-
-
-def first_error(error: ValidationError) -> str:
-    """Return the first error of pydantic as one line."""
-    fault = error.errors()[0]
-    loc = [part for part in fault["loc"] if not str(part).startswith(("dict[", "str"))]
-    key = key_path(loc) or "scenario"
-    if fault["type"] != "extra_forbidden":
-        return format_fault(fault, key)
-    keys = [str(part) for part in loc]
-    known = known_keys(keys[:-1])
-    return f"{key}: unknown key; known: {', '.join(known)}{did_you_mean(keys[-1], known) or suggest_section(keys)}"
-
-
-def suggest_section(keys: Sequence[str]) -> str:
-    """Return the section of a key that is at the top level by mistake, or the command that reads such a file."""
-    if len(keys) != 1:
-        return ""
-    if keys[0] in ("base", "params", "objectives", "replications"):
-        return "; this is a key of sweep files: `sim sweep FILE`"
-    key = keys[0]
-    matches = [f"{section}.{key}" for section in ("engine", "trace", "slo") if key in known_keys([section])]
-    matches += [f"policy.{key}" for kind in POLICIES.values() if key in hints_of(kind)]
-    return f"; did you mean {matches[0]}?" if matches else ""
-
-
-def known_keys(sections: Sequence[str]) -> list[str]:
-    """Return the keys of a section, given by its path."""
-    section: Any = Scenario
-    for part in sections:
-        kinds = [section.model_fields[part].annotation] if part in section.model_fields else []
-        kinds += list(getattr(kinds[0], "__args__", ())) if kinds else []
-        section = next((k for k in kinds if isinstance(k, type) and issubclass(k, BaseModel)), section)
-    return list(section.model_fields)

@@ -6,7 +6,18 @@ are seconds, memory is KV blocks of `block_size` tokens. An unset value is None,
 
 from .cost import Shape, StepCost, check_seconds
 from .errors import BadInput, PlanError, PolicyError, Stuck
-from .plan import FOREVER, NO_MOVES, Chunk, Eviction, Moves, Plan, Preemption, Rejection
+from .plan import (
+    DECODE_PAST_FINISH,
+    DECODE_UNTIL_FINISH,
+    FOREVER,
+    IDLE_PLAN,
+    NO_MOVES,
+    Chunk,
+    Moves,
+    Plan,
+    Preemption,
+    Rejection,
+)
 from .policy import (
     ORDERS,
     Policy,
@@ -16,20 +27,17 @@ from .policy import (
     require_at_least,
     require_effect,
     require_one_of,
-    traits_of,
 )
 from .request import ClientRequest, DecodeCohort, Request
 from .view import BlockPool, Queue, ServerQueue, View
 
-# Names of servesim 0.1.
-at_least, one_of, settings, just_after = require_at_least, require_one_of, field_values, first_time_after
-
 __all__ = [
     "BadInput", "PlanError", "PolicyError", "Stuck",
     "ClientRequest", "Request", "DecodeCohort",
-    "FOREVER", "NO_MOVES", "Chunk", "Eviction", "Moves", "Plan", "Preemption", "Rejection",
+    "FOREVER", "NO_MOVES", "Chunk", "Moves", "Plan", "Preemption", "Rejection",
+    "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN",
     "BlockPool", "Queue", "ServerQueue", "View",
     "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_effect",
-    "require_one_of", "traits_of",
+    "require_one_of",
     "Shape", "StepCost", "check_seconds",
 ]  # fmt: skip

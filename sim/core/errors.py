@@ -1,4 +1,4 @@
-"""Errors that a user sees: bad input, a policy that fails, and an engine that can never run again."""
+"""Errors that a user sees: bad input, a package that is not installed, a failing policy, an engine that is stuck."""
 
 from __future__ import annotations
 
@@ -55,3 +55,21 @@ class Stuck(RuntimeError):
         names = ", ".join(str(request.id) for request in self.requests[:8])
         more = f" and {len(self.requests) - 8} more" if len(self.requests) > 8 else ""
         super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more}){cause and f': {cause}'}")
+
+
+EXTRAS = {  # package -> extra of setup.cfg
+    "aiohttp": "replay",
+    "prometheus_client": "replay",
+    "optuna": "search",
+    "distributed": "cluster",
+    "pyarrow": "parquet",
+    "sentencepiece": "tokenizers",
+    "tokenizers": "tokenizers",
+    "torch": "torch",
+}
+
+
+def missing_package(package: str) -> str:
+    """Return what to do about a package that is not installed."""
+    extra = EXTRAS[package]
+    return f"needs {package}, the extra `{extra}`: run pip install '.[{extra}]' in the clone of servesim"

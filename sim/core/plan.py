@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from operator import index
 from typing import Any, Final, NamedTuple, Optional, SupportsIndex
 
-from .old_names import PLAN_FIELDS, OldPlanNames, new_names
 from .request import Request
 
 FOREVER: Final = 1 << 60  # no limit: for `hold`, block counts, lengths and step numbers
@@ -51,19 +50,6 @@ class Preemption(NamedTuple):
     # sort key.
     queue: str = "front"
 
-    @property
-    def how(self) -> str:
-        return self.mode
-
-    @property
-    def to(self) -> str:
-        return self.queue
-
-
-def Eviction(request: Request, how: str = "recompute", to: str = "front") -> Preemption:
-    """Return a preemption; the name in servesim 0.1."""
-    return Preemption(request, how, "sorted" if to == "ranked" else to)
-
 
 class Rejection(NamedTuple):
     """Remove a request without serving it to the end."""
@@ -94,7 +80,7 @@ STEP_FIELDS: Final = (
 )  # fmt: skip
 
 
-class Plan(OldPlanNames):
+class Plan:
     """One step: first `moves`, then one model call of `chunks` and decodes.
 
     `hold` is a promise: `decide` would return the same plan for this number of further steps, if no request arrives,
@@ -122,7 +108,6 @@ class Plan(OldPlanNames):
         keep_free: SupportsIndex = 0,
         hold_past_finish: object = False,
         state: Any = None,
-        **old: Any,
     ) -> None:
         if preempt or admit or reject or swap_in or prefetch or release or reorder_waiting is not None:
             self.moves = Moves(release, preempt, reorder_waiting, swap_in, prefetch, admit, reject)
@@ -140,10 +125,6 @@ class Plan(OldPlanNames):
         self.keep_free = whole(keep_free)  # the hold ends before fewer blocks than this would be free
         self.hold_past_finish = bool(hold_past_finish)  # the hold does not end when a request finishes
         self.state = state  # policy state, part of the next view
-        if old:
-            plan = self._replace(**new_names(old, PLAN_FIELDS, "Plan()"))
-            for name in ("moves", *STEP_FIELDS):
-                setattr(self, name, getattr(plan, name))
 
     # Properties, because `__getattr__` would make every access to a field of a plan slower.
     @property
@@ -189,3 +170,9 @@ class Plan(OldPlanNames):
     def __repr__(self) -> str:
         changed = (f"{name}={value!r}" for name, value in self._fields().items() if value)
         return f"Plan({', '.join(changed)})"
+
+
+IDLE_PLAN: Final = Plan()
+# The first is held until a request arrives or finishes, or blocks are missing; the second also while requests finish.
+DECODE_UNTIL_FINISH: Final = Plan(decode=True, hold=FOREVER)
+DECODE_PAST_FINISH: Final = DECODE_UNTIL_FINISH._replace(hold_past_finish=True)

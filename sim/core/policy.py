@@ -8,8 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple, Optional
 
 from .limits import MAX_NUMBER, is_number
-from .native import mypyc_attr
-from .old_names import TRAITS, OldPolicyNames
+from .native import keep_compiled_fields, mypyc_attr
 from .plan import Plan
 from .request import Request
 from .view import View
@@ -37,7 +36,7 @@ class Traits(NamedTuple):
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class Policy(OldPolicyNames):
+class Policy:
     """A scheduler. Its fields are its settings; `decide` plans one step.
 
     `decide` is a pure function of the view: it has no clock of its own, no random numbers and no hidden state.
@@ -47,6 +46,10 @@ class Policy(OldPolicyNames):
     group_width: int = 64  # width of one group of output limits, in tokens (order output-groups)
     aging: float = 0.0  # the priority number of a waiting request falls by this much per second (order priority)
     max_wait: Optional[float] = None  # seconds until a request moves to the front of a sorted queue; null: never
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        keep_compiled_fields(cls)
 
     def __post_init__(self) -> None:
         if self.order not in ORDERS:
@@ -92,12 +95,6 @@ class Policy(OldPolicyNames):
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle through the constructor: nothing can set the fields of a compiled frozen object."""
         return type(self), tuple(field_values(self).values())
-
-
-def traits_of(policy: Policy) -> Traits:
-    """Return the traits of a policy, including those that its class sets as servesim 0.1 did."""
-    old = {new: getattr(policy, name) for name, new in TRAITS.items() if hasattr(policy, name)}
-    return policy.traits._replace(**old)
 
 
 def order_key(policy: Policy, request: Request) -> float:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Optional
 
-from .old_names import REQUEST_FIELDS, OldRequestNames, new_names
-
 # What a client asks: the arguments of ClientRequest, in order.
 CLIENT_FIELDS = (
     "id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix_hashes", "follows", "think_time",
@@ -41,7 +39,7 @@ class DecodeCohort:
         raise NotImplementedError
 
 
-class ClientRequest(OldRequestNames):
+class ClientRequest:
     """What a client asks: a prompt, an output limit and an arrival time. A trace is a list of these."""
 
     __slots__ = CLIENT_FIELDS
@@ -59,7 +57,6 @@ class ClientRequest(OldRequestNames):
         follows: Any = None,
         think_time: Optional[float] = None,
         fails_at_token: Optional[int] = None,
-        **old: Any,
     ) -> None:
         self.id = id
         self.arrival = float(arrival)  # when the client sends it; a server changes it, see Request
@@ -72,9 +69,6 @@ class ClientRequest(OldRequestNames):
         self.follows = follows  # id of the request that must finish first (sessions, closed loops)
         self.think_time = 0.0 if think_time is None else float(think_time)  # seconds from that finish to this arrival
         self.fails_at_token = fails_at_token  # the model call that would generate this token fails
-        if old:
-            for name, value in new_names(old, REQUEST_FIELDS, type(self).__name__ + "()").items():
-                setattr(self, name, value)
 
     def client_fields(self) -> tuple[Any, ...]:
         """Return what the client asks, in the order of CLIENT_FIELDS."""
@@ -119,11 +113,9 @@ class Request(ClientRequest):
         follows: Any = None,
         think_time: Optional[float] = None,
         fails_at_token: Optional[int] = None,
-        **old: Any,
     ) -> None:
         super().__init__(
             id, arrival, prompt, output, limit, priority, session, prefix_hashes, follows, think_time, fails_at_token,
-            **old,
         )  # fmt: skip
         self.sent = self.arrival
         self.serial = 0  # position in the trace, later requests behind it; breaks ties
@@ -171,11 +163,6 @@ class Request(ClientRequest):
         """Tokens generated so far."""
         cohort = self._cohort
         return self._written if cohort is None else self._written + cohort.steps - self._joined_step
-
-    @property
-    def generated(self) -> int:
-        """Tokens generated so far (the same as `written`)."""
-        return self.written
 
     @property
     def cached(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Optional, Protocol
 
-from .old_names import OldPoolNames, OldViewNames
 from .request import DecodeCohort, Request
 
 
@@ -43,7 +42,7 @@ class ServerQueue:
         raise NotImplementedError
 
 
-class BlockPool(OldPoolNames):
+class BlockPool:
     """The KV blocks on the device and on the host, as counts. Block ids do not matter in a simulation."""
 
     __slots__ = ("block_size", "free", "host_free", "host_lost", "host_total", "total")
@@ -59,7 +58,7 @@ class BlockPool(OldPoolNames):
         return -(-tokens // self.block_size)
 
 
-class View(OldViewNames):
+class View:
     """Everything that a policy may read. A policy must not change it; equal views give equal plans."""
 
     __slots__ = (

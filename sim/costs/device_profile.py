@@ -21,16 +21,14 @@ from servesim.files.checked import validate
 from servesim.files.write import write_yaml
 from servesim.files.yaml_reader import read_yaml
 
-from .first_use import FirstUseCost
-from .layer_profile import load_layers
+from .derived import CostWithHost, FirstUseCost, NoisyCost, SampledCost, SamplingTerm
+from .imported_tables import load_layers, load_vidur
 from .mapping import cost_from, cost_mapping
-from .noise import NoisyCost
+from .parts import NO_HOST, HostPart
 from .profile_file import ProfileFile
-from .sampling import SampledCost, SamplingTerm
 from .uncertainty import RUN_SPREAD, SESSION_SPREAD, Uncertainty, check_draws
-from .vidur import load_tables
 
-TABLE_FILES: Mapping[str, Callable[[Path, Any], StepCost]] = {"vidur": load_tables, "layers": load_layers}
+TABLE_FILES: Mapping[str, Callable[[Path, Any], StepCost]] = {"vidur": load_vidur, "layers": load_layers}
 
 
 @dataclass(frozen=True)
@@ -94,8 +92,15 @@ class Profile:
         used = (self.about.get("sampling") or {}).get("used")
         return None if used is None else str(used)
 
-    def with_sampling(self, variant: Optional[str]) -> Profile:
-        """Return the profile of a device that selects tokens in this way; None is the way of the measured steps."""
+    def for_run(self, sampling: Optional[str] = None, host: HostPart = NO_HOST) -> Profile:
+        """Return the profile of a run that selects tokens in this way; None is the way of the measured steps.
+
+        A host time that was measured in the run replaces that of the profile.
+        """
+        profile = replace(self, cost=CostWithHost(self.cost, host)) if host != NO_HOST else self
+        return profile._with_sampling(sampling)
+
+    def _with_sampling(self, variant: Optional[str]) -> Profile:
         used, terms = self.sampling_used, self.sampling
         if variant is None or variant == used:
             return self
@@ -213,13 +218,17 @@ def folder_digest(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
-def write_profile(folder: Path, about: Mapping[str, Any], cost: StepCost) -> None:
-    """Write profile.yaml; other files in the folder stay. A profile that could not be read back is not written."""
+def write_profile(folder: Path, about: Mapping[str, Any], cost: StepCost | Mapping[str, Any]) -> None:
+    """Write profile.yaml; other files in the folder stay. A profile that could not be read back is not written.
+
+    `cost` is a mapping if the folder has the tables of the cost model in a file.
+    """
     path = folder / "profile.yaml"
     known = {key: value for key, value in about.items() if value is not None}
-    tree = round_numbers({**known, "cost": cost_mapping(cost)})
+    tree = round_numbers({**known, "cost": cost_mapping(cost) if isinstance(cost, StepCost) else cost})
     validate(ProfileFile, tree, f"{path}: not written")
-    cost_from(tree["cost"], f"{path}: not written: cost")
+    if tree["cost"].get("kind") not in TABLE_FILES:
+        cost_from(tree["cost"], f"{path}: not written: cost")
     write_yaml(path, tree, width=120, default_flow_style=None)
 
 

@@ -7,16 +7,14 @@ from dataclasses import fields
 from typing import Any
 
 from servesim.core import BadInput, StepCost
-from servesim.core.limits import MAX_COST, MAX_INT, MAX_NUMBER, MIN_NUMBER, is_number
+from servesim.core.limits import MAX_COST, MAX_INT, MAX_NUMBER, is_number
 from servesim.files.read import quote
 
+from .derived import SampledCost, SamplingTerm
 from .linear import LinearCost
 from .parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart
-from .sampling import SampledCost, SamplingTerm
-from .table import TableCost
 
-COSTS: dict[str, type[LinearCost] | type[TableCost]] = {"linear": LinearCost, "table": TableCost}
-KINDS = ("linear", "parts", "table")
+KINDS = ("linear", "parts")
 PARTS: dict[str, type[Any]] = {
     "prefill": PrefillPart, "decode": DecodePart, "mixed": MixedPart, "swap": SwapPart, "host": HostPart,
 }  # fmt: skip
@@ -35,17 +33,8 @@ def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
         raise BadInput(f"{where}.kind: expected one of {', '.join(KINDS)}, got {quote(kind)}")
     if kind == "parts":
         return parts_from(terms, where)
-    check_keys(terms, [f.name for f in fields(COSTS[kind]) if not f.name.startswith("_")], where)
-    for name, value in terms.items():
-        terms[name] = check_term(kind, name, value, f"{where}.{name}")
-    if kind == "table" and not ("prefill" in terms and ("decode_gears" in terms or "decode_curves" in terms)):
-        raise BadInput(
-            f"{where}: expected prefill, and decode_gears or decode_curves; got {', '.join(terms) or 'none'}"
-        )
-    try:
-        return COSTS[kind](**terms)
-    except TypeError as error:
-        raise BadInput(f"{where}: {error}") from None
+    check_keys(terms, [f.name for f in fields(LinearCost)], where)
+    return LinearCost(**{name: check_number(value, f"{where}.{name}") for name, value in terms.items()})
 
 
 def check_keys(terms: Mapping[str, Any], known: list[str], where: str) -> None:
@@ -77,7 +66,7 @@ def check_part_term(part: str, name: str, value: Any, where: str) -> Any:
     if name in ("rounded", "one_pass", "floor"):
         return check_flag(value, where)
     if name == "buckets":
-        return tuple(check_increasing(value, where, 1, MAX_INT)) if value else ()
+        return check_buckets(value, where) if value else ()
     if (part, name) in (("prefill", "tokens"), ("decode", "rows")):
         points = check_points(value, 2 if part == "prefill" else 3, where)
         for k, (low, high) in enumerate(zip(points, points[1:])):
@@ -87,6 +76,15 @@ def check_part_term(part: str, name: str, value: Any, where: str) -> Any:
                 )
         return tuple(points)
     return check_number(value, where, maximum=1.0 if name == "overlap" else MAX_COST)
+
+
+def check_buckets(value: Any, where: str) -> tuple[int, ...]:
+    """Validate padding buckets: increasing whole numbers of tokens."""
+    numbers = check_increasing(value, where, 1, MAX_INT)
+    for k, number in enumerate(numbers):
+        if number % 1:
+            raise BadInput(f"{where}[{k}]: expected a whole number of tokens, got {quote(number)}")
+    return tuple(map(int, numbers))
 
 
 def check_selection(value: Any, where: str) -> SamplingTerm:
@@ -112,22 +110,6 @@ def check_number(value: Any, where: str, minimum: float = 0.0, maximum: float = 
     return value
 
 
-def check_term(kind: str, name: str, value: Any, where: str) -> Any:
-    """Validate one field of a cost model."""
-    if kind == "table" and name in ("prefill", "decode_gears"):
-        return check_points(value, 2 if name == "prefill" else 4, where)
-    if name == "decode_curves":
-        return check_curves(value, where)
-    if name == "token_gears":
-        return check_increasing(value, where, 1, MAX_INT) if value else ()
-    if name == "rounded":
-        return check_flag(value, where)
-    if name == "mixed_context" and value is None:
-        return value
-    # Prefill and decode of one step can share a fixed part.
-    return check_number(value, where, -MAX_COST if name == "mixed" else 0.0)
-
-
 def check_points(points: Any, width: int, where: str) -> list[tuple[float, ...]]:
     """Validate the points of a curve: numbers of at least 0, the first one of each point increasing."""
     if not isinstance(points, (list, tuple)) or not points:
@@ -139,17 +121,6 @@ def check_points(points: Any, width: int, where: str) -> list[tuple[float, ...]]
             raise BadInput(f"{where}[{k}]: expected {count}, seconds at most {MAX_COST:g}, got {quote(point)}")
     check_increasing([point[0] for point in points], where)
     return [tuple(point) for point in points]
-
-
-def check_curves(pairs: Any, where: str) -> list[tuple[float, list[tuple[float, ...]]]]:
-    """Validate (rows, curve) pairs; rows must increase."""
-    if not isinstance(pairs, (list, tuple)) or any(
-        not isinstance(pair, (list, tuple)) or len(pair) != 2 for pair in pairs
-    ):
-        raise BadInput(f"{where}: expected a list of (rows, curve) pairs")
-    curves = [(rows, check_points(curve, 2, f"{where}[{k}]")) for k, (rows, curve) in enumerate(pairs)]
-    check_increasing([rows for rows, _ in curves], where, MIN_NUMBER)
-    return curves
 
 
 def check_increasing(numbers: Any, where: str, minimum: float = 0.0, maximum: float = MAX_NUMBER) -> list[Any]:
@@ -175,9 +146,8 @@ def cost_mapping(cost: StepCost) -> dict[str, Any]:
         }
     if type(cost) is SampledCost:
         return {**cost_mapping(cost.cost), SELECTION: list(cost.added)}
-    for kind, known in COSTS.items():
-        if type(cost) is known:
-            return {"kind": kind, **changed(cost)}
+    if type(cost) is LinearCost:
+        return {"kind": "linear", **changed(cost)}
     raise BadInput(f"cost: a {type(cost).__name__} cannot be written to a profile")
 
 

@@ -1,18 +1,22 @@
-"""FLOPs and bytes of model calls, from the dimensions of a Llama model.
+"""FLOPs and bytes of model calls, from the dimensions of a Llama model, and the peak of known devices.
 
 Counted are the matrix products and the attention: 2 FLOPs per weight and token, and 4 per pair of query and key, layer
 and hidden unit. Masked pairs and padding are not counted. The vocabulary is computed for one token of each row. A call
 reads all weights and the KV cache of its rows once, and writes the KV cache of its tokens. Activations, norms and the
-embedding are left out: they are small. Standard library only, Python 3.9.
+embedding are left out: they are small.
+
+The peaks are from the vendors' data sheets. A profile has them under `peak`, with their source; `sim calibrate fit`
+writes those of the devices that are known here. Standard library only, Python 3.9.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 BYTES_PER_VALUE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
+HALF_PRECISION = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,42 @@ def model_of(about: Mapping[str, Any]) -> Optional[Model]:
 def bytes_per_value(about: Mapping[str, Any], model: Model) -> Optional[int]:
     """Return the bytes of a weight: of the type in a profile, else of the model."""
     return BYTES_PER_VALUE.get(str(about.get("dtype") or model.dtype))
+
+
+class Peak(NamedTuple):
+    """What a device can do at best."""
+
+    flops: float  # per second, of dense matrix products
+    bandwidth: float  # of its memory, bytes per second
+    source: str
+
+
+HALF_PRECISION_PEAKS = {  # part of the name of the device -> peak of 16-bit values
+    "H200": Peak(989e12, 4.8e12, "NVIDIA H200 data sheet, SXM: BF16 Tensor Core without sparsity, HBM3e"),
+    "H100 80GB HBM3": Peak(989e12, 3.35e12, "NVIDIA H100 data sheet, SXM: BF16 Tensor Core without sparsity, HBM3"),
+    "A100-SXM4-80GB": Peak(312e12, 2.039e12, "NVIDIA A100 data sheet, SXM 80 GB: BF16 Tensor Core without sparsity"),
+    "910B4": Peak(
+        280e12, 0.8e12,
+        "Huawei MindStudio, specification Atlas800I-A2-32G-280T of the 910B4: 280 TFLOP/s in FP16; "
+        "HBM 0.8 TB/s as in Huawei's roofline configuration of the 910B4",
+    ),
+}  # fmt: skip
+
+
+def known_peak(about: Mapping[str, Any]) -> Optional[Peak]:
+    """Return the peak of the device and data type in a description, None if it is not known."""
+    if str(about.get("dtype")) not in HALF_PRECISION:
+        return None
+    device = str(about.get("device"))
+    return next((peak for name, peak in HALF_PRECISION_PEAKS.items() if name in device), None)
+
+
+def stored_peak(peak: Optional[Peak]) -> Optional[dict[str, Any]]:
+    """Return a peak as the key of a profile."""
+    return None if peak is None else peak._asdict()
+
+
+def peak_of(about: Mapping[str, Any]) -> Optional[Peak]:
+    """Return the peak that a profile states."""
+    peak = about.get("peak")
+    return None if not peak else Peak(float(peak["flops"]), float(peak["bandwidth"]), str(peak.get("source", "")))

@@ -5,19 +5,50 @@ All numbers are at least 0 and all curves rise, so a step with more tokens, rows
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from math import sqrt
-from typing import Optional
+from typing import Any, Optional
 
 from servesim.core import Shape, StepCost
 
-from .curves import Points, interpolate
+Points = Sequence[tuple[float, float]]
+INFINITY = float("inf")
+
+
+def interpolate(points: Points, x: float) -> float:
+    """Interpolate a curve linearly; extrapolate from its first or last two points, but never to a negative value.
+
+    Below the first point, the line must not fall faster than in proportion to x. Above the last point, it must not
+    fall at all: more work never takes less time than the largest measured amount.
+    """
+    last = len(points) - 1
+    if not last:
+        return points[0][1]
+    index = bisect_right(points, (x, INFINITY))
+    inside = 0 < index <= last
+    right = index if inside else 1 if not index else last
+    (x0, y0), (x1, y1) = points[right - 1], points[right]
+    y = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
+    floor = 0.0 if inside else y0 * x / x0 if not index else min(y0, y1)
+    return y if y > floor else floor
+
+
+class Part:
+    """Base of the parts. They are copied and pickled through the constructor: compiled frozen fields cannot be set."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), field_values(self)
+
+
+def field_values(instance: Any) -> tuple[Any, ...]:
+    """Return the arguments of a dataclass's constructor that make an equal object."""
+    return tuple(getattr(instance, f.name) for f in fields(instance) if f.init)
 
 
 @dataclass(frozen=True)
-class PrefillPart:
+class PrefillPart(Part):
     """Seconds of the prompt chunks of a step."""
 
     tokens: Points = ((1.0, 0.0),)  # curve over the padded tokens of the step; it includes the fixed time of a step
@@ -26,19 +57,25 @@ class PrefillPart:
     cross: float = 0.0  # per token of a chunk x token cached before it: attention before the chunk
     cross_root: float = 0.0  # per square root of it: short chunks read the cached tokens less efficiently
     paged_square: float = 0.0  # in addition to `square` with cached tokens: the kernel that reads them is slower
+    padded_square: float = 0.0  # per (padded tokens)^2 / rows: attention of equally padded rows
     buckets: Sequence[int] = ()  # padding buckets of the tokens; larger steps are not padded
 
-    def seconds(self, rows: int, tokens: int, squares: int, cross: int) -> float:
+    def seconds(self, shape: Shape, joined: int = 0) -> float:
+        """Return the seconds of the prompts of a step; `joined` decodes count as further tokens."""
+        rows, tokens = shape.prefill_rows, shape.prefill_tokens + joined
         if self.buckets and tokens <= self.buckets[-1]:
             tokens = self.buckets[bisect_left(self.buckets, tokens)]
-        seconds = interpolate(self.tokens, tokens) + self.row * rows + self.square * squares
+        seconds = interpolate(self.tokens, tokens) + self.row * rows + self.square * shape.squares
+        cross = shape.cross
         if cross:
-            seconds += self.cross * cross + self.cross_root * sqrt(cross) + self.paged_square * squares
+            seconds += self.cross * cross + self.cross_root * sqrt(cross) + self.paged_square * shape.squares
+        if self.padded_square:
+            seconds += self.padded_square * shape.prefill_tokens**2 / rows
         return seconds
 
 
 @dataclass(frozen=True)
-class DecodePart:
+class DecodePart(Part):
     """Seconds of the decodes of a step."""
 
     rows: Sequence[Sequence[float]] = ((1.0, 0.0),)  # (padded rows, seconds, optionally seconds per cached token)
@@ -58,7 +95,7 @@ class DecodePart:
 
 
 @dataclass(frozen=True)
-class MixedPart:
+class MixedPart(Part):
     """Seconds of a step with prompts and decodes.
 
     With `one_pass`, the decodes join the prompt tokens in one model call; further terms are for their attention.
@@ -74,7 +111,7 @@ class MixedPart:
 
 
 @dataclass(frozen=True)
-class SwapPart:
+class SwapPart(Part):
     """Seconds of block copies to and from the host."""
 
     step: float = 0.0  # per step with copies
@@ -82,13 +119,20 @@ class SwapPart:
 
 
 @dataclass(frozen=True)
-class HostPart:
+class HostPart(Part):
     """Seconds of host work around the model call: scheduling, building rows, reading results."""
 
     step: float = 0.0
     row: float = 0.0  # per row, prompt or decode
     prompt: float = 0.0  # per prompt chunk, in addition to its row
     token: float = 0.0  # per prompt token
+
+    def seconds(self, rows: int, prompts: int = 0, tokens: int = 0) -> float:
+        """Return the host time of a step; `tokens` are the prompt tokens of all its chunks."""
+        return self.step + self.row * rows + self.prompt * prompts + self.token * tokens
+
+
+NO_HOST = HostPart()
 
 
 @dataclass(frozen=True)
@@ -99,8 +143,11 @@ class PartsCost(StepCost):
     decodes: DecodePart = DecodePart()
     mixed: MixedPart = MixedPart()
     swap: SwapPart = SwapPart()
-    host: HostPart = HostPart()
+    host: HostPart = NO_HOST
     _terms: dict[int, tuple[float, float, float]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), field_values(self)
 
     def seconds(self, shape: Shape) -> float:
         seconds = self.swap.step + self.swap.block * shape.swapped if shape.swapped else 0.0
@@ -113,7 +160,7 @@ class PartsCost(StepCost):
         seconds += host.token * shape.prefill_live
         if shape.decode_rows:
             return seconds + self._mixed(shape)
-        return seconds + self.prefill.seconds(rows, shape.prefill_tokens, shape.squares, shape.cross)
+        return seconds + self.prefill.seconds(shape)
 
     def decode(self, rows: int, live: int, context: int) -> float:
         fixed, slope = self._line(rows, live)
@@ -134,8 +181,7 @@ class PartsCost(StepCost):
         """Return the seconds of prompts and decodes of one step, without host time."""
         part, rows, live = self.mixed, shape.decode_rows, shape.decode_live
         decode = self.decode(rows, live, shape.context) - self.host.step - self.host.row * live
-        tokens = shape.prefill_tokens + rows if part.one_pass else shape.prefill_tokens
-        prefill = self.prefill.seconds(shape.prefill_rows, tokens, shape.squares, shape.cross)
+        prefill = self.prefill.seconds(shape, rows if part.one_pass else 0)
         if part.one_pass:
             seconds = prefill + part.step + part.row * rows + part.context * shape.context
             return decode if part.floor and decode > seconds else seconds

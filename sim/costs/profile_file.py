@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import Annotated, Optional, Union
 
 from pydantic import Field
-from servesim.files.checked import AnyAtLeast0, AnyPositive, AtLeast0, Limits, Seconds, Whole, expects
-from servesim.files.stored import Stored, StoredNumber
+from servesim.files.checked import (
+    AnyAtLeast0,
+    AnyPositive,
+    AtLeast0,
+    Limits,
+    Seconds,
+    Stored,
+    StoredNumber,
+    Whole,
+    expects,
+)
 
 MAX_NOISE = 1e6  # measured time / predicted time
 MAX_PEAK = 1e21  # FLOPs or bytes per second
@@ -144,8 +153,8 @@ class ProfileFile(Stored):
     error: Optional[dict[str, Optional[Union[StoredNumber, ErrorKeys]]]] = None
     noise: Optional[dict[str, Factors]] = None
     grid: Optional[dict[str, Annotated[list[AtLeast0], Field(min_length=2, max_length=2)]]] = None
-    gears: Optional[list[Whole]] = None
-    token_gears: Optional[list[Whole]] = None
+    row_buckets: Optional[list[Whole]] = None
+    token_buckets: Optional[list[Whole]] = None
     busy: Optional[StoredNumber] = None
     fit: Optional[Fit] = None
     uncertainty: Optional[UncertaintyKeys] = None

@@ -15,10 +15,9 @@ from typing import Any
 
 from servesim.core import BadInput, StepCost
 
+from .derived import ScaledCost
 from .linear import LinearCost
 from .parts import PartsCost
-from .scaled import ScaledCost
-from .table import TableCost
 
 SESSION_SPREAD = 0.02  # standard deviation of all step times between sessions, from four sessions on an H200
 RUN_SPREAD = 0.0135  # between runs of the session that measured the profile: two sessions on an H200 had 0.8 and 1.7 %
@@ -75,7 +74,7 @@ def check_draws(stored: Any, cost: StepCost, where: str) -> None:
 
 def has_parameters(cost: StepCost) -> bool:
     """Return whether the numbers of a cost model can be replaced by random ones."""
-    return isinstance(cost, (LinearCost, PartsCost)) or (isinstance(cost, TableCost) and not cost.decode_curves)
+    return isinstance(cost, (LinearCost, PartsCost))
 
 
 def parameters(cost: StepCost) -> list[float]:

@@ -12,8 +12,7 @@ from typing import Any, Callable, Optional
 
 from servesim.core import StepCost, Traits, check_seconds
 
-from .shape import NO_PADDING, step_shape
-from .step import Step
+from .step import NO_PADDING, Step, step_shape
 
 BUSY_WAIT_S = 1e-3  # a sleep may end this late, so the clock busy-waits for the rest
 MAX_LATENESS_S = 0.25  # a paced clock that is later than this does not catch up

@@ -22,8 +22,7 @@ from servesim.core.limits import MAX_STEP
 from .clocks import HeldSteps
 from .loop import Loop
 from .results import record_decode
-from .shape import Padding
-from .step import Step
+from .step import Padding, Step
 
 # The cost of a decode: padded rows, seconds at context 0, seconds per context token, whether the cost is linear.
 DecodeCost = tuple[int, float, float, bool]

@@ -7,9 +7,10 @@ runs the call on a device.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Final, Optional, Protocol
 
-from servesim.core import Plan, PlanError, Rejection, Request, Stuck, View
+from servesim.core import BadInput, Plan, PlanError, Policy, Rejection, Request, Stuck, View
 
 from .clocks import Clock
 from .inbox import Inbox
@@ -17,7 +18,6 @@ from .plans import start_step
 from .results import finish_step
 from .server import Server
 from .step import Step
-from .stuck_cause import describe_cause
 
 MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
@@ -211,3 +211,67 @@ class Loop:
     def _report_to_client(self, request: Request, now: float) -> None:
         request.client_end = now
         self.inbox.release_followers(request.id, now)
+
+
+BUILT_IN: Final = "servesim.policies."  # modules of policies that reproduce real engines
+
+
+def describe_cause(server: Server, action: str) -> str:
+    """Return the cause of a stuck engine. `action` is what the policy did, e.g. `returned no work`."""
+    policy, traits = server.policy, server.traits
+    kind: Any = type(policy)  # mypyc does not know `__module__` of a class
+    text = describe_oversized(server)
+    if not kind.__module__.startswith(BUILT_IN):
+        return f"{text}your policy {kind.__name__} {action}"
+    if traits.rejects_oversized and not server.limits.rejects_oversized:
+        return f"{text}the real engine rejects such requests, engine.reject_oversized: never keeps them"
+    if not traits.engine:
+        return f"{text}the built-in policy {kind.__name__} {action}"
+    certain = "does" if not traits.validated_against.startswith("not validated") else "should do"
+    return f"{text}the real engine {certain} this too (rules of {traits.engine})"
+
+
+def describe_oversized(server: Server) -> str:
+    """Return the first waiting request that needs more blocks than the engine has, as the start of a sentence."""
+    pool = server.pool
+    for request in server.waiting:
+        need = pool.blocks_for(request.prompt + request.written)
+        if need > pool.total:
+            return f"request {request.id} needs {need} blocks, the engine has {pool.total}; "
+    return ""
+
+
+REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the traits of the policy decide
+
+
+def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
+    """Return a server without requests, from the `engine` section of a scenario."""
+    blocks: int = engine["num_blocks"]
+    reserved = policy.traits.reserved_blocks
+    if blocks <= reserved:
+        raise BadInput(f"engine.num_blocks: expected more than {reserved} (reserved by this engine), got {blocks}")
+    return Server(
+        policy,
+        blocks,
+        engine["block_size"],
+        engine.get("host_blocks", 0),
+        engine.get("max_model_len"),
+        engine.get("max_generate_length"),
+        REJECT_OVERSIZED[engine.get("reject_oversized", "auto")],
+    )
+
+
+def build_loop(
+    server: Server,
+    engine: Mapping[str, Any],
+    requests: Sequence[Request],
+    clock: Clock,
+    observers: Sequence[Observer] = (),
+    front_end: float = 0.0,
+    compute: Optional[Callable[[Step], None]] = None,
+) -> Loop:
+    """Return the loop of a server. `front_end`: seconds from the profile, used if the scenario sets none."""
+    front = engine.get("front_end") or {}
+    seconds = front.get("seconds")
+    inbox = Inbox(requests, front.get("lag", 1), front_end if seconds is None else seconds)
+    return Loop(server, inbox, clock, tuple(observers), bool(front.get("end_lag")), compute=compute)

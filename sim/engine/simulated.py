@@ -13,8 +13,7 @@ from servesim.core.limits import MAX_STEP
 from .clocks import Clock
 from .fast_forward import FastForward
 from .loop import Loop
-from .shape import NO_PADDING, Padding, step_shape
-from .step import Step
+from .step import NO_PADDING, Padding, Step, step_shape
 
 
 class SimulatedClock(Clock):

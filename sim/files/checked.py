@@ -1,9 +1,12 @@
-"""Validate sections of a file with pydantic: types of values, and one-line errors that name the key."""
+"""Validate sections of a file with pydantic: types of values, sizes in bytes, and one-line errors that name the key."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, ClassVar, Optional, TypeVar, Union, get_args
 
 from pydantic import (
@@ -21,9 +24,18 @@ from pydantic import (
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import no_info_after_validator_function
 from servesim.core import BadInput
-from servesim.core.limits import MAX_INT, MAX_NUMBER, MAX_RATE, MAX_SECONDS, MAX_TOKENS, MIN_NUMBER, MIN_RATE
+from servesim.core.limits import (
+    MAX_INT,
+    MAX_NUMBER,
+    MAX_RATE,
+    MAX_RESULT,
+    MAX_SECONDS,
+    MAX_TOKENS,
+    MIN_NUMBER,
+    MIN_RATE,
+)
 
-from .read import quote, shorten
+from .read import did_you_mean, quote, shorten
 
 T = TypeVar("T")
 
@@ -43,6 +55,11 @@ def expected_error(text: str) -> PydanticCustomError:
 def invalid_error(text: str) -> PydanticCustomError:
     """Return an error that reads `KEY: TEXT`."""
     return PydanticCustomError("wrong", text)
+
+
+def error_at(key: str, error: PydanticCustomError, value: Any) -> ValidationError:
+    """Return an error that names a key of the section that is validated."""
+    return ValidationError.from_exception_data("", [{"type": error, "loc": (key,), "input": value}])
 
 
 def expects(text: str) -> WrapValidator:
@@ -124,7 +141,7 @@ Flag = Annotated[bool, Field(strict=True), expects("true or false")]
 
 
 class Keys(BaseModel):
-    """A section of a file. Unknown keys are errors, unless a subclass allows them."""
+    """A file or a section of one. Unknown keys are errors, unless a subclass allows them."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
     others: ClassVar[tuple[str, ...]] = ()  # keys of the section's other kinds, for messages
@@ -135,17 +152,22 @@ class Keys(BaseModel):
     def _check_keys(cls, tree: Any) -> Any:
         if not isinstance(tree, Mapping):
             raise expected_error("keys and values")
-        known = [*cls.model_fields, *cls.others]
+        known, required = keys_of(cls)
         for key in tree if cls.model_config.get("extra") == "forbid" else ():
             if key not in known:
-                raise invalid_error(f"unknown key {quote(key)}: expected {', '.join(known)}")
+                error = invalid_error(f"unknown key; known: {', '.join(known)}{cls.suggest(str(key), known)}")
+                raise error_at(str(key), error, tree[key])
         groups = [group for group in cls.either if any(key in tree for key in group)]
         if cls.either and len(groups) != 1:
             names = " and ".join("/".join(group) for group in cls.either)
             raise invalid_error(f"expected one of {names}, got {'both' if groups else 'none'}")
-        required = [name for name, field in cls.model_fields.items() if field.is_required()]
         missing = [key for key in (*required, *sum(groups, ())) if key not in tree]
-        return {**tree, **{key: Missing() for key in missing}}
+        return {**tree, **{key: Missing() for key in missing}} if missing else tree
+
+    @classmethod
+    def suggest(cls, key: str, known: Sequence[str]) -> str:
+        """Return the end of the message for an unknown key."""
+        return did_you_mean(key, known)
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -153,6 +175,13 @@ class Keys(BaseModel):
         if cls.either:
             handler.resolve_ref_schema(json_schema)["oneOf"] = [{"required": [*group]} for group in cls.either]
         return json_schema
+
+
+@cache  # a sweep validates thousands of scenarios
+def keys_of(model: type[Keys]) -> tuple[list[str], list[str]]:
+    """Return the keys that a section may have, and those that it must have."""
+    required = [name for name, field in model.model_fields.items() if field.is_required()]
+    return [*model.model_fields, *model.others], required
 
 
 KIND = Field(description="name of the kind")
@@ -169,14 +198,14 @@ def validate_kind(tree: Any, kinds: Mapping[str, type[Keys]]) -> Keys:
         raise expected_error("keys and values")
     kind = tree.get("kind", Missing())
     if not isinstance(kind, str) or kind not in kinds:
-        error = expected_error(f"one of {', '.join(kinds)}")
-        raise ValidationError.from_exception_data("", [{"type": error, "loc": ("kind",), "input": kind}])
+        raise error_at("kind", expected_error(f"one of {', '.join(kinds)}"), kind)
     return kinds[kind].model_validate(tree)
 
 
 def key_path(location: Sequence[Union[str, int]]) -> str:
-    """Return pydantic's location of an error as `mix[0].arrivals.rate`."""
+    """Return pydantic's location of an error as `mix[0].arrivals.rate`, without the types of a union."""
     parts = location[:-2] if location and location[-1] == "[key]" else location
+    parts = [part for part in parts if part != "str" and not str(part).startswith(("dict[", "list["))]
     return "".join(f"[{part}]" if isinstance(part, int) else f".{shorten(part)}" for part in parts).removeprefix(".")
 
 
@@ -206,3 +235,46 @@ def first_error(error: ValidationError, *above: str) -> str:
     """Return pydantic's first error as one line; `above` are the keys that contain the section."""
     fault = error.errors()[0]
     return format_fault(fault, key_path((*above, *fault["loc"])))
+
+
+StoredNumber = Annotated[float, Field(ge=-MAX_RESULT, le=MAX_RESULT), expects("a number")]
+Index = Annotated[int, Field(ge=0, le=int(MAX_NUMBER)), expects("a whole number of at least 0")]
+
+
+class Stored(Keys):
+    """A file that servesim wrote and reads back, or a part of one. A user can edit or damage it.
+
+    Unknown keys are kept: a newer version of servesim may have written them.
+    """
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+
+UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
+         "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}  # fmt: skip
+SIZE = re.compile(r"\s*(\d{1,18}(?:\.\d{0,18})?(?:[eE]\+?\d{1,2})?)\s*([A-Za-z]*)\s*")
+MAX_BYTES = 10**18
+EXPECTED = "a size above 0, such as 141GB or 40GiB"
+
+
+def to_bytes(value: Any) -> Any:
+    """Return a size as a number of bytes; raise an error for other values."""
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        value = str(value)
+    match = SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None or match[2].upper() not in UNITS:
+        raise expected_error(EXPECTED)
+    size = float(match[1]) * UNITS[match[2].upper()]
+    if not (math.isfinite(size) and 1 <= size <= MAX_BYTES):
+        raise expected_error(f"{EXPECTED}, at most {MAX_BYTES:g} bytes")
+    return int(size)
+
+
+ByteSize = Annotated[int, BeforeValidator(to_bytes, json_schema_input_type=Union[int, str]), Field(gt=0)]
+
+
+def format_bytes(size: float) -> str:
+    """Return a size with a decimal unit and three digits or more, e.g. 13.5 GB."""
+    unit, name = next(((UNITS[name], name) for name in ("TB", "GB", "MB", "KB") if size >= UNITS[name]), (1, "bytes"))
+    number = size / unit
+    return f"{number:,.{max(0, 2 - int(math.log10(number)))}f} {name}" if number >= 1 else f"{number:g} {name}"

@@ -1,8 +1,8 @@
-"""Read text, JSON and CSV files, plain or gzipped. Every fault is a one-line error; row numbers start at 1."""
+"""Read text and JSON files, plain or gzipped. Every fault is a one-line error; row numbers start at 1."""
 
 from __future__ import annotations
 
-import csv
+import difflib
 import gzip
 import io
 import json
@@ -19,8 +19,6 @@ from typing import Any, Union
 
 from servesim.core import BadInput
 from servesim.core.errors import cut_middle
-
-from .csv_cells import unmark_formula
 
 PathLike = Union[str, Path]
 MAX_BYTES = 2**31  # of a file, unpacked
@@ -109,53 +107,6 @@ def parse_json(path: PathLike, text: str, row: int = 1, check_numbers: bool = Fa
         raise BadInput(f"{show_path(path)}: row {row}: expected JSON with fewer levels") from None
     except ValueError as error:
         raise BadInput(f"{show_path(path)}: row {row}: expected JSON: {str(error)[:80]}") from None
-
-
-def read_csv(path: PathLike, columns: Iterable[str] = (), complete_lines: bool = False) -> list[dict[str, str]]:
-    """Return the rows of a CSV file with a header that has at least `columns`.
-
-    `complete_lines` ignores an incomplete last line, which an interrupted process leaves behind.
-    """
-    text = read_text(path)
-    if complete_lines:
-        text = text[: text.rfind("\n") + 1]
-    return parse_csv(show_path(path), text, columns)
-
-
-def parse_csv(name: str, text: str, columns: Iterable[str] = ()) -> list[dict[str, str]]:
-    """Return the rows of a CSV text with a header that has at least `columns`; `name` is its file, for messages."""
-    limit = csv.field_size_limit(MAX_BYTES)  # the token times of a long response exceed the default of 128 KiB
-    try:
-        lines = split_csv(name, text)
-    finally:
-        csv.field_size_limit(limit)
-    rows = ((number, cells) for number, cells in enumerate(lines, 1) if cells)
-    _, header = next(rows, (1, []))
-    if len(set(header)) < len(header):
-        repeated = next(column for column in header if header.count(column) > 1)
-        raise BadInput(f"{name}: row 1: expected every column once, got {quote(repeated)} twice")
-    missing = [column for column in columns if column not in header]
-    if missing:
-        raise BadInput(f"{name}: row 1: expected the column {missing[0]}, got {quote(','.join(header))}")
-    table = []
-    for number, cells in rows:
-        if len(cells) != len(header):
-            raise BadInput(f"{name}: row {number}: expected {len(header)} columns, got {len(cells)}")
-        table.append(dict(zip(header, map(unmark_formula, cells))))
-    return table
-
-
-def split_csv(name: str, text: str) -> list[list[str]]:
-    """Return the cells of each row of a CSV text; a blank row has none."""
-    lines = text.replace("\r\n", "\n")
-    if '"' not in lines and "\r" not in lines:  # no quotes: splitting is several times faster
-        return [line.split(",") if line else [] for line in lines.split("\n")]
-    rows: list[list[str]] = []
-    try:
-        rows.extend(csv.reader(io.StringIO(text, newline=""), strict=True))
-    except csv.Error as error:
-        raise BadInput(f"{name}: row {len(rows) + 1}: expected comma-separated values: {error}") from None
-    return rows
 
 
 def quote(value: Any) -> str:
@@ -271,3 +222,10 @@ def _reject_constant(name: str) -> Any:
 
 def _row_number(data: bytes, position: int) -> int:
     return data.count(b"\n", 0, position) + 1
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean X?`, or an empty string if no known word is similar."""
+    names = {name.lower(): name for name in known}
+    matches = difflib.get_close_matches(word.lower(), names, n=1, cutoff=0.6)
+    return f"; did you mean {names[matches[0]]}?" if matches else ""

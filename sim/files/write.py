@@ -15,7 +15,7 @@ from typing import IO, Any, Optional, TextIO
 
 from servesim.core import BadInput
 
-from .csv_cells import mark_formula
+from .csv_rows import mark_formula
 from .read import PathLike, show_path
 
 # Names of open files: a new file in their place would not reach the reader.
@@ -154,7 +154,7 @@ def drop_incomplete_line(path: PathLike) -> None:
 
 
 class CsvWriter:
-    """A csv writer that marks formula cells (see csv_cells.py)."""
+    """A csv writer that marks formula cells (see csv_rows.py)."""
 
     def __init__(self, file: TextIO, **options: Any) -> None:
         self._writer = csv.writer(file, lineterminator="\n", **options)

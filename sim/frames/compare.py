@@ -11,12 +11,13 @@ from typing import Any, Optional, Union
 import pandas as pd
 from servesim.core import BadInput
 from servesim.report.compare_page import write_compare_report
+from servesim.report.figures import plot_changes, styled_axes
+from servesim.runs.metric_table import metrics_in
 from servesim.statistics.objective import parse_objective
-from servesim.study.compare import DEFAULT_METRICS, Difference, compare, describe_pairs, summarise, table_cells
+from servesim.study.columns import frame_row, html_result, printed_cells
+from servesim.study.compare import COLUMNS, Difference, compare, describe_pairs, summarise
 from servesim.study.compared_runs import ComparedRuns, paired_values, single_run
 
-from .html import html_result
-from .plots import plot_changes, styled_axes
 from .run import Result
 
 
@@ -32,17 +33,10 @@ class CompareResult:
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per metric: A, B, B - A and its half-width, the change as a fraction of A, and the outcome."""
-        rows = {
-            d.objective.metric: {
-                "a": d.a, "b": d.b, "difference": d.change.mean, "half": d.change.half_width,
-                "relative": d.relative.mean, "low": d.relative.low, "high": d.relative.high,
-                "outcome": d.outcome, "pairs": d.change.n, "paired_by": d.pairs,
-            }
-            for d in self.differences
-        }  # fmt: skip
-        frame = pd.DataFrame.from_dict(rows, orient="index").rename_axis("metric")
-        numbers = ["a", "b", "difference", "half", "relative", "low", "high"]
+        """One row per metric: A, B, B - A and its half-width, the change relative to A, and the outcome."""
+        index = pd.Index([d.objective.metric for d in self.differences], name="metric")
+        frame = pd.DataFrame([frame_row(COLUMNS, d) for d in self.differences], index=index)
+        numbers = ["a", "b", "difference", "half_width", "relative", "relative_low", "relative_high"]
         return frame.astype(dict.fromkeys(numbers, float))
 
     def pairs(self, metric: str) -> pd.DataFrame:
@@ -76,7 +70,7 @@ class CompareResult:
 
     def _repr_html_(self) -> str:
         notes = [self.verdict, describe_pairs(self.differences, self.confidence)]
-        return html_result(f"A: {self.a.name}, B: {self.b.name}", table_cells(self.differences), notes)
+        return html_result(f"A: {self.a.name}, B: {self.b.name}", printed_cells(COLUMNS, self.differences), notes)
 
 
 def compare_runs(
@@ -87,7 +81,7 @@ def compare_runs(
     tolerance: Optional[float] = None,
 ) -> CompareResult:
     """Compare loaded or simulated runs in some metrics (default: those of `sim compare`)."""
-    names = DEFAULT_METRICS if metrics is None else [metrics] if isinstance(metrics, str) else metrics
+    names = metrics_in("compare") if metrics is None else [metrics] if isinstance(metrics, str) else metrics
     if not isinstance(names, Sequence) or not names:
         raise BadInput(f"metrics: expected names of metrics, got {names!r}")
     objectives = [parse_objective(name, "metrics") for name in names]

@@ -14,8 +14,7 @@ import pandas as pd
 from servesim.calibrate.probe.samples import REQUIRED_COLUMNS, holds_steps, read_samples, samples_file
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
-
-from .html import html_result
+from servesim.study.columns import html_result
 
 RUN_KINDS = ("fitted", "left_out", "predicted")  # in the record of a fit to logs
 

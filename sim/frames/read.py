@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Union
 
 import pandas as pd
 from servesim.costs.device_profile import bundled_profiles, load_profile
 from servesim.runs.run_folder import read_run
-from servesim.study.load_summary import LoadSummary, load_result
+from servesim.study.rate_summary import RateSummary, load_result
+from servesim.study.rate_summary import Result as Summarised
 
-from .loads import LoadSweepResult
 from .profile import ProfileFrames
+from .rates import RateSweepResult
 from .replay import ReplayResult
 from .run import Result, result_of_data
 from .sweep import SweepResult
 
-Swept = Union[SweepResult, LoadSweepResult]
+Swept = Union[SweepResult, RateSweepResult]
 Loaded = Union[Result, Swept, ReplayResult, "dict[str, ReplayResult]", ProfileFrames, pd.DataFrame]
 
 
@@ -30,8 +30,7 @@ def load(path: Union[str, Path]) -> Loaded:
     if (path / "profile.yaml").is_file() or (not path.exists() and str(path) in bundled_profiles()):
         return ProfileFrames(load_profile(str(path)))
     if (path / "experiment.json").is_file():
-        result = load_result(path)
-        return LoadSweepResult(result) if isinstance(result, LoadSummary) else SweepResult(result)
+        return frames_of(load_result(path))
     if (path / "live").is_dir() and (path / "sim").is_dir():
         return load_replay(path)
     if path.is_dir():
@@ -39,9 +38,14 @@ def load(path: Union[str, Path]) -> Loaded:
     return load_trace(path)
 
 
+def frames_of(result: Summarised) -> Swept:
+    """Return the frames of the result of a sweep or a search."""
+    return RateSweepResult(result) if isinstance(result, RateSummary) else SweepResult(result)
+
+
 def load_trace(path: Path) -> pd.DataFrame:
     """Return a trace file as a frame, indexed by request id."""
-    from servesim.traces.read.load import load as read
+    from servesim.traces.read.formats import load as read
 
     names = ("id", "arrival", "prompt", "output", "limit", "priority", "session")
     rows = [[getattr(request, name) for name in names] for request in read(path).requests]
@@ -59,16 +63,13 @@ def load_replay(folder: Path) -> Union[ReplayResult, dict[str, ReplayResult]]:
 
 def load_one_replay(name: str, simulated: Path, measured: Path) -> ReplayResult:
     """Return one replay from its two folders."""
-    from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
+    from servesim.calibrate.probe.host_overhead import measured_host
     from servesim.calibrate.replay.resimulate import compare_runs
 
     simulated_run, measured_run = read_run(simulated), read_run(measured)
     assert simulated_run.scenario is not None
     profile = load_profile(simulated_run.scenario.profile)
-    host = HostOverhead(*measured_run.result.get("host", (0.0, 0.0)))
-    if host != HostOverhead() and measured_run.result.get("backend", {}).get("backend") != "fake":
-        profile = replace(profile, cost=CostWithHost(profile.cost, host))
-    profile = profile.with_sampling(simulated_run.scenario.engine.sampling)
+    profile = profile.for_run(simulated_run.scenario.engine.sampling, measured_host(measured_run.result))
     both = compare_runs(name, simulated_run, measured_run)
     return ReplayResult(
         name, result_of_data(simulated_run), result_of_data(measured_run), both, profile, measured_run.calls

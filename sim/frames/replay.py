@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from servesim.core import Shape
 from servesim.engine.step import ModelCall
+from servesim.statistics.number_format import format_metric
+from servesim.study.columns import html_result
 
-from .html import html_result
-from .run import Result, format_metric, result_of
+from .run import Result, result_of
 
 if TYPE_CHECKING:
     from servesim.calibrate.replay.replay import ReplayedScenario

@@ -16,26 +16,21 @@ from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.intervals import intervals_of
+from servesim.runs.metric_table import metrics_in
 from servesim.runs.metrics import time_per_token
-from servesim.runs.request_rows import COLUMNS, RECORDED, STATES, row
+from servesim.runs.request_rows import COLUMNS, RECORDED, STATES, request_row
 from servesim.runs.run_warnings import run_warnings
 from servesim.runs.simulate import Run, load_trace, simulate
-from servesim.statistics.intervals import Interval
-from servesim.statistics.number_format import format_mean
-
-from .html import html_result
+from servesim.statistics.number_format import format_metric
+from servesim.study.columns import html_result
 
 if TYPE_CHECKING:
     from servesim.runs.run_folder import RunData
     from servesim.traces.trace import Trace
 
-SHOWN_METRICS = (  # in a notebook
-    "makespan", "request_throughput", "request_goodput", "output_throughput", "mean_ttft_ms", "p99_ttft_ms",
-    "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "evictions",
-)  # fmt: skip
 LOG_COLUMNS = ("t", "t_end", "kind", "free")  # of a decision log, unchanged
 LIST_COLUMNS = (  # of a decision log, counted
-    "prompts", "admitted", "evicted", "swapped_in", "waiting", "running", "swapped", "finished",
+    "prompts", "admitted", "preempted", "swapped_in", "waiting", "running", "swapped", "finished",
 )  # fmt: skip
 
 
@@ -65,12 +60,6 @@ class Result:
         changed = {name: both[name] - both[f"{name}_other"] for name in ("ttft", "tpot", "e2el")}
         return both[["arrival", "prompt", "output"]].assign(**changed)
 
-    # Old names.
-    figures = property(lambda self: self.metrics)
-    turns = property(lambda self: self.decisions)
-    where = property(lambda self: self.time_breakdown)
-    against = diff
-
     def export(self, to: str, model: str = "MODEL") -> str:
         """Return the command or the configuration of a real server: vllm, sglang or llm-serving."""
         if not self.scenario:
@@ -94,15 +83,10 @@ class Result:
         return f"Result({self._policy}: {done} of {len(self.requests)} requests in {self.metrics['makespan']:.2f} s)"
 
     def _repr_html_(self) -> str:
-        shown = [name for name in SHOWN_METRICS if self.metrics.get(name) is not None]
+        shown = [name for name in metrics_in("summary") if self.metrics.get(name) is not None]
         cells = [["metric", "value"], *([name, format_metric(self.metrics[name], name)] for name in shown)]
         notes = [self.verdict, *(f"Warning: {text}" for text in self.metrics.get("warnings", ()))]
         return html_result(f"Run: {self._policy}", cells, notes)
-
-
-def format_metric(value: float, metric: str) -> str:
-    """Return a metric with its unit."""
-    return format_mean(Interval(float(value), None, 1), metric)
 
 
 def run_scenario(
@@ -119,7 +103,7 @@ def run_scenario(
 
 def result_of(run: Run, log: Optional[Sequence[Mapping[str, Any]]] = None) -> Result:
     """Return a run as frames."""
-    rows = [dict(zip(COLUMNS, row(request))) for request in run.requests]
+    rows = [dict(zip(COLUMNS, request_row(request))) for request in run.requests]
     decisions = None if log is None else decisions_of(log)
     return Result(run.scenario.model_dump(mode="json"), run.result(), replay_requests(rows), decisions)
 

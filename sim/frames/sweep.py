@@ -10,38 +10,28 @@ from typing import Any, Optional, Union
 import numpy as np
 import pandas as pd
 from servesim.config.export import export_text
-from servesim.config.old_keys import NEW, rename_path
 from servesim.config.overrides import Tree
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput
-from servesim.execution.single_run import RunContext
-from servesim.report.write import write_report
+from servesim.report.figures import plot_knob, plot_trade_off, styled_axes
+from servesim.report.knobs import Knob, knob_curve
+from servesim.report.rate_page import write_report
+from servesim.report.trade_offs import measure, measured_rows
+from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import parse_objective
+from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.compared_runs import ComparedRuns, from_row
-from servesim.study.files import CSV_METRICS
-from servesim.study.knob_table import knob_table
-from servesim.study.ranking import Row, Summary
-from servesim.study.table import describe_constraints, describe_ties, format_count, table_cells
-from servesim.study.verdict import verdict_of
+from servesim.study.knob_table import RowSearch, knob_table, sorted_values
+from servesim.study.ranking import Summary
+from servesim.study.single_run import RunContext
+from servesim.study.table import format_count, sweep_columns
+from servesim.study.verdict import describe_constraints, describe_ties, top_rows, verdict_of
 
 from .compare import CompareResult, compare_runs
-from .html import html_result
-from .plots import plot_knob, styled_axes
-from .run import Result, format_metric, run_scenario
+from .run import Result, run_scenario
 
 TOP = 10  # configurations that a notebook shows
 SAME_WITHIN = 0.0005  # values of a parameter whose metrics differ by less, relative to the best, count as equal
-OLD_CURVE = {"alone": "single_change", "alone_half": "single_change_half"}  # old column names of a curve
-
-
-class Curve(pd.DataFrame):
-    """The frame of a curve; its old column names still work."""
-
-    alone = property(lambda self: self["single_change"])
-    alone_half = property(lambda self: self["single_change_half"])
-
-    def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__(OLD_CURVE.get(key, key) if isinstance(key, str) else key)
 
 
 @dataclass(frozen=True)
@@ -49,7 +39,6 @@ class SweepResult:
     """A sweep: its configurations, the best first."""
 
     summary: Summary = field(repr=False)
-    found = property(lambda self: self.summary)  # old name
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -58,28 +47,14 @@ class SweepResult:
         `relation` is that to the winner: best, equal, undecided, worse or cannot win. `feasible` says whether all
         constraints are met, and `violation` by which fraction of the bound the worst one is missed.
         """
-        return pd.DataFrame([self._table_row(row) for row in self.summary.rows]).set_index("config")
-
-    def _table_row(self, row: Row) -> dict[str, Any]:
-        facts = {"config": row.config, "rank": row.rank, "labels": ", ".join(row.labels), "eligible": row.eligible}
-        facts |= {"relation": row.relation.outcome}
-        if self.summary.experiment.subject_to:
-            facts |= {"feasible": row.feasible, "violation": row.violation}
-        objectives: dict[str, Any] = {}
-        for metric, mean in row.means.items():
-            change = row.differences[metric]
-            objectives |= {metric: mean.mean, f"{metric}_half": mean.half_width}
-            objectives |= {f"{metric}_diff": change.mean, f"{metric}_diff_half": change.half_width}
-        others = {name: row.mean(name) for name in CSV_METRICS if name not in row.means}
-        facts |= {"on_front": row.on_pareto_front, "tied": row.not_significant}
-        facts |= {"draws_won": row.draws_won} if self.summary.experiment.intervals else {}
-        return {**facts, **row.assignment, **objectives, **others}
+        columns = sweep_columns(self.summary)
+        return pd.DataFrame([frame_row(columns, row) for row in self.summary.rows]).set_index("config")
 
     @cached_property
     def runs(self) -> pd.DataFrame:
         """One row per run: configuration, replication, parameters and metrics."""
         rows = [
-            {"config": row.config, "replication": run["replication"], **row.assignment, **run.get("figures", {})}
+            {"config": row.config, "replication": run["replication"], **row.assignment, **run.get("metrics", {})}
             for row in self.summary.rows
             for run in row.runs
         ]
@@ -88,7 +63,7 @@ class SweepResult:
     @property
     def pareto(self) -> pd.DataFrame:
         """The configurations on the Pareto front: no other is better in every objective."""
-        return self.table[self.table.on_front]
+        return self.table[self.table.on_pareto_front]
 
     @property
     def ties(self) -> pd.DataFrame:
@@ -100,12 +75,13 @@ class SweepResult:
         rows = {
             row.config: {
                 "relation": row.relation.outcome, "difference": row.relation.change.mean,
-                "half": row.relation.change.half_width, "replications": row.relation.replications, **row.assignment,
+                "half_width": row.relation.change.half_width, "replications": row.relation.replications,
+                **row.assignment,
             }
             for row in self.summary.rows
             if row.relation.tied
         }  # fmt: skip
-        names = ["relation", "difference", "half", "replications"]
+        names = ["relation", "difference", "half_width", "replications"]
         return pd.DataFrame.from_dict(rows, orient="index", columns=None if rows else names).rename_axis("config")
 
     @property
@@ -177,44 +153,43 @@ class SweepResult:
         config: Optional[int] = None,
         replication: int = 0,
         decisions: bool = False,
-        turns: bool = False,
         trust: bool = False,
     ) -> Result:
         """Repeat one run of the sweep: of the winner by default, of the baseline for `config=0`.
 
-        Runs of the same replication serve the same requests. `decisions=True` keeps one row per scheduler step (`turns`
-        is its old name). `trust` is that of `servesim.run`.
+        Runs of the same replication serve the same requests. `decisions=True` keeps one row per scheduler step. `trust`
+        is that of `servesim.run`.
         """
         task = self.summary.experiment.task(self.winner if config is None else config, replication)
         with allow_code(trust):
-            return run_scenario(RunContext(self.summary.experiment.base).scenario(task), None, decisions or turns)
+            return run_scenario(RunContext(self.summary.experiment.base).scenario(task), None, decisions)
 
     def curve(self, knob: str, metric: Optional[str] = None) -> pd.DataFrame:
         """Return the metric for each value of a parameter; the default metric is the first objective.
 
         `best` is the best configuration with this value, `single_change` the winner with only this parameter changed.
-        `_half` columns are half-widths of the paired differences from the winner: if the interval includes zero, the
-        difference is not significant. Configurations that are not eligible are left out.
+        `_half_width` columns are half-widths of the paired differences from the winner: if the interval includes zero,
+        the difference is not significant. Configurations that are not eligible are left out.
         """
-        knob = rename_path(knob, NEW)[0]
+        curve = self._curve(knob, metric)
+        values = sorted_values(self.summary.experiment.knobs[knob])
+        frame = pd.DataFrame(index=pd.Index(values, name=knob))
+        for name, points in (("best", curve.best), ("single_change", curve.single_change)):
+            results = {repr(point.value): point.result for point in points}
+            found = [results.get(repr(value)) for value in values]
+            frame[name] = [np.nan if result is None else result.mean for result in found]
+            half_widths = [None if result is None else result.half_width for result in found]
+            frame[f"{name}_half_width"] = pd.Series(half_widths, index=frame.index, dtype=float)
+        return frame
+
+    def _curve(self, knob: str, metric: Optional[str]) -> Knob:
         if knob not in self.knobs:
             raise BadInput(f"parameter {knob!r}: not varied in this sweep; known: {', '.join(self.knobs)}")
-        objective = parse_objective(self.summary.experiment.objectives[0].metric if metric is None else metric)
-        winner = self.summary.rows[0].assignment
-        points = {}
-        for value in self.summary.experiment.knobs[knob]:
-            matching = [row for row in self.summary.rows if row.eligible and row.assignment.get(knob) == value]
-            best = min(matching, key=lambda row: objective.sign * row.mean(objective.metric), default=None)
-            single = next((row for row in matching if row.assignment == {**winner, knob: value}), None)
-            columns = self._point("best", best, objective.metric)
-            points[value] = {**columns, **self._point("single_change", single, objective.metric)}
-        frame = pd.DataFrame.from_dict(points, orient="index").rename_axis(knob)
-        numbers = all(type(value) in (int, float) for value in points)
-        return Curve(frame.sort_index() if numbers else frame)
+        objective = self.summary.experiment.objectives[0] if metric is None else parse_objective(metric)
+        return knob_curve(RowSearch(self.summary, objective), knob)
 
     def describe_curve(self, knob: str, metric: Optional[str] = None) -> str:
         """Return a curve as a sentence: the best and the worst value of a parameter."""
-        knob = rename_path(knob, NEW)[0]
         metric = self.summary.experiment.objectives[0].metric if metric is None else metric
         best = self.curve(knob, metric).best.dropna()
         if best.empty:
@@ -230,20 +205,24 @@ class SweepResult:
             f"{order.index[-1]} ({format_metric(last, metric)}, {worse})."
         )
 
-    sentence = describe_curve  # old name
-
-    def _point(self, name: str, row: Optional[Row], metric: str) -> dict[str, float]:
-        winner = self.summary.winner
-        if row is None or winner is None:
-            return {name: np.nan, f"{name}_half": np.nan}
-        half = self.summary.difference(row, winner, metric).half_width
-        return {name: row.mean(metric), f"{name}_half": np.nan if half is None else half}
-
     def plot(self, knob: str, metric: Optional[str] = None, axes: Any = None) -> Any:
         """Draw the curve of a parameter; return the matplotlib axes."""
-        curve = self.curve(knob, metric)
+        curve = self._curve(knob, metric)
+        if not curve.best:
+            raise BadInput(f"parameter {knob}: no configuration can win, so there is no curve")
         with styled_axes(axes) as axes:
-            plot_knob(axes, curve, metric or self.summary.experiment.objectives[0].metric)
+            plot_knob(axes, curve)
+            axes.legend()
+        return axes
+
+    def plot_trade_off(self, x: str, y: str, axes: Any = None) -> Any:
+        """Draw all configurations by two metrics, with their Pareto front; return the matplotlib axes."""
+        measures = [measure(parse_objective(name)) for name in (x, y)]
+        if not measured_rows(self.summary, *measures):
+            raise BadInput(f"{x}, {y}: expected metrics that differ between the configurations")
+        with styled_axes(axes) as axes:
+            plot_trade_off(axes, self.summary, *measures)
+            axes.legend()
         return axes
 
     def report(self, path: Union[str, Path]) -> None:
@@ -255,7 +234,7 @@ class SweepResult:
         return f"SweepResult({experiment.name}: {len(self.summary.rows)} configurations, {self.summary.run_count} runs)"
 
     def _repr_html_(self) -> str:
-        cells, _ = table_cells(self.summary, TOP)
+        cells = printed_cells(sweep_columns(self.summary), top_rows(self.summary, TOP))
         notes = [self.verdict, *describe_ties(self.summary), *describe_constraints(self.summary)]
         size = f"{format_count(len(self.summary.rows), 'configuration')}, {format_count(self.summary.run_count, 'run')}"
         return html_result(f"{self.summary.experiment.name}: {size}", cells, notes)

@@ -7,18 +7,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
-from servesim.statistics.intervals import Interval
-from servesim.statistics.number_format import format_mean
-from servesim.study.compare import Difference, summarise
+from servesim.statistics.number_format import format_metric
+from servesim.study.compare import COLUMNS, Difference, summarise
 from servesim.study.compared_runs import ComparedRuns, paired_values
 
-from .cards import MetricFact, ResultCard
-from .page import write_page
-from .plots import Chart, axis_scale, line, plain, points, show, value_axis
-from .tables import Cell, Column, Table, TableRow, number_cell
+from .page import MetricFact, ResultCard, page_table, write_page
+from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, show, value_axis
 from .trust import CHECK, GOOD, WARN, Fact, profile_facts
 
-COLOURS = {"better": "@winner", "worse": "@baseline", "not significant": "@point", "the same": "@point"}
+OUTCOME_COLOURS = {"better": "@winner", "worse": "@baseline", "not significant": "@point", "the same": "@point"}
 
 
 def write_compare_report(
@@ -30,7 +27,7 @@ def write_compare_report(
     write_page(
         path, "compare.html", title="Comparison of two configurations", about=f"A: {a.name}. B: {b.name}.",
         trust=trust(a, b, differences), result=result(differences, tolerance), charts=charts,
-        table=difference_table(differences),
+        table=page_table(COLUMNS, differences),
     )  # fmt: skip
 
 
@@ -67,29 +64,22 @@ def change_text(difference: Difference) -> str:
 def change_chart(differences: Sequence[Difference]) -> Chart:
     """Return the relative change of each metric with its interval."""
     shown = [d for d in differences if math.isfinite(d.relative.mean)]
-    data = [line("no change", [(0, -0.5), (0, len(shown) - 0.5)], "@soft", "dot", hoverinfo="skip")]
+    names = [d.objective.metric for d in shown]
+    data = []
     for row, d in enumerate(shown):
         mean, low, high = (None if part is None else 100 * part for part in d.relative)
         assert mean is not None
-        hover = f"<b>{d.objective.metric}</b><br>A: {level(d, d.a)}<br>B: {level(d, d.b)}<br>{plain(d.describe())}"
-        trace = points(d.outcome, [(mean, row)], [hover], COLOURS[d.outcome], size=11)
+        metric = d.objective.metric
+        levels = f"A: {format_metric(d.a, metric)}<br>B: {format_metric(d.b, metric)}"
+        hover = f"<b>{metric}</b><br>{levels}<br>{plain(d.describe())}"
+        trace = points(d.outcome, [(mean, row)], [hover], OUTCOME_COLOURS[d.outcome], size=11)
         if low is not None and high is not None:
             bars = {"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - low]}
-            trace["error_x"] = {**bars, "color": COLOURS[d.outcome], "thickness": 2, "width": 5}
+            trace["error_x"] = {**bars, "color": OUTCOME_COLOURS[d.outcome], "thickness": 2, "width": 5}
         data.append(trace)
-    names = [d.objective.metric for d in shown]
-    y_axis = {"tickvals": list(range(len(names))), "ticktext": names, "range": [len(names) - 0.5, -0.5]}
-    layout = {
-        "xaxis": {"title": {"text": "B against A (%)"}}, "yaxis": y_axis, "height": 120 + 40 * len(names),
-        "showlegend": False,
-    }  # fmt: skip
+    layout = metric_rows_layout(names, "B against A (%)")
     caption = "Green: B is better; orange: B is worse; grey: not significant. Bars are confidence intervals."
     return Chart("changes", "Relative change of each metric", data, layout, caption)
-
-
-def level(difference: Difference, value: float) -> str:
-    """Return a value of A or B with its unit."""
-    return format_mean(Interval(value, None, 1), difference.objective.metric)
 
 
 def pair_chart(a: ComparedRuns, b: ComparedRuns, difference: Difference, number: int) -> Optional[Chart]:
@@ -101,25 +91,11 @@ def pair_chart(a: ComparedRuns, b: ComparedRuns, difference: Difference, number:
     divisor, title = axis_scale(metric, [*first, *second])
     xy = [(x / divisor, y / divisor) for x, y in zip(first, second)]
     hover = [f"<b>pair {k}</b><br>A: {show(x)}<br>B: {show(y)}" for k, (x, y) in enumerate(xy, 1)]
-    ends = [min(min(pair) for pair in xy), max(max(pair) for pair in xy)]
-    data = [line("equal", [(end, end) for end in ends], "@soft", "dot", hoverinfo="skip")]
-    data.append(points(kind, xy, hover, COLOURS[difference.outcome], size=8))
+    data = [equal_line([value for pair in xy for value in pair])]
+    data.append(points(kind, xy, hover, OUTCOME_COLOURS[difference.outcome], size=8))
     layout = {
         "xaxis": value_axis(f"A: {title}", [x for x, _ in xy]), "yaxis": value_axis(f"B: {title}", [y for _, y in xy]),
         "showlegend": False, "height": 300,
     }  # fmt: skip
     side = "above" if difference.objective.goal == "max" else "below"
     return Chart(f"pairs-{number}", f"{metric}: one point per pair", data, layout, f"B is better {side} the line.")
-
-
-def difference_table(differences: Sequence[Difference]) -> Table:
-    """Return one row per metric."""
-    columns = [Column("metric", "metric"), Column("A", "a", True), Column("B", "b", True)]
-    columns += [Column("B - A", "difference", True), Column("result", "result", wrap=True)]
-    rows = []
-    for d in differences:
-        metric = d.objective.metric
-        change = number_cell(d.change.mean, format_mean(d.change, metric, True))
-        cells = [number_cell(d.a, level(d, d.a)), number_cell(d.b, level(d, d.b)), change]
-        rows.append(TableRow([Cell(metric), *cells, Cell(d.describe())]))
-    return Table(columns, rows)

@@ -1,21 +1,27 @@
-"""Write a report page: one HTML file with its style, scripts and charts inside; it needs no network."""
+"""Report pages: one HTML file with its style, scripts and charts inside; and the parts of a page, cards and tables."""
 
 from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
 from servesim.files.chart_style import DARK, FONT, LIGHT
 from servesim.files.write import open_text
+from servesim.study.columns import Column, columns_in
+from servesim.study.experiment import format_value
+from servesim.study.table import short_key
 
 from .plots import Chart
 
 TEMPLATES = Path(__file__).with_name("templates")
+MAX_TABLE_ROWS = 1000  # keeps a page below 6 MB; summary.csv has all rows
 
 
 def write_page(path: Path, template: str, **content: Any) -> None:
@@ -67,3 +73,106 @@ def plotly_script() -> str:
     if file is None or not file.is_file():
         raise BadInput("report.html: the package plotly is missing; install it with `pip install plotly`")
     return file.read_text(encoding="utf-8").replace("</script", "<\\/script")
+
+
+class MetricFact(NamedTuple):
+    """A further metric of the result."""
+
+    name: str
+    value: str
+    change: str = ""  # from the baseline
+
+
+@dataclass(frozen=True)
+class ResultCard:
+    """The content of the card."""
+
+    title: str
+    verdict: str
+    won: bool = False
+    big: str = ""  # the main number
+    change: str = ""  # how it compares with the baseline
+    facts: Sequence[MetricFact] = ()
+    settings: Sequence[tuple[str, str]] = ()
+    notes: Sequence[str] = ()
+
+
+def setting_chips(assignment: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return settings as (short name, value)."""
+    return [(short_key(key), format_value(value)) for key, value in assignment.items()]
+
+
+def sentence(text: str) -> str:
+    """Return a note of a printed table as a sentence."""
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+class Head(NamedTuple):
+    """The head of a column; its key is the name in filters such as decode_batch=32."""
+
+    name: str
+    key: str
+    numeric: bool
+    wrap: bool = False  # long texts in several lines
+
+
+class Tag(NamedTuple):
+    """A label of a configuration."""
+
+    text: str
+    tone: str = ""
+
+
+class Cell(NamedTuple):
+    """A cell; `value` is what it sorts by, if not by its text."""
+
+    text: str
+    value: Optional[str] = None
+    numeric: bool = False
+    tags: Sequence[Tag] = ()
+
+
+class RowStyle(NamedTuple):
+    """How a row is shown; `config` links it to the points of this configuration in the charts."""
+
+    config: Optional[int] = None
+    kind: str = ""  # class of the style sheet
+    tags: Sequence[Tag] = ()  # in the last column, labels
+
+
+class TableRow(NamedTuple):
+    """The cells of a row."""
+
+    cells: Sequence[Cell]
+    config: Optional[int] = None
+    kind: str = ""
+
+
+class Table(NamedTuple):
+    """The content of a table."""
+
+    columns: Sequence[Head]
+    rows: Sequence[TableRow]
+
+
+def page_table(
+    columns: Sequence[Column], rows: Sequence[Any], style: Optional[Callable[[Any], RowStyle]] = None
+) -> Table:
+    """Return the table of a result; with `style`, its last column has labels."""
+    chosen = columns_in(columns, "page")
+    lines = [[page_cell(column, row) for column in chosen] for row in rows]
+    numeric = [any(cell.numeric for cell in cells) for cells in zip(*lines)]
+    heads = [Head(column.head, column.name, is_numeric, column.wrap) for column, is_numeric in zip(chosen, numeric)]
+    if style is None:
+        return Table(heads, [TableRow(line) for line in lines])
+    styles = [style(row) for row in rows]
+    styled = [TableRow([*line, Cell("", tags=s.tags)], s.config, s.kind) for line, s in zip(lines, styles)]
+    return Table([*heads, Head("labels", "labels", False, True)], styled)
+
+
+def page_cell(column: Column, row: Any) -> Cell:
+    """Return the cell of a row: a number sorts by its value, a missing one has an empty sort key."""
+    value = column.value(row)
+    if not isinstance(value, (int, float)) or isinstance(value, bool):
+        return Cell(column.print(row))
+    return Cell("–", "", True) if math.isnan(value) else Cell(column.print(row), f"{value:.9g}", True)

@@ -13,16 +13,12 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any, NamedTuple, Optional
 
+from servesim.runs.metric_table import metric_named
 from servesim.statistics.constraints import Bound
 from servesim.statistics.number_format import format_number
-from servesim.statistics.objective import unit
 
 Trace = dict[str, Any]
 HOVER = "%{hovertext}<extra></extra>"
-METRIC_NAMES = {
-    "output_throughput": "output tokens/s per device", "request_throughput": "requests/s",
-    "request_goodput": "good requests/s", "total_token_throughput": "tokens/s (prompt and output)",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -56,12 +52,12 @@ def spans_decade(values: Iterable[float]) -> bool:
 def axis_scale(metric: str, values: Iterable[float]) -> tuple[float, str]:
     """Return the divisor and the axis title; 10,000 ms and more are shown in seconds."""
     numbers = [value for value in values if not math.isnan(value)]
-    name = METRIC_NAMES.get(metric)
-    if name is not None:
-        return 1.0, name
-    if metric.endswith("_ms") and max(numbers, default=0) >= 10_000:
+    entry = metric_named(metric)
+    if entry.title:
+        return 1.0, entry.title
+    if entry.unit == "ms" and max(numbers, default=0) >= 10_000:
         return 1000.0, f"{metric.removesuffix('_ms')} (s)"
-    return 1.0, f"{metric.removesuffix('_ms')} ({unit(metric)})" if unit(metric) else metric
+    return 1.0, f"{metric.removesuffix('_ms')} ({entry.unit})" if entry.unit else metric
 
 
 def value_axis(title: str, values: Iterable[float], zero: bool = False) -> dict[str, Any]:
@@ -116,6 +112,20 @@ def line(name: str, xy: Sequence[tuple[float, float]], colour: str, dash: str = 
     }  # fmt: skip
 
 
+def equal_line(values: Iterable[float]) -> Trace:
+    """Return the line on which x equals y, from the smallest to the largest of the values."""
+    numbers = list(values)
+    ends = [(end, end) for end in (min(numbers), max(numbers))]
+    return line("equal", ends, "@soft", "dot", hoverinfo="skip", showlegend=False)
+
+
+def metric_rows_layout(names: Sequence[str], x_title: str, legend: bool = False) -> dict[str, Any]:
+    """Return the layout of a chart with one row per metric, the first one on top, and a line at 0."""
+    x_axis = {"title": {"text": x_title}, "rangemode": "tozero", "zeroline": True, "zerolinecolor": "@soft"}
+    y_axis = {"tickvals": list(range(len(names))), "ticktext": list(names), "range": [len(names) - 0.5, -0.5]}
+    return {"xaxis": x_axis, "yaxis": y_axis, "height": 140 + 42 * len(names), "showlegend": legend}
+
+
 class Limit(NamedTuple):
     """A line across a chart: an SLO, a constraint or a capacity."""
 
@@ -126,8 +136,9 @@ class Limit(NamedTuple):
 
 def bound_limit(side: str, bound: Bound, divisor: float = 1.0) -> Limit:
     """Return a constraint with the unit of its axis: `p99_ttft <= 5 s`; `divisor` is that of `axis_scale`."""
-    name = "s" if unit(bound.metric) == "ms" and divisor == 1000 else unit(bound.metric)
-    text = f"{bound.metric.removesuffix('_ms')} {bound.sign} {bound.value / divisor:g} {name}".strip()
+    unit = metric_named(bound.metric).unit
+    unit = "s" if unit == "ms" and divisor == 1000 else unit
+    text = f"{bound.metric.removesuffix('_ms')} {bound.sign} {bound.value / divisor:g} {unit}".strip()
     return Limit(side, bound.value / divisor, text)
 
 
@@ -178,5 +189,5 @@ def text_anchor(value: float, across: Sequence[float], is_log: bool) -> str:
 
 def show(value: float, metric: str = "") -> str:
     """Return a value with its unit for a hover text."""
-    name = unit(metric) if metric else ""
-    return f"{format_number(value)} {name}".strip()
+    unit = metric_named(metric).unit if metric else ""
+    return f"{format_number(value)} {unit}".strip()

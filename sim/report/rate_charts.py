@@ -2,39 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from servesim.files.chart_style import SERIES
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import Bound
+from servesim.study.rate_summary import RateSummary
+from servesim.study.rates import Curve, RatePoint
 
-from .plots import (
-    Chart,
-    Limit,
-    Trace,
-    axis_scale,
-    bound_limit,
-    plain,
-    points,
-    show,
-    value_axis,
-    with_limits,
-)
+from .plots import Chart, Limit, Trace, axis_scale, bound_limit, plain, points, show, value_axis, with_limits
 
 USUAL_METRICS = ("p99_ttft_ms", "mean_tpot_ms", "output_throughput")
 MAX_NAMED = 8  # more curves are grey, except winner and baseline
 MAX_CURVES = 60
-
-
-class RatePoint(NamedTuple):
-    """The metrics at one request rate."""
-
-    rate: float
-    metrics: Mapping[str, float]
-    problem: str = ""  # why it does not meet the constraints
 
 
 class CurveStyle(NamedTuple):
@@ -44,26 +25,15 @@ class CurveStyle(NamedTuple):
     dashed: bool = False
 
 
-@dataclass(frozen=True)
-class RateCurve:
-    """The results of one configuration over the request rate."""
-
-    name: str
-    points: Sequence[RatePoint]
-    role: str = ""  # winner, baseline, or empty
-    config: Optional[int] = None
-    capacity: Optional[Limit] = None  # the highest rate that meets the constraints
-
-    def values(self, metric: str) -> list[tuple[RatePoint, float]]:
-        """Return the points that have a metric."""
-        pairs = [(point, point.metrics.get(metric, math.nan)) for point in self.points]
-        return [(point, value) for point, value in pairs if not math.isnan(value)]
+Drawn = Sequence[tuple[Curve, CurveStyle]]
 
 
-Drawn = Sequence[tuple[RateCurve, CurveStyle]]
+def drawn_curves(result: RateSummary) -> list[Curve]:
+    """Return the curves of all configurations; winner and baseline come first, because long lists are cut."""
+    return sorted(result.curves, key=lambda curve: not curve.role)
 
 
-def rate_charts(curves: Sequence[RateCurve], bounds: Sequence[Bound], objectives: Sequence[str] = ()) -> list[Chart]:
+def rate_charts(curves: Sequence[Curve], bounds: Sequence[Bound], objectives: Sequence[str] = ()) -> list[Chart]:
     """Return one chart per metric over the rate, and latency against throughput."""
     metrics = chart_metrics(curves, bounds, objectives)
     shown = list(zip(curves, curve_styles(curves)))[:MAX_CURVES]
@@ -75,7 +45,7 @@ def rate_charts(curves: Sequence[RateCurve], bounds: Sequence[Bound], objectives
     return charts
 
 
-def chart_metrics(curves: Sequence[RateCurve], bounds: Sequence[Bound], objectives: Sequence[str]) -> list[str]:
+def chart_metrics(curves: Sequence[Curve], bounds: Sequence[Bound], objectives: Sequence[str]) -> list[str]:
     """Return the metrics to draw: constraints, objectives, and the usual ones of a latency that is not drawn yet."""
     chosen = list(dict.fromkeys([*(bound.metric for bound in bounds), *objectives]))
     for metric in USUAL_METRICS:
@@ -85,7 +55,7 @@ def chart_metrics(curves: Sequence[RateCurve], bounds: Sequence[Bound], objectiv
     return [metric for metric in chosen if any(curve.values(metric) for curve in curves)]
 
 
-def curve_styles(curves: Sequence[RateCurve]) -> list[CurveStyle]:
+def curve_styles(curves: Sequence[Curve]) -> list[CurveStyle]:
     """Return the style of each curve: winner and baseline have their colours, many others are grey.
 
     A few others have different colours; when the colours are used up, they repeat as dashed lines.
@@ -98,13 +68,20 @@ def curve_styles(curves: Sequence[RateCurve]) -> list[CurveStyle]:
     return [CurveStyle(f"@{curve.role}") if curve.role else styles[id(curve)] for curve in curves]
 
 
-def curve_key(curves: Sequence[RateCurve]) -> list[tuple[str, str, str]]:
+def curve_key(curves: Sequence[Curve]) -> list[tuple[str, str, str]]:
     """Return the legend of the charts: CSS colour and line style, and the name of a curve."""
     entries = {}
     for curve, style in zip(curves, curve_styles(curves)):
-        name = f"{curve.role}: {curve.name}" if curve.role else curve.name
+        name = f"{curve.role}: {curve.label}" if curve.role else curve.label
         entries[name if style.colour != "@point" else "other configurations"] = style
     return [(style.colour[1:], "dashed" if style.dashed else "solid", name) for name, style in entries.items()]
+
+
+def capacity_limit(curve: Curve) -> Optional[Limit]:
+    """Return the capacity of a configuration as a line of the charts; None without one."""
+    if curve.capacity is None or not curve.capacity.rate:
+        return None
+    return Limit("x", curve.capacity.estimate, f"{curve.role}: {curve.capacity.text}")
 
 
 def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> Chart:
@@ -122,7 +99,7 @@ def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> C
         "showlegend": False,
     }
     limits = [bound_limit("y", bound, divisor) for bound in bounds if bound.metric == metric]
-    limits += [curve.capacity for curve, _ in reversed(curves) if curve.role and curve.capacity is not None]
+    limits += [limit for curve, _ in reversed(curves) if curve.role and (limit := capacity_limit(curve)) is not None]
     title = f"{metric.removesuffix('_ms')} over the request rate"
     return Chart(id, title, data, with_limits(layout, limits, rates))
 
@@ -134,8 +111,9 @@ def latency_throughput(curves: Drawn, latency: str, bounds: Sequence[Bound]) -> 
     _, x_title = axis_scale("output_throughput", [])
     data, across = [], []
     for curve, style in curves:
-        pairs = [(p, value / divisor) for p, value in curve.values(latency) if "output_throughput" in p.metrics]
-        places = [(point.metrics["output_throughput"], value) for point, value in pairs]
+        throughput = {point.rate: value for point, value in curve.values("output_throughput")}
+        pairs = [(point, value / divisor) for point, value in curve.values(latency) if point.rate in throughput]
+        places = [(throughput[point.rate], value) for point, value in pairs]
         across += [x for x, _ in places]
         data.append(curve_trace(curve, style, places, pairs, title))
     layout = {
@@ -150,7 +128,7 @@ def latency_throughput(curves: Drawn, latency: str, bounds: Sequence[Bound]) -> 
 
 
 def curve_trace(
-    curve: RateCurve,
+    curve: Curve,
     style: CurveStyle,
     places: Sequence[tuple[float, float]],
     pairs: Sequence[tuple[RatePoint, float]],
@@ -160,10 +138,10 @@ def curve_trace(
     hover = []
     for point, value in pairs:
         problem = f"<br>{plain(point.problem)}" if point.problem else ""
-        name = f"<b>{curve.role or 'configuration'}</b><br>{plain(curve.name)}"
+        name = f"<b>{curve.role or 'configuration'}</b><br>{plain(curve.label)}"
         hover.append(f"{name}<br>{format_rate(point.rate)}<br>{title}: {show(value)}{problem}")
     symbols = ["circle-open" if point.problem else "circle" for point, _ in pairs]
-    rows = None if curve.config is None else [[curve.config]] * len(places)
-    trace = points(plain(curve.name), places, hover, style.colour, size=8 if curve.role else 6, rows=rows)
+    size, rows = 8 if curve.role else 6, [[curve.config]] * len(places)
+    trace = points(plain(curve.label), places, hover, style.colour, size=size, rows=rows)
     line = {"color": style.colour, "width": 2.5 if curve.role else 1.4, "dash": "dash" if style.dashed else "solid"}
     return {**trace, "mode": "lines+markers", "line": line, "marker": {**trace["marker"], "symbol": symbols}}

@@ -1,4 +1,7 @@
-"""The compared configurations, run again with more records: queues over time, latencies of requests, step shapes."""
+"""The configurations that a page compares: baseline, and winner or the one nearest to the constraints.
+
+They run again with more records: queues over time, latencies of requests, and step shapes.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,47 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import numpy as np
-from servesim.core import BadInput, Request, traits_of
+from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
 from servesim.engine.server import Server
-from servesim.engine.shape import Padding, step_shape
-from servesim.engine.step import Step
-from servesim.execution.single_run import RunContext
+from servesim.engine.step import Padding, Step, step_shape
 from servesim.runs.metrics import time_per_token
-from servesim.runs.queue_log import QueueLog
 from servesim.runs.request_rows import client_ends, first_tokens, sent_times
 from servesim.runs.simulate import simulate
+from servesim.runs.timeline import QueueLog
 from servesim.study.ranking import Row, Summary
-
-from .roles import Roles
+from servesim.study.rate_summary import RateSummary
+from servesim.study.single_run import RunContext
+from servesim.study.verdict import verdict_of
 
 MAX_REQUESTS = 5000  # only the first requests run again
 QUANTILES = np.linspace(0, 1, 201)
+Roles = Mapping[str, Row]  # winner, nearest or baseline -> configuration
+COLOURS = {"winner": "@winner", "nearest": "@front", "baseline": "@baseline"}
+
+
+def leader(summary: Summary) -> Optional[Row]:
+    """Return the winner; without one, the configuration nearest to the constraints, or None."""
+    return verdict_of(summary).nearest if summary.winner is None else summary.winner
+
+
+def compared_rows(summary: Summary) -> dict[str, Row]:
+    """Return the leader and the baseline by their roles; only the baseline if nothing beats it."""
+    first = leader(summary)
+    rows = {"baseline": summary.baseline}
+    if first is None or first is summary.baseline:
+        return rows
+    return {"winner" if first is summary.winner else "nearest": first, **rows}
+
+
+def roles_at_rate(result: RateSummary, rate: float) -> dict[str, Row]:
+    """Return the winner by capacity and the baseline, with their results at one rate."""
+    summary = result.by_rate[rate]
+    if result.winner is None:
+        return compared_rows(summary)
+    rows = {row.config: row for row in summary.rows}
+    winner = {} if result.winner.is_baseline else {"winner": rows[result.winner.config]}
+    return {**winner, "baseline": summary.baseline}
 
 
 class StepRange:
@@ -74,7 +102,7 @@ def record_run(summary: Summary, role: str, row: Row, context: RunContext) -> Re
     if "outside profile" in row.labels:
         policy = scenario.make_policy()
         padding = Padding(scenario.engine.prefill_buckets, scenario.decode_buckets(policy))
-        steps = StepRange(profile, padding, traits_of(policy))
+        steps = StepRange(profile, padding, policy.traits)
     run = simulate(scenario, trace, [log, *([steps] if steps else [])], profile=profile)
     outside = None if not profile.about.get("grid") else steps.outside / max(1, steps.calls) if steps else 0.0
     return RecordedRun(role, row, log, len(trace), profile, latency_quantiles(run.requests), outside)

@@ -11,31 +11,38 @@ from servesim.runs.text import STATE_LABELS
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean, format_number
 from servesim.statistics.objective import Objective
+from servesim.study.columns import Column
 from servesim.study.experiment import Experiment, format_value
 from servesim.study.ranking import Row, Summary
-from servesim.study.table import (
+from servesim.study.table import format_count, format_difference, printed_label, sweep_columns
+from servesim.study.verdict import (
     LABEL_MEANINGS,
     describe_confirmation,
     describe_constraints,
     describe_draws,
-    format_count,
-    format_difference,
-    printed_label,
+    verdict_of,
 )
-from servesim.study.verdict import verdict_of
 
-from .cards import MetricFact, ResultCard, sentence, setting_chips
-from .charts import Latencies, knob_charts, latency_charts, queue_charts, time_chart
-from .heat_table import heat_table
-from .knob_curves import Knob, knobs, single_change_costs
-from .page import write_page
+from .charts import Latencies, latency_charts, queue_charts, time_chart
+from .knobs import Knob, heat_table, knob_charts, knobs, single_change_costs
+from .page import (
+    MAX_TABLE_ROWS,
+    MetricFact,
+    ResultCard,
+    RowStyle,
+    Table,
+    Tag,
+    page_table,
+    sentence,
+    setting_chips,
+    write_page,
+)
 from .plots import Chart
-from .recorded_runs import RecordedRun, record_runs
-from .roles import COLOURS, compared_rows, leader
-from .tables import MAX_TABLE_ROWS, Cell, Column, Table, TableRow, configurations
+from .recorded_runs import COLOURS, RecordedRun, compared_rows, leader, record_runs
 from .trade_offs import point_names, slo_of, trade_offs
 from .trust import sweep_facts
 
+NOT_ELIGIBLE = ("stuck", "failed", "serves fewer")  # labels
 TITLES = {
     "winner": "Winner", "baseline": "No winner: nothing beats the baseline",
     "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
@@ -128,13 +135,14 @@ def single_changes(summary: Summary, curves: Sequence[Knob]) -> Table | None:
     if not costs:
         return None
     objective = summary.experiment.objectives[0]
-    columns = [Column("setting"), Column("changed to"), Column(f"change of {objective.metric}", numeric=True)]
-    rows = [
-        TableRow([Cell(knob), Cell(value), Cell(format_mean(change, objective.metric, True), None, True),
-                  Cell(effect(change, objective))])
-        for knob, value, change in costs
-    ]  # fmt: skip
-    return Table([*columns, Column("effect")], rows)
+    signed = lambda cost: format_mean(cost.change, objective.metric, True)  # noqa: E731
+    columns = [
+        Column("setting", lambda cost: cost.knob, shown=("page",)),
+        Column("changed to", lambda cost: cost.value, shown=("page",)),
+        Column(f"change of {objective.metric}", lambda cost: cost.change.mean, signed, shown=("page",)),
+        Column("effect", lambda cost: effect(cost.change, objective), shown=("page",)),
+    ]
+    return page_table(columns, costs)
 
 
 def effect(change: Interval, objective: Objective) -> str:
@@ -152,6 +160,23 @@ def times(summary: Summary) -> list[Chart]:
     bars = [(role, row.time_breakdown()) for role, row in compared_rows(summary).items()]
     bars = [(role, seconds) for role, seconds in bars if seconds]
     return [time_chart(bars)] if bars else []
+
+
+def configurations(summary: Summary) -> Table:
+    """Return the table of all configurations."""
+    rest = [row for row in summary.rows[MAX_TABLE_ROWS:] if row is summary.baseline or row.on_pareto_front]
+
+    def style(row: Row) -> RowStyle:
+        tags = [Tag(printed_label(name), "bad" if is_reason(name, row) else "") for name in row.labels]
+        kind = "is-baseline" if row is summary.baseline else "is-winner" if row is summary.winner else ""
+        return RowStyle(row.config, kind, tags)
+
+    return page_table(sweep_columns(summary), [*summary.rows[:MAX_TABLE_ROWS], *rest], style)
+
+
+def is_reason(label: str, row: Row) -> bool:
+    """Whether a label says why a configuration cannot win."""
+    return label in NOT_ELIGIBLE or label in row.misses
 
 
 def recorded_text(runs: Sequence[RecordedRun]) -> str:

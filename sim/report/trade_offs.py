@@ -12,19 +12,7 @@ from servesim.statistics.objective import Objective
 from servesim.study.ranking import Row, Summary
 from servesim.study.table import format_count
 
-from .plots import (
-    Chart,
-    Limit,
-    Trace,
-    axis_scale,
-    bound_limit,
-    line,
-    plain,
-    points,
-    show,
-    value_axis,
-    with_limits,
-)
+from .plots import Chart, Limit, Trace, axis_scale, bound_limit, line, plain, points, show, value_axis, with_limits
 
 MAX_POINTS = 1000  # of the configurations that are not on a front; the table has the same limit
 Place = tuple[float, float]

@@ -7,17 +7,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from servesim.config.scenario import Scenario
-from servesim.core import BadInput, traits_of
+from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.runs.request_rate import format_rate
-from servesim.study.load_summary import LoadSummary
-from servesim.study.load_table import is_outside_profile
 from servesim.study.ranking import Summary
-from servesim.study.table import describe_ties, format_count
+from servesim.study.rate_summary import RateSummary, is_outside_profile
+from servesim.study.table import format_count
+from servesim.study.verdict import describe_ties
 
-from .cards import sentence
-from .recorded_runs import RecordedRun
-from .roles import Roles
+from .page import sentence
+from .recorded_runs import RecordedRun, Roles
 
 GOOD, CHECK, WARN = "good", "check", "warn"
 MAX_GOOD_ERROR = 0.05  # a larger held-out error of a kind of step is marked
@@ -76,7 +75,7 @@ def policy_fact(scenarios: Iterable[Scenario]) -> Fact:
         name = str(scenario.policy["name"])
         try:
             known = scenario.policy_is_loadable
-            texts[name] = traits_of(scenario.make_policy()).validated_against if known else "own policy, not loaded"
+            texts[name] = scenario.make_policy().traits.validated_against if known else "own policy, not loaded"
         except BadInput as bad:
             texts[name] = f"cannot be loaded now: {bad}"
     recorded = all(text.startswith("recordings") for text in texts.values())
@@ -86,7 +85,7 @@ def policy_fact(scenarios: Iterable[Scenario]) -> Fact:
 
 
 def sweep_facts(summary: Summary, runs: Sequence[RecordedRun], roles: Roles, ties: Fact | None = None) -> list[Fact]:
-    """Return the panel of a sweep or a search; `ties` are those of a sweep over loads."""
+    """Return the panel of a sweep or a search; `ties` are those of a sweep over rates."""
     rows = roles.values()
     scenarios = [Scenario.model_validate(summary.experiment.tree(row.config)) for row in rows]
     sources: dict[str, Any] = {str(scenario.profile): scenario.profile for scenario in scenarios}
@@ -101,8 +100,8 @@ def range_fact(summary: Summary, runs: Sequence[RecordedRun]) -> Fact:
     """Return how many steps are larger than the profile's measured range."""
     outside = sum("outside profile" in row.labels for row in summary.rows)
     shares = [(run.role, run.outside) for run in runs if run.outside is not None]
-    load = summary.experiment.load
-    at = "" if load is None else f" at {format_rate(load)}"
+    rate = summary.experiment.rate
+    at = "" if rate is None else f" at {format_rate(rate)}"
     text = ", ".join(f"{role} {100 * share:.1f} % of the model calls{at}" for role, share in shares)
     count = f"{outside:,} of {format_count(len(summary.rows), 'configuration')} have steps outside" if outside else ""
     worst = max((share for _, share in shares), default=0.0)
@@ -115,8 +114,8 @@ def saturation_fact(summary: Summary, roles: Roles) -> Fact:
     """Return whether the backlog grows in the configurations that count."""
     names = [role for role, row in roles.items() if "saturated" in row.labels]
     count = sum("saturated" in row.labels for row in summary.rows)
-    load = summary.experiment.load
-    at = "" if load is None else f" at {format_rate(load)}"
+    rate = summary.experiment.rate
+    at = "" if rate is None else f" at {format_rate(rate)}"
     if not count:
         return Fact("Saturation", f"no configuration is saturated{at}")
     text = f"{count:,} of {format_count(len(summary.rows), 'configuration')}{at}"
@@ -140,18 +139,18 @@ def replication_fact(summary: Summary) -> Fact:
     return Fact("Replications", text)
 
 
-def capacity_fact(result: LoadSummary) -> Fact:
-    """Return how exactly the capacities are known, and which ones are equal; without constraints, the ties per load."""
+def capacity_fact(result: RateSummary) -> Fact:
+    """Return how exactly the capacities are known, and which ones are equal; without constraints, the ties per rate."""
     if not result.experiment.subject_to:
-        open_loads = [load for load, s in result.by_load.items() if any(row.relation.tied for row in s.rows)]
-        text = f"at {', '.join(map(format_rate, open_loads))}" if open_loads else "none"
-        return Fact("Ties", text, CHECK if open_loads else GOOD)
+        open_rates = [rate for rate, s in result.by_rate.items() if any(row.relation.tied for row in s.rows)]
+        text = f"at {', '.join(map(format_rate, open_rates))}" if open_rates else "none"
+        return Fact("Ties", text, CHECK if open_rates else GOOD)
     equal = sum(curve.outcome == "equal" for curve in result.curves)
     outside = sum(map(is_outside_profile, result.curves))
     precision = result.experiment.precision
     notes = [f"{format_count(equal, 'other')} with an equal capacity"] if equal else []
     notes += [f"{format_count(outside, 'configuration')} with steps outside the measured range"] if outside else []
-    known = "only the loads of the sweep were tested (see precision)"
+    known = "only the rates of the sweep were tested (see precision)"
     if precision is not None:
         known = f"known to {100 * precision:g} %"
     return Fact("Capacity", "; ".join([*notes, known]), GOOD if precision is not None and not notes else CHECK)

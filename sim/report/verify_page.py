@@ -9,21 +9,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from servesim.config.scenario import Scenario
 from servesim.files.chart_style import SERIES
-from servesim.statistics.intervals import Interval
-from servesim.statistics.number_format import format_mean
+from servesim.statistics.number_format import format_metric
+from servesim.study.columns import Column
 from servesim.study.table import format_count
 
-from .cards import MetricFact, ResultCard
 from .charts import Latencies, latency_charts
-from .page import write_page
-from .plots import Chart, Limit, line, plain, points, show, value_axis, with_limits
+from .page import MetricFact, ResultCard, Table, page_table, write_page
+from .plots import Chart, Limit, equal_line, metric_rows_layout, plain, points, show, value_axis, with_limits
 from .recorded_runs import QUANTILES
-from .tables import Cell, Column, Table, TableRow, number_cell
 from .trust import CHECK, GOOD, Fact, policy_fact, profile_facts
 
 MAX_DOTS = 3000  # requests per chart and run
@@ -55,7 +53,7 @@ def write_verify_report(
         path, "verify.html", title="Simulated against measured", about=f"{format_count(len(runs), 'scenario')}.",
         trust=trust(runs), result=result(runs, checked, tolerance, ranks), errors=error_chart(runs, checked, tolerance),
         requests=request_charts(runs), latencies=cdf_charts(runs[0]) if len(runs) == 1 else [],
-        table=metric_table(runs, checked, tolerance),
+        table=metric_table(runs, checked),
     )  # fmt: skip
 
 
@@ -125,18 +123,14 @@ def run_colour(index: int) -> str:
 
 def error_chart(runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: Optional[float]) -> Chart:
     """Return the error of each checked metric, one point per scenario."""
-    data = [line("no error", [(0, -0.5), (0, len(checked) - 0.5)], "@soft", "dot", hoverinfo="skip", showlegend=False)]
+    data = []
     for index, run in enumerate(runs):
         shift = 0.0 if len(runs) == 1 else 0.5 * index / (len(runs) - 1) - 0.25
         known = [(row, name) for row, name in enumerate(checked) if run.metric(name)["error"] is not None]
         xy = [(100 * run.metric(name)["error"], row + shift) for row, name in known]
         hover = [error_text(run, name) for _, name in known]
         data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=10))
-    y_axis = {"tickvals": list(range(len(checked))), "ticktext": list(checked), "range": [len(checked) - 0.5, -0.5]}
-    layout = {
-        "xaxis": {"title": {"text": "simulated - measured (%)"}}, "yaxis": y_axis, "height": 150 + 45 * len(checked),
-        "showlegend": 1 < len(runs) <= 12,
-    }  # fmt: skip
+    layout = metric_rows_layout(checked, "simulated - measured (%)", 1 < len(runs) <= 12)
     limits = [] if tolerance is None else [Limit("x", sign * 100 * tolerance, "tolerance") for sign in (-1, 1)]
     return Chart("errors", "Error of each metric", data, with_limits(layout, limits))
 
@@ -149,13 +143,8 @@ def error_text(run: VerifiedRun, name: str) -> str:
         for text, key in (("from step times", "from_step_times"), ("from decisions", "from_decisions"))
         if row.get(key) is not None
     ]
-    values = f"simulated {level(row['simulated'], name)}, measured {level(row['measured'], name)}"
+    values = f"simulated {format_metric(row['simulated'], name)}, measured {format_metric(row['measured'], name)}"
     return f"<b>{plain(run.name or 'run')}</b><br>{name}: {100 * row['error']:+.2f} %<br>{values}{''.join(sources)}"
-
-
-def level(value: Optional[float], metric: str) -> str:
-    """Return a value with its unit."""
-    return "–" if value is None else format_mean(Interval(value, None, 1), metric)
 
 
 def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
@@ -172,8 +161,7 @@ def request_charts(runs: Sequence[VerifiedRun]) -> list[Chart]:
             data.append(points(plain(run.name or "run", 40), xy, hover, run_colour(index), size=4, opacity=0.6))
         if not values:
             continue
-        ends = [(end, end) for end in (min(values), max(values))]
-        data.insert(0, line("equal", ends, "@soft", "dot", hoverinfo="skip", showlegend=False))
+        data.insert(0, equal_line(values))
         layout = {
             "xaxis": value_axis(f"measured {name} (s)", values), "yaxis": value_axis(f"simulated {name} (s)", values),
             "showlegend": 1 < len(runs) <= 12,
@@ -195,32 +183,56 @@ def cdf_charts(run: VerifiedRun) -> list[Chart]:
     return latency_charts(sides, {} if run.scenario is None else run.scenario.slo.seconds())
 
 
-def metric_table(runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: Optional[float]) -> Table:
+class VerifiedMetric(NamedTuple):
+    """One metric of one scenario."""
+
+    run: str
+    name: str
+    values: Mapping[str, Any]
+    is_checked: bool
+
+    def note(self) -> str:
+        """Return whether the metric is checked, and whether the measured value is in its interval."""
+        notes = ["checked"] if self.is_checked else []
+        limits = self.values.get("interval")
+        if limits:
+            inside = {True: "inside", False: "outside", None: ""}[self.values.get("inside")]
+            notes.append(f"{inside} [{format_metric(limits[0], self.name)}, {format_metric(limits[1], self.name)}]")
+        return ", ".join(notes)
+
+
+def metric_table(runs: Sequence[VerifiedRun], checked: Sequence[str]) -> Table:
     """Return every metric of every scenario."""
-    columns = [Column("scenario", "scenario"), Column("metric", "metric"), Column("simulated", "simulated", True)]
-    columns += [Column("measured", "measured", True), Column("error", "error", True)]
-    columns += [Column("from step times", "from_step_times", True), Column("from decisions", "from_decisions", True)]
-    columns.append(Column("note", "note"))
-    rows = []
-    for run in runs:
-        for name, row in run.result["metrics"].items():
-            values = [number_cell(nan_if_none(row[side]), level(row[side], name)) for side in ("simulated", "measured")]
-            parts = [percent_cell(row.get(key)) for key in ("error", "from_step_times", "from_decisions")]
-            notes = ["checked"] if name in checked else []
-            limits = row.get("interval")
-            if limits:
-                inside = {True: "inside", False: "outside", None: ""}[row.get("inside")]
-                notes.append(f"{inside} [{level(limits[0], name)}, {level(limits[1], name)}]")
-            rows.append(TableRow([Cell(run.name), Cell(name), *values, *parts, Cell(", ".join(notes))]))
-    return Table(columns, rows)
+    rows = [
+        VerifiedMetric(run.name, name, values, name in checked)
+        for run in runs
+        for name, values in run.result["metrics"].items()
+    ]
+    columns = [
+        Column("scenario", lambda row: row.run, shown=("page",)),
+        Column("metric", lambda row: row.name, shown=("page",)),
+        *(level_column(side) for side in ("simulated", "measured")),
+        *(percent_column(key) for key in ("error", "from_step_times", "from_decisions")),
+        Column("note", VerifiedMetric.note, shown=("page",)),
+    ]
+    return page_table(columns, rows)
+
+
+def level_column(side: str) -> Column:
+    """Return the simulated or the measured values."""
+    text = lambda row: format_metric(row.values[side], row.name)  # noqa: E731
+    return Column(side, lambda row: nan_if_none(row.values[side]), text, shown=("page",))
+
+
+def percent_column(key: str) -> Column:
+    """Return signed percentages, which sort and filter as percent."""
+
+    def percent(row: VerifiedMetric) -> float:
+        return 100 * nan_if_none(row.values.get(key))
+
+    return Column(key, percent, lambda row: f"{percent(row):+.2f} %", key.replace("_", " "), ("page",))
 
 
 def nan_if_none(value: Optional[float]) -> float:
     """Return a number; NaN is a missing one."""
     return math.nan if value is None else float(value)
-
-
-def percent_cell(value: Optional[float]) -> Cell:
-    """Return a signed percentage that sorts and filters as percent."""
-    number = nan_if_none(value)
-    return number_cell(100 * number, f"{100 * number:+.2f} %")

@@ -85,7 +85,7 @@ def row(
         "kind": start.kind,
         "chunks": [list(chunk) for chunk in start.batch],
         "prompts": ids(chunk.request for chunk in step.chunks),
-        "evicted": [[request.id, how] for request, how, _ in step.preempted],
+        "preempted": [[request.id, how] for request, how, _ in step.preempted],
         "swapped_in": ids(plan.moves.swap_in),
         "rejected": ids(rejection.request for rejection in plan.moves.reject),
         "released": ids(plan.moves.release),
@@ -98,13 +98,13 @@ def row(
         "admitted": ids(request for request, _ in step.admitted),
     }
     if start.rejected:
-        line["refused"] = ids(start.rejected)
+        line["rejected_oversized"] = ids(start.rejected)
     if start.slots is not None:
         line["slots"] = start.slots
         line["admitted_slots"] = [slot for _, slot in step.admitted]
-        line["evicted_slots"] = [slot for _, _, slot in step.preempted]
+        line["preempted_slots"] = [slot for _, _, slot in step.preempted]
     if plan.padding_rows:
-        line["padding"] = plan.padding_rows
+        line["padding_rows"] = plan.padding_rows
     return {**line, "t_end": end, "free_after": free, "finished": ids(finished)}
 
 

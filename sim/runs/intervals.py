@@ -16,21 +16,10 @@ from servesim.core.limits import DEFAULT_DRAWS
 from servesim.costs.device_profile import Profile
 from servesim.traces.trace import Trace
 
-from .metrics import PERCENTILES
+from .metric_table import metric_named, metrics_in
 from .simulate import load_trace, simulate
 
 CONFIDENCE = 0.95
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
-METRICS = (
-    "makespan", "request_throughput", "request_goodput", "output_throughput", "total_token_throughput",
-    *(f"{kind}_{name}_ms" for name in LATENCIES for kind in ("mean", "median", *(f"p{q}" for q in PERCENTILES))),
-    "evictions", "model_calls",
-)  # fmt: skip
-MAIN_METRICS = (
-    "makespan", "output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms",
-    "p99_e2el_ms",
-)  # fmt: skip
-UNITS = {"makespan": "s", "output_throughput": "tok/s"}  # the others end in _ms
 
 
 class Draw(NamedTuple):
@@ -71,7 +60,7 @@ def intervals_of(
     """Return the key `intervals` of result.json; `draws` are the results of `simulate_draws`."""
     complete = [draw for draw in draws if not draw.get("stuck")]
     metrics = {}
-    for name in METRICS:
+    for name in metrics_in("intervals"):
         values = [draw[name] for draw in complete if draw.get(name) is not None]
         if result.get(name) is not None and 1 < len(values) == len(complete):
             metrics[name] = list(prediction_interval(result[name], values, confidence))
@@ -127,6 +116,5 @@ def describe_missing(profile: str) -> str:
 def format_interval(metric: str, value: float, low: float, high: float) -> str:
     """Return `16.0 ms [14.8, 17.9]`, with two digits of the width."""
     digits = 2 if high <= low else min(6, max(0, 1 - math.floor(math.log10(high - low))))
-    unit = "ms" if metric.endswith("_ms") else UNITS.get(metric, "")
-    text = " ".join(filter(None, [f"{value:,.{digits}f}", unit]))
+    text = f"{value:,.{digits}f} {metric_named(metric).unit}".strip()
     return f"{text} [{low:,.{digits}f}, {high:,.{digits}f}]"

@@ -17,12 +17,12 @@ import numpy.typing as npt
 from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
+from .metric_table import PERCENTILES, percentile_name
 from .request_rows import client_ends, first_tokens, output_tokens, sent_times, total_seconds
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
 Times = tuple[Array, Array]  # when requests were sent, and when their clients saw the end (NaN: they did not)
-PERCENTILES = (50, 90, 95, 99)
 PART = 1 << 13  # values that are converted at once; they fit into the cache
 BIN_SHIFT = 44  # of the 64 bits of a float; the values of a bin then differ by at most 0.4 %
 LAST_BIN = 1 << 12  # bins for 16 powers of 2
@@ -73,11 +73,6 @@ def named_statistics(mean: float, std: float, percentiles: Mapping[float, float]
     """Return statistics under their names."""
     result = {"mean": mean, "median": percentiles[50], "std": std}
     return {**result, **{percentile_name(q): value for q, value in percentiles.items()}}
-
-
-def percentile_name(q: float) -> str:
-    """Return the name of a percentile in vLLM's keys: p99, p99.9."""
-    return f"p{q:g}"
 
 
 def pooled_stats(gaps: TokenGaps, percentiles: Sequence[float] = PERCENTILES) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """The request rate of a scenario: read it, and return the scenario at another rate.
 
 Another rate keeps the requests and scales only their arrival times. The client of the contest has its own times: it
-rounds its gaps to 10 ms. A rate is a load, not a setting of the server, so it cannot be a parameter of a sweep.
+rounds its gaps to 10 ms. A rate is not a setting of the server, so it cannot be a parameter of a sweep.
 """
 
 from __future__ import annotations

@@ -12,14 +12,14 @@ from typing import Any, Optional
 from servesim.core import Request
 
 RECORDED = (
-    "id", "arrival", "first_token", "finish", "prompt", "output", "evictions",
+    "id", "arrival", "first_token", "finish", "prompt", "output", "preemptions",
     "queued", "prefill", "stalled", "decoding", "swapped", "front_end", "outcome",
 )  # fmt: skip
-COLUMNS = (*RECORDED, "ttft", "tpot", "e2el")  # the latencies follow from the others; old files do not have them
+COLUMNS = (*RECORDED, "ttft", "tpot", "e2el")  # the latencies follow from the others
 STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 
 
-def row(request: Request) -> tuple[Any, ...]:
+def request_row(request: Request) -> tuple[Any, ...]:
     """Return the row of a request in requests.csv, in the order of COLUMNS."""
     front_end, queued, prefilling, stalled, decoding, swapped = seconds_in_states(request)
     return (

@@ -1,4 +1,4 @@
-"""The folder of a run: writes its files, and reads it as a whole (run_files.py reads each file).
+"""The folder of a run: writes and reads its files. Each value is validated, because a user can edit or damage a file.
 
 Every run has manifest.json, result.json and requests.csv. A replay adds decisions.jsonl.gz; its live side also has
 sent.jsonl (the requests as sent), steps.csv (the measured model calls), timeline.json.gz, and device.csv (counters of
@@ -12,35 +12,173 @@ import math
 import platform
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Annotated, Any, Optional, Union
 
 import numpy as np
-from servesim import __version__
-from servesim.config.old_keys import OLD, rename_keys
+from pydantic import Field, field_validator
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import use_access
-from servesim.core import BadInput, Request
+from servesim.core import BadInput, Request, Shape
+from servesim.core.limits import MAX_INT, MAX_RESULT
+from servesim.core.request import CLIENT_FIELDS
 from servesim.engine.step import ModelCall
-from servesim.files.checked import validate
-from servesim.files.read import read_json
+from servesim.files.checked import Index, Stored, StoredNumber, validate
+from servesim.files.csv_rows import CsvRow, read_csv
+from servesim.files.read import parse_json, quote, read_json, read_text
 from servesim.files.write import csv_writer, open_text, write_json
+from servesim.version import __version__
 
+from .metric_table import METRICS
 from .metrics import percentile, time_per_token
-from .request_rows import COLUMNS, row
-from .run_files import (
-    SENT_KEYS,
-    STEP_COLUMNS,
-    ManifestFile,
-    read_decisions,
-    read_requests,
-    read_result,
-    read_sent,
-    read_steps,
-)
+from .request_rows import COLUMNS, RECORDED, request_row
 from .simulate import Run
+
+STEP_COLUMNS = ("start", "called", "end", *Shape._fields)
+METRIC_KEYS = (*METRICS, "total_input_tokens", "total_output_tokens")  # of result.json: numbers, or null
+Tokens = Annotated[int, Field(ge=0, le=MAX_INT)]
+Seconds = Annotated[float, Field(ge=0, le=MAX_RESULT)]
+Id = Union[str, int]
+
+
+class ManifestFile(Stored):
+    """The key of manifest.json that is read back."""
+
+    scenario: dict[str, Any]
+
+
+class IntervalKeys(Stored):
+    """The intervals of a run's metrics."""
+
+    draws: Index
+    confidence: Annotated[float, Field(gt=0, lt=1)]
+    metrics: dict[str, Annotated[list[StoredNumber], Field(min_length=2, max_length=2)]]
+
+
+class ResultFile(Stored):
+    """The keys of result.json besides the metrics."""
+
+    outcomes: dict[str, Index] = Field({})
+    mean_seconds: dict[str, StoredNumber] = Field({})
+    host: list[Seconds] = Field([], max_length=4)  # the fields of costs.parts.HostPart
+    intervals: Optional[IntervalKeys] = None
+
+
+class SentLine(Stored):
+    """One line of sent.jsonl: the arguments of a request."""
+
+    id: Id
+    arrival: Seconds
+    prompt: Tokens
+    output: Tokens
+    limit: Optional[Tokens] = None
+    priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
+    session: Optional[Id] = None
+    prefix_hashes: list[int] = Field([])
+    follows: Optional[Id] = None
+    think_time: Seconds = 0.0
+    fails_at_token: Optional[Tokens] = None
+
+
+class DecisionLine(Stored):
+    """The keys of one line of the decision log that are read back."""
+
+    t: StoredNumber
+    t_end: StoredNumber
+    kind: str
+    free: Optional[int]
+    chunks: list[Annotated[list[Any], Field(min_length=2, max_length=2)]]
+    prompts: list[Any]
+    admitted: list[Any]
+    preempted: list[Any]
+    swapped_in: list[Any]
+    rejected: list[Any]
+    waiting: list[Any]
+    running: list[Any]
+    swapped: list[Any]
+    finished: list[Any]
+
+    @field_validator("chunks")
+    @classmethod
+    def _check_tokens(cls, chunks: list[list[Any]]) -> list[list[Any]]:
+        if any(type(tokens) is not int for _, tokens in chunks):
+            raise ValueError("pairs of a request and its tokens")
+        return chunks
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """Read result.json; its metrics are numbers or null."""
+    result = read_json(path)
+    validate(ResultFile, result, str(path))
+    for key in METRIC_KEYS:
+        value = result.get(key)
+        if value is not None and (type(value) not in (int, float) or not abs(value) <= MAX_RESULT):
+            raise BadInput(f"{path}: {key}: expected a number or null, got {quote(value)}")
+    return dict(result)
+
+
+def read_requests(path: Path) -> dict[str, dict[str, Any]]:
+    """Read requests.csv; empty times are None."""
+    rows: dict[str, dict[str, Any]] = {}
+    for cells in read_csv(path, RECORDED):
+        row = {key: parse_cell(cells, key) for key in RECORDED}
+        finished = row["outcome"] == "finished"
+        needed = ("id", "arrival", "prompt", "output", *(("first_token", "finish") if finished else ()))
+        missing = [key for key in needed if row[key] is None]
+        if missing:
+            raise BadInput(f"{cells.where}: {missing[0]}: expected a value, got an empty cell")
+        if row["id"] in rows:
+            raise BadInput(f"{cells.where}: id: expected every id once, got {quote(row['id'])} twice")
+        rows[row["id"]] = row
+    return rows
+
+
+def parse_cell(row: CsvRow, key: str) -> Any:
+    """Return a cell of requests.csv as text, int, float or None."""
+    if not row[key] or key in ("id", "outcome"):
+        return row[key] or None
+    return row.whole(key) if key in ("prompt", "output", "preemptions") else row.number(key)
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
+    """Yield the position and the value of each line of JSON."""
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        yield f"{path}:{number}", parse_json(path, line, number)
+
+
+def read_decisions(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a decision log."""
+    lines = []
+    for where, line in read_lines(path):
+        validate(DecisionLine, line, where)
+        lines.append(line)
+    return lines
+
+
+def read_sent(path: Path) -> list[Request]:
+    """Return the requests of sent.jsonl, in their state before the run."""
+    requests, ids = [], set()
+    for where, line in read_lines(path):
+        sent = validate(SentLine, line, where)
+        if sent.id in ids:
+            raise BadInput(f"{where}: id: expected every id once, got {quote(sent.id)} twice")
+        ids.add(sent.id)
+        requests.append(Request(**{key: getattr(sent, key) for key in CLIENT_FIELDS}))
+    return requests
+
+
+def read_steps(path: Path) -> list[ModelCall]:
+    """Return the measured calls of steps.csv."""
+    calls = []
+    for row in read_csv(path, STEP_COLUMNS):
+        start, called, end = (row.number(key) for key in STEP_COLUMNS[:3])
+        if end < start:
+            raise BadInput(f"{row.where}: end: expected at least the start, {start:g}, got {end:g}")
+        calls.append(ModelCall(start, called, end, Shape(*(row.whole(key, MAX_RESULT) for key in Shape._fields))))
+    return calls
+
 
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
 DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
@@ -88,7 +226,7 @@ def latencies_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 def run_data(run: Run, decisions: Optional[Sequence[Mapping[str, Any]]] = None) -> RunData:
     """Return a run of this process in the form of its folder."""
-    rows = {str(r.id): dict(zip(COLUMNS, row(r))) for r in run.requests}
+    rows = {str(r.id): dict(zip(COLUMNS, request_row(r))) for r in run.requests}
     return RunData(run.result(), rows, decisions, run.scenario, run.requests, getattr(run, "model_calls", ()))
 
 
@@ -100,7 +238,7 @@ def write_run(run: Run, folder: Union[str, Path], settings: Optional[Mapping[str
     with open_text(folder / REQUESTS) as file:
         writer = csv_writer(file)
         writer.writerow(COLUMNS)
-        writer.writerows(row(request) for request in run.requests)
+        writer.writerows(map(request_row, run.requests))
     write_json(folder / RESULT, run.result())
     write_json(folder / MANIFEST, {**manifest(run), **(settings or {})})
 
@@ -111,7 +249,7 @@ def manifest(run: Run) -> dict[str, Any]:
     import simpy
 
     return {
-        "scenario": rename_keys(run.scenario.model_dump(mode="json"), OLD),
+        "scenario": run.scenario.model_dump(mode="json"),
         "seed": run.scenario.seed,
         "profile": {"name": run.profile.name, "digest": run.profile.digest},
         "versions": {
@@ -134,8 +272,8 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
     """Write the requests as sent, enough to send or simulate them again."""
     with open_text(path) as file:
         for request in requests:
-            fields = dict(zip(SENT_KEYS, request.client_fields()))
-            fields["prefix"] = list(request.prefix_hashes)
+            fields = dict(zip(CLIENT_FIELDS, request.client_fields()))
+            fields["prefix_hashes"] = list(request.prefix_hashes)
             file.write(json.dumps(fields) + "\n")
 
 

@@ -10,10 +10,9 @@ from servesim.config.overrides import Tree
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.files.byte_sizes import format_bytes
+from servesim.files.checked import format_bytes
 from servesim.traces.describe import prefix_sharing
-from servesim.traces.request_table import RequestTable
-from servesim.traces.trace import Trace
+from servesim.traces.trace import RequestTable, Trace
 
 from .simulate import load_trace
 
@@ -31,7 +30,7 @@ def scenario_warnings(tree: Tree) -> list[str]:
     try:
         scenario = scenario_from(tree)
         profile, trace = load_profile(scenario.profile), None if scenario.trace is None else load_trace(scenario)
-    except BadInput:  # `sim sweep merge` may run on another machine
+    except BadInput:  # `sim sweep DIR` may run on another machine
         return []
     return [text for text in run_warnings(scenario, profile, trace) if text != profile.backend_note]
 

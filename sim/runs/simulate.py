@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
@@ -13,16 +11,14 @@ from servesim.config.scenario import EngineConfig, Scenario
 from servesim.config.user_code import user_errors
 from servesim.core import BadInput, ClientRequest, Policy, Request, Stuck
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.build import build_loop, build_server
 from servesim.engine.clocks import Clock
-from servesim.engine.loop import Loop, Observer
+from servesim.engine.loop import Loop, Observer, build_loop, build_server
 from servesim.engine.server import Server
-from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
+from servesim.engine.step import Padding
 from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import set_rate
-from servesim.traces.request_table import RequestTable
-from servesim.traces.trace import Trace
+from servesim.traces.trace import RequestTable, Trace, gc_disabled
 
 from .metrics import Metrics
 from .request_rows import mark_client_timeouts
@@ -69,7 +65,7 @@ class Run:
         return {
             **self.measures.as_result(),
             "makespan": self.measures.makespan,
-            "evictions": sum([request.preemptions for request in self.requests]),
+            "preemptions": sum([request.preemptions for request in self.requests]),
             "outcomes": self.measures.outcomes(),
             "model_calls": self.calls,
             "busy_s": self.busy_seconds,
@@ -90,7 +86,7 @@ class Run:
 def load_trace(scenario: Scenario) -> Trace:
     """Return the requests of a scenario's trace or workload."""
     if scenario.trace is not None:
-        from servesim.traces.read.load import load
+        from servesim.traces.read.formats import load
 
         file = scenario.trace
         trace = load(
@@ -127,18 +123,6 @@ def build_scenario_loop(
         return build_loop(build_server(policy, engine), engine, requests, clock, observers, front_end)
 
 
-@contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Turn the garbage collector off: scanning all requests takes 10 % of a run, and runs create few cycles."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
-
-
 @gc_disabled()
 def simulate(
     scenario: Scenario,
@@ -163,7 +147,7 @@ def build_simulation(
 ) -> tuple[Loop, SimulatedClock]:
     """Return the loop of a scenario and its simulated clock."""
     policy, config = scenario.make_policy(), scenario.engine
-    selected = profile.with_sampling(config.sampling)
+    selected = profile.for_run(config.sampling)
     clock = SimulatedClock(
         selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm"),
         Padding(config.prefill_buckets, scenario.decode_buckets(policy)),

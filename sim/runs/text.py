@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from .intervals import MAIN_METRICS, describe_intervals, format_interval
-from .metrics import percentile_name
+from .intervals import describe_intervals, format_interval
+from .metric_table import metrics_in, percentile_name
 from .request_rows import STATES
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def interval_lines(run: Run) -> list[str]:
     result, limits = run.result(), run.intervals["metrics"]
     return [
         line(name.removesuffix("_ms"), format_interval(name, result[name], *limits[name]))
-        for name in MAIN_METRICS
+        for name in metrics_in("main")
         if name in limits
     ]
 
@@ -109,7 +109,7 @@ def simulator_metrics(run: Run) -> list[str]:
         line("Profile:", run.profile.name),
         line("Model calls:", run.calls),
         line("Time in model calls (%):", 100 * run.busy_seconds / run.end if run.end > 0 else 0.0),
-        line("Preemptions:", result["evictions"]),
+        line("Preemptions:", result["preemptions"]),
         line("Prompt tokens computed:", run.prompt_tokens_computed),
         line("  padding tokens:", run.padded_tokens),
         line("Padding rows of decodes:", run.padded_rows),

@@ -1,22 +1,24 @@
 """The timeline of a run for Perfetto (ui.perfetto.dev) or chrome://tracing, in the JSON form of trace events.
 
 Steps are slices on one track. Every request is an async slice from its arrival to its end, with its states inside.
-Queues and blocks are counters. Times are microseconds.
+Queues and blocks are counters. Times are microseconds. `Timeline` and `QueueLog` are observers of a simulated run;
+`write_measured_timeline` writes that of a measured run from its model calls, requests and device counters.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional, TextIO, TypeVar, Union
+from typing import Any, NamedTuple, Optional, TextIO, TypeVar, Union
 
 from servesim.core import FOREVER, Request
 from servesim.engine.server import Server
-from servesim.engine.step import Step
+from servesim.engine.step import ModelCall, Step
 from servesim.files.write import open_text
 
-from .queue_log import queue_lengths
+from .utilisation import MEMORY, MEMORY_BUSY, POWER, TIME, UTILISATION, Rows
 
 FileType = TypeVar("FileType", bound="TraceFile")
 ENGINE, REQUESTS, DEVICE = 1, 2, 3  # process ids: groups in the viewer
@@ -98,7 +100,7 @@ class Timeline(TraceFile):
         if step.runs_model:
             tokens = sum(chunk.tokens for chunk in step.chunks)
             facts = {"prompts": len(step.chunks), "prompt_tokens": tokens, "decodes": step.decode_rows,
-                     "context": step.context, "evicted": len(step.preempted)}  # fmt: skip
+                     "context": step.context, "preempted": len(step.preempted)}  # fmt: skip
             duration = microseconds(now) - microseconds(step.start)
             self.event("X", step.start, ENGINE, step.kind, tid=1, dur=duration, args=facts)
         for chunk in step.chunks:
@@ -148,3 +150,88 @@ class Timeline(TraceFile):
 def microseconds(seconds: float) -> float:
     """Return microseconds with nanosecond precision."""
     return round(seconds * 1e6, 3)
+
+
+TRACKS = {  # name of the counter track -> names of its values, and their columns
+    "utilisation (%)": {"device": UTILISATION, "memory": MEMORY_BUSY},
+    "memory (MB)": {"used": MEMORY},
+    "power (W)": {"power": POWER},
+}
+
+
+def write_measured_timeline(calls: Sequence[ModelCall], requests: Sequence[Request], rows: Rows, path: Path) -> None:
+    """Write the timeline of a finished run."""
+    with TraceFile(path) as trace:
+        if rows:
+            trace.name_group(DEVICE, "device")
+        for call in calls:
+            shape = call.shape
+            facts = {"prompts": shape.prefill_rows, "prompt_tokens": shape.prefill_live, "decodes": shape.decode_live,
+                     "context": shape.context, "host_us": microseconds(call.called - call.start)}  # fmt: skip
+            duration = microseconds(call.end) - microseconds(call.start)
+            trace.event("X", call.start, ENGINE, shape.kind, tid=1, dur=duration, args=facts)
+        for request in requests:
+            write_request(trace, request)
+        for row in rows:
+            for track, columns in TRACKS.items():
+                values = {name: row[column] for name, column in columns.items() if row[column] is not None}
+                if values:
+                    trace.event("C", row[TIME] or 0.0, DEVICE, track, args=values)
+
+
+def write_request(trace: TraceFile, request: Request) -> None:
+    """Write a request with its time before and after the first token."""
+    end = request.sent if request.client_end is None else request.client_end
+    name = f"request {request.id}"
+    trace.slice("b", request, name, request.sent, {"prompt": request.prompt, "limit": request.limit})
+    if request.first_token is not None:
+        for part, start, stop in (
+            ("first token", request.sent, request.first_token),
+            ("decode", request.first_token, end),
+        ):
+            trace.slice("b", request, part, start)
+            trace.slice("e", request, part, stop)
+    facts = {"outcome": request.outcome or "unfinished", "written": request.written}
+    trace.slice("e", request, name, end, facts)
+
+
+class Queues(NamedTuple):
+    """Queue lengths and used KV blocks at one time."""
+
+    waiting: int
+    running: int
+    swapped: int
+    blocks_used: int
+
+
+def queue_lengths(server: Server) -> dict[str, int]:
+    """Return the lengths of the three queues."""
+    return {"waiting": len(server.waiting), "running": len(server.running), "swapped": len(server.swapped)}
+
+
+class QueueLog:
+    """Keeps queue lengths and used blocks; drops every second point if there are too many."""
+
+    def __init__(self, points: int = 300) -> None:
+        self.points = points
+        self.times: list[float] = []
+        self.queues: list[Queues] = []
+        self._interval = 0.0  # minimum seconds between points
+
+    def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
+        self._add_point(server, step.start)
+
+    def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
+        if server.idle():
+            self._add_point(server, now)
+
+    def _add_point(self, server: Server, now: float) -> None:
+        if self.times and now - self.times[-1] < self._interval:
+            return
+        pool = server.pool
+        used = pool.total - pool.free if pool.total < FOREVER else 0
+        self.times.append(now)
+        self.queues.append(Queues(**queue_lengths(server), blocks_used=used))
+        if len(self.times) >= 2 * self.points:
+            self.times, self.queues = self.times[::2], self.queues[::2]
+            self._interval = (self.times[-1] - self.times[0]) / self.points

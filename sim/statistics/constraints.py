@@ -12,12 +12,10 @@ from typing import Any, NamedTuple
 
 from servesim.core import BadInput
 from servesim.core.limits import is_number
-from servesim.files.read import quote
-from servesim.files.suggestions import did_you_mean
+from servesim.files.read import did_you_mean, quote
+from servesim.runs.metric_table import METRICS
 
-from .intervals import Interval
-from .number_format import format_mean
-from .objective import METRICS
+from .number_format import format_metric
 
 PATTERN = re.compile(r"\s*(\w+)\s*(<=|>=)\s*([-+.\w]+)\s*")
 
@@ -69,7 +67,7 @@ def missed_bounds(bounds: Sequence[Bound], means: Mapping[str, float]) -> dict[B
 
 def describe_miss(bound: Bound, value: float) -> str:
     """Return `misses p99_ttft_ms <= 2000 (2,341 ms)`."""
-    text = "no value" if math.isnan(value) else format_mean(Interval(value, None, 1), bound.metric)
+    text = "no value" if math.isnan(value) else format_metric(value, bound.metric)
     return f"misses {bound} ({text})"
 
 

@@ -1,26 +1,15 @@
-"""Format numbers for tables and charts: significant digits, units, axis ticks."""
+"""Format numbers for tables and charts: significant digits and units."""
 
 from __future__ import annotations
 
 import math
 from typing import Optional
 
+from servesim.runs.metric_table import metric_named
+
 from .intervals import Interval
-from .objective import unit
 
 MAX_MS = 10_000  # from here on, times are printed in seconds
-PERCENTAGES = ("mfu", "mbu")  # fractions that are printed in percent
-
-
-def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return round numbers from low to high, for an axis."""
-    if not high > low:
-        return [low]
-    rough = (high - low) / max(1, count - 1)
-    size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * factor for factor in (1, 2, 2.5, 5, 10) if size * factor >= rough * 0.999)
-    first = math.ceil(low / step - 1e-9)
-    return [float(f"{index * step:.12g}") for index in range(first, math.floor(high / step + 1e-9) + 1)]
 
 
 def format_number(value: float) -> str:
@@ -38,16 +27,21 @@ def format_mean(interval: Interval, metric: str, sign: bool = False, seconds: Op
 
     `seconds` gives several values one unit: True for seconds, False for milliseconds.
     """
-    value, half_width, name = interval.mean, interval.half_width, unit(metric)
+    value, half_width, name = interval.mean, interval.half_width, metric_named(metric).unit
     if math.isnan(value):
         return format_number(value)
-    if metric in PERCENTAGES:
+    if metric_named(metric).is_percentage:
         value, half_width, name = 100 * value, None if half_width is None else 100 * half_width, "%"
     if name == "ms" and (abs(value) >= MAX_MS if seconds is None else seconds):
         value, half_width, name = value / 1000, None if half_width is None else half_width / 1000, "s"
     if half_width is not None and half_width < 1e-9 * abs(value):
         half_width = 0.0  # only rounding errors
     return f"{'+' if sign and value > 0 else ''}{format_number(value)}{format_half_width(half_width)} {name}".strip()
+
+
+def format_metric(value: Optional[float], metric: str) -> str:
+    """Return a metric with its unit; None is no value."""
+    return format_mean(Interval(math.nan if value is None else float(value), None, 1), metric)
 
 
 def format_half_width(half_width: Optional[float]) -> str:

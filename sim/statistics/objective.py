@@ -7,21 +7,9 @@ from typing import Any, NamedTuple
 
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
-from servesim.files.suggestions import did_you_mean
-from servesim.runs.metrics import PERCENTILES, percentile_name
-from servesim.runs.utilisation import NEEDS, missing_figures
-
-KINDS = ("mean", "median", "std", *(f"p{q}" for q in PERCENTILES))
-MAXIMISED = (
-    "completed", "request_throughput", "request_goodput", "output_throughput", "total_token_throughput", "attainment",
-    "mfu", "mbu",
-)  # fmt: skip
-MINIMISED = (
-    "makespan", "duration", "failed", "evictions", "model_calls", "busy_s", "prompt_tokens_computed",
-    "padded_prompt_tokens", "padded_decode_rows", "energy",
-)  # fmt: skip
-LATENCIES = ("ttft", "tpot", "itl", "e2el")
-METRICS = (*MINIMISED, *MAXIMISED, *(f"{kind}_{name}_ms" for name in LATENCIES for kind in KINDS))
+from servesim.files.read import did_you_mean
+from servesim.runs.metric_table import BY_NAME, METRICS, STATISTICS
+from servesim.runs.utilisation import missing_figures
 
 
 class Objective(NamedTuple):
@@ -40,11 +28,6 @@ class Objective(NamedTuple):
         return change * self.sign < 0
 
 
-def percentile_metrics(percentiles: Sequence[float]) -> list[str]:
-    """Return the names of these percentiles of all latencies."""
-    return [f"{percentile_name(q)}_{name}_ms" for name in LATENCIES for q in percentiles]
-
-
 def parse_objective(spec: Any, where: str = "objectives") -> Objective:
     """Read `makespan`, `max:output_throughput` or {metric: ..., goal: min|max}."""
     goal = None
@@ -56,10 +39,10 @@ def parse_objective(spec: Any, where: str = "objectives") -> Objective:
         head, colon, metric = str(spec).rpartition(":")
         goal = head if colon else None
     if metric not in METRICS:
-        latencies = f"{'|'.join(KINDS)}_ttft|tpot|itl|e2el_ms"
-        known = ", ".join((*MINIMISED, *MAXIMISED))
+        latencies = f"{'|'.join(STATISTICS)}_ttft|tpot|itl|e2el_ms"
+        known = ", ".join(name for name in METRICS if not name.endswith("_ms"))
         raise BadInput(f"{where}: no metric {metric!r}; known: {known}, {latencies}{did_you_mean(metric, METRICS)}")
-    goal = goal or ("max" if metric in MAXIMISED else "min")
+    goal = goal or BY_NAME[metric].goal
     if goal not in ("min", "max"):
         raise BadInput(f"{where}: {metric}: goal: expected min or max, got {goal!r}")
     return Objective(metric, goal)
@@ -67,23 +50,10 @@ def parse_objective(spec: Any, where: str = "objectives") -> Objective:
 
 def check_figures(metrics: Sequence[str], profiles: Sequence[Any]) -> None:
     """Raise BadInput if a profile lacks what an objective needs: peak figures or power. None is no profile."""
-    needing = [metric for metric in metrics if metric in NEEDS]
+    needing = [metric for metric in metrics if BY_NAME[metric].needs]
     for source in {str(source): source for source in profiles if source is not None}.values() if needing else ():
         profile = load_profile(source)
         for metric in needing:
             missing = missing_figures(metric, profile.about)
             if missing is not None:
                 raise BadInput(f"objectives: {metric}: profile {profile.name}: {missing}")
-
-
-def unit(metric: str) -> str:
-    """Return the unit of a metric, empty for counts and fractions."""
-    if metric == "energy":
-        return "J/1k tok"
-    if metric.endswith("_ms"):
-        return "ms"
-    if metric in ("makespan", "duration", "busy_s"):
-        return "s"
-    if "token_throughput" in metric or metric == "output_throughput":
-        return "tok/s"
-    return "req/s" if metric in ("request_throughput", "request_goodput") else ""

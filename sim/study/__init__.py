@@ -1,4 +1,4 @@
 """Many runs: sweeps and comparisons, their ranking and their folders.
 
-It imports execution and the packages below it. searches, report, frames, api and commands import it.
+It imports statistics and the packages below it. report, calibrate, frames, api and commands import it.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Optional
+from typing import Any, Optional
 
 from servesim.core import BadInput
 from servesim.files.terminal import PLAIN, Screen, align_columns
@@ -17,12 +17,11 @@ from servesim.statistics.intervals import (
     relative_change,
     with_draws,
 )
-from servesim.statistics.number_format import format_mean
+from servesim.statistics.number_format import format_mean, format_metric
 from servesim.statistics.objective import Objective
 
+from .columns import EVERYWHERE, Column, json_row, printed_cells, wrapped_heads
 from .compared_runs import ComparedRuns, paired_draws, paired_values
-
-DEFAULT_METRICS = ("makespan", "output_throughput", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
 
 
 @dataclass(frozen=True)
@@ -120,19 +119,40 @@ def summarise(differences: Sequence[Difference], tolerance: Optional[float] = No
     return text
 
 
+def signed_change(difference: Difference) -> str:
+    """Return B minus A with its half-width and unit."""
+    return format_mean(difference.change, difference.objective.metric, True)
+
+
+COLUMNS = (  # a row is a Difference
+    Column("metric", lambda d: d.objective.metric, shown=("terminal", "page")),
+    Column("a", lambda d: d.a, lambda d: format_metric(d.a, d.objective.metric), "A", EVERYWHERE),
+    Column("b", lambda d: d.b, lambda d: format_metric(d.b, d.objective.metric), "B", EVERYWHERE),
+    Column("difference", lambda d: d.change.mean, signed_change, "B - A", EVERYWHERE),
+    Column("half_width", lambda d: d.change.half_width),
+    Column("relative", lambda d: d.relative.mean),
+    Column("relative_low", lambda d: d.relative.low),
+    Column("relative_high", lambda d: d.relative.high),
+    Column("outcome", lambda d: d.outcome),
+    Column("verdict", Difference.describe, shown=EVERYWHERE, wrap=True),
+    Column("pairs", lambda d: d.change.n),
+    Column("paired_by", lambda d: d.pairs),
+)
+
+
 def format_table(differences: Sequence[Difference], screen: Screen = PLAIN) -> str:
     """Return one line per metric."""
-    return "\n".join(align_columns(table_cells(differences), screen, ["verdict"]))
+    return "\n".join(align_columns(printed_cells(COLUMNS, differences), screen, wrapped_heads(COLUMNS)))
 
 
-def table_cells(differences: Sequence[Difference]) -> list[list[str]]:
-    """Return the cells of the table; the first line is its head."""
-    lines = [["", "A", "B", "B - A", "verdict"]]
-    for d in differences:
-        metric = d.objective.metric
-        levels = [format_mean(Interval(level, None, 1), metric) for level in (d.a, d.b)]
-        lines.append([metric, *levels, format_mean(d.change, metric, True), d.describe()])
-    return lines
+def differences_json(
+    a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference], tolerance: Optional[float]
+) -> dict[str, Any]:
+    """Return a comparison as JSON; `draws` are B minus A in each draw of the cost model."""
+    rows = {}
+    for row in differences:
+        rows[row.objective.metric] = json_row(COLUMNS, row) | ({"draws": list(row.draws)} if row.draws else {})
+    return {"a": a.name, "b": b.name, "metrics": rows, "verdict": summarise(differences, tolerance)}
 
 
 def describe_pairs(differences: Sequence[Difference], confidence: float) -> str:

@@ -17,17 +17,17 @@ import numpy as np
 from servesim.config.overrides import Tree, override, read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
-from servesim.execution.executor import Executor
-from servesim.execution.single_run import Record, Task, context_json, replication_seed
-from servesim.runs.metrics import PERCENTILES, time_per_token
+from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
+from servesim.runs.metrics import time_per_token
 from servesim.runs.request_rate import format_rate
 from servesim.runs.run_folder import RESULT, read_run
 from servesim.statistics.intervals import interval
-from servesim.statistics.objective import METRICS, percentile_metrics
 
-from .draws import draw_effects, planned_draws
+from .executor import Executor
+from .experiment import planned_draws
 from .experiment_file import EXPERIMENT_FILE
-from .ranking import Row, Summary
+from .ranking import Row, Summary, draw_effects
+from .single_run import Record, Task, context_json, replication_seed
 from .sweep import load_summary
 
 BATCHES = 20  # of consecutive arrivals: long enough to be nearly independent, enough for an interval
@@ -77,7 +77,7 @@ def load_runs(
     source: str, settings: Sequence[str], replications: int, executor: Executor, draws: int = 0,
     percentiles: Sequence[float] = (),
 ) -> ComparedRuns:  # fmt: skip
-    """Load or simulate A or B: FILE.yaml, the folder of a run, or DIR[:CONFIG][@LOAD] of a sweep, else its winner.
+    """Load or simulate A or B: FILE.yaml, the folder of a run, or DIR[:CONFIG][@RATE] of a sweep, else its winner.
 
     `percentiles` of the latencies are added; the runs of a sweep have those of METRICS only.
     """
@@ -91,12 +91,12 @@ def load_runs(
 def from_folder(source: str, percentiles: Sequence[float] = ()) -> Optional[ComparedRuns]:
     """Return the runs of a folder, None if the source is not a folder."""
     name, _, rate = source.rpartition("@")
-    name, load = (name, parse_rate(rate)) if name and parse_rate(rate) is not None else (source, None)
+    name, at = (name, parse_rate(rate)) if name and parse_rate(rate) is not None else (source, None)
     head, colon, number = name.rpartition(":")
     if colon and number.isdigit() and (Path(head) / EXPERIMENT_FILE).is_file():
-        return from_sweep(Path(head), int(number), load, percentiles)
+        return from_sweep(Path(head), int(number), at, percentiles)
     if (Path(name) / EXPERIMENT_FILE).is_file():
-        return from_sweep(Path(name), None, load, percentiles)
+        return from_sweep(Path(name), None, at, percentiles)
     return from_run(Path(source), percentiles) if Path(source).is_dir() else None
 
 
@@ -121,20 +121,20 @@ def from_scenario(
         if "error" in record:
             raise BadInput(f"{name}: {record['error']}")
     fitted, drawn = [record for _, record in records[:count]], [record for _, record in records[count:]]
-    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["figures"] for r in fitted}
+    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["metrics"] for r in fitted}
     runs = dict(sorted(runs.items(), key=str))
     return ComparedRuns(name, runs, draws=drawn, records=fitted, profile=scenario.profile, simulated=True)
 
 
 def from_sweep(
-    folder: Path, config: Optional[int], load: Optional[float] = None, percentiles: Sequence[float] = ()
+    folder: Path, config: Optional[int], rate: Optional[float] = None, percentiles: Sequence[float] = ()
 ) -> ComparedRuns:
     """Return the runs of a configuration of a sweep; without a number, of its winner."""
     for name in percentile_metrics(percentiles):
         if name not in METRICS:
             known = ", ".join(map(str, PERCENTILES))
             raise BadInput(f"{folder}: expected percentiles that the runs of a sweep have ({known}), got {name}")
-    summary = load_summary(folder, load)
+    summary = load_summary(folder, rate)
     row = summary.winner if config is None else next((row for row in summary.rows if row.config == config), None)
     if row is None:
         problem = (
@@ -143,14 +143,14 @@ def from_sweep(
             else f"no configuration {config}, only 0 to {len(summary.rows) - 1}"
         )
         raise BadInput(f"{folder}: {problem}")
-    at = "" if load is None else f" at {format_rate(load)}"
+    at = "" if rate is None else f" at {format_rate(rate)}"
     return from_row(summary, row, f"{folder}: {row.label}{at}")
 
 
 def from_row(summary: Summary, row: Row, name: str) -> ComparedRuns:
     """Return the runs of a configuration of a sweep."""
     profile = summary.experiment.tree(row.config).get("profile", summary.experiment.profile)
-    runs: MetricsByPair = {run.get("seed"): run["figures"] for run in row.runs if "figures" in run}
+    runs: MetricsByPair = {run.get("seed"): run["metrics"] for run in row.runs if "metrics" in run}
     return ComparedRuns(name, runs, draws=row.draws, records=row.runs, profile=profile)
 
 

@@ -7,28 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Optional
 
 from pydantic import ValidationError
-from servesim.config.old_keys import NEW, OLD, rename_keys, rename_settings
 from servesim.config.overrides import Tree, apply_assignment
-from servesim.config.scenario import Scenario, first_error, scenario_from
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
-from servesim.costs.device_profile import load_profile
-from servesim.execution.single_run import Task, context_json
+from servesim.files.checked import first_error
 from servesim.runs.intervals import Draw
 from servesim.runs.request_rate import request_rate
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective
 
-from .experiment_file import EXPERIMENT_FILE, INDIFFERENCE, read_experiment_file
+from .experiment_file import EXPERIMENT_FILE, INDIFFERENCE, input_digests, read_experiment_file, versions
 from .grid import Assignment
-from .inputs import input_digests, versions
+from .single_run import Task, context_json
 
 RUNS_FILE = "runs.jsonl"
+NOT_STORED = ("auto_rates", "rate")  # of a part of an experiment, or until its rates are chosen
 DEFAULT_PROFILE = Scenario.model_fields["profile"].default
 
 
@@ -49,10 +48,10 @@ class Experiment:
     intervals: int = 0  # draws of the cost model per configuration
     subject_to: Sequence[Bound] = ()  # a configuration that misses one of them cannot win
     indifference: float = INDIFFERENCE  # differences below this fraction of the best value are ties
-    loads: Sequence[float] = ()  # request rates; every configuration runs at each of them
-    auto_loads: bool = False  # `loads: auto`, until `with_loads` has chosen them
+    rates: Sequence[float] = ()  # request rates; every configuration runs at each of them
+    auto_rates: bool = False  # `rates: auto`, until `with_rates` has chosen them
     precision: Optional[float] = None  # of the capacity of each configuration, found by bisection
-    load: Optional[float] = None  # the request rate of this part of an experiment with loads
+    rate: Optional[float] = None  # the request rate of this part of an experiment with rates
 
     @property
     def context(self) -> str:
@@ -96,25 +95,25 @@ class Experiment:
         return tree
 
     def task(self, config: int, replication: int, draw: Optional[Draw] = None) -> Task:
-        factor = None if self.load is None else self.load / self.rate(config)
-        return Task(config, replication, self.configs[config], rate_factor=factor, draw=draw, load=self.load)
+        factor = None if self.rate is None else self.rate / self.own_rate(config)
+        return Task(config, replication, self.configs[config], rate_factor=factor, draw=draw, rate=self.rate)
 
-    def rate(self, config: int) -> float:
-        """Return the request rate of a configuration without `loads`."""
+    def own_rate(self, config: int) -> float:
+        """Return the request rate of a configuration without `rates`."""
         tree = self.tree(config)
         key = json.dumps([tree.get("workload"), tree.get("trace"), tree.get("seed")], sort_keys=True, default=str)
-        if key not in self._rates:
-            self._rates[key] = request_rate(tree)
-        return self._rates[key]
+        if key not in self._own_rates:
+            self._own_rates[key] = request_rate(tree)
+        return self._own_rates[key]
 
     @cached_property
-    def _rates(self) -> dict[str, float]:
+    def _own_rates(self) -> dict[str, float]:
         return {}
 
-    def at_load(self, load: float) -> Experiment:
-        """Return the part of an experiment with one of its loads."""
-        part = replace(self, loads=(), load=load, precision=None)
-        part.__dict__["_rates"] = self._rates  # a trace file is read once
+    def at_rate(self, rate: float) -> Experiment:
+        """Return the part of an experiment at one of its rates."""
+        part = replace(self, rates=(), rate=rate, precision=None)
+        part.__dict__["_own_rates"] = self._own_rates  # a trace file is read once
         return part
 
     def changed_keys(self, config: int) -> list[str]:
@@ -151,26 +150,16 @@ class Experiment:
 
     def as_json(self) -> dict[str, Any]:
         """Return the content of experiment.json: enough to resume the sweep and to check its terms."""
-        return {
-            "name": self.name,
-            "versions": versions(),
-            "profile": load_profile(self.profile).digest,
-            "inputs": input_digests(self.tree(config) for config in range(len(self.configs))),
-            "base": rename_keys(self.base, OLD),
-            "configs": [rename_settings(assignment, OLD) for assignment in self.configs],
-            "objectives": [objective._asdict() for objective in self.objectives],
-            "replications": self.replications,
-            "confidence": self.confidence,
-            "ci": self.ci,
-            "max_replications": self.max_replications,
-            "cut": self.steady_window,
-            "confirm": self.confirm,
-            **({"intervals": self.intervals} if self.intervals else {}),
-            **({"subject_to": [str(bound) for bound in self.subject_to]} if self.subject_to else {}),
-            **({"indifference": self.indifference} if self.indifference != INDIFFERENCE else {}),
-            **({"loads": list(self.loads)} if self.loads else {}),
-            **({"precision": self.precision} if self.precision is not None else {}),
-        }
+        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in NOT_STORED}
+        objectives = [objective._asdict() for objective in self.objectives]
+        bounds = [str(bound) for bound in self.subject_to]
+        inputs = input_digests(self.tree(config) for config in range(len(self.configs)))
+        return {**values, "objectives": objectives, "subject_to": bounds, "versions": versions(), "inputs": inputs}
+
+
+def planned_draws(count: int, replications: int) -> list[tuple[int, Draw]]:
+    """Return the replication of every draw; the draws take turns."""
+    return [(number % replications, Draw(number, count)) for number in range(count)]
 
 
 def format_value(value: Any) -> str:
@@ -193,16 +182,13 @@ def config_key(base: Tree, assignment: Mapping[str, Any], where: str = "scenario
 def load_experiment(folder: Path) -> Experiment:
     """Read experiment.json of a folder. Its scenarios are validated, but no user policy is loaded."""
     data, where = read_experiment_file(folder), folder / EXPERIMENT_FILE
-    window = None if data.cut is None else (data.cut[0], data.cut[1])
+    window = None if data.steady_window is None else (data.steady_window[0], data.steady_window[1])
+    objectives = [Objective(objective.metric, objective.goal) for objective in data.objectives]
+    values = {name: getattr(data, name) for name in type(data).model_fields}
     try:
-        configs = [rename_settings(config, NEW) for config in data.configs]
-        experiment = Experiment(
-            data.name, rename_keys(data.base, NEW), configs,
-            [Objective(objective.metric, objective.goal) for objective in data.objectives],
-            data.replications, data.confidence, data.ci, data.max_replications, window, data.confirm, data.intervals,
-            parse_bounds(data.subject_to), data.indifference, data.loads, precision=data.precision,
-        )  # fmt: skip
-        for config in range(len(configs)):
+        values |= {"objectives": objectives, "steady_window": window, "subject_to": parse_bounds(data.subject_to)}
+        experiment = Experiment(**values)
+        for config in range(len(experiment.configs)):
             Scenario.model_validate(experiment.tree(config))
     except ValidationError as error:
         raise BadInput(f"{where}: {first_error(error)}") from None

@@ -1,33 +1,40 @@
 """experiment.json and search.json: names and keys, and the check that a resumed experiment is still the same.
 
+A resumed experiment must read the same files: runs on an older and a newer trace must not share one result. So the
+files hold digests of the traces, user policies and profiles.
+
 Paths in them start at the working folder of the first run. If there are such paths, the key `working_folder` says where
 it is, as seen from the folder of the experiment. So commands in another working folder find the same files.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import platform
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 from pydantic import AfterValidator, Field
+from servesim.config.overrides import Tree
 from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
+from servesim.config.scenario import Scenario
+from servesim.config.user_code import names_file
 from servesim.core import BadInput
 from servesim.core.limits import MAX_DRAWS, MAX_RATE, MIN_RATE
-from servesim.files.checked import validate
+from servesim.costs.device_profile import load_profile
+from servesim.files.checked import Stored, validate
 from servesim.files.read import quote, read_json
-from servesim.files.stored import Stored
-from servesim.statistics.objective import METRICS
-
-from .inputs import MISSING
+from servesim.files.write import FileExists, list_files, write_json
+from servesim.runs.metric_table import METRICS
+from servesim.version import __version__
 
 EXPERIMENT_FILE = "experiment.json"
 WORKING_FOLDER = "working_folder"
-START_KEYS = ("versions", "profile", "inputs")  # describe the start of an experiment; older files lack some
-OPTIONAL_KEYS = ("intervals", "subject_to", "indifference", "loads", "precision")  # written only if they are used
+MISSING = "missing"  # instead of the digest of a file that does not exist
 INDIFFERENCE = 0.005  # default of `indifference`
 NEW_FOLDER = "use another folder with -o"
 NAME_PATTERN = re.compile(r"\w[\w .+-]{0,99}")  # a name is part of a path and of a comment in best.yaml
@@ -69,12 +76,12 @@ class ExperimentFile(Stored):
     confidence: Fraction
     ci: Optional[Fraction]
     max_replications: Count
-    cut: Optional[list[Annotated[float, Field(ge=0, lt=1)]]] = Field(min_length=2, max_length=2)
+    steady_window: Optional[list[Annotated[float, Field(ge=0, lt=1)]]] = Field(min_length=2, max_length=2)
     confirm: int = Field(0, ge=0, le=10**6)
     intervals: int = Field(0, ge=0, le=MAX_DRAWS)
     subject_to: list[str] = Field([])
     indifference: float = Field(INDIFFERENCE, ge=0, lt=1)
-    loads: list[Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)]] = Field([])
+    rates: list[Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)]] = Field([])
     precision: Optional[Fraction] = None
 
 
@@ -82,7 +89,9 @@ def read_experiment_file(folder: Path) -> ExperimentFile:
     """Read experiment.json of a folder; its paths start at the working folder of this process."""
     path = folder / EXPERIMENT_FILE
     if not path.exists():
-        raise BadInput(f"{folder}: expected a folder of `sim sweep` or `sim search`; it has no {EXPERIMENT_FILE}")
+        raise BadInput(
+            f"{folder}: expected a folder of `sim sweep`, `sim search` or `sim capacity`; it has no {EXPERIMENT_FILE}"
+        )
     return validate(ExperimentFile, read_terms(path), str(path))
 
 
@@ -115,39 +124,87 @@ def stored_terms(terms: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     return {**terms, WORKING_FOLDER: os.path.relpath(os.getcwd(), os.path.realpath(folder))}
 
 
+def open_folder(folder: Path, file: str, terms: Mapping[str, Any], resume: bool, noun: str) -> None:
+    """Create the folder of a sweep or a search, or check that it holds the same one."""
+    if folder.exists() and not folder.is_dir():
+        raise BadInput(f"{folder}: expected a folder to write to, found a file")
+    others = [path for path in list_files(folder) if not path.name.startswith(file)]
+    if others and not (folder / file).exists():
+        raise BadInput(f"{folder}: expected a new folder or that of a {noun}, found {others[0].name} in it")
+    try:  # atomic, so that only one of several processes writes it
+        write_json(folder / file, stored_terms(terms, folder), overwrite=False)
+    except FileExists:
+        if not resume and others:
+            hint = "continue with --resume, or use --fresh or another folder (-o)"
+            raise BadInput(f"{folder}: already holds a {noun}; {hint}") from None
+        check_unchanged(terms, folder / file, noun)
+
+
 def check_unchanged(terms: Mapping[str, Any], file: Path, noun: str) -> None:
-    """Raise BadInput if an experiment or a search is resumed with terms that differ from its file."""
+    """Raise BadInput if an experiment is resumed with other terms than those of its file."""
     new, stored = json.loads(json.dumps(terms)), read_terms(file)
     for key in ("versions", "inputs"):
-        if not isinstance(stored.get(key, {}), dict):  # a damaged file must not pass as an old one without digests
-            raise BadInput(f"{file}: {key}: expected names and values, got {quote(stored[key])}")
-    check_versions(new.get("versions"), stored.get("versions"), file.parent, noun)
-    for key in dict.fromkeys([*new, *OPTIONAL_KEYS]):
-        if key not in START_KEYS and new.get(key) != stored.get(key):
+        if not isinstance(stored.get(key), dict):
+            raise BadInput(f"{file}: {key}: expected names and values, got {quote(stored.get(key))}")
+    for name, version in new["versions"].items():
+        earlier = stored["versions"].get(name)
+        if earlier not in (None, version):
+            raise BadInput(
+                f"{file.parent}: the {noun} was started with {name} {earlier}, this is {name} {version}; "
+                f"continue with {earlier}, or {NEW_FOLDER}"
+            )
+    for key in new:
+        if key not in ("versions", "inputs") and new[key] != stored.get(key):
             raise BadInput(f"{file.parent}: holds another {noun}: {key} differs; {NEW_FOLDER}")
-    check_inputs(new.get("inputs"), stored.get("inputs"), file.parent, noun)
-    if new.get("profile") != stored.get("profile"):  # of the base; older files have no other digest
-        raise BadInput(f"{file.parent}: the profile changed since the {noun} started; {NEW_FOLDER}")
+    for name, digest in new["inputs"].items():
+        if digest != stored["inputs"].get(name, digest):
+            change = "was removed" if digest == MISSING else "changed"
+            raise BadInput(f"{file.parent}: {name} {change} since the {noun} started; restore it, or {NEW_FOLDER}")
 
 
-def changed(new: Any, stored: Any) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the entries that differ; files of an older version of servesim may lack entries."""
-    for name in new if isinstance(new, dict) and isinstance(stored, dict) else ():
-        if name in stored and stored[name] != new[name]:
-            yield name, stored[name], new[name]
+def versions() -> dict[str, str]:
+    """Return the versions that the numbers of a run depend on."""
+    return {"servesim": __version__, "python": platform.python_version()}
 
 
-def check_versions(new: Any, stored: Any, folder: Path, noun: str) -> None:
-    """Compare the versions of servesim and Python."""
-    for name, earlier, version in changed(new, stored):
-        raise BadInput(
-            f"{folder}: the {noun} was started with {name} {earlier}, this is {name} {version}; "
-            f"continue with {earlier}, or {NEW_FOLDER}"
+def input_digests(scenarios: Iterable[Tree]) -> dict[str, str]:
+    """Return the digest of every file that the scenarios read: `trace X.csv`, `policy own.py`, `profile NAME`."""
+    names = sorted({name for tree in scenarios for name in input_names(tree)})
+    return {f"{kind} {path}": digest(kind, path) for kind, path in names}
+
+
+def input_names(tree: Tree) -> Iterable[tuple[str, str]]:
+    """Yield the kind and the path of every file that a scenario reads."""
+    trace, policy = tree.get("trace"), tree.get("policy")
+    profile = tree.get("profile", Scenario.model_fields["profile"].default)
+    if isinstance(trace, Mapping):
+        yield from (
+            (kind, trace[key]) for kind, key in (("trace", "path"), ("tokenizer", "tokenizer")) if trace.get(key)
         )
+    elif isinstance(trace, str):
+        yield "trace", trace
+    name: Any = policy.get("name") if isinstance(policy, Mapping) else policy
+    if names_file(name):
+        yield "policy", name.rpartition(":")[0] if ".py:" in name else name
+    if isinstance(profile, str):
+        yield "profile", profile
 
 
-def check_inputs(new: Any, stored: Any, folder: Path, noun: str) -> None:
-    """Compare the digests of the input files."""
-    for name, _, digest in changed(new, stored):
-        change = "was removed" if digest == MISSING else "changed"
-        raise BadInput(f"{folder}: {name} {change} since the {noun} started; restore it, or {NEW_FOLDER}")
+def digest(kind: str, path: str) -> str:
+    """Return a digest of the content of a file or folder."""
+    if kind == "profile":
+        return load_profile(path).digest
+    if path == "-":
+        raise BadInput(f"{kind} -: expected a file: many runs read it, and a resumed sweep reads it again")
+    start, result = Path(path), hashlib.sha256()
+    try:
+        files = sorted(file for file in start.rglob("*") if file.is_file()) if start.is_dir() else [start]
+        if not files or not all(file.is_file() for file in files):
+            return MISSING
+        for file in files:
+            with file.open("rb") as data:
+                while block := data.read(1 << 20):
+                    result.update(block)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{kind} {path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    return result.hexdigest()[:16]

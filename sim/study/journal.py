@@ -13,11 +13,11 @@ from typing import Any, Optional
 
 from pydantic import Field, model_validator
 from servesim.core import BadInput
-from servesim.execution.single_run import Record
-from servesim.files.checked import validate
-from servesim.files.stored import Index, Stored, StoredNumber
+from servesim.files.checked import Index, Stored, StoredNumber, validate
 from servesim.files.write import append_to, write_errors
 from servesim.runs.request_rows import STATES
+
+from .single_run import Record
 
 
 class RunLine(Stored):
@@ -26,21 +26,21 @@ class RunLine(Stored):
     config: Index
     replication: Index
     draw: Optional[Index] = None  # with a random cost model
-    load: Optional[StoredNumber] = None  # request rate, of an experiment with loads
+    rate: Optional[StoredNumber] = None  # requests per second, of an experiment with rates
     seed: Optional[int] = None
     assignment: Optional[dict[str, Any]] = None  # the line of a search
     error: Optional[str] = None
-    figures: dict[str, StoredNumber] = Field({})
-    where: dict[str, StoredNumber] = Field({})  # seconds of a request in each state; empty without a served request
+    metrics: dict[str, StoredNumber] = Field({})
+    time_breakdown: dict[str, StoredNumber] = Field({})  # seconds of a request in each state; empty: none served
     saturated: bool = False
-    outside: list[str] = Field([])
+    outside_profile: list[str] = Field([])
     stuck: Optional[str] = None
 
     @model_validator(mode="after")
     def _has_result(self) -> RunLine:
-        states = not self.where or set(STATES) <= set(self.where)
-        if self.error is None and not (states and {"figures", "where"} <= self.model_fields_set):
-            raise ValueError(f"figures and where ({', '.join(STATES)}), or an error")
+        states = not self.time_breakdown or set(STATES) <= set(self.time_breakdown)
+        if self.error is None and not (states and {"metrics", "time_breakdown"} <= self.model_fields_set):
+            raise ValueError(f"metrics and time_breakdown ({', '.join(STATES)}), or an error")
         return self
 
 

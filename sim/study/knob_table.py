@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Optional
 
-from servesim.config.old_keys import NEW, rename_path
 from servesim.core import BadInput
-from servesim.files.suggestions import did_you_mean
+from servesim.files.read import did_you_mean
 from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import MAX_MS, format_mean
@@ -110,8 +109,7 @@ def knob_table(
 
 def find_knob(name: str, knobs: Sequence[str], where: str) -> str:
     """Return the parameter with a name; the name may leave out the section."""
-    full = rename_path(name, NEW)[0]
-    matches = [key for key in knobs if key == full] or [key for key in knobs if key.endswith(f".{full}")]
+    matches = [key for key in knobs if key == name] or [key for key in knobs if key.endswith(f".{name}")]
     if len(matches) != 1:
         hint = did_you_mean(name, knobs)
         raise BadInput(f"{where} {name}: expected a parameter of the sweep: {', '.join(knobs)}{hint}")

@@ -4,6 +4,9 @@ A configuration is eligible to win if it leaves no more requests unserved than t
 meets the constraints by the means of its replications. The winner is the best one by the first objective. If others
 are tied with it, the next objectives decide, then the fewest changes from the baseline. So the winner's mean is not
 always the best one: the verdict names the configuration with the best mean if the difference is not decided.
+
+Draw k of the cost model is the same for every configuration. It serves the requests of a replication that also ran with
+the fitted cost model, so the difference of both runs shows only the effect of the calibration.
 """
 
 from __future__ import annotations
@@ -14,15 +17,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
 
-from servesim.execution.single_run import Record, RunKey
 from servesim.statistics.constraints import Bound, describe_miss, missed_bounds
 from servesim.statistics.intervals import Interval, interval, paired_difference, with_draws
 from servesim.statistics.objective import Objective
 from servesim.statistics.ties import Relation, break_ties, relate
 
-from .draws import count_wins, draw_effects, paired_effects
 from .experiment import Experiment
 from .grid import Assignment
+from .single_run import Record, RunKey
 
 CANNOT_WIN = Relation("cannot win")
 CONFIRM_REPLICATION_OFFSET = 1_000_000  # replications from here on only confirm the winner, they do not choose it
@@ -74,7 +76,7 @@ class Row:
 
     def values(self, metric: str) -> list[float]:
         """Return a metric of every replication that has it."""
-        return [run["figures"][metric] for run in self.runs if metric in run.get("figures", {})]
+        return [run["metrics"][metric] for run in self.runs if metric in run.get("metrics", {})]
 
     def mean(self, metric: str) -> float:
         return interval(self.values(metric)).mean
@@ -85,7 +87,7 @@ class Row:
 
     def time_breakdown(self) -> dict[str, float]:
         """Return the mean seconds of a request in each state."""
-        runs = [run["where"] for run in self.runs if run.get("where")]
+        runs = [run["time_breakdown"] for run in self.runs if run.get("time_breakdown")]
         return {name: math.fsum(run[name] for run in runs) / len(runs) for name in runs[0]} if runs else {}
 
 
@@ -168,8 +170,8 @@ class Summary:
 
     def _paired(self, row: Row, base: Row, metric: str) -> Interval:
         """Return the paired difference of two rows, over the replications that both have."""
-        values = {run["replication"]: run["figures"].get(metric) for run in row.runs if "figures" in run}
-        others = {run["replication"]: run["figures"].get(metric) for run in base.runs if "figures" in run}
+        values = {run["replication"]: run["metrics"].get(metric) for run in row.runs if "metrics" in run}
+        others = {run["replication"]: run["metrics"].get(metric) for run in base.runs if "metrics" in run}
         both = [r for r in values if values[r] is not None and others.get(r) is not None]
         return paired_difference([values[r] for r in both], [others[r] for r in both], self.experiment.confidence)
 
@@ -185,7 +187,7 @@ class Summary:
             row.labels.append("serves fewer")  # the name in summary.csv; tables print "more unserved"
         if runs and 2 * sum(bool(run.get("saturated")) for run in runs) > len(runs):
             row.labels.append("saturated")
-        if any(run.get("outside") for run in runs):
+        if any(run.get("outside_profile") for run in runs):
             row.labels.append("outside profile")
         no_value = any(math.isnan(mean.mean) for mean in row.means.values())
         row.complete = not no_value and not {"failed", "stuck", "serves fewer"} & set(row.labels)
@@ -270,3 +272,30 @@ def pareto_front(points: Sequence[Sequence[float]]) -> list[int]:
 def dominates(point: Sequence[float], other: Sequence[float]) -> bool:
     """Whether a point is better than another in one objective and not worse in any."""
     return all(a <= b for a, b in zip(point, other)) and any(a < b for a, b in zip(point, other))
+
+
+def draw_effects(metric: str, runs: Sequence[Record], draws: Sequence[Record]) -> dict[int, float]:
+    """Return the change of a metric in each draw: its value minus that of the same requests with the fitted costs."""
+    fitted = {run["replication"]: run.get("metrics", {}).get(metric) for run in runs}
+    effects = {}
+    for draw in draws:
+        value, base = draw.get("metrics", {}).get(metric), fitted.get(draw["replication"])
+        if value is not None and base is not None and not draw.get("stuck"):
+            effects[draw["draw"]] = value - base
+    return effects
+
+
+def paired_effects(effects: Mapping[int, float], others: Mapping[int, float]) -> list[float]:
+    """Return the difference of two effects in every draw that both have."""
+    return [effects[draw] - others[draw] for draw in effects if draw in others]
+
+
+def count_wins(scores: Sequence[float], effects: Sequence[Mapping[int, float]]) -> tuple[list[int], int]:
+    """Return how often each configuration has the smallest score (equal ones all win), and the number of draws."""
+    common = set(effects[0]).intersection(*effects) if effects else set()
+    wins = [0] * len(scores)
+    for draw in common:
+        values = [score + effect[draw] for score, effect in zip(scores, effects)]
+        best = min(values)
+        wins = [count + (value == best) for count, value in zip(wins, values)]
+    return wins, len(common)

@@ -1,19 +1,14 @@
-"""The result of a sweep, a search or a comparison as JSON; for sweeps the numbers of summary.csv and capacity.csv."""
+"""The result of a sweep or a search as JSON: the numbers of summary.csv and capacity.csv."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
-from servesim.config.old_keys import OLD, rename_settings
-
-from .compare import Difference, summarise
-from .compared_runs import ComparedRuns
-from .curves import Curve
-from .files import metric_names
-from .load_summary import LoadSummary, Result
-from .ranking import Row, Summary
+from .columns import json_row
+from .ranking import Summary
+from .rate_summary import RateSummary, Result, capacity_columns, point_columns
+from .rates import Curve
+from .table import sweep_columns
 from .verdict import Verdict
 
 
@@ -31,78 +26,24 @@ def result_json(result: Result, verdict: Verdict) -> dict[str, Any]:
         "runs": result.run_count,
         "failures": [{"config": run["config"], "error": run["error"]} for run in result.failures],
     }
-    if isinstance(result, LoadSummary):
-        data["loads"] = [
-            {"load": load, "winner": None if summary.winner is None else summary.winner.config, **ranking(summary)}
-            for load, summary in result.by_load.items()
+    if isinstance(result, RateSummary):
+        data["rates"] = [
+            {"rate": rate, "winner": None if summary.winner is None else summary.winner.config, **ranking(summary)}
+            for rate, summary in result.by_rate.items()
         ]
-        data["capacities"] = [capacity_json(curve) for curve in result.curves if curve.capacity is not None]
+        data["capacities"] = [capacity_json(result, curve) for curve in result.curves if experiment.subject_to]
         return data
     return {**data, **ranking(result)}
 
 
 def ranking(summary: Summary) -> dict[str, Any]:
     """Return the configurations of a sweep, best first."""
-    return {"configurations": [row_json(row, summary) for row in summary.rows]}
+    columns = sweep_columns(summary)
+    return {"configurations": [json_row(columns, row) for row in summary.rows]}
 
 
-def row_json(row: Row, summary: Summary) -> dict[str, Any]:
-    """Return one configuration."""
-    objectives, others = metric_names(summary.experiment)
-    metrics: dict[str, Any] = {}
-    for name in objectives:
-        mean, change = row.means[name], row.differences[name]
-        metrics[name] = {
-            "mean": number(mean.mean), "half_width": number(mean.half_width),
-            "difference": number(change.mean), "difference_half_width": number(change.half_width),
-        }  # fmt: skip
-    metrics.update({name: {"mean": number(row.mean(name))} for name in others})
-    return {
-        "rank": row.rank,
-        "config": row.config,
-        "settings": rename_settings(row.assignment, OLD),
-        "relation": row.relation.outcome,
-        "feasible": row.feasible,
-        "violation": row.violation,
-        "on_pareto_front": row.on_pareto_front,
-        "labels": list(row.labels),
-        "replications": len(row.runs),
-        **({"draws_won": row.draws_won} if summary.experiment.intervals else {}),
-        "metrics": metrics,
-    }
-
-
-def capacity_json(curve: Curve) -> dict[str, Any]:
+def capacity_json(result: RateSummary, curve: Curve) -> dict[str, Any]:
     """Return the capacity of a configuration and the rates that were tested."""
-    capacity = curve.capacity
-    assert capacity is not None
-    return {
-        "rank": curve.rank,
-        "config": curve.config,
-        "relation": curve.outcome,
-        "capacity": capacity.rate,
-        "estimate": capacity.estimate,
-        "missed_at": capacity.missed_at,
-        "reason": capacity.reason,
-        "tested": [{"load": point.load, "meets": point.good} for point in curve.points],
-    }
-
-
-def number(value: Optional[float]) -> Optional[float]:
-    """Return a number of JSON: null if there is none."""
-    return None if value is None or math.isnan(value) else float(value)
-
-
-def differences_json(
-    a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference], tolerance: Optional[float]
-) -> dict[str, Any]:
-    """Return a comparison as JSON."""
-    rows = {}
-    for row in differences:
-        change, relative = row.change, row.relative
-        rows[row.objective.metric] = {
-            "a": row.a, "b": row.b, "difference": change.mean, "half": change.half_width, "part": relative.mean,
-            "part_low": relative.low, "part_high": relative.high,
-            "pairs": change.n, "words": row.describe(), **({"draws": list(row.draws)} if row.draws else {}),
-        }  # fmt: skip
-    return {"a": a.name, "b": b.name, "figures": rows, "verdict": summarise(differences, tolerance)}
+    columns = [column for column in point_columns(result) if column.name != "config" and column.group != "settings"]
+    tested = [json_row(columns, point) for point in curve.points]
+    return {**json_row(capacity_columns(result), curve), "tested": tested}

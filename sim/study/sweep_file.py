@@ -6,28 +6,35 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Optional, TypeVar, Union
 
-from pydantic import BeforeValidator, Field, ValidationError, field_validator
-from servesim.config.old_keys import NEW, rename_sweep
+from pydantic import BeforeValidator, Field, field_validator
 from servesim.config.overrides import Tree, apply_assignment, override, read_scenario_file, read_sweep_file, with_preset
 from servesim.config.registry import presets
-from servesim.config.scenario import Scenario, Section, first_error
+from servesim.config.scenario import Scenario
 from servesim.core import BadInput
-from servesim.core.limits import MAX_CONFIGS, MAX_RATE, MAX_RUNS, MAX_SEED, MIN_RATE, is_number
-from servesim.files.checked import Int, Number, expected_error
-from servesim.files.suggestions import did_you_mean
+from servesim.core.limits import (
+    DEFAULT_DRAWS,
+    MAX_CONFIGS,
+    MAX_DRAWS,
+    MAX_RATE,
+    MAX_RUNS,
+    MAX_SEED,
+    MIN_RATE,
+    is_number,
+)
+from servesim.files.checked import Int, Keys, Number, expected_error, validate
 from servesim.runs.request_rate import RATE_KEYS, rate_key_value
 from servesim.runs.steady_state import STEADY
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective, check_figures, parse_objective
 
-from .draws import Draws
 from .experiment import DEFAULT_PROFILE, Experiment, config_key, load_experiment
 from .experiment_file import INDIFFERENCE, Name, name_of_file
 from .grid import Assignment, unroll
 
-MAX_LOADS = 100
-RANKING_KEYS = ("subject_to", "indifference", "loads", "precision")
-File = TypeVar("File", bound=Section)
+MAX_RATES = 100
+CAPACITY_PRECISION = 0.01  # default of `sim capacity`
+RANKING_KEYS = ("subject_to", "indifference", "rates", "precision")
+File = TypeVar("File", bound=Keys)
 
 
 def parse_percent(value: Any) -> Any:
@@ -39,56 +46,58 @@ def parse_percent(value: Any) -> Any:
         return value
 
 
-def check_loads(value: Any) -> Any:
+def check_rate_list(value: Any) -> Any:
     """Check request rates and return them in rising order; `auto` stays."""
     rates = [value] if is_number(value) else value
     valid = isinstance(rates, (list, tuple)) and all(is_number(rate, MIN_RATE, MAX_RATE) for rate in rates)
-    if rates is not None and rates != "auto" and not (valid and 1 <= len(rates) <= MAX_LOADS):
-        raise expected_error(f"auto, or up to {MAX_LOADS} request rates such as [5, 10, 20], requests per second")
+    if rates is not None and rates != "auto" and not (valid and 1 <= len(rates) <= MAX_RATES):
+        raise expected_error(f"auto, or up to {MAX_RATES} request rates such as [5, 10, 20], requests per second")
     return sorted({float(rate) for rate in rates}) if valid else rates
 
 
+def check_draws(value: Any) -> int:
+    """Return the number of draws in a file; true is the default number."""
+    draws = {True: DEFAULT_DRAWS, False: 0}[value] if isinstance(value, bool) else value
+    if not is_number(draws, 0, MAX_DRAWS) or draws % 1 or draws == 1:
+        raise expected_error(f"true, false or a number of draws from 2 to {MAX_DRAWS}")
+    return int(draws)
+
+
 Percent = Annotated[Number, BeforeValidator(parse_percent)]
-Loads = Annotated[Any, BeforeValidator(check_loads)]  # rates in rising order, "auto" or None
+Draws = Annotated[int, BeforeValidator(check_draws)]
+Rates = Annotated[Any, BeforeValidator(check_rate_list)]  # rates in rising order, "auto" or None
 
 
-class Steady(Section):
+class Steady(Keys):
     """Warm-up and drain that a steady-state run cuts, as fractions of the arrival span."""
 
     warm_up: Number = Field(STEADY[0], ge=0, lt=1)
     drain: Number = Field(STEADY[1], ge=0, lt=1)
 
 
-class SweepFile(Section):
-    """The keys of a sweep file."""
+class StudyFile(Keys):
+    """The keys that sweep files and search files share."""
+
+    @classmethod
+    def suggest(cls, key: str, known: Sequence[str]) -> str:
+        if key in Scenario.model_fields:
+            return "; this is a scenario key: use `sim run FILE`, or put it under base"
+        return super().suggest(key, known)
 
     name: Optional[Name] = Field(None, description="name of the experiment (default: file name)")
     base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
-    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values (a grid), or a list of grids")
-    samples: Optional[Int] = Field(
-        None, gt=0, le=MAX_CONFIGS, description="draw N random configurations per grid, not all"
-    )
-    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of `samples`; runs use the scenario's seed")
+    params: Any = Field({})
+    baseline: Tree = Field({}, description="settings of the baseline on top of the base")
+    objectives: list[Any] = Field([], description="metrics; the first ranks, all define the Pareto front")
     replications: Int = Field(
         1, gt=0, le=MAX_RUNS, description="runs per configuration, each with other random numbers"
     )
-    baseline: Tree = Field({}, description="settings of the baseline on top of the base")
-    objectives: list[Any] = Field([], description="metrics; the first ranks, all define the Pareto front")
     confidence: Number = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
-    ci: Optional[Percent] = Field(None, gt=0, lt=1, description="add replications until half-width <= this * mean")
-    max_replications: Int = Field(64, gt=1, le=MAX_RUNS, description="upper limit of replications with `ci`")
-    confirm: Int = Field(
-        0, ge=0, le=MAX_RUNS, description="extra replications of winner and baseline, after the choice"
-    )
     steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: all requests count")
     intervals: Draws = Field(0, description="also run N random cost models that agree with the calibration; true: 24")
     subject_to: list[Any] = Field([], description="constraints such as p99_ttft_ms <= 2000 that the winner must meet")
     indifference: Percent = Field(
         INDIFFERENCE, ge=0, lt=1, description="differences below this fraction of the best value are ties"
-    )
-    loads: Loads = Field(None, description="request rates; run every configuration at each of them; or auto")
-    precision: Optional[Percent] = Field(
-        None, ge=1e-4, lt=1, description="with loads and subject_to: find each capacity to this precision"
     )
 
     @field_validator("objectives", "subject_to", mode="before")
@@ -102,6 +111,25 @@ class SweepFile(Section):
         if isinstance(self.steady, Steady):
             return self.steady.warm_up, self.steady.drain
         return STEADY if self.steady else None
+
+
+class SweepFile(StudyFile):
+    """The keys of a sweep file."""
+
+    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values (a grid), or a list of grids")
+    samples: Optional[Int] = Field(
+        None, gt=0, le=MAX_CONFIGS, description="draw N random configurations per grid, not all"
+    )
+    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of `samples`; runs use the scenario's seed")
+    ci: Optional[Percent] = Field(None, gt=0, lt=1, description="add replications until half-width <= this * mean")
+    max_replications: Int = Field(64, gt=1, le=MAX_RUNS, description="upper limit of replications with `ci`")
+    confirm: Int = Field(
+        0, ge=0, le=MAX_RUNS, description="extra replications of winner and baseline, after the choice"
+    )
+    rates: Rates = Field(None, description="request rates; run every configuration at each of them; or auto")
+    precision: Optional[Percent] = Field(
+        None, ge=1e-6, lt=1, description="with rates and subject_to: find each capacity to this precision"
+    )
 
 
 def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Experiment:
@@ -122,21 +150,7 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
 def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes: Mapping[str, Any]) -> File:
     """Validate the keys of a sweep or search file; `changes` that are not None replace keys."""
     changed = {**tree, **{key: value for key, value in changes.items() if value is not None}}
-    try:
-        return kind.model_validate(rename_sweep(changed, NEW, f"{where}: "))
-    except ValidationError as error:
-        raise BadInput(f"{where}: {file_error(error, kind)}") from None
-
-
-def file_error(error: ValidationError, kind: type[Section]) -> str:
-    """Return pydantic's first error as one line; for an unknown key, list the known ones."""
-    fault = error.errors()[0]
-    if fault["type"] == "extra_forbidden" and len(fault["loc"]) == 1:
-        key = str(fault["loc"][0])
-        scenario_hint = "; this is a scenario key: use `sim run FILE`, or put it under base"
-        hint = scenario_hint if key in Scenario.model_fields else did_you_mean(key, kind.model_fields)
-        return f"{key}: unknown key; known: {', '.join(kind.model_fields)}{hint}"
-    return first_error(error)
+    return validate(kind, changed, str(where))
 
 
 def load_base(base: Union[str, Tree], path: Path) -> Tree:
@@ -158,24 +172,35 @@ def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
     defaults = ["mean_e2el_ms", "output_throughput"] if file.steady else ["makespan", "mean_ttft_ms"]
     objectives = [parse_objective(spec) for spec in file.objectives or defaults]
     bounds = parse_bounds(file.subject_to)
-    check_metrics("objectives", objectives, file, base)
     check_metrics("subject_to", bounds, file, base)
+    check_metrics("objectives", objectives, file, base)
     metrics = [objective.metric for objective in objectives] + [bound.metric for bound in bounds]
     check_figures(metrics, [base.get("profile", DEFAULT_PROFILE), *(config.get("profile") for config in configs)])
-    auto = file.loads == "auto"
-    loads = [] if auto or file.loads is None else file.loads
-    if file.precision is not None and not (bounds and file.loads):
-        raise BadInput("precision: also needs `loads` and `subject_to`: it is that of the highest rate that meets them")
-    runs = (file.replications + file.intervals) * max(1, len(loads))
+    auto = file.rates == "auto"
+    rates = [] if auto or file.rates is None else file.rates
+    if file.precision is not None and not (bounds and file.rates):
+        raise BadInput("precision: also needs `rates` and `subject_to`: it is that of the highest rate that meets them")
+    runs = (file.replications + file.intervals) * max(1, len(rates))
     if len(configs) * runs > MAX_RUNS:
         raise BadInput(f"replications: expected at most {MAX_RUNS} runs, got {len(configs)} * {runs}")
     experiment = Experiment(
         name, base, configs, objectives, file.replications, file.confidence, file.ci, file.max_replications,
-        file.steady_window, file.confirm, file.intervals, bounds, file.indifference, loads, auto, file.precision,
+        file.steady_window, file.confirm, file.intervals, bounds, file.indifference, rates, auto, file.precision,
     )  # fmt: skip
-    if file.loads:
-        experiment.rate(0)  # raises BadInput if the requests have no rate
+    if file.rates:
+        experiment.own_rate(0)  # raises BadInput if the requests have no rate
     return experiment
+
+
+def capacity_experiment(base: Tree, name: str, keys: Mapping[str, Any]) -> Experiment:
+    """Return the sweep of one scenario over rates that finds its capacity; `keys` are those of a sweep file."""
+    file = validate_file(SweepFile, {"rates": "auto", "precision": CAPACITY_PRECISION}, name, keys)
+    bounds = parse_bounds(file.subject_to)
+    if not bounds:
+        raise BadInput("subject_to: expected at least one constraint, e.g. p99_ttft_ms <= 500, got none")
+    served = ["request_throughput", *(["request_goodput"] if base.get("slo") else [])]
+    objectives = list(dict.fromkeys([*(bound.metric for bound in bounds), *served]))
+    return build_experiment(file.model_copy(update={"objectives": objectives}), base, name)
 
 
 def check_metrics(key: str, items: Sequence[Union[Objective, Bound]], file: SweepFile, base: Tree) -> None:
@@ -193,8 +218,8 @@ def check_rates(base: Tree, configs: Sequence[Assignment]) -> None:
     rates = {rate_key_value(apply_assignment(base, assignment)) for assignment in configs} if sections else set()
     if len(rates - {None}) > 1:
         key = min(sections & set(RATE_KEYS) or sections)
-        hint = "use the key `loads`, e.g. `loads: [5, 10, 20]`"
-        raise BadInput(f"params.{key}: a request rate is a load, not a setting that can win; {hint}")
+        hint = "use the key `rates`, e.g. `rates: [5, 10, 20]`"
+        raise BadInput(f"params.{key}: a request rate is not a setting that can win; {hint}")
 
 
 def deduplicate(base: Tree, configs: Sequence[Assignment]) -> list[Assignment]:

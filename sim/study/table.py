@@ -1,29 +1,26 @@
-"""The printed table of a sweep: the best configurations, and notes on how to read them."""
+"""The table of a sweep: its columns in all media, and the files summary.csv, pareto.csv and best.yaml."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Optional
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
 
-from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.runs.run_warnings import backend_notes
-from servesim.statistics.constraints import describe_bounds
+from servesim.config.paths import relative_paths
+from servesim.config.scenario import Scenario
+from servesim.core import BadInput, field_values
+from servesim.files.write import comment, write_yaml
+from servesim.runs.metric_table import metrics_in
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean, format_percentage
 
+from .columns import EVERYWHERE, Column, Medium, metric_column, write_csv
 from .experiment import Experiment, format_value
 from .ranking import Row, Summary
 
-UTILISATION = ("mfu", "mbu")  # in every table; energy only as an objective
-TEXT_COLUMNS = ("changed settings", "labels")  # wrapped first on a narrow terminal
 TIE_MARKS = {"equal": "=", "undecided": "?"}  # before the rank
 PRINTED_LABELS = {"serves fewer": "more unserved"}  # label in summary.csv -> label in tables and in the report
-LABEL_MEANINGS = {
-    "stuck": "the engine can never run again (deadlock or livelock); cannot win",
-    "serves fewer": "leaves more requests unserved than the baseline; cannot win",
-    "saturated": "the backlog grows until the last arrival; latencies depend on the length of the run",
-    "outside profile": "some steps are larger than the measured range of the profile",
-}
 
 
 def describe_window(experiment: Experiment) -> str:
@@ -42,49 +39,113 @@ def format_difference(row: Row, metric: str) -> str:
     return format_percentage(change.relative_to(row.means[metric].mean - change.mean))
 
 
-def format_table(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> str:
-    """Return the best configurations, the baseline and the notes as text."""
-    return "\n".join([*table_lines(summary, top, screen), *table_notes(summary)])
+def sweep_columns(summary: Summary) -> list[Column]:
+    """Return the columns of a sweep: a row is a configuration. Some are present only if their feature is used."""
+    experiment, draws = summary.experiment, summary.draw_count
+    columns = [] if experiment.rate is None else [Column("rate", lambda row: experiment.rate)]
+    columns += [
+        Column("rank", lambda row: row.rank, format_rank, shown=EVERYWHERE),
+        Column("config", lambda row: row.config),
+        Column("relation", lambda row: row.relation.outcome),
+        Column("eligible", lambda row: row.eligible),
+    ]
+    if experiment.subject_to:
+        columns += [Column("feasible", lambda row: row.feasible), Column("violation", lambda row: row.violation)]
+    columns += [
+        Column("on_pareto_front", lambda row: row.on_pareto_front),
+        Column("replications", lambda row: len(row.runs)),
+        Column("counted", lambda row: describe_window(experiment)),
+        *setting_columns(summary),
+        *(column for number in range(len(experiment.objectives)) for column in objective_columns(summary, number)),
+        *(metric_column(name, mean_of(name), shown) for name, shown in other_metrics(summary).items()),
+    ]
+    if experiment.intervals:
+        won = lambda row: f"{row.draws_won} of {draws}" if row.draws else ""  # noqa: E731
+        shown = EVERYWHERE if draws else EVERYWHERE[:1]
+        columns.append(Column("draws_won", lambda row: row.draws_won, won, "draws won", shown))
+    changed = lambda row: changed_settings(row, summary)  # noqa: E731
+    columns.append(Column("changed_settings", changed, None, "changed settings", ("terminal",), wrap=True))
+    return [*columns, label_column(summary)]
 
 
-def table_lines(summary: Summary, top: int = 10, screen: Screen = PLAIN) -> list[str]:
-    """Return the best configurations and the baseline, one line each."""
-    lines, meanings = table_cells(summary, top)
-    return align_columns(lines, screen, TEXT_COLUMNS, meanings)
+def format_rank(row: Row) -> str:
+    """Return the rank of a configuration; a mark says how it compares with the best one."""
+    return f"{TIE_MARKS.get(row.relation.outcome, '')} {row.rank}".strip()
 
 
-def table_cells(summary: Summary, top: int) -> tuple[list[list[str]], dict[int, str]]:
-    """Return the cells of the table, the first line is its head, and the meanings of its lines."""
-    rows = summary.rows[:top]
-    if summary.baseline not in rows:
-        rows = [*rows, summary.baseline]
-    names = [objective.metric for objective in summary.experiment.objectives]
-    common_labels = set.intersection(*(set(row.labels) for row in summary.rows)) if len(summary.rows) > 1 else set()
-    draws = summary.draw_count
-    extra = utilisation_columns(summary)
-    lines = [["rank", *names, "vs. baseline", *extra, *(["draws won"] if draws else []), "changed settings", "labels"]]
-    meanings: dict[int, str] = {}
-    for number, row in enumerate(rows, 1):
-        meanings[number] = meaning(row is summary.winner, row is summary.baseline, not row.eligible)
-        difference = "" if row is summary.baseline else format_difference(row, names[0])
-        means = [format_mean(row.means[name], name) for name in names]
-        labels = ", ".join(printed_label(name) for name in row.labels if name not in common_labels)
-        rank = " ".join([*TIE_MARKS.get(row.relation.outcome, ""), str(row.rank)])
-        won = [f"{row.draws_won} of {draws}" if row.draws else ""] if draws else []
-        more = [format_mean(Interval(row.mean(name), None, 0), name) for name in extra]
-        lines.append([rank, *means, difference, *more, *won, changed_settings(row, summary), labels])
-    return lines, meanings
+def setting_columns(summary: Summary) -> list[Column]:
+    """Return one column per parameter. Data is empty and pages have the value of the scenario if a row sets none."""
+    experiment = summary.experiment
+    keys = list(dict.fromkeys(key for config in experiment.configs for key in config))
+    values = lru_cache(None)(lambda config: setting_values(experiment, config, keys))
+
+    def column(key: str) -> Column:
+        text = lambda row: format_value(values(row.config)[key])  # noqa: E731
+        shown: Sequence[Medium] = ("data", "page") if key in experiment.knobs else ("data",)
+        return Column(key, lambda row: row.assignment.get(key), text, short_key(key), shown, "settings")
+
+    return [column(key) for key in keys]
 
 
-def meaning(is_winner: bool, is_baseline: bool, cannot_win: bool) -> str:
-    """Return the meaning of a row, which selects its colour."""
-    return "winner" if is_winner else "cannot win" if cannot_win else "baseline" if is_baseline else ""
+def setting_values(experiment: Experiment, config: int, keys: Sequence[str]) -> dict[str, Any]:
+    """Return the parameters of a configuration; those that it does not set come from its scenario and its policy."""
+    assignment = experiment.configs[config]
+    if all(key in assignment for key in keys):
+        return dict(assignment)
+    scenario = Scenario.model_validate(experiment.tree(config))
+    tree = scenario.model_dump()
+    try:
+        defaults = field_values(scenario.make_policy()) if scenario.policy_is_loadable else {}
+    except BadInput:
+        defaults = {}
+    tree["policy"] = {**defaults, **scenario.policy}
+    return {**{key: value_at(tree, key) for key in keys}, **assignment}
 
 
-def utilisation_columns(summary: Summary) -> list[str]:
-    """Return the metrics of utilisation that tables show besides the objectives: those that the runs have."""
-    names = [objective.metric for objective in summary.experiment.objectives]
-    return [name for name in UTILISATION if name not in names and any(row.values(name) for row in summary.rows)]
+def value_at(tree: Any, key: str) -> Any:
+    """Return the value of `section.key`, empty if there is none."""
+    for name in key.split("."):
+        tree = tree.get(name) if isinstance(tree, Mapping) else None
+    return "" if tree is None else tree
+
+
+def objective_columns(summary: Summary, number: int) -> list[Column]:
+    """Return an objective: mean and paired difference from the baseline, with half-widths.
+
+    The terminal shows the difference of the first objective only.
+    """
+    metric = summary.experiment.objectives[number].metric
+    name, shown = f"{metric}_difference", EVERYWHERE if number == 0 else ("data", "page")
+    versus = lambda row: "" if row is summary.baseline else format_difference(row, metric)  # noqa: E731
+    return [
+        metric_column(metric, lambda row: row.means[metric], EVERYWHERE),
+        Column(f"{metric}_half_width", lambda row: row.means[metric].half_width, group="metrics"),
+        Column(name, lambda row: row.differences[metric].mean, versus, "vs. baseline", shown, "metrics"),
+        Column(f"{name}_half_width", lambda row: row.differences[metric].half_width, group="metrics"),
+    ]
+
+
+def mean_of(metric: str) -> Callable[[Row], Interval]:
+    """Return a function that returns the mean of a metric, without an interval."""
+    return lambda row: Interval(row.mean(metric), None, 0)
+
+
+def other_metrics(summary: Summary) -> dict[str, Sequence[Medium]]:
+    """Return the metrics besides the objectives, and where they are shown."""
+    experiment = summary.experiment
+    names = dict.fromkeys([*metrics_in("summary"), *(bound.metric for bound in experiment.subject_to)])
+    printed = [name for name in metrics_in("table") if any(row.values(name) for row in summary.rows)]
+    shown: dict[str, Sequence[Medium]] = {"preemptions": ("data", "page"), **dict.fromkeys(printed, EVERYWHERE)}
+    objectives = [objective.metric for objective in experiment.objectives]
+    return {name: shown.get(name, ("data",)) for name in names if name not in objectives}
+
+
+def label_column(summary: Summary) -> Column:
+    """Return the labels of a configuration; tables leave out those that all configurations have."""
+    rows = summary.rows
+    common = set.intersection(*(set(row.labels) for row in rows)) if len(rows) > 1 else set()
+    text = lambda row: ", ".join(printed_label(name) for name in row.labels if name not in common)  # noqa: E731
+    return Column("labels", lambda row: tuple(row.labels), text, shown=("data", "terminal"), wrap=True)
 
 
 def printed_label(name: str) -> str:
@@ -111,119 +172,30 @@ def short_key(key: str) -> str:
     return key.removeprefix("policy.")
 
 
-def table_notes(summary: Summary) -> list[str]:
-    """Return the lines below the table."""
-    experiment = summary.experiment
-    runs = f"{format_count(len(summary.rows), 'configuration')}, {format_count(summary.run_count, 'run')}"
-    method = f"common random numbers, {100 * experiment.confidence:g} % t intervals"
-    notes = [f"{runs}; {describe_window(experiment)}; {method}"]
-    notes += [*describe_draws(summary), *describe_precision(summary), *describe_confirmation(summary)]
-    notes += [*describe_ties(summary), *describe_constraints(summary)]
-    if not experiment.is_random:
-        notes.append("no randomness: one run per configuration, no confidence intervals")
-    elif all(len(row.runs) <= 1 for row in summary.rows):
-        notes.append("one replication: differences are not tested; set `replications` to at least 3")
-    counts = {name: sum(name in row.labels for row in summary.rows) for name in LABEL_MEANINGS}
-    for name, count in counts.items():
-        if count:
-            number = "all" if count == len(summary.rows) else count
-            notes.append(f"{printed_label(name)}: {number} ({LABEL_MEANINGS[name]})")
-    notes += [*describe_unserved(summary), *profile_notes(experiment)]
-    return notes + [f"failed: configuration {run['config']}: {run['error']}" for run in summary.failures[:3]]
-
-
-def describe_unserved(summary: Summary) -> list[str]:
-    """Return how many requests the baseline leaves unserved: then its times are those of fewer requests."""
-    failed = summary.baseline.mean("failed")
-    if not failed > 0:
-        return []
-    return [f"the baseline leaves {failed:,.10g} requests unserved: its metrics are those of the served ones"]
-
-
-def profile_notes(experiment: Experiment) -> list[str]:
-    """Return what to know about the profiles of a sweep."""
-    return backend_notes([experiment.profile, *(config.get("profile") for config in experiment.configs)])
-
-
-def describe_ties(summary: Summary) -> list[str]:
-    """Return how many configurations equal the best one, and how many more runs would decide the others."""
-    experiment = summary.experiment
-    metric, margin = experiment.objectives[0].metric, f"{100 * experiment.indifference:g} %"
-    equal = sum(row.relation.outcome == "equal" for row in summary.rows)
-    open_rows = [row.relation for row in summary.rows if row.relation.outcome == "undecided"]
-    notes = (
-        [f"=: {format_count(equal, 'configuration')} equal to the best in {metric} within {margin}"] if equal else []
-    )
-    if open_rows:
-        number = format_count(len(open_rows), "configuration")
-        text = f"?: {number} not decided: the interval of the difference from the best in {metric} is too wide"
-        notes.append(f"{text}; {describe_needed([relation.replications for relation in open_rows])}")
-    return notes
-
-
-def describe_needed(needed: Sequence[Optional[int]]) -> str:
-    """Return how many replications would decide; None is a difference that no number would decide."""
-    known = sorted(count for count in needed if count is not None)
-    texts = []
-    if known:
-        half, most = known[(len(known) - 1) // 2], known[-1]
-        parts = f" half of them, {most:,} all" if half < most else ""
-        texts.append(f"about {format_count(half, 'replication')} would decide{parts}")
-    if None in needed:
-        number = "it" if len(needed) == 1 else needed.count(None)
-        texts.append(f"the uncertainty of the cost model leaves {number} open")
-    return ", ".join(texts)
-
-
-def describe_constraints(summary: Summary) -> list[str]:
-    """Return how many configurations meet the constraints."""
-    bounds = summary.experiment.subject_to
-    if not bounds:
-        return []
-    met = sum(row.feasible for row in summary.rows)
-    count = f"{met} of {format_count(len(summary.rows), 'configuration')}"
-    others = "" if met == len(summary.rows) else "; the others cannot win"
-    meet = "meets" if met == 1 else "meet"
-    return [f"{count} {meet} {describe_bounds(bounds)} by the mean of the replications{others}"]
-
-
 def format_count(count: int, noun: str) -> str:
     """Return `1 run` or `2 runs`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def describe_draws(summary: Summary) -> list[str]:
-    """Return how often the winner stays the winner with random cost models."""
-    winner, draws = summary.winner, summary.draw_count
-    if winner is None or not draws:
-        return []
-    metric = summary.experiment.objectives[0].metric
-    return [
-        f"winner in {winner.draws_won} of {draws} draws of the cost model, by {metric}; intervals include this "
-        "uncertainty of the calibration"
-    ]
+def write_summary(summary: Summary, folder: Path) -> None:
+    """Write the tables and the winner."""
+    write_tables([summary], folder)
+    if summary.winner is not None:
+        write_best(folder / "best.yaml", summary, summary.winner)
 
 
-def describe_precision(summary: Summary) -> list[str]:
-    """Return whether all configurations reached the half-width of `ci`."""
-    ci, metric = summary.experiment.ci, summary.experiment.objectives[0].metric
-    if ci is None:
-        return []
-    level = abs(summary.baseline.means[metric].mean)
-    too_wide = 0
-    for row in summary.rows:
-        mean, change = summary.without_draws(row, metric)
-        too_wide += (mean.half_width or 0) > ci * abs(mean.mean) or (change.half_width or 0) > ci * level
-    replications = max(len(row.runs) for row in summary.rows)
-    text = f"half-widths of {metric} within {100 * ci:g} % after at most {replications} replications"
-    return [text if not too_wide else f"{text}, except for {format_count(too_wide, 'configuration')}"]
+def write_tables(summaries: Sequence[Summary], folder: Path) -> None:
+    """Write one line per configuration, best first; an experiment with rates has one table per rate."""
+    tables = [(sweep_columns(summary), summary.rows) for summary in summaries]
+    write_csv(folder / "summary.csv", tables)
+    fronts = [(columns, [row for row in rows if row.on_pareto_front]) for columns, rows in tables]
+    write_csv(folder / "pareto.csv", fronts)
 
 
-def describe_confirmation(summary: Summary) -> list[str]:
-    """Return the winner's difference on the confirming replications."""
-    metric = summary.experiment.objectives[0].metric
-    change = summary.confirm_difference(metric)
-    if not change.n:
-        return []
-    percentage = format_percentage(change.relative_to(summary.confirm_baseline_mean(metric)))
-    return [f"winner vs. baseline on {change.n} new replications (not used to choose it): {metric} {percentage}"]
+def write_best(path: Path, summary: Summary, winner: Row) -> None:
+    """Write the winner as a scenario for `sim run` and `sim replay`."""
+    experiment = summary.experiment
+    metric, change = experiment.objectives[0].metric, format_difference(winner, experiment.objectives[0].metric)
+    comments = comment(f"The best of {len(summary.rows)} configurations of {experiment.name}: {winner.label}")
+    comments += comment(f"{metric} {format_mean(winner.means[metric], metric)}; to the baseline: {change}")
+    write_yaml(path, relative_paths(experiment.tree(winner.config), path.parent), comments)

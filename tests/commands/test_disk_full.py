@@ -18,10 +18,10 @@ from servesim.calibrate.probe.measure import as_csv
 from servesim.calibrate.probe.samples import append_samples
 from servesim.cli import main
 from servesim.core import BadInput, ClientRequest, Request
-from servesim.report.png import save
+from servesim.report.figures import Picture, save
 from servesim.runs.run_folder import read_run
-from servesim.traces.plot import plot_trace
-from servesim.traces.read.load import load as load_trace
+from servesim.traces.describe import plot_trace
+from servesim.traces.read.formats import load as load_trace
 from servesim.traces.trace import Trace
 
 
@@ -75,13 +75,14 @@ def test_a_file_size_limit_is_one_line(
 def test_a_chart_over_the_limit_leaves_the_old_chart(tmp_path: Path) -> None:
     trace = Trace([ClientRequest(number, float(number), 5 + number, 6) for number in range(3)], "t", "servesim")
     (tmp_path / "t.png").write_text("old")
-    save(tmp_path / "knobs.png", (1, 1), lambda panels: None)  # matplotlib writes its cache now
+    empty = Picture("knobs", [lambda axes: None])
+    save(empty, tmp_path / "knobs.png")  # matplotlib writes its cache now
     old = (tmp_path / "knobs.png").read_bytes()
     with file_size_limit(3000):
         with pytest.raises(BadInput, match=r"t\.png: cannot be drawn: File too large$"):
             plot_trace(trace, tmp_path / "t.png")
         with pytest.raises(BadInput, match=r"knobs\.png: cannot be drawn: File too large$"):
-            save(tmp_path / "knobs.png", (1, 1), lambda panels: None)
+            save(empty, tmp_path / "knobs.png")
     assert files(tmp_path) == ["knobs.png", "t.png"]
     assert (tmp_path / "t.png").read_text() == "old"
     assert (tmp_path / "knobs.png").read_bytes() == old

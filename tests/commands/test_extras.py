@@ -8,9 +8,9 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 from servesim.core import BadInput
-from servesim.core.extras import EXTRAS, missing_package
-from servesim.execution.executor import dask_pool
-from servesim.searches.optuna_study import import_optuna
+from servesim.core.errors import EXTRAS, missing_package
+from servesim.study.executor import dask_pool
+from servesim.study.search_file import import_optuna
 
 from ..conftest import ROOT
 

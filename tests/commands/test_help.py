@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from servesim.cli import TASKS, Parser, main, parser
+from servesim.commands.options import leaf_commands
 from servesim.files.terminal import two_columns
 
 from .running import run_sim
@@ -75,3 +76,8 @@ def test_names_of_policies_stay_whole(monkeypatch: pytest.MonkeyPatch, capsys: p
 def test_first_mistakes_are_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     said = run_sim(capsys, *words)
     assert (said.code, said.out, said.error) == (2, "", message + "\n")
+
+
+def test_every_argument_has_a_help_text() -> None:
+    arguments = [(command.prog, action) for command in leaf_commands(parser()) for action in command._actions]
+    assert not [(prog, action.dest) for prog, action in arguments if not action.help]

@@ -38,43 +38,37 @@ def test_a_sweep_has_the_numbers_of_summary_csv(tmp_path: Path, capsys: pytest.C
     assert [row["config"] for row in data["configurations"]] == [int(line["config"]) for line in table]
     assert data["winner"] == int(table[0]["config"]) and data["configurations"][0]["relation"] == "best"
     for row, line in zip(data["configurations"], table):
-        assert str(row["settings"].get("policy.decode_batch", "")) == line["policy.decode_batch"]
-        for name, value in row["metrics"].items():
-            assert ("" if value["mean"] is None else repr(value["mean"])) == line[name]
-        first = row["metrics"][data["objectives"][0]]
-        assert repr(first["difference"]) == line[f"{data['objectives'][0]}_diff"]
+        for name, value in {**row["settings"], **row["metrics"]}.items():
+            assert ("" if value is None else str(value)) == line[name]
+        assert f"{data['objectives'][0]}_difference" in row["metrics"] and "policy.decode_batch" in row["settings"]
     assert data["constraints"] == ["p99_ttft_ms <= 100000"] and data["runs"] == 21
 
 
-def test_a_sweep_over_loads_has_the_numbers_of_capacity_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    keys = {"params": {"policy.decode_batch": [2, 8]}, "loads": [2, 4], "subject_to": ["p99_ttft_ms <= 4000"]}
+def test_a_sweep_over_rates_has_the_numbers_of_capacity_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    keys = {"params": {"policy.decode_batch": [2, 8]}, "rates": [2, 4], "subject_to": ["p99_ttft_ms <= 4000"]}
     file = sweeps.sweep_file(tmp_path, **keys)
     words = ("sweep", file, "-o", tmp_path / "out", "-j", "1", "-q", "--no-report", "--replications", "2")
     data, table = document(capsys, *words), cells(tmp_path / "out" / "capacity.csv")
-    assert [load["load"] for load in data["loads"]] == [2, 4]
+    assert [at["rate"] for at in data["rates"]] == [2, 4]
     assert [(c["config"], c["capacity"]) for c in data["capacities"]] == [
         (int(line["config"]), float(line["capacity"])) for line in table
     ]
-    assert all(len(load["configurations"]) == len(table) for load in data["loads"])
+    assert all(len(at["configurations"]) == len(table) for at in data["rates"])
 
 
-def test_json_of_a_shard_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = sweeps.sweep_file(tmp_path)
-    said = run_sim(capsys, "sweep", str(file), "-o", str(tmp_path / "out"), "--shard", "1/2", "--json")
-    assert said.code == 2 and said.error.startswith("sim: --json: not possible with --shard")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_search_for_the_rate_has_the_numbers_of_rates_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_capacity_has_the_numbers_of_rates_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "base.yaml").write_text(json.dumps(sweeps.base()))
-    words = ("search", tmp_path / "base.yaml", "--meet", "p99_ttft_ms <= 2000", "--precision", "20%", "-j", "1")
-    data = document(capsys, *words, "-o", tmp_path / "out")
-    table = cells(tmp_path / "out" / "rates.csv")
-    assert [repr(rate["rate"]) for rate in data["rates"]] == [line["rate"] for line in table]
-    assert [repr(r["metrics"]["p99_ttft_ms"]["mean"]) for r in data["rates"]] == [t["p99_ttft_ms"] for t in table]
-    assert data["highest_rate"] == max(rate["rate"] for rate in data["rates"] if rate["meets"])
-    none = document(capsys, *words[:2], "--meet", "p99_ttft_ms <= 0.001", "--precision", "50%", "-j", "1", code=3)
-    assert none["highest_rate"] is None and none["rates"]
+    words = ("capacity", tmp_path / "base.yaml", "-j", "1", "-q", "--no-report")
+    bound = ("--subject-to", "p99_ttft_ms <= 2000", "--precision", "20%")
+    data = document(capsys, *words, *bound, "-o", tmp_path / "out")
+    table, (capacity,) = cells(tmp_path / "out" / "rates.csv"), data["capacities"]
+    assert [repr(at["rate"]) for at in capacity["tested"]] == [line["rate"] for line in table]
+    assert [repr(at["metrics"]["p99_ttft_ms"]) for at in capacity["tested"]] == [t["p99_ttft_ms"] for t in table]
+    assert capacity["capacity"] == max(at["rate"] for at in capacity["tested"] if at["meets"])
+    assert data["verdict"] == "capacity" and data["winner"] == 0
+    bound = ("--subject-to", "p99_ttft_ms <= 0.001", "--precision", "50%")
+    none = document(capsys, *words, *bound, "-o", tmp_path / "none", code=1)
+    assert none["verdict"] == "infeasible" and none["winner"] is None and none["capacities"][0]["capacity"] == 0
 
 
 def test_check_has_the_errors_of_the_text(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
-from servesim.core import settings
+from servesim.core import field_values
 from servesim.policies import POLICIES
 
 from ..policies import test_engines_other, test_engines_vllm  # noqa: F401  they map engines to policies
@@ -34,7 +34,12 @@ def scenario_of(recording: Recording) -> dict[str, Any]:
         "base": cost["c0"], "prefill_token": cost["per_prefill_token"], "decode_live": cost["per_decode_seq"],
         "swap_block": cost["per_swap_block"],
     }  # fmt: skip
-    return {"trace": "trace.csv", "policy": {"name": name, **settings(policy)}, "engine": engine, "profile": profile}
+    return {
+        "trace": "trace.csv",
+        "policy": {"name": name, **field_values(policy)},
+        "engine": engine,
+        "profile": profile,
+    }
 
 
 def write(recording: Recording, folder: Path) -> None:
@@ -68,12 +73,12 @@ def test_command_reproduces_a_recording(name: str, tmp_path: Path, monkeypatch: 
             assert ours["free"] == theirs.get("free_gpu", theirs.get("free_after"))
         if "preempted" in theirs and recording.knobs.get("policy") != "priority":
             with_mode = bool(theirs["preempted"]) and isinstance(theirs["preempted"][0], list)
-            assert [gone if with_mode else gone[0] for gone in ours["evicted"]] == theirs["preempted"]
+            assert [gone if with_mode else gone[0] for gone in ours["preempted"]] == theirs["preempted"]
     with (tmp_path / "out" / "requests.csv").open() as file:
         table = {row["id"]: row for row in csv.DictReader(file)}
-    for id, first, end, evictions in recording.per_request:
+    for id, first, end, preemptions in recording.per_request:
         row = table[id]
         assert (float(row["first_token"]), float(row["finish"])) == (first, end)
-        assert int(row["evictions"]) == evictions or engine.startswith(
+        assert int(row["preemptions"]) == preemptions or engine.startswith(
             "deepspeed"
         )  # its recordings count no preemptions

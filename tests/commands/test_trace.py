@@ -30,10 +30,11 @@ def test_skipped_rows_and_assumptions_are_printed_to_standard_error(tmp_path: Pa
     path = written(tmp_path, VIDUR + "2.0,5,0\n")
     assert main(["trace", "convert", path, "--to", "timed-trace", "-o", str(tmp_path / "out.jsonl")]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        f"{path}: 1 of 4 rows skipped: no output tokens",
-        f"{tmp_path}/out.jsonl: 3 requests",
-        f"{tmp_path}/out.jsonl: hash ids generated for 3 requests: without them vLLM would send empty prompts",
-        f"{tmp_path}/out.jsonl: replay with --dataset-name timed_trace --self-timed --timed-trace-chunk-hash-size 16",
+        f"sim: {path}: 1 of 4 rows skipped: no output tokens",
+        f"sim: {tmp_path}/out.jsonl: 3 requests",
+        f"sim: {tmp_path}/out.jsonl: hash ids generated for 3 requests: without them vLLM would send empty prompts",
+        f"sim: {tmp_path}/out.jsonl: replay with --dataset-name timed_trace --self-timed "
+        "--timed-trace-chunk-hash-size 16",
     ]
 
 

@@ -15,7 +15,7 @@ import servesim
 from servesim.cli import main
 from servesim.config.user_code import allow_code, load_module
 from servesim.core import BadInput
-from servesim.execution.single_run import Task, context_json, run_tasks
+from servesim.study.single_run import Task, context_json, run_tasks
 
 from ..conftest import ROOT
 from .running import Said, run_sim
@@ -27,11 +27,11 @@ WORKLOAD_TREE = {"workload": {"requests": 3, "arrivals": {"kind": "burst"}, "len
 READING = (
     ("config", "validate", "scenario.yaml"), ("config", "schema"), ("report", "out"), ("plot", "out", "-o", "plots"),
     ("verify", "replayed/sim", "replayed/live"), ("compare", "run", "run"), ("compare", "out:0", "out:1"),
-    ("sweep", "merge", "shards"),
 )  # fmt: skip
 RUNNING = (
     ("run", "scenario.yaml"), ("sweep", "sweep.yaml", "-j", "1", "-q", "-o", "new"), ("sweep", "out", "-q", "-j", "1"),
-    ("search", "search.yaml", "-j", "1", "-q", "-o", "new"), ("search", "scenario.yaml", "--meet", "makespan<=9"),
+    ("search", "search.yaml", "-j", "1", "-q", "-o", "new"),
+    ("capacity", "scenario.yaml", "--subject-to", "makespan<=9"),
     ("compare", "scenario.yaml", "scenario.yaml", "-j", "1"), ("replay", "scenario.yaml", "--backend", "fake"),
     ("replay", "--from", "out/best.yaml", "--backend", "fake"), ("replay", "--from", "out", "--backend", "fake"),
     ("serve", "scenario.yaml", "--backend", "fake", "--port", "0"), ("policies", "show", "POLICY"),
@@ -74,8 +74,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Place:
         quick = ("-j", "1", "-q", "--no-report")
         for line in (
             ("run", "scenario.yaml", "-o", "run"), ("sweep", "sweep.yaml", *quick, "-o", "out"),
-            ("sweep", "sweep.yaml", *quick, "-o", "shards", "--shard", "1/2"),
-            ("sweep", "sweep.yaml", *quick, "-o", "shards", "--shard", "2/2"),
             ("replay", "scenario.yaml", "--backend", "fake", "--warm-up", "1", "-o", "replayed", "--quiet"),
         ):  # fmt: skip
             assert main(line) == 0, line

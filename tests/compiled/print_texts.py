@@ -22,7 +22,7 @@ CLASSES = (
 )  # fmt: skip
 BAD_CLASSES = (
     "FloatHold", "DividesByZero", "EndlessRecursion", "StopsIteration", "RaisesFrom", "NoPlan", "NoSortKey",
-    "TooManyTokens", "UnknownField",
+    "TooManyTokens",
 )  # fmt: skip
 SETTINGS = ("policy.max_num_seqs=1e3", "policy.max_wait=3", "policy.aging=1")
 BAD_SETTINGS = (

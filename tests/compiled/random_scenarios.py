@@ -9,10 +9,9 @@ from typing import Any, Optional
 from servesim.config.registry import preset, presets
 from servesim.core import BadInput, ClientRequest, Policy
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.costs.vidur import VidurCost
+from servesim.costs.imported_tables import VidurCost
 from servesim.policies import POLICIES
-from servesim.traces.request_table import table_of
-from servesim.traces.trace import Trace
+from servesim.traces.trace import Trace, table_of
 
 from ..policy_values import VALUES
 
@@ -54,7 +53,7 @@ def random_case(number: int, policy: str) -> Case:
         "slo": rng.choice([{}, {"ttft": 100}, {"ttft": 500, "tpot": 20, "e2el": 3000}]),
     }
     profile = None
-    kind = rng.choice(["linear", "linear", "gears", "curves", "bundled", "vidur"])
+    kind = rng.choice(["linear", "linear", "one pass", "two parts", "bundled", "vidur"])
     if kind == "bundled":
         tree["profile"] = rng.choice(BUNDLED)
         tree["noise"] = rng.random() < 0.7
@@ -109,15 +108,19 @@ def random_cost(rng: random.Random, kind: str) -> dict[str, Any]:
         terms = {"base": 0.01, "prefill_token": 0.001, "decode_row": 0.002, "context": 1e-5, "swap_block": 5e-4}
         more = {"prefill": 0.003, "prefill_square": 1e-6, "prefill_cross": 2e-6, "decode_step": 1, "decode_live": 1e-4}
         return {**terms, **{name: value for name, value in more.items() if rng.random() < 0.4}}
-    cost: dict[str, Any] = {"kind": "table", "prefill": [[1, 0.004], [32, 0.011], [128, 0.05]]}
-    if kind == "gears":
-        cost["decode_gears"] = [[1, 0.006], [8, 0.01, 1e-4], [32, 1, 2e-4, 1e-6]]
-        cost["rounded"] = rng.random() < 0.5
-    else:
-        cost["decode_curves"] = [[4, [[1, 0.005], [100, 0.01]]], [16, [[1, 0.008], [200, 0.02], [900, 0.07]]]]
-    more = {"prefill_row": 0.001, "prefill_depth": 1e-5, "prefill_area": 1e-7, "token_gears": [16, 48, 96], "swap": 1}
-    more |= {"mixed": -0.004, "mixed_row": 1e-4, "mixed_context": 1e-6, "mixed_near": 1e-6, "mixed_token": 1e-6}
-    return {**cost, **{name: value for name, value in more.items() if rng.random() < 0.4}}
+    prefill: dict[str, Any] = {"tokens": [[1, 0.004], [32, 0.011], [128, 0.05]]}
+    decode = {"rows": [[1, 0.006], [8, 0.01, 1e-7], [32, 1, 1e-6]], "rounded": rng.random() < 0.5}
+    more = {"row": 0.001, "square": 1e-6, "cross": 1e-6, "cross_root": 1e-5, "paged_square": 1e-7}
+    more |= {"padded_square": 1e-7, "buckets": [16, 48, 96]}
+    prefill |= {name: value for name, value in more.items() if rng.random() < 0.4}
+    decode |= {name: 1e-5 for name in ("live", "context", "context_root") if rng.random() < 0.4}
+    mixed: dict[str, Any] = {"one_pass": False, "overlap": rng.random()}
+    if kind == "one pass":
+        mixed = {"step": 1e-3, "row": 1e-4, "context": 1e-6, "floor": rng.random() < 0.5}
+    cost: dict[str, Any] = {"kind": "parts", "prefill": prefill, "decode": decode, "mixed": mixed}
+    if rng.random() < 0.4:
+        cost |= {"swap": {"step": 1, "block": 1e-4}, "host": {"step": 1e-3, "row": 1e-5, "prompt": 1e-4, "token": 1e-6}}
+    return cost
 
 
 def random_vidur_cost(rng: random.Random) -> VidurCost:

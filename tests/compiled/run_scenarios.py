@@ -20,10 +20,9 @@ from servesim.core import BadInput
 from servesim.engine import loop
 from servesim.files.write import open_text, write_json
 from servesim.runs.decision_log import DecisionLog
-from servesim.runs.queue_log import QueueLog
 from servesim.runs.run_folder import MANIFEST, write_run
 from servesim.runs.simulate import simulate
-from servesim.runs.timeline import Timeline
+from servesim.runs.timeline import QueueLog, Timeline
 
 from .random_scenarios import Case, cases
 
@@ -41,7 +40,7 @@ def run_case(case: Case, folder: Path) -> str:
         write_json(folder / "queues.json", [queues.times, queues.queues])
     except (BadInput, AssertionError) as error:  # an engine that is too small for the policy
         return f"error: {error}"
-    outcomes = json.dumps({**run.measures.outcomes(), "evictions": run.result()["evictions"]})
+    outcomes = json.dumps({**run.measures.outcomes(), "preemptions": run.result()["preemptions"]})
     return f"{outcomes} {run.stuck or ''}"
 
 

@@ -31,7 +31,7 @@ def check_coverage(lines: list[str]) -> None:
     for text in ("refused", "failed", "lost", "unanswered", "stuck at", "error:"):
         assert sum(text in line for line in lines) >= 10, text
     assert sum("error:" in line for line in lines) < COUNT / 10
-    assert sum('"evictions": 0' not in line for line in lines) > COUNT / 10
+    assert sum('"preemptions": 0' not in line for line in lines) > COUNT / 10
 
 
 def test_presets_and_random_scenarios_write_the_same_bytes(plain: Path, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from servesim import api
 from servesim.config.class_source import field_help
-from servesim.core import Chunk, ClientRequest, Plan, Policy, Request, Shape, StepCost, Stuck, traits_of
+from servesim.core import Chunk, ClientRequest, Plan, Policy, Request, Shape, StepCost, Stuck
 from servesim.costs.linear import LinearCost
-from servesim.costs.table import TableCost
+from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
 from servesim.policies import POLICIES
 from servesim.policies.vllm_v1 import VLLMV1
 from servesim.testing import ContractWorld, check_policy, draw_requests, simulated
@@ -72,7 +72,7 @@ def test_super_reaches_the_compiled_policy() -> None:
         simulated(VLLMV1(max_num_seqs=6), world),
     )
     assert wrapped.times() == built_in.times()
-    assert traits_of(VLLMDefaults()).engine == "mine" and traits_of(VLLMDefaults()).reserved_blocks == 3
+    assert VLLMDefaults().traits.engine == "mine" and VLLMDefaults().traits.reserved_blocks == 3
 
 
 class SlowStart(StepCost):
@@ -135,7 +135,7 @@ def test_requests_chunks_and_costs_are_copied(way: str) -> None:
     assert COPIES[way](request).client_fields() == request.client_fields()
     chunk = COPIES[way](Chunk(done, 3, 2))
     assert (repr(chunk.request), chunk.tokens, chunk.blocks) == (repr(done), 3, 2)
-    for cost in (LinearCost(base=2.0), TableCost(prefill=[(1, 2.0)], decode_gears=[(1, 0.5)], context=1e-3)):
+    for cost in (LinearCost(base=2.0), PartsCost(PrefillPart([(1, 2.0)]), DecodePart([(1, 0.5)], context=1e-3))):
         assert COPIES[way](cost) == cost and COPIES[way](cost).decode(1, 1, 7) == cost.decode(1, 1, 7)
 
 

@@ -218,11 +218,3 @@ class TooManyTokens(FillBatch):
 
     def decide(self, view: View) -> Plan:
         return Plan(chunks=[Chunk(request, request.pending + 1) for request in view.waiting])
-
-
-@dataclass(frozen=True)
-class UnknownField(FillBatch):
-    """Gives a field that no plan has."""
-
-    def decide(self, view: View) -> Plan:
-        return Plan(evictions=())

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.commands.options import SERVERS
-from servesim.config.export import TARGETS, export_scenario
-from servesim.config.exported import Exported
+from servesim.config.export import TARGETS, Exported, export_scenario
 from servesim.config.llm_serving_yaml import from_llm_serving
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, field_values

@@ -13,7 +13,7 @@ from servesim.config.overrides import merge
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.kv_memory import MemoryBudget, memory_of_name
-from servesim.files.byte_sizes import format_bytes, to_bytes
+from servesim.files.checked import format_bytes, to_bytes
 
 from ..commands.running import run_sim
 
@@ -75,7 +75,7 @@ def test_device_memory_computes_the_blocks_and_the_model_is_the_profiles() -> No
         ({"device_memory": "1e30GB"}, "engine.device_memory: expected a size above 0"),
         ({"device_memory": "141GB", "model": "llama9"}, "engine.model: expected one of llama2-7b, tiny, micro, or its"),
         ({"device_memory": "141GB", "model": {"layers": 3}}, "engine.model.hidden: expected"),
-        ({"device_memory": "141GB", "model": {"layer": 3}}, "unknown key 'layer'"),
+        ({"device_memory": "141GB", "model": {"layer": 3}}, "layer: unknown key; known: "),
         ({"reserve": "2GB"}, "engine: reserve has no effect without device_memory"),
         ({"gpu_memory_utilization": 0.8}, "engine: gpu_memory_utilization has no effect without device_memory"),
         ({"device_memory": "141GB", "gpu_memory_utilization": 90}, "engine.gpu_memory_utilization: expected"),

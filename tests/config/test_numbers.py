@@ -13,7 +13,7 @@ from servesim.config.scenario import EngineConfig, Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
-from servesim.searches.search_file import SearchFile
+from servesim.study.search_file import SearchFile
 from servesim.study.sweep_file import SweepFile, build_experiment, validate_file
 
 Tree = dict[str, Any]
@@ -68,15 +68,20 @@ LINEAR = {
     "prefill_cross": 1e-6, "decode_step": 0.01, "decode_row": 1e-3, "decode_live": 1e-3, "context": 1e-6,
     "swap_block": 1e-3,
 }  # fmt: skip
-TERMS = (
-    "prefill_row", "prefill_square", "prefill_cross", "prefill_depth", "prefill_area", "decode_live", "context",
-    "mixed", "mixed_row", "mixed_context", "mixed_near", "mixed_token", "swap", "swap_block",
-)  # fmt: skip
-TABLE = {"kind": "table", "prefill": [[1, 0.01], [64, 0.05]], "token_gears": [16, 64], **dict.fromkeys(TERMS, 1e-6)}
+PARTS = {
+    "kind": "parts",
+    "prefill": {
+        "tokens": [[1, 0.01], [64, 0.05]], "buckets": [16, 64], "row": 1e-6, "square": 1e-6, "cross": 1e-6,
+        "cross_root": 1e-6, "paged_square": 1e-6, "padded_square": 1e-6,
+    },
+    "decode": {"rows": [[1, 0.01, 1e-6], [8, 0.02, 1e-6]], "live": 1e-4, "context": 1e-6, "context_root": 1e-6},
+    "swap": {"step": 1e-6, "block": 1e-6},
+    "host": {"step": 1e-6, "row": 1e-6, "prompt": 1e-6, "token": 1e-6},
+}  # fmt: skip
 PROFILES: list[Tree] = [
     LINEAR,
-    {**TABLE, "decode_gears": [[1, 0.01, 1e-4, 1e-6], [8, 0.02, 1e-4, 1e-6]]},
-    {**TABLE, "decode_curves": [[1, [[1, 0.01], [64, 0.02]]], [8, [[1, 0.02], [64, 0.03]]]]},
+    {**PARTS, "mixed": {"step": 1e-6, "row": 1e-6, "context": 1e-6}},
+    {**PARTS, "mixed": {"one_pass": False, "overlap": 0.5}},
 ]
 BASE: Tree = {
     "workload": WORKLOADS[0],

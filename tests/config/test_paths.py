@@ -62,10 +62,12 @@ def test_best_yaml_has_paths_relative_to_itself_and_runs_from_another_folder(
     assert run_sim(capsys, "run", "../project/runs/first/best.yaml", "--json", "--trust").out == expected.out
 
 
-def test_capacity_search_writes_relative_paths(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_capacity_writes_relative_paths(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workload = "workload: {requests: 20, arrivals: {kind: poisson, rate: 1}, lengths: {prompt: 8, output: 2}}\n"
     (project / "load.yaml").write_text(f"{workload}profile: device\npolicy: vllm\n")
-    said = run_sim(capsys, "search", "load.yaml", "--meet", "p99_ttft_ms<=50", "-j", "1", "-q", "-o", "deep/out")
+    said = run_sim(
+        capsys, "capacity", "load.yaml", "--subject-to", "p99_ttft_ms<=50", "-j", "1", "-q", "-o", "deep/out"
+    )
     assert said.code == 0
     assert yaml.safe_load((project / "deep/out/best.yaml").read_text())["profile"] == "../../device"
 

@@ -12,52 +12,56 @@ import pytest
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
-from servesim.costs.curves import interpolate
 from servesim.costs.device_profile import Profile, bundled_profiles, load_profile
+from servesim.costs.imported_tables import VIDUR_TABLES, load_vidur
 from servesim.costs.linear import LinearCost
-from servesim.costs.mapping import cost_from
-from servesim.costs.parts import PartsCost
-from servesim.costs.table import TableCost
-from servesim.costs.vidur import TABLES, load_tables
+from servesim.costs.mapping import PARTS, cost_from
+from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart, interpolate
 from servesim.engine.clocks import VirtualClock
 from servesim.runs.simulate import simulate
 
-TABLE = {"kind": "table", "prefill": [[1, 0.01]], "decode_gears": [[1, 0.01]]}
+PREFILL, DECODE = {"tokens": [[1, 0.01]]}, {"rows": [[1, 0.01]]}
 MIXED = Shape(1, 50, 50, 2500, 0, 2, 2, 100)
 
 
 def number_terms(kind: type[Any]) -> list[str]:
-    return [field.name for field in fields(kind) if field.default == 0.0 and field.name != "rounded"]
+    return [field.name for field in fields(kind) if isinstance(field.default, float)]
 
 
 @pytest.mark.parametrize("value", [-0.1, -1e-300, float("nan"), float("inf"), 1e308, 10**400, True, "1"], ids=str)
 def test_no_term_of_a_cost_model_is_negative_or_absurd(value: Any) -> None:
-    for kind, model, base in (("linear", LinearCost, {}), ("table", TableCost, TABLE)):
-        for name in number_terms(model):
-            if name == "mixed" and value in (-0.1, -1e-300):
-                continue  # prefill and decode of a mixed step can share a fixed part
-            with pytest.raises(BadInput, match=rf"profile\.{name}: expected a number of seconds from .* got "):
-                cost_from({**base, "kind": kind, name: value}, "profile")
+    for name in number_terms(LinearCost):
+        with pytest.raises(BadInput, match=rf"profile\.{name}: expected a number of seconds from .* got "):
+            cost_from({"kind": "linear", name: value}, "profile")
+    for part, kind in PARTS.items():
+        for name in number_terms(kind):
+            parts: dict[str, Any] = {"prefill": PREFILL, "decode": DECODE}
+            parts[part] = {**parts.get(part, {}), name: value}
+            with pytest.raises(BadInput, match=rf"profile\.{part}\.{name}: expected a number .*from .* got "):
+                cost_from({"kind": "parts", **parts}, "profile")
 
 
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("prefill", [[1, -0.01], [2, 0.1]], r"prefill\[0\]: expected 2 numbers of at least 0"),
-        ("prefill", [[-1, 0.01], [2, 0.1]], r"prefill\[0\]: expected 2 numbers of at least 0"),
-        ("prefill", [[1, 10**400]], r"prefill\[0\]: expected 2 numbers of at least 0"),
-        ("prefill", [[2, 0.1], [1, 0.1]], r"prefill\[1\]: expected more than 2 first, got 1"),
-        ("decode_gears", [[1, 0.1, -1e-3]], r"decode_gears\[0\]: expected 2 to 4 numbers"),
-        ("decode_curves", [[0, [[1, 1]]]], r"decode_curves\[0\]: expected a number from 1e-12"),
-        ("decode_curves", [["x", [[1, 1]]]], r"decode_curves\[0\]: expected a number from 1e-12"),
-        ("token_gears", [0], r"token_gears\[0\]: expected a number from 1"),
-        ("token_gears", 5, r"token_gears: expected a list"),
-        ("rounded", 3, r"rounded: expected true or false"),
+        ("prefill.tokens", [[1, -0.01], [2, 0.1]], r"prefill.tokens\[0\]: expected 2 numbers of at least 0"),
+        ("prefill.tokens", [[-1, 0.01], [2, 0.1]], r"prefill.tokens\[0\]: expected 2 numbers of at least 0"),
+        ("prefill.tokens", [[1, 10**400]], r"prefill.tokens\[0\]: expected 2 numbers of at least 0"),
+        ("prefill.tokens", [[2, 0.1], [1, 0.1]], r"prefill.tokens\[1\]: expected more than 2 first, got 1"),
+        ("prefill.tokens", 3, r"prefill.tokens: expected a list of points"),
+        ("prefill.tokens", [[1, "x"]], r"prefill.tokens\[0\]: expected 2 numbers"),
+        ("prefill.buckets", [0], r"prefill.buckets\[0\]: expected a number from 1"),
+        ("prefill.buckets", 5, r"prefill.buckets: expected a list"),
+        ("decode.rows", [[1, 0.1, -1e-3]], r"decode.rows\[0\]: expected 2 to 3 numbers"),
+        ("decode.rounded", 3, r"decode.rounded: expected true or false"),
     ],
 )
-def test_points_and_buckets_of_a_table_are_validated(key: str, value: Any, message: str) -> None:
+def test_points_and_buckets_of_parts_are_validated(key: str, value: Any, message: str) -> None:
+    parts: dict[str, dict[str, Any]] = {"prefill": dict(PREFILL), "decode": dict(DECODE)}
+    part, _, name = key.partition(".")
+    parts[part][name] = value
     with pytest.raises(BadInput, match=message):
-        cost_from({**TABLE, key: value}, "profile")
+        cost_from({"kind": "parts", **parts}, "profile")
 
 
 def test_a_negative_cost_in_a_scenario_gives_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -87,13 +91,8 @@ def test_a_steep_curve_is_proportional_below_and_a_falling_one_constant_above() 
 @pytest.mark.parametrize("name", bundled_profiles())
 def test_the_rule_changes_no_curve_of_a_bundled_profile(name: str) -> None:
     cost = load_profile(name).cost
-    if isinstance(cost, PartsCost):
-        curves = [cost.prefill.tokens, [(point[0], point[1]) for point in cost.decodes.rows]]
-    else:
-        assert isinstance(cost, TableCost)
-        columns = [[(gear[0], gear[i] if len(gear) > i else 0.0) for gear in cost.decode_gears] for i in (1, 2, 3)]
-        curves = [cost.prefill, *filter(None, columns), *(curve for _, curve in cost.decode_curves)]
-    for points in curves:
+    assert isinstance(cost, PartsCost)
+    for points in (cost.prefill.tokens, [(point[0], point[1]) for point in cost.decodes.rows]):
         knots = [x for x, _ in points]
         for x in [0.5 * knots[0], *knots, *(1.01 * x for x in knots), 2 * knots[-1]]:
             index = next((k for k in range(1, len(points)) if points[k][0] > x), len(points) - 1)
@@ -102,9 +101,9 @@ def test_the_rule_changes_no_curve_of_a_bundled_profile(name: str) -> None:
 
 
 def test_a_mixed_step_takes_at_least_as_long_as_its_decodes() -> None:
-    curves: dict[str, Any] = {"prefill": [(1, 0.02)], "decode_gears": [(1, 0.01)]}
-    assert TableCost(**curves, mixed=-0.005).seconds(MIXED) == pytest.approx(0.025)
-    assert TableCost(**curves, mixed=-5.0).seconds(MIXED) == 0.01
+    decodes = DecodePart([(1, 0.05)])
+    assert PartsCost(PrefillPart([(1, 0.02)]), decodes).seconds(MIXED) == 0.05
+    assert PartsCost(PrefillPart([(1, 0.02)]), decodes, MixedPart(floor=False)).seconds(MIXED) == 0.02
 
 
 @pytest.mark.parametrize(
@@ -119,12 +118,14 @@ def test_a_mixed_step_takes_at_least_as_long_as_its_decodes() -> None:
     ],
 )
 def test_tables_of_vidur_are_validated(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    tables: dict[str, Any] = {name: np.ones(9) if index < 2 else np.ones((3, 3)) for index, name in enumerate(TABLES)}
+    tables: dict[str, Any] = {
+        name: np.ones(9) if index < 2 else np.ones((3, 3)) for index, name in enumerate(VIDUR_TABLES)
+    }
     np.savez(tmp_path / "good.npz", layers=32, **tables)
-    load_tables(tmp_path / "good.npz")
+    load_vidur(tmp_path / "good.npz")
     np.savez(tmp_path / "bad.npz", **{"layers": 32, **tables, **change})
     with pytest.raises(BadInput, match=message):
-        load_tables(tmp_path / "bad.npz")
+        load_vidur(tmp_path / "bad.npz")
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.calibrate.imports.layers import import_layers
+from servesim.calibrate.imports.cost_tables import import_layers
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
-from servesim.costs.curves import interpolate
 from servesim.costs.device_profile import load_profile
-from servesim.costs.layer_profile import LayerCost, equal_chunk, load_layers
-from servesim.costs.mapping import cost_from, cost_mapping
+from servesim.costs.imported_tables import LayerCost, equal_chunk, load_layers
+from servesim.costs.parts import interpolate
 from servesim.runs.simulate import simulate
 
 ATTENTION = [
@@ -193,12 +192,12 @@ def load_layers_of(folder: Path) -> list[tuple[float, float]]:
         (
             "attention.csv",
             "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,-3\n",
-            "row 2: expected numbers",
+            "row 2: time_us: expected a number from 0 to",
         ),
         (
             "attention.csv",
             "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,x,3\n",
-            "row 2: expected numbers",
+            "row 2: kv_decode: expected a number from 0 to",
         ),
         ("attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n16,0,0,0,3\n", "(decode steps)"),
         (
@@ -227,22 +226,6 @@ def test_a_damaged_file_of_tables_is_one_line(folder: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(BadInput, match=r"not an \.npz of tables"):
         load_layers(path)
-
-
-def test_tables_may_have_a_base() -> None:
-    terms = {"kind": "table", "prefill": [[1, 0.01], [64, 0.05]], "mixed_row": 1e-4}
-    gears, curves = {"decode_gears": [[1, 0.01], [8, 0.02]]}, {"decode_curves": [[8, [[0, 0.01], [64, 0.02]]]]}
-    shapes = [
-        Shape(1, 16, 16, 256),
-        Shape(decode_rows=4, decode_live=4, context=40),
-        Shape(1, 16, 16, 256, 0, 4, 4, 40),
-    ]
-    for decode in (gears, curves):
-        for mixed in ({}, {"mixed_context": 1e-6}):
-            plain, based = (cost_from({**terms, **decode, **mixed, **base}, "cost") for base in ({}, {"base": 0.003}))
-            for shape in shapes:
-                assert based.duration(shape) == pytest.approx(plain.duration(shape) + 0.003)
-    assert cost_mapping(based)["base"] == 0.003
 
 
 def test_vidur_tables_may_have_a_base(tmp_path: Path) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from servesim.calibrate.probe.identification import model_ratios
+from servesim.calibrate.probe.parts_fit import model_ratios
 from servesim.costs.device_profile import load_profile
-from servesim.costs.model_arithmetic import MODELS, Model, bytes_per_value, model_of
-from servesim.costs.peak import known_peak, peak_of
+from servesim.costs.model_arithmetic import MODELS, Model, bytes_per_value, known_peak, model_of, peak_of
+
+from ..calibrate.device.paged_runs import torch_reference
 
 LLAMA = MODELS["llama2-7b"]
 
@@ -33,14 +34,13 @@ def test_key_and_value_heads_shared_by_groups_have_fewer_weights_and_values() ->
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_flops_equal_those_that_torch_counts(kv_heads: int) -> None:
     torch = pytest.importorskip("torch")
-    from servesim.calibrate.device.torch.reference import reference_logits
-    from servesim.calibrate.device.torch.weights import random_weights
+    from servesim.calibrate.device.torch.model import random_weights
     from torch.utils.flop_counter import FlopCounterMode
 
     model = Model("small", 2, 64, 4, kv_heads, 176, 256, 512)
     weights = random_weights(model, torch.device("cpu"), torch.float32, 0)
     with FlopCounterMode(display=False) as counter:
-        reference_logits(weights, model, list(range(24)))
+        torch_reference(weights, model, list(range(24)))
     # The reference computes the logits of all tokens, and torch counts masked pairs too.
     assert counter.get_total_flops() == model.flops(tokens=24, rows=24, pairs=24 * 24)
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
-from servesim.calibrate.probe.predictions import predict
+from servesim.calibrate.probe.curves import predict
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
+from servesim.costs.derived import CostWithHost
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.costs.parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart
 from servesim.runs.simulate import simulate
 
-PREFILL = PrefillPart(((16.0, 0.01), (256.0, 0.02), (512.0, 0.04)), 1e-4, 1e-9, 2e-9, 1e-6, 3e-9, (32, 64, 256))
+PREFILL = PrefillPart(((16.0, 0.01), (256.0, 0.02), (512.0, 0.04)), 1e-4, 1e-9, 2e-9, 1e-6, 3e-9, buckets=(32, 64, 256))
 DECODE = DecodePart(((1.0, 0.01), (8.0, 0.012), (32.0, 0.02)), 1e-5, 1e-7)
 COST = PartsCost(
     PREFILL, DECODE, MixedPart(True, 1e-3, 1e-5, 2e-7), SwapPart(1e-3, 1e-4), HostPart(1e-4, 1e-5, 2e-5, 1e-7)
@@ -118,7 +118,7 @@ def test_decodes_that_are_linear_in_the_context_say_so() -> None:
 
 
 def test_the_measured_host_time_of_a_replay_replaces_that_of_the_profile() -> None:
-    replayed = CostWithHost(COST, HostOverhead(step=5e-3))
+    replayed = CostWithHost(COST, HostPart(step=5e-3))
     assert replayed.decode(8, 8, 100) == pytest.approx(replace(COST, host=HostPart()).decode(8, 8, 100) + 5e-3)
 
 

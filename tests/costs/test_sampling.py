@@ -9,11 +9,11 @@ import pytest
 import yaml
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.derived import SampledCost, SamplingTerm
 from servesim.costs.device_profile import Profile, load_profile, write_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
-from servesim.costs.sampling import SampledCost, SamplingTerm
 from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.simulate import Run, simulate
 
@@ -97,10 +97,10 @@ def test_each_step_of_a_lone_request_takes_the_difference_longer() -> None:
 
 
 def test_selecting_a_variant_again_changes_nothing() -> None:
-    once = profile().with_sampling("host")
+    once = profile().for_run("host")
     assert once.sampling_used == "host"
-    assert once.with_sampling("host") is once
-    back = once.with_sampling("ops")
+    assert once.for_run("host") is once
+    back = once.for_run("ops")
     assert back.cost.decode(4, 4, 50) == pytest.approx(LINEAR.decode(4, 4, 50))
 
 
@@ -160,7 +160,7 @@ def test_profiles_with_and_without_the_section_load(tmp_path: Path) -> None:
     write_profile(tmp_path, {"name": "old"}, LINEAR)
     old = load_profile(tmp_path)
     assert (old.sampling_used, old.sampling) == (None, {})
-    assert old.with_sampling(None) is old
+    assert old.for_run(None) is old
 
 
 @pytest.mark.parametrize(

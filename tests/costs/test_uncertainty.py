@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, bundled_profiles, load_profile, write_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart
-from servesim.costs.scaled import ScaledCost
-from servesim.costs.table import TableCost
 from servesim.costs.uncertainty import SESSION_SPREAD, parameters, with_parameters
 
 from ..calibrate.probe.step_samples import DECODES, LENGTHS, decodes, measured, prompts
@@ -26,13 +25,10 @@ PARTS = PartsCost(
 )
 
 
-TABLE = TableCost(((16.0, 0.01), (256.0, 0.02)), ((1.0, 0.01), (8.0, 0.02)), prefill_area=1e-9, decode_live=1e-4)
+RAGGED = PartsCost(PARTS.prefill, DecodePart(((1.0, 0.01), (8.0, 0.02, 1e-4))))  # the second point has a context term
 
 
-RAGGED = TableCost(TABLE.prefill, ((1.0, 0.01), (8.0, 0.02, 1e-4)))  # the second bucket has a time per live row
-
-
-@pytest.mark.parametrize("cost", [TRUE, PARTS, TABLE], ids=["linear", "parts", "table"])
+@pytest.mark.parametrize("cost", [TRUE, PARTS], ids=["linear", "parts"])
 def test_parameters_can_be_set_again(cost: StepCost) -> None:
     assert with_parameters(cost, parameters(cost)) == cost
     for shape in (Shape(1, 100, 100, 10_000), decodes(4, 100)):
@@ -55,7 +51,7 @@ def test_stored_draws_are_valid_cost_models() -> None:
 def test_points_with_different_numbers_of_values_are_not_parameters(tmp_path: Path) -> None:
     assert with_parameters(RAGGED, parameters(RAGGED)) == RAGGED
     write_profile(tmp_path, {"name": "x"}, RAGGED)
-    assert load_profile(tmp_path).cost.decode(8, 4, 0) == RAGGED.decode(8, 4, 0)
+    assert load_profile(tmp_path).cost.decode(8, 4, 9) == RAGGED.decode(8, 4, 9)
 
 
 def test_a_draw_is_repeated_with_its_seed() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from servesim.calibrate.imports.vidur import import_vidur
+from servesim.calibrate.imports.cost_tables import import_vidur
 from servesim.config.registry import make_policy, preset
 from servesim.core import BadInput, Request, Shape
 from servesim.costs.device_profile import load_profile
-from servesim.costs.vidur import VidurCost, load_tables
+from servesim.costs.imported_tables import VidurCost, load_vidur
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop
 from servesim.engine.server import Server
@@ -30,9 +30,10 @@ def run(requests: list[Request], cost: VidurCost, blocks: int) -> float:
 ROWS = [("rows_vllm", 7424, 0, 1212.99815), ("rows_vllm_tight1500", 1500, 3555, 1306.7637199085345)]
 
 
+@pytest.mark.slow
 def test_every_row_of_vidur_is_reproduced(shared: Path) -> None:
     folder = shared / "data" / "bench" / "vidur-a800"
-    cost = load_tables(folder / "tables.npz")
+    cost = load_vidur(folder / "tables.npz")
     for name, blocks, restarts, makespan in ROWS:
         with gzip.open(folder / f"{name}.csv.gz", "rt") as file:
             rows = list(csv.DictReader(file))
@@ -92,10 +93,10 @@ def test_prompts_of_a_step_cost_like_one_with_the_same_sum_of_squares() -> None:
 
 def test_a_file_without_tables_gives_a_one_line_error(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no such file"):
-        load_tables(tmp_path / "none.npz")
+        load_vidur(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("hello")
     with pytest.raises(BadInput, match="not an"):
-        load_tables(tmp_path / "text.npz")
+        load_vidur(tmp_path / "text.npz")
     np.savez(tmp_path / "some.npz", comp_ms_per_layer=np.zeros(3))
     with pytest.raises(BadInput, match="no table kvsave_ms_per_layer"):
-        load_tables(tmp_path / "some.npz")
+        load_vidur(tmp_path / "some.npz")

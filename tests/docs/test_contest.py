@@ -50,6 +50,7 @@ def test_the_reported_results_are_those_of_the_teams() -> None:
         assert entry.get("than", "baseline") in ENTRIES
 
 
+@pytest.mark.slow
 def test_entries_with_published_settings_are_within_2_percent(figures: dict[str, dict[str, float]]) -> None:
     known = [entry for entry in ENTRIES.values() if "reported" in entry and "assumed" not in entry]
     assert len(known) == 14
@@ -57,6 +58,7 @@ def test_entries_with_published_settings_are_within_2_percent(figures: dict[str,
         assert figures[entry["name"]]["makespan"] == pytest.approx(entry["reported"], rel=0.02), entry["name"]
 
 
+@pytest.mark.slow
 def test_the_statements_of_the_page_hold(figures: dict[str, dict[str, float]]) -> None:
     def change(name: str, other: str, figure: str = "makespan") -> float:
         return figures[name][figure] - figures[other][figure]
@@ -71,6 +73,7 @@ def test_the_statements_of_the_page_hold(figures: dict[str, dict[str, float]]) -
     assert change("urobot-descending", "urobot-unsorted") < 0 < change("urobot-ascending", "urobot-unsorted")
 
 
+@pytest.mark.slow
 def test_figures_are_those_of_a_plain_run(figures: dict[str, dict[str, float]]) -> None:
     run, own = simulate(tool.scenario_of(ENTRIES["debias-50"])), figures["debias-50"]
     assert own["makespan"] == run.measures.makespan

@@ -47,13 +47,20 @@ def page_name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
+RUN_HERE = [
+    pytest.param(page, id=page_name(page), marks=[] if page.name == "README.md" else [pytest.mark.slow])
+    for page in PAGES
+    if page_name(page) not in TESTED_ELSEWHERE
+]
+
+
 def prose(page: Path) -> str:
     """Return a page without its code blocks."""
     return str(pages.FENCE.sub("", page.read_text(encoding="utf-8")))
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("page", [page for page in PAGES if page_name(page) not in TESTED_ELSEWHERE], ids=page_name)
+@pytest.mark.parametrize("page", RUN_HERE)
 def test_every_command_of_a_page_prints_the_output_shown(page: Path, tmp_path: Path) -> None:
     pages.link_examples(tmp_path)
     for block in pages.parse_blocks(page.read_text(encoding="utf-8")):

@@ -29,7 +29,7 @@ SMALL_PARAMETERS = {
     "capacity": """
         BASE["workload"]["requests"] = 100
         KNOBS = {"policy.max_num_seqs": [8, 16], "policy.max_num_batched_tokens": [512, 2048]}
-        LOADS, REPLICATIONS, PRECISION, JOBS = [5, 10], 1, 0.5, 1
+        RATES, REPLICATIONS, PRECISION, JOBS = [5, 10], 1, 0.5, 1
     """,
     "replay_verification": """
         SCENARIO["workload"] = {"contest": {"X": 25, "T": 3}}
@@ -86,10 +86,11 @@ def test_every_chart_has_labels_and_a_sentence(name: str) -> None:
     for cell in read(name)["cells"]:
         source = "".join(cell["source"])
         if cell["cell_type"] == "code" and "plt.show()" in source:
-            assert "xlabel" in source or ".plot(" in source  # plots of results have labels
+            assert "xlabel" in source or re.search(r"\.plot(_trade_off)?\(", source)  # plots of results have labels
             assert "display(Markdown(" in source.partition("plt.show()")[2]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_notebook_runs_from_start_to_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,13 @@ import pytest
 import yaml
 from servesim.cli import main
 from servesim.study.knob_table import knob_table
-from servesim.study.load_summary import LoadSummary, load_result
 from servesim.study.ranking import Summary
+from servesim.study.rate_summary import RateSummary, load_result
 from servesim.study.sweep import load_summary
 
 from ..conftest import ROOT
 
+pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "recipes.md"
 SERVER = {"base": 0.022, "prefill_token": 0.00012, "decode_live": 0.0004}  # of the server behind examples/vllm-bench-*
 
@@ -118,7 +119,7 @@ def test_the_winner_meets_the_ttft_at_12_requests_per_second_and_is_exported(rec
 
 def test_every_capacity_meets_the_bounds_and_the_next_rate_misses_them(recipes: Recipes) -> None:
     result = load_result(recipes.folder / "capacity")
-    assert isinstance(result, LoadSummary) and result.winner is not None
+    assert isinstance(result, RateSummary) and result.winner is not None
     bounds = {"p95_ttft_ms": 1000.0, "p95_tpot_ms": 60.0}
     for curve in result.curves:
         assert curve.capacity is not None and curve.capacity.missed_at is not None
@@ -126,7 +127,7 @@ def test_every_capacity_meets_the_bounds_and_the_next_rate_misses_them(recipes: 
         for point in curve.points:
             meets = all(point.row.mean(metric) <= bound for metric, bound in bounds.items())
             assert meets == point.good
-            assert meets or point.load >= curve.capacity.missed_at
+            assert meets or point.rate >= curve.capacity.missed_at
     capacity = result.winner.capacity
     assert capacity is not None and capacity.rate == max(c.capacity.rate for c in result.curves if c.capacity)
     best = recipes.folder / "capacity" / "best.yaml"
@@ -134,7 +135,7 @@ def test_every_capacity_meets_the_bounds_and_the_next_rate_misses_them(recipes: 
     assert all(at[metric] <= bound for metric, bound in bounds.items())
     assert any(above[metric] > bound for metric, bound in bounds.items())
     assert f"up to {capacity.rate:.10g} req/s" in recipes.output("sim sweep capacity.yaml")
-    assert is_png(recipes.folder / "capacity" / "plots" / "loads.png")
+    assert is_png(recipes.folder / "capacity" / "plots" / "rates.png")
     assert "p95_ttft over the request rate" in (recipes.folder / "capacity" / "report.html").read_text()
 
 
@@ -143,7 +144,7 @@ def test_the_search_for_one_configuration_agrees_with_its_capacity(recipes: Reci
     highest = max(rate for rate, meets in rates.items() if meets)
     assert all(meets == (rate <= highest) for rate, meets in rates.items()) and not all(rates.values())
     result = load_result(recipes.folder / "capacity")
-    assert isinstance(result, LoadSummary) and result.baseline.capacity is not None
+    assert isinstance(result, RateSummary) and result.baseline.capacity is not None
     assert highest == pytest.approx(result.baseline.capacity.rate, rel=0.06)  # both have a precision of 5 %
 
 
@@ -170,18 +171,18 @@ def test_three_policies_ran_at_five_loads_and_the_figure_is_written(
 ) -> None:
     monkeypatch.chdir(recipes.folder)  # elsewhere, the name of a policy has the folder of its file
     result = load_result("policies")
-    assert isinstance(result, LoadSummary) and result.loads == [4.0, 8.0, 12.0, 16.0, 20.0]
+    assert isinstance(result, RateSummary) and result.rates == [4.0, 8.0, 12.0, 16.0, 20.0]
     names = [curve.assignment["policy.name"] for curve in result.curves]
     assert set(names) == {"vllm-v1", "sarathi", "short_prompts.py:ShortPrompts"}
-    for load, summary in result.by_load.items():
+    for load, summary in result.by_rate.items():
         ttft = {curve_name(row.assignment): row.mean("mean_ttft_ms") for row in summary.rows}
         assert all(math.isfinite(value) for value in ttft.values())
         assert ttft["short_prompts.py:ShortPrompts"] == min(ttft.values()), load
         assert ttft["sarathi 2048"] == ttft["vllm-v1"], load  # the same decisions
         assert {row.mean("completed") for row in summary.rows} == {400.0}
-    tail = {curve_name(row.assignment): row.mean("p99_ttft_ms") for row in result.by_load[16.0].rows}
+    tail = {curve_name(row.assignment): row.mean("p99_ttft_ms") for row in result.by_rate[16.0].rows}
     assert tail["short_prompts.py:ShortPrompts"] > tail["vllm-v1"]  # long prompts wait longer
-    assert is_png(recipes.folder / "policies" / "plots" / "loads.png")
+    assert is_png(recipes.folder / "policies" / "plots" / "rates.png")
 
 
 def curve_name(assignment: dict[str, Any]) -> str:
@@ -229,4 +230,4 @@ def test_six_thousand_blocks_are_enough(recipes: Recipes) -> None:
     assert isinstance(summary, Summary)
     relations = {row.assignment["engine.num_blocks"]: row for row in summary.rows}
     assert [relations[blocks].relation.outcome for blocks in (8000, 6000, 4000)] == ["equal", "equal", "worse"]
-    assert relations[6000].mean("evictions") == 0 < relations[4000].mean("evictions")
+    assert relations[6000].mean("preemptions") == 0 < relations[4000].mean("preemptions")

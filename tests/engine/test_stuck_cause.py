@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from servesim.config.scenario import scenario_from
 from servesim.core import Plan, Policy, View
-from servesim.engine.build import build_server
-from servesim.engine.stuck_cause import describe_cause
+from servesim.engine.loop import build_server, describe_cause
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
 

@@ -12,8 +12,9 @@ import pytest
 from servesim.cli import main
 from servesim.core import BadInput
 from servesim.files import read
-from servesim.files.read import parse_json, quote, read_csv, read_json, read_text
-from servesim.traces.read.load import load
+from servesim.files.csv_rows import read_csv
+from servesim.files.read import parse_json, quote, read_json, read_text
+from servesim.traces.read.formats import load
 
 
 def error_of(function: Any, *args: Any, **options: Any) -> str:
@@ -115,7 +116,7 @@ def test_a_csv_file_is_read_plain_and_gzipped(tmp_path: Path) -> None:
     (tmp_path / "a.csv.gz").write_bytes(gzip.compress(text.encode()))
     expected = [("1", "x,\ny"), ("2", "z" * 200_000), ("3", "=1"), ("4", "'quoted'")]
     for name in ("a.csv", "a.csv.gz"):
-        assert [tuple(row.values()) for row in read_csv(tmp_path / name, ("b", "a"))] == expected
+        assert [tuple(row.cells.values()) for row in read_csv(tmp_path / name, ("b", "a"))] == expected
 
 
 @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ def test_a_bad_csv_file_is_one_line_with_the_row(tmp_path: Path, text: str, reas
 
 def test_an_incomplete_last_line_can_be_ignored(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n3,")
-    assert read_csv(tmp_path / "a.csv", complete_lines=True) == [{"a": "1", "b": "2"}]
+    assert [row.cells for row in read_csv(tmp_path / "a.csv", complete_lines=True)] == [{"a": "1", "b": "2"}]
 
 
 def test_a_pipe_as_a_trace_is_refused_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -45,29 +45,28 @@ def test_paint_marks_only_lines_with_a_meaning() -> None:
 
 
 @pytest.fixture(scope="module")
-def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder whose shards `sim sweep merge` joins and prints."""
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished sweep, whose table `sim sweep DIR` prints again."""
     folder = tmp_path_factory.mktemp("terminal")
     file = sweeps.sweep_file(folder, subject_to=["mean_tpot_ms <= 23"])
-    for part in (1, 2):
-        assert sweeps.sim("sweep", file, "-o", folder / "out", "-j", 1, "-q", "--shard", f"{part}/2") == 0
+    assert sweeps.sim("sweep", file, "-o", folder / "out", "-j", 1, "-q", "--no-report") == 0
     return folder / "out"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
-def test_sweep_fits_the_terminal_and_has_colours(shards: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    merge = ["sweep", "merge", str(shards), "--no-report"]
-    assert sweeps.sim(*merge) == 0
+def test_sweep_fits_the_terminal_and_has_colours(swept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    again = ["sweep", str(swept), "-j", "1", "-q", "--no-report"]
+    assert sweeps.sim(*again) == 0
     plain = capsys.readouterr().out
     assert "\033" not in plain
-    text = on_terminal(merge, columns=80)
+    text = on_terminal(again, columns=80)
     assert "\033[1;32m" in text and "\033[33m" in text, "a winner, and a configuration that cannot win"
     table = without_colours(text).split("configurations, ")[0].splitlines()[:-1]
     assert max(map(len, table)) <= 80 < max(map(len, plain.split("configurations, ")[0].splitlines()[:-1]))
     assert set(plain.split("configurations, ")[0].split()) == set(" ".join(table).split()) | {"7"}
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
-        assert "\033" not in on_terminal(merge, columns=80, env=env)
-    assert json.loads(on_terminal([*merge, "--json", "-q"]))["winner"] is not None
+        assert "\033" not in on_terminal(again, columns=80, env=env)
+    assert json.loads(on_terminal([*again, "--json"]))["winner"] is not None
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")

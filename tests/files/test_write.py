@@ -15,8 +15,7 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput
-from servesim.files.csv_cells import mark_formula, unmark_formula
-from servesim.files.read import read_csv
+from servesim.files.csv_rows import mark_formula, read_csv, unmark_formula
 from servesim.files.write import (
     append,
     csv_writer,

@@ -7,7 +7,7 @@ from servesim.core import Request
 from servesim.costs.linear import LinearCost
 from servesim.policies import POLICIES
 from servesim.policies.sglang import SGLangState
-from servesim.runs.request_rows import COLUMNS, row
+from servesim.runs.request_rows import COLUMNS, request_row
 
 from ..scenarios import serve
 
@@ -37,7 +37,7 @@ def test_request_moves_down_a_level_after_its_slice_and_keeps_its_blocks() -> No
         [("a", 2)], [("a", 1)], [("b", 2)], [("b", 1)], [("a", 1)], [("a", 1)], [("a", 1)]
     ]  # fmt: skip
     assert (log.preempted, log.swapped_in) == ([(2, "a", "keep")], [(4, "a")])
-    assert row(log.requests["a"])[COLUMNS.index("stalled")] == 2.0
+    assert request_row(log.requests["a"])[COLUMNS.index("stalled")] == 2.0
 
 
 def test_the_slice_of_a_lower_level_is_longer() -> None:

@@ -51,7 +51,7 @@ def play(
     except Stuck as error:
         stuck = str(error)
     steps = [json.loads(line) for line in file.getvalue().splitlines()]
-    return requests, [step for step in steps if step["kind"] != "idle" or step["evicted"] or step["admitted"]], stuck
+    return requests, [step for step in steps if step["kind"] != "idle" or step["preempted"] or step["admitted"]], stuck
 
 
 def make_policy(config: dict[str, Any]) -> LLMServing:
@@ -83,7 +83,7 @@ def check_reproduced(recorded: dict[str, Any]) -> None:
         assert (actual["t"], actual["t_end"], actual["kind"]) == (expected["t"], expected["t_end"], expected["kind"])
         assert actual["arrived"] == expected["admitted"] or actual["kind"] == "idle"
         assert actual["waiting"] == expected["waiting"]
-        preempted = [(id, slot) for (id, _), slot in zip(actual["evicted"], actual["evicted_slots"], strict=True)]
+        preempted = [(id, slot) for (id, _), slot in zip(actual["preempted"], actual["preempted_slots"], strict=True)]
         assert preempted == [(victim["id"], victim["slot"]) for victim in expected["swapped_out"]]
         if paged:
             assert actual["free_after"] == expected["free_blocks"]
@@ -94,7 +94,7 @@ def check_reproduced(recorded: dict[str, Any]) -> None:
         if expected["kind"] == "prefill":
             rows = [row["id"] for row in expected["prefill"]]
             assert actual["prompts"] == list(dict.fromkeys(rows))[: len(actual["prompts"])]
-            assert len(actual["prompts"]) + actual.get("padding", 0) == len(rows)
+            assert len(actual["prompts"]) + actual.get("padding_rows", 0) == len(rows)
         if expected["kind"] == "decode":
             slots = dict(zip(actual["running"], actual["slots"], strict=True))
             assert [slots[id] for id, _ in actual["chunks"]] == expected["valid"]
@@ -125,7 +125,7 @@ def test_a_random_recording_is_reproduced_step_by_step(recorded: dict[str, Any])
             expected["free"],
             expected["waiting"],
         )
-        preempted = [[id, slot] for (id, _), slot in zip(actual["evicted"], actual["evicted_slots"], strict=True)]
+        preempted = [[id, slot] for (id, _), slot in zip(actual["preempted"], actual["preempted_slots"], strict=True)]
         assert preempted == expected["swapped"]
         assert [list(new) for new in zip(actual["admitted"], actual["admitted_slots"], strict=True)] == expected[
             "inserted"
@@ -229,7 +229,7 @@ def test_the_contest_delay_as_reported_crashes_on_an_empty_queue() -> None:
     assert play([spec("a", 0)], LLMServing(**fields, fix_delay_bugs=True), ONE_EACH)[2] is None
 
 
-def test_serve_first_selects_the_swapped_or_the_waiting_queue() -> None:
+def test_refill_from_selects_the_swapped_or_the_waiting_queue() -> None:
     specs = [spec("a", 0, 4, 9), spec("b", 0, 3, 9), spec("c", 1, 3, 2)]
     first = {}
     for refill_from in ("swapped", "waiting"):
@@ -249,7 +249,7 @@ def test_serve_first_selects_the_swapped_or_the_waiting_queue() -> None:
 def test_the_victim_rule_selects_the_victim(victim: str, victim_id: str) -> None:
     specs = [spec("a", 0, 5, 20), spec("b", 0.1, 3, 20), spec("c", 0.2, 7, 20)]
     steps = play(specs, LLMServing(decode_batch=3, victim=victim), ONE_EACH, 11, 2)[1]
-    preempted = [step["evicted"][0][0] for step in steps if step["evicted"]]
+    preempted = [step["preempted"][0][0] for step in steps if step["preempted"]]
     assert preempted[0] == victim_id
 
 
@@ -268,7 +268,7 @@ def test_without_paging_out_of_range_requests_and_their_copies_are_rejected(stra
     specs = [spec("a", 0, 18, 2), spec("b", 0, 10, 10), spec("c", 0.5, 10, 9)]
     policy = LLMServing(decode_batch=3, prefill_batch=3, strategy=strategy)
     requests, steps, _ = play(specs, policy, ONE_EACH, max_model_len=20, max_generate_length=12)
-    assert [(step["t"], step["kind"], step["prompts"], step.get("padding", 0)) for step in steps[:2]] == [
+    assert [(step["t"], step["kind"], step["prompts"], step.get("padding_rows", 0)) for step in steps[:2]] == [
         (0.0, "reject", [], 0), (0.5, "prefill", ["c"], 2),
     ]  # fmt: skip
     assert [(r.outcome, r.finish, r.written) for r in requests] == [
@@ -281,7 +281,7 @@ def test_padding_copies_run_only_if_a_live_request_runs() -> None:
     steps = play([spec("a", 0, 4, 1), spec("b", 4, 4, 2)], LLMServing(decode_batch=2, strategy="continuous"), ONE_EACH)[
         1
     ]
-    assert [(step["t"], step["kind"], step["prompts"], step.get("padding", 0)) for step in steps] == [
+    assert [(step["t"], step["kind"], step["prompts"], step.get("padding_rows", 0)) for step in steps] == [
         (0.0, "prefill", ["a"], 0), (4.0, "prefill", ["b"], 0), (5.0, "prefill", [], 1), (6.0, "decode", [], 0),
     ]  # fmt: skip
 

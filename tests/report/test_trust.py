@@ -7,10 +7,9 @@ from pathlib import Path
 import yaml
 from servesim.config.scenario import Scenario
 from servesim.costs.device_profile import load_profile
-from servesim.report.recorded_runs import record_runs
-from servesim.report.roles import compared_rows
+from servesim.report.recorded_runs import compared_rows, record_runs
 from servesim.report.trust import capacity_fact, policy_fact, profile_facts, sweep_facts
-from servesim.study.load_summary import LoadSummary, load_result
+from servesim.study.rate_summary import RateSummary, load_result
 from servesim.study.sweep import load_summary
 
 from ..study import sweeps
@@ -79,14 +78,14 @@ def test_one_replication_is_a_warning(tmp_path: Path) -> None:
 
 
 def test_a_capacity_with_steps_outside_the_measured_range_is_named(tmp_path: Path) -> None:
-    keys = {"params": {"policy.decode_batch": [2, 8]}, "loads": [1, 9], "subject_to": ["p99_ttft_ms <= 800"]}
+    keys = {"params": {"policy.decode_batch": [2, 8]}, "rates": [1, 9], "subject_to": ["p99_ttft_ms <= 800"]}
     file = sweeps.sweep_file(tmp_path, base=sweeps.base(workload=sweeps.workload(20, 1.0)), **keys)
     assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
     result = load_result(tmp_path / "out")
-    assert isinstance(result, LoadSummary) and "outside" not in capacity_fact(result).text
+    assert isinstance(result, RateSummary) and "outside" not in capacity_fact(result).text
     lightest = result.curves[0].points[0]
     assert lightest.good
     for run in lightest.row.runs:
-        run["outside"] = True
+        run["outside_profile"] = True
     fact = capacity_fact(result)
     assert fact.text.startswith("1 configuration with steps outside the measured range; ") and fact.tone == "check"

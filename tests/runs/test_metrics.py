@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from servesim.config.scenario import scenario_from
 from servesim.engine.step import TokenGaps
+from servesim.runs.metric_table import PERCENTILES
 from servesim.runs.metrics import (
-    PERCENTILES,
     Metrics,
     gap_counts,
     gap_seconds,
@@ -19,7 +19,7 @@ from servesim.runs.metrics import (
     weighted_order_statistics,
     weighted_sum,
 )
-from servesim.runs.request_rows import COLUMNS, STATES, row
+from servesim.runs.request_rows import COLUMNS, STATES, request_row
 from servesim.runs.simulate import Run, load_trace, simulate
 
 
@@ -36,7 +36,7 @@ def run(**changes: object) -> Run:
 @pytest.mark.parametrize("timeout", [None, 10.0])
 def test_the_time_breakdown_has_the_means_of_the_columns_of_requests_csv(timeout: float | None) -> None:
     result = run(engine={"num_blocks": 60, "front_end": {"lag": 3, "end_lag": True}, "client_timeout": timeout})
-    rows = [row(request) for request in result.requests if request.outcome == "finished"]
+    rows = [request_row(request) for request in result.requests if request.outcome == "finished"]
     assert len(rows) > 20 and (len(rows) < len(result.requests)) == (timeout is not None)
     for name, mean in result.measures.time_breakdown().items():
         values = [cells[COLUMNS.index(name)] for cells in rows]

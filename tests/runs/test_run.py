@@ -83,7 +83,7 @@ def test_time_breakdown_adds_up_to_the_latency(folder: Path) -> None:
         parts = ("queued", "prefill", "stalled", "decoding", "swapped", "front_end")
         spent = sum(float(line[part]) for part in parts)
         assert spent == pytest.approx(float(line["finish"]) - float(line["arrival"]), abs=1e-9)
-    assert sum(int(line["evictions"]) for line in table) > 0, "the pool is small enough for evictions"
+    assert sum(int(line["preemptions"]) for line in table) > 0, "the pool is small enough for preemptions"
 
 
 def test_front_end_delays_a_request_before_the_scheduler_sees_it(folder: Path) -> None:
@@ -172,7 +172,7 @@ def test_llm_serving_configuration_is_a_scenario(folder: Path) -> None:
     scenario = json.loads((folder / "out" / "manifest.json").read_text())["scenario"]
     assert scenario["policy"] == {"name": "llm-serving", "decode_batch": 8}
     assert scenario["engine"]["num_blocks"] == 128
-    assert scenario["engine"]["prefill_gears"] == [512]
+    assert scenario["engine"]["prefill_buckets"] == [512]
     assert scenario["engine"]["front_end"] == {"lag": 7, "end_lag": True, "seconds": None}
 
 
@@ -249,7 +249,7 @@ def test_config_init_writes_a_valid_scenario_and_never_overwrites(
 
 def test_session_requests_wait_for_the_previous_response(folder: Path) -> None:
     (folder / "trace.csv").write_text(
-        "arrival_s,prompt_tokens,output_tokens,id,after,delay_s\n0,5,3,one,,\n0,5,3,two,one,2.5\n0,5,3,three,two,1\n"
+        "arrival_s,prompt_tokens,output_tokens,id,follows,think_time_s\n0,5,3,one,,\n0,5,3,two,one,2.5\n0,5,3,three,two,1\n"
     )
     assert main(["run", "scenario.yaml", "--trace", "trace.csv", "-o", "out"]) == 0
     one, two, three = rows(folder / "out" / "requests.csv")

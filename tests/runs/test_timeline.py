@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 from servesim.config.scenario import scenario_from
 from servesim.core import Request
-from servesim.runs.queue_log import QueueLog
 from servesim.runs.simulate import Run, simulate
-from servesim.runs.timeline import Timeline
+from servesim.runs.timeline import QueueLog, Timeline
 from servesim.traces.trace import Trace
 
 from ..study import sweeps

@@ -12,9 +12,9 @@ from servesim.core import Request
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import MODELS
-from servesim.runs.device_counters import integral, summarise
 from servesim.runs.simulate import Run, simulate
 from servesim.runs.text import show_run
+from servesim.runs.utilisation import integral, summarise
 from servesim.traces.trace import Trace
 
 from ..study import sweeps

@@ -9,9 +9,9 @@ import random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from servesim.execution.single_run import Task, context_json, run_tasks
 from servesim.statistics.intervals import interval, paired_difference, replications_for, t_quantile
 from servesim.study.ranking import dominates, pareto_front
+from servesim.study.single_run import Task, context_json, run_tasks
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_paired_intervals_of_simulated_runs_cover_the_long_run_difference() -> N
         [run_tasks(context_json(base), [Task(0, r, {"policy.decode_batch": batch})])[0] for r in range(count)]
         for batch in (2, 3)
     )
-    values = [[run["figures"]["mean_e2el_ms"] for run in runs] for runs in (first, second)]
+    values = [[run["metrics"]["mean_e2el_ms"] for run in runs] for runs in (first, second)]
     truth = paired_difference(values[1], values[0]).mean
     groups = [paired_difference(values[1][k : k + pairs], values[0][k : k + pairs]) for k in range(0, count, pairs)]
     covered = sum(abs(one.mean - truth) <= (one.half_width or 0.0) for one in groups)

@@ -18,9 +18,9 @@ import yaml
 from servesim.core import BadInput
 from servesim.costs.device_profile import bundled_profiles
 
-from ..searches.test_search import search_file
 from . import sweeps
 from .damage import copy_folder, damage
+from .test_search import search_file
 
 MUTATIONS = 8  # of each case
 QUIET = ("-j", 1, "-q", "--no-report")
@@ -91,9 +91,6 @@ CASES: dict[str, tuple[Callable[[Path], int], tuple[str, ...]]] = {
     "compare sweep": (sim("compare", "DIR/sweep", "DIR/sweep:0", "-j", "1", "-q"), SWEEP),
     "report": (sim("report", "DIR/sweep"), SWEEP),
     "load": (reads(load), (*LIVE, *SWEEP)),
-    "merge": (sim("sweep", "merge", "DIR/shards", "--no-report"), (
-        "shards/experiment.json", "shards/experiment-1-of-2.json", "shards/runs-2-of-2.jsonl",
-    )),
     "resume": (sim("sweep", "DIR/sweep.yaml", "-o", "DIR/sweep", "--resume", *map(str, QUIET)), SWEEP),
     "continue": (sim("sweep", "DIR/sweep", *map(str, QUIET)), SWEEP),
     "search": (sim("search", "DIR/search.yaml", "-o", "DIR/search", "--resume", *map(str, QUIET)), SEARCH),
@@ -159,8 +156,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     small = {"base": sweeps.base(workload=sweeps.workload(6)), "params": {"policy.decode_batch": [2, 4]}}
     file = sweeps.sweep_file(folder, **small, replications=2)
     assert sweeps.sim("sweep", file, "-o", folder / "sweep", *QUIET) == 0
-    for part in ("1/2", "2/2"):
-        assert sweeps.sim("sweep", file, "-o", folder / "shards", "--shard", part, *QUIET) == 0
     search = search_file(folder, **small, trials=4, batch=2)
     assert sweeps.sim("search", search, "-o", folder / "search", *QUIET) == 0
     words = ("--backend", "fake", "--model", "tiny", "--warm-up", 0, "--quiet", "-o", folder)

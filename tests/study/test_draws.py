@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput
-from servesim.execution.executor import Serial
 from servesim.statistics.intervals import Interval, with_draws
 from servesim.study.compared_runs import load_runs
-from servesim.study.draws import count_wins, draw_effects, planned_draws
+from servesim.study.executor import Serial
+from servesim.study.experiment import planned_draws
+from servesim.study.ranking import count_wins, draw_effects
 from servesim.study.sweep import load_summary
 from servesim.study.sweep_file import read_experiment
 
@@ -35,10 +36,10 @@ def journal(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_effect_of_a_draw_is_the_change_on_the_same_requests() -> None:
-    runs = [{"replication": r, "figures": {"makespan": value}} for r, value in enumerate([10.0, 20.0])]
-    draws = [{"replication": k % 2, "draw": k, "figures": {"makespan": 10.0 * (k % 2) + 11 + k}} for k in range(4)]
+    runs = [{"replication": r, "metrics": {"makespan": value}} for r, value in enumerate([10.0, 20.0])]
+    draws = [{"replication": k % 2, "draw": k, "metrics": {"makespan": 10.0 * (k % 2) + 11 + k}} for k in range(4)]
     assert draw_effects("makespan", runs, draws) == {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}
-    draws[1]["stuck"], draws[2]["figures"] = "no request can run", {}
+    draws[1]["stuck"], draws[2]["metrics"] = "no request can run", {}
     assert draw_effects("makespan", runs, draws) == {0: 1.0, 3: 4.0}
 
 
@@ -77,11 +78,11 @@ def test_draw_k_is_the_same_cost_model_for_every_configuration(tmp_path: Path) -
     slow = sweeps.base(workload=sweeps.workload(rate=0.001))
     out = swept(tmp_path, "--intervals", 4, "--no-report", base=slow, replications=2)
     records = journal(out)
-    fitted = {(r["config"], r["replication"]): r["figures"]["mean_e2el_ms"] for r in records if "draw" not in r}
+    fitted = {(r["config"], r["replication"]): r["metrics"]["mean_e2el_ms"] for r in records if "draw" not in r}
     factors: dict[int, list[float]] = {}
     for record in records:
         if "draw" in record:
-            value = record["figures"]["mean_e2el_ms"] / fitted[record["config"], record["replication"]]
+            value = record["metrics"]["mean_e2el_ms"] / fitted[record["config"], record["replication"]]
             factors.setdefault(record["draw"], []).append(value)
     assert len(factors) == 4
     assert len({round(values[0], 6) for values in factors.values()}) == 4
@@ -106,7 +107,6 @@ def test_without_draws_no_file_mentions_them(tmp_path: Path) -> None:
     for name in sweeps.FILES:
         text = re.sub(r"<script.*?</script>", "", (out / name).read_text(), flags=re.DOTALL)  # scripts draw charts
         assert "draw" not in text, name
-    assert "intervals" not in json.loads((out / "experiment.json").read_text())
 
 
 def test_a_resumed_sweep_adds_the_missing_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,15 +117,7 @@ def test_a_resumed_sweep_adds_the_missing_draws(tmp_path: Path, capsys: pytest.C
     assert sweeps.sim("sweep", tmp_path / "sweep.yaml", "-o", out, *QUIET, "--resume") == 0
     assert sweeps.contents(out) == complete
     assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path), "-o", out, *QUIET, "--resume") == 2
-    assert "holds another experiment: intervals differs" in capsys.readouterr().err
-
-
-def test_shards_have_all_draws(tmp_path: Path) -> None:
-    out, file = swept(tmp_path, intervals=3), tmp_path / "sweep.yaml"
-    for shard in ("1/2", "2/2"):
-        assert sweeps.sim("sweep", file, "-o", tmp_path / "shards", *QUIET, "--shard", shard) == 0
-    assert sweeps.sim("sweep", "merge", tmp_path / "shards") == 0
-    assert sweeps.contents(tmp_path / "shards")["summary.csv"] == sweeps.contents(out)["summary.csv"]
+    assert "holds another sweep: intervals differs" in capsys.readouterr().err
 
 
 def test_a_search_draws_its_leaders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,7 +141,7 @@ def test_a_comparison_pairs_the_draws(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "and 5 draws of the cost model (calibration uncertainty)" in captured.out
     assert captured.err.count("profile inline has no stored uncertainty") == 1
     assert sweeps.sim(*words, "--json") == 0
-    result = json.loads(capsys.readouterr().out)["figures"]["makespan"]
+    result = json.loads(capsys.readouterr().out)["metrics"]["makespan"]
     assert len(result["draws"]) == 5 and all(change < 0 for change in result["draws"])
     runs = [load_runs(str(path), (), 3, Serial(), 5).effects("makespan") for path in (a, b)]
     spread = [runs[1][k] - runs[0][k] for k in range(5)]
@@ -164,9 +156,3 @@ def test_a_wrong_number_of_draws_is_rejected(value: Any, tmp_path: Path) -> None
 
 def test_true_is_the_default_number_of_draws(tmp_path: Path) -> None:
     assert read_experiment(sweeps.sweep_file(tmp_path, intervals=True)).intervals == 24
-
-
-def test_the_search_for_a_rate_has_no_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = scenario(tmp_path, "a")
-    assert sweeps.sim("search", file, "--meet", "makespan<=100", "--intervals", 4, *QUIET) == 2
-    assert capsys.readouterr().err.startswith("sim: --intervals: not possible with --meet")

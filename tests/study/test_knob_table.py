@@ -85,7 +85,7 @@ def union(folder: Path, winner: dict[str, Any]) -> Summary:
     runs = {}
     for config, assignment in enumerate(experiment.configs):
         value = 50.0 if assignment == winner else 100.0 + config
-        runs[config, 0] = {"config": config, "replication": 0, "figures": {"makespan": value, "failed": 0}}
+        runs[config, 0] = {"config": config, "replication": 0, "metrics": {"makespan": value, "failed": 0}}
     return Summary(experiment, runs)
 
 
@@ -129,7 +129,7 @@ def test_equal_numbers_of_different_types_are_one_value(tmp_path: Path) -> None:
         (("--rows", "policy.delay"), "--rows policy.delay: expected a parameter of the sweep: policy.decode_batch"),
         (("--rows", "order", "--columns", "policy.order"), "expected another parameter than --rows"),
         (("--metric", "speed"), "--metric: no metric 'speed'"),
-        (("--load", "5"), "expected one of its loads (none), got 5"),
+        (("--rate", "5"), "expected one of its rates (none), got 5"),
     ],
 )
 def test_wrong_options_are_one_line(

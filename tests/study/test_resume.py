@@ -18,8 +18,8 @@ from servesim.study.journal import read_journal
 from servesim.study.sweep import load_summary, plan_rounds
 from servesim.study.sweep_file import read_experiment
 
-from ..searches.test_search import search_file, trials
 from . import sweeps
+from .test_search import search_file, trials
 
 QUIET = ("-j", 1, "-q", "--no-report")
 OWN = "from servesim.policies.llm_serving import LLMServing\n\nclass Mine(LLMServing):\n    pass\n"
@@ -70,7 +70,7 @@ def test_changed_inputs_are_not_resumed(message: str, command: str, capsys: pyte
     CHANGES[message]()
     capsys.readouterr()
     assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
-    noun = "search" if command == "search" else "experiment"
+    noun = command
     error = capsys.readouterr().err
     assert error == f"sim: out: {message} since the {noun} started; restore it, or use another folder with -o\n"
     assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
@@ -80,7 +80,7 @@ def test_changed_inputs_are_not_resumed(message: str, command: str, capsys: pyte
 
 
 @pytest.mark.parametrize("command", ["sweep", "search"])
-def test_another_version_does_not_resume_and_old_files_without_digests_do(
+def test_another_version_and_files_without_digests_do_not_resume(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if command == "search":
@@ -94,36 +94,17 @@ def test_another_version_does_not_resume_and_old_files_without_digests_do(
     path.write_text(json.dumps(terms))
     capsys.readouterr()
     assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
-    noun = "search" if command == "search" else "experiment"
+    noun = command
     message = f"the {noun} was started with servesim 0.0.9, this is servesim {now}; continue with 0.0.9, or "
     assert message in capsys.readouterr().err
     for key in ("versions", "inputs"):
         path.write_text(json.dumps({**terms, "versions": {}, key: "0.0.9"}))
         assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
         assert f"{key}: expected names and values, got '0.0.9'" in capsys.readouterr().err
-    del terms["versions"], terms["inputs"]
+    del terms["versions"]
     path.write_text(json.dumps(terms))
-    assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 0
-
-
-def test_shards_of_different_inputs_are_not_merged(capsys: pytest.CaptureFixture[str]) -> None:
-    file = sweeps.sweep_file(Path(), base=write_inputs(), params={"policy.decode_batch": [2, 4]})
-    assert sweeps.sim("sweep", file, "-o", "a", "--shard", "1/2", *QUIET) == 0
-    Path("trace.csv").write_text(trace_text(6))
-    assert sweeps.sim("sweep", file, "-o", "a", "--shard", "2/2", *QUIET) == 2
-    assert "trace trace.csv changed since the experiment started" in capsys.readouterr().err
-    assert sweeps.sim("sweep", file, "-o", "b", "--shard", "2/2", *QUIET) == 0  # as on another machine
-    for path in Path("b").glob("*-2-of-2.*"):
-        path.rename(Path("a") / path.name)
-    assert sweeps.sim("sweep", "merge", "a") == 2
-    assert "trace trace.csv changed since the experiment started" in capsys.readouterr().err
-
-
-def test_merge_needs_a_folder_and_a_sweep_takes_one_file(capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweeps.sim("sweep", "merge") == 2
-    assert capsys.readouterr().err == "sim: sim sweep merge: expected DIR, the folder of the shards\n"
-    assert sweeps.sim("sweep", sweeps.sweep_file(Path()), "out") == 2
-    assert "the output folder is -o DIR" in capsys.readouterr().err
+    assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
+    assert "versions: expected names and values, got None" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/b", "..", ".hidden", "", "a\nb", "a # b", "x" * 101, "-x"])
@@ -175,7 +156,7 @@ def test_the_baseline_gets_as_many_replications_as_the_noisiest_configuration() 
         planned = [(task.config, task.replication) for task in tasks]
         for config, replication in planned:  # the baseline is constant, the other configuration is not
             makespan = 10.0 if config == 0 else 10.0 + replication % 2
-            records[config, replication] = {"figures": {"makespan": makespan}}
+            records[config, replication] = {"metrics": {"makespan": makespan}}
     assert sorted(planned) == [(config, replication) for config in (0, 1) for replication in range(24)]
 
 
@@ -224,6 +205,7 @@ def written(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.j*") if path.is_file()) if folder.exists() else 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_optuna")
 def test_a_search_killed_20_times_loses_no_trial_and_counts_none_twice() -> None:
     base = sweeps.base(workload=sweeps.workload(6))

@@ -15,14 +15,14 @@ from servesim.config.overrides import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Request
-from servesim.execution.executor import Serial
-from servesim.execution.single_run import RunContext, Task, replication_seed
 from servesim.runs.simulate import simulate
-from servesim.study.files import write_summary
+from servesim.study.executor import Serial
 from servesim.study.ranking import CONFIRM_REPLICATION_OFFSET, Summary
+from servesim.study.single_run import RunContext, Task, replication_seed
 from servesim.study.sweep import load_summary, plan_rounds, sweep
 from servesim.study.sweep_file import read_experiment
-from servesim.study.table import format_table
+from servesim.study.table import write_summary
+from servesim.study.verdict import format_table
 
 from . import sweeps
 
@@ -42,7 +42,7 @@ def test_a_sweep_ranks_configurations_and_writes_its_files(tmp_path: Path, capsy
     assert sorted(int(row["config"]) for row in rows) == list(range(7))
     assert {row["counted"] for row in rows} == {"terminating: all requests"}
     baseline = next(row for row in rows if row["config"] == "0")
-    assert baseline["labels"].startswith("baseline") and float(baseline["makespan_diff"]) == 0.0
+    assert baseline["labels"].startswith("baseline") and float(baseline["makespan_difference"]) == 0.0
     text = capsys.readouterr().out
     assert "7 configurations, 21 runs; terminating: all requests; common random numbers, 95 % t intervals" in text
 
@@ -53,7 +53,7 @@ def test_best_yaml_repeats_the_first_replication_of_the_winner(tmp_path: Path) -
     assert sweeps.sim("run", tmp_path / "out/best.yaml", "-o", tmp_path / "run") == 0
     result = json.loads((tmp_path / "run/result.json").read_text())
     assert summary.winner is not None
-    first = summary.winner.runs[0]["figures"]
+    first = summary.winner.runs[0]["metrics"]
     assert {key: result[key] for key in first} == first
 
 
@@ -80,8 +80,8 @@ def test_a_record_has_the_metrics_of_the_same_single_run(tmp_path: Path) -> None
     row = summary.rows[2]
     tree = summary.experiment.tree(row.config)
     single = simulate(scenario_from({**tree, "seed": replication_seed(0, 1)})).result()
-    assert row.runs[1]["figures"] == {key: single[key] for key in row.runs[1]["figures"]}
-    assert row.runs[1]["where"] == single["mean_seconds"]
+    assert row.runs[1]["metrics"] == {key: single[key] for key in row.runs[1]["metrics"]}
+    assert row.runs[1]["time_breakdown"] == single["mean_seconds"]
 
 
 def test_the_baseline_is_configuration_0_inside_or_outside_the_grid(tmp_path: Path) -> None:
@@ -279,7 +279,7 @@ def test_an_experiment_is_never_overwritten(tmp_path: Path, capsys: pytest.Captu
     assert message in capsys.readouterr().err
     other = sweeps.sweep_file(tmp_path, replications=1, params={"policy.decode_batch": [3]})
     assert sweeps.sim("sweep", other, "-o", out, "-j", 1, "--resume") == 2
-    assert "holds another experiment: configs differs" in capsys.readouterr().err
+    assert "holds another sweep: configs differs" in capsys.readouterr().err
     assert sweeps.contents(out) == before
     assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path, replications=1), "-o", out, "-j", 1, "--fresh") == 0
     assert sweeps.contents(out) == before == sweeps.contents(tmp_path / "out-2")
@@ -289,22 +289,6 @@ def test_an_experiment_is_never_overwritten(tmp_path: Path, capsys: pytest.Captu
     assert "found diary.txt in it" in capsys.readouterr().err
     assert sweeps.sim("sweep", file, "-o", file, "-j", 1) == 2
     assert "expected a folder to write to, found a file" in capsys.readouterr().err
-
-
-def test_merged_shards_equal_the_whole_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = sweeps.sweep_file(tmp_path)
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "whole", "-j", 1) == 0
-    for part in (3, 1):
-        assert sweeps.sim("sweep", file, "-o", tmp_path / "parts", "-j", 1, "--shard", f"{part}/3") == 0
-    assert sweeps.sim("sweep", "merge", tmp_path / "parts") == 2
-    assert "6 of 21 runs are missing: shard 2/3 lacks 6" in capsys.readouterr().err
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "parts", "-j", 1, "--shard", "1/3") == 2  # done already
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "parts", "-j", 1, "--shard", "2/3") == 0
-    assert sweeps.sim("sweep", "merge", tmp_path / "parts") == 0
-    assert sweeps.contents(tmp_path / "parts") == sweeps.contents(tmp_path / "whole")
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "x", "--shard", "4/3") == 2
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "x", "--shard", "1/3", "--ci", "1%") == 2
-    assert sweeps.sim("sweep", "merge", tmp_path / "nowhere") == 2
 
 
 def test_the_winner_is_confirmed_on_new_replications(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -323,7 +307,7 @@ def test_the_winner_is_confirmed_on_new_replications(tmp_path: Path, capsys: pyt
         run for run in records if run.get("config") == 0 and run.get("replication", 0) >= CONFIRM_REPLICATION_OFFSET
     ]
     assert summary.confirm_baseline_mean("makespan") == pytest.approx(
-        statistics.mean(run["figures"]["makespan"] for run in base)
+        statistics.mean(run["metrics"]["makespan"] for run in base)
     )
     whole = (tmp_path / "more/runs.jsonl").read_bytes()
     (tmp_path / "more/runs.jsonl").write_bytes(whole[: len(whole) - 3000])
@@ -340,7 +324,7 @@ def test_one_replication_has_means_and_no_intervals(tmp_path: Path) -> None:
 def test_plain_progress_lines_show_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
-    from servesim.execution import progress as module
+    from servesim.study import progress as module
 
     clock = iter([0.0, 0.0, 10.0, 10.0, 12.0, 20.0, 20.0])
     monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))

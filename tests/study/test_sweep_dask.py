@@ -75,8 +75,9 @@ def test_a_sweep_survives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cl
     assert sweeps.contents(out) == sweeps.contents(tmp_path / "here")
 
 
-def test_a_sweep_over_loads_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
-    file = sweeps.sweep_file(tmp_path, loads=[2, 8], subject_to=["p99_ttft_ms <= 2000"], precision="20%")
+@pytest.mark.slow
+def test_a_sweep_over_rates_runs_on_a_cluster(tmp_path: Path, cluster: Cluster) -> None:
+    file = sweeps.sweep_file(tmp_path, rates=[2, 8], subject_to=["p99_ttft_ms <= 2000"], precision="20%")
     words = ("sweep", file, "-q", "--no-report", "-o")
     assert sweeps.sim(*words, tmp_path / "out", "--executor", f"dask:{cluster.address}") == 0
     assert sweeps.sim(*words, tmp_path / "here", "-j", 1) == 0

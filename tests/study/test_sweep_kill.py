@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput
-from servesim.execution.executor import Pool, Serial, WorkerLost
+from servesim.study.executor import Pool, Serial, WorkerLost
 from servesim.study.journal import Journal, read_journal
 from servesim.study.sweep import in_task_order, sweep
 from servesim.study.sweep_file import read_experiment
@@ -60,6 +60,7 @@ def wait_for(condition: Any, seconds: float = 300.0) -> None:
         time.sleep(0.005)
 
 
+@pytest.mark.slow
 def test_a_sweep_killed_at_random_times_ends_byte_identical_without_orphans(whole: Path, tmp_path: Path) -> None:
     rng, out = random.Random(6), tmp_path / "out"
     for number in (signal.SIGKILL, signal.SIGINT, signal.SIGKILL, signal.SIGTERM):
@@ -99,6 +100,7 @@ def test_a_journal_cut_at_any_byte_is_resumed_to_the_same_bytes(whole: Path, tmp
                 assert journal.records == []
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_sweep_with_one_line_and_it_can_be_resumed(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     size = (whole / "out/runs.jsonl").stat().st_size
@@ -125,6 +127,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", disk], check=True)
 
 
+@pytest.mark.slow
 def test_no_space_left_leaves_only_complete_lines(whole: Path, tiny_disk: Path, tmp_path: Path) -> None:
     process = sweeps.start("sweep", whole / "sweep.yaml", "-o", tiny_disk / "out", "-j", 2, "-q")
     _, error = process.communicate(timeout=600)
@@ -138,6 +141,7 @@ def test_no_space_left_leaves_only_complete_lines(whole: Path, tiny_disk: Path, 
     assert sweeps.contents(tmp_path / "out") == sweeps.contents(whole / "out")
 
 
+@pytest.mark.slow
 def test_no_run_is_lost_when_a_worker_dies(tmp_path: Path) -> None:
     own = tmp_path / "own.py"
     own.write_text(

@@ -15,13 +15,13 @@ from servesim.traces.describe import (
     dispersion,
     format_statistics,
     gap_variation,
+    plot_trace,
     prefix_sharing,
     ranks,
     statistics,
 )
 from servesim.traces.make.synth import synthesise
-from servesim.traces.plot import plot_trace
-from servesim.traces.read.load import load
+from servesim.traces.read.formats import load
 from servesim.traces.trace import Trace
 
 

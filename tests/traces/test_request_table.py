@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from servesim.core import ClientRequest, Request
 from servesim.runs.simulate import copy_requests
-from servesim.traces.request_table import RequestTable, table_of
-from servesim.traces.trace import Columns, Trace, build_trace
+from servesim.traces.trace import Columns, RequestTable, Trace, build_trace, table_of
 
 
 def various_requests() -> list[ClientRequest]:
@@ -66,7 +65,7 @@ def test_the_arrays_of_a_trace_are_the_same_for_a_table_and_a_list() -> None:
 def test_followers_of_unusable_rows_follow_their_predecessors_after_sorting() -> None:
     columns = Columns(
         prompt=[5, 5, 0, 5, 5], output=[2, 0, 2, 2, 2], arrival=[4.0, None, None, None, 1.0], id=[*"abcde"],
-        after=[None, "a", "b", "c", None], delay=[0.0, 0.5, 0.25, 1.0, 0.0],
+        follows=[None, "a", "b", "c", None], think_time=[0.0, 0.5, 0.25, 1.0, 0.0],
     )  # fmt: skip
     trace = build_trace(columns, "file", "servesim")
     assert isinstance(trace.requests, RequestTable)

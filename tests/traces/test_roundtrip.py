@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from servesim.core import BadInput, Request
 from servesim.core.request import CLIENT_FIELDS
 from servesim.traces.export import export, to_text
-from servesim.traces.read.load import load
+from servesim.traces.read.formats import load
 from servesim.traces.trace import Trace
 
 letters = st.characters(codec="utf-8", exclude_characters="\0", exclude_categories=["Cs"])

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Union, get_args
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, field_validator
 from servesim.core import BadInput
 from servesim.core.limits import MAX_BURSTINESS, MAX_CV, MAX_REQUESTS, MIN_BURSTINESS, MIN_CV
 from servesim.files import checked
@@ -23,13 +24,92 @@ from servesim.files.checked import (
     RequestRate0,
     Seconds,
     Whole,
+    expects,
+    invalid_error,
 )
-from servesim.traces.random_streams import stream
-
-from .modulated import modulated_rate, modulated_times
-from .stages import Gaps, StageList, expected_requests, staged_times
+from servesim.traces.trace import stream
 
 Times = NDArray[np.float64]
+MAX_STATES = 1_000_000  # changes of state until the last request
+
+
+def modulated_rate(rates: list[float], means: list[float]) -> float:
+    """Return the mean rate; all states occur equally often."""
+    return sum(rate * mean for rate, mean in zip(rates, means)) / sum(means)
+
+
+def modulated_times(count: int, seed: int, rates: list[float], means: list[float]) -> Times:
+    """Return Poisson arrivals whose rate depends on the state; states have exponential durations."""
+    check_states(count, rates, means)
+    rng = stream(seed, "arrivals")
+    state, now, total, times = 0, 0.0, 0, []
+    while total < count:
+        stay = rng.exponential(means[state])
+        arrived = min(int(rng.poisson(rates[state] * stay)), MAX_REQUESTS)
+        times.append(now + np.sort(rng.random(arrived)) * stay)
+        total += arrived
+        now += stay
+        others = [other for other in range(len(rates)) if other != state]
+        state = others[int(rng.integers(len(others)))]
+    return np.asarray(np.concatenate(times)[:count], np.float64)
+
+
+def check_states(count: int, rates: list[float], means: list[float]) -> None:
+    """Raise BadInput if one state has too many requests, or too many states pass until the last request."""
+    expected = [rate * mean for rate, mean in zip(rates, means)]
+    if max(expected) > MAX_REQUESTS / 10:  # a state may last much longer than its mean
+        raise BadInput(f"workload.arrivals: expected at most {MAX_REQUESTS // 10} requests per state (rate * seconds)")
+    if count * len(expected) > MAX_STATES * sum(expected):
+        raise BadInput(
+            f"workload.arrivals: expected at most {MAX_STATES} changes of state until request {count}; "
+            "use higher rates or longer states"
+        )
+
+
+class Stage(Keys):
+    """A part of a load test with one mean rate."""
+
+    rate: RequestRate0 = Field(description="mean requests per second; 0 is a pause")
+    seconds: PositiveSeconds = Field(description="duration of the stage, seconds")
+
+
+def check_stages(stages: list[Stage]) -> list[Stage]:
+    """Raise an error if no request arrives in any stage."""
+    if not max(stage.rate for stage in stages) > 0:
+        raise invalid_error("expected at least one stage with a rate above 0")
+    return stages
+
+
+StageList = Annotated[
+    list[Stage],
+    Field(min_length=1, description="stages in order, each with a rate and its seconds"),
+    expects("a list of {rate, seconds}"),
+    AfterValidator(check_stages),
+]
+Gaps = Annotated[
+    Literal["poisson", "constant"],
+    Field(description="gaps between the requests of a stage: poisson or constant"),
+    expects("one of poisson, constant"),
+]
+
+
+def expected_requests(stages: Sequence[Stage]) -> tuple[Times, Times]:
+    """Return the expected number of requests at the start and after each stage, and these points in time."""
+    rates, seconds = np.array([(stage.rate, stage.seconds) for stage in stages]).T
+    return np.concatenate([[0.0], np.cumsum(rates * seconds)]), np.concatenate([[0.0], np.cumsum(seconds)])
+
+
+def staged_times(stages: Sequence[Stage], gaps: str, count: int, seed: int) -> Times:
+    """Return the first `count` arrival times, fewer if the stages have fewer."""
+    expected, ends = expected_requests(stages)
+    if gaps == "constant":
+        numbers = np.arange(count, dtype=np.float64)
+    else:
+        numbers = np.cumsum(stream(seed, "arrivals").exponential(1.0, count))
+    times: Times = np.interp(numbers[numbers < expected[-1]], expected, ends)
+    return times
+
+
 MAX_PERIODS = 10_000  # of a diurnal process until the last request
 Rate = Annotated[RequestRate, Field(description="mean requests per second")]
 ContestRate = Annotated[RequestRate, Field(description="requests per second, option -X of the contest's client")]

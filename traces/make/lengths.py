@@ -28,9 +28,8 @@ from servesim.files.checked import (
     Positive,
     Text,
 )
-from servesim.traces.random_streams import stream
-from servesim.traces.read.load import load
-from servesim.traces.trace import Columns
+from servesim.traces.read.formats import load
+from servesim.traces.trace import Columns, stream
 
 Floats = NDArray[np.float64]
 CONTEST = Path(__file__).parents[1] / "data" / "contest_lengths.csv"  # quantiles of the contest's lengths

@@ -11,8 +11,7 @@ from servesim.core import BadInput
 from servesim.core.limits import MAX_SEED
 from servesim.files.read import quote
 from servesim.traces.edit import merge
-from servesim.traces.random_streams import stream
-from servesim.traces.trace import Trace, build_trace
+from servesim.traces.trace import Trace, build_trace, stream
 
 from .arrivals import Closed
 from .contest import contest
@@ -58,8 +57,8 @@ def _generate_requests(workload: Union[Requests, StagedRequests, ClosedRequests]
         balanced = isinstance(workload, ClosedRequests)
         user_of = balanced_users(columns.output, users) if balanced else [k % users for k in range(count)]
         columns.session = [f"user-{user}" for user in user_of]
-        columns.after = previous_requests(user_of)
-        columns.delay = list(process.delays(count, seed).tolist())
+        columns.follows = previous_requests(user_of)
+        columns.think_time = list(process.delays(count, seed).tolist())
         columns.arrival[users:] = [None] * (count - users)
     if workload.priorities is not None:
         columns.priority = _draw_priorities(workload.priorities, count, seed)

@@ -43,9 +43,8 @@ from servesim.files.checked import (
     to_int,
 )
 
-from .arrivals import Arrivals, Closed, ContestRate, SendOverhead, Stages
+from .arrivals import Arrivals, Closed, ContestRate, Gaps, SendOverhead, StageList, Stages
 from .lengths import Lengths
-from .stages import Gaps, StageList
 
 
 def level(value: Any) -> Any:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any, Optional
 
 from servesim.files.read import quote
-from servesim.traces.trace import Columns
+from servesim.traces.trace import MOONCAKE_BLOCK, Columns
 
 from .columns import parse_date
 from .nested import ParsedRequest, Row, read_rows, to_columns
 from .source import Source
 
 VLLM_DEFAULT_OUTPUT = 256  # output length of `vllm bench serve` if a custom data set has none
-MOONCAKE_BLOCK = 512
 
 
 def sharegpt(source: Source) -> Columns:
@@ -80,7 +79,7 @@ def aiperf(source: Source) -> Columns:
         else:
             _add_turn(requests, row, session, last, context, unit, cumulative=row.values.get("message_mode") == "delta")
     text = not all("input_length" in record for record in source.records)
-    block = MOONCAKE_BLOCK if any(request.prefix for request in requests) else None
+    block = MOONCAKE_BLOCK if any(request.prefix_hashes for request in requests) else None
     return to_columns(source, requests, block, text=text)
 
 
@@ -139,7 +138,7 @@ def llmservingsim(source: Source) -> Columns:
         for call in row.rows("sub_requests"):
             prompt, output = call.tokens("input_toks"), call.tokens("output_toks")
             start = arrival if after is None else None
-            requests.append(ParsedRequest(call, prompt, output, start, session=session, after=after, delay=tool))
+            requests.append(ParsedRequest(call, prompt, output, start, session=session, follows=after, think_time=tool))
             after = len(requests) - 1
             tool = call.seconds("tool_duration_ns", unit) if call.has("tool_duration_ns") else 0.0
     return to_columns(source, requests)
@@ -166,7 +165,7 @@ def dynamo(source: Source) -> Columns:
         context = event.row("agent_context") if event.has("agent_context") else None
         session = None if context is None else context.name("session_id")
         arrival = request.seconds("request_received_ms", unit)
-        requests.append(ParsedRequest(record, prompt, output, arrival, session=session, prefix=prefix))
+        requests.append(ParsedRequest(record, prompt, output, arrival, session=session, prefix_hashes=prefix))
     if len(blocks) > 1:
         raise record.error("trace_block_size", f"one size in the whole file, not {quote(sorted(blocks))}")
     notes = [f"{other_events} events skipped: not the end of a request"] if other_events else []

@@ -11,14 +11,13 @@ from servesim.core import BadInput
 from servesim.files.read import shorten
 from servesim.traces.trace import Columns
 
-from .source import Source
-from .table import Table
+from .source import Convert, Source, Table
 
 Names = Union[str, Sequence[str]]  # one column name, or alternatives: the first one present is used
 
 FIELDS = (
-    "arrival", "prompt", "output", "id", "limit", "generated", "priority", "session", "prefix", "after", "delay",
-    "fails",
+    "arrival", "prompt", "output", "id", "limit", "generated", "priority", "session", "prefix_hashes",
+    "follows", "think_time", "fails_at_token",
 )  # fmt: skip
 
 SERVESIM_FIELDS: Mapping[str, Names] = {
@@ -30,21 +29,20 @@ SERVESIM_FIELDS: Mapping[str, Names] = {
     "generated": "generated_tokens",
     "priority": "priority",
     "session": ("session_id", "session"),
-    "prefix": "hash_ids",
-    "after": "after",
-    "delay": ("delay_s", "delay"),
-    "fails": "fail_at",
+    "prefix_hashes": "hash_ids",
+    "follows": "follows",
+    "think_time": ("think_time_s", "think_time"),
+    "fails_at_token": "fails_at_token",
 }
 
 
 def find_columns(source: Source, fields: Mapping[str, Names]) -> dict[str, str]:
     """Return the column of every field in this file; the user's columns override those of the format."""
-    located = {}
+    located, available = {}, ", ".join(sorted(source.header))[:200]
     for field, column in source.columns.items():
         if field not in FIELDS:
             raise BadInput(f"{source.name}: no field {field!r} for --column: expected {', '.join(FIELDS)}")
         if column not in source.table:
-            available = ", ".join(sorted(source.header))[:200]
             raise BadInput(f"{source.name}: row 1: no column {column!r} for {field}: expected one of {available}")
         located[field] = column
     for field, names in fields.items():
@@ -53,7 +51,6 @@ def find_columns(source: Source, fields: Mapping[str, Names]) -> dict[str, str]:
             located.setdefault(field, present[0])
     for field in ("prompt", "output"):
         if field not in located:
-            available = ", ".join(sorted(source.header))[:200]
             raise BadInput(f"{source.name}: row 1: no column for {field} in {available}: use --column {field}=NAME")
     return located
 
@@ -67,29 +64,23 @@ def read_columns(
     prompts, outputs = table.tokens(column_of["prompt"]), table.tokens(column_of["output"])
     columns = Columns(prompts, outputs, numbers=table.numbers, block=block)
     if "arrival" in column_of:
-        columns.arrival = parse_arrivals(table, column_of["arrival"], unit, "after" in column_of)
+        columns.arrival = parse_arrivals(table, column_of["arrival"], unit, "follows" in column_of)
     integral = True
     if "id" in column_of:
         columns.id, integral = parse_ids(table, column_of["id"])
-    if "after" in column_of:
-        after = Table.integers if integral else lambda subset, column: list(subset.columns[column])
-        columns.after = table.optional(column_of["after"], after)
-        columns.delay = [0.0] * len(table)
-    if "delay" in column_of:
-        delays = table.optional(column_of["delay"], lambda subset, name: subset.seconds(name, unit))
-        columns.delay = [delay or 0.0 for delay in delays]
-    if "limit" in column_of:
-        columns.limit = table.optional(column_of["limit"], _positive_tokens)
+    if "follows" in column_of:
+        follows = Table.integers if integral else lambda subset, column: list(subset.columns[column])
+        columns.follows = table.optional(column_of["follows"], follows)
+        columns.think_time = [0.0] * len(table)
+    if "think_time" in column_of:
+        times = table.optional(column_of["think_time"], lambda subset, name: subset.seconds(name, unit))
+        columns.think_time = [time or 0.0 for time in times]
+    for field, (convert, missing) in CONVERSIONS.items():
+        if field in column_of:
+            values = table.optional(column_of[field], convert)
+            setattr(columns, field, [missing if value is None else value for value in values])
     if "generated" in column_of:
         _apply_generated(columns, table, column_of["generated"])
-    if "priority" in column_of:
-        columns.priority = [value or 0 for value in table.optional(column_of["priority"], Table.integers)]
-    if "session" in column_of:
-        columns.session = table.optional(column_of["session"], Table.text)
-    if "prefix" in column_of:
-        columns.prefix = [value or () for value in table.optional(column_of["prefix"], Table.id_lists)]
-    if "fails" in column_of:
-        columns.fails = table.optional(column_of["fails"], _positive_tokens)
     return columns
 
 
@@ -109,6 +100,15 @@ def _positive_tokens(table: Table, column: str) -> list[int]:
         if value < 1:
             raise table.error(i, column, "a whole number of tokens, at least 1")
     return values
+
+
+CONVERSIONS: Mapping[str, tuple[Convert, Any]] = {  # optional field -> its conversion, and the value of an empty cell
+    "limit": (_positive_tokens, None),
+    "priority": (Table.integers, 0),
+    "session": (Table.text, None),
+    "prefix_hashes": (Table.id_lists, ()),
+    "fails_at_token": (_positive_tokens, None),
+}
 
 
 def _apply_generated(columns: Columns, table: Table, column: str) -> None:

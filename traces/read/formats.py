@@ -1,20 +1,23 @@
-"""The trace formats that can be read: how each is detected, and the column of each field."""
+"""Read a trace file: the formats, how each is detected, and the column of each field."""
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
 from servesim.core.limits import MAX_INT
-from servesim.traces.trace import Columns
+from servesim.files.read import PathLike
+from servesim.traces.edit import slice_time
+from servesim.traces.trace import Columns, Trace, build_trace, gc_disabled
 
-from . import benchmark_results, chats, performance_serving
+from . import benchmark_results, chats
 from .columns import Names, read_columns, servesim_columns
 from .servegen import FIRST_ROW, is_servegen, servegen
-from .source import OBJECTS, Source
-from .table import Table
+from .source import OBJECTS, Source, Table
+from .tokens import Tokenizer, token_counter
 
 
 class Format(NamedTuple):
@@ -90,7 +93,7 @@ MOONCAKE_FIELDS: Mapping[str, Names] = {
     "arrival": "timestamp",
     "prompt": "input_length",
     "output": "output_length",
-    "prefix": "hash_ids",
+    "prefix_hashes": "hash_ids",
     "priority": "priority",
 }
 
@@ -140,19 +143,19 @@ def _read_blis(source: Source) -> Columns:
     groups = table.optional("prefix_group", Table.text)
     prefix_lengths = table.optional("prefix_length", Table.tokens)
     first_ids: dict[str, int] = {}  # group -> its first hash id
-    columns.prefix = []
+    columns.prefix_hashes = []
     for i, (group, length) in enumerate(zip(groups, prefix_lengths)):
         if group and length:
             start = first_ids.setdefault(group, MAX_INT * len(first_ids))
             columns.prompt[i] += length
-            columns.prefix.append(tuple(range(start, start + length // BLIS_BLOCK)))
+            columns.prefix_hashes.append(tuple(range(start, start + length // BLIS_BLOCK)))
         else:
             columns.prompt[i] = server_counts[i] or columns.prompt[i]
-            columns.prefix.append(())
-    if any(columns.prefix):
+            columns.prefix_hashes.append(())
+    if any(columns.prefix_hashes):
         columns.block = BLIS_BLOCK
     else:
-        columns.prefix = None
+        columns.prefix_hashes = None
     for i, status in enumerate(table.columns.get("status", ())):
         if status not in ("", "ok", None):
             columns.unusable[i] = f"status {str(status)[:40]}"
@@ -250,9 +253,43 @@ FORMATS: dict[str, Format] = {
     "sharegpt": Format("ShareGPT conversations", json_with("conversations"), chats.sharegpt),
     "custom": Format("vLLM bench custom", json_with("prompt"), chats.custom),
     "performance-serving-result": Format(
-        "performance_serving result file", json_with("input", "resp_text", "res_time"), performance_serving.read_result
+        "performance_serving result file", json_with("input", "resp_text", "res_time"), benchmark_results.read_result
     ),
     "performance-serving-log": Format(
-        "performance_serving log", lambda source: source.kind == "log", performance_serving.read_log
+        "performance_serving log", lambda source: source.kind == "log", benchmark_results.read_log
     ),
 }
+
+
+def load(
+    path: PathLike,
+    format: Optional[str] = None,
+    columns: Optional[Mapping[str, str]] = None,
+    limit: Optional[int] = None,
+    tokenizer: Optional[Tokenizer] = None,
+    *,
+    unit: Optional[str] = None,
+    sort: bool = False,
+    seed: int = 0,
+    window: tuple[float, float] = (0.0, math.inf),
+) -> Trace:
+    """Return the trace in a file; without `format`, the content is used to detect it.
+
+    `columns`: field -> column name (`{"prompt": "tokens_in"}`). `unit`: unit of times (s, ms, us, ns). `limit`:
+    maximum number of requests. `window`: first and last second to keep. `sort`: sort rows of a servesim file by
+    arrival instead of refusing it. `seed`: for formats that are sampled.
+    """
+    if format is not None and format not in FORMATS:
+        raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
+    if limit is not None and limit < 1:
+        raise BadInput(f"limit: expected at least 1 request, got {limit}")
+    source = Source(path, columns, unit, token_counter(tokenizer), seed, window)
+    with gc_disabled():
+        name = format or detect_format(source)
+        chosen = FORMATS[name]
+        trace = build_trace(chosen.read(source), source.name, name, "sort" if sort else chosen.order, chosen.shift)
+    if window != (0.0, math.inf) and name != "servegen":
+        trace = slice_time(trace, *window)
+    if limit is not None:
+        trace.requests = trace.requests[:limit]
+    return trace

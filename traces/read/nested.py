@@ -10,8 +10,7 @@ from servesim.core.limits import MAX_INT
 from servesim.files.read import quote
 from servesim.traces.trace import Columns
 
-from .source import Source
-from .table import MAX_TIMESTAMP, parse_float, parse_int
+from .source import MAX_TIMESTAMP, Source, parse_float, parse_int
 from .tokens import ESTIMATE_NOTE, estimate
 
 NO_LENGTH = "no output length"
@@ -127,9 +126,9 @@ class ParsedRequest(NamedTuple):
     limit: Optional[int] = None
     priority: int = 0
     session: Optional[str] = None
-    prefix: Sequence[int] = ()
-    after: Optional[int] = None
-    delay: float = 0.0
+    prefix_hashes: Sequence[int] = ()
+    follows: Optional[int] = None
+    think_time: float = 0.0
     unusable: Optional[str] = None
 
 
@@ -145,14 +144,14 @@ def to_columns(
     columns = Columns(
         [request.prompt for request in requests],
         [request.output or 0 for request in requests],
-        delay=[request.delay for request in requests],
+        think_time=[request.think_time for request in requests],
         numbers=[request.row.number for request in requests],
         block=block,
         notes=[*notes, *estimated],
     )
-    for name in ("arrival", "limit", "priority", "session", "prefix", "after"):
+    for name in ("arrival", "limit", "priority", "session", "prefix_hashes", "follows"):
         values = [getattr(request, name) for request in requests]
-        zero_counts = name in ("arrival", "after")
+        zero_counts = name in ("arrival", "follows")
         if any(value is not None if zero_counts else value for value in values):
             setattr(columns, name, values)
     for i, request in enumerate(requests):

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from servesim.core import BadInput
 from servesim.core.limits import MAX_INT
 from servesim.files.read import PathLike, parse_json, quote, read_text
-from servesim.traces.random_streams import stream
-from servesim.traces.trace import Columns
+from servesim.traces.trace import Columns, stream
 
-from .table import csv_table
+from .source import csv_table
 
 FILE_NAME = re.compile(r"(.*chunk-\d+-)(trace\.csv|dataset\.json)(\.gz)?")
 HEADER = ("start", "rate", "cv", "pattern", "shape", "scale")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional, Union
 
 from servesim.core import BadInput
-from servesim.core.extras import missing_package
+from servesim.core.errors import missing_package
 
 CountTokens = Callable[[str], int]  # text -> tokens, without begin-of-sequence
 Tokenizer = Union[str, "os.PathLike[str]", CountTokens]

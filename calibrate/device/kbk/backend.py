@@ -16,14 +16,23 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any, Optional
 
+import numpy as np
 from servesim.calibrate.device.backend import Backend, Model, OutOfMemory, Row, check_choice
 from servesim.calibrate.device.worker import first_line
 from servesim.core import BadInput
 
-from .environment import device_name, environment, frameworks, versions
-from .inputs import block_tables, cache_slots, check_rows
-from .sampling import VARIANTS, check_variant, select, supported
-from .weights import fill_random, read_checkpoint
+from .mindspore_setup import (
+    VARIANTS,
+    check_variant,
+    device_name,
+    environment,
+    fill_random,
+    frameworks,
+    read_checkpoint,
+    select_tokens,
+    supported_variants,
+    versions,
+)
 
 KERNELS = ("fused", "reference")
 MODES = ("graph", "pynative")
@@ -53,13 +62,12 @@ class KbkBackend(Backend):
         self.device = device or ("Ascend" if self.ms.device_context.ascend.is_available() else "CPU")
         self.kernels = kernels or ("fused" if self.device == "Ascend" else "reference")
         check_variant(sampling, self.device)
-        self.sampling, self.samplings = sampling, supported(self.device)
+        self.sampling, self.samplings = sampling, supported_variants(self.device)
         self.mode = mode
         self.threads = threads
         self.dtype = dtype or ("float16" if self.kernels == "fused" else "float32")
         self.model: Optional[Model] = None
         self.net: Any = None
-        self._reference_net: Any = None
         self._calls: list[tuple[list[int], Any]] = []  # rows of each model call of the last step, and its logits
         self._configure()
 
@@ -81,7 +89,7 @@ class KbkBackend(Backend):
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
         self.model, self.blocks, self.block_size, self.host_blocks = model, blocks, block_size, host_blocks
-        self.net = self._reference_net = None  # frees the previous model first
+        self.net = None  # frees the previous model first
         with memory_errors():
             with environment(RUN_MODE="predict"):
                 self.net = self._build(use_past=True, use_flash_attention=True)
@@ -165,44 +173,55 @@ class KbkBackend(Backend):
     def select_tokens(self, sampling: str) -> list[int]:
         tokens: dict[int, int] = {}
         for rows, logits in self._calls:
-            tokens.update(zip(rows, select(self.ms, sampling, logits).tolist()))
+            tokens.update(zip(rows, select_tokens(self.ms, sampling, logits).tolist()))
         return [tokens[row] for row in range(len(tokens))]
 
     def logits(self, rows: Optional[Sequence[int]] = None) -> Any:
-        import numpy as np
-
         places = np.argsort([row for computed, _ in self._calls for row in computed])
         copied = np.concatenate([logits.asnumpy() for _, logits in self._calls])
         return copied[places if rows is None else places[list(rows)]]
 
     def _run_prompts(self, rows: Sequence[Row]) -> Any:
         """Run whole prompts, or first chunks of prompts, flattened into one row."""
-        import numpy as np
-
         tokens = [np.asarray(row.tokens, np.int32) for row in rows]
         flat = np.concatenate(tokens).reshape(1, -1)
-        slots = np.concatenate([cache_slots(row, self.block_size) for row in rows])
         lengths = np.array([len(row.tokens) for row in rows], np.int32)
-        return self._forward(flat, lengths, self._tables(rows, lengths), slots, True, origin_inputs=tokens)
+        return self._forward(
+            flat, lengths, self._tables(rows, lengths), self._cache_slots(rows), True, origin_inputs=tokens
+        )
 
     def _run_paged(self, rows: Sequence[Row]) -> Any:
         """Run tokens that follow cached ones, one row per token. Return the logits of the last token of each chunk."""
-        import numpy as np
-
         single = [
             Row([token], row.position + offset, row.table) for row in rows for offset, token in enumerate(row.tokens)
         ]
         tokens = np.array([row.tokens for row in single], np.int32)
-        slots = np.concatenate([cache_slots(row, self.block_size) for row in single])
         lengths = np.array([row.position + 1 for row in single], np.int32)
-        logits = self._forward(tokens, lengths, self._tables(single, lengths), slots, False)
+        logits = self._forward(tokens, lengths, self._tables(single, lengths), self._cache_slots(single), False)
         if len(single) == len(rows):
             return logits
         last = np.cumsum([len(row.tokens) for row in rows]) - 1
         return self.ms.ops.gather(logits, self.ms.Tensor(last, self.ms.int32), 0)
 
+    def _cache_slots(self, rows: Sequence[Row]) -> Any:
+        """Return the cache slot of each token of the rows."""
+        slots = []
+        for row in rows:
+            positions = np.arange(row.position, row.position + len(row.tokens), dtype=np.int32)
+            blocks = np.asarray(row.table, np.int32)[positions // self.block_size]
+            slots.append(blocks * np.int32(self.block_size) + positions % np.int32(self.block_size))
+        return np.concatenate(slots)
+
     def _tables(self, rows: Sequence[Row], lengths: Any) -> Any:
-        return block_tables(rows, lengths, self.block_size, self.blocks)
+        """Return the block tables as one array, as wide as the longest row needs, padded with -1."""
+        width = -(-int(lengths.max()) // self.block_size)
+        tables = np.full((len(rows), width), -1, np.int32)
+        for table, row in zip(tables, rows):
+            used = row.table[:width]
+            table[: len(used)] = used
+        if tables.max() >= self.blocks:
+            raise BadInput(f"row: block {tables.max()}, expected a block below {self.blocks}")
+        return tables
 
     def _forward(self, tokens: Any, lengths: Any, tables: Any, slots: Any, prefill: bool, **more: Any) -> Any:
         """Call the model as llm-serving's kbk backend does, and return its logits on the device."""
@@ -212,18 +231,6 @@ class KbkBackend(Backend):
             tokens, lengths, block_tables=tables, slot_mapping=slots, prefill=prefill, use_past=True, **more
         )
         return output[0] if isinstance(output, tuple) else output
-
-    def reference_logits(self, tokens: Sequence[int]) -> Any:
-        """Return the logits after each token, with the same weights, from one pass without a cache."""
-        import numpy as np
-
-        if self._reference_net is None:
-            with environment(RUN_MODE=None):  # predict mode requires flash attention
-                self._reference_net = self._build(use_past=False, use_flash_attention=self.kernels == "fused")
-            self._reference_net.set_dynamic_inputs()
-            self.ms.load_param_into_net(self._reference_net, {p.name: p for p in self.net.get_parameters()})
-        output, _ = self._reference_net.forward(np.asarray([tokens], np.int32), np.array([len(tokens)], np.int32))
-        return (output[0] if isinstance(output, tuple) else output).asnumpy().reshape(len(tokens), -1)
 
     def _caches(self) -> list[Any]:
         assert self.model is not None, "load first"
@@ -238,7 +245,6 @@ class KbkBackend(Backend):
         return self.ms.Parameter(host, name="host_of_" + cache.name, requires_grad=False).init_data()
 
     def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
-        import numpy as np
         from mindspore._c_expression import swap_cache
 
         if not pairs:
@@ -287,3 +293,14 @@ def memory_errors() -> Iterator[None]:
         if isinstance(error, MemoryError) or any(text in str(error).lower() for text in OUT_OF_MEMORY):
             raise OutOfMemory(first_line(error)) from error
         raise
+
+
+def check_rows(rows: Sequence[Row], model: Model, block_size: int) -> None:
+    """Raise BadInput for a row without tokens, with too few blocks, or longer than the model's context."""
+    for row in rows:
+        end = row.position + len(row.tokens)
+        if not row.tokens or end > model.context or end > len(row.table) * block_size:
+            raise BadInput(
+                f"row: {len(row.tokens)} tokens after {row.position} cached ones in {len(row.table)} blocks of "
+                f"{block_size}, expected at least 1 token, enough blocks, and a length of at most {model.context}"
+            )

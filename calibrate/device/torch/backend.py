@@ -2,7 +2,7 @@
 
 A step is one packed forward pass for prompts, decodes or both. It is padded to a bucket (gear): decodes by rows,
 prompts and mixed steps by tokens. On CUDA every bucket is a recorded graph. The host then fills one array, copies it,
-starts the graph and reads the tokens (sampling.py). Larger steps run without graph and padding; they are long enough
+starts the graph and reads the tokens. Larger steps run without graph and padding; they are long enough
 to hide the launch time. A prompt of one token runs as a decode at position 0.
 """
 # mypy: allow-untyped-calls
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Optional, TypeVar
@@ -21,18 +22,17 @@ import torch
 from servesim.calibrate.device.backend import Backend, Model, OutOfMemory, Row, check_choice
 from servesim.core import BadInput
 
-from .model import Llama
+from .model import Llama, random_weights, stored_weights
 from .operators import Batch, ReferenceOperators
 from .packing import GraphShape, Packer
-from .reference import reference_logits
-from .sampling import VARIANTS, Selection
-from .weights import random_weights, stored_weights
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # padded rows of a decode step
 TOKEN_BUCKETS = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512)  # padded tokens of prefill and mixed steps
 INPUT_SIZE = 1 << 21  # maximum integers of a packed step
 # parts of the error messages of CUDA, of its libraries, of the CPU (x86 and Arm)
 OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
+
+VARIANTS = ("device", "host")  # of token selection; the first one is the default
 
 Result = TypeVar("Result")
 
@@ -47,8 +47,8 @@ class TorchBackend(Backend):
         device: Optional[str] = None,  # cuda, cuda:1 or cpu; default: cuda if available
         seed: int = 0,  # of random weights
         dtype: Optional[str] = None,  # default: the dtype of the model on CUDA, float32 on the CPU
-        gears: Sequence[int] = ROW_BUCKETS,  # padding buckets, in rows
-        token_gears: Sequence[int] = TOKEN_BUCKETS,  # padding buckets, in tokens
+        row_buckets: Sequence[int] = ROW_BUCKETS,  # padding buckets, in rows
+        token_buckets: Sequence[int] = TOKEN_BUCKETS,  # padding buckets, in tokens
         kernels: Optional[str] = None,  # fused or reference; default: fused on CUDA, reference on the CPU
         graphs: bool = True,  # False measures the benefit of graphs
         threads: Optional[int] = None,  # CPU threads, default one per core; 1 varies least on a busy host
@@ -63,7 +63,7 @@ class TorchBackend(Backend):
         if self.device.type not in ("cuda", "cpu") or (self.device.type == "cuda" and not available):
             raise BadInput(f"device: {self.device}, but torch has only the cpu{' and cuda' if available else ''} here")
         self.seed, self.dtype_name = seed, dtype
-        self.gears, self.token_gears = tuple(gears), tuple(token_gears)
+        self.row_buckets, self.token_buckets = tuple(row_buckets), tuple(token_buckets)
         self.cuda = self.device.type == "cuda"
         self.threads = None if self.cuda else threads
         if self.threads is not None:
@@ -128,11 +128,6 @@ class TorchBackend(Backend):
         logits: np.ndarray[Any, Any] = self.last_logits[chosen].float().cpu().numpy()
         return logits
 
-    def reference_logits(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
-        """Return the logits after each token, from one float32 pass without a cache, for checks."""
-        logits: np.ndarray[Any, Any] = reference_logits(self._llama().weights, self.model, tokens).cpu().numpy()
-        return logits
-
     def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
         """Start the copies. The device runs later steps and copies after them."""
         device: tuple[Any, int] = self._llama().cache, self.blocks
@@ -165,8 +160,8 @@ class TorchBackend(Backend):
                 block_size=self.block_size,
                 host_blocks=len(self.host),
                 graphs=len(self.graphs),
-                gears=list(self.packer.row_buckets),
-                token_gears=list(self.packer.token_buckets),
+                row_buckets=list(self.packer.row_buckets),
+                token_buckets=list(self.packer.token_buckets),
             )
         return about
 
@@ -186,15 +181,15 @@ class TorchBackend(Backend):
             weights = stored_weights(model, device, self.dtype, path)
         self.staging = torch.zeros(INPUT_SIZE, dtype=torch.int32, pin_memory=self.cuda)
         self.ints = torch.zeros_like(self.staging, device=device) if self.cuda else self.staging
-        row_buckets = [rows for rows in self.gears if rows <= max(blocks, 1)]  # each row needs at least one block
+        row_buckets = [rows for rows in self.row_buckets if rows <= max(blocks, 1)]  # each row needs at least one block
         self.packer = Packer(
             self.staging.numpy(), blocks, self.block_size, model.context, model.vocab, operators.tile, row_buckets,
-            self.token_gears,
+            self.token_buckets,
         )  # fmt: skip
         llama = Llama(weights, operators, cache, max(row_buckets))
         if self.use_graphs:
             self._record(llama)
-        self.selection = Selection(llama.logits, self.cuda)
+        self.selection = TokenSelection(llama.logits, self.cuda)
         self.host = [torch.empty(shape, dtype=self.dtype, pin_memory=self.cuda) for _ in range(host_blocks)]
         self.loaded = llama
 
@@ -234,6 +229,49 @@ class TorchBackend(Backend):
             message = str(error).splitlines()[0]
         self.synchronize()  # the copy of the input may still run
         raise OutOfMemory(message)
+
+
+class TokenSelection:
+    """Selects the next token of each row: on the device as a part of the model call, or on the host from the logits.
+
+    Of equal logits, the first one is selected.
+    A copy to pinned memory and a busy wait react faster than a blocking copy. Steps with more rows than `logits` are
+    copied without it.
+    """
+
+    def __init__(self, logits: torch.Tensor, cuda: bool) -> None:
+        self.cuda = cuda
+        rows, vocab = logits.shape
+        if cuda:
+            self.host_tokens = torch.zeros(rows, dtype=torch.int64, pin_memory=True)
+            self.host_logits = torch.zeros(0, vocab)
+            self.done = torch.cuda.Event()
+
+    def read_tokens(self, next_tokens: torch.Tensor) -> list[int]:
+        """Return tokens that the device has selected."""
+        if self.cuda and len(next_tokens) <= len(self.host_tokens):
+            next_tokens = self._copy(next_tokens, self.host_tokens)
+        tokens: list[int] = next_tokens.tolist()
+        return tokens
+
+    def select_on_host(self, logits: torch.Tensor) -> list[int]:
+        """Copy the logits to the host and select there, with numpy: threads of torch would make single steps slow."""
+        logits = logits.float()
+        if self.cuda and len(logits) <= len(self.host_tokens):
+            if not len(self.host_logits):  # many megabytes, which only this variant needs
+                shape = len(self.host_tokens), logits.shape[1]
+                self.host_logits = torch.zeros(*shape, pin_memory=True)
+            logits = self._copy(logits, self.host_logits)
+        tokens: list[int] = logits.cpu().numpy().argmax(axis=1).tolist()
+        return tokens
+
+    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        target = target[: len(source)]
+        target.copy_(source, non_blocking=True)
+        self.done.record()
+        while not self.done.query():
+            time.sleep(0)  # releases the interpreter lock for other threads
+        return target
 
 
 def _versions(cuda: bool) -> dict[str, Optional[str]]:

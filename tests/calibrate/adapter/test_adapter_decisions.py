@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from servesim.config.overrides import with_preset
 from servesim.core.policy import ORDERS
-from servesim.policies import match_fields
 from servesim.policies.llm_serving import VICTIMS, LLMServing
 
 from ...policies.test_llm_serving import play
@@ -17,10 +16,10 @@ from .test_adapter import run_server
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "stock": {},
-    "late-first": {"order": "longest-output", "max_wait": 20.0, "preempted_to": "ranked"},
+    "late-first": {"order": "longest-output", "max_wait": 20.0, "preempted_to": "sorted"},
     "late-first, preempted to the front": {"order": "shortest-prompt", "max_wait": 10.0},
     "preempted to the back": {"preempted_to": "sorted"},
-    "longest-first": {"order": "longest-output", "preempted_to": "ranked"},
+    "longest-first": {"order": "longest-output", "preempted_to": "sorted"},
     "swapped, newest": {"preempted_to": "swapped", "victim": "newest"},
     "swapped, older": {"preempted_to": "swapped", "refill_from": "older", "victim": "longest"},
     "delay": {"delay_factor": 0.5, "delay_variant": "queue", "preempted_to": "swapped"},
@@ -63,7 +62,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "delay_variant": variant,
         "delay_factor": 0.0 if variant == "none" else rng.choice([0.0, 0.5, 2.0]),
         "fix_delay_bugs": variant == "contest-as-reported" or rng.random() < 0.5,
-        "preempted_to": rng.choice(["front", "sorted", "swapped", "ranked"]),
+        "preempted_to": rng.choice(["front", "sorted", "swapped"]),
         "refill_from": rng.choice(["swapped", "waiting", "older"]),
         "victim": rng.choice(VICTIMS),
         "admission_hysteresis": rng.choice([0, 0, 1, 2]),
@@ -82,7 +81,7 @@ def compare_with_simulation(
         return 0, 0
     theirs = [(t["t"], t["kind"], t["swapped"], t["inserted"], t["free"]) for t in steps if t["kind"] != "idle"]
     ours = [
-        (t["t"], t["kind"], with_slots(t, "evicted"), with_slots(t, "admitted"), t["free_after"])
+        (t["t"], t["kind"], with_slots(t, "preempted"), with_slots(t, "admitted"), t["free_after"])
         for t in simulated if t["kind"] != "idle"
     ]  # fmt: skip
     assert theirs == ours
@@ -123,12 +122,12 @@ def test_presets_of_the_family_decide_the_same_in_the_server_and_in_the_simulati
     compared = 0
     for seed in range(10):
         requests, batch, blocks, size = random_world(random.Random(seed))
-        policy = LLMServing(**match_fields(LLMServing, {**fields, "decode_batch": batch}))
+        policy = LLMServing(**{**fields, "decode_batch": batch})
         compared += compare_with_simulation(requests, policy, batch, blocks, size, lag=7)[0]
     assert compared > 300
 
 
 def with_slots(step: dict[str, Any], key: str) -> list[tuple[Any, Any]]:
     """Return the moved requests of a step of a log, with their slots."""
-    ids = [moved[0] for moved in step[key]] if key == "evicted" else step[key]
+    ids = [moved[0] for moved in step[key]] if key == "preempted" else step[key]
     return list(zip(ids, step[f"{key}_slots"]))

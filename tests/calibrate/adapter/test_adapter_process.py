@@ -12,7 +12,7 @@ import pytest
 
 from ...conftest import ROOT
 
-MODULES = ["servesim.calibrate.adapter", "servesim.calibrate.adapted"]
+MODULE = "servesim.calibrate.adapter"
 LOG_LEVEL_OF_THE_SERVER = "import logging\nlogging.basicConfig(level=logging.ERROR)\n"
 
 
@@ -53,13 +53,11 @@ def check_started(done: subprocess.CompletedProcess[str]) -> None:
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("module", MODULES)
-def test_adapter_module_installs_a_policy_in_the_server_process(tmp_path: Path, module: str) -> None:
+def test_adapter_module_installs_a_policy_in_the_server_process(tmp_path: Path) -> None:
     script = write_server(tmp_path)
-    check_started(start_server([sys.executable, "-m", module, str(script), "--config", "x.yaml"], tmp_path))
+    check_started(start_server([sys.executable, "-m", MODULE, str(script), "--config", "x.yaml"], tmp_path))
 
 
-@pytest.mark.parametrize("module", MODULES)
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -71,9 +69,9 @@ def test_adapter_module_installs_a_policy_in_the_server_process(tmp_path: Path, 
     ids=["no script", "help", "missing script", "no server"],
 )
 def test_bad_usage_of_the_adapter_is_one_line_and_exit_code_2(
-    tmp_path: Path, module: str, arguments: list[str], message: str
+    tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = start_server([sys.executable, "-m", module, *arguments], tmp_path)
+    done = start_server([sys.executable, "-m", MODULE, *arguments], tmp_path)
     assert done.stderr.startswith(message)
     assert done.stderr.count("\n") == 1
     assert done.returncode == 2
@@ -127,5 +125,5 @@ def test_adapter_runs_from_an_installation_without_dependencies(tmp_path: Path, 
         shutil.copytree(ROOT / source, installed / target, dirs_exist_ok=True, ignore=ignored)
     server = tmp_path / "server"
     server.mkdir()
-    command = [python, "-S", "-m", "servesim.calibrate.adapter", str(write_server(server)), "--config", "x.yaml"]
+    command = [python, "-S", "-m", MODULE, str(write_server(server)), "--config", "x.yaml"]
     check_started(start_server(command, server, str(installed.parent)))

@@ -72,7 +72,12 @@ def count_sentencepiece_tokens(texts: Sequence[str], kind: str) -> list[int]:
     lines = [" ".join(rng.choices(WORDS, k=12) + rng.choices(rare, k=4)) for _ in range(3000)]
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines), model_writer=model, vocab_size=400, model_type=kind, minloglevel=2
+        sentence_iterator=iter(lines),
+        model_writer=model,
+        vocab_size=1400,
+        hard_vocab_limit=False,
+        model_type=kind,
+        minloglevel=2,
     )
     processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
     return [len(processor.encode(text, add_bos=True)) for text in texts]

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from servesim.calibrate.device.backend import Row
-from servesim.calibrate.device.worker_client import Worker
 
 from .kbk_host import kbk_python, run_contract
+from .stepping_worker import SteppingWorker
 
 pytestmark = [pytest.mark.ascend, pytest.mark.timeout(1800)]
 
@@ -22,36 +22,36 @@ FLOAT16_TOLERANCE = 2e-2  # of a logit, relative to the largest one
 
 
 @pytest.fixture(scope="module")
-def ascend() -> Iterator[Worker]:
-    with Worker("kbk", python=kbk_python()) as worker:
+def ascend() -> Iterator[SteppingWorker]:
+    with SteppingWorker("kbk", python=kbk_python()) as worker:
         if worker.describe()["kernels"] != "fused":
             pytest.skip("no Ascend here: MindSpore runs on the CPU")
         worker.load("tiny", **BLOCKS)
         yield worker
 
 
-def test_an_ascend_runs_the_fused_kernels_in_float16(ascend: Worker) -> None:
+def test_an_ascend_runs_the_fused_kernels_in_float16(ascend: SteppingWorker) -> None:
     about = ascend.describe()
     assert (about["kernels"], about["dtype"], about["jit_level"]) == ("fused", "float16", "O0")
     assert not about["device"].startswith("CPU")
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_batches_that_grow_shrink_and_swap_match_a_pass_without_a_cache(ascend: Worker, seed: int) -> None:
+def test_batches_that_grow_shrink_and_swap_match_a_pass_without_a_cache(ascend: SteppingWorker, seed: int) -> None:
     result = ascend.call("exercise", timeout=600, seed=seed)
     assert result["error"] < FLOAT16_TOLERANCE
 
 
-def test_one_wrong_block_table_changes_the_logits(ascend: Worker) -> None:
+def test_one_wrong_block_table_changes_the_logits(ascend: SteppingWorker) -> None:
     assert ascend.call("exercise", timeout=600, spoil=True)["error"] > 5 * FLOAT16_TOLERANCE
 
 
-def test_fused_and_reference_kernels_give_the_same_logits(ascend: Worker) -> None:
+def test_fused_and_reference_kernels_give_the_same_logits(ascend: SteppingWorker) -> None:
     rows = [
         [Row(list(range(1, 50)), 0, [9, 4, 30, 2]), Row([7, 8, 9], 0, [5])],
         [Row([11], 49, [9, 4, 30, 2]), Row([12, 13, 14], 3, [5])],
     ]
-    with Worker("kbk", python=kbk_python(), device="CPU") as reference:
+    with SteppingWorker("kbk", python=kbk_python(), device="CPU") as reference:
         reference.load("tiny", **BLOCKS)
         for step in rows:
             ascend.step(step)
@@ -60,7 +60,7 @@ def test_fused_and_reference_kernels_give_the_same_logits(ascend: Worker) -> Non
             assert np.abs(fused - plain).max() < FLOAT16_TOLERANCE * np.abs(plain).max()
 
 
-def test_new_shapes_compile_no_new_graph(ascend: Worker) -> None:
+def test_new_shapes_compile_no_new_graph(ascend: SteppingWorker) -> None:
     for rows in range(1, 9):
         table = list(range(1, 2 + rows))
         ascend.step([Row([7] * 16 * rows, 0, table)] * rows)
@@ -68,12 +68,12 @@ def test_new_shapes_compile_no_new_graph(ascend: Worker) -> None:
     assert ascend.describe()["graphs"] == 2
 
 
-def test_wall_time_of_a_step_is_at_least_its_device_time(ascend: Worker, tmp_path: Path) -> None:
+def test_wall_time_of_a_step_is_at_least_its_device_time(ascend: SteppingWorker, tmp_path: Path) -> None:
     result = run_contract(tmp_path, "events")["events"]
     assert all(0 < device <= wall for device, wall in zip(result["device"], result["wall"]))
 
 
-def test_llama_7b_runs_unpatched(ascend: Worker) -> None:
+def test_llama_7b_runs_unpatched(ascend: SteppingWorker) -> None:
     ascend.load("llama2-7b", blocks=512, block_size=16, host_blocks=8)
     first = ascend.step([Row(list(range(1, 200)), 0, list(range(1, 14)))])
     assert ascend.seconds > 0

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from servesim.calibrate.device.backend import MODELS, Model, Row
-from servesim.calibrate.device.kbk.weights import random_weight
-from servesim.calibrate.device.worker_client import Worker
+from servesim.calibrate.device.kbk.mindspore_setup import random_weight
 from servesim.core import BadInput
 
 from .kbk_host import kbk_python, run_contract
+from .stepping_worker import SteppingWorker
 
 pytestmark = [pytest.mark.kbk, pytest.mark.timeout(1800)]
 
@@ -25,7 +25,7 @@ ASCEND_ONLY = ("ApplyRotaryPosEmb", "ReshapeAndCache", "PagedAttention", "FlashA
 TOLERANCE = 1e-5  # of a logit, relative to the largest one
 
 
-class Timed(Worker):
+class Timed(SteppingWorker):
     """A worker with the load time of its model."""
 
     load_seconds = 0.0
@@ -42,9 +42,9 @@ def graph() -> Iterator[Timed]:
 
 
 @pytest.fixture(scope="module")
-def eager() -> Iterator[Worker]:
+def eager() -> Iterator[SteppingWorker]:
     """A micro model without graphs (no compilation), on one thread."""
-    with Worker("kbk", python=kbk_python(), mode="pynative", threads=1) as worker:
+    with SteppingWorker("kbk", python=kbk_python(), mode="pynative", threads=1) as worker:
         worker.load("micro", **BLOCKS)
         yield worker
 
@@ -69,7 +69,7 @@ def self_tests(graph: Timed) -> list[dict[str, Any]]:
     return [graph.call("exercise", seed=seed) for seed in range(3)]
 
 
-def test_the_number_of_threads_is_described_and_checked(eager: Worker) -> None:
+def test_the_number_of_threads_is_described_and_checked(eager: SteppingWorker) -> None:
     from servesim.calibrate.device.kbk.backend import KbkBackend
 
     assert eager.describe()["threads"] == 1
@@ -169,14 +169,14 @@ def test_error_for_rows_and_swaps_that_do_not_fit(graph: Timed) -> None:
         graph.swap_out([(3, 40)])
 
 
-def test_without_graphs_the_tokens_are_the_same(eager: Worker) -> None:
+def test_without_graphs_the_tokens_are_the_same(eager: SteppingWorker) -> None:
     result = eager.call("exercise", timeout=1500, prompts=[1, 17, 70], answer=4)
     assert (result["scores"], result["differ"]) == (12, 0)
     assert result["error"] < TOLERANCE
     assert eager.describe()["jit_level"] is None
 
 
-def test_weights_can_be_read_from_checkpoints(eager: Worker, contract: dict[str, Any], folder: Path) -> None:
+def test_weights_can_be_read_from_checkpoints(eager: SteppingWorker, contract: dict[str, Any], folder: Path) -> None:
     """Must be the last test with this worker: it loads other weights."""
     other = other_weights()
     write_safetensors(folder / "micro.safetensors", other)

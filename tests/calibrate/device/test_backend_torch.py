@@ -14,12 +14,13 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
-from servesim.calibrate.device import self_test  # noqa: E402
 from servesim.calibrate.device.backend import MODELS, Backend, Model, OutOfMemory, Row  # noqa: E402
-from servesim.calibrate.device.self_test import PagedRun, ScriptedRequest  # noqa: E402
 from servesim.calibrate.device.torch.backend import TorchBackend  # noqa: E402
 from servesim.calibrate.device.torch.packing import Packer  # noqa: E402
 from servesim.core import BadInput  # noqa: E402
+
+from . import paged_runs  # noqa: E402
+from .paged_runs import PagedRun, ScriptedRequest, reference_logits  # noqa: E402
 
 MICRO = MODELS["micro"]
 GROUPED = Model("grouped", 2, 64, 8, 2, 96, 256, 512)  # four query heads share a key head
@@ -152,12 +153,12 @@ def test_a_long_random_run_matches_a_pass_without_a_cache(device: str) -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_self_test_finds_no_error(device: str, seed: int) -> None:
-    result = self_test.run(loaded(device), {"seed": seed})
+    result = paged_runs.run(loaded(device), {"seed": seed})
     assert result["swaps"] > 0
     assert result["chunks"] > 0
     assert result["differ"] == 0
     assert result["error"] < TOLERANCE
-    assert self_test.run(loaded(device), {"seed": seed, "spoil": True})["error"] > 1e-3
+    assert paged_runs.run(loaded(device), {"seed": seed, "spoil": True})["error"] > 1e-3
 
 
 def test_a_wrong_block_table_changes_the_logits(device: str) -> None:
@@ -195,7 +196,7 @@ def test_padding_writes_to_no_block_of_the_pool(device: str) -> None:
 
 
 def test_steps_above_the_largest_bucket_run_unpadded(device: str) -> None:
-    backend = loaded(device, gears=(1, 2), token_gears=(16,))
+    backend = loaded(device, row_buckets=(1, 2), token_buckets=(16,))
     paged = paged_run(backend)
     requests = [paged.add_request(9) for _ in range(5)]
     paged.step(dict.fromkeys(requests, 9))
@@ -327,7 +328,7 @@ def test_describe_has_the_fields_of_a_profile() -> None:
     assert about["dtype"] == "float32"
     assert about["model"]["name"] == "micro"
     assert (about["blocks"], about["block_size"], about["host_blocks"]) == (40, 16, 24)
-    assert about["gears"] == [1, 2, 4, 8, 16, 24, 32]
+    assert about["row_buckets"] == [1, 2, 4, 8, 16, 24, 32]
     assert about["versions"]["torch"] == torch.__version__
     assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "threads", "sampling", "versions"}
 
@@ -373,7 +374,7 @@ def test_real_weights_come_from_safetensors_in_the_hugging_face_layout(tmp_path:
     assert torch.equal(backend.loaded.weights.head, tensors["model.embed_tokens.weight"])  # tied
     tokens = list(range(0, 200, 7))
     backend.step([Row(tokens, 0, [9, 4])])
-    expected = backend.reference_logits(tokens)[-1]
+    expected = reference_logits(backend, tokens)[-1]
     assert abs(backend.logits()[0] - expected).max() < 1e-4  # logits of a few tens
 
 

@@ -19,7 +19,7 @@ from servesim.calibrate.device.counters import NO_TOOL, DeviceSampler, parse_npu
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.device.worker_client import Worker
 from servesim.calibrate.probe import measure
-from servesim.calibrate.probe.power import measure_power
+from servesim.calibrate.probe.measure import measure_power
 from servesim.calibrate.probe.session import ProbeSession, read_probe, run_session
 from servesim.cli import main
 
@@ -135,8 +135,8 @@ def test_without_a_tool_there_is_one_line(tools: Path) -> None:
 
 @pytest.mark.live
 def test_power_by_kind_needs_samples(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servesim.calibrate.probe.power.PHASE_S", 0.5)
-    monkeypatch.setattr("servesim.calibrate.probe.power.SETTLE_S", 0.1)
+    monkeypatch.setattr("servesim.calibrate.probe.measure.PHASE_S", 0.5)
+    monkeypatch.setattr("servesim.calibrate.probe.measure.SETTLE_S", 0.1)
     ran: list[str] = []
 
     def fails() -> None:
@@ -175,10 +175,10 @@ class WorkerInThisProcess:
 def test_a_probe_keeps_the_counters_and_the_power_of_each_kind(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servesim.calibrate.probe.power.PHASE_S", 0.5)
-    monkeypatch.setattr("servesim.calibrate.probe.power.SETTLE_S", 0.1)
+    monkeypatch.setattr("servesim.calibrate.probe.measure.PHASE_S", 0.5)
+    monkeypatch.setattr("servesim.calibrate.probe.measure.SETTLE_S", 0.1)
     add_tool(tools, "nvidia-smi", WORKING)
-    settings = {"backend": "fake", "budget": 2.0, "most_rows": 2, "most_tokens": 32, "longest": 64}
+    settings = {"backend": "fake", "budget": 2.0, "max_rows": 2, "max_tokens": 32, "max_seq_len": 64}
     session = ProbeSession(tmp_path / "probe", settings)
     result = run_session(cast(Worker, WorkerInThisProcess()), session, lambda report: None)
     rows = list(csv.DictReader((tmp_path / "probe" / "device.csv").open()))

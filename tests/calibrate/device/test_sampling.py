@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 from servesim.calibrate.device.backend import MODELS, Backend, Model, Row
-from servesim.calibrate.device.kbk.sampling import check_variant, select, supported
+from servesim.calibrate.device.kbk.mindspore_setup import check_variant, select_tokens, supported_variants
 from servesim.calibrate.device.worker_client import Worker
 from servesim.core import BadInput
 
 from .kbk_host import kbk_python, run_contract
+from .stepping_worker import SteppingWorker
 
 MODEL = Model("small", 2, 64, 4, 4, 176, 256, 512)
 BLOCKS = {"blocks": 64, "block_size": 16}
@@ -71,7 +72,7 @@ class TestTorch:
 
     def test_more_rows_than_the_largest_bucket(self) -> None:
         rows = [Row([index], 3, [1 + index % 60]) for index in range(20)]
-        tokens = {name: self.loaded(name, gears=(1, 4)).step(rows) for name in ("device", "host")}
+        tokens = {name: self.loaded(name, row_buckets=(1, 4)).step(rows) for name in ("device", "host")}
         assert tokens["device"] == tokens["host"]
 
     def test_the_first_of_equal_logits_is_selected(self) -> None:
@@ -91,8 +92,8 @@ class TestTorch:
 
 
 def test_a_cpu_has_no_mint() -> None:
-    assert supported("CPU") == ("host", "ops")
-    assert supported("Ascend") == ("host", "ops", "mint")
+    assert supported_variants("CPU") == ("host", "ops")
+    assert supported_variants("Ascend") == ("host", "ops", "mint")
     check_variant("mint", "Ascend")
     with pytest.raises(BadInput) as error:
         check_variant("mint", "CPU")
@@ -124,7 +125,7 @@ def test_operators_on_the_device_copy_only_tokens(variant: str, module: str, cop
     operators = {name: SimpleNamespace(argmax=argmax if name == module else None) for name in ("ops", "mint")}
     logits = np.random.default_rng(0).random((3, 100))
     CountedTensor.copied = 0
-    tokens = select(SimpleNamespace(**operators), variant, CountedTensor(logits))
+    tokens = select_tokens(SimpleNamespace(**operators), variant, CountedTensor(logits))
     assert tokens.tolist() == logits.argmax(-1).tolist()
     assert CountedTensor.copied == copied
     assert used == ([module] if module else [])
@@ -146,7 +147,7 @@ class TestKbk:
     def test_the_tokens_of_host_and_ops_are_equal(self, mode: str) -> None:
         results = []
         for sampling in ("host", "ops"):
-            with Worker("kbk", python=kbk_python(), mode=mode, sampling=sampling, threads=1) as worker:
+            with SteppingWorker("kbk", python=kbk_python(), mode=mode, sampling=sampling, threads=1) as worker:
                 worker.load(MODEL, **BLOCKS)
                 assert worker.describe()["sampling"] == sampling
                 results.append(tokens_and_logits(worker, lambda: worker.call("logits")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,15 +13,15 @@ import pytest
 aiohttp = pytest.importorskip("aiohttp")
 from servesim.calibrate.client.prompts import UNSEEDED  # noqa: E402
 from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads  # noqa: E402
-from servesim.calibrate.endpoint.fit import EndpointFit, NotEnoughData, fit_steps  # noqa: E402
+from servesim.calibrate.endpoint.fit import EndpointFit, NotEnoughData, fit_steps, write_step_samples  # noqa: E402
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed  # noqa: E402
 from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps  # noqa: E402
-from servesim.calibrate.endpoint.text import write_samples  # noqa: E402
 from servesim.calibrate.probe.samples import read_samples  # noqa: E402
-from servesim.calibrate.server.word_tokenizer import encode  # noqa: E402
-from servesim.core import BadInput, Request, Shape  # noqa: E402
+from servesim.calibrate.server.tokenizers import WordTokenizer  # noqa: E402
+from servesim.core import BadInput, Request, Shape, StepCost  # noqa: E402
 from servesim.costs.linear import LinearCost  # noqa: E402
-from servesim.costs.table import TableCost  # noqa: E402
+from servesim.costs.parts import DecodePart, PartsCost, PrefillPart  # noqa: E402
+from servesim.costs.uncertainty import with_parameters  # noqa: E402
 
 from .endpoints import simulate_load  # noqa: E402
 
@@ -34,54 +35,54 @@ def calibrate(cost: Any, policy: Any, engine: Any = None, front: float = 0.003, 
     return fit_steps(*observed_steps(loads))
 
 
+def assert_times(fit: EndpointFit, cost: StepCost, shapes: Iterable[Shape], error: float) -> None:
+    for shape in shapes:
+        assert fit.profile.cost.seconds(shape) == pytest.approx(cost.seconds(shape), rel=error), shape
+
+
+def prompt(tokens: int, prompts: int = 1) -> Shape:
+    return Shape(prompts, prompts * tokens, prompts * tokens, prompts * tokens**2)
+
+
+def decode(rows: int, context: int) -> Shape:
+    return Shape(decode_rows=rows, decode_live=rows, context=context)
+
+
+STEPS = [prompt(16), prompt(100), prompt(512), decode(1, 60), decode(3, 200), decode(8, 900)]
+
+
 def test_exact_step_times_give_exact_costs() -> None:
     fit = calibrate(COST, SLOTS)
-    assert fit.chosen.form == "linear"
-    assert fit.chosen.values["prefill"] == pytest.approx(COST.base + COST.prefill, rel=1e-6)
-    assert fit.chosen.values["prefill_token"] == pytest.approx(COST.prefill_token, rel=1e-6)
-    assert fit.chosen.values["decode_step"] == pytest.approx(COST.base + COST.decode_step, rel=1e-3)
-    assert fit.chosen.values["decode_live"] == pytest.approx(COST.decode_live, rel=1e-2)
-    assert fit.chosen.values["context"] == pytest.approx(COST.context, rel=5e-2)
-    assert fit.chosen.values["front"] == pytest.approx(0.003, rel=1e-6)
-    assert max(error["p90"] for error in fit.error.values()) < 1e-3
-    assert fit.chosen.dependent == ("prefill_row",)  # one prompt per step: row and step are the same
+    assert_times(fit, COST, STEPS, 3e-3)
+    assert fit.front_end == pytest.approx(0.003, rel=1e-3)
+    assert max(error["p90"] for error in fit.profile.error.values()) < 5e-3
+    assert "prefill.row" in fit.profile.about["tied"]  # one prompt per step: row and step are the same
 
 
-def test_mixed_steps_show_the_base_cost() -> None:
+def test_mixed_steps_are_fitted() -> None:
     fit = calibrate(COST, "vllm-v1")
-    cost = fit.chosen.cost
-    assert isinstance(cost, LinearCost)
-    assert cost.base == pytest.approx(COST.base, rel=0.02)
-    assert cost.prefill + cost.prefill_row == pytest.approx(COST.prefill, rel=0.05)
-    for shape in (
-        Shape(2, 256, 256, 32768),
-        Shape(1, 64, 64, 4096, 0, 8, 8, 1000),
-        Shape(decode_live=6, decode_rows=6),
-    ):
-        assert cost.seconds(shape) == pytest.approx(COST.seconds(shape), rel=0.01)
+    mixed = Shape(1, 64, 64, 4096, 0, 8, 8, 1000)
+    assert_times(fit, COST, [*STEPS, prompt(128, 2), mixed], 0.01)
 
 
 def test_batched_prompts_show_the_cost_of_a_row() -> None:
     cost = LinearCost(base=0.008, prefill_row=0.003, prefill_token=1e-4, decode_live=1e-3)
     fit = calibrate(cost, "vllm")
-    assert fit.chosen.values["prefill_row"] == pytest.approx(0.003, rel=1e-3)
-    assert fit.chosen.values["prefill"] == pytest.approx(0.008, rel=1e-3)
+    assert isinstance(fit.profile.cost, PartsCost)
+    assert fit.profile.cost.prefill.row == pytest.approx(0.003, rel=0.01)
+    assert_times(fit, cost, [*STEPS, prompt(64, 4)], 2e-3)
 
 
 def test_attention_inside_prompts_is_fitted() -> None:
     cost = LinearCost(base=0.008, prefill_token=1e-4, prefill_square=2e-7, decode_live=1e-3)
-    fit = calibrate(cost, SLOTS)
-    assert fit.chosen.form == "squares"
-    assert fit.chosen.values["prefill_square"] == pytest.approx(2e-7, rel=1e-3)
+    assert_times(calibrate(cost, SLOTS), cost, [prompt(16), prompt(128), prompt(512), decode(4, 200)], 1e-3)
 
 
-def test_decode_costs_with_jumps_give_a_table() -> None:
-    cost = TableCost([(16, 0.01), (128, 0.012), (512, 0.06)], [(1, 0.01), (2, 0.011), (4, 0.03), (8, 0.031)])
+def test_decode_costs_with_jumps_are_fitted() -> None:
+    prefill = PrefillPart(((16, 0.01), (128, 0.012), (512, 0.06)))
+    cost = PartsCost(prefill, DecodePart(((1, 0.01), (2, 0.011), (4, 0.03), (8, 0.031))))
     fit = calibrate(cost, SLOTS, design=Design(SMALL.lengths, (1, 2, 4, 8), (2, 4), 24, 1))
-    assert fit.chosen.form == "table"
-    for rows_, seconds in ((1, 0.01), (2, 0.011), (4, 0.03), (8, 0.031)):
-        assert fit.chosen.cost.decode(rows_, rows_, 0) == pytest.approx(seconds, rel=1e-3)
-    assert fit.chosen.cost.seconds(Shape(1, 128, 128)) == pytest.approx(0.012, rel=1e-3)
+    assert_times(fit, cost, [prompt(16), prompt(128), *(decode(rows, 0) for rows in (1, 2, 4, 8))], 1e-3)
 
 
 @pytest.mark.parametrize(("lag", "end_lag"), [(1, False), (7, True)])
@@ -91,26 +92,26 @@ def test_lags_of_a_busy_front_end_are_measured(lag: int, end_lag: bool) -> None:
     fit = calibrate(COST, SLOTS, engine, 0.0005, Design(SMALL.lengths, (2, 4, 8), (2, 4), 40, 1))
     assert fit.lag == lag
     assert fit.end_lag is end_lag
-    assert fit.chosen.values["prefill_token"] == pytest.approx(COST.prefill_token, rel=1e-6)
+    assert_times(fit, COST, STEPS, 3e-3)
 
 
 def test_a_server_with_few_slots_is_measured_up_to_its_slots() -> None:
     fit = calibrate(COST, {"name": "llm-serving", "decode_batch": 3})
-    assert fit.grid["decode_rows"] == [1, 3]
-    assert fit.chosen.values["decode_live"] == pytest.approx(COST.decode_live, rel=0.02)
+    assert fit.profile.about["grid"]["decode_rows"] == [1, 3]
+    assert_times(fit, COST, [decode(1, 60), decode(2, 100), decode(3, 200)], 3e-3)
 
 
 def test_with_late_packets_true_costs_are_inside_the_intervals() -> None:
     """Packets are 1 ms late on average; steps take 10 ms or more. Intervals of two standard errors cover 95 %."""
-    truth = {"prefill": 0.008, "prefill_token": 1e-4, "decode_step": 0.01, "decode_live": 8e-4, "context": 2e-6}
     exact = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in SMALL.points()]
     inside = []
     for seed in range(10):
         rng = np.random.default_rng(seed)
         fit = fit_steps(*observed_steps([delay_packets(load, number, rng) for number in range(3) for load in exact]))
-        intervals = {name: fit.interval(name) for name in truth if name in fit.chosen.values}
-        inside += [low <= truth[name] <= high for name, (low, high) in intervals.items()]
-    assert len(inside) >= 40
+        drawn = [with_parameters(fit.profile.cost, draw) for draw in fit.profile.uncertainty.draws]
+        for shape in STEPS:
+            width = 2 * np.std([cost.seconds(shape) for cost in drawn])
+            inside.append(abs(fit.profile.cost.seconds(shape) - COST.seconds(shape)) <= width)
     assert sum(inside) >= 0.9 * len(inside)
 
 
@@ -128,14 +129,11 @@ def test_without_a_successful_decode_load_the_error_names_the_decode_costs() -> 
 
 
 def test_one_load_with_single_prompt_steps_is_enough_for_a_fit() -> None:
-    """Without that load the table's prefill curve has no point, so the table cannot predict it."""
     policy = {"name": "llm-serving", "decode_batch": 16, "prefill_batch": 8}
     observed, lags = observed_steps([simulate_load(point, SMALL, COST, policy, {}, 0.003) for point in SMALL.points()])
     single = [step for step in observed if step.kind == "prefill" and step.shape.prefill_rows == 1]
     kept = [step for step in observed if step not in single or step.point == single[0].point]
-    fit = fit_steps(kept, lags)
-    assert fit.chosen.form == "linear"
-    assert fit.chosen.values["prefill_token"] == pytest.approx(COST.prefill_token, rel=0.05)
+    assert_times(fit_steps(kept, lags), COST, [prompt(64, 3), prompt(128, 3), decode(4, 200)], 0.05)
 
 
 def test_one_late_packet_does_not_change_the_step_time() -> None:
@@ -148,7 +146,7 @@ def test_tokens_that_arrive_together_are_flagged_samples(tmp_path: Path) -> None
     """`sim calibrate check` reads the file again, and a step without time is not a sample of a step."""
     fit = calibrate(COST, SLOTS)
     fit.steps[0] = fit.steps[0]._replace(samples=(*fit.steps[0].samples, 0.0))
-    write_samples(tmp_path / "samples.csv", fit)
+    write_step_samples(tmp_path / "samples.csv", fit)
     samples = read_samples(tmp_path / "samples.csv")
     assert len(samples) == sum(len(step.samples) for step in fit.steps)
     flagged = [(sample.seconds, sample.flagged) for sample in samples if not sample.good]
@@ -176,14 +174,10 @@ def test_design_has_all_kinds_with_small_loads_first_and_within_its_limits() -> 
             Design(**fields)  # type: ignore[arg-type]
 
 
-def test_manifest_of_a_design_keeps_its_keys() -> None:
-    assert list(Design().manifest()) == ["lengths", "batches", "bursts", "output", "rounds", "most", "burst"]
-
-
 def test_prompts_have_the_requested_words_and_different_beginnings() -> None:
     requests = Point("burst", 8, 64).requests("salt", 32, 16, ServerSpeed())
     texts = [UNSEEDED.words(request) for request in requests]
-    assert {len(encode(text, 32000)) for text in texts} == {64}
+    assert {len(WordTokenizer(32000).encode(text)) for text in texts} == {64}
     assert len({tuple(text.split()[:16]) for text in texts}) == 8
     assert UNSEEDED.words(requests[0]) == UNSEEDED.words(Request(requests[0].id, 5.0, 64, 1))
 
@@ -201,5 +195,7 @@ def test_answers_are_read_back_without_an_incomplete_load(tmp_path: Path) -> Non
     with pytest.raises(BadInput, match=r"answers.csv: row 2: expected 18 columns, got 16"):
         read_loads(path)
     path.write_text(text.replace("single,1,", "single,one,", 1))
-    with pytest.raises(BadInput, match=r"answers.csv: row 2: expected a row of answers.csv, got \['single', 'one'"):
+    with pytest.raises(
+        BadInput, match=r"answers.csv: row 2: rows: expected a whole number from 0 to 2147483647, got 'one'"
+    ):
         read_loads(path)

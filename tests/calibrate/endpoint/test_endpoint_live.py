@@ -92,7 +92,7 @@ def outcomes(folder: Path) -> dict[str, set[str]]:
     by_load: dict[str, set[str]] = {}
     with open(folder / "answers.csv", newline="") as file:
         for row in csv.DictReader(file):
-            name = f"{row['kind']} {row['rows']}x{row['prompt_asked']} #{int(row['round']) + 1}"
+            name = f"{row['kind']} {row['rows']}x{row['load_prompt']} #{int(row['round']) + 1}"
             by_load.setdefault(name, set()).add(row["outcome"])
     return by_load
 
@@ -113,7 +113,7 @@ def test_loads_answered_with_500_are_recorded_and_the_rest_is_fitted(
     assert by_load["single 1x64 #2"] == {"finished"}
     profile = load_profile(tmp_path)
     assert profile.about["grid"]["prefill_tokens"][1] < 256
-    assert {"load": "single 1x256 #1", "why": "refused: HTTP 500: out of memory"} in profile.about["loads"]["failed"]
+    assert {"load": "single 1x256 #1", "reason": "refused: HTTP 500: out of memory"} in profile.about["loads"]["failed"]
     assert 0.0075 < profile.cost.decode(1, 1, 50) < 0.04  # 0.0105 on an idle machine
 
 
@@ -134,6 +134,7 @@ def test_a_hanging_load_times_out_once_and_the_others_are_kept(
     assert by_load["batch 2x64 #2"] == {"finished"}
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_recover_ends_the_calibration_with_the_results_so_far(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,6 +179,7 @@ def count_loads(answers: Path) -> int:
     return 0
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_is_reported_and_resume_finishes_the_work(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Callable
 
 import pytest
-from servesim.calibrate.replay.benchmark_run import benchmark_run
+from servesim.calibrate.replay.measured_run import benchmark_run
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.runs.run_folder import read_run, write_run
 from servesim.runs.simulate import Run, simulate
-from servesim.traces.read.load import load
+from servesim.traces.read.formats import load
 
 SCENARIO = {
     "workload": {
@@ -110,9 +110,9 @@ def test_verify_takes_the_file_or_the_imported_folder(
     for measured in (path, tmp_path / "measured"):
         # Chunks of text hide single gaps between tokens, so ITL is not compared.
         assert main(["verify", str(tmp_path / "sim"), str(measured), "--tolerance", "0.01", "--json"]) == 0
-        report = json.loads(capsys.readouterr().out)["settings"][0]
+        report = json.loads(capsys.readouterr().out)["comparisons"][0]
         assert report["metrics"]["mean_e2el_ms"]["error"] == pytest.approx(0.0, abs=1e-3)
-        for unknown in ("evictions", "model_calls"):  # a client does not see them: no value, not 0
+        for unknown in ("preemptions", "model_calls"):  # a client does not see them: no value, not 0
             assert report["metrics"][unknown]["measured"] is None
             assert report["metrics"][unknown]["simulated"] is not None
     assert len(read_run(tmp_path / "measured").requests) == 30

@@ -9,14 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.calibrate.imports.first_uses import find_width, first_use_seconds, slow_steps, slower_than
-from servesim.calibrate.imports.step_log import TimedStep, read_step_log
-from servesim.calibrate.imports.vllm_log import read_vllm_log
+from servesim.calibrate.imports.fit_steps import find_width, first_use_seconds, slow_steps, slower_than
+from servesim.calibrate.imports.step_log import TimedStep, read_step_log, read_vllm_log
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Request, Shape
+from servesim.costs.derived import FirstUseCost
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.costs.first_use import FirstUseCost
 from servesim.costs.linear import LinearCost
 from servesim.engine.server import Server
 from servesim.engine.step import Step, batch

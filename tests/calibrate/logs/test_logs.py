@@ -20,9 +20,9 @@ from servesim.calibrate.logs.timestamps import read_times
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.derived import NoisyCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
-from servesim.costs.noise import NoisyCost
 from servesim.costs.uncertainty import with_parameters
 from servesim.runs.run_folder import write_run
 from servesim.runs.simulate import simulate
@@ -232,7 +232,7 @@ def test_unfinished_requests_are_left_out(tmp_path: Path) -> None:
         ({"cost": {}, "free": ["decode_liv"], "runs": []}, "unknown parameter 'decode_liv'"),
         ({"cost": {}, "free": ["context"], "runs": [{"name": "a"}]}, "expected a log or a total"),
         ({"cost": {}, "free": ["context"], "runs": [{"name": "a", "log": "none.csv"}]}, "no such log"),
-        ({"cost": {}, "free": ["context"], "runs": [{"name": "a", "tottal": 3}]}, "unknown key 'tottal'"),
+        ({"cost": {}, "free": ["context"], "runs": [{"name": "a", "tottal": 3}]}, "tottal: unknown key; known: "),
         ({"cost": {}, "free": [], "runs": []}, "free: expected a list"),
     ],
 )

@@ -13,15 +13,15 @@ import yaml
 from servesim.calibrate.logs import problem
 from servesim.calibrate.logs.fit import LogFit, fit_logs
 from servesim.calibrate.logs.observed_runs import read_runs
-from servesim.calibrate.logs.parameters import value_of, with_values
+from servesim.calibrate.logs.problem import value_of, with_values
 from servesim.calibrate.logs.residuals import QueueTimes, RequestLatencies, open_requests, residuals_of
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.derived import NoisyCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.mapping import cost_from
-from servesim.costs.noise import NoisyCost
 from servesim.runs.run_folder import write_run
 from servesim.runs.simulate import Run, simulate
 
@@ -162,6 +162,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 def test_a_long_log_is_simulated_in_full_only_near_the_solution(tmp_path: Path, simulated: list[int]) -> None:
     """5,000 requests take less than a minute: about 0.2 s per simulation of all of them."""
     fit = fit_logs(read_runs(write_runs(tmp_path, [unsaturated_log(tmp_path, 5000)])), leave_out=False)
@@ -260,6 +261,7 @@ def load_benchmark() -> Any:
     return module
 
 
+@pytest.mark.slow
 def test_public_curves_are_predicted_between_their_ends(shared: Path) -> None:
     """Four curves of dense models; the benchmark has all of them."""
     benchmark = load_benchmark()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import yaml
 from servesim.calibrate.probe.check import report
-from servesim.calibrate.probe.cross_validation import held_out_errors
 from servesim.calibrate.probe.fit import fit_samples
+from servesim.calibrate.probe.fit_errors import held_out_errors
 from servesim.calibrate.probe.fitted_profile import fit_profile
 from servesim.calibrate.probe.grid import grid
 from servesim.calibrate.probe.measure import COLUMNS
@@ -26,11 +26,11 @@ from servesim.calibrate.probe.solver import nonneg_least_squares
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.derived import NoisyCost
 from servesim.costs.device_profile import Profile, load_profile, write_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.mapping import cost_from, cost_mapping
-from servesim.costs.noise import NoisyCost
-from servesim.costs.table import TableCost
+from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart
 from servesim.runs.simulate import simulate
 
 KNOWN = LinearCost(
@@ -126,7 +126,7 @@ def test_the_fit_uses_the_padding_buckets_of_the_device(tmp_path: Path) -> None:
         padded = token_buckets[bisect_left(token_buckets, tokens)] if tokens <= 1024 else tokens
         return 3e-3 + 2e-5 * padded + 1e-7 * shape.context
 
-    about = {**ABOUT, "gears": row_buckets, "token_gears": token_buckets}
+    about = {**ABOUT, "row_buckets": row_buckets, "token_buckets": token_buckets}
     profile = fit_profile(samples(tmp_path, device, buckets=tuple(row_buckets)), about)
     decode = Shape(decode_rows=9, decode_live=9, context=900)
     assert profile.cost.seconds(decode) == pytest.approx(device(decode), rel=0.02)
@@ -268,39 +268,37 @@ def test_error_for_samples_without_decodes(tmp_path: Path) -> None:
         fit_profile(tmp_path / "samples.csv", ABOUT)
 
 
-TABLE = TableCost(
-    prefill=[(16.0, 0.01), (256.0, 0.02)], decode_gears=[(1.0, 0.01), (8.0, 0.02)], decode_live=1e-3, context=1e-6,
-    prefill_area=1e-8, mixed_context=1e-7,
-)  # fmt: skip
+PARTS = PartsCost(
+    PrefillPart(((16.0, 0.01), (256.0, 0.02)), padded_square=1e-8),
+    DecodePart(((1.0, 0.01), (8.0, 0.02)), live=1e-3, context=1e-6),
+    MixedPart(context=1e-7, floor=False),
+)
 
 
-@pytest.mark.parametrize("cost", [KNOWN, TABLE], ids=["linear", "table"])
+@pytest.mark.parametrize("cost", [KNOWN, PARTS], ids=["linear", "parts"])
 def test_a_cost_model_can_be_written_and_read_back(cost: StepCost) -> None:
     assert cost_from(cost_mapping(cost), "cost") == cost
 
 
-def test_a_table_cost_rounds_up_to_the_padding_bucket() -> None:
-    between = TABLE.decode(4, 4, 100)
-    padded = TableCost(prefill=TABLE.prefill, decode_gears=TABLE.decode_gears, rounded=True).decode(4, 4, 100)
+def test_rows_round_up_to_the_padding_bucket() -> None:
+    between = PARTS.decode(4, 4, 100)
+    padded = PartsCost(PARTS.prefill, DecodePart(PARTS.decodes.rows, rounded=True)).decode(4, 4, 100)
     assert between == pytest.approx(0.01 + 0.01 * 3 / 7 + 4e-3 + 1e-4)
     assert padded == 0.02
 
 
 def test_decodes_of_a_mixed_step_count_as_prompt_tokens() -> None:
-    mixed = TABLE.seconds(Shape(1, 128, 128, 128**2, 0, 8, 8, 1000))
+    mixed = PARTS.seconds(Shape(1, 128, 128, 128**2, 0, 8, 8, 1000))
     assert mixed == pytest.approx(0.01 + 0.01 * (136 - 16) / 240 + 128**2 * 1e-8 + 1000 * 1e-7)
 
 
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"kind": "table", "prefill": [[1, 2]]}, "decode_gears or decode_curves"),
-        ({"kind": "table", "prefill": [[2, 1], [1, 1]], "decode_gears": [[1, 1]]}, "expected more than 2 first"),
-        ({"kind": "table", "prefill": 3, "decode_gears": [[1, 1]]}, "expected a list of points"),
-        ({"kind": "table", "prefill": [[1, "x"]], "decode_gears": [[1, 1]]}, "expected 2 numbers"),
+        ({"kind": "parts", "prefill": {"tokens": [[1, 2]]}}, "expected prefill and decode, got prefill"),
         ({"kind": "linear", "prefill": [[1, 1]]}, "expected a number of seconds"),
         ({"kind": "linear", "base": float("nan")}, "expected a number of seconds"),
-        ({"kind": "cubic"}, "expected one of linear, parts, table"),
+        ({"kind": "cubic"}, "expected one of linear, parts, got"),
     ],
 )
 def test_error_for_an_invalid_cost_model(spec: dict[str, Any], message: str) -> None:
@@ -317,7 +315,7 @@ def test_held_out_points_are_not_part_of_the_fit() -> None:
     data = Samples(
         ["prefill"] * 10 + ["decode"] * 10, prompts + decodes, np.array(seconds + [0.01] * 10), np.arange(20)
     )
-    about = {"token_gears": buckets}
+    about = {"token_buckets": buckets}
     cost = fit_samples(data, about).cost
     assert [cost.seconds(shape) for shape in prompts] == pytest.approx(seconds, rel=1e-3)
     assert held_out_errors(data, about).by_kind()["prefill"]["median"] > 0.1

@@ -8,12 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.calibrate.probe.cross_validation import held_out_errors
+from servesim.calibrate.probe.curves import predict
 from servesim.calibrate.probe.fit import fit_samples
-from servesim.calibrate.probe.fit_checks import check_fit, total_errors
+from servesim.calibrate.probe.fit_errors import check_fit, held_out_errors, total_errors
 from servesim.calibrate.probe.fitted_profile import profile_from
-from servesim.calibrate.probe.identification import model_ratios
-from servesim.calibrate.probe.predictions import predict
+from servesim.calibrate.probe.parts_fit import model_ratios
 from servesim.calibrate.probe.sample_set import Samples, grouped
 from servesim.calibrate.probe.solver import nonneg_least_squares
 from servesim.core import BadInput, Shape, StepCost
@@ -52,6 +51,19 @@ def test_longer_prompts_take_longer_if_all_prompts_have_one_length() -> None:
     assert error(fitted.cost, prompts(512)) == pytest.approx(0, abs=0.02)
     assert fitted.cost.seconds(prompts(1024)) == pytest.approx(1.5 * fitted.cost.seconds(prompts(512)), rel=0.1)
     assert "prefill.tokens" in fitted.tied
+
+
+def test_a_single_mixed_step_does_not_distort_the_prompts() -> None:
+    """Steps of a server at an endpoint. Two parts that overlap would fit the mixed step exactly, and no prompt."""
+    server = LinearCost(base=0.015, prefill_token=0.0002, decode_live=0.0015, context=0.00001)
+    steps = [prompts(16), prompts(64), prompts(256), prompts(64, 64, 64)]
+    mixed = both(prompts(64), decodes(1, 66))
+    shapes = [*steps, mixed, *(decodes(rows, context) for rows, context in ((1, 20), (1, 260), (2, 70), (6, 70)))]
+    seconds = {shape: server.seconds(shape) for shape in shapes}
+    seconds[mixed] *= 1.015  # a late packet
+    fitted = fit_samples(Samples.from_shapes(shapes, list(seconds.values())), {})
+    for shape in (*steps, mixed):
+        assert fitted.cost.seconds(shape) == pytest.approx(server.seconds(shape), rel=0.02)
 
 
 @pytest.mark.parametrize("repeats", [1, 20])
@@ -249,6 +261,7 @@ def longest(samples: Samples) -> Any:
     return np.maximum(before, samples.column("context") / np.maximum(samples.column("decode_rows"), 1))
 
 
+@pytest.mark.slow
 def test_short_contexts_of_a_real_gpu_predict_longer_ones(rtx4090: Samples) -> None:
     lengths = longest(rtx4090)
     profile = profile_from(rtx4090.select(lengths <= 1024), {}, "rtx4090")

@@ -19,6 +19,7 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("interval_check")
 
 
+@pytest.mark.slow
 def test_most_metrics_of_twenty_engines_are_inside_their_intervals(check: ModuleType) -> None:
     """160 engines had 97 % inside in the session of their samples, and 92 % in another session."""
     same, other = zip(*(check.check_engine(seed) for seed in range(100, 120)))
@@ -26,6 +27,7 @@ def test_most_metrics_of_twenty_engines_are_inside_their_intervals(check: Module
     assert sum(map(sum, other)) >= 0.85 * 80
 
 
+@pytest.mark.slow
 def test_replays_in_a_folder_are_checked(check: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from servesim.cli import main
 

@@ -28,7 +28,7 @@ from servesim.core import Shape
 from ...conftest import ROOT
 from .virtual_time import VirtualTime
 
-SMALL = {"most_rows": 4, "most_tokens": 64, "longest": 160, "budget": 20.0, "precision": 0.05}
+SMALL = {"max_rows": 4, "max_tokens": 64, "max_seq_len": 160, "budget": 20.0, "precision": 0.05}
 COST = {"base": 1e-4, "prefill_token": 2e-6, "decode_row": 1e-5, "context": 1e-8, "swap_block": 1e-5}
 
 
@@ -173,7 +173,6 @@ def test_the_grid_stays_within_its_bounds() -> None:
         "device/standalone",
         "device/backend",
         "device/fake",
-        "device/self_test",
         "device/worker",
         "probe/grid",
         "probe/measure",
@@ -217,7 +216,7 @@ def test_the_command_measures_fits_and_resumes(tmp_path: Path, capsys: pytest.Ca
 def test_error_for_a_folder_with_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND, *GRID, "--budget", "0.2", "--no-fit", "-o", str(tmp_path)]) == 0
     assert main([*COMMAND, *GRID[:-1], "300", "--budget", "0.2", "--no-fit", "-o", str(tmp_path)]) == 2
-    assert "was probed with longest 200, now 300; use another folder" in capsys.readouterr().err
+    assert "was probed with max_seq_len 200, now 300; use another folder" in capsys.readouterr().err
 
 
 def test_ctrl_c_keeps_the_samples(tmp_path: Path) -> None:
@@ -237,7 +236,7 @@ def test_ctrl_c_keeps_the_samples(tmp_path: Path) -> None:
 def test_standalone_probe_without_the_package(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("calibrate", "sim", "policies", "traces"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__", "profiles"))
-    grid_options = ["--max-rows", "8", "--most-tokens", "64", "--max-seq-len", "200", "--budget", "3"]
+    grid_options = ["--max-rows", "8", "--max-tokens", "64", "--max-seq-len", "200", "--budget", "3"]
     command = [
         sys.executable,
         "-I",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.calibrate.probe import progress
+from servesim.calibrate.probe import session
 
 from ...pseudo_terminal import on_terminal
 
@@ -18,17 +18,17 @@ def report(**changes: Any) -> dict[str, Any]:
 
 
 def test_the_fraction_is_that_of_the_time_or_of_the_points() -> None:
-    assert progress.fraction_done(report()) == 0.25
-    assert progress.fraction_done(report(known=40)) == 0.8
-    assert progress.fraction_done(report(seconds=130.0, left=0.0)) == 1.0
+    assert session.fraction_done(report()) == 0.25
+    assert session.fraction_done(report(known=40)) == 0.8
+    assert session.fraction_done(report(seconds=130.0, left=0.0)) == 1.0
 
 
 def test_without_a_terminal_lines_are_printed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(progress, "REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(session, "REPORT_INTERVAL_S", 0.0)
     for quiet in (False, True):
-        with progress.progress_bar(quiet) as show:
+        with session.progress_bar(quiet) as show:
             show(report(failed=2))
     expected = "probe: 25 %, 0/50 points precise, 7 samples, 2 failed, at most 90 s left\n"
     assert capsys.readouterr().err == expected

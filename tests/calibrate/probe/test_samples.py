@@ -68,7 +68,7 @@ def test_a_file_of_reported_totals_holds_no_steps(tmp_path: Path) -> None:
 def test_error_for_an_invalid_row_has_its_line_number(tmp_path: Path, line: str) -> None:
     path = write_samples(tmp_path, TEXT + line)
     with pytest.raises(
-        BadInput, match=r"samples.csv(:|: row )5: (seconds: expected a number of seconds, |expected 16 columns, got )"
+        BadInput, match=r"samples.csv: row 5: (seconds: expected a number from -1e\+06 to |expected 16 columns, got )"
     ):
         read_samples(path)
 
@@ -79,15 +79,30 @@ MIXED_SHAPE = "1,16,16,256,0,2,2,100,0"
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ("a,decode,3,0,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: seconds: expected more than 0, got '0'"),
-        ("a,decode,3,-0.5,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: seconds: expected more than 0, got '-0.5'"),
-        ("a,decode,3,nan,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: seconds: expected seconds from 0 to 1e\+06"),
-        ("a,decode,3,1,-1,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: host_seconds: expected seconds from 0"),
-        ("a,decode,x,1,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: point: expected a whole number, got 'x'"),
-        ("a,decode,3,1,,,0,0,0,0,0,4,-4,400,0,", r"samples.csv:2: decode_live: expected a number from 0"),
-        ("a,decod,3,1,,,0,0,0,0,0,4,4,400,0,", r"samples.csv:2: kind: expected one of prefill, decode, mixed, swap"),
-        (f"a,decode,3,1,,,{MIXED_SHAPE},", r"samples.csv:2: kind: decode does not match the shape, which is mixed"),
-        ("a,swap,3,1,,,0,0,0,0,0,0,0,0,0,", r"samples.csv:2: kind: swap does not match the shape, which is empty"),
+        ("a,decode,3,0,,,0,0,0,0,0,4,4,400,0,", r"samples.csv: row 2: seconds: expected more than 0, got '0'"),
+        ("a,decode,3,-0.5,,,0,0,0,0,0,4,4,400,0,", r"samples.csv: row 2: seconds: expected more than 0, got '-0.5'"),
+        (
+            "a,decode,3,nan,,,0,0,0,0,0,4,4,400,0,",
+            r"samples.csv: row 2: seconds: expected a number from -1e\+06 to 1e\+06, got 'nan'",
+        ),
+        (
+            "a,decode,3,1,-1,,0,0,0,0,0,4,4,400,0,",
+            r"samples.csv: row 2: host_seconds: expected a number from 0 to 1e\+06",
+        ),
+        (
+            "a,decode,x,1,,,0,0,0,0,0,4,4,400,0,",
+            r"samples.csv: row 2: point: expected a whole number from 0 to 1e\+12, got 'x'",
+        ),
+        ("a,decode,3,1,,,0,0,0,0,0,4,-4,400,0,", r"samples.csv: row 2: decode_live: expected a whole number from 0"),
+        (
+            "a,decod,3,1,,,0,0,0,0,0,4,4,400,0,",
+            r"samples.csv: row 2: kind: expected one of prefill, decode, mixed, swap",
+        ),
+        (
+            f"a,decode,3,1,,,{MIXED_SHAPE},",
+            r"samples.csv: row 2: kind: decode does not match the shape, which is mixed",
+        ),
+        ("a,swap,3,1,,,0,0,0,0,0,0,0,0,0,", r"samples.csv: row 2: kind: swap does not match the shape, which is empty"),
     ],
 )
 def test_error_for_an_impossible_sample_names_the_column(tmp_path: Path, row: str, message: str) -> None:

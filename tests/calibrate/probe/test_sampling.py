@@ -11,9 +11,9 @@ import yaml
 from servesim.calibrate.device import fake
 from servesim.calibrate.device.backend import MODELS, Row
 from servesim.calibrate.device.fake import FakeBackend
-from servesim.calibrate.probe import sampling
+from servesim.calibrate.probe import token_selection
 from servesim.calibrate.probe.check import report
-from servesim.calibrate.probe.sampling import fit_term, measure_sampling, sampling_keys
+from servesim.calibrate.probe.token_selection import fit_term, measure_sampling, sampling_keys
 from servesim.cli import main
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
@@ -33,7 +33,7 @@ def device(**options: Any) -> FakeBackend:
 def test_the_times_of_a_device_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = VirtualTime()
     monkeypatch.setattr(fake, "time", clock)
-    monkeypatch.setattr(sampling, "time", clock)
+    monkeypatch.setattr(token_selection, "time", clock)
     medians = measure_sampling(device(), 8)
     assert [rows for rows, _ in medians["host"]] == [rows for rows, _ in medians["ops"]] == [1, 2, 4, 8]
     keys = sampling_keys("host", medians)

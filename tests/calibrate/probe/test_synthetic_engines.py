@@ -25,6 +25,7 @@ def benchmark() -> ModuleType:
     return module
 
 
+@pytest.mark.slow
 def test_twenty_engines_are_predicted_within_three_percent_and_inside_their_intervals(benchmark: ModuleType) -> None:
     results = [benchmark.try_engine(seed, draws=16) for seed in range(100, 120)]
     off = [result.name for result in results if abs(result.error) > 0.03]

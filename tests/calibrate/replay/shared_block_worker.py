@@ -2,26 +2,17 @@
 
     python shared_block_worker.py WORKER_SCRIPT [OPTIONS OF THE WORKER]
 
-`worker_python` writes an executable for --worker-python. With it, `sim replay` runs as usual.
+`worker_python` in stepping_worker.py writes an executable for --worker-python. With it, `sim replay` runs as usual.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
-import shlex
 import sys
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parents[3] / "benchmarks"
-
-
-def worker_python(folder: Path, python: str = sys.executable) -> str:
-    """Write an executable that runs the worker with the broken allocator under an interpreter."""
-    path = folder / "python"
-    path.write_text(f'#!/bin/sh\nexec {shlex.quote(python)} {shlex.quote(__file__)} "$@"\n')
-    path.chmod(0o755)
-    return str(path)
 
 
 def main() -> int:

@@ -12,6 +12,7 @@ import pytest
 from ...conftest import ROOT
 
 
+@pytest.mark.slow
 def test_answers_are_equal_and_the_broken_allocator_is_found(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     command = [sys.executable, str(ROOT / "benchmarks" / "gpu_tokens.py"), "--out", str(tmp_path), "--model", "micro"]

@@ -24,6 +24,7 @@ def scripts(monkeypatch: pytest.MonkeyPatch) -> Any:
         sys.modules.pop(name, None)
 
 
+@pytest.mark.slow
 def test_every_requested_setting_is_in_the_table(
     scripts: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

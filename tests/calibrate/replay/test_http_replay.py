@@ -62,7 +62,7 @@ def test_a_prompt_seed_repeats_the_prompts_and_is_printed_and_stored(
         seed = json.loads((tmp_path / "out" / "live" / "manifest.json").read_text())["prompt_seed"]
         assert f"prompt seed: {seed}\n" in capsys.readouterr().out
         assert replay(server, trace, "openai", "--prompt-seed", seed) == first
-        assert replay(server, trace, "openai", "--salt", seed) == first
+        assert replay(server, trace, "openai", "--prompt-seed", seed) == first
 
 
 def test_a_replay_against_a_server_can_be_verified_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

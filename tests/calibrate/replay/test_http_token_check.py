@@ -15,8 +15,8 @@ from typing import Any, Callable
 import pytest
 
 pytest.importorskip("aiohttp")
-from servesim.calibrate.client.protocols import LlmServing, OpenAI, Piece
-from servesim.calibrate.replay.http_token_check import first_difference
+from servesim.calibrate.client.protocols import Event, LlmServing, OpenAI
+from servesim.calibrate.replay.http_client import first_difference
 from servesim.calibrate.replay.token_check import Difference
 
 from ...commands.running import Said, run_sim
@@ -146,17 +146,19 @@ def test_a_server_that_fails_every_request_does_not_pass(tmp_path: Path, capsys:
     assert "not checked: 3 requests without a complete answer in the run" in said.out
 
 
-def test_pieces_hold_the_text_and_the_token_ids() -> None:
+def test_events_hold_the_text_and_the_token_ids() -> None:
     token = {"generated_text": " a", "tokens": {"id": 7, "text": " a"}}
     api, other = LlmServing(), OpenAI("m")
-    assert api.piece(json.dumps({"event": "message", "data": [token]}).encode()) == Piece(" a", [7])
-    assert api.piece(b"data:" + json.dumps({"generated_text": " b"}).encode()) == Piece(" b", None)
-    assert api.piece(json.dumps({"data": [{**token, "finish_reason": "length"}]}).encode()) is None
-    assert api.piece(b": ping") is None
-    assert other.piece(b'data: {"choices": [{"text": " c", "token_ids": [4, 5]}]}') == Piece(" c", [4, 5])
-    assert other.piece(b'data: {"choices": [{"text": " c"}]}') == Piece(" c", None)
-    assert other.piece(b'data: {"choices": [], "usage": {}}') is None
-    assert other.piece(b"data: [DONE]") is None
+    message = json.dumps({"event": "message", "data": [token]}).encode()
+    assert api.event(message) == Event(tokens=1, text=" a", token_ids=[7])
+    assert api.event(b"data:" + json.dumps({"generated_text": " b"}).encode()) == Event(tokens=1, text=" b")
+    assert api.event(json.dumps({"data": [{**token, "finish_reason": "length"}]}).encode()) == Event(complete=True)
+    assert api.event(b": ping") == Event(ping=True)
+    both = b'data: {"choices": [{"text": " c", "token_ids": [4, 5]}]}'
+    assert other.event(both) == Event(tokens=1, text=" c", token_ids=[4, 5])
+    assert other.event(b'data: {"choices": [{"text": " c"}]}') == Event(tokens=1, text=" c")
+    assert other.event(b'data: {"choices": [], "usage": {}}') == Event()
+    assert other.event(b"data: [DONE]") == Event(complete=True)
 
 
 def test_the_first_difference_of_two_answers() -> None:

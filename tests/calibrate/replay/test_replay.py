@@ -17,13 +17,15 @@ from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import check_same_device, replay_arguments
-from servesim.calibrate.probe.host_overhead import HostOverhead, fit_overhead, overhead_samples
+from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
 from servesim.calibrate.replay.replay import as_backend_scenario, expected_seconds, replay_requests
+from servesim.calibrate.replay.resimulate import MeasuredCost
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
+from servesim.costs.parts import HostPart
 from servesim.engine.step import ModelCall
 from servesim.runs.run_folder import read_sent, read_steps
 
@@ -68,7 +70,7 @@ def write_scenario(folder: Path, **changes: Any) -> str:
 def test_on_a_fake_backend_metrics_agree_within_a_percent_and_decisions_are_identical(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: dict[str, Any]
 ) -> None:
-    metrics = ["makespan", "request_throughput", "output_throughput", "evictions", "model_calls"]
+    metrics = ["makespan", "request_throughput", "output_throughput", "preemptions", "model_calls"]
     metrics += [f"{k}_{n}_ms" for n in ("ttft", "tpot", "itl", "e2el") for k in ("mean", "median", "p90", "p99")]
     file = write_scenario(tmp_path, policy=policy)
     command = ["replay", file, "--backend", "fake", "--tolerance", "1%", "--metrics", *metrics, "-o", str(tmp_path)]
@@ -77,7 +79,7 @@ def test_on_a_fake_backend_metrics_agree_within_a_percent_and_decisions_are_iden
     assert "decisions: identical" in out
     assert "tolerance 1 %: met" in out
     report = json.loads((tmp_path / "verify.json").read_text())
-    assert report["settings"][0]["decisions"]["identical"] is True
+    assert report["comparisons"][0]["decisions"]["identical"] is True
     live = json.loads((tmp_path / "live" / "result.json").read_text())
     assert live["completed"] == 24
     assert live["blocks_left"] == live["blocks"]
@@ -89,7 +91,7 @@ def test_on_a_fake_backend_metrics_agree_within_a_percent_and_decisions_are_iden
 
 @pytest.mark.live
 def test_on_the_wall_clock_measured_step_times_explain_the_whole_run(tmp_path: Path) -> None:
-    from servesim.calibrate.replay.live_run import run_from_result
+    from servesim.calibrate.replay.measured_run import run_from_result
     from servesim.calibrate.replay.resimulate import resimulate
     from servesim.calibrate.replay.verify import compare
     from servesim.runs.run_folder import run_data
@@ -130,8 +132,8 @@ def test_decisions_of_a_burst_on_torch_match_the_simulation() -> None:
     assert comparison.decisions is not None
     assert comparison.decisions.identical
     assert comparison.calls_matched == (replayed.live.calls, replayed.live.calls)
-    assert comparison.row("evictions").measured == comparison.row("evictions").simulated
-    assert (comparison.row("evictions").measured or 0) > 0
+    assert comparison.row("preemptions").measured == comparison.row("preemptions").simulated
+    assert (comparison.row("preemptions").measured or 0) > 0
     assert replayed.live.extra["blocks_left"] == replayed.live.extra["blocks"] == 12
 
 
@@ -278,5 +280,28 @@ def test_host_overhead_is_fitted_to_model_calls() -> None:
     assert host.prompt == pytest.approx(0.0005, rel=1e-6)
     assert host.token == pytest.approx(0.00001, rel=1e-6)
     assert host.seconds(10, 2, 100) == pytest.approx(0.005)
-    assert fit_overhead([]) == HostOverhead()
-    assert fit_overhead([(0.1, 4, 0, 0)] * 5) == HostOverhead(0.1)
+    assert fit_overhead([]) == HostPart()
+    assert fit_overhead([(0.1, 4, 0, 0)] * 5) == HostPart(0.1)
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("diverged", [False, True], ids=["same calls", "other calls"])
+def test_verify_of_a_replay_prints_what_the_replay_printed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, diverged: bool
+) -> None:
+    """Also after the first different call, where the host time of the profile or of the run counts."""
+    started = MeasuredCost.__init__
+
+    def start(self: MeasuredCost, *args: Any) -> None:
+        started(self, *args)
+        self.diverged = diverged
+
+    monkeypatch.setattr(MeasuredCost, "__init__", start)
+    file, out = write_scenario(tmp_path, profile="cpu-tiny-kbk"), tmp_path / "out"
+    slow = "cost={base: 0.004, prefill_token: 0.0005, decode_row: 0.0004}"
+    assert main(["replay", file, "--backend", "fake", "--option", slow, "-o", str(out)]) == 0
+    replayed = capsys.readouterr().out.partition("simulated against measured")[2].splitlines()
+    assert main(["verify", str(out / "sim"), str(out / "live")]) == 0
+    verified = capsys.readouterr().out.splitlines()
+    assert len(verified) > 20
+    assert replayed[1 : len(verified)] == verified[1:]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from array import array
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,22 +14,28 @@ import numpy as np
 import pytest
 import yaml
 from servesim.calibrate.device.backend import Backend, Row
-from servesim.calibrate.live import token_check as single_runs
-from servesim.calibrate.live.answer_record import AnswerRecord, spread_sample
+from servesim.calibrate.live import recorded_answers
 from servesim.calibrate.live.block_tables import BlockTables
+from servesim.calibrate.live.recorded_answers import (
+    AnswerRecord,
+    SingleRun,
+    check_answers,
+    near_tie_bound,
+    spread_sample,
+)
 from servesim.calibrate.live.setup import DeviceSession
-from servesim.calibrate.live.token_check import SingleRun, check_answers, near_tie_bound
 from servesim.calibrate.replay.replay import replay_on_backend
-from servesim.calibrate.replay.token_check import TokenCheck, parse_tolerance
+from servesim.calibrate.replay.token_check import TokenCheck, allowed_differences
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import Request
 from servesim.policies import POLICIES
 
 from ...commands.running import run_sim
 from ..device.kbk_host import kbk_python
-from .shared_block_worker import worker_python
+from ..device.stepping_worker import worker_python
 
 pytestmark = pytest.mark.timeout(1800)
+SHARED_BLOCK = Path(__file__).with_name("shared_block_worker.py")
 
 ENGINE = {"num_blocks": 24, "block_size": 8, "host_blocks": 40, "max_model_len": 96}
 # Settings that make a policy preempt, swap or chunk with these requests, and give it batches of several rows.
@@ -125,11 +132,11 @@ def test_on_kbk_in_float32_all_answers_are_equal(policy: str, kbk_session: Devic
 def test_a_block_in_two_tables_is_found(backend: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if backend == "torch":
         pytest.importorskip("torch")
-    python = [kbk_python()] if backend == "kbk" else []
+    python = kbk_python() if backend == "kbk" else sys.executable
     model = [] if backend == "fake" else ["--model", "micro", "--option", "threads=1"]
     command = ["replay", write_scenario(tmp_path), "--backend", backend, *model, "--live-only", "--quiet"]
     command += ["--warm-up", "0", "--check-tokens", "all", "-o", str(tmp_path / "out")]
-    said = run_sim(capsys, *command, "--worker-python", worker_python(tmp_path, *python))
+    said = run_sim(capsys, *command, "--worker-python", worker_python(tmp_path, SHARED_BLOCK, python))
     assert said.code == 3, said.error
     assert "first difference at token" in said.out
     check = json.loads((tmp_path / "out" / "live" / "result.json").read_text())["token_check"]
@@ -148,7 +155,7 @@ def test_the_check_is_in_all_reports(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "token check: 12 of 12 answers equal those of the same requests alone" in said.out
     result = json.loads((out / "live" / "result.json").read_text())["token_check"]
     assert len(result["answers"]) == result["equal"] == 12
-    setting = json.loads((out / "verify.json").read_text())["settings"][0]
+    setting = json.loads((out / "verify.json").read_text())["comparisons"][0]
     assert setting["token_check"] == {key: value for key, value in result.items() if key != "answers"}
     assert "12 of 12 answers equal" in run_sim(capsys, "verify", str(out / "sim"), str(out / "live")).out
 
@@ -157,7 +164,7 @@ def test_without_the_option_nothing_is_recorded(tmp_path: Path, capsys: pytest.C
     out = tmp_path / "out"
     assert run_sim(capsys, "replay", write_scenario(tmp_path), "--backend", "fake", "-o", str(out)).code == 0
     assert "token_check" not in json.loads((out / "live" / "result.json").read_text())
-    assert "token_check" not in json.loads((out / "verify.json").read_text())["settings"][0]
+    assert "token_check" not in json.loads((out / "verify.json").read_text())["comparisons"][0]
 
 
 @pytest.mark.parametrize(
@@ -186,11 +193,11 @@ def test_bad_input_is_one_line(
     ("text", "answers", "allowed"), [("0", 16, 0), ("3", 16, 3), ("0%", 16, 0), ("25%", 16, 4), ("9.9%", 10, 0)]
 )
 def test_a_tolerance_is_a_number_or_a_share_of_the_answers(text: str, answers: int, allowed: int) -> None:
-    assert parse_tolerance(text).of(answers) == allowed
+    assert allowed_differences(text, answers) == allowed
 
 
 def test_a_check_without_an_answer_is_not_passed() -> None:
-    assert not TokenCheck([], 4, 0.0).within(parse_tolerance("100%"))
+    assert not TokenCheck([], 4, 0.0).within("100%")
 
 
 def test_a_sample_is_spread_over_the_prompt_lengths_and_repeatable() -> None:
@@ -265,7 +272,7 @@ def test_logits_that_are_not_finite_are_counted_and_never_a_near_tie() -> None:
 
 
 def test_a_check_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(single_runs, "REPORT_INTERVAL_S", 0.0)
+    monkeypatch.setattr(recorded_answers, "REPORT_INTERVAL_S", 0.0)
     requests = [Request(id, 0.0, 2, 1) for id in range(3)]
     backend = ScriptedBackend([0.5] * 3)
     record = AnswerRecord(BlockTables(9, 4), lambda request: [1, 2], backend, requests, 3, vocab=50)
@@ -280,9 +287,7 @@ def test_a_check_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_logits_of_long_answers_are_spread_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from servesim.calibrate.live import answer_record
-
-    monkeypatch.setattr(answer_record, "LOGIT_BYTES", 4 * 50 * 5 * (1 + 3))  # five rows per watched request
+    monkeypatch.setattr(recorded_answers, "LOGIT_BYTES", 4 * 50 * 5 * (1 + 3))  # five rows per watched request
     request = Request("a", 0.0, 1, 20)
     backend = ScriptedBackend([0.5] * 20)
     record = AnswerRecord(BlockTables(9, 4), lambda request: [1], backend, [request], 1, vocab=50)

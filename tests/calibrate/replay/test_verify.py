@@ -14,8 +14,7 @@ from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import replay_arguments
-from servesim.calibrate.probe.host_overhead import CostWithHost, HostOverhead
-from servesim.calibrate.replay.live_run import run_from_result, write_live
+from servesim.calibrate.replay.measured_run import run_from_result, write_live
 from servesim.calibrate.replay.replay import (
     ReplayedScenario,
     as_backend_scenario,
@@ -29,18 +28,18 @@ from servesim.calibrate.replay.verify import (
     compare,
     compare_decisions,
     compare_latency,
+    format_comparison,
     kendall_tau,
     rank_correlations,
     relative_error,
 )
-from servesim.calibrate.replay.verify_report import format_comparison
 from servesim.cli import main
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
+from servesim.costs.derived import CostWithHost, ScaledCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, HostPart, PartsCost
-from servesim.costs.scaled import ScaledCost
 from servesim.engine.clocks import VirtualClock
 from servesim.runs.run_folder import RunData, read_run, run_data
 
@@ -85,7 +84,7 @@ def test_error_is_signed_and_relative_to_the_measured_value() -> None:
 def test_wrong_step_times_give_an_error_from_step_times() -> None:
     live = measured(scenario_from(TREE))
     slow = Profile("slow", LinearCost(base=0.012, prefill_token=0.0012, decode_live=0.0012))
-    simulate_and_compare(live, live.live.requests, slow, HostOverhead())
+    simulate_and_compare(live, live.live.requests, slow, HostPart())
     assert live.comparison is not None
     makespan = live.comparison.row("makespan")
     assert makespan.error is not None
@@ -96,18 +95,18 @@ def test_wrong_step_times_give_an_error_from_step_times() -> None:
 
 def test_measured_values_are_inside_or_outside_the_intervals() -> None:
     live = measured(scenario_from(TREE))
-    simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostOverhead(), draws=8)
+    simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostPart(), draws=8)
     assert live.comparison is not None
     assert all(row.inside for row in live.comparison.rows)
     assert "inside the intervals: 21 of 21 measured values" in format_comparison(live.comparison)
     slow = Profile("slow", LinearCost(base=0.015, prefill_token=0.0015, decode_live=0.0015))
-    simulate_and_compare(live, live.live.requests, slow, HostOverhead(), draws=8)
+    simulate_and_compare(live, live.live.requests, slow, HostPart(), draws=8)
     row = live.comparison.row("mean_tpot_ms")
     assert row.inside is False
     assert row.as_dict()["interval"] == list(row.interval or ())
     text = format_comparison(live.comparison)
     assert "outside: " in text and "mean_tpot_ms +" in text
-    simulate_and_compare(live, live.live.requests, slow, HostOverhead())
+    simulate_and_compare(live, live.live.requests, slow, HostPart())
     assert "interval" not in format_comparison(live.comparison)
     assert "interval" not in live.comparison.row("mean_tpot_ms").as_dict()
 
@@ -116,7 +115,7 @@ def test_a_profile_of_the_same_session_has_narrower_intervals() -> None:
     live = measured(scenario_from(TREE))
     widths = []
     for same in (False, True):
-        simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostOverhead(), 8, same)
+        simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostPart(), 8, same)
         assert live.comparison is not None
         low, high = live.comparison.row("mean_e2el_ms").interval or (0.0, 0.0)
         widths.append(high - low)
@@ -132,12 +131,12 @@ def test_the_date_of_a_profile_decides_whether_the_session_is_the_same() -> None
 
 def test_the_measured_host_time_replaces_that_of_the_profile_in_every_draw() -> None:
     cost = PartsCost(decodes=DecodePart(((1.0, 0.01), (8.0, 0.02))), host=HostPart(step=1.0))
-    assert CostWithHost(ScaledCost(cost, 2.0), HostOverhead(0.5)).decode(1, 1, 0) == pytest.approx(0.52)
+    assert CostWithHost(ScaledCost(cost, 2.0), HostPart(0.5)).decode(1, 1, 0) == pytest.approx(0.52)
 
 
 def test_a_perfect_profile_has_no_error() -> None:
     live = measured(scenario_from(TREE))
-    simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostOverhead())
+    simulate_and_compare(live, live.live.requests, Profile("true", TRUE), HostPart())
     assert live.comparison is not None
     assert live.comparison.decisions is not None
     assert live.comparison.decisions.identical
@@ -153,12 +152,12 @@ def test_another_policy_gives_an_error_from_decisions(tmp_path: Path, capsys: py
     assert main(["run", str(other), "-o", str(tmp_path / "sim")]) == 0
     capsys.readouterr()
     assert main(["verify", str(tmp_path / "sim"), str(tmp_path / "live"), "--json", "--tolerance", "5%"]) == 3
-    report = json.loads(capsys.readouterr().out)["settings"][0]
+    report = json.loads(capsys.readouterr().out)["comparisons"][0]
     makespan = report["metrics"]["makespan"]
     assert makespan["error"] > 0.05
     assert makespan["from_decisions"] == pytest.approx(makespan["error"], rel=0.2)
     assert abs(makespan["from_step_times"]) < 0.2 * makespan["error"]
-    assert report["followed"][0] < report["followed"][1]
+    assert report["calls_matched"][0] < report["calls_matched"][1]
 
 
 def test_requests_are_paired_by_id() -> None:
@@ -179,7 +178,7 @@ def test_requests_are_paired_by_id() -> None:
 
 def test_decisions_are_compared_step_by_step() -> None:
     def step(id: int, t: float) -> dict[str, Any]:
-        return {"t": t, "kind": "decode", "chunks": [[id, 1]], "evicted": [], "swapped_in": [], "rejected": []}
+        return {"t": t, "kind": "decode", "chunks": [[id, 1]], "preempted": [], "swapped_in": [], "rejected": []}
 
     ours = RunData({}, {}, [step(1, 0.0), step(2, 1.0), step(3, 2.0), step(4, 3.0)])
     theirs = RunData({}, {}, [step(1, 0.5), step(2, 1.5), step(9, 2.5), step(4, 3.5), step(5, 4.5)])
@@ -207,7 +206,7 @@ def test_rank_correlation_over_several_scenarios() -> None:
     for batch in (1, 2, 4, 8):
         live = measured(scenario_from({**TREE, "policy": {"name": "llm-serving", "decode_batch": batch}}))
         simulate_and_compare(
-            live, live.live.requests, Profile("near", LinearCost(0.011, prefill_token=0.001)), HostOverhead()
+            live, live.live.requests, Profile("near", LinearCost(0.011, prefill_token=0.001)), HostPart()
         )
         assert live.comparison is not None
         comparisons.append(live.comparison)
@@ -220,7 +219,7 @@ def test_verify_reads_folders_and_checks_the_tolerance(tmp_path: Path, capsys: p
     near = Profile("near", LinearCost(0.0102, prefill_token=0.001, decode_live=0.001))
     for name, batch in (("one", 2), ("two", 6)):
         live = measured(scenario_from({**TREE, "policy": {"name": "llm-serving", "decode_batch": batch}}))
-        simulate_and_compare(live, live.live.requests, near, HostOverhead())
+        simulate_and_compare(live, live.live.requests, near, HostPart())
         live.name = name
         write_replay(live, tmp_path, single=False)
     both = ["verify", str(tmp_path / "sim"), str(tmp_path / "live")]
@@ -231,7 +230,7 @@ def test_verify_reads_folders_and_checks_the_tolerance(tmp_path: Path, capsys: p
     assert "Kendall's tau" in out
     assert (tmp_path / "out" / "verify.png").stat().st_size > 10_000
     report = json.loads((tmp_path / "out" / "verify.json").read_text())
-    assert [one["name"] for one in report["settings"]] == ["one", "two"]
+    assert [one["name"] for one in report["comparisons"]] == ["one", "two"]
     assert report["kendall_tau"]["makespan"] == 1.0
     assert main([*both, "--tolerance", "0.0001"]) == 3
     assert main([*both]) == 0
@@ -244,7 +243,7 @@ def test_verify_reads_folders_and_checks_the_tolerance(tmp_path: Path, capsys: p
     assert main([*both, *checked, "--metric-percentiles", "95,99.9", "--json"]) == 0
     captured = capsys.readouterr()
     assert "metric 'p99.9_ttft_ms': not compared" in captured.err
-    row = json.loads(captured.out)["settings"][0]["metrics"]["p99.9_ttft_ms"]
+    row = json.loads(captured.out)["comparisons"][0]["metrics"]["p99.9_ttft_ms"]
     waits = [r["first_token"] - r["arrival"] for r in again.requests.values() if r["outcome"] == "finished"]
     assert row["measured"] == pytest.approx(1e3 * np.percentile(waits, 99.9), rel=1e-9)
     assert row["simulated"] and row["from_step_times"] is not None
@@ -282,7 +281,7 @@ def test_a_fraction_is_a_number_or_a_percentage() -> None:
         ["compare", "a", "b", "--confidence"],
         ["calibrate", "check", "a", "--tolerance"],
         ["calibrate", "probe", "--backend", "fake", "-o", "a", "--precision"],
-        ["search", "a", "--precision"],
+        ["capacity", "a", "--subject-to", "p99_ttft_ms <= 1000", "--precision"],
         ["sweep", "a", "--ci"],
     ],
     ids=lambda words: " ".join(words[:2]) + " " + words[-1],

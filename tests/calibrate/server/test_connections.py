@@ -1,4 +1,4 @@
-"""`sim serve` and unusual clients: half-closed and gone ones, malformed requests, keys, and ports in use."""
+"""`sim serve` and unusual clients: gone ones, malformed requests, keys, and ports in use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytest.importorskip("aiohttp")
 from servesim.calibrate.client.load_generator import first_model, send
 from servesim.calibrate.client.protocols import OpenAI
 from servesim.calibrate.live.setup import DeviceSession
-from servesim.calibrate.server.access import is_local
+from servesim.calibrate.server.http import is_local
 from servesim.calibrate.server.service import ServerOptions, Service, bound
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
@@ -105,7 +105,7 @@ def test_malformed_http_is_a_400_and_one_line_in_the_log(
         assert b" 400 " in read_all(raw(shared_service, data)).partition(b"\r\n")[0]
     [record] = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert record.exc_info is None
-    assert record.getMessage().startswith("malformed request from 127.0.0.1: ")
+    assert record.getMessage().startswith("malformed request: ")
     assert "\n" not in record.getMessage()
     assert len(record.getMessage()) < 300
 
@@ -113,32 +113,6 @@ def test_malformed_http_is_a_400_and_one_line_in_the_log(
 def test_compressed_bodies_are_read(shared_service: Service) -> None:
     body = gzip.compress(json.dumps({"prompt": "a b", "max_tokens": 1}).encode())
     assert ask(shared_service, OPENAI, body, {"Content-Encoding": "gzip"})[0] == 200
-
-
-@pytest.mark.parametrize("probe_seconds", [0.01, 60.0], ids=["with probes", "without"])
-@pytest.mark.parametrize("path", [OPENAI, LLM_SERVING, LLM_SERVING + "_stream"])
-def test_clients_that_finish_sending_get_their_answer(
-    shared_service: Service, path: str, probe_seconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("servesim.calibrate.server.connection.PROBE_SECONDS", probe_seconds)
-    body = {"prompt": "a b", "max_tokens": 30, "inputs": "a b", "parameters": {"max_new_tokens": 30}}
-    client = raw(shared_service, post(body, path))
-    client.shutdown(socket.SHUT_WR)
-    answer = read_all(client)  # the server closes the connection after the answer
-    interim = b"HTTP/1.1 100 Continue\r\n\r\n"
-    while answer.startswith(interim):
-        answer = answer[len(interim) :]
-    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
-    assert answer.count(b" ") >= 30
-
-
-def test_pipelined_requests_of_a_half_closed_client_are_all_answered(shared_service: Service) -> None:
-    client = raw(shared_service, b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3)
-    client.shutdown(socket.SHUT_WR)
-    answer = b""
-    with client:
-        while answer.count(b"HTTP/1.1 200 OK") < 3:
-            answer += client.recv(65536) or pytest.fail(f"closed after {answer!r}")
 
 
 def test_waiting_requests_of_clients_that_closed_are_aborted() -> None:
@@ -234,7 +208,7 @@ def test_the_key_can_come_from_the_environment(
 def test_a_server_for_other_machines_warns_without_a_key(
     key: list[str], warnings: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("servesim.calibrate.server.access.is_local", lambda host: False)
+    monkeypatch.setattr("servesim.calibrate.server.http.is_local", lambda host: False)
     state = {"total_blocks": 1, "free_blocks": 1, "calls": 0}
     monkeypatch.setattr("servesim.calibrate.server.service.serve", lambda *args: state)
     assert main([*SERVE, "--port", "0", *key]) == 0

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("aiohttp")
 tokenizers = pytest.importorskip("tokenizers")
 
-from servesim.calibrate.server.file_tokenizer import FileTokenizer  # noqa: E402
 from servesim.calibrate.server.service import Service  # noqa: E402
+from servesim.calibrate.server.tokenizers import FileTokenizer  # noqa: E402
 from servesim.cli import main  # noqa: E402
 
 from .serving import ask, service  # noqa: E402

@@ -14,7 +14,7 @@ from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import replay_arguments
-from servesim.calibrate.replay.live_run import MeasuredRun, run_from_result
+from servesim.calibrate.replay.measured_run import MeasuredRun, run_from_result
 from servesim.calibrate.replay.replay import as_backend_scenario, replay_requests
 from servesim.calibrate.tune.loop import Tuner, TuneResult
 from servesim.calibrate.tune.setup import Settings, tuned_experiment
@@ -22,7 +22,7 @@ from servesim.config.scenario import Scenario
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from
 from servesim.engine.clocks import VirtualClock
-from servesim.execution.executor import Serial
+from servesim.study.executor import Serial
 from servesim.study.ranking import Summary
 from servesim.study.sweep import sweep
 from servesim.study.sweep_file import read_experiment

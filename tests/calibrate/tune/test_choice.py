@@ -6,12 +6,14 @@ import math
 from dataclasses import replace
 
 import pytest
-from servesim.calibrate.tune.choice import Candidate, choose, drawn_costs, rate, same_order
+from servesim.calibrate.tune.choice import Candidate, adjusted, choose, drawn_costs, measured_ratios, rate, same_order
 from servesim.calibrate.tune.correction import Factors
-from servesim.calibrate.tune.step_factors import StepFactors, scaled_parts
+from servesim.calibrate.tune.journal import Measurement
+from servesim.calibrate.tune.step_times import StepFactors, scaled_parts
 from servesim.core import Shape
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart
+from servesim.study.sweep import Records
 
 PARTS = PartsCost(
     PrefillPart(((1.0, 0.01), (100.0, 0.05)), row=0.001), DecodePart(((1.0, 0.004), (8.0, 0.006)), context=1e-6),
@@ -86,3 +88,25 @@ def test_the_stored_draws_of_a_profile_are_used() -> None:
     assert isinstance(profile.cost, PartsCost)
     costs = drawn_costs(profile, profile.cost, Factors(0.0, 0.0), 4)
     assert len({cost.decodes.rows for cost in costs}) == 4
+
+
+def measured(config: int, figures: dict[str, float]) -> Measurement:
+    return Measurement(1, config, f"config{config}", 1.0, figures, {})
+
+
+def test_measured_ones_get_their_value_and_the_others_the_mean_ratio() -> None:
+    records: Records = {
+        (config, replication): {"metrics": {"makespan": 10.0 + config + replication, "preemptions": 0}}
+        for config in range(3)
+        for replication in range(2)
+    }
+    runs = [measured(0, {"makespan": 20.0, "preemptions": 3}), measured(1, {"makespan": 88.0})]
+    result = adjusted(records, measured_ratios(records, runs))
+    assert [result[config, 0]["metrics"]["makespan"] for config in range(3)] == pytest.approx([20.0, 88.0, 48.0])
+    assert result[0, 1]["metrics"]["makespan"] == pytest.approx(22.0)  # the ratio of the measured run
+    assert result[0, 0]["metrics"]["preemptions"] == 0
+
+
+def test_failed_runs_and_stopped_measurements_change_nothing() -> None:
+    records: Records = {(0, 0): {"error": "no"}, (1, 0): {"metrics": {"makespan": 10.0}}}
+    assert adjusted(records, measured_ratios(records, [measured(0, {"makespan": 5.0}), measured(1, {})])) == records

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from ...conftest import ROOT
 from .problems import sweep_tree, write_sweep
 
@@ -16,6 +18,7 @@ def run_script(*words: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
+@pytest.mark.slow
 def test_one_round_is_planned_measured_and_continued(tmp_path: Path) -> None:
     tree = sweep_tree(requests=12, params={"policy.decode_batch": [4, 16]})
     tree["base"]["workload"]["arrivals"] = {"kind": "burst"}

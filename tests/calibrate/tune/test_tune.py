@@ -67,6 +67,7 @@ def test_from_a_wrong_profile_the_true_winner_is_found_in_three_rounds(
     assert main(["calibrate", "check", str(folder / "profile")]) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_on_random_devices_the_winner_is_within_half_a_percent(tmp_path: Path, seed: int) -> None:
     cost = random_cost(seed)
@@ -92,7 +93,7 @@ def test_measured_values_decide_between_measured_configurations(
     result = tune(file, VirtualTarget(cost), tmp_path / "tuned")
     assert result.summary.winner is not None
     assert regret(truth, result.summary.winner.config) < 0.005
-    measured = {m.config: m.figures[metric] for row in result.rounds for m in row.measured}
+    measured = {m.config: m.metrics[metric] for row in result.rounds for m in row.measured}
     assert result.rounds[-1].leader.mean(metric) == pytest.approx(min(measured.values()), rel=0.005)
 
 
@@ -125,6 +126,7 @@ def test_a_failed_measurement_loses_no_earlier_one_and_the_rest_is_as_without_th
     assert profiles[0].read_text() == profiles[1].read_text()
 
 
+@pytest.mark.slow
 def test_a_killed_command_continues_with_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
     command = ["tune", str(file), "-o", str(folder), "--draws", "4", "--top", "2", *FAKE]
@@ -159,7 +161,7 @@ def test_a_run_that_exceeds_the_device_time_is_stopped_and_its_steps_are_used(
     assert "stopped: the device time is spent; device time 0.0" in capsys.readouterr().out
     [measured] = [line for line in lines_of(folder) if line["event"] == "measured"]
     assert measured["stopped"] is True
-    assert measured["figures"] == {}
+    assert measured["metrics"] == {}
     assert isinstance(measured["seconds"], float)
     assert 3 <= measured["seconds"] < 9  # 3 s, and the time until the next check on a busy machine
     [first, last] = csv.DictReader((folder / "rounds.csv").open())

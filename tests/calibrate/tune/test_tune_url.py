@@ -58,6 +58,7 @@ def test_request_times_give_a_factor_per_kind_of_step_and_the_next_configuration
     assert float(rounds[1]["objective_error"]) < 0.05  # the correction from the baseline predicts another configuration
 
 
+@pytest.mark.slow
 def test_with_a_restart_command_all_configurations_are_measured(tmp_path: Path) -> None:
     """The command receives the scenario file. Here it only notes it: the server stays as it is."""
     file, folder = write_sweep(tmp_path, baseline_tree()), tmp_path / "tuned"

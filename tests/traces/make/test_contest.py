@@ -11,7 +11,7 @@ from servesim.core import BadInput
 from servesim.traces.describe import gap_variation
 from servesim.traces.make.arrivals import contest_arrivals
 from servesim.traces.make.contest import contest
-from servesim.traces.read.load import load
+from servesim.traces.read.formats import load
 
 LENGTHS = Path("data") / "contest" / "contest_alpaca5010_lengths.csv.gz"
 
@@ -44,7 +44,7 @@ def test_x_times_t_requests_are_sent_rounded_down() -> None:
         contest(0.1, 5)
 
 
-def test_dispatch_makes_every_gap_longer() -> None:
+def test_send_overhead_makes_every_gap_longer() -> None:
     plain, real = contest(5, 300, seed=4), contest(5, 300, seed=4, send_overhead=0.0032)
     assert np.diff(real.arrivals) - np.diff(plain.arrivals) == pytest.approx(0.0032)
     assert np.diff(real.arrivals).mean() == pytest.approx(0.2032, abs=0.001)  # 203.2 ms were measured

@@ -231,7 +231,7 @@ def test_a_mix_merges_its_workloads_each_with_separate_random_streams() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"arrivals": {}, "lengths": {}}, "workload: expected one of requests and duration, got none"),
-    ({"requests": 1, "durations": 2}, "workload: unknown key 'durations': expected requests, duration, arrivals"),
+    ({"requests": 1, "durations": 2}, "workload.durations: unknown key; known: requests, duration, arrivals"),
     ({"requests": 0, "arrivals": {}}, "workload.requests: expected a whole number from 1"),
     ({"requests": True}, "workload.requests: expected a whole number"),
     ({"requests": 1}, "workload.arrivals: expected keys and values, got nothing"),
@@ -247,7 +247,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         "workload.arrivals.rate: expected a number above 0",
     ),
     ({"requests": 1, "arrivals": {"kind": "poisson", "rate": float("nan")}}, "expected a number above 0, got nan"),
-    ({"requests": 1, "arrivals": {"kind": "poisson", "rat": 8}}, "unknown key 'rat': expected kind, rate"),
+    ({"requests": 1, "arrivals": {"kind": "poisson", "rat": 8}}, "arrivals.rat: unknown key; known: kind, rate"),
     ({"requests": 1, "arrivals": {"kind": "mmpp", "rates": [1], "seconds": [1]}}, "one number per rate, at least 2"),
     (
         {"requests": 1, "arrivals": example("diurnal", amplitude=1.5)},
@@ -257,8 +257,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         {"duration": 9, "arrivals": {"kind": "burst"}},
         "workload.duration: not possible with arrivals of kind burst; set workload.requests",
     ),
-    ({"contest": {"X": 2, "T": 3, "U": 4}}, "workload.contest: unknown key 'U': expected X, T, lengths"),
-    ({"contest": {"X": 2, "T": 3}, "requests": 4}, "workload: unknown key 'requests': expected contest"),
+    ({"contest": {"X": 2, "T": 3, "U": 4}}, "workload.contest.U: unknown key; known: X, T, lengths"),
+    ({"contest": {"X": 2, "T": 3}, "requests": 4}, "workload.requests: unknown key; known: contest"),
     ({"mix": []}, "workload.mix: expected a list of workloads"),
     ({"mix": [{"requests": 0}]}, r"workload.mix\[0\].requests: expected a whole number"),
 ]

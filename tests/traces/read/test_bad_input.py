@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from servesim.cli import main
 from servesim.core import BadInput
-from servesim.traces.read.load import load
+from servesim.traces.read.formats import load
 
 HEADER = b"arrival_s,prompt_tokens,output_tokens\n"
 MOONCAKE = b'{"timestamp": 0, "input_length": 10, "output_length": 3, "hash_ids": [0]}\n'
@@ -59,7 +59,7 @@ BROKEN: list[tuple[str, bytes, str]] = [
     (
         "quoted number of a million digits",
         HEADER + b'0,5,6\n0,"' + b"9" * 10**6 + b'",6\n',
-        "row 3: expected comma-separated values: field larger",
+        "row 3: prompt_tokens: expected a whole number of tokens, got '99",
     ),
     (
         "number of a million digits",
@@ -119,9 +119,9 @@ BROKEN: list[tuple[str, bytes, str]] = [
         "row 3: id: expected an unused id, got 'a'",
     ),
     (
-        "after an unknown id",
-        b"arrival_s,prompt_tokens,output_tokens,id,after\n0,5,6,a,\n1,5,6,b,c\n",
-        "row 3: after: expected the id of an earlier row, got 'c'",
+        "follows an unknown id",
+        b"arrival_s,prompt_tokens,output_tokens,id,follows\n0,5,6,a,\n1,5,6,b,c\n",
+        "row 3: follows: expected the id of an earlier row, got 'c'",
     ),
     ("a chat without turns", b'[{"conversations": 5}]', "row 1: conversations: expected a list of turns, got 5"),
     (
@@ -211,7 +211,7 @@ def test_the_error_for_a_servegen_client_without_lengths_names_the_file(tmp_path
 
 SEEDS: list[bytes] = [
     HEADER + b"0,5,6\n1.5,7,8\n2,9,10\n",
-    b"arrival_s,prompt_tokens,output_tokens,id,limit_tokens,priority,session_id,hash_ids,after,delay_s,fail_at\n"
+    b"arrival_s,prompt_tokens,output_tokens,id,limit_tokens,priority,session_id,hash_ids,follows,think_time_s,fails_at_token\n"
     b"0.5,10,8,a,16,2,s,7 8,,,3\n1.5,11,9,b,,,,,a,0.25,\n",
     b"arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,120,30\n0.5,64,12\n",
     b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6800000,120,30\n2023-11-16 18:15:47.1800000,64,12\n",
@@ -328,7 +328,7 @@ KEYS = [
     "prompt_tokens",
     "arrival_s",
     "id",
-    "after",
+    "follows",
     "arrival_time_ns",
     "sub_requests",
     "input_toks",

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput, Request
-from servesim.traces.read.formats import FORMATS
-from servesim.traces.read.load import load
+from servesim.traces.read.formats import FORMATS, load
 from servesim.traces.trace import Trace
 
 
@@ -280,8 +279,8 @@ def check_servegen(folder: Path) -> None:
 def test_servesim_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
     path = write(
         tmp_path,
-        "arrival_s,prompt_tokens,output_tokens,id,limit_tokens,generated_tokens,priority,session_id,hash_ids,after,delay_s,"
-        "fail_at\n"
+        "arrival_s,prompt_tokens,output_tokens,id,limit_tokens,generated_tokens,priority,session_id,hash_ids,follows,think_time_s,"
+        "fails_at_token\n"
         "0.5,10,8,a,16,5,2,s,7 8,,,3\n"
         "1.5,11,9,b,,,,,,a,0.25,\n",
     )
@@ -586,7 +585,7 @@ def test_rows_out_of_order_are_sorted_with_a_note_but_refused_in_servesim_files(
 
 
 def test_a_follower_of_a_dropped_request_follows_its_predecessor(tmp_path: Path) -> None:
-    text = "arrival_s,prompt_tokens,output_tokens,id,after,delay_s\n1,5,6,0,,\n,5,0,1,0,2\n,5,6,2,1,3\n"
+    text = "arrival_s,prompt_tokens,output_tokens,id,follows,think_time_s\n1,5,6,0,,\n,5,0,1,0,2\n,5,6,2,1,3\n"
     first, second = load(write(tmp_path, text)).requests
     assert (second.id, second.follows, second.think_time, second.arrival) == (2, first.id, 5.0, 6.0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput
-from servesim.traces.read.load import load
+from servesim.traces.read.formats import load
 
 from .test_formats import SAMPLES, count_words, triples, write
 

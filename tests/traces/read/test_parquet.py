@@ -15,14 +15,14 @@ pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402
 from servesim.cli import main  # noqa: E402
 from servesim.core.request import CLIENT_FIELDS  # noqa: E402
-from servesim.traces.read.load import load  # noqa: E402
+from servesim.traces.read.formats import load  # noqa: E402
 
 Rows = list[dict[str, Any]]
 
 START = datetime(2023, 11, 16, 18, 15, 46, 680590)
 SERVESIM: Rows = [
-    {"id": "a", "arrival_s": 0.5, "prompt_tokens": 40, "output_tokens": 7, "session_id": "x", "after": None},
-    {"id": "b", "arrival_s": 1.25, "prompt_tokens": 9, "output_tokens": 1, "session_id": None, "after": "a"},
+    {"id": "a", "arrival_s": 0.5, "prompt_tokens": 40, "output_tokens": 7, "session_id": "x", "follows": None},
+    {"id": "b", "arrival_s": 1.25, "prompt_tokens": 9, "output_tokens": 1, "session_id": None, "follows": "a"},
 ]
 VIDUR: Rows = [{"arrived_at": 0.25 * i, "num_prefill_tokens": 10 + i, "num_decode_tokens": 5} for i in range(4)]
 MOONCAKE: Rows = [

@@ -1,0 +1,147 @@
+"""Fit the steps of an engine's log, and write its profile.
+
+Some engines prepare a new padded shape at its first use. Such steps are found, left out of the fit, and their time is
+a term of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+from servesim.calibrate.probe.fitted_profile import profile_from
+from servesim.calibrate.probe.sample_set import Samples, write_samples
+from servesim.core import BadInput, StepCost
+from servesim.core.limits import MAX_NUMBER
+from servesim.costs.device_profile import Profile, write_profile
+
+from .step_log import TimedStep
+
+SLOW = 1.5  # a step is slow if it takes this many times as long as the faster steps of its bucket
+FAST_QUANTILE = 0.25  # more than half of the steps of a rare bucket can be slow
+MIN_STEPS = 3  # of a bucket: the faster steps of fewer are not known
+WIDTHS = (16, 32, 64, 128, 256, 512)  # bucket widths that `find_width` tries
+NEAREST = 12  # steps with the nearest number of tokens, to which `find_width` compares a step
+MIN_LOST = 0.02  # of the total time: less lost time is not worth a term
+MIN_FIRST = 4  # slow first steps
+MIN_CONTRAST = 3.0  # first steps must be slow this many times as often as other steps: else the times only scatter
+SCATTERS = 3.0  # a step that is slower than fitted costs by fewer standard deviations is not slow
+
+
+class StepLogFit(NamedTuple):
+    """The profile of a step log, and the steps that prepared new shapes."""
+
+    profile: Profile
+    width: Optional[int]  # tokens per new shape
+    slow: Optional[NDArray[np.bool_]]
+
+
+def fit_log(
+    steps: Sequence[TimedStep], about: Mapping[str, Any], source: str, width: Optional[int] = None
+) -> StepLogFit:
+    """Fit the steps of a log. `width`: tokens per shape that the engine prepares, 0 if none; None finds it."""
+    width, slow = first_uses(steps, width)
+    profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
+    if slow is not None and width:
+        slow = slower_than(profile.cost, steps)
+        profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
+        first_use = {"tokens": width, "seconds": first_use_seconds(steps, width, profile.cost, slow)}
+        profile = Profile(profile.name, profile.cost, {**profile.about, "first_use": first_use})
+    return StepLogFit(profile, width, slow)
+
+
+def write_log_samples(folder: Path, steps: Sequence[TimedStep], slow: Optional[NDArray[np.bool_]]) -> None:
+    """Write samples.csv. Steps of one shape are samples of one point. A fit ignores flagged rows."""
+    flagged = ["new shape" if slow is not None and slow[k] else "" for k in range(len(steps))]
+    write_samples(folder / "samples.csv", samples_of(steps), overwrite=False, flagged=flagged)
+
+
+def write_log_profile(folder: Path, steps: Sequence[TimedStep], fit: StepLogFit, how: str) -> None:
+    """Write samples.csv and profile.yaml."""
+    write_log_samples(folder, steps, fit.slow)
+    write_profile(folder, {**fit.profile.about, "how": how}, fit.profile.cost)
+
+
+def samples_of(steps: Sequence[TimedStep]) -> Samples:
+    """Return steps as samples."""
+    return Samples.from_shapes([step.shape for step in steps], [step.seconds for step in steps])
+
+
+def regular_samples(steps: Sequence[TimedStep], slow: Optional[NDArray[np.bool_]]) -> Samples:
+    """Return the steps that prepared no new shape as samples."""
+    kept = [step for k, step in enumerate(steps) if slow is None or not slow[k]]
+    if not kept:
+        raise BadInput("--first-use: expected steps that prepared no new shape, got none")
+    return samples_of(kept)
+
+
+def first_uses(
+    steps: Sequence[TimedStep], width: Optional[int] = None
+) -> tuple[Optional[int], Optional[NDArray[np.bool_]]]:
+    """Return the tokens per shape that the engine prepares, and which steps did; both None if it prepares none."""
+    width = find_width(steps) if width is None else width
+    if width is not None and not 0 <= width <= MAX_NUMBER:
+        raise BadInput(f"--first-use: expected at least 0 tokens, got {width}")
+    return (width, slow_steps(steps, width)) if width else (None, None)
+
+
+def token_buckets(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.int64]:
+    """Return the bucket of tokens of every step."""
+    return np.array([-(-(step.shape.prefill_tokens + step.shape.decode_rows) // tokens) for step in steps])
+
+
+def slow_steps(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.bool_]:
+    """Return which steps are the first of their bucket of tokens, or much slower than others of the bucket."""
+    seconds = np.array([step.seconds for step in steps])
+    buckets = token_buckets(steps, tokens)
+    slow = np.zeros(len(steps), bool)
+    for bucket in np.unique(buckets):
+        members = np.flatnonzero(buckets == bucket)
+        slow[members[0]] = True
+        if len(members) >= MIN_STEPS:
+            slow[members] |= seconds[members] > SLOW * np.quantile(seconds[members], FAST_QUANTILE)
+    return slow
+
+
+def find_width(steps: Sequence[TimedStep]) -> Optional[int]:
+    """Return the bucket width whose first steps agree best with the slow steps; None if there is no such pattern."""
+    seconds = np.array([step.seconds for step in steps])
+    tokens = token_buckets(steps, 1)
+    order = np.argsort(tokens, kind="stable")
+    fast = np.empty(len(steps))
+    for position, k in enumerate(order):
+        window = order[max(0, position - NEAREST // 2) : position + NEAREST // 2 + 1]
+        fast[k] = np.quantile(seconds[window], FAST_QUANTILE)
+    slow = seconds > SLOW * fast
+    if (seconds - fast)[slow].sum() < MIN_LOST * seconds.sum():
+        return None
+    scores = {}
+    for width in WIDTHS:
+        firsts = np.unique(token_buckets(steps, width), return_index=True)[1]
+        found = int(slow[firsts].sum())
+        usual = (slow.sum() - found) / max(1, len(steps) - len(firsts))  # fraction of the other steps
+        if found >= max(MIN_FIRST, len(firsts) / 2, MIN_CONTRAST * usual * len(firsts)):
+            scores[width] = 2 * found / (len(firsts) + slow.sum())  # harmonic mean of precision and recall
+    return max(scores, key=lambda width: scores[width]) if scores else None
+
+
+def slower_than(cost: StepCost, steps: Sequence[TimedStep]) -> NDArray[np.bool_]:
+    """Return which steps are much slower than fitted costs.
+
+    An engine can prepare a bucket several times, for example for longer contexts, and can know some buckets before the
+    first step. A fit without the first steps of the buckets tells both.
+    """
+    ratios = np.log([step.seconds / cost.duration(step.shape) for step in steps])
+    scatter = 1.4826 * float(np.median(np.abs(ratios)))
+    return np.asarray(ratios > max(np.log(SLOW), SCATTERS * scatter), bool)
+
+
+def first_use_seconds(
+    steps: Sequence[TimedStep], tokens: int, cost: StepCost, slow: Sequence[bool] | NDArray[np.bool_]
+) -> float:
+    """Return the time lost in slow steps, per bucket."""
+    lost = sum(step.seconds - cost.duration(step.shape) for step, is_slow in zip(steps, slow) if is_slow)
+    return max(0.0, lost / len(np.unique(token_buckets(steps, tokens))))

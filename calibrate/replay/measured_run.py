@@ -1,0 +1,234 @@
+"""A measured run: from the live driver or from the result file of a load generator; its files and its printed text.
+
+Its files are those of `sim run`, plus sent requests, decisions and model calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+from servesim.calibrate.live.driver import RESULT_FIELDS
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import BadInput, Request, Stuck
+from servesim.costs.device_profile import Profile
+from servesim.costs.linear import LinearCost
+from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
+from servesim.engine.loop import build_server
+from servesim.engine.step import ModelCall, model_call
+from servesim.engine.work_totals import work_from_json
+from servesim.runs.run_folder import (
+    DECISIONS,
+    DEVICE,
+    SENT,
+    STEPS,
+    TIMELINE,
+    write_decisions,
+    write_run,
+    write_sent,
+    write_steps,
+)
+from servesim.runs.simulate import Run, measure
+from servesim.runs.text import SHOWN_PERCENTILES, benchmark, title_line, utilisation_lines
+from servesim.runs.timeline import write_measured_timeline
+from servesim.runs.utilisation import TOKENS, describe_counters, summarise, write_counters
+from servesim.traces.read.benchmark_results import RequestResult, read_results, results_format
+from servesim.traces.read.source import Source
+
+from .token_check import TokenCheck, check_from_worker
+
+UNKNOWN = ("preemptions", "model_calls", "busy_s", "prompt_tokens_computed")  # metrics that no client can measure
+
+
+@dataclass
+class MeasuredRun(Run):
+    """A run that was measured instead of simulated."""
+
+    backend: Mapping[str, Any] = field(default_factory=dict)  # its description
+    model_calls: Sequence[ModelCall] = ()
+    decisions: Sequence[Mapping[str, Any]] = ()
+    host: Sequence[float] = ()  # host overhead, measured in the warm-up: the fields of costs.parts.HostPart
+    stopped: bool = False  # before all requests were served
+    extra: Mapping[str, Any] = field(default_factory=dict)  # further metrics
+    token_check: Optional[TokenCheck] = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # for the manifest: what else is needed to repeat it
+    counters: Optional[Mapping[str, Any]] = None  # of the device; see runs/utilisation.py
+
+    @property
+    def about(self) -> Mapping[str, Any]:
+        """Description of the device and the model: of the profile, else of the backend."""
+        backend, profile = self.backend, self.profile.about
+        if model_of(profile) is not None or backend.get("backend") == "fake":  # a fake backend has no model
+            return profile
+        return {**backend, "peak": stored_peak(known_peak(backend))}
+
+    @property
+    def device(self) -> Optional[dict[str, Any]]:
+        """Means of the device counters during the run, None without samples."""
+        has_samples = self.counters is not None and self.counters["samples"]
+        return summarise(self.counters, self.end) if self.counters is not None and has_samples else None
+
+    @property
+    def energy(self) -> Optional[float]:
+        """Joules per 1,000 generated tokens, from the measured power."""
+        joules = None if self.device is None else self.device["energy_j"]
+        return None if joules is None or not self.measures.outputs else TOKENS * joules / self.measures.outputs
+
+    def result(self) -> dict[str, Any]:
+        """Return the metrics of a run, then those that only a measurement has."""
+        calls = self.model_calls
+        return {
+            **super().result(),
+            "backend": dict(self.backend),
+            "host_s": sum(call.called - call.start for call in calls),
+            "device_s": sum(call.end - call.called for call in calls),
+            "host": list(self.host),
+            "device": self.device,
+            "stopped": self.stopped,
+            **self.extra,
+            **({} if self.token_check is None else {"token_check": self.token_check.as_dict()}),
+        }
+
+
+def run_from_result(
+    scenario: Scenario, profile: Profile, requests: Sequence[Request], result: Mapping[str, Any]
+) -> MeasuredRun:
+    """Return a measured run from the result of the live driver; fills in the times of the requests."""
+    for request, (written, arrival, *times) in zip(requests, result["requests"]):
+        request._written, request.sent = written, arrival
+        for name, value in zip(RESULT_FIELDS, times):
+            setattr(request, name, value)
+    server = build_server(scenario.make_policy(), scenario.engine.model_dump())
+    for seconds, count in zip(*result["gaps"]):
+        server.token_gaps.add(seconds, count)
+    calls = [model_call(row) for row in result["calls"]]
+    stuck = Stuck(result["stuck"], [], result["end"]) if result["stuck"] else None
+    return MeasuredRun(
+        scenario=scenario,
+        profile=profile,
+        requests=requests,
+        measures=measure(scenario, requests, server),
+        server=server,
+        calls=len(calls),
+        busy_seconds=sum(call.end - call.start for call in calls),
+        end=result["end"],
+        padded_tokens=0,
+        padded_rows=0,
+        stuck=stuck,
+        work=work_from_json(result.get("work", {})),  # recorded results have none
+        counters=result.get("counters"),
+        backend=result["backend"],
+        model_calls=calls,
+        decisions=result["decisions"],
+        host=result["host"],
+        stopped=result["stopped"],
+        token_check=check_from_worker(result.get("token_check")),
+        extra={"late_s": result["late"], "blocks_left": result["blocks_left"], "blocks": result["blocks"]},
+    )
+
+
+def run_from_client(
+    scenario: Scenario, profile: Profile, requests: Sequence[Request], rows: Sequence[Any], gaps: Sequence[float],
+    end: float, backend: Mapping[str, Any], stopped: bool = False,
+) -> MeasuredRun:  # fmt: skip
+    """Return a measured run from the times of a client, which sees no queues, blocks or model calls."""
+    result = {
+        "requests": rows, "gaps": [gaps, [1] * len(gaps)], "end": end, "backend": backend, "stopped": stopped,
+        "calls": [], "work": {}, "stuck": None, "decisions": [], "host": [0.0, 0.0], "late": 0.0, "blocks_left": None,
+        "blocks": None,
+    }  # fmt: skip
+    return run_from_result(scenario, profile, requests, result)
+
+
+def client_row(
+    written: int, sent: float, first: Optional[float], last: Optional[float], end: Optional[float],
+    outcome: Optional[str], reason: Optional[str] = None,
+) -> list[Any]:  # fmt: skip
+    """Return the times of a request, as a client sees them, in the order of the live driver's result."""
+    return [written, sent, sent, None, first, last, end, end, 0.0, 0.0, 0.0, 0.0, 0, outcome, reason]
+
+
+def benchmark_run(path: Path, index: Optional[int] = None) -> MeasuredRun:
+    """Read the result file of a load generator. `index` chooses one of several benchmarks in a file, from 0."""
+    source = Source(path)
+    results = read_results(source, index)
+    if all(result.failed for result in results):
+        raise BadInput(f"{path}: expected at least one successful request, got none")
+    requests = [Request(r.id, r.arrival, max(1, r.prompt), max(1, r.output)) for r in results]
+    gaps = [gap for result in results for gap in result.gaps]
+    end = max(result.arrival + result.e2e for result in results)
+    scenario = scenario_from({"trace": {"path": str(path)}}, str(path))
+    backend = {"results": path.name, "format": results_format(source)}
+    run = run_from_client(
+        scenario, Profile("none", LinearCost()), requests, list(map(benchmark_row, results)), gaps, end, backend
+    )
+    run.extra = {**run.extra, **dict.fromkeys(UNKNOWN)}
+    return run
+
+
+def benchmark_row(result: RequestResult) -> list[Any]:
+    """Return the times of a request in a result file."""
+    sent = result.arrival
+    if result.failed:
+        return client_row(0, sent, None, None, None, "failed", result.failed)
+    end = sent + result.e2e
+    return client_row(result.output, sent, sent + result.ttft, end, end, "finished")
+
+
+def write_live(run: MeasuredRun, folder: Path) -> None:
+    """Write the files of a measured run."""
+    write_run(run, folder, run.settings)
+    write_sent(run.requests, folder / SENT)
+    if run.decisions:
+        write_decisions(run.decisions, folder / DECISIONS)
+    if run.model_calls:
+        write_steps(run.model_calls, folder / STEPS)
+    rows = run.counters["samples"] if run.counters is not None else []
+    if rows:
+        write_counters(rows, folder / DEVICE)
+    if run.model_calls or rows:
+        write_measured_timeline(run.model_calls, run.requests, rows, folder / TIMELINE)
+
+
+def describe_live(live: MeasuredRun, title: str, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> list[str]:
+    """Return the lines that `sim replay` prints for a measured run."""
+    lines = [title_line(f" {title} (measured) ", "="), *benchmark(live, percentiles)]
+    if live.model_calls:
+        percent = 100 * live.result()["host_s"] / max(live.busy_seconds, 1e-9)
+        lines.append(f"model calls: {len(live.model_calls)}, host overhead: {percent:.1f} % of their time")
+    lines += [*describe_device(live), *describe_requests(live)]
+    if live.stopped:
+        lines.append("stopped early; these are the results so far")
+    return [*lines, *([str(live.stuck)] if live.stuck else [])]
+
+
+def describe_device(live: MeasuredRun) -> Iterator[str]:
+    """Yield MFU, MBU, energy, and the counters of the device."""
+    yield from utilisation_lines(live.result())
+    if live.device is not None:
+        yield describe_counters(live.device)
+        if str(live.backend.get("device", "")).lower().startswith("cpu"):
+            yield "the model ran on a CPU: these counters and the energy are of another device"
+
+
+def describe_requests(live: MeasuredRun) -> Iterator[str]:
+    """Yield the requests that did not finish, and how the load generator sent them."""
+    yield from (f"requests {name}: {n}" for name, n in live.measures.outcomes().items() if name != "finished")
+    if late := live.extra.get("lateness_ms"):
+        yield f"send lateness: mean {late['mean']:.2f} ms, max {late['max']:.2f} ms"
+        yield f"max open streams: {live.extra['max_open']}"
+    if prompts := live.extra.get("prompt_tokens"):
+        yield describe_prompts(prompts)
+        yield f"prompt seed: {live.settings['prompt_seed']}"
+    yield from (f"{count} x {reason}" for reason, count in live.extra.get("reasons", {}).items())
+
+
+def describe_prompts(prompts: Mapping[str, int]) -> str:
+    """Return the line about the prompt lengths: requested, and as the server counts them."""
+    if not prompts["requests_counted"]:
+        return "prompt tokens: the server does not report how many it counted"
+    text = f"prompt tokens: {prompts['requested']} requested, {prompts['served']} counted by the server"
+    different = prompts["requests_different"]
+    return text + (f" (different in {different} of {prompts['requests_counted']} requests)" if different else "")

@@ -1,0 +1,116 @@
+"""`sim calibrate endpoint`: measure the step costs of a black-box server over HTTP."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from servesim.core import BadInput
+
+from .options import add_server_options
+
+
+def register_endpoint(kinds: Any) -> None:
+    endpoint = kinds.add_parser(
+        "endpoint",
+        help="send calibration loads to a running server and fit its step costs",
+        description="Calibrate a server over HTTP. The loads are single requests of growing length, steady batches, "
+        "bursts of prompts, and prompts sent to a busy server. answers.csv keeps every response. samples.csv "
+        "keeps every step time computed from the responses. If a load fails, the other loads still run.",
+    )
+    server = add_server_options(endpoint, required=True, timeout=120.0)
+    server.add_argument("--device", metavar="TEXT", help="name of the device, written to the profile")
+    server.add_argument("--model", metavar="TEXT", help="name of the model, written to the profile")
+    _add_load_options(endpoint.add_argument_group("loads"))
+    out = endpoint.add_argument_group("output")
+    out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write")
+    out.add_argument(
+        "--resume", action="store_true", help="continue with the responses in DIR; failed loads are repeated"
+    )
+    endpoint.set_defaults(run=calibrate_endpoint)
+
+
+def _add_load_options(loads: Any) -> None:
+    loads.add_argument(
+        "--lengths", metavar="N,N...", help="prompt tokens of the single requests (default 16,32,... to 2048)"
+    )
+    loads.add_argument("--batches", metavar="N,N...", help="requests per steady batch (default 2,4,8,16,32)")
+    loads.add_argument("--bursts", metavar="N,N...", help="prompts per burst (default 2,4,8)")
+    loads.add_argument(
+        "--output-tokens", type=int, default=32, metavar="N", help="output tokens per request (default 32)"
+    )
+    loads.add_argument("--rounds", type=int, default=3, metavar="N", help="repetitions of each load (default 3)")
+    loads.add_argument(
+        "--max-tokens", type=int, default=8192, metavar="N",
+        help="maximum cached tokens per batch (default 8192)",
+    )  # fmt: skip
+    loads.add_argument(
+        "--burst-tokens", type=int, default=2048, metavar="N", help="maximum prompt tokens per burst (default 2048)"
+    )
+    loads.add_argument(
+        "--budget", type=float, default=600.0, metavar="S",
+        help="start no new load after this many seconds (default 600)",
+    )  # fmt: skip
+    loads.add_argument(
+        "--prompt-seed", metavar="TEXT",
+        help="random seed of the prompts (default: the time, so that the server has no prompt in its prefix cache)",
+    )  # fmt: skip
+
+
+def calibrate_endpoint(args: argparse.Namespace) -> int:
+    """Measure, fit, print and write; return 1 if the server or the fit failed, 130 if interrupted."""
+    from servesim.calibrate.endpoint.fit import (
+        NotEnoughData,
+        describe_server,
+        fit_steps,
+        front_end_lines,
+        load_lines,
+        profile_about,
+        write_step_samples,
+    )
+    from servesim.calibrate.endpoint.measure import detect_api, measure_endpoint
+    from servesim.calibrate.endpoint.steps import observed_steps
+    from servesim.calibrate.probe.check import report
+    from servesim.costs.device_profile import load_profile, write_profile
+
+    design, folder = design_of(args), Path(args.output)
+    prompt_seed = args.prompt_seed or str(time.time_ns())
+    caller = detect_api(args.url, args.api, args.served_model, args.timeout, prompt_seed)
+    measured = measure_endpoint(caller, design, folder, args.budget, prompt_seed, args.resume, args.quiet)
+    if measured.end_reason == "interrupted":
+        print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
+    labels = {"name": folder.resolve().name, "device": args.device, "model": args.model}
+    try:
+        fit = fit_steps(*observed_steps(measured.good), describe_server(caller, labels))
+    except NotEnoughData as little:
+        print("\n".join(load_lines(measured)))
+        print(f"sim: {little}; responses: {folder / 'answers.csv'}", file=sys.stderr)
+        return 130 if measured.end_reason == "interrupted" else 1
+    write_profile(folder, profile_about(fit, measured), fit.profile.cost)
+    write_step_samples(folder / "samples.csv", fit)
+    print("\n".join([report(load_profile(folder))[0], "", *front_end_lines(fit), *load_lines(measured)]))
+    print(f"profile: {folder / 'profile.yaml'}")
+    if measured.end_reason == "interrupted":
+        return 130
+    return 1 if measured.end_reason is not None and "no longer answers" in measured.end_reason else 0
+
+
+def design_of(args: argparse.Namespace) -> Any:
+    """Return the loads that the options describe."""
+    from servesim.calibrate.endpoint.load_plan import Design, parse_numbers
+
+    for name in ("budget", "timeout"):
+        if not 0 < getattr(args, name) < float("inf"):
+            raise BadInput(f"--{name}: expected a positive number of seconds, got {getattr(args, name):g}")
+    return Design(
+        parse_numbers(args.lengths, "--lengths", Design.lengths),
+        parse_numbers(args.batches, "--batches", Design.batches),
+        parse_numbers(args.bursts, "--bursts", Design.bursts),
+        args.output_tokens,
+        args.rounds,
+        args.max_tokens,
+        args.burst_tokens,
+    )

@@ -1,0 +1,145 @@
+"""Input of the Python API: files, mappings, policy objects, frames and results as scenarios, experiments and runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Optional, Union
+
+import pandas as pd
+from pydantic import PrivateAttr
+from servesim.config.overrides import Tree, merge, read_scenario_file, set_key, with_preset
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.core import BadInput, Policy
+from servesim.core import field_values as fields_of
+from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
+from servesim.study.compared_runs import ComparedRuns, from_folder
+from servesim.study.experiment import Experiment
+from servesim.study.search_file import Search, SearchFile, build_search, read_search
+from servesim.study.sweep_file import SweepFile, build_experiment, load_base, read_experiment, validate_file
+from servesim.traces.trace import Columns, Trace, build_trace
+
+from .compare import runs_of_result
+from .rates import RateSweepResult
+from .run import Result
+from .sweep import SweepResult
+
+Source = Union[str, Path, Mapping[str, Any], None]
+
+
+class ScenarioWithPolicy(Scenario):
+    """A scenario with a policy object instead of a policy name."""
+
+    _policy: Policy = PrivateAttr()
+
+    def make_policy(self) -> Policy:
+        return self._policy
+
+
+class RepeatedScenario(ScenarioWithPolicy):
+    """A scenario with a policy object that runs several times: each run has a new copy."""
+
+    def make_policy(self) -> Policy:
+        return replace(self._policy)
+
+
+def mapping_of(source: Any, where: str) -> Tree:
+    """Return the keys of a mapping; None has no keys."""
+    if source is not None and not isinstance(source, Mapping):
+        raise BadInput(f"{where}: expected a file or a mapping of keys, got {type(source).__name__}")
+    return dict(source or {})
+
+
+def merge_scenario(
+    source: Source, preset: Optional[str], overrides: Tree, settings: Optional[Mapping[str, Any]] = None
+) -> Tree:
+    """Return the scenario tree of a preset, a file or mapping, arguments and settings; later ones win."""
+    if isinstance(source, (str, Path)):
+        tree = read_scenario_file(source)
+    else:
+        tree = with_preset(mapping_of(source, "scenario"))
+    if preset is not None:
+        tree = merge(with_preset({"preset": preset}), tree)
+    tree = merge(tree, overrides)
+    for key, value in (settings or {}).items():
+        tree = set_key(tree, key, value)
+    return tree
+
+
+def check_draws(intervals: Union[bool, int]) -> int:
+    """Return the number of random cost models, 0 without intervals."""
+    draws = DEFAULT_DRAWS if intervals is True else int(intervals)
+    if draws and not 2 <= draws <= MAX_DRAWS:
+        raise BadInput(f"intervals: expected true or a number of draws from 2 to {MAX_DRAWS}, got {intervals}")
+    return draws
+
+
+def scenario_keys(keys: Mapping[str, Any]) -> Tree:
+    """Return the keys of a scenario that were given as arguments; a policy may be a name, a trace a path."""
+    result = {key: str(value) if isinstance(value, Path) else value for key, value in keys.items() if value is not None}
+    for key, name in (("policy", "name"), ("trace", "path")):
+        if isinstance(result.get(key), str):
+            result[key] = {name: result[key]}
+    return result
+
+
+def with_policy_object(
+    scenario: Scenario, policy: Policy, kind: type[ScenarioWithPolicy] = ScenarioWithPolicy
+) -> Scenario:
+    """Return the scenario with a policy object."""
+    tree = scenario.model_dump() | {"policy": {"name": type(policy).__name__, **fields_of(policy)}}
+    result = kind.model_validate(tree)
+    result._policy = policy
+    return result
+
+
+def requests_in(frame: pd.DataFrame) -> Trace:
+    """Return the requests of a frame. Columns are request fields, the index holds the request ids."""
+    known = ("arrival", "prompt", "output", "limit", "priority", "session", "follows", "think_time")
+    for name in ("arrival", "prompt", "output"):
+        if name not in frame:
+            raise BadInput(f"trace: expected a column {name}, got {', '.join(map(str, frame.columns))}")
+        column = frame[name]
+        if not pd.api.types.is_numeric_dtype(column) or column.isna().any() or (column < 0).any():
+            raise BadInput(f"trace: column {name}: expected numbers of at least 0 in every row")
+    lists: dict[str, Any] = {
+        name: [None if pd.isna(v) else v for v in frame[name].tolist()] for name in known if name in frame
+    }
+    return build_trace(Columns(**lists, id=frame.index.tolist()), "frame", "frame")
+
+
+def experiment_from(source: Source, keys: Mapping[str, Any]) -> Experiment:
+    """Return the experiment of a file or a mapping, with some keys replaced."""
+    if isinstance(source, (str, Path)):
+        return read_experiment(source, **keys)
+    file = validate_file(SweepFile, {**mapping_of(source, "sweep"), **keys}, "sweep", {})
+    return build_experiment(file, load_base(file.base, Path("sweep")), file.name or "sweep")
+
+
+def search_from(source: Source, keys: Mapping[str, Any]) -> Search:
+    """Return the search of a file or a mapping, with some keys replaced."""
+    if isinstance(source, (str, Path)):
+        return read_search(source, **keys)
+    file = validate_file(SearchFile, {**mapping_of(source, "search"), **keys}, "search", {})
+    return build_search(file, load_base(file.base, Path("search")), "search", "search")
+
+
+def compared_runs(
+    source: Any, where: str, settings: Optional[Mapping[str, Any]], simulate: Callable[[Tree, str], ComparedRuns]
+) -> ComparedRuns:
+    """Return a side of a comparison: a result, a folder, or a scenario that `simulate` runs."""
+    if isinstance(source, Result):
+        return runs_of_result(source)
+    if isinstance(source, SweepResult):
+        return source.compared_runs()
+    if isinstance(source, (str, Path)):
+        stored = from_folder(str(source))
+        return stored or simulate(merge_scenario(source, None, {}, settings), str(source))
+    if not isinstance(source, Mapping):
+        hint = "; use result.at(RATE)" if isinstance(source, RateSweepResult) else ""
+        expected = "a file, a folder, a mapping of scenario keys, or the result of a run or a sweep"
+        raise BadInput(f"{where}: expected {expected}, got {type(source).__name__}{hint}")
+    tree = merge_scenario(source, None, {}, settings)
+    scenario = scenario_from(tree, where)
+    return simulate(tree, scenario.name or str(scenario.policy["name"]))

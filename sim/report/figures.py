@@ -1,0 +1,249 @@
+"""Charts drawn with matplotlib: the PNG and SVG files of `sim plot` and `sim verify`, and notebooks.
+
+Each `plot_` function draws on one axes, which may be part of a larger figure.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from servesim.files.chart_style import LIGHT, matplotlib_style
+from servesim.files.write import save_figure
+from servesim.runs.request_rows import STATES
+from servesim.runs.text import STATE_LABELS
+from servesim.statistics.constraints import Bound
+from servesim.study.compare import Difference
+from servesim.study.experiment import format_value
+from servesim.study.ranking import Summary
+from servesim.study.rate_summary import RateSummary, Result
+from servesim.study.rates import Curve
+
+from .charts import QUEUES, timeline_limits
+from .compare_page import OUTCOME_COLOURS
+from .knobs import Knob, knob_scale, knobs
+from .plots import axis_scale, spans_decade
+from .rate_charts import MAX_CURVES, chart_metrics, curve_styles, drawn_curves
+from .recorded_runs import RecordedRun, compared_rows, record_runs
+from .trade_offs import Measure, front_rows, group_rows, measured_rows, pairs
+from .verify_page import LATENCY_NAMES, VerifiedRun
+
+MAX_LEGEND = 12  # names
+MARKERS = {"circle": "o", "circle-open": "o", "diamond": "D", "star": "*"}  # symbol of Plotly: marker of matplotlib
+
+
+class Picture(NamedTuple):
+    """One file: panels with the legend of the first one."""
+
+    name: str
+    panels: Sequence[Callable[[Any], None]]
+    columns: int = 1
+    legend_columns: int = 2
+
+
+def plot(result: Result, folder: Path, format: str = "png") -> list[Path]:
+    """Write every chart of a sweep; return the files."""
+    pictures = sweep_pictures(result) if isinstance(result, Summary) else rate_pictures(result)
+    with matplotlib_style():
+        return [save(picture, folder / f"{picture.name}.{format}") for picture in pictures]
+
+
+def sweep_pictures(summary: Summary) -> Iterator[Picture]:
+    """Yield the charts of a sweep."""
+    for x, y in pairs(summary):
+        if measured_rows(summary, x, y):
+            yield Picture(f"pareto_{x.metric}_{y.metric}", [partial(plot_trade_off, summary=summary, x=x, y=y)], 1, 5)
+    if curves := knobs(summary):
+        yield Picture("knobs", [partial(plot_knob, knob=knob, together=curves) for knob in curves], 3)
+    yield Picture("time", [partial(plot_times, summary=summary)], 1, 3)
+    runs = [run for run in record_runs(summary, compared_rows(summary)) if run.log.times]
+    if runs:
+        yield Picture("queues", [partial(plot_queues, run=run, together=runs) for run in runs], 1, 3)
+
+
+def rate_pictures(result: RateSummary) -> Iterator[Picture]:
+    """Yield the chart of a sweep over rates: one panel per metric."""
+    bounds, curves = result.experiment.subject_to, drawn_curves(result)
+    metrics = chart_metrics(curves, bounds, [objective.metric for objective in result.experiment.objectives])
+    draw = partial(plot_rates, curves=curves[:MAX_CURVES], bounds=bounds)
+    yield Picture("rates", [partial(draw, metric=metric) for metric in metrics], 2)
+
+
+def save(picture: Picture, path: Path) -> Path:
+    """Draw one file and write it; the bytes are reproducible."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    columns = min(picture.columns, len(picture.panels))
+    rows = math.ceil(len(picture.panels) / columns)
+    figure = Figure(figsize=(max(6.0, 4.0 * columns), 3.4 * rows + 0.6))
+    FigureCanvasAgg(figure)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for panel, draw in zip(axes, picture.panels):
+        draw(panel)
+    for panel in axes[len(picture.panels) :]:
+        panel.set_axis_off()
+    handles, labels = axes[0].get_legend_handles_labels()
+    if 0 < len(labels) <= MAX_LEGEND:
+        figure.legend(handles, labels, loc="outside upper center", ncols=picture.legend_columns)
+    save_figure(figure, path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else {})
+    return path
+
+
+@contextmanager
+def styled_axes(axes: Any = None, size: tuple[float, float] = (6.4, 3.6)) -> Iterator[Any]:
+    """Return the axes to draw on; without axes, those of a new figure, which a notebook shows after its cell."""
+    import matplotlib.pyplot as plt
+
+    with matplotlib_style():
+        yield plt.subplots(figsize=size)[1] if axes is None else axes
+
+
+def set_scale(axes: Any, side: str, values: Sequence[float]) -> None:
+    """Use a logarithmic axis with plain numbers if the values span a decade."""
+    if not spans_decade(values):
+        return
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set(**{f"{side}scale": "log"})
+    axis = getattr(axes, f"{side}axis")
+    steps = (1, 2, 5) if max(values) < 300 * min(values) else (1,)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def plot_trade_off(axes: Any, summary: Summary, x: Measure, y: Measure) -> None:
+    """Draw the configurations by two measures, with the Pareto front of both."""
+    values = measured_rows(summary, x, y)
+    rows = [row for row in summary.rows if row.config in values]
+    across, x_title = x.scale([a for a, _ in values.values()])
+    up, y_title = y.scale([b for _, b in values.values()])
+    front = front_rows([row for row in rows if row.eligible], x, y)
+    line = [values[row.config] for row in front]
+    axes.plot([a / across for a, _ in line], [b / up for _, b in line], color=LIGHT["front"], linewidth=1.2)
+    for (name, colour, symbol, size), members in group_rows(summary, rows, front).items():
+        places = [values[row.config] for row in members]
+        fill = "none" if symbol.endswith("open") else LIGHT[colour[1:]]
+        axes.scatter(
+            [a / across for a, _ in places], [b / up for _, b in places], s=size**2 / 1.6, marker=MARKERS[symbol],
+            facecolors=fill, edgecolors=LIGHT[colour[1:]], label=name, zorder=2 + size / 10,
+        )  # fmt: skip
+    axes.set(xlabel=x_title, ylabel=y_title)
+    set_scale(axes, "x", [a / across for a, _ in values.values()])
+    set_scale(axes, "y", [b / up for _, b in values.values()])
+
+
+def plot_knob(axes: Any, knob: Knob, together: Sequence[Knob] = ()) -> None:
+    """Draw the curve of a parameter; those drawn together have one y axis. Categories are points without a line."""
+    scale = knob_scale(together or [knob])
+    positions = {repr(point.value): index for index, point in enumerate(knob.best)}
+    both = ((knob.best, "front", "best with this value"), (knob.single_change, "winner", "winner, only this changed"))
+    for series, colour, label in both:
+        axes.errorbar(
+            [positions[repr(point.value)] for point in series],
+            [point.result.mean / scale.divisor for point in series],
+            [(point.result.half_width or 0.0) / scale.divisor for point in series],
+            color=LIGHT[colour], marker="o", markersize=4, capsize=2, label=label,
+            linestyle="-" if knob.numeric else "none",
+        )  # fmt: skip
+    axes.set_xticks(range(len(positions)), [format_value(point.value) for point in knob.best])
+    axes.set_xlim(-0.5, len(positions) - 0.5)
+    axes.set(xlabel=knob.name, ylabel=scale.title)
+    limits = [10**limit if scale.is_log else limit for limit in scale.span]
+    if scale.is_log:
+        set_scale(axes, "y", limits)
+    axes.set_ylim(*limits)
+
+
+def plot_times(axes: Any, summary: Summary) -> None:
+    """Draw the time breakdown of the baseline and the winner."""
+    rows = list(compared_rows(summary).items())[::-1]
+    left = [0.0] * len(rows)
+    for state in STATES:
+        widths = [row.time_breakdown().get(state, 0.0) for _, row in rows]
+        axes.barh([name for name, _ in rows], widths, left=left, color=LIGHT[state], label=STATE_LABELS[state])
+        left = [a + b for a, b in zip(left, widths)]
+    axes.set(xlabel="mean seconds per request")
+    axes.grid(axis="y", visible=False)
+
+
+def plot_queues(axes: Any, run: RecordedRun, together: Sequence[RecordedRun]) -> None:
+    """Draw the queues over time; runs drawn together have the same axes."""
+    last, top, _ = timeline_limits(together)
+    for name, colour in QUEUES:
+        values = [getattr(queue, name) for queue in run.log.queues]
+        axes.step(run.log.times, values, where="post", color=LIGHT[colour], label=name)
+    axes.set(xlabel="time (s)", ylabel="requests", xlim=(0, last), ylim=(0, 1.06 * (top or 1)))
+    axes.set_title(textwrap.fill(f"{run.role}: {run.row.label}", 80), fontsize="small")
+
+
+def plot_rates(axes: Any, curves: Sequence[Curve], metric: str, bounds: Sequence[Bound]) -> None:
+    """Draw a metric over the request rate, one line per configuration; an open point misses a constraint."""
+    values = [value for curve in curves for _, value in curve.values(metric)]
+    divisor, title = axis_scale(metric, values)
+    for curve, style in zip(curves, curve_styles(curves)):
+        colour, dash = LIGHT[style.colour[1:]], "--" if style.dashed else "-"
+        points = curve.values(metric)
+        xs, ys = [point.rate for point, _ in points], [value / divisor for _, value in points]
+        label = f"{curve.role}: {curve.label}" if curve.role else curve.label
+        axes.plot(xs, ys, dash, color=colour, linewidth=2.0 if curve.role else 1.0, label=label)
+        fills = ["white" if point.problem else colour for point, _ in points]
+        axes.scatter(xs, ys, s=22, c=fills, edgecolors=colour, zorder=3)
+    for bound in (bound for bound in bounds if bound.metric == metric):
+        axes.axhline(bound.value / divisor, color=LIGHT["limit"], linestyle=":", linewidth=1.2)
+    axes.set(xlabel="request rate (req/s)", ylabel=title)
+    set_scale(axes, "x", [point.rate for curve in curves for point in curve.points])
+    set_scale(axes, "y", [value / divisor for value in values])
+
+
+def plot_changes(axes: Any, differences: Sequence[Difference]) -> None:
+    """Draw the relative change of each metric with its confidence interval."""
+    shown = [d for d in differences if math.isfinite(d.relative.mean)]
+    for position, d in enumerate(shown):
+        mean, low, high = (None if part is None else 100 * part for part in d.relative)
+        bars = None if low is None or high is None or mean is None else [[mean - low], [high - mean]]
+        colour = LIGHT[OUTCOME_COLOURS[d.outcome][1:]]
+        axes.errorbar([mean], [position], xerr=bars, fmt="o", capsize=3, color=colour)
+    axes.axvline(0, color=LIGHT["soft"], linewidth=0.8)
+    axes.set_yticks(range(len(shown)), [d.objective.metric for d in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    axes.set(xlabel="B against A (%)")
+
+
+def plot_verified(runs: Sequence[VerifiedRun], metrics: Sequence[str], path: Path) -> None:
+    """Write verify.png: simulated over measured latency per request, and the errors of some metrics."""
+    panels = [partial(plot_latencies, runs=runs, name=name) for name in LATENCY_NAMES]
+    with matplotlib_style():
+        save(Picture("verify", [*panels, partial(plot_errors, runs=runs, metrics=metrics)], 3, 4), path)
+
+
+def plot_latencies(axes: Any, runs: Sequence[VerifiedRun], name: str) -> None:
+    """Draw one dot per request, and the line of equal values."""
+    for run in runs:
+        pairs = run.latencies[name]
+        label = run.name if len(runs) > 1 else None
+        axes.plot([b for _, b in pairs], [a for a, _ in pairs], ".", markersize=3, label=label)
+    values = [value for run in runs for pair in run.latencies[name] for value in pair]
+    if values:
+        axes.plot([min(values), max(values)], [min(values), max(values)], color=LIGHT["soft"], linewidth=0.8)
+    axes.set(xlabel=f"measured {name} (s)", ylabel=f"simulated {name} (s)", title=f"{name}, one dot per request")
+
+
+def plot_errors(axes: Any, runs: Sequence[VerifiedRun], metrics: Sequence[str]) -> None:
+    """Draw the errors of some metrics. Bars are horizontal: long names do not overlap."""
+    height = 0.8 / max(1, len(runs))
+    for index, run in enumerate(runs):
+        errors = [100 * (run.metric(metric)["error"] or 0.0) for metric in metrics]
+        axes.barh([row + index * height for row in range(len(metrics))], errors, height)
+    axes.set_yticks([row + 0.4 - height / 2 for row in range(len(metrics))], metrics)
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.grid(axis="x", visible=True)
+    axes.axvline(0, color=LIGHT["soft"], linewidth=0.8)
+    axes.set(xlabel="error (%)", title="simulated - measured")

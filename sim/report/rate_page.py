@@ -1,0 +1,118 @@
+"""report.html of a sweep over rates: curves over the request rate, capacities, and the ranking at each rate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from servesim.runs.request_rate import format_rate
+from servesim.statistics.constraints import describe_bounds
+from servesim.study.columns import Column
+from servesim.study.ranking import Summary
+from servesim.study.rate_summary import RateSummary, Result, capacity_columns, point_columns
+from servesim.study.rates import Curve
+from servesim.study.table import format_count
+from servesim.study.verdict import verdict_of
+
+from .charts import Latencies, latency_charts, queue_charts
+from .page import MAX_TABLE_ROWS, ResultCard, RowStyle, Table, Tag, page_table, setting_chips, write_page
+from .rate_charts import curve_key, drawn_curves, rate_charts
+from .recorded_runs import COLOURS, record_runs, roles_at_rate
+from .sweep_page import describe_counted, recorded_text, write_sweep_report
+from .trade_offs import slo_of
+from .trust import capacity_fact, sweep_facts
+
+TITLES = {
+    "winner": "Winner by capacity", "baseline": "No winner: nothing beats the baseline", "rates": "Winner at each rate",
+    "capacity": "Capacity", "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
+}  # fmt: skip
+
+
+def write_report(result: Result, path: Path) -> None:
+    """Write the page of a sweep or a search, with or without rates."""
+    if isinstance(result, RateSummary):
+        write_rate_report(result, path)
+    else:
+        write_sweep_report(result, path)
+
+
+def write_rate_report(result: RateSummary, path: Path) -> None:
+    """Write the page."""
+    experiment = result.experiment
+    shown = shown_rate(result)
+    summary = result.by_rate[shown]
+    roles = roles_at_rate(result, shown)
+    runs = record_runs(summary, roles)
+    latencies = [Latencies(run.role, COLOURS[run.role], run.latencies) for run in runs]
+    objectives = [objective.metric for objective in experiment.objectives]
+    curves, kind = drawn_curves(result), "Capacity" if result.is_single else "Sweep over rates"
+    write_page(
+        path, "rates.html", title=f"{kind}: {experiment.name}", about=describe_runs(result),
+        trust=sweep_facts(summary, runs, roles, capacity_fact(result)), result=result_card(result),
+        shown=format_rate(shown), recorded=recorded_text(runs), key=curve_key(curves), rates=rate_table(result),
+        curves=rate_charts(curves, experiment.subject_to, objectives),
+        latencies=latency_charts(latencies, slo_of(summary)), queues=queue_charts(runs),
+        table=None if result.is_single else capacities(result),
+        metric=result.main_metric, bounds=describe_bounds(experiment.subject_to),
+        cut=MAX_TABLE_ROWS if len(result.curves) > MAX_TABLE_ROWS else 0,
+    )  # fmt: skip
+
+
+def describe_runs(result: RateSummary) -> str:
+    """Return the line below the title."""
+    counts = f"{format_count(len(result.curves), 'configuration')}, {format_count(len(result.rates), 'rate')}"
+    if result.is_single:
+        counts = format_count(len(result.baseline.points), "tested rate")
+    runs = format_count(result.run_count, "simulated run")
+    return f"{counts}, {runs}. Every rate has the same requests. {describe_counted(result.experiment)}"
+
+
+def shown_rate(result: RateSummary) -> float:
+    """Return the rate of the charts of single runs: the winner's capacity, or the highest rate without a backlog."""
+    capacity = None if result.winner is None else result.winner.capacity
+    if capacity is not None:
+        return max((rate for rate in result.rates if rate <= capacity.rate), default=result.rates[0])
+    stable = [rate for rate, summary in result.by_rate.items() if not is_saturated(summary)]
+    return max(stable, default=result.rates[0])
+
+
+def is_saturated(summary: Summary) -> bool:
+    """Whether the backlog of the winner grows; also without a winner."""
+    return summary.winner is None or "saturated" in summary.winner.labels
+
+
+def result_card(result: RateSummary) -> ResultCard:
+    """Return the verdict, and the winner by capacity with its settings."""
+    verdict, winner, notes = result.verdict, result.winner, []
+    if result.experiment.subject_to and not result.experiment.precision:
+        method = "the highest tested rate below all rates that miss a constraint"
+        estimate = 'The number after "about" is interpolated up to the next tested rate.'
+        notes.append(f"The capacity is {method}. {estimate} The key precision finds it more exactly.")
+    title, won = TITLES[verdict.kind], verdict.kind in ("winner", "capacity")
+    if winner is None or winner.capacity is None:
+        return ResultCard(title, verdict.text, notes=notes)
+    big, settings = f"up to {winner.capacity.text}", setting_chips(winner.assignment)
+    return ResultCard(title, verdict.text, won, big, settings=settings, notes=notes)
+
+
+def rate_table(result: RateSummary) -> Table:
+    """Return the verdict at each rate; of a single configuration, its objectives at every tested rate."""
+    if result.is_single:
+        return page_table(point_columns(result), result.baseline.points)
+    columns = [
+        Column("rate", lambda item: item[0], lambda item: format_rate(item[0]), shown=("page",)),
+        Column("result", lambda item: verdict_of(item[1]).text, shown=("page",), wrap=True),
+    ]
+    return page_table(columns, list(result.by_rate.items()))
+
+
+def capacities(result: RateSummary) -> Table:
+    """Return one row per configuration: settings, capacity, and a metric at each rate."""
+
+    def style(curve: Curve) -> RowStyle:
+        tags = [Tag("baseline")] if curve.is_baseline else []
+        if curve.capacity is not None and curve.capacity.missed_at is not None:
+            tags.append(Tag(f"at {format_rate(curve.capacity.missed_at)}: {curve.capacity.reason}", "bad"))
+        kind = "is-baseline" if curve.is_baseline else "is-winner" if curve is result.winner else ""
+        return RowStyle(curve.config, kind, tags)
+
+    return page_table(capacity_columns(result), result.curves[:MAX_TABLE_ROWS], style)

@@ -1,0 +1,261 @@
+"""Run tasks in this process, in one process per core, or on a dask.distributed cluster.
+
+All three yield (task index, record) in the order in which runs end. If a worker dies, another one gets its tasks.
+"""
+
+from __future__ import annotations
+
+import importlib
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Executor as Futures
+from contextlib import contextmanager
+from typing import Any, Callable, NamedTuple, Optional, Protocol
+
+from servesim.core import BadInput
+from servesim.core.errors import missing_package
+from servesim.core.limits import MAX_JOBS
+
+from .single_run import Record, SharedTraces, Task, run_tasks, with_shared_trace
+
+CHUNK_SECONDS = 0.25  # work per chunk: long compared with submitting it, short compared with the sweep
+MAX_CHUNK_RUNS = 64
+MAX_RUNS_AHEAD = 128  # per worker: from the oldest unfinished run to the last submitted one
+MAX_RETRIES = 3  # of a chunk whose worker died
+# Exceptions that mean "the worker died", by name because dask is optional. All other exceptions are raised.
+WORKER_DEATHS = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")
+
+Results = Iterator[tuple[int, Record]]
+
+
+class WorkerLost(RuntimeError):
+    """Workers died repeatedly on the same runs."""
+
+
+class Executor(Protocol):
+    """Runs tasks."""
+
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        """Yield each task's index and record, in the order in which runs end."""
+
+    def close(self) -> None:
+        """End the workers."""
+
+
+class Serial:
+    """Runs all tasks in this process, one after the other."""
+
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        for index, task in enumerate(tasks):
+            yield index, run_tasks(context, [task])[0]
+
+    def close(self) -> None:
+        """Do nothing: there are no workers."""
+
+
+class Chunk(NamedTuple):
+    """Consecutive tasks that one worker runs."""
+
+    first: int  # index of the first task
+    tasks: list[Task]
+    retries: int = 0
+
+
+class Pool:
+    """Submits chunks of tasks to a concurrent.futures executor; resubmits the chunks of a worker that died."""
+
+    def __init__(
+        self,
+        start: Callable[[], Futures],
+        workers: Callable[[], int],
+        stop: Callable[[Futures], None],
+        traces: Optional[SharedTraces] = None,
+    ) -> None:
+        self._start, self._workers, self._stop = start, workers, stop  # workers() is at least 1
+        self._traces = traces  # for workers that can read the files of this process
+        self._futures: Optional[Futures] = None
+
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        if self._traces is not None and tasks:
+            context = with_shared_trace(context, self._traces)
+        pending: dict[Future[Any], Chunk] = {}
+        sizer = ChunkSizer(len(tasks))
+        while sizer.submitted < len(tasks) or pending:
+            self._fill(context, tasks, pending, sizer)
+            done, _ = wait(pending, return_when=FIRST_COMPLETED)
+            lost: list[Chunk] = []
+            for future in done:
+                chunk = pending.pop(future)
+                if is_worker_death(future):
+                    lost.append(chunk)
+                    continue
+                records: list[Record] = future.result()
+                sizer.add_finished(len(records), self._workers())
+                yield from enumerate(records, chunk.first)
+            if lost:
+                self._resubmit(context, lost, pending)
+
+    def _fill(self, context: str, tasks: Sequence[Task], pending: dict[Future[Any], Chunk], sizer: ChunkSizer) -> None:
+        """Keep two chunks per worker pending, so that no worker is idle."""
+        workers = self._workers()
+        oldest = min((chunk.first for chunk in pending.values()), default=sizer.submitted)
+        limit = min(len(tasks), oldest + MAX_RUNS_AHEAD * workers)
+        while sizer.submitted < limit and len(pending) < 2 * workers:
+            size = sizer.next_size(workers)
+            chunk = Chunk(sizer.submitted, list(tasks[sizer.submitted : sizer.submitted + size]))
+            sizer.submitted += len(chunk.tasks)
+            self._submit(context, chunk, pending)
+
+    def _resubmit(self, context: str, lost: list[Chunk], pending: dict[Future[Any], Chunk]) -> None:
+        """Submit the lost chunks again. A broken process pool loses all pending chunks and is replaced."""
+        if isinstance(self._futures, ProcessPoolExecutor):
+            wait(pending)
+            survived = [f for f in pending if not f.cancelled() and f.exception() is None]
+            lost += [chunk for future, chunk in pending.items() if future not in survived]
+            for future in [f for f in pending if f not in survived]:
+                del pending[future]
+            self._futures.shutdown(wait=True)
+            self._futures = None
+        for chunk in sorted(lost):
+            if chunk.retries >= MAX_RETRIES:
+                names = ", ".join(f"{task.config}/{task.replication}" for task in chunk.tasks[:4])
+                raise WorkerLost(f"workers died {MAX_RETRIES + 1} times on configuration/replication {names}")
+            self._submit(context, chunk._replace(retries=chunk.retries + 1), pending)
+
+    def _submit(self, context: str, chunk: Chunk, pending: dict[Future[Any], Chunk]) -> None:
+        if self._futures is None:
+            self._futures = self._start()
+        pending[self._futures.submit(run_tasks, context, chunk.tasks)] = chunk
+
+    def close(self) -> None:
+        """End the workers, even in the middle of a run."""
+        if self._futures is not None:
+            self._stop(self._futures)
+            self._futures = None
+        if self._traces is not None:
+            self._traces.close()
+
+
+def is_worker_death(future: Future[Any]) -> bool:
+    """Whether a chunk was lost because its worker died."""
+    return future.cancelled() or type(future.exception()).__name__ in WORKER_DEATHS
+
+
+class ChunkSizer:
+    """Chooses the number of runs per chunk from the measured speed; chunks get smaller towards the end."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.submitted = 0
+        self._finished = 0
+        self._start: Optional[float] = None
+        self._run_seconds = CHUNK_SECONDS  # estimated seconds per run
+
+    def add_finished(self, runs: int, workers: int) -> None:
+        """Update the estimated seconds per run."""
+        now = time.monotonic()
+        if self._start is None:  # the first chunk includes the start of the workers
+            self._start = now
+            return
+        self._finished += runs
+        self._run_seconds = (now - self._start) * workers / self._finished
+
+    def next_size(self, workers: int) -> int:
+        """Return the number of runs of the next chunk."""
+        fair_size = -(-(self.total - self.submitted) // (4 * workers))
+        return max(1, min(int(CHUNK_SECONDS / max(self._run_seconds, 1e-6)), fair_size, MAX_CHUNK_RUNS))
+
+
+def process_pool(jobs: int) -> Pool:
+    """Return a pool of `jobs` processes on this machine."""
+    children: set[Any] = set()
+
+    def start() -> Futures:
+        before = set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=exit_with_parent)
+        for _ in range(jobs):  # start all workers now, so that `children` lists all of them
+            pool.submit(os.getpid)
+        children.update(set(multiprocessing.active_children()) - before)
+        return pool
+
+    def stop(pool: Futures) -> None:
+        for child in children:
+            child.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+    return Pool(start, lambda: jobs, stop, SharedTraces())
+
+
+def exit_with_parent() -> None:
+    """In a worker: ignore Ctrl-C and exit when the parent process ends for any reason."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def dask_pool(address: str) -> Pool:
+    """Return a pool of the workers of a dask.distributed scheduler."""
+    try:
+        distributed: Any = importlib.import_module("distributed")
+    except ImportError:
+        raise BadInput(f"--executor dask: {missing_package('distributed')}") from None
+    try:
+        client = distributed.Client(address, timeout=5)
+    except (OSError, ValueError, TimeoutError) as error:
+        raise BadInput(f"--executor dask:{address}: no dask scheduler answers at this address ({error})") from None
+
+    cached = {"time": 0.0, "cores": 0.0}
+
+    def cores() -> int:  # the number changes during a sweep; each query is a message to the scheduler
+        if time.monotonic() - cached["time"] > 2:
+            cached.update(time=time.monotonic(), cores=sum(client.nthreads().values()))
+        return max(1, int(cached["cores"]))
+
+    return Pool(lambda: client.get_executor(pure=False, retries=MAX_RETRIES), cores, lambda _: client.close())
+
+
+@contextmanager
+def open_executor(spec: str, jobs: Optional[int], tasks: int = MAX_JOBS) -> Iterator[Executor]:
+    """Yield the executor of the --executor and --jobs options, for this many tasks.
+
+    Its workers end when the block ends, also after SIGTERM.
+    """
+    executor = make_executor(spec, min(process_count(jobs), tasks))
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt) if threading.current_thread() is threading.main_thread() else None
+    try:
+        yield executor
+    finally:
+        executor.close()
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def process_count(jobs: Optional[int]) -> int:
+    """Return `jobs`; without it, one process per core that this process may use."""
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise BadInput(f"--jobs: expected at least 1, at most {MAX_JOBS}, got {jobs}")
+    return jobs or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+
+
+def make_executor(spec: str, jobs: int) -> Executor:
+    """Return the executor of the --executor option: local or dask:ADDRESS."""
+    if spec.startswith("dask:"):
+        return dask_pool(spec.removeprefix("dask:"))
+    if spec != "local":
+        raise BadInput(f"--executor {spec}: expected local or dask:ADDRESS")
+    return Serial() if jobs <= 1 else process_pool(jobs)

@@ -1,0 +1,360 @@
+"""The result of a sweep over rates: the ranking at each rate, a curve per configuration, and the winner by capacity.
+
+The winner is the configuration with the highest capacity. If several are tied (within `indifference`, or within the
+precision of the bisection), the ranking at the highest rate that all of them meet decides. Without constraints there is
+no capacity, and each rate has its own winner. `sim capacity` sweeps one configuration, which has nothing to win.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from servesim.config.overrides import Tree
+from servesim.config.paths import relative_paths
+from servesim.core import BadInput
+from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.files.write import comment, write_yaml
+from servesim.runs.request_rate import format_rate, scenario_at_rate
+from servesim.statistics.constraints import describe_bounds
+from servesim.statistics.intervals import Interval, interval
+from servesim.statistics.number_format import format_metric
+
+from .columns import EVERYWHERE, Column, inner_columns, metric_column, printed_cells, wrapped_heads, write_csv
+from .executor import Executor
+from .experiment import Experiment
+from .progress import Progress
+from .ranking import Summary
+from .rates import Curve, RatePoint, RateRecords, build_curves, with_rates
+from .single_run import Record, RunKey
+from .sweep import read_records, sweep
+from .table import (
+    changed_settings,
+    describe_window,
+    format_count,
+    other_metrics,
+    setting_columns,
+    write_summary,
+    write_tables,
+)
+from .verdict import LABEL_MEANINGS, Verdict, format_table, meaning, profile_notes, table_lines, table_notes, verdict_of
+
+
+class RateSummary:
+    """The result of an experiment with rates. `records` are all its runs."""
+
+    def __init__(self, experiment: Experiment, records: Mapping[RunKey, Record]) -> None:
+        self.experiment = experiment
+        self.rates = list(experiment.rates)
+        self.by_rate = {rate: Summary(experiment.at_rate(rate), RateRecords(records, rate)) for rate in self.rates}
+        self.run_count = len(records)
+        self.failures = [record for record in records.values() if "error" in record]
+        self.winner: Optional[Curve] = None  # by capacity
+        self.curves = build_curves(experiment, records)
+        self._choose_winner()
+        for rank, curve in enumerate(self.curves, 1):
+            curve.rank = rank
+
+    @property
+    def baseline(self) -> Curve:
+        """The curve of the baseline."""
+        return next(curve for curve in self.curves if curve.is_baseline)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is only one configuration, as in `sim capacity`."""
+        return len(self.curves) == 1
+
+    @property
+    def main_metric(self) -> str:
+        """The metric that tables and charts show: that of the first constraint, or the first objective."""
+        bounds = self.experiment.subject_to
+        return bounds[0].metric if bounds else self.experiment.objectives[0].metric
+
+    def settings(self, curve: Curve) -> str:
+        """Return the settings of a configuration that differ from the baseline."""
+        summary = self.by_rate[self.rates[0]]
+        return changed_settings(next(row for row in summary.rows if row.config == curve.config), summary)
+
+    def scenario(self, config: int, rate: float) -> Tree:
+        """Return the scenario of a configuration at a rate; BadInput if its workload has no key for the rate."""
+        tree = scenario_at_rate(self.experiment.tree(config), rate, rate / self.experiment.own_rate(config))
+        if tree is None:
+            raise BadInput(f"{self.experiment.name}: its workload has no key for the request rate")
+        return tree
+
+    def rate_of(self, curve: Curve) -> float:
+        """Return the capacity that ranks a configuration; 0 without one."""
+        return 0.0 if curve.capacity is None else curve.capacity.estimate
+
+    def _choose_winner(self) -> None:
+        """Compare the capacities, and sort the curves: the winner first."""
+        if not self.experiment.subject_to:
+            return
+        best = max(map(self.rate_of, self.curves))
+        margin = max(self.experiment.indifference, self.experiment.precision or 0.0)
+        for curve in self.curves:
+            rate = self.rate_of(curve)
+            curve.outcome = "cannot win" if not rate else "equal" if rate >= best * (1 - margin) else "worse"
+        tied = [curve for curve in self.curves if curve.outcome == "equal"]
+        if tied:
+            lowest = min(curve.capacity.rate for curve in tied if curve.capacity is not None)
+            rate = max((rate for rate in self.rates if rate <= lowest), default=self.rates[0])
+            ranks = {row.config: row.rank for row in self.by_rate[rate].rows}
+            self.winner = min(tied, key=lambda curve: ranks[curve.config])
+            self.winner.outcome = "best"
+        self.curves.sort(key=lambda curve: (curve is not self.winner, -self.rate_of(curve), self._violation(curve)))
+
+    def _violation(self, curve: Curve) -> float:
+        """Return the violation of the constraints at the lowest rate."""
+        return curve.points[0].row.violation if curve.points else 0.0
+
+    @property
+    def verdict(self) -> Verdict:
+        """The winner by capacity, or the winner at each rate."""
+        bounds = describe_bounds(self.experiment.subject_to)
+        if not bounds:
+            return self._verdict_per_rate()
+        if self.winner is None:
+            return self._verdict_without_winner()
+        capacity = self.winner.capacity
+        assert capacity is not None
+        if self.is_single:
+            miss = "" if capacity.missed_at is None else f"; at {format_rate(capacity.missed_at)}: {capacity.reason}"
+            return Verdict("capacity", f"Capacity: meets {bounds} up to {capacity.text}{miss}.")
+        equal = sum(curve.outcome == "equal" for curve in self.curves)
+        tied = f"; {format_count(equal, 'other')} with an equal capacity" if equal else ""
+        if self.winner.is_baseline:
+            text = f"No winner: nothing beats the baseline, which meets {bounds} up to {capacity.text}{tied}."
+            return Verdict("baseline", text)
+        base = self.baseline.capacity
+        versus = "" if base is None else f"; the baseline up to {base.text}"
+        text = f"Winner: {self.settings(self.winner)}: meets {bounds} up to {capacity.text}{versus}{tied}."
+        return Verdict("winner", text)
+
+    def _verdict_without_winner(self) -> Verdict:
+        """Name the configuration that is nearest to the constraints at the lowest rate."""
+        rate = self.rates[0]
+        bounds = describe_bounds(self.experiment.subject_to)
+        if self.is_single:
+            lowest = self.baseline.points[0]
+            text = f"No tested rate meets {bounds}: at {format_rate(lowest.rate)}: {lowest.problem}."
+            return Verdict("infeasible", text, self.by_rate[rate].baseline)
+        summary = self.by_rate[rate]
+        nearest = verdict_of(summary).nearest
+        text = f"No winner: no configuration meets {bounds} at a tested rate."
+        if nearest is None:
+            return Verdict("failed", text)
+        name = "the baseline" if nearest is summary.baseline else changed_settings(nearest, summary)
+        at = f"at {format_rate(rate)}"
+        return Verdict("infeasible", f"{text} Nearest {at}: {name}, {', '.join(nearest.misses)}.", nearest)
+
+    def _verdict_per_rate(self) -> Verdict:
+        """Name the winner at each rate."""
+        names = []
+        for rate, summary in self.by_rate.items():
+            verdict = verdict_of(summary)
+            settings = "" if summary.winner is None else changed_settings(summary.winner, summary)
+            name = {"winner": settings, "baseline": "nothing beats the baseline"}.get(verdict.kind, "no winner")
+            names.append((rate, name))
+        found = any(summary.winner is not None for summary in self.by_rate.values())
+        text = "; ".join(f"{rates}: {name}" for rates, name in join_rates(names))
+        return Verdict("rates" if found else "failed", f"Winner per rate: {text}.")
+
+
+def join_rates(texts: Iterable[tuple[float, str]]) -> list[tuple[str, str]]:
+    """Return (rates, text): neighbouring rates with the same text are joined."""
+    groups = [(text, [rate for rate, _ in group]) for text, group in groupby(texts, key=itemgetter(1))]
+    return [(f"{rates[0]:.10g} to " * (len(rates) > 1) + format_rate(rates[-1]), text) for text, rates in groups]
+
+
+Result = Union[Summary, RateSummary]
+
+
+def summarise(experiment: Experiment, records: Mapping[RunKey, Record]) -> Result:
+    """Return the result of an experiment."""
+    return RateSummary(experiment, records) if experiment.rates else Summary(experiment, records)
+
+
+def run_experiment(
+    experiment: Experiment, folder: Path, executor: Executor, resume: bool, progress: Progress
+) -> Result:
+    """Run the missing runs of an experiment and return its result."""
+    experiment = with_rates(experiment, folder, executor)
+    return summarise(experiment, sweep(experiment, folder, executor, resume, progress))
+
+
+def load_result(folder: Union[str, Path]) -> Result:
+    """Return the result of an experiment folder."""
+    return summarise(*read_records(Path(folder)))
+
+
+def verdict_of_result(result: Result) -> Verdict:
+    """Return the verdict of a sweep, with or without rates."""
+    return verdict_of(result) if isinstance(result, Summary) else result.verdict
+
+
+def write_result(result: Result, folder: Path) -> None:
+    """Write the tables and the winner; of a sweep over rates, also the curves and the capacities."""
+    if isinstance(result, Summary):
+        write_summary(result, folder)
+        return
+    write_tables(list(result.by_rate.values()), folder)
+    write_csv(folder / "rates.csv", [(point_columns(result), curve.points) for curve in result.curves])
+    if result.experiment.subject_to:
+        write_csv(folder / "capacity.csv", [(capacity_columns(result), result.curves)])
+    if result.winner is not None and result.winner.capacity is not None:
+        write_winner(folder / "best.yaml", result, result.winner.config, result.winner.capacity.rate)
+    for rate, summary in result.by_rate.items() if not result.experiment.subject_to else ():
+        if summary.winner is not None:
+            write_winner(folder / f"best-at-{rate:.10g}.yaml", result, summary.winner.config, rate)
+
+
+def point_columns(result: RateSummary) -> list[Column]:
+    """Return the columns of the tested rates: a row is a RatePoint. Tables show those of a single configuration."""
+    experiment, summary = result.experiment, result.by_rate[result.rates[0]]
+    objectives = [objective.metric for objective in experiment.objectives]
+
+    def mean(metric: str) -> Callable[[RatePoint], Interval]:
+        return lambda point: interval(point.row.values(metric), experiment.confidence)
+
+    meets = lambda point: "yes" if point.good else "no"  # noqa: E731
+    missed = lambda point: f"no: {point.problem}" if point.problem else "yes"  # noqa: E731
+    return [
+        Column("config", lambda point: point.row.config),
+        Column("rate", lambda point: point.rate, lambda point: format_rate(point.rate), shown=EVERYWHERE),
+        *inner_columns(setting_columns(summary), lambda point: point.row),
+        Column("meets", lambda point: point.good, meets, shown=("data", "terminal")),
+        Column("problem", lambda point: point.problem, missed, "meets the constraints", ("data", "page"), wrap=True),
+        *(metric_column(name, mean(name), EVERYWHERE) for name in objectives),
+        *(metric_column(name, mean(name), ("data",)) for name in other_metrics(summary)),
+    ]
+
+
+def capacity_columns(result: RateSummary) -> list[Column]:
+    """Return the columns of the configurations over all rates: a row is a Curve."""
+    columns = [
+        Column("rank", lambda curve: curve.rank, lambda curve: f"{'= ' * (curve.outcome == 'equal')}{curve.rank}",
+               shown=EVERYWHERE),
+        Column("config", lambda curve: curve.config),
+        Column("relation", lambda curve: curve.outcome),
+        *setting_columns(result.by_rate[result.rates[0]]),
+    ]  # fmt: skip
+    if result.experiment.subject_to:
+        columns += [
+            Column("capacity", lambda curve: curve.capacity.rate, lambda curve: curve.capacity.text, shown=EVERYWHERE),
+            Column("estimate", lambda curve: curve.capacity.estimate),
+            Column("missed_at", lambda curve: curve.capacity.missed_at),
+            Column("reason", lambda curve: curve.capacity.reason),
+        ]
+    return [
+        *columns,
+        Column("rates_tested", lambda curve: len(curve.points)),
+        *(level_column(result, rate) for rate in result.rates),
+        Column("changed_settings", result.settings, title="changed settings", shown=("terminal",), wrap=True),
+        Column("labels", curve_labels, shown=("terminal",), wrap=True),
+    ]
+
+
+def level_column(result: RateSummary, rate: float) -> Column:
+    """Return the main metric at one rate; ! marks a rate that misses a constraint."""
+    metric = result.main_metric
+
+    def level(curve: Curve) -> float:
+        return next((point.row.mean(metric) for point in curve.points if point.rate == rate), math.nan)
+
+    def text(curve: Curve) -> str:
+        point = next((point for point in curve.points if point.rate == rate), None)
+        mark = " !" if point is not None and not point.good and result.experiment.subject_to else ""
+        return "" if point is None else format_metric(level(curve), metric) + mark
+
+    return Column(f"at_{rate:g}", level, text, f"{rate:.6g} req/s", ("terminal", "page"))
+
+
+def curve_labels(curve: Curve) -> str:
+    """Return the labels of a configuration."""
+    names = {"baseline": curve.is_baseline, "outside profile": is_outside_profile(curve)}
+    return ", ".join(name for name, applies in names.items() if applies)
+
+
+def write_winner(path: Path, result: RateSummary, config: int, rate: float) -> None:
+    """Write the scenario of a winner at its rate."""
+    experiment = result.experiment
+    try:
+        tree, note = result.scenario(config, rate), ""
+    except BadInput:
+        tree, note = experiment.tree(config), "; the workload has no key for its rate"
+    label = f"The best of {len(experiment.configs)} configurations of {experiment.name}: {experiment.label(config)}"
+    text = comment(f"The capacity of {experiment.name}" if result.is_single else label)
+    write_yaml(path, relative_paths(tree, path.parent), text + comment(f"at {format_rate(rate)}{note}"))
+
+
+def format_result(result: Result, top: int = 10, screen: Screen = PLAIN) -> str:
+    """Return the printed table of a sweep; over rates, that of the capacities, or of each rate without constraints."""
+    if isinstance(result, Summary):
+        return format_table(result, top, screen)
+    if not result.experiment.subject_to:
+        return format_tables(result, top, screen)
+    columns, rows = capacity_rows(result, top)
+    meanings = {} if result.is_single else {n: curve_meaning(result, curve) for n, curve in enumerate(rows, 1)}
+    lines = align_columns(printed_cells(columns, rows), screen, wrapped_heads(columns), meanings)
+    return "\n".join([*lines, *capacity_notes(result)])
+
+
+def format_tables(result: RateSummary, top: int, screen: Screen) -> str:
+    """Return the table of each rate; notes that are the same at all rates are below the last one."""
+    notes = {rate: table_notes(summary) for rate, summary in result.by_rate.items()}
+    common = [note for note in notes[result.rates[0]] if all(note in others for others in notes.values())]
+    tables = []
+    for rate, summary in result.by_rate.items():
+        own = [note for note in notes[rate] if note not in common]
+        tables.append("\n".join([f"at {format_rate(rate)}", *table_lines(summary, top, screen), *own]))
+    if len(tables) == 1:
+        return "\n".join([*tables, *common])
+    return "\n\n".join([*tables, "\n".join(["at each rate", *common])])
+
+
+def capacity_rows(result: RateSummary, top: int) -> tuple[list[Column], list[Any]]:
+    """Return the columns and rows of the printed table: capacities, or the rates of a single configuration."""
+    if result.is_single:
+        return point_columns(result), list(result.baseline.points)
+    curves = result.curves[:top]
+    return capacity_columns(result), curves if result.baseline in curves else [*curves, result.baseline]
+
+
+def curve_meaning(result: RateSummary, curve: Curve) -> str:
+    """Return the meaning of a row, which selects its colour."""
+    return meaning(curve is result.winner, curve.is_baseline, curve.outcome == "cannot win")
+
+
+def capacity_notes(result: RateSummary) -> list[str]:
+    """Return the lines below the table of capacities."""
+    experiment = result.experiment
+    counts = {"configuration": len(experiment.configs), "rate": len(result.rates), "run": result.run_count}
+    if result.is_single:
+        counts = {"rate": len(result.baseline.points), "run": result.run_count}
+    size = ", ".join(format_count(count, noun) for noun, count in counts.items())
+    notes = [f"{size}; {describe_window(experiment)}; common random numbers"]
+    method = "the highest tested rate below all rates that miss a constraint, by the mean of the replications"
+    columns = f"; columns: {result.main_metric} at each rate, ! misses a constraint"
+    notes.append(f"capacity: {method}{'' if result.is_single else columns}")
+    if experiment.precision is None:
+        notes.append("find the capacities more precisely with `precision: 2%`")
+    if outside := sum(map(is_outside_profile, result.curves)):
+        notes.append(
+            f"outside profile: {outside} ({LABEL_MEANINGS['outside profile']}, at a rate that meets the constraints)"
+        )
+    notes += profile_notes(experiment)
+    if not result.is_single:
+        verdicts = [(rate, verdict_of(summary).text) for rate, summary in result.by_rate.items()]
+        notes += [f"at {rates}: {text}" for rates, text in join_rates(verdicts)]
+    return notes + [f"failed: configuration {run['config']}: {run['error']}" for run in result.failures[:3]]
+
+
+def is_outside_profile(curve: Curve) -> bool:
+    """Whether the profile does not cover the steps of a configuration at a rate that meets the constraints."""
+    return any(run.get("outside_profile") for point in curve.points if point.good for run in point.row.runs)

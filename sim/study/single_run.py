@@ -1,0 +1,264 @@
+"""Run one replication of one configuration and return its metrics as a record. Workers run this code.
+
+The random numbers depend only on (scenario.seed, replication), so all configurations use the same trace.
+
+The trace file of an experiment is read once, in the parent process; workers on the same machine get its arrays from a
+file in a private temporary folder. A worker that cannot read it loads the trace itself: on another machine, or for a
+configuration with another trace. A workload is not shared: a worker generates it from the seed.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+from pydantic import ValidationError
+from servesim.config.overrides import Tree, apply_assignment
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.user_code import code_access, describe_error, error_text, use_access
+from servesim.core import BadInput, PolicyError
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.files.scratch import ScratchFolder
+from servesim.files.write import open_bytes
+from servesim.runs.intervals import Draw
+from servesim.runs.metric_table import METRICS, percentile_metrics
+from servesim.runs.request_rate import contest_at_rate, is_contest
+from servesim.runs.simulate import Run, load_trace, simulate
+from servesim.runs.steady_state import is_saturated, steady_metrics
+from servesim.traces.edit import scale
+from servesim.traces.trace import Trace, gc_disabled, table_of
+
+Record = dict[str, Any]
+MAX_CACHED_REQUESTS = 400_000  # in the traces that a worker keeps: 13 MB of arrays, more if prompts have hash ids
+
+
+class Task(NamedTuple):
+    """One run: a configuration (number and parameter values) and a replication."""
+
+    config: int
+    replication: int
+    assignment: Mapping[str, Any]
+    rate_factor: Optional[float] = None  # multiplies the request rate
+    max_requests: Optional[int] = None  # use only the first N requests
+    draw: Optional[Draw] = None  # run with a random cost model
+    rate: Optional[float] = None  # requests per second, of an experiment with rates
+
+    @property
+    def key(self) -> RunKey:
+        """The key of its record."""
+        return run_key(self.config, self.replication, None if self.draw is None else self.draw.number, self.rate)
+
+
+RunKey = tuple[Any, ...]  # configuration, replication, the number of a draw, and (RATE,) of an experiment with rates
+
+
+def run_key(config: int, replication: int, draw: Optional[int], rate: Optional[float]) -> RunKey:
+    """Return what identifies a run of an experiment."""
+    key = (config, replication) if draw is None else (config, replication, draw)
+    return key if rate is None else (*key, (rate,))
+
+
+def record_key(record: Record) -> RunKey:
+    """Return the key of a record."""
+    return run_key(record["config"], record["replication"], record.get("draw"), record.get("rate"))
+
+
+def replication_seed(seed: int, replication: int) -> int:
+    """Return the seed of a replication: the scenario's seed for replication 0, a distinct one for each other."""
+    if replication == 0:
+        return seed
+    return int(np.random.SeedSequence(seed, spawn_key=(replication,)).generate_state(1, np.uint64)[0] >> 1)
+
+
+class SharedTraces:
+    """The trace files that this process has read for its workers."""
+
+    def __init__(self) -> None:
+        self._folder: Optional[ScratchFolder] = None
+        self._paths: dict[str, str] = {}  # by key
+
+    def share(self, base: Tree) -> Optional[str]:
+        """Return the path of the arrays of a base scenario's trace, None if it has no trace file or an unusable one."""
+        try:
+            scenario = Scenario.model_validate(apply_assignment(base, {}))
+            key = trace_key(scenario)
+            if scenario.trace is not None and key not in self._paths:
+                self._paths[key] = self._write(key, load_trace(scenario))
+        except (BadInput, ValidationError):  # every run of a worker reports the error
+            return None
+        return self._paths.get(key)
+
+    def _write(self, key: str, trace: Trace) -> str:
+        trace.requests = table_of(trace.requests)
+        if self._folder is None:
+            self._folder = ScratchFolder()
+        path = Path(self._folder.name) / f"{len(self._paths)}.pickle"
+        with open_bytes(path) as file:
+            pickle.dump((key, trace), file, protocol=pickle.HIGHEST_PROTOCOL)
+        return str(path)
+
+    def close(self) -> None:
+        """Remove the files."""
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._folder, self._paths = None, {}
+
+
+def read_shared(path: Optional[str], scenario: Scenario) -> Optional[Trace]:
+    """Return the trace of a scenario if the parent process has shared it."""
+    if path is None or scenario.trace is None:
+        return None
+    with suppress(OSError), open(path, "rb") as file:
+        key, trace = pickle.load(file)
+        if key == trace_key(scenario):
+            result: Trace = trace
+            return result
+    return None
+
+
+def trace_key(scenario: Scenario) -> str:
+    """Return a text that is equal for equal trace sections."""
+    return json.dumps(None if scenario.trace is None else scenario.trace.model_dump(), sort_keys=True)
+
+
+@dataclass
+class RunContext:
+    """The base scenario of an experiment, with cached traces and profiles."""
+
+    base: Tree
+    steady_window: Optional[tuple[float, float]] = None  # warm-up and drain of steady-state runs
+    code: Optional[Sequence[Any]] = None  # permission of the parent process to load user files
+    shared_trace: Optional[str] = None  # path of the trace's arrays, see SharedTraces
+    percentiles: Sequence[float] = ()  # of the latencies, besides those of METRICS
+    _traces: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
+    _profiles: dict[str, Profile] = field(default_factory=dict)
+    _drawn: dict[str, list[Profile]] = field(default_factory=dict)  # for the draws of a profile
+
+    @gc_disabled()  # until the requests are freed: otherwise the collector scans them all at the end of `simulate`
+    def run(self, task: Task) -> Record:
+        """Return the record of a run; after an error it holds the message."""
+        record: Record = {"config": task.config, "replication": task.replication}
+        draw = task.draw
+        if draw is not None:
+            record["draw"] = draw.number
+        if task.rate is not None:
+            record["rate"] = task.rate
+        try:
+            scenario = self.scenario(task)
+            trace, profile = self.trace(scenario, task), self.profile(scenario)
+            run = simulate(scenario, trace, profile=profile) if draw is None else self._simulate(scenario, trace, draw)
+            return {**record, "seed": scenario.seed, **self.record(run)}
+        except (BadInput, PolicyError) as bad:
+            return {**record, "error": str(bad)}
+        except Exception as error:  # an error in one configuration must not end the sweep
+            return {**record, "error": describe_error(error) or error_text(error)}
+
+    def scenario(self, task: Task) -> Scenario:
+        """Return the scenario of a task."""
+        tree = apply_assignment(self.base, task.assignment)
+        if task.rate_factor is not None:
+            tree = contest_at_rate(tree, task.rate_factor) or tree
+        scenario = scenario_from(tree, f"configuration {task.config}")
+        return scenario.model_copy(update={"seed": replication_seed(scenario.seed, task.replication)})
+
+    def trace(self, scenario: Scenario, task: Task) -> Trace:
+        """Return the requests of a task; configurations with the same workload share them."""
+        source = scenario.workload if scenario.trace is None else scenario.trace.model_dump()
+        seed = None if scenario.trace is not None else scenario.seed
+        key = json.dumps([source, seed, task.rate_factor, task.max_requests], sort_keys=True, default=str)
+        trace = self._traces.get(key)
+        if trace is None:
+            trace = resize_trace(self._load_trace(scenario, task), scenario, task)
+            trace.requests = table_of(trace.requests)
+            self._traces[key] = trace
+            while len(self._traces) > 1 and sum(map(len, self._traces.values())) > MAX_CACHED_REQUESTS:
+                self._traces.popitem(last=False)
+        self._traces.move_to_end(key)
+        return trace
+
+    def _load_trace(self, scenario: Scenario, task: Task) -> Trace:
+        """Return the whole trace of a task. All replications share a file, read with the seed of replication 0."""
+        if scenario.trace is None:
+            return load_trace(scenario)
+        shared = read_shared(self.shared_trace, scenario)
+        return load_trace(self.scenario(task._replace(replication=0))) if shared is None else shared
+
+    def profile(self, scenario: Scenario) -> Profile:
+        """Return the profile of a scenario, read once."""
+        key = json.dumps(scenario.profile, sort_keys=True, default=str)
+        if key not in self._profiles:
+            self._profiles[key] = load_profile(scenario.profile)
+        return self._profiles[key]
+
+    def _simulate(self, scenario: Scenario, trace: Trace, draw: Draw) -> Run:
+        """Simulate with the cost model of a draw."""
+        key = json.dumps([scenario.profile, draw.total], sort_keys=True, default=str)
+        if key not in self._drawn:
+            self._drawn[key] = self.profile(scenario).representatives(draw.total)
+        return simulate(draw.scenario(scenario), trace, profile=self._drawn[key][draw.number])
+
+    def record(self, run: Run) -> Record:
+        """Return the metrics and flags of a run, with the keys of runs.jsonl."""
+        run.measures.add_percentiles(self.percentiles)
+        result = run.result()
+        if self.steady_window is not None and run.requests:
+            steady = steady_metrics(run.requests, run.scenario.slo.seconds(), *self.steady_window)
+            result = {k: v for k, v in result.items() if not k.endswith("_itl_ms")} | steady
+        elif run.measures.good is not None:
+            result["attainment"] = run.measures.good / max(1, len(run.requests))
+        names = dict.fromkeys([*METRICS, *percentile_metrics(self.percentiles)])
+        return {
+            "metrics": {key: result[key] for key in names if result.get(key) is not None},
+            "time_breakdown": result["mean_seconds"],
+            "saturated": is_saturated(run.requests, run.measures.times),
+            "outside_profile": result["outside_profile"],
+            "stuck": result["stuck"],
+        }
+
+
+def resize_trace(trace: Trace, scenario: Scenario, task: Task) -> Trace:
+    """Return the trace with the request count and the rate of a task."""
+    if task.max_requests is not None and task.max_requests < len(trace):
+        trace = Trace(trace.requests[: task.max_requests], trace.source, trace.format)
+    if task.rate_factor is None or is_contest(scenario.workload):  # the contest's client already has the rate
+        return trace
+    return scale(trace, rate=task.rate_factor)
+
+
+@lru_cache(maxsize=4)
+def run_context(context: str) -> RunContext:
+    """Return the run context of this process for the JSON of `context_json`."""
+    data = json.loads(context)
+    window = data["steady_window"]
+    return RunContext(
+        data["base"], tuple(window) if window else None, data["code"], data.get("shared_trace"), data["percentiles"]
+    )
+
+
+def context_json(
+    base: Tree, steady_window: Optional[tuple[float, float]] = None, percentiles: Sequence[float] = ()
+) -> str:
+    """Return the input of `run_context`."""
+    options = {"steady_window": steady_window, "percentiles": list(percentiles), "code": code_access()}
+    return json.dumps({"base": base, **options}, sort_keys=True)
+
+
+def with_shared_trace(context: str, traces: SharedTraces) -> str:
+    """Return the input of `run_context` for workers on this machine."""
+    data = json.loads(context)
+    return json.dumps({**data, "shared_trace": traces.share(data["base"])}, sort_keys=True)
+
+
+def run_tasks(context: str, tasks: list[Task]) -> list[Record]:
+    """Run tasks in this process, one after the other. A worker may load the user files that its parent may load."""
+    runs = run_context(context)
+    with use_access(runs.code):
+        return [runs.run(task) for task in tasks]

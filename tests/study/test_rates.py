@@ -1,0 +1,201 @@
+"""Rates: every configuration at several request rates; curves, capacities, resume."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from servesim.study.executor import Serial
+from servesim.study.rate_summary import RateSummary, format_result, join_rates, load_result, summarise
+from servesim.study.rates import with_rates
+from servesim.study.sweep import load_summary, sweep
+from servesim.study.sweep_file import read_experiment
+
+from . import sweeps
+
+QUIET = ("-j", 1, "-q", "--no-report")
+
+
+def queue(requests: int = 200) -> dict[str, Any]:
+    """A D/D/1 queue: one request at a time, 0.1 s each with decode_batch 1, so it can serve 10 requests per second."""
+    workload = {
+        "requests": requests,
+        "arrivals": {"kind": "constant", "rate": 1.0},
+        "lengths": {"kind": "fixed", "prompt": 10, "output": 3},
+    }
+    costs = {"kind": "linear", "prefill": 0.04, "decode_step": 0.03}
+    return {"workload": workload, "policy": {"name": "llm-serving", "decode_batch": 1}, "profile": costs}
+
+
+def file_of(folder: Path, **keys: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    tree = {"base": queue(), "params": {"policy.decode_batch": [1, 4]}, "rates": [2, 8, 16], **keys}
+    path = folder / "sweep.yaml"
+    path.write_text(yaml.safe_dump({"objectives": ["mean_e2el_ms"], **tree}, sort_keys=False))
+    return path
+
+
+def run(folder: Path, **keys: Any) -> RateSummary:
+    experiment = with_rates(read_experiment(file_of(folder, **keys)), folder / "out", Serial())
+    result = summarise(experiment, sweep(experiment, folder / "out", Serial()))
+    assert isinstance(result, RateSummary)
+    return result
+
+
+def test_every_configuration_serves_the_same_requests_at_every_rate(tmp_path: Path) -> None:
+    result = run(tmp_path, base=sweeps.base(), params={"policy.decode_batch": [2, 8]}, replications=2)
+    assert list(result.by_rate) == [2.0, 8.0, 16.0]
+    records = [json.loads(line) for line in (tmp_path / "out/runs.jsonl").read_text().splitlines()]
+    keys = {(run["rate"], run["config"], run["replication"]) for run in records}
+    assert len(keys) == len(records) == 3 * 3 * 2
+    for summary in result.by_rate.values():
+        assert {run["seed"] for row in summary.rows for run in row.runs if run["replication"] == 1} != {0}
+        assert {run["metrics"]["completed"] for row in summary.rows for run in row.runs} == {40}
+    spans = [result.by_rate[rate].baseline.mean("makespan") for rate in result.rates]
+    assert spans == sorted(spans, reverse=True)  # the same requests arrive faster
+
+
+def test_the_highest_capacity_wins_and_best_yaml_has_its_rate(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = file_of(tmp_path, params={"policy.decode_batch": [1, 4], "policy.prefill_batch": [1]}), tmp_path / "out"
+    words = ("--subject-to", "p99_e2el_ms <= 400", "--precision", "2%")
+    assert sweeps.sim("sweep", file, "-o", out, *QUIET, *words) == 0
+    text = capsys.readouterr().out
+    result = load_result(out)
+    assert isinstance(result, RateSummary) and result.winner is not None and result.winner.capacity is not None
+    assert result.winner.assignment["policy.decode_batch"] == 4
+    rate = result.winner.capacity.rate
+    assert rate > (result.baseline.capacity or result.winner.capacity).rate
+    assert f"meets p99_e2el_ms <= 400 up to {rate:.10g} req/s; the baseline up to " in text
+    assert yaml.safe_load((out / "best.yaml").read_text())["workload"]["arrivals"]["rate"] == rate
+    with (out / "capacity.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    assert float(rows[0]["capacity"]) == rate and rows[0]["relation"] == "best"
+    with (out / "summary.csv").open() as lines:
+        rates = [float(row["rate"]) for row in csv.DictReader(lines)]
+    assert sorted(set(rates)) == [2.0, 8.0, 16.0]
+    assert sweeps.sim("run", out / "best.yaml", "--json") == 0
+    again = json.loads(capsys.readouterr().out)["p99_e2el_ms"]
+    expected = next(point for point in result.winner.points if point.rate == rate).row.mean("p99_e2el_ms")
+    assert again == pytest.approx(expected, rel=1e-9) and again <= 400
+
+
+def test_neighbouring_rates_with_the_same_text_share_a_line() -> None:
+    texts = [(0.5, "a"), (1.25, "a"), (2.0, "b"), (4.0, "a")]
+    assert join_rates(texts) == [("0.5 to 1.25 req/s", "a"), ("2 req/s", "b"), ("4 req/s", "a")]
+
+
+def test_notes_that_hold_at_every_rate_are_printed_once(tmp_path: Path) -> None:
+    text = format_result(run(tmp_path))
+    assert text.count("one replication: differences are not tested") == 1
+    assert text.count("vs. baseline") == 3
+    *tables, notes = text.split("\n\n")
+    assert len(tables) == 3 and notes.startswith("at each rate\n2 configurations, 2 runs; ")
+    one = format_result(run(tmp_path / "one", rates=[2]))
+    assert "at each rate" not in one and "2 configurations, 2 runs; " in one
+
+
+def test_a_capacity_says_where_the_profile_comes_from_and_whether_it_covers_the_rates(tmp_path: Path) -> None:
+    base = {**queue(40), "policy": "vllm-v1", "profile": "h200-llama2-7b"}
+    base["workload"]["lengths"] = {"kind": "fixed", "prompt": 7000, "output": 2}
+    keys: dict[str, Any] = {"base": base, "subject_to": ["p99_ttft_ms <= 60000"], "rates": [1]}
+    params = {"policy.max_num_batched_tokens": [2048, 16384]}
+    lines = format_result(run(tmp_path, **keys, params=params)).splitlines()
+    assert sum("torch backend" in line for line in lines) == 1
+    rows = {line.split("=")[-1].split()[0]: line for line in lines[1:3]}
+    assert rows["16384"].endswith("outside profile") and not rows["2048"].endswith("outside profile")
+    assert any(line.startswith("outside profile: 1 (some steps are larger than the measured range") for line in lines)
+
+
+def test_without_constraints_every_rate_has_its_own_winner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = file_of(tmp_path), tmp_path / "out"
+    assert sweeps.sim("sweep", file, "-o", out, *QUIET) == 0
+    text = capsys.readouterr().out
+    assert "Winner per rate: 2 to 8 req/s: nothing beats the baseline; 16 req/s: decode_batch=4." in text
+    assert not (out / "best.yaml").exists()
+    best = yaml.safe_load((out / "best-at-16.yaml").read_text())
+    assert best["workload"]["arrivals"]["rate"] == 16.0
+    assert sweeps.sim("table", out, "--rate", 16) == 2  # one parameter only
+    assert sweeps.sim("compare", f"{out}:0@16", f"{out}@16", "-j", 1, "--metric", "mean_e2el_ms") == 0
+    assert "B is " in capsys.readouterr().out
+    assert sweeps.sim("compare", f"{out}:0", out, "-j", 1) == 2
+    assert "expected one of its rates (2, 8, 16), got no rate" in capsys.readouterr().err
+
+
+def test_auto_rates_go_from_light_load_to_above_the_capacity_of_the_baseline(tmp_path: Path) -> None:
+    result = run(tmp_path, rates="auto", subject_to=["p99_ttft_ms <= 45"])
+    assert result.rates[0] <= 2 and result.rates[-1] > 10
+    capacity = result.baseline.capacity
+    assert capacity is not None and capacity.rate <= capacity.estimate <= 10.0 < (capacity.missed_at or 0)
+    again = with_rates(read_experiment(tmp_path / "sweep.yaml"), tmp_path / "out", Serial())
+    assert list(again.rates) == result.rates
+
+
+def test_nothing_meets_the_constraints_at_any_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--subject-to", "p99_ttft_ms <= 30")
+    assert sweeps.sim("sweep", file_of(tmp_path), "-o", tmp_path / "out", *QUIET, *words) == 1
+    text = capsys.readouterr().out
+    assert (
+        "No winner: no configuration meets p99_ttft_ms <= 30 at a tested rate. Nearest at 2 req/s: the baseline" in text
+    )
+    assert "below 2 req/s" in text and not (tmp_path / "out/best.yaml").exists()
+
+
+@pytest.mark.parametrize("lines", [0, 5, 7, 9, 12])
+def test_a_resumed_sweep_over_rates_writes_the_same_bytes(tmp_path: Path, lines: int) -> None:
+    keys = {"subject_to": ["p99_e2el_ms <= 400"], "precision": 0.05}
+    file = file_of(tmp_path, **keys)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "whole", *QUIET) == 0
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "part", *QUIET) == 0
+    journal = tmp_path / "part/runs.jsonl"
+    text = journal.read_bytes().splitlines(keepends=True)
+    assert len(text) > 12
+    journal.write_bytes(b"".join(text[:lines]) + b'{"config": 1, "rep')
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "part", *QUIET, "--resume") == 0
+    for name in (
+        "experiment.json",
+        "runs.jsonl",
+        "summary.csv",
+        "pareto.csv",
+        "rates.csv",
+        "capacity.csv",
+        "best.yaml",
+    ):
+        assert (tmp_path / "part" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+
+
+def test_a_process_pool_gives_the_records_of_one_process(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival,prompt,output\n" + "".join(f"{k / 4},20,{5 + k % 7}\n" for k in range(40)))
+    base = {**queue(), "trace": str(trace)}
+    del base["workload"]
+    file = file_of(tmp_path, base=base, subject_to=["p99_ttft_ms <= 500"])
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "one", *QUIET) == 0
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "two", "-j", 2, "-q", "--no-report") == 0
+    assert (tmp_path / "one/runs.jsonl").read_bytes() == (tmp_path / "two/runs.jsonl").read_bytes()
+    best = yaml.safe_load((tmp_path / "one/best.yaml").read_text())
+    assert best["trace"]["rate"] in (2.0, 8.0, 16.0) and sweeps.sim("run", tmp_path / "one/best.yaml") == 0
+
+
+def test_requests_without_a_rate_have_no_rates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    burst = {"requests": 5, "arrivals": {"kind": "burst"}, "lengths": {"kind": "fixed", "prompt": 1, "output": 1}}
+    file = file_of(tmp_path, base={**queue(), "workload": burst})
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", *QUIET) == 2
+    error = capsys.readouterr().err
+    assert "expected requests with a rate" in error and error.count("\n") == 1
+
+
+def test_a_folder_whose_runs_lack_the_rate_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweeps.sim("sweep", file_of(tmp_path), "-o", tmp_path / "out", *QUIET) == 0
+    journal = tmp_path / "out/runs.jsonl"
+    records = [json.loads(line) for line in journal.read_text().splitlines()]
+    journal.write_text("".join(json.dumps({k: v for k, v in r.items() if k != "rate"}) + "\n" for r in records))
+    assert sweeps.sim("table", tmp_path / "out", "--rate", 2) == 2
+    assert "expected runs with a rate" in capsys.readouterr().err
+    with pytest.raises(Exception, match="expected runs with a rate"):
+        load_summary(tmp_path / "out", 2.0)
