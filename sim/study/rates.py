@@ -186,8 +186,10 @@ def choose_rates(experiment: Experiment, executor: Executor) -> list[float]:
     """Return rates around the highest throughput of the baseline, which is that of a run at overload."""
     task = Task(0, 0, experiment.configs[0], rate_factor=OVERLOAD)
     ((_, record),) = executor.run(context_json(experiment.base), [task])
+    if "error" in record:  # other rates would fail too
+        raise BadInput(f"{experiment.name}: {record['error']}")
     throughput = record.get("metrics", {}).get("request_throughput", 0.0)
-    problem = record.get("error") or record.get("stuck") or ("" if throughput else "it serves no request")
+    problem = record.get("stuck") or ("" if throughput else "it serves no request")
     if problem:
         raise BadInput(f"rates: auto: the baseline cannot run at overload: {problem}; list the rates")
     rates = [min(MAX_RATE, max(MIN_RATE, round_rate(factor * throughput, 2))) for factor in AUTO_RATES]

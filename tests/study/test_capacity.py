@@ -131,3 +131,14 @@ def test_requests_without_a_rate_are_an_error() -> None:
     message = "expected requests with a rate, but they wait for each other or all arrive at once"
     with pytest.raises(BadInput, match=message):
         servesim.capacity({"workload": burst}, subject_to="failed <= 0")
+
+
+def test_a_scenario_that_cannot_run_is_an_error_without_advice_on_rates(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(yaml.safe_dump(constant(1.0) | {"profile": "no-such-profile"}))
+    assert sweeps.sim("capacity", path, *QUICK, "-o", tmp_path / "out", "--subject-to", "failed<=0") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("sim: scenario: profile no-such-profile: no such bundled profile")
+    assert "rates" not in line
