@@ -132,7 +132,8 @@ class RateSummary:
             text = f"No winner: nothing beats the baseline, which meets {bounds} up to {capacity.text}{tied}."
             return Verdict("baseline", text)
         base = self.baseline.capacity
-        versus = "" if base is None else f"; the baseline up to {base.text}"
+        reach = "" if base is None else f"up to {base.text}" if base.rate else "at no tested rate"
+        versus = f"; the baseline {reach}" if reach else ""
         text = f"Winner: {self.settings(self.winner)}: meets {bounds} up to {capacity.text}{versus}{tied}."
         return Verdict("winner", text)
 
@@ -246,11 +247,10 @@ def capacity_columns(result: RateSummary) -> list[Column]:
     ]  # fmt: skip
     if result.experiment.subject_to:
         columns += [
-            Column("capacity", lambda curve: curve.capacity.rate, lambda curve: curve.capacity.text, shown=EVERYWHERE),
-            Column("estimate", lambda curve: curve.capacity.estimate),
-            Column("missed_at", lambda curve: curve.capacity.missed_at),
-            Column("reason", lambda curve: curve.capacity.reason),
-        ]
+            Column("capacity", capacity_field("rate"), lambda curve: capacity_field("text")(curve) or "",
+                   shown=EVERYWHERE),
+            *(Column(name, capacity_field(name)) for name in ("estimate", "missed_at", "reason")),
+        ]  # fmt: skip
     return [
         *columns,
         Column("rates_tested", lambda curve: len(curve.points)),
@@ -258,6 +258,11 @@ def capacity_columns(result: RateSummary) -> list[Column]:
         Column("changed_settings", result.settings, title="changed settings", shown=("terminal",), wrap=True),
         Column("labels", curve_labels, shown=("terminal",), wrap=True),
     ]
+
+
+def capacity_field(name: str) -> Callable[[Curve], Any]:
+    """Return a function that reads a field of the capacity; None for a configuration that has not run yet."""
+    return lambda curve: None if curve.capacity is None else getattr(curve.capacity, name)
 
 
 def level_column(result: RateSummary, rate: float) -> Column:

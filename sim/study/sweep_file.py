@@ -33,7 +33,6 @@ from .grid import Assignment, unroll
 
 MAX_RATES = 100
 CAPACITY_PRECISION = 0.01  # default of `sim capacity`
-RANKING_KEYS = ("subject_to", "indifference", "rates", "precision")
 File = TypeVar("File", bound=Keys)
 
 
@@ -136,7 +135,7 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
     """Read a sweep file or an experiment folder; `changes` replace keys of the file."""
     path = Path(path)
     if path.is_dir():
-        for key in (key for key in RANKING_KEYS if changes.get(key) is not None):
+        for key in (*["--set"] * bool(settings), *(key for key, value in changes.items() if value is not None)):
             raise BadInput(f"{path}: {key}: cannot change in a folder that holds a sweep; give the sweep file")
         return load_experiment(path)
     file = validate_file(SweepFile, read_sweep_file(path), path, changes)

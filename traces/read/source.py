@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -17,7 +18,7 @@ from typing import Any, BinaryIO, Optional, Union
 import numpy as np
 from servesim.core import BadInput
 from servesim.core.limits import MAX_INT
-from servesim.files.csv_rows import split_csv, split_table
+from servesim.files.csv_rows import split_table
 from servesim.files.read import STDIN_NAME, PathLike, decode_text, parse_json, quote, read_stdin, read_text
 
 MAX_TIMESTAMP = 1e11  # seconds, 3,000 years; more is a wrong unit
@@ -304,7 +305,10 @@ class Source:
             return frozenset().union(*self.records)
         if self.kind == "csv":
             line = self.text.lstrip("\n\r").split("\n", 1)[0][:4000].rstrip("\r")
-            return frozenset(name.strip() for name in split_csv(self.name, line)[0])
+            try:  # not strict: the line may end inside quotes
+                return frozenset(name.strip() for name in next(csv.reader([line]), []))
+            except csv.Error as error:
+                raise BadInput(f"{self.name}: row 1: expected comma-separated values: {error}") from None
         return frozenset()
 
     @cached_property
