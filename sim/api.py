@@ -30,8 +30,8 @@ from servesim.study.executor import Executor, open_executor
 from servesim.study.experiment_file import name_of_file
 from servesim.study.optuna_search import search as run_search
 from servesim.study.progress import Progress
-from servesim.study.rate_summary import Result as Summarised
-from servesim.study.rate_summary import run_experiment, write_result
+from servesim.study.result import Result as Summarised
+from servesim.study.result import run_experiment, write_result
 from servesim.study.sweep_file import CAPACITY_PRECISION, capacity_experiment
 
 from .frames.compare import CompareResult, compare_runs

@@ -47,7 +47,7 @@ def register(commands: Any) -> None:
 def run_report(args: argparse.Namespace) -> int:
     """Write the page and print its path."""
     from servesim.report.rate_page import write_report
-    from servesim.study.rate_summary import load_result
+    from servesim.study.result import load_result
 
     path = Path(args.output) if args.output else Path(args.folder) / "report.html"
     write_report(load_result(args.folder), path)
@@ -58,7 +58,7 @@ def run_report(args: argparse.Namespace) -> int:
 def run_plot(args: argparse.Namespace) -> int:
     """Draw the charts and print their paths."""
     from servesim.report.figures import plot
-    from servesim.study.rate_summary import load_result
+    from servesim.study.result import load_result
 
     for path in plot(load_result(args.folder), Path(args.output or Path(args.folder) / "plots"), args.format):
         print(path)

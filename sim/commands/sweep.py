@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from servesim.study.executor import Executor
     from servesim.study.experiment import Experiment
     from servesim.study.progress import Progress
-    from servesim.study.rate_summary import Result
+    from servesim.study.result import Result
 
 
 def register(commands: Any) -> None:
@@ -167,7 +167,7 @@ def run_capacity(args: argparse.Namespace) -> int:
 
 def run_experiment_of(args: argparse.Namespace, experiment: Experiment, default: Path) -> int:
     """Run a sweep and print its result; `default` is its folder without -o."""
-    from servesim.study.rate_summary import run_experiment
+    from servesim.study.result import run_experiment
 
     scenarios = map(experiment.tree, range(len(experiment.configs)))
     folder = output_folder(args, default)
@@ -216,8 +216,7 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
 
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
-    from servesim.study.rate_summary import format_result, verdict_of_result, write_result
-    from servesim.study.result_json import result_json
+    from servesim.study.result import format_result, result_json, verdict_of_result, write_result
 
     if len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)

@@ -15,7 +15,8 @@ from servesim.report.figures import plot_rates, styled_axes
 from servesim.report.rate_page import write_report
 from servesim.runs.request_rate import format_rate
 from servesim.study.columns import frame_row, html_result, printed_cells
-from servesim.study.rate_summary import RateSummary, capacity_columns, capacity_rows, point_columns, write_result
+from servesim.study.rate_summary import RateSummary, capacity_columns, capacity_rows, point_columns
+from servesim.study.result import write_result
 from servesim.study.table import format_count
 
 from .sweep import TOP, SweepResult

@@ -8,8 +8,9 @@ from typing import Union
 import pandas as pd
 from servesim.costs.device_profile import bundled_profiles, load_profile
 from servesim.runs.run_folder import read_run
-from servesim.study.rate_summary import RateSummary, load_result
-from servesim.study.rate_summary import Result as Summarised
+from servesim.study.rate_summary import RateSummary
+from servesim.study.result import Result as Summarised
+from servesim.study.result import load_result
 
 from .profile import ProfileFrames
 from .rates import RateSweepResult

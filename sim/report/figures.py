@@ -21,8 +21,9 @@ from servesim.statistics.constraints import Bound
 from servesim.study.compare import Difference
 from servesim.study.experiment import format_value
 from servesim.study.ranking import Summary
-from servesim.study.rate_summary import RateSummary, Result
+from servesim.study.rate_summary import RateSummary
 from servesim.study.rates import Curve
+from servesim.study.result import Result
 
 from .charts import QUEUES, timeline_limits
 from .compare_page import OUTCOME_COLOURS

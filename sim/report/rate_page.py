@@ -8,8 +8,9 @@ from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.study.columns import Column
 from servesim.study.ranking import Summary
-from servesim.study.rate_summary import RateSummary, Result, capacity_columns, point_columns
+from servesim.study.rate_summary import RateSummary, capacity_columns, point_columns
 from servesim.study.rates import Curve
+from servesim.study.result import Result
 from servesim.study.table import format_count
 from servesim.study.verdict import verdict_of
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterable, Mapping
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import Any, Optional
 
 from servesim.config.overrides import Tree
 from servesim.config.paths import relative_paths
 from servesim.core import BadInput
-from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.files.terminal import Screen, align_columns
 from servesim.files.write import comment, write_yaml
 from servesim.runs.request_rate import format_rate, scenario_at_rate
 from servesim.statistics.constraints import describe_bounds
@@ -25,23 +25,19 @@ from servesim.statistics.intervals import Interval, interval
 from servesim.statistics.number_format import format_metric
 
 from .columns import EVERYWHERE, Column, inner_columns, metric_column, printed_cells, wrapped_heads, write_csv
-from .executor import Executor
 from .experiment import Experiment
-from .progress import Progress
 from .ranking import Summary
-from .rates import Curve, RatePoint, RateRecords, build_curves, with_rates
+from .rates import Curve, RatePoint, RateRecords, build_curves
 from .single_run import Record, RunKey
-from .sweep import read_records, sweep
 from .table import (
     changed_settings,
     describe_window,
     format_count,
     other_metrics,
     setting_columns,
-    write_summary,
     write_tables,
 )
-from .verdict import LABEL_MEANINGS, Verdict, format_table, meaning, profile_notes, table_lines, table_notes, verdict_of
+from .verdict import LABEL_MEANINGS, Verdict, meaning, profile_notes, table_lines, table_notes, verdict_of
 
 
 class RateSummary:
@@ -173,37 +169,8 @@ def join_rates(texts: Iterable[tuple[float, str]]) -> list[tuple[str, str]]:
     return [(f"{rates[0]:.10g} to " * (len(rates) > 1) + format_rate(rates[-1]), text) for text, rates in groups]
 
 
-Result = Union[Summary, RateSummary]
-
-
-def summarise(experiment: Experiment, records: Mapping[RunKey, Record]) -> Result:
-    """Return the result of an experiment."""
-    return RateSummary(experiment, records) if experiment.rates else Summary(experiment, records)
-
-
-def run_experiment(
-    experiment: Experiment, folder: Path, executor: Executor, resume: bool, progress: Progress
-) -> Result:
-    """Run the missing runs of an experiment and return its result."""
-    experiment = with_rates(experiment, folder, executor)
-    return summarise(experiment, sweep(experiment, folder, executor, resume, progress))
-
-
-def load_result(folder: Union[str, Path]) -> Result:
-    """Return the result of an experiment folder."""
-    return summarise(*read_records(Path(folder)))
-
-
-def verdict_of_result(result: Result) -> Verdict:
-    """Return the verdict of a sweep, with or without rates."""
-    return verdict_of(result) if isinstance(result, Summary) else result.verdict
-
-
-def write_result(result: Result, folder: Path) -> None:
-    """Write the tables and the winner; of a sweep over rates, also the curves and the capacities."""
-    if isinstance(result, Summary):
-        write_summary(result, folder)
-        return
+def write_rate_summary(result: RateSummary, folder: Path) -> None:
+    """Write the tables, the curves, the capacities and the winner."""
     write_tables(list(result.by_rate.values()), folder)
     write_csv(folder / "rates.csv", [(point_columns(result), curve.points) for curve in result.curves])
     if result.experiment.subject_to:
@@ -298,10 +265,8 @@ def write_winner(path: Path, result: RateSummary, config: int, rate: float) -> N
     write_yaml(path, relative_paths(tree, path.parent), text + comment(f"at {format_rate(rate)}{note}"))
 
 
-def format_result(result: Result, top: int = 10, screen: Screen = PLAIN) -> str:
-    """Return the printed table of a sweep; over rates, that of the capacities, or of each rate without constraints."""
-    if isinstance(result, Summary):
-        return format_table(result, top, screen)
+def format_rate_summary(result: RateSummary, top: int, screen: Screen) -> str:
+    """Return the printed table of the capacities, or of each rate without constraints."""
     if not result.experiment.subject_to:
         return format_tables(result, top, screen)
     columns, rows = capacity_rows(result, top)

@@ -20,7 +20,8 @@ import yaml
 from servesim.cli import main
 from servesim.study.knob_table import knob_table
 from servesim.study.ranking import Summary
-from servesim.study.rate_summary import RateSummary, load_result
+from servesim.study.rate_summary import RateSummary
+from servesim.study.result import load_result
 from servesim.study.sweep import load_summary
 
 from ..conftest import ROOT

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import yaml
 from servesim.report.rate_page import write_report
-from servesim.study.rate_summary import RateSummary, load_result
+from servesim.study.rate_summary import RateSummary
+from servesim.study.result import load_result
 
 from ..study import sweeps
 from .pages import charts_of, check_page, go_to_point, open_page, set_filter

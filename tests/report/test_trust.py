@@ -9,7 +9,8 @@ from servesim.config.scenario import Scenario
 from servesim.costs.device_profile import load_profile
 from servesim.report.recorded_runs import compared_rows, record_runs
 from servesim.report.trust import capacity_fact, policy_fact, profile_facts, sweep_facts
-from servesim.study.rate_summary import RateSummary, load_result
+from servesim.study.rate_summary import RateSummary
+from servesim.study.result import load_result
 from servesim.study.sweep import load_summary
 
 from ..study import sweeps

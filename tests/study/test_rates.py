@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import yaml
 from servesim.study.executor import Serial
-from servesim.study.rate_summary import RateSummary, format_result, join_rates, load_result, summarise
+from servesim.study.rate_summary import RateSummary, join_rates
 from servesim.study.rates import with_rates
+from servesim.study.result import format_result, load_result, summarise
 from servesim.study.sweep import load_summary, sweep
 from servesim.study.sweep_file import read_experiment
 
