@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := dev,replay,search,cluster,parquet,tokenizers,notebooks
-PARALLEL := -n auto --maxprocesses 8 --dist
+PARALLEL := -n auto --maxprocesses 8
 PLAIN_TESTS := tests/policies/test_engines_vllm.py tests/policies/test_engines_other.py tests/policies/test_llm_serving.py
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
 
@@ -14,7 +14,7 @@ SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.y
 # servesim is installed as a wheel, so that the demo and the tests use the same files as users. The demo does not need
 # the compiled engine, so it does not wait for it; an environment that is compiled stays compiled.
 $(VENV)/.servesim: setup.py setup.cfg pyproject.toml tools/install.sh $(SOURCES)
-	@[ -e $(VENV)/.compiled ] || SERVESIM_PURE=1 tools/install.sh $(PYTHON) $(VENV) '.[replay]'
+	@[ -e $(VENV)/.compiled ] || SERVESIM_PURE='make compile compiles it' tools/install.sh $(PYTHON) $(VENV) '.[replay]'
 	@[ ! -e $(VENV)/.compiled ] || $(MAKE) compile
 	@touch $@
 
@@ -46,14 +46,14 @@ kbk:
 # The suite tests the compiled package. Plain Python repeats the recordings only: tests/compiled compares the bytes that
 # both write for 500 scenarios.
 test: $(VENV)/.compiled lint
-	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) worksteal -m 'not slow and not kbk and not live and not ascend'
+	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
 	$(BIN)/python tools/plain_copy.py $(VENV)/plain
-	PYTHONPATH=$(VENV)/plain $(BIN)/python -m pytest $(PARALLEL) worksteal $(PLAIN_TESTS)
+	PYTHONPATH=$(VENV)/plain $(BIN)/python -m pytest $(PARALLEL) --dist worksteal $(PLAIN_TESTS)
 
 # Documents, notebooks, wheels, kills, fuzzing and MindSpore by file, because these files share costly fixtures. Then the
 # tests that go by the wall clock, one by one.
 test-all: test kbk
-	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) loadfile -m '(slow or kbk) and not live and not ascend'
+	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist loadfile -m '(slow or kbk) and not live and not ascend'
 	$(BIN)/python -Im pytest -m live
 
 # Regenerate tables, printed output and charts of README and docs, and run the notebooks from their Python files.

@@ -1,6 +1,6 @@
 """Build servesim. With a C compiler, mypyc compiles the engine, the costs and the policies from their Python files.
 
-    SERVESIM_PURE=1     do not compile
+    SERVESIM_PURE=1     do not compile; another value is the reason that `sim --version` shows
     SERVESIM_COMPILE=1  fail if the modules cannot be compiled
 
 Without these variables a failed build installs plain Python, and `sim --version` shows the reason.
@@ -26,7 +26,7 @@ INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
     "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
-    "kv_memory", "model_arithmetic",  # used at most once per run
+    "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.
 MYPY_CONFIG = """[mypy]
@@ -40,8 +40,9 @@ REQUIRED = os.environ.get("SERVESIM_COMPILE", "") not in ("", "0")
 
 def why_plain() -> str:
     """Return why the modules are not compiled, or an empty text if they are."""
-    if os.environ.get("SERVESIM_PURE", "") not in ("", "0"):
-        return "SERVESIM_PURE was set"
+    pure = os.environ.get("SERVESIM_PURE", "")
+    if pure not in ("", "0"):
+        return "SERVESIM_PURE was set" if pure == "1" else pure
     if sys.version_info < (3, 10):
         return "the compiler needs Python 3.10"
     compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]

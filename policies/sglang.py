@@ -37,7 +37,7 @@ class SGLang(Policy):
 
     schedule_policy: str = "fcfs"  # order of the waiting queue: fcfs, lof (longest output limit first)
     max_prefill_tokens: int = 16384  # prompt tokens per prefill; a single prompt may be longer
-    chunked_prefill_size: Optional[int] = 8192  # tokens per prefill step; null: whole prompts (-1 in SGLang)
+    chunked_prefill_size: Optional[int] = 8192  # tokens per prefill step; null: whole prompts
     max_running_requests: Optional[int] = None  # maximum decoding requests; null: SGLang's estimate
     schedule_conservativeness: float = 1.0  # factor of init_new_token_ratio
     enable_mixed_chunk: bool = False  # mixed steps: decodes run with prompts
@@ -60,6 +60,12 @@ class SGLang(Policy):
             engine="SGLang 0.4.6, without its prefix cache",
             validated_against="not validated: written from the source code",
         )
+
+    def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
+        size = self.chunked_prefill_size
+        if size is None or size % block_size == 0:
+            return []
+        return [f"chunked_prefill_size ({size}) is no multiple of engine.block_size ({block_size})"]
 
     @property
     def is_sorted(self) -> bool:

@@ -24,7 +24,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .vllm_v0_common import BlockPlan, VLLMv0, priority_key
+from .vllm_v0_common import BlockPlan, VLLMv0, budget_refusals, priority_key
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.
 DECODE_KEEP_ONE_FREE = Plan(decode=True, hold=FOREVER, keep_free=1)
@@ -68,6 +68,12 @@ class VLLM(VLLMv0):
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         if self.policy == "priority" and self.preemption_mode == "swap":  # vLLM ends with an assertion
             raise ValueError("preemption_mode: expected recompute or null with policy: priority, got 'swap'")
+
+    def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
+        budget = self.max_num_batched_tokens
+        if budget is None:
+            budget = max(2048, max_model_len or 0)
+        return budget_refusals(budget, self.max_num_seqs, True, max_model_len)
 
     @property
     def traits(self) -> Traits:

@@ -23,7 +23,15 @@ from servesim.core import (
 from servesim.core.native import mypyc_attr
 
 from .vllm_v0 import DECODE_PAST_FINISH_KEEP_ONE_FREE
-from .vllm_v0_common import BlockPlan, DelayGate, DelayState, SwapInResult, VLLMv0, prefilling_is_last
+from .vllm_v0_common import (
+    BlockPlan,
+    DelayGate,
+    DelayState,
+    SwapInResult,
+    VLLMv0,
+    budget_refusals,
+    prefilling_is_last,
+)
 
 
 class RunningResult(NamedTuple):
@@ -73,6 +81,17 @@ class VLLMChunked(VLLMv0):
                 f"max_num_partial_prefills: expected at most {self.max_num_batched_tokens} (max_num_batched_tokens), "
                 f"got {self.max_num_partial_prefills!r}"
             )
+
+    def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
+        refusals = budget_refusals(self.max_num_batched_tokens, self.max_num_seqs, False, max_model_len)
+        partial, long, threshold = (
+            self.max_num_partial_prefills, self.max_long_partial_prefills, self.long_prefill_token_threshold,
+        )  # fmt: skip
+        if long > partial:
+            refusals.append(f"max_long_partial_prefills ({long}) is above max_num_partial_prefills ({partial})")
+        if partial > 1 and max_model_len is not None and threshold > max_model_len:
+            refusals.append(f"long_prefill_token_threshold ({threshold}) is above max_model_len ({max_model_len})")
+        return refusals
 
     @property
     def traits(self) -> Traits:

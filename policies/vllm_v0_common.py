@@ -196,6 +196,21 @@ class VLLMv0(Policy):
         return Rejection(request, reason, keeps_host_blocks=keeps)
 
 
+def budget_refusals(
+    max_num_batched_tokens: int, max_num_seqs: int, whole_prompts: bool, max_model_len: Optional[int]
+) -> list[str]:
+    """Return what vLLM refuses at its start (SchedulerConfig, the same rules in v0 and V1)."""
+    refusals = []
+    if max_num_batched_tokens < max_num_seqs:
+        refusals.append(f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({max_num_seqs})")
+    if whole_prompts and max_model_len is not None and max_num_batched_tokens < max_model_len:
+        refusals.append(
+            f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_model_len ({max_model_len}), "
+            "which needs chunked prefill"
+        )
+    return refusals
+
+
 def require_below_one(watermark: float) -> None:
     """Raise a ValueError if a watermark is 1 or more."""
     if watermark >= 1:

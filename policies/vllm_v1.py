@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
@@ -22,7 +22,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .vllm_v0_common import prefilling_is_last, priority_key, require_below_one
+from .vllm_v0_common import budget_refusals, prefilling_is_last, priority_key, require_below_one
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -55,6 +55,15 @@ class VLLMV1(Policy):
             rejects_oversized=False,  # the real scheduler does not check this; such a request blocks the queue
             rejects_full_prompts=True,  # vLLM's input processor
         )
+
+    def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
+        refusals = budget_refusals(
+            self.max_num_batched_tokens, self.max_num_seqs, not self.enable_chunked_prefill, max_model_len
+        )
+        threshold = self.long_prefill_token_threshold
+        if max_model_len is not None and threshold > max_model_len:
+            refusals.append(f"long_prefill_token_threshold ({threshold}) is above max_model_len ({max_model_len})")
+        return refusals
 
     @property
     def is_sorted(self) -> bool:

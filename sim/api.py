@@ -27,7 +27,7 @@ from servesim.runs.intervals import simulate_draws
 from servesim.runs.simulate import load_trace as load_requests
 from servesim.study.compared_runs import from_scenario
 from servesim.study.executor import Executor, open_executor
-from servesim.study.experiment_file import name_of_file
+from servesim.study.experiment_file import name_of_file, valid_name
 from servesim.study.optuna_search import search as run_search
 from servesim.study.progress import Progress
 from servesim.study.result import Result as Summarised
@@ -172,7 +172,8 @@ def capacity(
     are those of `run`; `keys` are other keys of the scenario (policy, trace, workload, engine, profile, slo, seed).
     The search begins at `rates` and ends at the relative `precision`. `steady=True` leaves out warm-up and drain. The
     result is that of a sweep over rates: `rate` is the highest rate, `scenario()` the scenario at this rate. Every rate
-    has the same requests; only their arrival times are scaled. The other arguments are those of `sweep`.
+    has the same requests; only their arrival times are scaled. A short workload is made longer, because a backlog that
+    grows stays small in a short run. The other arguments are those of `sweep`.
     """
     terms = {
         "subject_to": subject_to, "rates": rates, "precision": precision, "replications": replications,
@@ -180,8 +181,8 @@ def capacity(
     }  # fmt: skip
     with allow_code(trust):
         tree = merge_scenario(scenario, preset, scenario_keys(keys), settings)
-        own_name = scenario_from(tree).name or "scenario"
-        name = name_of_file(Path(scenario if isinstance(scenario, (str, Path)) else own_name))
+        given = scenario_from(tree).name or "scenario"
+        name = name_of_file(Path(scenario)) if isinstance(scenario, (str, Path)) else valid_name(given)
         run_missing = partial(run_experiment, capacity_experiment(tree, name, terms))
         result = run_study(run_missing, output, executor, jobs, resume, Progress("capacity", not progress))
     assert isinstance(result, RateSweepResult)

@@ -14,7 +14,7 @@ from contextlib import nullcontext
 from typing import Any, NoReturn, Optional
 
 from servesim.core import BadInput, PolicyError, Stuck
-from servesim.core.errors import EXTRAS, MAX_MESSAGE, cut_middle, missing_package
+from servesim.core.errors import EXTRAS, MAX_MESSAGE, WorkerLost, cut_middle, missing_package
 from servesim.files.terminal import fill, paint, screen_of, two_columns
 
 from .commands.options import leaf_commands
@@ -26,16 +26,11 @@ GROUPS = (
 )  # fmt: skip
 ABOUT = "Simulate the scheduler of an LLM server, find the best policy, and verify it on the device."
 TASKS = {
-    "sim run --preset vllm-v1-0.32 --trace FILE": "simulate the requests of a trace on vLLM's scheduler",
-    "sim config init my.yaml": "write a scenario; edit it, then `sim run my.yaml`",
+    "sim config init my.yaml": "write a scenario of a vLLM server; edit it",
+    "sim run my.yaml": "simulate it and print its metrics; --trace FILE uses your requests",
     "sim sweep sweep.yaml": "run a grid of settings, rank them, write report.html",
     "sim capacity my.yaml --subject-to 'p99_ttft_ms <= 500'": "find the highest request rate that meets a limit",
     "sim replay my.yaml --url http://HOST:PORT": "send the requests to a real server and print the error",
-}
-FIRST_STEPS = {
-    "sim run -X 5 --set policy.decode_batch=64": "simulate 1,500 requests, 5 per second, on the default engine",
-    "sim policies list": "list all policies and presets",
-    "sim config init my.yaml": "write a scenario; edit it, then `sim run my.yaml`",
 }
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # errors of a full disk
 ASCII = {"±": "+-", "×": "x", "–": "-", "…": "..."}  # for terminals without UTF-8
@@ -91,11 +86,7 @@ class Parser(argparse.ArgumentParser):
 
 def parser() -> Parser:
     """Return the whole command line."""
-    top = Parser(
-        prog="sim",
-        description=ABOUT,
-        epilog=f"\nFirst steps:\n{two_columns(FIRST_STEPS)}\n",
-    )
+    top = Parser(prog="sim", description=ABOUT, epilog=f"\nFirst steps:\n{two_columns(TASKS)}\n")
     top.add_argument("--version", action="version", version=describe())
     commands = top.add_subparsers(metavar="COMMAND", required=True)
     for group in GROUPS:
@@ -109,6 +100,7 @@ def parser() -> Parser:
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run the command; bad input is one line on standard error and exit code 2, never a traceback."""
+    open_closed_streams()
     set_ascii_fallback()
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["help"]:
@@ -160,7 +152,7 @@ def format_error(error: Exception) -> tuple[int, str]:
 
     if isinstance(error, BadInput):
         return 2, str(error)
-    if isinstance(error, (Stuck, PolicyError)):
+    if isinstance(error, (Stuck, PolicyError, WorkerLost)):
         return 1, str(error)
     if isinstance(error, OSError) and error.errno in FULL:  # files have their own message
         return 2, f"standard output: cannot be written: {error.strerror}"
@@ -181,6 +173,21 @@ def one_line(message: str) -> str:
     """Return a message on one line of bounded length; a name in it may hold line breaks or terminal sequences."""
     text = cut_middle(message, MAX_MESSAGE)
     return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
+
+
+def open_closed_streams() -> None:
+    """Send what a command prints to a closed stream (`sim run FILE >&-`) to nowhere.
+
+    Otherwise the next file that is opened would have the number of the stream, and workers would print into it.
+    """
+    if None not in (sys.stdin, sys.stdout, sys.stderr):
+        return
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    for number, (name, mode) in enumerate({"stdin": "r", "stdout": "w", "stderr": "w"}.items()):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, mode, closefd=False))
 
 
 def set_ascii_fallback() -> None:

@@ -16,6 +16,7 @@ from operator import attrgetter
 from typing import Any, Optional
 
 from servesim.core import BadInput, Plan, Policy, Request, StepCost, Stuck, Traits, View
+from servesim.core.request import CLIENT_FIELDS, PROGRESS_FIELDS
 from servesim.costs.linear import LinearCost
 from servesim.engine.clocks import Clock, VirtualClock
 from servesim.engine.inbox import Inbox
@@ -117,13 +118,37 @@ def run_live_loop(policy: Policy, world: ContractWorld, observer: Any = None) ->
     return run_on(VirtualClock(world.cost), policy, world, observer)
 
 
-def snapshot(view: View) -> tuple[Any, ...]:
-    """Return the content of a view, to compare before and after."""
+PUBLIC_FIELDS = (
+    *CLIENT_FIELDS, *(name for name in PROGRESS_FIELDS if not name.startswith("_")), "written", "cached", "blocks",
+)  # fmt: skip
+
+
+def fields_of(request: Request) -> dict[str, Any]:
+    """Return the values of a request that a policy can read."""
+    return {name: getattr(request, name) for name in PUBLIC_FIELDS}
+
+
+def snapshot(view: View) -> dict[str, Any]:
+    """Return the content of a view, to compare before and after; the fields of request 7 are `request 7`."""
+    pool, cohort = view.pool, view.cohort
     queues = (view.waiting, view.running, view.swapped, view.prefilling, view.finished)
-    return (
-        view.now, view.state, view.pool.free, view.pool.host_free, view.cohort.steps, view.cohort.context,
-        [[(r.id, r.written, r.cached, r.blocks, r.status, r.slot) for r in queue] for queue in queues],
-    )  # fmt: skip
+    return {
+        "the view": (
+            view.now, view.state, pool.total, pool.free, pool.host_free, cohort.size, cohort.steps, cohort.context,
+            [[request.id for request in queue] for queue in queues],
+        ),
+        **{f"request {request.id}": fields_of(request) for queue in queues for request in queue},
+    }  # fmt: skip
+
+
+def check_unchanged(policy: Policy, before: dict[str, Any], after: dict[str, Any]) -> None:
+    """Check that a policy did not change the view or a request; the message names the field."""
+    for what, old in before.items():
+        new = after.get(what)
+        if what != "the view" and new is not None and new != old:
+            name = next(name for name in old if old[name] != new[name])
+            raise AssertionError(f"{policy} changed {name} of {what} from {old[name]!r} to {new[name]!r}")
+    assert before == after, f"{policy} changed the view"
 
 
 @dataclass(frozen=True)
@@ -153,7 +178,10 @@ class ContractProbe(Policy):
         return self.inner.advance_state(state, steps)
 
     def sort_key(self, request: Request) -> Any:
-        return self.inner.sort_key(request)
+        before = {f"request {request.id}": fields_of(request)}
+        key = self.inner.sort_key(request)
+        check_unchanged(self.inner, before, {f"request {request.id}": fields_of(request)})
+        return key
 
     def decide(self, view: View) -> Plan:
         """Call the policy twice and compare."""
@@ -161,10 +189,10 @@ class ContractProbe(Policy):
         before = snapshot(view)
         plan = inner.decide(view)
         assert isinstance(plan, Plan), f"{inner} returned {plan!r}, which is not a Plan"
-        assert snapshot(view) == before, f"{inner} changed the view"
+        check_unchanged(inner, before, snapshot(view))
         second_plan = inner.decide(view)
         assert second_plan == plan, f"{inner} returned two different plans for the same view"
-        assert snapshot(view) == before, f"{inner} changed the view"
+        check_unchanged(inner, before, snapshot(view))
         self._check_hold(view, plan)
         return plan
 
@@ -199,6 +227,9 @@ def check_fast_forward(policy: Policy, world: ContractWorld) -> None:
     assert (forwarded.calls, forwarded.stuck) == (single.calls, single.stuck), message
     assert forwarded.server.tokens_generated == single.server.tokens_generated, message
     assert forwarded.server.token_gaps.total == single.server.token_gaps.total, message
+    uses = [outcome.server.kv_use for outcome in (forwarded, single)]
+    sums = [(use.tokens, use.block_sum, use.token_sum, use.peak_blocks) for use in uses]
+    assert sums[0] == sums[1], message
 
 
 def check_hold(policy: Policy, world: ContractWorld) -> None:
@@ -226,6 +257,13 @@ def check_conservation(policy: Policy, world: ContractWorld) -> None:
     assert server.pool.host_free + server.pool.host_lost == server.pool.host_total, "host blocks were lost"
 
 
+def check_service(policy: Policy) -> None:
+    """Check that a policy serves one short request alone in an empty server; in a full one it may get stuck."""
+    outcome = simulated(policy, ContractWorld([Request(0, 0.0, 8, 4)]))
+    served = outcome.requests[0].outcome == "finished"
+    assert served, f"{policy} does not serve a single short request: {outcome.stuck or outcome.requests[0].reason}"
+
+
 def check_live_matches_simulated(policy: Policy, world: ContractWorld) -> None:
     """Check that the simulator and the live loop make the same decisions, also for simultaneous events."""
     simulated_log, live_log = Recorder(), Recorder()
@@ -239,6 +277,7 @@ def check_live_matches_simulated(policy: Policy, world: ContractWorld) -> None:
 def check_policy(policy: Policy, seed: int = 0, **changes: Any) -> None:
     """Check the whole policy contract on random requests."""
     world = ContractWorld(draw_requests(seed), **changes)
+    check_service(policy)
     for check in (check_hold, check_fast_forward, check_conservation, check_live_matches_simulated):
         check(policy, world)
 
@@ -252,6 +291,9 @@ class PolicyContract:
     def _check(self, check: Callable[[Policy, ContractWorld], None]) -> None:
         for seed in self.seeds:
             check(self.policy, ContractWorld(draw_requests(seed), lag=1 + seed % 3, end_lag=seed % 2 == 1))
+
+    def test_serves_a_single_request(self) -> None:
+        check_service(self.policy)
 
     def test_fast_forward_gives_the_same_result(self) -> None:
         self._check(check_fast_forward)

@@ -252,6 +252,7 @@ def test_profile_is_loaded_with_samples_and_predicted_times(tmp_path: Path) -> N
     )
     mine: Any = servesim.load(tmp_path)
     assert repr(mine) == "ProfileFrames(mine: tiny on slate)"
+    assert mine.verdict == "usable" and "<td>verdict</td><td>usable</td>" in mine._repr_html_()
     assert mine.samples.expected.tolist() == pytest.approx([0.011, 0.011, 0.011, 0.012, 0.019])
     assert mine.points.seconds.tolist() == pytest.approx([0.0115, 0.010])
     assert mine.points.error.tolist() == pytest.approx([0.011 / 0.0115 - 1, 0.2])
@@ -282,6 +283,31 @@ def test_a_trace_file_is_loaded_as_a_frame(tmp_path: Path) -> None:
 def test_missing_path_is_an_error() -> None:
     with pytest.raises(BadInput, match="no such file"):
         servesim.load("nowhere/at/all")
+
+
+@pytest.mark.parametrize("kind", ["poisson", "file", "contest", "mix"])
+def test_a_run_of_a_sweep_over_rates_has_its_rate(kind: str, tmp_path: Path) -> None:
+    base = {key: value for key, value in BASE.items() if key not in ("trace", "workload")}
+    lengths = {"prompt": 20, "output": [5, 20]}
+    poisson = {"requests": 40, "arrivals": {"kind": "poisson", "rate": 2}, "lengths": lengths}
+    rows = "".join(f"{k / 2},20,{5 + k % 9}\n" for k in range(40))
+    (tmp_path / "trace.csv").write_text(f"arrival,prompt,output\n{rows}")
+    requests = {
+        "poisson": {"workload": poisson}, "mix": {"workload": {"mix": [poisson, poisson]}},
+        "contest": {"workload": {"contest": {"X": 2, "T": 20}}}, "file": {"trace": str(tmp_path / "trace.csv")},
+    }[kind]  # fmt: skip
+    swept = servesim.sweep(base=base | requests, params={"policy.decode_batch": [2, 8]}, rates=[5, 20])
+    for rate in (5, 20):
+        at_rate = swept.at(rate)
+        for config in (0, 2):
+            makespan = at_rate.table.makespan[config]
+            assert at_rate.run(config).metrics["makespan"] == pytest.approx(makespan, rel=1e-9)
+            if kind == "mix":
+                with pytest.raises(BadInput, match="no key for the request rate"):
+                    at_rate.scenario(config)
+            else:
+                again = servesim.run(at_rate.scenario(config)).metrics["makespan"]
+                assert again == pytest.approx(makespan, rel=1e-9)
 
 
 def test_a_sweep_over_rates_has_curves_and_capacities(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+import sysconfig
+import venv
 import zipfile
 from pathlib import Path
 
@@ -41,7 +44,7 @@ def plain_note(tree: Path) -> str:
     (wheel,) = (tree / "dist").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         assert not [name for name in archive.namelist() if name.endswith((".so", ".pyd", ".c"))]
-        assert "servesim/core/plan.py" in archive.namelist()
+        assert {"servesim/core/plan.py", "servesim/traces/examples/vllm-bench-4.json"} <= set(archive.namelist())
         return archive.read("servesim/plain.txt").decode().strip()
 
 
@@ -50,6 +53,15 @@ def test_a_wheel_without_compiled_modules_runs_on_every_platform(tree: Path) -> 
     assert build(tree, SERVESIM_PURE="1").returncode == 0
     assert [path.name for path in (tree / "dist").iterdir()] == ["servesim-0.2.0-py3-none-any.whl"]
     assert plain_note(tree) == "SERVESIM_PURE was set"
+
+
+@pytest.mark.slow
+def test_the_wheel_of_make_demo_says_how_to_compile_it(tree: Path) -> None:
+    """The user of `make demo` did not set SERVESIM_PURE."""
+    [reason] = re.findall(r"SERVESIM_PURE='(.+?)' tools/install.sh", (ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert reason.startswith("make compile")
+    assert build(tree, SERVESIM_PURE=reason).returncode == 0
+    assert plain_note(tree) == reason
 
 
 @pytest.mark.slow
@@ -72,6 +84,27 @@ def test_a_build_that_was_asked_for_may_not_fall_back(tree: Path, compiler: str)
     done = build(tree, CC=compiler, SERVESIM_COMPILE="1")
     assert done.returncode != 0
     assert not (tree / "dist").exists()
+
+
+@pytest.mark.slow
+def test_mypy_finds_the_editable_installation_of_contributing(tree: Path, tmp_path: Path) -> None:
+    """It does not find the modules of setuptools' default, which an import hook loads."""
+    contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    [options] = re.findall(r"^pip install -e '\.\[.+\]'(.*)$", contributing, re.MULTILINE)
+    venv.create(tmp_path / "venv", with_pip=False)
+    python = tmp_path / "venv" / "bin" / "python"
+    [packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
+    tree = shutil.copytree(tree, tmp_path / "tree")
+    (packages / "outer.pth").write_text(sysconfig.get_path("purelib") + "\n")  # pip, setuptools, mypy and libraries
+    environment = {key: text for key, text in os.environ.items() if key not in ("PYTHONPATH", "MYPYPATH")}
+    install = [python, "-m", "pip", "install", "-q", "--no-deps", "--no-build-isolation", "--no-warn-script-location"]
+    subprocess.run([*install, "-e", ".", *options.split()], cwd=tree, env=environment, check=True, timeout=600)
+    (tree / "sim" / "core" / "plan.py").write_text("wrong: int = ''\n")
+    mypy = [sys.executable, "-m", "mypy", "--python-executable", str(python), "--cache-dir", os.devnull]
+    done = subprocess.run(
+        [*mypy, "-p", "servesim.core.plan"], cwd=tree, env=environment, capture_output=True, text=True, timeout=600
+    )
+    assert "core/plan.py:1: error: Incompatible types in assignment" in done.stdout, done.stdout + done.stderr
 
 
 def test_this_installation_is_compiled_if_the_tests_ask_for_it() -> None:

@@ -9,7 +9,8 @@ The language of a fenced block decides what happens:
     python    runs; exit code 0 expected. With a file name (```python my_policy.py) it is only saved under that name
     yaml, csv, json   saved for the following blocks if they have a file name
     text, mermaid     only displayed
-The blocks of a page run in order, in one empty folder with a link to examples/ of the checkout.
+The line above a block with a file name is "File `NAME`:", because rendered Markdown does not show the name.
+The blocks of a page run in order, in one empty folder.
 A port given with --port is replaced by a free one while a block runs. What a block leaves running is killed at its end.
 """
 
@@ -90,11 +91,6 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PATH": path, "COLUMNS": "120", "MPLBACKEND": "Agg", "NO_COLOR": "1"}
 
 
-def link_examples(folder: Path) -> None:
-    """Link examples/ of the checkout into a folder."""
-    (folder / "examples").symlink_to(ROOT / "examples")
-
-
 def run_command(command: list[str], folder: Path) -> tuple[int, str, str]:
     """Run one command; return its exit code, standard output and standard error.
 
@@ -159,7 +155,6 @@ def update_page(page: Path) -> bool:
     text = page.read_text(encoding="utf-8")
     new, position = "", 0
     with tempfile.TemporaryDirectory(prefix="servesim-") as scratch:
-        link_examples(Path(scratch))
         for block in parse_blocks(text):
             outputs = list(run_block(block, Path(scratch)))
             if outputs:

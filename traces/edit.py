@@ -11,6 +11,7 @@ from typing import Any, Optional
 from servesim.core import BadInput, ClientRequest
 from servesim.core.limits import MAX_NUMBER, MAX_REQUESTS, MAX_SECONDS, MAX_TOKENS, MIN_NUMBER, is_number
 from servesim.files.read import quote
+from servesim.files.write import yaml_text
 
 from .trace import Trace, copy_request, stream
 
@@ -42,8 +43,17 @@ def set_rate(trace: Trace, rate: float) -> Trace:
     """Return the trace with its time scaled to a mean of `rate` requests per second."""
     _require_positive("rate", rate)
     if trace.span <= 0:
-        raise BadInput(f"{trace.source}: cannot be scaled to {rate:g} requests/s: all requests arrive at the same time")
+        problem = f"cannot be scaled to {rate:g} requests/s: all requests arrive at the same time"
+        raise BadInput(f"{trace.source}: {problem}; {arrivals_advice(trace, rate)}")
     return scale(trace, rate=rate * trace.span / (len(trace) - 1))
+
+
+def arrivals_advice(trace: Trace, rate: float) -> str:
+    """Return what to write for a file whose requests all arrive at once, such as one of ShareGPT."""
+    lengths = {"kind": "trace", "path": trace.source, "draw": "in-order"}
+    workload = {"requests": len(trace), "arrivals": {"kind": "poisson", "rate": rate}, "lengths": lengths}
+    text = yaml_text(workload, default_flow_style=True, width=10_000).strip()
+    return f"to draw arrival times, replace the trace by `workload: {text}`"
 
 
 def slice_time(trace: Trace, start: float = 0.0, end: float = math.inf) -> Trace:
@@ -67,8 +77,11 @@ def slice_time(trace: Trace, start: float = 0.0, end: float = math.inf) -> Trace
 NO_DEPENDENCY: dict[str, Any] = {"follows": None, "think_time": 0.0}  # follows no other request
 
 
-def repeat(trace: Trace, times: int) -> Trace:
-    """Return `times` copies in a row, one mean gap apart. Each copy has new sessions and the same hash ids."""
+def repeat(trace: Trace, times: int, new_prompts: bool = False) -> Trace:
+    """Return `times` copies in a row, one mean gap apart. Each copy has new sessions.
+
+    Hash ids stay the same: a prefix cache finds the prompts of earlier copies. With `new_prompts`, it does not.
+    """
     if times < 1:
         raise BadInput(f"repeat: expected at least 1, got {times}")
     if times * len(trace) > MAX_REQUESTS:
@@ -76,6 +89,9 @@ def repeat(trace: Trace, times: int) -> Trace:
     gap = trace.span / (len(trace) - 1) if len(trace) > 1 else 0.0
     period = trace.span + gap
     requests = [_rename_copy(request, k, k * period) for k in range(times) for request in trace.requests]
+    ids = _count_hash_ids(trace) if new_prompts else 0
+    for number, request in enumerate(requests) if ids else ():
+        request.prefix_hashes = tuple(id + number // len(trace) * ids for id in request.prefix_hashes)
     return replace(trace, requests=_renumber(requests))
 
 
@@ -86,12 +102,11 @@ def merge(traces: Sequence[Trace], source: Optional[str] = None) -> Trace:
         raise BadInput(f"merge: expected hash ids of one block size, got {' and '.join(map(str, sorted(blocks)))}")
     requests, offset = [], 0
     for k, trace in enumerate(traces):
-        max_id = max((max(request.prefix_hashes) for request in trace.requests if request.prefix_hashes), default=-1)
         for request in trace.requests:
             moved = _rename_copy(request, k, 0.0)
             moved.prefix_hashes = tuple(id + offset for id in request.prefix_hashes)
             requests.append(moved)
-        offset += max_id + 1
+        offset += _count_hash_ids(trace)
     requests.sort(key=lambda request: request.arrival)
     dropped: Counter[str] = Counter()
     for trace in traces:
@@ -117,6 +132,11 @@ def jitter(trace: Trace, seconds: float, seed: int = 0) -> Trace:
         requests.append(copy_request(request, arrival=arrival))
     requests.sort(key=lambda request: request.arrival)
     return replace(trace, requests=requests)
+
+
+def _count_hash_ids(trace: Trace) -> int:
+    """Return the smallest number that is larger than every hash id."""
+    return 1 + max((max(request.prefix_hashes) for request in trace.requests if request.prefix_hashes), default=-1)
 
 
 def _rename_copy(request: ClientRequest, copy: int, shift: float) -> ClientRequest:

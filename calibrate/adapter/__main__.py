@@ -22,6 +22,7 @@ def import_from_copy() -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     sys.path[0] = os.path.join(os.path.dirname(here), "device")
     importlib.import_module("worker").find_packages()  # also removes that folder from sys.path
+    del sys.modules["worker"]  # the server may have a module of this name
     sys.path.insert(0, "")  # as `python -m`
 
 

@@ -1,4 +1,4 @@
-"""The load generator and the HTTP protocols it speaks.
+"""The load generator, the HTTP protocols that it speaks, and what a server counts itself.
 
-It imports core only. endpoint, replay and server import it.
+It imports core only. endpoint, replay, server and commands import it.
 """

@@ -118,10 +118,15 @@ class LoadGenerator:
     async def _exchange(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Post a request and read its stream to the end."""
         headers = {"Connection": "close"} if self.api.closes else {}
-        async with session.post(self.url, json=self.api.body(sent.request), headers=headers) as response:
+        body = self.api.body(sent.request)
+        async with session.post(self.url, json=body, headers=headers) as response:
             if response.status != 200:
                 text = (await response.content.read(300)).decode("utf-8", "replace")
-                sent.outcome, sent.reason = "refused", f"HTTP {response.status}: {' '.join(text.split())}"
+                self.api.adapt_to(text)
+                if self.api.body(sent.request) != body:
+                    await self._exchange(session, sent)
+                else:
+                    sent.outcome, sent.reason = "refused", f"HTTP {response.status}: {' '.join(text.split())}"
                 return
             complete = await self._read(response, sent)
         if sent.outcome is None:
@@ -154,7 +159,10 @@ class LoadGenerator:
         if event.error is not None:
             refused = event.error.startswith("Error20")
             sent.outcome, sent.reason = "refused" if refused else "failed", event.error
-        sent.times += [now] * event.tokens
+        tokens = event.tokens
+        if tokens and event.output_tokens is not None:  # the server counts them: a line can have several
+            tokens = event.output_tokens - len(sent.times)
+        sent.times += [now] * tokens
         if event.output_tokens is not None:
             sent.output_tokens = event.output_tokens
         if event.prompt_tokens is not None:
@@ -172,9 +180,11 @@ class LoadGenerator:
         while True:
             await asyncio.sleep(REPORT_INTERVAL_S)
             if self.progress is not None:
-                done = sum(sent.ended_at is not None for sent in self.sent_requests)
+                now = self._now()
+                count = sum(sent.sent_at is not None for sent in self.sent_requests)
                 written = sum(len(sent.times) for sent in self.sent_requests)
-                self.progress({"t": self._now(), "done": done, "open": self.open, "written": written})
+                state = {"t": now, "sent": count, "done": count - self.open, "open": self.open}
+                self.progress({**state, "tokens_per_s": written / max(now, 1e-9)})
 
     @contextlib.contextmanager
     def _stop_on_interrupt(self, tasks: list[asyncio.Task[None]]) -> Any:
@@ -223,8 +233,8 @@ def raise_file_limit(streams: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
 
 
-def first_model(url: str) -> str:
-    """Return the name of the first model that a server lists."""
+def list_models(url: str) -> list[dict[str, Any]]:
+    """Return the models that a server lists, at least one."""
     from urllib.error import URLError
     from urllib.request import Request as HttpRequest
     from urllib.request import urlopen
@@ -232,9 +242,15 @@ def first_model(url: str) -> str:
     headers = key_header()
     try:
         with urlopen(HttpRequest(url.rstrip("/") + "/v1/models", headers=headers), timeout=30) as response:
-            return str(json.load(response)["data"][0]["id"])
+            models = json.load(response)["data"]
+            return [{**model, "id": str(model["id"])} for model in (models[0], *models[1:])]
     except (URLError, OSError, ValueError, LookupError, TypeError) as error:
         reason = getattr(error, "reason", None) or error  # of a URLError, whose own text is for programmers
         raise BadInput(
             f"--url {url}: cannot list the models ({reason}); is the server running? If so, set --served-model"
         ) from None
+
+
+def first_model(url: str) -> str:
+    """Return the name of the first model that a server lists."""
+    return str(list_models(url)[0]["id"])

@@ -17,14 +17,15 @@ from .prompts import UNSEEDED, Prompts
 
 ERROR = re.compile(r"^(Error20\d|error304)")  # how llm-serving's error texts begin
 KEY_VARIABLE = "SERVESIM_API_KEY"  # environment: the key of a server, which `ps` does not show there
+RUNNING_COUNT = "continuous_usage_stats"  # option of vLLM and others; old versions refuse it
 BOS_TOKENS = 1  # the tokenizers of llm-serving's models (Llama, InternLM) add one token at the start of a text
 
 
 class Event(NamedTuple):
     """The content of one line of a stream."""
 
-    tokens: int = 0  # generated with this line
-    output_tokens: Optional[int] = None  # of the whole response, if the server counts them
+    tokens: int = 0  # generated with this line, at least
+    output_tokens: Optional[int] = None  # of the response so far, if the server counts them
     complete: bool = False  # the response is complete
     error: Optional[str] = None
     ping: bool = False
@@ -42,6 +43,9 @@ class Api(Protocol):
     def body(self, request: Request) -> dict[str, Any]:
         """Return the body of a request."""
 
+    def adapt_to(self, refusal: str) -> None:
+        """Leave out of later bodies an option that the server refused with this text."""
+
     def event(self, line: bytes) -> Event:
         """Parse one line of the response stream."""
 
@@ -58,6 +62,9 @@ class LlmServing:
     def body(self, request: Request) -> dict[str, Any]:
         parameters = {"do_sample": "False", "return_full_text": "True", "max_new_tokens": output_length(request)}
         return {"inputs": self.prompts.words(request, BOS_TOKENS), "stream": True, "parameters": parameters}
+
+    def adapt_to(self, refusal: str) -> None:
+        pass
 
     def event(self, line: bytes) -> Event:
         if line.startswith(b":"):
@@ -82,10 +89,14 @@ class OpenAI:
 
     path = "/v1/completions"
     closes = False
+    running_count = True  # ask for the number of tokens so far: an event can have several
 
     def __init__(self, model: str, prompts: Prompts = UNSEEDED) -> None:
         self.model = model
         self.prompts = prompts
+
+    def adapt_to(self, refusal: str) -> None:
+        self.running_count = self.running_count and RUNNING_COUNT not in refusal
 
     def body(self, request: Request) -> dict[str, Any]:
         return {
@@ -95,7 +106,7 @@ class OpenAI:
             "temperature": 0.0,
             "ignore_eos": True,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, **({RUNNING_COUNT: True} if self.running_count else {})},
         }
 
     def event(self, line: bytes) -> Event:

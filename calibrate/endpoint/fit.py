@@ -21,6 +21,7 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.parts import PartsCost
 from servesim.version import __version__
 
+from .load_plan import Point
 from .measure import EndpointClient, Measurements
 from .steps import FrontEndLag, ObservedStep
 
@@ -28,6 +29,12 @@ SOURCE = (
     "endpoint: calibration loads over HTTP, steps from the clients' token times; includes host, network and padding"
 )
 USAGE = "costs are per live row and token: simulate with engine.prefill_buckets [] and engine.decode_buckets [1]"
+
+
+ADVICE = (
+    "measure again when server and client have free processors, with more --rounds and --output-tokens; a proxy that "
+    "buffers the stream hides the steps"
+)
 
 
 class NotEnoughData(RuntimeError):
@@ -60,7 +67,7 @@ def fit_steps(
     """Fit the steps. `about` has the name, the device and the model of the profile."""
     for kind, what in (("prefill", "a first token"), ("decode", "steady decoding")):
         if not any(step.kind == kind for step in steps):
-            raise NotEnoughData(f"no successful load shows {what}: cannot fit {kind} costs")
+            raise NotEnoughData(f"no successful load shows {what}: cannot fit {kind} costs; {ADVICE}")
     about = about or {}
     front_end = front_end_seconds(steps, about)
     profile = profile_from(samples_of(steps, front_end or 0.0), about, "the observed steps", about.get("name"))
@@ -120,7 +127,7 @@ def network_variance(steps: Sequence[ObservedStep]) -> float:
     return max(0.0, -2 * float(np.mean(np.concatenate([error[1:] * error[:-1] for error in errors]))))
 
 
-def describe_server(client: EndpointClient, labels: Mapping[str, Optional[str]]) -> dict[str, Any]:
+def describe_server(client: EndpointClient, labels: Mapping[str, Any]) -> dict[str, Any]:
     """Return what is known about the server before the fit; `labels` are the user's name, device and model."""
     return {
         "name": labels.get("name"),
@@ -141,9 +148,21 @@ def profile_about(fit: EndpointFit, measured: Measurements) -> dict[str, Any]:
         "use": USAGE,
         "prompts": "tokens as the server counts them" if counted else "words, assumed to be one token each",
         "front_end": {"seconds": fit.front_end, "lag": fit.lag, "end_lag": fit.end_lag},
-        "loads": {"planned": measured.planned, "good": len(measured.good), "end_reason": measured.end_reason,
-                  "failed": [{"load": load, "reason": reason} for load, reason in measured.failed.items()]},
+        "loads": {"planned": measured.count, "good": len(measured.good), "end_reason": measured.end_reason,
+                  "failed": [{"load": load, "reason": reason} for load, reason in measured.failed.items()],
+                  "missed": missed_sizes(fit.steps, measured.planned)},
     }  # fmt: skip
+
+
+def missed_sizes(steps: Sequence[ObservedStep], planned: Sequence[Point]) -> dict[str, int]:
+    """Return the largest sizes of planned loads that show no such step. A server with few slots shows smaller steps."""
+    seen = {(step.point, "single" if step.kind == "prefill" else "batch") for step in steps}
+    missed = [point for point in planned if (point.name, point.kind) not in seen]
+    sizes = {
+        "decode_rows": [point.rows for point in missed if point.kind == "batch"],
+        "prefill_tokens": [point.prompt for point in missed if point.kind == "single"],
+    }
+    return {name: max(numbers) for name, numbers in sizes.items() if numbers}
 
 
 def write_step_samples(path: Path, fit: EndpointFit) -> None:
@@ -171,8 +190,12 @@ def front_end_lines(fit: EndpointFit) -> list[str]:
 
 
 def load_lines(measured: Measurements) -> list[str]:
-    """Return one line per failed load, and the number of good loads."""
-    lines = [f"failed: {load}: {reason}" for load, reason in measured.failed.items()]
+    """Return one line per load that failed or was skipped, and the number of loads by outcome."""
+    failed, good = measured.failed, len(measured.good)
+    lines = [f"failed: {load}: {reason}" for load, reason in failed.items()]
+    lines += [f"skipped: {load}: failed twice before" for load in measured.skipped]
     if measured.end_reason is not None:
         lines.append(f"ended early: {measured.end_reason}")
-    return [*lines, f"loads: {len(measured.good)} of {measured.planned} succeeded"]
+    counts = {"failed": len(failed), "not run": measured.count - good - len(failed)}
+    others = "".join(f", {count} {name}" for name, count in counts.items() if count)
+    return [*lines, f"loads: {good} of {measured.count} succeeded{others}"]

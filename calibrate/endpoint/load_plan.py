@@ -11,7 +11,7 @@ Lengths are tokens, times are seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import NamedTuple, Optional
 
@@ -85,10 +85,22 @@ class Design:
             if number < minimum:
                 raise BadInput(f"--{name}: expected at least {minimum}, got {number}")
 
+    def within(self, max_length: Optional[int], chosen: bool) -> Design:
+        """Return the design for a server with this limit of prompt and output. Lengths that the user chose must fit."""
+        if max_length is None:
+            return self
+        longest = max_length - self.output
+        if longest < 1 or self.short_prompt + 2 * self.output > max_length or (chosen and self.lengths[-1] > longest):
+            raise BadInput(
+                f"--lengths, --output-tokens: expected at most {max_length} tokens of prompt and output, the "
+                f"max_model_len of the server, got {self.lengths[-1]} and {self.output}"
+            )
+        return replace(self, lengths=[min(length, longest) for length in self.lengths])
+
     @property
     def short_prompt(self) -> int:
         """Prompt length of loads that measure decodes only."""
-        return self.lengths[min(1, len(self.lengths) - 1)]
+        return self.lengths[1 if len(self.lengths) > 2 else 0]
 
     def points(self) -> list[Point]:
         """Return the loads, small ones of every kind first: if a large one stops the server, they are already done."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
+from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, list_models, send
 from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, TextCompletions
 from servesim.core import BadInput, Request
 from servesim.files.read import quote, read_json
@@ -37,6 +37,7 @@ class EndpointClient:
     url: str
     api: Api
     timeout: float
+    max_length: Optional[int] = None  # prompt and output tokens of a request, if the server says it
     usual_seconds: float = 1.0  # of a small request on an idle server
 
     def send(self, requests: Sequence[Request]) -> LoadGenerator:
@@ -74,13 +75,14 @@ def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_
     """Return a client for the server. Raises BadInput if the server does not answer a small request."""
     if not url.startswith(("http://", "https://")):
         raise BadInput(f"--url: expected http://HOST:PORT, got {url!r}")
+    max_length = None
     if api == "llm-serving":
         candidates: Sequence[Api] = [LlmServing()]
     else:
-        name = model or first_model(url)
+        name, max_length = served_model(url, model)
         candidates = [OpenAI(name), TextCompletions(name)]  # token ids are exact, but some servers do not accept them
     for candidate in candidates:
-        client = EndpointClient(url, candidate, timeout)
+        client = EndpointClient(url, candidate, timeout, max_length)
         sent, stopped = client.send_small(f"{prompt_seed}/contact")
         if stopped:
             raise KeyboardInterrupt
@@ -95,6 +97,19 @@ def detect_api(url: str, api: str, model: Optional[str], timeout: float, prompt_
     raise BadInput(f"--url {url} --api {api}: the server does not answer a request: {sent.outcome}: {sent.reason}")
 
 
+def served_model(url: str, name: Optional[str]) -> tuple[str, Optional[int]]:
+    """Return the model to ask for, by default the first one, and its max_model_len if the server lists it."""
+    try:
+        models = list_models(url)
+    except BadInput:
+        if name is None:
+            raise
+        return name, None  # not every server lists its models
+    listed = next((model for model in models if name in (None, model["id"])), {})
+    length = listed.get("max_model_len")
+    return name or str(listed["id"]), length if isinstance(length, int) and length > 0 else None
+
+
 def added_tokens(sent: SentRequest) -> int:
     """Return the tokens that the server added to a text, such as BOS; 0 if it does not report its count."""
     added = (sent.prompt_tokens or 0) - sent.request.prompt
@@ -106,8 +121,15 @@ class Measurements:
     """All loads that were run."""
 
     loads: list[LoadResult] = field(default_factory=list)
-    planned: int = 0
+    planned: Sequence[Point] = ()  # of each round
+    rounds: int = 1
+    skipped: list[str] = field(default_factory=list)  # loads that failed twice before
     end_reason: Optional[str] = None  # if it ended early
+
+    @property
+    def count(self) -> int:
+        """Return the number of planned loads."""
+        return len(self.planned) * self.rounds
 
     @property
     def good(self) -> list[LoadResult]:
@@ -117,7 +139,11 @@ class Measurements:
     @property
     def failed(self) -> dict[str, str]:
         """Return the failed loads with the reason."""
-        return {f"{load.point.name} #{load.round + 1}": why for load in self.loads if (why := load.failure)}
+        return {load_name(load.point, load.round): why for load in self.loads if (why := load.failure)}
+
+
+def load_name(point: Point, number: int) -> str:
+    return f"{point.name} #{number + 1}"
 
 
 @dataclass
@@ -138,8 +164,8 @@ class MeasurementRun:
         """Run the loads, round by round, within the time budget. An interrupt ends it and keeps the results."""
         start, points = time.monotonic(), self.design.points()
         done = {load.key for load in self.measured.loads}
-        self.measured.planned = len(points) * self.design.rounds
-        progress.expect(self.measured.planned, len(done))
+        self.measured.planned, self.measured.rounds = points, self.design.rounds
+        progress.expect(self.measured.count, len(done))
         try:
             for number in range(self.design.rounds):
                 for point in points:
@@ -151,6 +177,8 @@ class MeasurementRun:
                         return self.measured
                     if self._failures.get(point, 0) < 2:
                         self._run_load(LoadResult(point, number, spent))
+                    else:
+                        self.measured.skipped.append(load_name(point, number))
                     if self.measured.end_reason:
                         return self.measured
                     progress.advance(1)

@@ -8,6 +8,7 @@ the request is sent, and includes the front end's time. Times are seconds.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple, Optional
 
@@ -65,6 +66,19 @@ def decode_stretch(members: Sequence[SentRequest], begin: float, end: float) -> 
     ends = np.median([s.times[first : first + count] for s, first in zip(members, firsts)], axis=0)
     start = sum(prompt_length(s) + first - 1 for s, first in zip(members, firsts))
     return DecodeStretch(len(members), ends, start + len(members) * np.arange(count, dtype=float))
+
+
+def with_all_tokens(sent: SentRequest) -> SentRequest:
+    """Return a response with a time for every token, also if the server joined tokens without saying which ones.
+
+    A joined token arrives one step late, with the next one: it belongs to the event after the longest pause.
+    """
+    counts, pauses = np.ones(len(sent.times), int), np.diff(sent.times)
+    if not len(pauses):
+        return sent
+    for _ in range(sent.written - len(sent.times)):
+        counts[1 + int(np.argmax(pauses / counts[1:]))] += 1
+    return replace(sent, times=np.repeat(sent.times, counts).tolist())
 
 
 def median_slope(ends: Array) -> float:
@@ -178,6 +192,7 @@ def probe_step(
 
 def observed_steps(loads: Sequence[LoadResult]) -> tuple[list[ObservedStep], list[FrontEndLag]]:
     """Return the steps that show in the token times of loads, and the front-end lags of a busy server."""
+    loads = [replace(load, sent_requests=[with_all_tokens(sent) for sent in load.sent_requests]) for load in loads]
     steps: list[ObservedStep] = []
     for load in loads:
         if load.point.kind in ("single", "batch"):

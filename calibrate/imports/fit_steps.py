@@ -59,10 +59,10 @@ def write_log_samples(folder: Path, steps: Sequence[TimedStep], slow: Optional[N
     write_samples(folder / "samples.csv", samples_of(steps), overwrite=False, flagged=flagged)
 
 
-def write_log_profile(folder: Path, steps: Sequence[TimedStep], fit: StepLogFit, how: str) -> None:
-    """Write samples.csv and profile.yaml."""
+def write_log_profile(folder: Path, steps: Sequence[TimedStep], fit: StepLogFit, source: Mapping[str, str]) -> None:
+    """Write samples.csv and profile.yaml; `source` has the keys that say how the steps were measured."""
     write_log_samples(folder, steps, fit.slow)
-    write_profile(folder, {**fit.profile.about, "how": how}, fit.profile.cost)
+    write_profile(folder, {**fit.profile.about, **source}, fit.profile.cost)
 
 
 def samples_of(steps: Sequence[TimedStep]) -> Samples:

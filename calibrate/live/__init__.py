@@ -1,5 +1,5 @@
-"""Run a scenario on a backend: the live driver, its clocks, block tables and prompts.
+"""Run a scenario on a backend: the driver, block tables, prompts, and the answers of a token check.
 
-`driver` and its imports run in the worker (Python 3.9, numpy). It imports device, probe, engine and runs; replay and
-server import it.
+`driver` and its imports run in the worker (Python 3.9, numpy). It imports device, probe, config, engine and runs;
+replay, server, tune, api and commands import it.
 """

@@ -17,7 +17,7 @@ def profile_about(fit: LogFit, runs: Runs) -> dict[str, Any]:
     return {
         "name": runs.name,
         **runs.about,
-        "error": held_out_errors((*fit.left_out, *fit.predicted)) or None,
+        "error": held_out_errors(fit.predicted or fit.left_out) or None,  # runs that no fit has seen count, if any
         "uncertainty": {"session": SESSION_SPREAD, "draws": stored_draws(fit)},
         "fit": {
             "parameters": parameters(fit),
@@ -37,16 +37,16 @@ def stored_draws(fit: LogFit) -> list[list[float]]:
     return [draw for draw in draws if min(draw) >= 0]  # the curve of a random cost model may fall
 
 
-def held_out_errors(runs: Sequence[RunError]) -> dict[str, float]:
-    """Return the largest error of the makespan and of each latency over runs that were predicted."""
-    errors: dict[str, float] = {}
+def held_out_errors(runs: Sequence[RunError]) -> dict[str, dict[str, float]]:
+    """Return the mean and the largest error of the makespan and of each latency over runs that were predicted."""
+    errors: dict[str, list[float]] = {}
     for run in runs:
         named = {"makespan": run.error, "ttft": run.ttft, "e2e": run.e2e}
         named |= {name: predicted / measured - 1 for name, (measured, predicted) in run.figures.items()}
         for name, error in named.items():
             if error is not None:
-                errors[name] = max(errors.get(name, 0.0), abs(error))
-    return errors
+                errors.setdefault(name, []).append(abs(error))
+    return {name: {"mean": sum(e) / len(e), "max": max(e), "points": len(e)} for name, e in errors.items()}
 
 
 def parameters(fit: LogFit) -> dict[str, dict[str, float]]:

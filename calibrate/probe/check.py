@@ -10,6 +10,8 @@ import numpy as np
 from servesim.core import StepCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.model_arithmetic import peak_of
+from servesim.costs.model_config import model_name
+from servesim.costs.profile_verdict import verdict_on
 from servesim.runs.utilisation import missing_figures
 
 from .samples import Point, measured_points
@@ -24,16 +26,14 @@ KINDS = ("prefill", "decode", "mixed", "swap", "busy")
 
 
 def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bool]:
-    """Return a text about a profile, and whether every held-out error is within the tolerance."""
+    """Return a text that ends with the verdict, and whether every held-out error is within the tolerance."""
     points = measured_points(profile.path)
     lines = [f"profile {profile.name} (digest {profile.digest})"]
-    lines += [
-        f"  {key}: {profile.about[key]}" for key in ("device", "model", "kernels", "how") if profile.about.get(key)
-    ]
+    about = {**profile.about, "model": model_name(profile.about.get("model"))}
+    lines += [f"  {key}: {about[key]}" for key in ("device", "model", "kernels", "how") if about.get(key)]
     lines += ["", *coverage_lines(profile, points)]
-    held_out = held_out_errors(profile)
-    error_lines = [f"held-out error  {kind:<10}{error:>7.2%}" for kind, error in held_out.items()]
-    lines += ["", *(error_lines or ["held-out error: not in this profile"]), *fit_lines(profile)]
+    held_out = profile.mean_errors
+    lines += ["", *(error_lines(profile) or ["held-out error: not in this profile"]), *fit_lines(profile)]
     if isinstance(profile.about.get("busy"), (int, float)):
         lines.append(
             f"decode time with a busy front end in the same process: {profile.about['busy']:.2f} x the time without"
@@ -41,6 +41,7 @@ def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bo
     lines += [*sampling_lines(profile), *utilisation_lines(profile), *log_fit_lines(profile.about.get("fit"))]
     advice = next_steps(profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance)
     lines += ["", "next measurements:", *(f"  {line}" for line in advice or ["none needed"])]
+    lines += ["", *verdict_on(profile).lines()]
     return "\n".join(lines), within(held_out, tolerance)
 
 
@@ -77,8 +78,8 @@ def coverage(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
 
 def report_json(profile: Profile, tolerance: Optional[float] = None) -> dict[str, Any]:
     """Return the report as JSON; docs/calibrate.md describes the keys."""
-    points, held_out = measured_points(profile.path), held_out_errors(profile)
-    about = profile.about
+    points, held_out = measured_points(profile.path), profile.mean_errors
+    about, verdict = profile.about, verdict_on(profile)
     return {
         "profile": profile.name,
         "digest": profile.digest,
@@ -91,6 +92,8 @@ def report_json(profile: Profile, tolerance: Optional[float] = None) -> dict[str
         "next_measurements": next_steps(
             profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance
         ),
+        "verdict": verdict.grade,
+        "reasons": [finding.text for finding in verdict.findings],
     }
 
 
@@ -132,14 +135,14 @@ def utilisation_lines(profile: Profile) -> list[str]:
     return lines + missing
 
 
-def held_out_errors(profile: Profile) -> dict[str, float]:
-    """Return the mean held-out error per kind of step, as a fraction of the measured time."""
-    errors = {}
-    for kind, error in profile.error.items():
-        value = error.get("mean") if isinstance(error, Mapping) else error
-        if isinstance(value, (int, float)):
-            errors[str(kind)] = float(value)
-    return errors
+def error_lines(profile: Profile) -> list[str]:
+    """Return the mean held-out error per kind of step or of whole runs, and the largest one of runs."""
+    lines = []
+    for kind, mean in profile.mean_errors.items():
+        largest = profile.error[kind].get("max")
+        more = "" if largest is None else f"  largest {largest:.2%}"
+        lines.append(f"held-out error  {kind:<10}{mean:>7.2%}{more}")
+    return lines
 
 
 def log_fit_lines(fit: Any) -> list[str]:

@@ -15,7 +15,6 @@ from servesim.core import BadInput
 from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import parameters, with_parameters
 
-from .curves import decode_seconds, predict
 from .host_overhead import fit_overhead
 from .parts_fit import (
     DecodeModel,
@@ -27,6 +26,7 @@ from .parts_fit import (
     model_ratios,
     overlap_round,
 )
+from .predict import decode_seconds, predict
 from .sample_set import (
     MIN_REPEATS,
     OUTLIER_RATIO,

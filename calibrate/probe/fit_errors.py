@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from servesim.core import BadInput, Shape, StepCost
 
-from .curves import predict
 from .fit import fit_groups
+from .predict import predict
 from .sample_set import Array, Groups, Mask, Samples, group_index, grouped
 from .samples import STEP_KINDS
 

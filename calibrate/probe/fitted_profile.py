@@ -10,14 +10,14 @@ from typing import Any, Optional
 import numpy as np
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
-from servesim.costs.model_arithmetic import known_peak, stored_peak
+from servesim.costs.model_arithmetic import known_peak, stored_model, stored_peak
 from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import SESSION_SPREAD
 
-from .curves import predict
 from .fit import Fit, fit_samples
 from .fit_errors import check_fit, held_out_errors, measured_range, total_errors
 from .parts_fit import model_ratios
+from .predict import predict
 from .sample_set import Samples
 from .samples import STEP_KINDS, read_samples
 from .token_selection import sampling_keys
@@ -43,12 +43,11 @@ def profile_from(
     check_fit(device, fitted.groups, where)
     kept = fitted.kept or steps
     held_out = held_out_errors(kept, about)
-    model = about.get("model")
     about_profile = {
         "name": name or f"{str(about.get('device', 'device')).lower().replace(' ', '-')}",
         **{key: value for key, value in about.items() if key not in ("model", "name")},
         "sampling": sampling_keys(about.get("sampling"), None),
-        "model": model["name"] if isinstance(model, Mapping) else model,
+        "model": stored_model(about.get("model")),
         "peak": about.get("peak") or stored_peak(known_peak(about)),
         "how": f"probe: {int(fitted.groups.counts.sum())} samples of {len(np.unique(steps.points))} points, "
         f"{fitted.excluded} left out",

@@ -27,7 +27,7 @@ def overhead_samples(calls: Sequence[ModelCall]) -> list[tuple[float, int, int, 
     # Before the first call the driver waits for an arrival; that is no host time.
     return [
         (call.called - call.start, call.shape.prefill_rows + call.shape.decode_live, call.shape.prefill_rows,
-         call.shape.prefill_tokens)
+         call.shape.prefill_live)
         for call in calls[1:]
     ]  # fmt: skip
 

@@ -1,4 +1,4 @@
 """Replay scenarios on a backend or a server, simulate them, and compare.
 
-It imports live, client, probe and runs. frames, api and commands import it.
+It imports live, client, probe, study and what these import. tune, frames, api and commands import it.
 """

@@ -14,7 +14,14 @@ from typing import Any, Callable, Optional, Union
 import numpy as np
 from servesim.calibrate.client.load_generator import LoadGenerator, SentRequest, first_model, send
 from servesim.calibrate.client.prompts import Prompts, new_seed
-from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI
+from servesim.calibrate.client.protocols import Api, LlmServing, OpenAI, output_length
+from servesim.calibrate.client.server_counters import (
+    LATENCIES,
+    ServerCounts,
+    counted_between,
+    read_counters,
+    round_trip_ms,
+)
 from servesim.calibrate.live.recorded_answers import spread_sample
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
@@ -48,10 +55,6 @@ class Target:
     warm_up: int = 0  # warm-up requests, not measured
     prompt_seed: str = field(default_factory=new_seed)  # a new one gives prompts that the server cannot have cached
 
-    def check_url(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
-            raise BadInput(f"--url: expected http://HOST:PORT, got {self.url!r}")
-
     def make_api(self, prompts: Prompts) -> Api:
         if self.api == "llm-serving":
             return LlmServing(prompts)
@@ -70,7 +73,6 @@ def replay_against(
     check_tokens: Optional[int] = None,  # requests to send again alone
 ) -> ReplayedScenario:
     """Send requests to a server; with a profile, simulate and compare too."""
-    target.check_url()
     sample = spread_sample(requests, check_tokens or 0, scenario.seed)
     if sample:
         api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/repeated", block))
@@ -81,10 +83,10 @@ def replay_against(
         send(target.url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
     api = target.make_api(Prompts(f"{target.prompt_seed}/{name}", block))
     line = ProgressLine(name, len(requests), quiet)
-    generator = send(
-        target.url, api, requests, target.timeout, lambda state: line(progress(state, len(requests))), set(sample)
-    )
+    before = read_counters(target.url)
+    generator = send(target.url, api, requests, target.timeout, line, set(sample))
     live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
+    add_server_counts(live, target.url, before)
     if sample and not generator.stopped:
         live.token_check = check_over_http(target.url, api, generator, sample, target.timeout, line)
     line.end()
@@ -101,11 +103,14 @@ def replay_against(
     return replayed
 
 
-def progress(state: dict[str, Any], total: int) -> dict[str, Any]:
-    """Return the state for the progress line. Open requests count as running: a client cannot see the queues."""
-    rate = state["written"] / max(state["t"], 1e-9)
-    return {**state, "waiting": total - state["done"] - state["open"], "running": state["open"], "swapped": 0,
-            "tokens_per_s": rate}  # fmt: skip
+def add_server_counts(live: MeasuredRun, url: str, before: ServerCounts) -> None:
+    """Add what the server counted during a run; `before` was read at its start. Without it, add the round trip."""
+    counts = counted_between(before, read_counters(url), len(live.measures.done))
+    latencies = {metric: counts.pop(metric) for metric in LATENCIES if metric in counts}
+    live.extra = {
+        **live.extra, "preemptions": counts.pop("preemptions", None), "server": counts, "server_latencies": latencies,
+        "round_trip_ms": None if latencies else round_trip_ms(url),
+    }  # fmt: skip
 
 
 def warm_up_requests(requests: Sequence[Request]) -> list[Request]:
@@ -129,29 +134,34 @@ def run_from_responses(
         gaps += np.diff(sent.times).tolist()
         start = sent.due if sent.sent_at is None else sent.sent_at
         end = sent.ended_at if sent.outcome is not None else None
-        outcome = sent.outcome
-        if outcome == "finished" and first is None:
-            outcome, sent.reason = "failed", "a response without a token"
+        outcome = "failed" if is_short(sent) else sent.outcome
         rows.append(client_row(sent.written, start, first, last, end, outcome, sent.reason))
     last_end = max((sent.ended_at or 0.0 for sent in generator.sent_requests), default=0.0)
     backend = {"url": generator.url}
     live = run_from_client(scenario, profile, copy_requests(requests), rows, gaps, last_end, backend, generator.stopped)
-    live.extra = client_metrics(generator)
+    live.extra = {**live.extra, **client_metrics(generator)}
     return live
+
+
+def is_short(sent: SentRequest) -> bool:
+    """Return whether a complete response has fewer tokens than asked: its latencies are those of another request."""
+    return sent.outcome == "finished" and sent.written < output_length(sent.request)
 
 
 def client_metrics(generator: LoadGenerator) -> dict[str, Any]:
     """Return metrics of the load generator itself: lateness, failures, pings."""
     late = np.array([1e3 * (s.sent_at - s.due) for s in generator.sent_requests if s.sent_at is not None])
     reasons = Counter(sent.reason for sent in generator.sent_requests if sent.reason)
-    finished = [s for s in generator.sent_requests if s.outcome == "finished"]
-    wrong = sum(s.written != min(s.request.output, s.request.limit) for s in finished)
+    short = [sent for sent in generator.sent_requests if is_short(sent)]
     return {
         "lateness_ms": {} if not len(late) else {
             "mean": float(late.mean()), "p99": float(np.percentile(late, 99)), "max": float(late.max()),
         },
         "reasons": dict(reasons.most_common(20)),
-        "wrong_length": wrong,
+        "short_answers": {
+            "requests": len(short), "tokens": sum(sent.written for sent in short),
+            "asked": sum(output_length(sent.request) for sent in short),
+        },
         "prompt_tokens": served_prompt_tokens(generator),
         "pings": sum(sent.pings for sent in generator.sent_requests),
         "max_open": generator.max_open,

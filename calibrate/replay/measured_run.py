@@ -39,7 +39,10 @@ from servesim.traces.read.source import Source
 
 from .token_check import TokenCheck, check_from_worker
 
-UNKNOWN = ("preemptions", "model_calls", "busy_s", "prompt_tokens_computed")  # metrics that no client can measure
+UNKNOWN = dict.fromkeys(  # results that no client can measure
+    ("preemptions", "model_calls", "busy_s", "prompt_tokens_computed", "padded_prompt_tokens", "padded_decode_rows",
+     "host_s", "device_s")
+)  # fmt: skip
 
 
 @dataclass
@@ -136,10 +139,12 @@ def run_from_client(
     """Return a measured run from the times of a client, which sees no queues, blocks or model calls."""
     result = {
         "requests": rows, "gaps": [gaps, [1] * len(gaps)], "end": end, "backend": backend, "stopped": stopped,
-        "calls": [], "work": {}, "stuck": None, "decisions": [], "host": [0.0, 0.0], "late": 0.0, "blocks_left": None,
+        "calls": [], "work": {}, "stuck": None, "decisions": [], "host": [], "late": None, "blocks_left": None,
         "blocks": None,
     }  # fmt: skip
-    return run_from_result(scenario, profile, requests, result)
+    run = run_from_result(scenario, profile, requests, result)
+    run.extra = {**UNKNOWN, "mean_seconds": {}}
+    return run
 
 
 def client_row(
@@ -161,11 +166,9 @@ def benchmark_run(path: Path, index: Optional[int] = None) -> MeasuredRun:
     end = max(result.arrival + result.e2e for result in results)
     scenario = scenario_from({"trace": {"path": str(path)}}, str(path))
     backend = {"results": path.name, "format": results_format(source)}
-    run = run_from_client(
+    return run_from_client(
         scenario, Profile("none", LinearCost()), requests, list(map(benchmark_row, results)), gaps, end, backend
     )
-    run.extra = {**run.extra, **dict.fromkeys(UNKNOWN)}
-    return run
 
 
 def benchmark_row(result: RequestResult) -> list[Any]:
@@ -214,7 +217,7 @@ def describe_device(live: MeasuredRun) -> Iterator[str]:
 
 
 def describe_requests(live: MeasuredRun) -> Iterator[str]:
-    """Yield the requests that did not finish, and how the load generator sent them."""
+    """Yield the requests that did not finish, how the load generator sent them, and what the server counted."""
     yield from (f"requests {name}: {n}" for name, n in live.measures.outcomes().items() if name != "finished")
     if late := live.extra.get("lateness_ms"):
         yield f"send lateness: mean {late['mean']:.2f} ms, max {late['max']:.2f} ms"
@@ -223,6 +226,29 @@ def describe_requests(live: MeasuredRun) -> Iterator[str]:
         yield describe_prompts(prompts)
         yield f"prompt seed: {live.settings['prompt_seed']}"
     yield from (f"{count} x {reason}" for reason, count in live.extra.get("reasons", {}).items())
+    if short := live.extra.get("short_answers", {}).get("requests"):
+        answers = live.extra["short_answers"]
+        yield (
+            f"answers with fewer tokens than asked count as failed: {short}, with {answers['tokens']} of "
+            f"{answers['asked']} tokens; the server must not end at an end token (OpenAI requests have ignore_eos: "
+            "true) and must allow these lengths"
+        )
+    yield from describe_server(live)
+
+
+def describe_server(live: MeasuredRun) -> Iterator[str]:
+    """Yield what the server counted itself, or the round trip of small requests."""
+    counts, finished = live.extra.get("server", {}), len(live.measures.done)
+    if ttft := live.extra.get("server_latencies", {}).get("mean_ttft_ms"):
+        outside = live.result()["mean_ttft_ms"] - ttft
+        yield f"mean TTFT in the server: {ttft:.2f} ms; {outside:.2f} ms more with network, HTTP and client"
+    elif trip := live.extra.get("round_trip_ms"):
+        yield f"round trip: {trip:.2f} ms, a part of every TTFT (median of small requests without a model call)"
+    if counts.get("cached_tokens"):
+        yield f"prompt tokens from the prefix cache of the server: {counts['cached_tokens']}"
+    if counts.get("requests", finished) != finished:
+        served = f"the server ended {counts['requests']} requests, {finished} of this run finished"
+        yield f"{served}: its latencies are not compared, and its counts include all requests"
 
 
 def describe_prompts(prompts: Mapping[str, int]) -> str:

@@ -155,9 +155,8 @@ def replay_on_backend(
     live = run_from_result(scenario, profile or Profile("none", LinearCost()), copy_requests(requests), result)
     replayed = ReplayedScenario(name, live, replace(run_data(live, live.decisions), name=name))
     if profile is not None and not live.stopped:
-        host = measured_host(replayed.measured.result)
         recent = profile.measured_within(SESSION_SECONDS, datetime.now(timezone.utc))
-        simulate_and_compare(replayed, requests, profile, host, draws, same_session=recent)
+        simulate_and_compare(replayed, requests, profile, measured_host(result), draws, same_session=recent)
     return replayed
 
 
@@ -195,7 +194,7 @@ def write_replay(replayed: ReplayedScenario, folder: Path, single: bool) -> None
 
 
 class ProgressLine:
-    """The progress line of a replay on a terminal: queue lengths and tokens per second."""
+    """The progress line of a replay on a terminal: queue lengths, or open requests of a server; tokens per second."""
 
     def __init__(self, name: str, total: int, quiet: bool) -> None:
         self.name = name
@@ -211,6 +210,9 @@ class ProgressLine:
         text = f"{self.name}  {state['t']:.1f} s  "
         if "checked" in state:
             text += f"token check: {state['checked']}/{state['to_check']} requests"
+        elif "open" in state:  # a client cannot see the queues
+            text += f"sent {state['sent']}/{self.total}  done {state['done']}  open {state['open']}  "
+            text += f"{state['tokens_per_s']:.0f} tokens/s"
         else:
             text += f"done {state['done']}/{self.total}  waiting {state['waiting']}  running {state['running']}  "
             text += f"swapped {state['swapped']}  {state['tokens_per_s']:.0f} tokens/s"

@@ -1,4 +1,4 @@
-"""Simulated against measured: the signed error of every metric, its sources, and the order of scenarios; as text, JSON.
+"""Simulated against measured: the signed error of every metric, its sources, and the order of scenarios; as JSON.
 
 An error is (simulated - measured) / measured. The error from step times disappears when the simulation uses the
 measured ones. The rest is the error from decisions. Latencies are in milliseconds, as in vLLM.
@@ -20,7 +20,6 @@ METRICS = metrics_in("verify")
 CHECKED_METRICS = metrics_in("checked")
 RANKED_METRICS = metrics_in("ranked")
 DECISION_FIELDS = ("kind", "chunks", "preempted", "swapped_in", "rejected")  # of a step in the decision log
-HEAD = f"{'metric':<24}{'simulated':>13}{'measured':>13}{'error':>11}{'steps':>11}{'decisions':>11}"
 
 
 @dataclass(frozen=True)
@@ -32,6 +31,7 @@ class MetricRow:
     measured: Optional[float]
     resimulated: Optional[float] = None  # with the measured step times
     interval: Optional[tuple[float, float]] = None  # of the simulated value
+    outside_server: Optional[tuple[float, float]] = None  # the part before and after the server: simulated, measured
 
     @property
     def inside(self) -> Optional[bool]:
@@ -57,6 +57,21 @@ class MetricRow:
             return None
         return self.error - self.from_decisions
 
+    @property
+    def from_http(self) -> Optional[float]:
+        """The error from the time outside the server: network, HTTP and the client."""
+        if self.outside_server is None or not self.measured:
+            return None
+        simulated, measured = self.outside_server
+        return (simulated - measured) / self.measured
+
+    @property
+    def sources(self) -> tuple[Optional[float], Optional[float]]:
+        """The two parts of the error: HTTP and the rest against a server, else step times and decisions."""
+        if self.from_http is None or self.error is None:
+            return self.from_step_times, self.from_decisions
+        return self.from_http, self.error - self.from_http
+
     def exceeds(self, tolerance: float) -> bool:
         """Whether the error is larger than the tolerance, or one side has no value."""
         if self.error is None:
@@ -64,7 +79,8 @@ class MetricRow:
         return abs(self.error) > tolerance
 
     def as_dict(self) -> dict[str, Any]:
-        """Return both values, the error and its two sources, and the interval if there is one."""
+        """Return both values, the error and its sources, and the interval if there is one."""
+        http = {} if self.from_http is None else {"from_http": self.from_http}
         limits = {} if self.interval is None else {"interval": list(self.interval), "inside": self.inside}
         return {
             "simulated": self.simulated,
@@ -72,6 +88,7 @@ class MetricRow:
             "error": self.error,
             "from_step_times": self.from_step_times,
             "from_decisions": self.from_decisions,
+            **http,
             **limits,
         }
 
@@ -163,9 +180,9 @@ def compare(
     """Compare two runs; `resimulated` is the simulation with measured step times."""
     resimulated = RunData({}, {}) if resimulated is None else resimulated
     latencies = (compare_latency(name, simulated, measured) for name in ("ttft", "e2el"))
-    limits = intervals_in(simulated)
+    limits, outside = intervals_in(simulated), time_outside_server(simulated, measured)
     rows = [
-        MetricRow(m, simulated.metric(m), measured.metric(m), resimulated.metric(m), limits.get(m))
+        MetricRow(m, simulated.metric(m), measured.metric(m), resimulated.metric(m), limits.get(m), outside.get(m))
         for m in dict.fromkeys([*METRICS, *percentile_metrics(percentiles)])
     ]
     return Comparison(
@@ -191,6 +208,17 @@ def intervals_in(run: RunData) -> dict[str, tuple[float, float]]:
     """Return the limits of each metric of a simulated run; none without intervals."""
     intervals = run.result.get("intervals") or {"metrics": {}}
     return {metric: (low, high) for metric, (low, high) in intervals["metrics"].items()}
+
+
+def time_outside_server(simulated: RunData, measured: RunData) -> dict[str, tuple[float, float]]:
+    """Return the milliseconds of a latency before and after the server, simulated and measured, by metric.
+
+    Simulated, it is the front end. Measured, it is known if the server has the latency among its own metrics.
+    """
+    in_server: Mapping[str, float] = measured.result.get("server_latencies") or {}
+    front_end = 1e3 * (simulated.result.get("mean_seconds") or {}).get("front_end", 0.0)
+    known = {metric: (measured.metric(metric), value) for metric, value in in_server.items()}
+    return {metric: (front_end, client - value) for metric, (client, value) in known.items() if client is not None}
 
 
 def compare_decisions(simulated: RunData, measured: RunData) -> Optional[Decisions]:
@@ -270,91 +298,3 @@ def pair_folders(simulated: Path, measured: Path) -> tuple[list[tuple[str, Path,
         raise BadInput(f"{simulated} and {measured}: expected runs in both folders with the same names, got none")
     both = [(name, simulated / name, measured / name) for name in sorted(ours & theirs)]
     return both, sorted(ours ^ theirs)
-
-
-def format_percent(value: Optional[float]) -> str:
-    """Return a fraction as signed percent."""
-    return "-" if value is None else f"{100 * value:+.2f}%"
-
-
-def format_number(value: Optional[float]) -> str:
-    """Return a metric with a few digits."""
-    if value is None:
-        return "-"
-    return (
-        f"{value:.0f}" if value == int(value) and abs(value) < 1e9 else f"{value:.4g}" if value < 10 else f"{value:.2f}"
-    )
-
-
-def format_row(row: MetricRow, checked: Sequence[str]) -> str:
-    """Return the line of a metric; a star marks checked metrics."""
-    mark = "*" if row.metric in checked else " "
-    cells = f"{format_number(row.simulated):>13}{format_number(row.measured):>13}{format_percent(row.error):>11}"
-    sources = f"{format_percent(row.from_step_times):>11}{format_percent(row.from_decisions):>11}"
-    return f"{mark}{row.metric:<23}{cells}{sources}{format_limits(row)}"
-
-
-def format_limits(row: MetricRow) -> str:
-    """Return the interval of a metric, and whether the measured value is inside."""
-    if row.interval is None:
-        return ""
-    word = "" if row.inside is None else "  inside" if row.inside else "  outside"
-    return f"  {f'[{format_number(row.interval[0])}, {format_number(row.interval[1])}]':>21}{word}"
-
-
-def describe_inside(comparison: Comparison) -> list[str]:
-    """Return how many measured values are in their intervals."""
-    checked = [row for row in comparison.rows if row.inside is not None]
-    if not checked:
-        return []
-    outside = [f"{row.metric} {format_percent(row.error)}" for row in checked if not row.inside]
-    text = f"inside the intervals: {len(checked) - len(outside)} of {len(checked)} measured values"
-    return [text + (f"; outside: {', '.join(outside)}" if outside else "")]
-
-
-def format_comparison(
-    comparison: Comparison, checked: Sequence[str] = CHECKED_METRICS, tolerance: Optional[float] = None
-) -> str:
-    """Return the report of one scenario."""
-    title = f" simulated against measured{': ' + comparison.name if comparison.name else ''} "
-    head = f"{HEAD}{'interval':>23}" if any(row.interval for row in comparison.rows) else HEAD
-    lines = [f"{title:=^83}", head, *(format_row(row, checked) for row in comparison.rows)]
-    lines += ["-" * 83, *describe_decisions(comparison), *describe_inside(comparison)]
-    for pair in comparison.latencies:
-        lines.append(
-            f"{pair.name} of {pair.count} requests, simulated - measured: mean {1e3 * pair.mean:+.2f} ms, "
-            f"median {1e3 * pair.median:+.2f} ms, sd {1e3 * pair.spread:.2f} ms, {100 * pair.within:.0f} % within 5 %"
-        )
-    if comparison.token_check is not None:
-        check = comparison.token_check
-        lines.append(f"token check of the measured run: {check['equal']} of {check['checked']} answers equal")
-    if tolerance is not None:
-        outside = comparison.outside(tolerance, checked)
-        names = ", ".join(f"{row.metric} {format_percent(row.error)}" for row in outside)
-        lines.append(f"tolerance {100 * tolerance:g} %: " + (f"missed by {names}" if outside else "met"))
-    return "\n".join(lines)
-
-
-def describe_decisions(comparison: Comparison) -> list[str]:
-    """Return how many decisions and model calls of both runs are equal."""
-    decisions = comparison.decisions
-    if decisions is None:
-        text = "not compared (one run has no decision log)"
-    elif decisions.identical:
-        text = f"identical, {decisions.same} steps"
-    else:
-        time = "" if decisions.first is None else f", at t={decisions.first['t']:.4f} s"
-        text = f"{decisions.simulated} steps simulated, {decisions.measured} measured; first difference at step "
-        text += f"{decisions.same}{time}; {decisions.alike} steps equal at the same index"
-    lines = [f"decisions: {text}"]
-    if comparison.calls_matched is not None:
-        matched, calls = comparison.calls_matched
-        lines.append(f"with measured step times, {matched} of {calls} simulated model calls match the measured ones")
-    return lines
-
-
-def format_ranks(comparisons: Sequence[Comparison]) -> str:
-    """Return the rank correlation per metric."""
-    taus = rank_correlations(comparisons).items()
-    cells = ", ".join(f"{metric} {'-' if tau is None else f'{tau:+.2f}'}" for metric, tau in taus)
-    return f"rank agreement over {len(comparisons)} settings (Kendall's tau): {cells}"

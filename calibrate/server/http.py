@@ -67,6 +67,7 @@ class HttpFrontEnd:
     dtype: str
     streams: set[Stream] = field(default_factory=set)  # open responses
     busy: set[web.RequestHandler] = field(default_factory=set)  # connections with a request
+    idle_since: dict[web.RequestHandler, float] = field(default_factory=dict)  # the other connections
 
     async def json_body(self, request: web.Request, invalid: Callable[[str, int], Refused]) -> dict[str, Any]:
         """Return the body of a request, which must be a JSON object."""
@@ -186,6 +187,7 @@ def mark_busy(front_end: HttpFrontEnd) -> Any:
     @web.middleware
     async def mark(request: web.Request, handler: Any) -> web.StreamResponse:
         front_end.busy.add(request.protocol)
+        front_end.idle_since.pop(request.protocol, None)
         try:
             response: web.StreamResponse = await handler(request)
             return response
@@ -229,15 +231,15 @@ def shorten(record: logging.LogRecord) -> bool:
 
 async def close_idle_connections(runner: web.AppRunner, front_end: HttpFrontEnd) -> None:
     """Close connections whose client sends or reads nothing for too long: aiohttp would wait forever."""
-    idle_since: dict[Any, float] = {}  # by connection
+    idle_since = front_end.idle_since
     while True:
         await asyncio.sleep(CHECK_INTERVAL_S)
         now = time.monotonic()
-        connections = [] if runner.server is None else runner.server.connections
-        idle = [connection for connection in connections if connection not in front_end.busy]
-        idle_since = {connection: idle_since.get(connection, now) for connection in idle}
-        for connection, start in idle_since.items():
-            if now - start > HEAD_SECONDS:
+        idle = set(() if runner.server is None else runner.server.connections) - front_end.busy
+        for connection in idle_since.keys() - idle:  # closed by its client
+            del idle_since[connection]
+        for connection in idle:
+            if now - idle_since.setdefault(connection, now) > HEAD_SECONDS:
                 connection.force_close()
         for stream in list(front_end.streams):
             stalled = stream.write_started is not None and now - stream.write_started > STALL_SECONDS

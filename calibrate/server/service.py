@@ -40,6 +40,8 @@ from .tokenizers import Tokenizer, WordTokenizer
 
 CLOSE_TIMEOUT_S = 5.0  # for the engine's socket
 MAX_MESSAGE_BYTES = 1 << 26  # of one message from the engine
+DRAIN_TIMEOUT_S = 60.0  # for open responses, when the server stops
+STOP_TIMEOUT_S = 10.0  # for the engine to stop after them; then the worker is killed
 KEEP_ALIVE_S = 30.0  # for a connection between two requests
 BACKLOG = 4096  # connections that wait to be accepted
 
@@ -150,7 +152,7 @@ class Service:
             front_end = self._front_end(client)
             runner = web.AppRunner(
                 application(front_end, self.options.api_key), handler_cancellation=True,
-                keepalive_timeout=KEEP_ALIVE_S, logger=request_logger(),
+                keepalive_timeout=KEEP_ALIVE_S, shutdown_timeout=DRAIN_TIMEOUT_S, logger=request_logger(),
             )  # fmt: skip
             await runner.setup()
             with cannot_listen(*self.sockets[0].getsockname()[:2]):
@@ -164,11 +166,19 @@ class Service:
             stopped.cancel()
             closer.cancel()
             await runner.cleanup()
-            client.stop()
-            try:
-                self.final_state = await engine
-            except (WorkerFailed, PolicyError) as error:
-                self.failure = error
+            await self._stop_engine(client, engine)
+
+    async def _stop_engine(self, client: EngineClient, engine: asyncio.Future[dict[str, Any]]) -> None:
+        """Stop the engine and keep its final state, or why it failed. Kill a worker that does not answer."""
+        client.stop()
+        _, running = await asyncio.wait([engine], timeout=STOP_TIMEOUT_S)
+        if running:
+            self.session.worker.kill()
+        try:
+            self.final_state = await engine
+        except (WorkerFailed, PolicyError) as error:
+            late = f"{self.session.backend} worker: did not stop within {STOP_TIMEOUT_S:g} s; it was killed"
+            self.failure = WorkerFailed(late) if running else error
 
     @contextlib.asynccontextmanager
     async def _start_engine(self, client: EngineClient) -> AsyncIterator[asyncio.Future[dict[str, Any]]]:

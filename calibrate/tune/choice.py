@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
+from typing import Any
 
 from servesim.costs.device_profile import Profile, write_profile
 from servesim.costs.parts import PartsCost
@@ -42,7 +42,7 @@ class Candidate:
     config: int
     wins: int  # draws in which it is the best
     gain: float  # expected improvement if it is the best, as a fraction of the leader's objective
-    twins: frozenset[int] = frozenset()  # configurations with the same results in all draws, itself included
+    twins: frozenset[int] = frozenset()  # see `find_twins`
     seconds: float = math.nan  # expected device time
 
     @property
@@ -72,8 +72,11 @@ def drawn_costs(profile: Profile, parts: PartsCost, spread: Factors, count: int)
 
 def simulate_draws(
     experiment: Experiment, rows: Sequence[Row], profile: Profile, costs: Sequence[PartsCost], executor: Executor
-) -> dict[int, list[float]]:
-    """Return the first objective of every row with every cost model; a maximised one has the other sign."""
+) -> tuple[dict[int, list[float]], list[str]]:
+    """Return the first objective of every row with every cost model, and why runs have none.
+
+    A maximised objective has the other sign. The value of a run that failed or got stuck is infinite.
+    """
     objective = experiment.objectives[0]
     about = {key: value for key, value in profile.about.items() if key not in FIT_KEYS or key == "noise"}
     with ScratchFolder() as folder:
@@ -84,19 +87,22 @@ def simulate_draws(
             tasks += [Task(row.config, 0, {**row.assignment, "profile": str(path)}) for row in rows]
         results = dict(executor.run(experiment.context, tasks))
     values: dict[int, list[float]] = {}
+    failures = []
     for index, task in enumerate(tasks):
-        value = results[index].get("metrics", {}).get(objective.metric)
-        values.setdefault(task.config, []).append(math.inf if value is None else objective.sign * value)
-    return values
+        run = results[index]
+        value = run.get("metrics", {}).get(objective.metric)
+        if value is None or run.get("stuck"):
+            failures.append(f"config{task.config}: {run.get('error') or run.get('stuck') or f'no {objective.metric}'}")
+            value = objective.sign * math.inf
+        values.setdefault(task.config, []).append(objective.sign * value)
+    return values, failures
 
 
-def rate(values: Values, leader: int, simulated: Optional[Values] = None) -> list[Candidate]:
+def rate(values: Values, leader: int, twins: Mapping[int, frozenset[int]]) -> list[Candidate]:
     """Return how often each configuration is the best, and the expected gain of measuring it.
 
     Measuring another configuration gains where it beats the leader. Measuring the leader gains where another beats it.
-    Twins have equal `simulated` values; the other values may include measurements.
     """
-    simulated = values if simulated is None else simulated
     own_leader = values[leader]
     scale = abs(sum(own_leader) / len(own_leader)) or 1.0
     best = [min(column) for column in zip(*values.values(), strict=True)]
@@ -105,8 +111,7 @@ def rate(values: Values, leader: int, simulated: Optional[Values] = None) -> lis
         other = best if config == leader else own
         gain = sum(max(0.0, high - low) for high, low in zip(own_leader, other, strict=True)) / len(best)
         wins = sum(value <= lowest for value, lowest in zip(own, best, strict=True))
-        twins = frozenset(c for c, others in simulated.items() if others == simulated[config])
-        candidates.append(Candidate(config, wins, gain / scale if math.isfinite(gain) else 1.0, twins))
+        candidates.append(Candidate(config, wins, gain / scale if math.isfinite(gain) else 1.0, twins[config]))
     return candidates
 
 
@@ -135,8 +140,24 @@ def same_order(before: Sequence[int], after: Mapping[int, float], top: int) -> b
     return not swapped and (not others or max(values) - min(others) <= margin)
 
 
+def find_twins(records: Records) -> dict[int, frozenset[int]]:
+    """Return the twins of each configuration, itself included: the simulator cannot tell them apart.
+
+    All metrics of the run that was measured, or would be, are equal. So they share the measured values, and one
+    measurement is enough.
+    """
+    groups: dict[Any, list[int]] = {}
+    for config in {key[0] for key in records}:
+        metrics = records.get((config, 0), {}).get("metrics")
+        groups.setdefault(tuple(sorted(metrics.items())) if metrics else config, []).append(config)
+    return {config: frozenset(group) for group in groups.values() for config in group}
+
+
 def measured_ratios(records: Records, measurements: Sequence[Measurement]) -> Ratios:
-    """Return measured / predicted metrics of every configuration, for the run that was measured or would be."""
+    """Return measured / predicted metrics of every configuration, for the run that was measured or would be.
+
+    A configuration that was not measured gets the ratios of its twins, or else the mean of all ratios.
+    """
     ratios: Ratios = {}
     for measurement in measurements:
         predicted = records.get((measurement.config, 0), {}).get("metrics", {})
@@ -144,7 +165,24 @@ def measured_ratios(records: Records, measurements: Sequence[Measurement]) -> Ra
         if known:
             ratios[measurement.config] = {name: value / predicted[name] for name, value in known.items()}
     common = mean_ratios(list(ratios.values()))
-    return {config: ratios.get(config, common) for config, _ in records}
+    result: Ratios = {}
+    for config, twins in find_twins(records).items():
+        shared = mean_ratios([ratios[twin] for twin in sorted(twins) if twin in ratios])
+        result[config] = ratios.get(config) or shared or common
+    return result
+
+
+def prefer_measured(summary: Summary, known: Container[int], twins: Mapping[int, frozenset[int]]) -> None:
+    """If the winner was not measured, let an equally good twin win that was."""
+    winner = summary.winner
+    if winner is None or winner.config in known:
+        return
+    for row in summary.rows:
+        if row.eligible and row.config in known and row.config in twins[winner.config] and row.means == winner.means:
+            row.relation, winner.relation = winner.relation, row.relation
+            row.rank, winner.rank = winner.rank, row.rank
+            summary.rows.sort(key=lambda other: other.rank)
+            return
 
 
 def mean_ratios(ratios: Sequence[dict[str, float]]) -> dict[str, float]:

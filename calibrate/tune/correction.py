@@ -15,10 +15,10 @@ import numpy as np
 from servesim.calibrate.live.setup import check_same_device
 from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import ObservedRun, Runs
-from servesim.calibrate.probe.curves import predict
 from servesim.calibrate.probe.fit import draws_with_host
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
+from servesim.calibrate.probe.predict import predict
 from servesim.calibrate.probe.sample_set import Samples
 from servesim.core import BadInput, Shape
 from servesim.costs.derived import without_host

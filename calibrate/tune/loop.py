@@ -34,17 +34,20 @@ from .choice import (
     PRIOR_SPREAD,
     Candidate,
     Ratios,
+    Values,
     adjusted,
     choose,
     drawn_costs,
+    find_twins,
     leading_rows,
     measured_ratios,
+    prefer_measured,
     rate,
     same_order,
     simulate_draws,
     with_twins,
 )
-from .correction import Correction, Factors, correct_from_requests, correct_from_steps, on_device
+from .correction import Correction, correct_from_requests, correct_from_steps, on_device
 from .journal import Measurement, TuneJournal
 from .results import Round, TuneResult, write_corrected
 from .setup import Settings, open_folder
@@ -96,7 +99,7 @@ class Tuner:
                 reason = self._measure_round(self.rounds)
                 if reason is not None:
                     waiting = self.folder / NEXT_FILE if reason == WAITING else None
-                    return TuneResult(self.rounds, reason, self.journal.device_seconds, waiting)
+                    return TuneResult(self.rounds, reason, self.journal.device_seconds, self._known(), waiting)
 
     def missing(self) -> list[tuple[str, Scenario]]:
         """Return the measurements that the last round has chosen but not made, with their names in live/."""
@@ -120,26 +123,30 @@ class Tuner:
         folder = self.folder / f"round-{number}" / "sweep"
         with Progress("sweep", self.quiet) as progress:
             records = sweep(experiment, folder, self.executor, resume=True, progress=progress)
-        ratios = measured_ratios(records, self.journal.up_to(number - 1))
+        measurements, twins = self.journal.up_to(number - 1), find_twins(records)
+        ratios = measured_ratios(records, measurements)
         summary = Summary(experiment, adjusted(records, ratios))
+        prefer_measured(summary, [m.config for m in measurements if not m.stopped], twins)
         if summary.winner is None:
             errors = [run["error"] for run in summary.failures]
             raise BadInput(f"no configuration can win: {errors[0] if errors else 'all get stuck or serve no request'}")
-        candidates = self._rate(summary, profile, spread, ratios)
-        return Round(number, summary, candidates, self.settings.draws)
-
-    def _rate(self, summary: Summary, profile: Profile, spread: Factors, ratios: Ratios) -> list[Candidate]:
-        assert summary.winner is not None
         rows = leading_rows(summary, self.settings.top)
         parts = in_parts(profile.cost, self._shapes, profile.about)
         costs = drawn_costs(profile, parts, spread, self.settings.draws)
-        drawn = simulate_draws(summary.experiment, rows, profile, costs, self.executor)
+        drawn, failures = simulate_draws(experiment, rows, profile, costs, self.executor)
+        candidates = self._rate(drawn, summary.winner.config, profile, ratios, twins)
+        return Round(number, summary, candidates, self.settings.draws, failures)
+
+    def _rate(
+        self, drawn: Values, leader: int, profile: Profile, ratios: Ratios, twins: Mapping[int, frozenset[int]]
+    ) -> list[Candidate]:
+        """Return the ratings of the leaders from simulated values, scaled to the measured ones."""
         metric = self.objective.metric
         values = {c: [value * ratios.get(c, {}).get(metric, 1.0) for value in own] for c, own in drawn.items()}
         known = self._known()
         return [
             c if c.config in known else replace(c, seconds=self._expected_seconds(c.config, profile))
-            for c in rate(values, summary.winner.config, drawn)
+            for c in rate(values, leader, twins)
         ]
 
     @cached_property
@@ -243,6 +250,8 @@ class Tuner:
         self.overhead = max(0.0, seconds - live.end)
         context = RunContext(self.experiment.base, self.experiment.steady_window)
         metrics = {} if live.stopped or live.stuck else context.record(live)["metrics"]
+        if metrics.get("completed") == 0:  # the server died: --resume must measure the configuration again
+            raise BadInput(f"{name}: no request was finished, so the measurement does not count; see {folder}")
         self.journal.add(Measurement(number, config, name, seconds, metrics, predicted_metrics(row), live.stopped))
 
     def _correct(self, number: int) -> Optional[Correction]:

@@ -37,6 +37,7 @@ class Round:
     summary: Summary
     candidates: Sequence[Candidate]
     draws: int
+    failures: Sequence[str] = ()  # why simulations with random cost models failed
     measured: list[Measurement] = field(default_factory=list)
     correction: Optional[Correction] = None
 
@@ -74,12 +75,28 @@ class TuneResult:
     rounds: list[Round]
     reason: str
     device_seconds: float
+    measured: Sequence[int]  # configurations
     needs_server: Optional[Path] = None  # scenario that the server must run before the next measurement
 
     @property
     def summary(self) -> Summary:
         """The sweep with the last profile."""
         return self.rounds[-1].summary
+
+    @property
+    def has_winner(self) -> bool:
+        """Whether a configuration other than the baseline was measured."""
+        return any(config != 0 for config in self.measured)
+
+    def describe_winner(self) -> str:
+        """Return whether the winner was measured."""
+        config = self.rounds[-1].leader.config
+        if config in self.measured:
+            return "measured"
+        twins = next(c.twins for c in self.rounds[-1].candidates if c.config == config)
+        if known := sorted(twins & set(self.measured)):
+            return f"not measured; the simulator cannot tell it from config{known[0]}, which was measured"
+        return "not measured; predicted with the corrected profile"
 
 
 def format_rounds(rounds: Sequence[Round], screen: Screen = PLAIN) -> str:
@@ -96,6 +113,16 @@ def format_rounds(rounds: Sequence[Round], screen: Screen = PLAIN) -> str:
             "" if math.isnan(error) else f"{100 * error:.1f} %", *factors,
         ])  # fmt: skip
     return "\n".join(align_columns(lines, screen, ["leader", "measured"]))
+
+
+def failure_warnings(rounds: Sequence[Round]) -> list[str]:
+    """Return one line per round whose simulations with random cost models failed."""
+    return [
+        f"round {row.number}: {len(row.failures)} of {len(row.candidates) * row.draws} simulations with random cost "
+        f"models failed and count as the worst result; the first: {row.failures[0]}"
+        for row in rounds
+        if row.failures
+    ]
 
 
 def write_rounds(path: Path, rounds: Sequence[Round]) -> None:

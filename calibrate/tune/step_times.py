@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.probe.curves import predict
 from servesim.calibrate.probe.fit import fit_samples
+from servesim.calibrate.probe.predict import predict
 from servesim.calibrate.probe.sample_set import Samples
 from servesim.config.scenario import Scenario
 from servesim.core import Shape, StepCost

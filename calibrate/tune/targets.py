@@ -94,9 +94,9 @@ class UrlTarget:
     def measure(
         self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
     ) -> tuple[MeasuredRun, float]:
-        start = time.monotonic()
         if self.restart is not None:
             self._restart(file)
+        start = time.monotonic()  # a restart is no device time: no request runs
         requests, block = requests_and_block(scenario)
         server = replace(self.server, timeout=min(self.server.timeout, max_seconds))
         live = replay_against(server, name, scenario, requests, None, self.quiet, block).live
@@ -104,7 +104,9 @@ class UrlTarget:
 
     def _restart(self, file: Path) -> None:
         assert self.restart is not None
-        done = subprocess.run(self.restart, shell=True, env={**os.environ, "SCENARIO": str(file)}, check=False)
+        done = subprocess.run(
+            self.restart, shell=True, env={**os.environ, "SCENARIO": os.path.abspath(file)}, check=False
+        )
         if done.returncode:
             raise BadInput(f"--restart: the command ended with exit code {done.returncode}")
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
@@ -13,6 +13,9 @@ from .calibrate_endpoint import register_endpoint
 from .calibrate_import import register_import
 from .notes import print_note, print_path
 from .options import add_device_options, add_json, add_trust, fraction
+
+if TYPE_CHECKING:
+    from servesim.calibrate.probe.session import ProbeSession
 
 
 def register(commands: Any) -> None:
@@ -50,7 +53,8 @@ def fit_from_logs(args: argparse.Namespace) -> int:
     from servesim.calibrate.logs.fit import fit_logs
     from servesim.calibrate.logs.observed_runs import read_runs
     from servesim.calibrate.logs.text import format_table, profile_about
-    from servesim.costs.device_profile import write_profile
+    from servesim.costs.device_profile import Profile, write_profile
+    from servesim.costs.profile_verdict import verdict_on
 
     runs = read_runs(Path(args.runs))
 
@@ -59,9 +63,10 @@ def fit_from_logs(args: argparse.Namespace) -> int:
             print(line, file=sys.stderr, flush=True)
 
     fit = fit_logs(runs, show_progress, leave_out=not args.no_cross_validation)
-    print(format_table(fit))
+    about = profile_about(fit, runs)
+    print("\n".join([format_table(fit), "", *verdict_on(Profile(runs.name, fit.cost, about)).lines()]))
     if args.output:
-        write_profile(Path(args.output), profile_about(fit, runs), fit.cost)
+        write_profile(Path(args.output), about, fit.cost)
         print(f"profile: {Path(args.output) / 'profile.yaml'}")
     return 0
 
@@ -125,12 +130,21 @@ def register_check(kinds: Any) -> None:
 
 
 def probe_device(args: argparse.Namespace) -> int:
-    """Measure and fit; return 1 if the device failed, 130 if interrupted. All samples are kept."""
-    from servesim.calibrate.device.backend import OutOfMemory
-    from servesim.calibrate.device.worker_client import WorkerFailed
-    from servesim.calibrate.probe.session import ProbeSession, progress_bar, run_session
+    """Measure and fit, as the only writer of the folder; return 1 if the device failed, 130 if interrupted."""
+    from servesim.calibrate.probe.session import ProbeSession
+    from servesim.files.lock import only_writer
 
     session = ProbeSession(Path(args.output), settings_of(args))
+    with only_writer(session.folder):
+        return probe_and_fit(args, session)
+
+
+def probe_and_fit(args: argparse.Namespace, session: ProbeSession) -> int:
+    """Measure and fit; return the exit code. All samples are kept."""
+    from servesim.calibrate.device.backend import OutOfMemory
+    from servesim.calibrate.device.worker_client import WorkerFailed
+    from servesim.calibrate.probe.session import progress_bar, run_session
+
     resume_hint = f"samples are kept in {args.output}; run the same command to continue"
     try:
         with start_worker(args) as worker, progress_bar(args.quiet) as progress:

@@ -10,7 +10,7 @@ from typing import Any
 
 from servesim.core import BadInput
 
-from .options import add_server_options
+from .options import MODEL_HELP, add_server_options
 
 
 def register_endpoint(kinds: Any) -> None:
@@ -23,7 +23,7 @@ def register_endpoint(kinds: Any) -> None:
     )
     server = add_server_options(endpoint, required=True, timeout=120.0)
     server.add_argument("--device", metavar="TEXT", help="name of the device, written to the profile")
-    server.add_argument("--model", metavar="TEXT", help="name of the model, written to the profile")
+    server.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
     _add_load_options(endpoint.add_argument_group("loads"))
     out = endpoint.add_argument_group("output")
     out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write")
@@ -35,7 +35,9 @@ def register_endpoint(kinds: Any) -> None:
 
 def _add_load_options(loads: Any) -> None:
     loads.add_argument(
-        "--lengths", metavar="N,N...", help="prompt tokens of the single requests (default 16,32,... to 2048)"
+        "--lengths",
+        metavar="N,N...",
+        help="prompt tokens of the single requests (default 16,32,... to 2048, or to the max_model_len of the server)",
     )
     loads.add_argument("--batches", metavar="N,N...", help="requests per steady batch (default 2,4,8,16,32)")
     loads.add_argument("--bursts", metavar="N,N...", help="prompts per burst (default 2,4,8)")
@@ -61,7 +63,15 @@ def _add_load_options(loads: Any) -> None:
 
 
 def calibrate_endpoint(args: argparse.Namespace) -> int:
-    """Measure, fit, print and write; return 1 if the server or the fit failed, 130 if interrupted."""
+    """Calibrate a server; return 1 if the server or the fit failed, 130 if interrupted."""
+    from servesim.files.lock import only_writer
+
+    with only_writer(Path(args.output)):
+        return measure_and_fit(args)
+
+
+def measure_and_fit(args: argparse.Namespace) -> int:
+    """Measure, fit, print and write; return the exit code."""
     from servesim.calibrate.endpoint.fit import (
         NotEnoughData,
         describe_server,
@@ -75,23 +85,25 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
     from servesim.calibrate.endpoint.steps import observed_steps
     from servesim.calibrate.probe.check import report
     from servesim.costs.device_profile import load_profile, write_profile
+    from servesim.costs.model_config import read_model
 
-    design, folder = design_of(args), Path(args.output)
+    design, folder, model = design_of(args), Path(args.output), read_model(args.model)
     prompt_seed = args.prompt_seed or str(time.time_ns())
     caller = detect_api(args.url, args.api, args.served_model, args.timeout, prompt_seed)
+    design = design.within(caller.max_length, args.lengths is not None)
     measured = measure_endpoint(caller, design, folder, args.budget, prompt_seed, args.resume, args.quiet)
     if measured.end_reason == "interrupted":
         print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
-    labels = {"name": folder.resolve().name, "device": args.device, "model": args.model}
+    labels = {"name": folder.resolve().name, "device": args.device, "model": model}
     try:
         fit = fit_steps(*observed_steps(measured.good), describe_server(caller, labels))
-    except NotEnoughData as little:
-        print("\n".join(load_lines(measured)))
-        print(f"sim: {little}; responses: {folder / 'answers.csv'}", file=sys.stderr)
+        write_step_samples(folder / "samples.csv", fit)
+        write_profile(folder, profile_about(fit, measured), fit.profile.cost)
+    except (NotEnoughData, BadInput) as reason:  # the measurement can have taken hours: say what it has, and where
+        print("\n".join([*load_lines(measured), "verdict: no profile was written"]))
+        print(f"sim: {reason}; responses: {folder / 'answers.csv'}", file=sys.stderr)
         return 130 if measured.end_reason == "interrupted" else 1
-    write_profile(folder, profile_about(fit, measured), fit.profile.cost)
-    write_step_samples(folder / "samples.csv", fit)
-    print("\n".join([report(load_profile(folder))[0], "", *front_end_lines(fit), *load_lines(measured)]))
+    print("\n".join([*load_lines(measured), *front_end_lines(fit), "", report(load_profile(folder))[0]]))
     print(f"profile: {folder / 'profile.yaml'}")
     if measured.end_reason == "interrupted":
         return 130

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from servesim.core import BadInput
 from servesim.core.limits import MAX_NUMBER, is_number
+
+from .options import MODEL_HELP
 
 
 def register_import(kinds: Any) -> None:
@@ -70,7 +73,7 @@ def register_step_logs(sources: Any) -> None:
     )  # fmt: skip
     for parser, run in ((steps, import_steps), (log, import_vllm_log)):
         parser.add_argument("--device", metavar="TEXT", help="name of the device, for profile.yaml")
-        parser.add_argument("--model", metavar="TEXT", help="name of the model, for profile.yaml")
+        parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
         parser.add_argument(
             "--first-use", type=int, metavar="TOKENS",
             help="the engine prepares a new shape (CUDA graph, compilation) for each multiple of this many tokens; 0: "
@@ -111,6 +114,11 @@ def import_layers(args: argparse.Namespace) -> int:
 
 
 def print_profile(args: argparse.Namespace) -> int:
+    """Print the verdict on the written profile, and its path."""
+    from servesim.costs.device_profile import load_profile
+    from servesim.costs.profile_verdict import verdict_on
+
+    print("\n".join(verdict_on(load_profile(Path(args.output))).lines()))
     print(f"profile: {Path(args.output) / 'profile.yaml'}")
     return 0
 
@@ -125,21 +133,26 @@ def import_steps(args: argparse.Namespace) -> int:
         if field not in NAMES or not equals or not name:
             raise BadInput(f"--column: expected FIELD=NAME with a field of {', '.join(NAMES)}, got {text!r}")
         columns[field] = name
-    return fit_steps(args, read_step_log(Path(args.file), columns, args.time_unit), "step log")
+    how = f"fitted to the step log {Path(args.file).name}; host time included"
+    return fit_steps(args, read_step_log(Path(args.file), columns, args.time_unit), {"how": how})
 
 
 def import_vllm_log(args: argparse.Namespace) -> int:
     """Fit the steps of a vLLM log."""
-    from servesim.calibrate.imports.step_log import read_vllm_log
+    from servesim.calibrate.imports.vllm_log import read_vllm_log
 
     if not is_number(args.mean_context, 0, MAX_NUMBER):
         raise BadInput(f"--mean-context: expected a number of at least 0, got {args.mean_context:g}")
-    return fit_steps(args, read_vllm_log(Path(args.file), args.mean_context), "vLLM's iteration details")
+    log = read_vllm_log(Path(args.file), args.mean_context)
+    about = {"how": f"fitted to vLLM's iteration details {Path(args.file).name}; host time {log.about_host}"}
+    print(f"host time: {log.about_host}")
+    return fit_steps(args, log.steps, about if log.host is not None else {**about, "host_time": "missing"})
 
 
-def fit_steps(args: argparse.Namespace, steps: Any, source: str) -> int:
-    """Fit steps, unless asked not to, and write samples.csv and profile.yaml."""
+def fit_steps(args: argparse.Namespace, steps: Any, source: Mapping[str, str]) -> int:
+    """Fit steps, unless asked not to, and write samples.csv and profile.yaml; `source` has further keys."""
     from servesim.calibrate.imports.fit_steps import first_uses, fit_log, write_log_profile, write_log_samples
+    from servesim.costs.model_config import read_model
 
     folder = Path(args.output)
     summary = f"{len(steps)} steps, {sum(step.seconds for step in steps):.2f} s; samples: {folder / 'samples.csv'}"
@@ -147,9 +160,9 @@ def fit_steps(args: argparse.Namespace, steps: Any, source: str) -> int:
         write_log_samples(folder, steps, first_uses(steps, args.first_use)[1])
         print(summary)
         return 0
-    about = {"name": folder.resolve().name, "device": args.device, "model": args.model}
+    about = {"name": folder.resolve().name, "device": args.device, "model": read_model(args.model)}
     fit = fit_log(steps, about, args.file, args.first_use)  # a log that cannot be fitted leaves no file
-    write_log_profile(folder, steps, fit, f"fitted to the {source} {Path(args.file).name}; host time included")
+    write_log_profile(folder, steps, fit, source)
     print(summary)
     if fit.slow is not None:
         seconds = fit.profile.about["first_use"]["seconds"]

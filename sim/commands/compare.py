@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Any
 from servesim.core.limits import check_fraction, check_replications
 
 from .notes import note_uncertainty
-from .options import add_executor_options, add_further_percentiles, add_intervals, add_setting, add_trust, fraction
+from .options import (
+    add_executor_options,
+    add_further_percentiles,
+    add_intervals,
+    add_json,
+    add_setting,
+    add_trust,
+    fraction,
+)
 
 if TYPE_CHECKING:
     from servesim.statistics.objective import Objective
@@ -49,7 +57,7 @@ def register(commands: Any) -> None:
     add_setting(compare, "override a scenario key of A and B (repeatable)")
     add_intervals(compare, "each scenario")
     compare.add_argument("-o", "--output", metavar="DIR", help="folder for report.html")
-    compare.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(compare)
     add_trust(compare)
     add_executor_options(compare)
     compare.set_defaults(run=run_compare)
@@ -103,8 +111,9 @@ def print_differences(
     """Print the table, the comparison in sentences, and notes on the profiles."""
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import backend_notes
-    from servesim.study.compare import describe_pairs, format_table, summarise
+    from servesim.study.compare import describe_pairs, format_table, name_of_b, summarise
 
-    text = f"{summarise(differences, args.tolerance)} {describe_pairs(differences, args.confidence)}"
+    summary = summarise(differences, name_of_b(a, b), args.tolerance)
+    text = f"{summary} {describe_pairs(differences, args.confidence)}"
     notes = [f"note: {note}" for note in backend_notes([a.profile, b.profile])]
     print(f"A: {a.name}", f"B: {b.name}", format_table(differences, screen_of(sys.stdout)), text, *notes, sep="\n")

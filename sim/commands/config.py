@@ -5,24 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-START = """\
-# A scenario: requests, policy, engine and step costs. Run it: `sim run FILE`
-workload:
-  contest: {X: 0.5, T: 3000}     # or e.g. {requests: 1000, arrivals: {kind: poisson, rate: 2}, lengths: {...}}
-# trace: path/to/trace.csv       # instead of workload
-policy:
-  name: llm-serving              # `sim policies list`, `sim policies show llm-serving`
-  decode_batch: 64
-engine:
-  num_blocks: 1024
-  block_size: 16
-  max_model_len: 4096
-  prefill_buckets: [4096]        # every prompt is padded to 4096 tokens (llm-serving: seq_length)
-  front_end: {lag: 7, end_lag: true}
-profile: ascend910b4-llama2-7b   # bundled, or a profile folder
-seed: 0
-slo: {ttft: 5000, tpot: 200}     # milliseconds
-"""
+FIRST_PRESET = "vllm-v1-0.32"  # of `sim config init`
 
 
 def register(commands: Any) -> None:
@@ -35,6 +18,10 @@ def register(commands: Any) -> None:
     validate.set_defaults(run=validate_files)
     start = actions.add_parser("init", help="write a first scenario file")
     start.add_argument("file", nargs="?", metavar="FILE", help="file to write (default: standard output)")
+    start.add_argument(
+        "--preset", default=FIRST_PRESET, metavar="NAME",
+        help=f"preset whose settings the file has; `sim policies list` lists them (default {FIRST_PRESET})",
+    )  # fmt: skip
     start.set_defaults(run=write_start)
 
 
@@ -63,11 +50,13 @@ def validate_files(args: argparse.Namespace) -> int:
 
 def write_start(args: argparse.Namespace) -> int:
     """Write the first scenario file; never overwrite a file."""
+    from servesim.config.first_scenario import first_scenario
     from servesim.files.write import write_text
 
+    text = first_scenario(args.preset)
     if args.file is None:
-        print(START, end="")
+        print(text, end="")
         return 0
-    write_text(args.file, START, overwrite=False, parents=False)
+    write_text(args.file, text, overwrite=False, parents=False)
     print(f"wrote {args.file}; next: sim run {args.file}")
     return 0

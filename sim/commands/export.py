@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from .options import SERVERS
@@ -14,7 +15,7 @@ def register(commands: Any) -> None:
         description="Print the command or the configuration with which a real server runs the policy of a scenario. "
         "Comments list what it cannot express.",
     )  # fmt: skip
-    export.add_argument("scenario", metavar="FILE", help="scenario YAML file, e.g. best.yaml of a sweep")
+    export.add_argument("scenario", metavar="FILE", help="scenario YAML file, or the folder of a run or of a sweep")
     export.add_argument("--to", required=True, choices=SERVERS, help="the server")
     export.add_argument("--model", default="MODEL", metavar="NAME", help="model that the server loads (default: MODEL)")
     export.add_argument(
@@ -24,15 +25,33 @@ def register(commands: Any) -> None:
     export.set_defaults(run=run_export)
 
 
+def read_source(source: str) -> dict[str, Any]:
+    """Return the scenario of a file, of a run folder, or of the winner in the folder of a sweep."""
+    from servesim.config.overrides import read_scenario_file
+    from servesim.core import BadInput
+    from servesim.runs.run_folder import MANIFEST, read_manifest
+
+    folder = Path(source)
+    if not folder.is_dir():
+        return read_scenario_file(source)
+    if (folder / "best.yaml").exists():
+        return read_scenario_file(folder / "best.yaml")
+    if (folder / MANIFEST).exists():
+        return read_manifest(folder)
+    raise BadInput(
+        f"{source}: expected a scenario file, or a folder of `sim run -o` ({MANIFEST}) or of a sweep (best.yaml)"
+    )
+
+
 def run_export(args: argparse.Namespace) -> int:
     """Print the settings, or write them to a file."""
     from servesim.config.export import export_scenario
-    from servesim.config.overrides import override, read_scenario_file
+    from servesim.config.overrides import override
     from servesim.config.scenario import scenario_from
     from servesim.core import BadInput
     from servesim.files.write import write_text
 
-    scenario = scenario_from(override(read_scenario_file(args.scenario), args.set), args.scenario)
+    scenario = scenario_from(override(read_source(args.scenario), args.set), args.scenario)
     try:
         exported = export_scenario(scenario, args.to, args.model)
     except BadInput as bad:
@@ -42,5 +61,5 @@ def run_export(args: argparse.Namespace) -> int:
         print(text, end="")
         return 0
     write_text(args.output, text)
-    print(f"wrote {args.output}; {len(exported.not_expressed)} settings are not expressed")
+    print(f"wrote {args.output}; settings that are not expressed: {len(exported.not_expressed)}")
     return 0

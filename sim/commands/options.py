@@ -14,6 +14,7 @@ MAX_PERCENTILES = 20  # of one command line
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
 
+MODEL_HELP = "model, for profile.yaml: a name, or a folder or config.json of Hugging Face, which has its sizes"
 SERVERS = ("vllm", "sglang", "llm-serving")  # of config/export.py, which is slow to import
 
 
@@ -27,7 +28,7 @@ def leaf_commands(parser: Any) -> Iterator[Any]:
 
 
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `scenario_tree` reads."""
+    """Add the options that `scenario_tree` reads, without those of `add_contest_options`."""
     group = parser.add_argument_group("scenario")
     group.add_argument(
         "scenario", nargs="?", metavar="FILE", help="scenario YAML file, or an llm-serving configuration"
@@ -51,17 +52,21 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
         help="column of the trace that holds a field, e.g. prompt=tokens_in (repeatable)",
     )  # fmt: skip
     group.add_argument(
-        "-X", type=float, metavar="QPS", help="use the contest's workload at this rate, requests per second"
-    )
-    group.add_argument("-T", type=float, metavar="S", help="with -X: seconds of the workload (default: 1500 / X)")
-    group.add_argument(
         "--profile", metavar="NAME",
         help="step costs: bundled profile or profile folder (default: the scenario's, else ascend910b4-llama2-7b)",
     )  # fmt: skip
     group.add_argument("--seed", type=int, metavar="N", help="random seed of the run (default: the scenario's, else 0)")
-    add_setting(group, "override a scenario key, e.g. policy.decode_batch=64 (repeatable)")
+    add_setting(group, "override a scenario key, e.g. policy.max_num_seqs=64 (repeatable)")
     add_goodput(group)
     add_trust(group)
+
+
+def add_contest_options(parser: argparse.ArgumentParser, seconds: str = "(default: 1500 / X)") -> Any:
+    """Add the options of the contest's workload, and return their group. Few users need it: it is the last one."""
+    group = parser.add_argument_group("llm-serving contest of 2024")
+    group.add_argument("-X", type=float, metavar="QPS", help="use the contest's workload, with QPS requests per second")
+    group.add_argument("-T", type=float, metavar="S", help=f"with -X: seconds of the workload {seconds}")
+    return group
 
 
 def add_setting(group: Any, text: str = "override a scenario key (repeatable)") -> None:
@@ -147,7 +152,11 @@ def scenario_of(args: argparse.Namespace) -> Scenario:
 def add_server_options(parser: Any, required: bool = False, timeout: float = 3600.0) -> Any:
     """Add the options of a running server; return their group."""
     server = parser.add_argument_group("server")
-    server.add_argument("--url", required=required, metavar="URL", help="address of a running server, http://HOST:PORT")
+    server.add_argument(
+        "--url", type=server_url, required=required, metavar="URL",
+        help="address of a running server, http://HOST:PORT; its key, if it needs one, is in the environment variable "
+        "SERVESIM_API_KEY",
+    )  # fmt: skip
     server.add_argument(
         "--api", choices=("llm-serving", "openai"), required=required, default=None if required else "openai",
         help="HTTP API of the server" + ("" if required else " (default openai)"),
@@ -160,6 +169,13 @@ def add_server_options(parser: Any, required: bool = False, timeout: float = 360
         help=f"seconds until a request counts as failed (default {timeout:g})",
     )  # fmt: skip
     return server
+
+
+def server_url(text: str) -> str:
+    """Read the address of a server. OpenAI clients write it with /v1, which is a part of its paths."""
+    if not text.startswith(("http://", "https://")):
+        raise argparse.ArgumentTypeError(f"expected http://HOST:PORT, got {text!r}")
+    return text.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
 def add_device_options(parser: argparse.ArgumentParser, model: Optional[str] = "tiny", required: bool = True) -> Any:
@@ -235,7 +251,6 @@ def add_ranking(group: Any) -> None:
         "--indifference", type=fraction, metavar="FRACTION",
         help="differences below this fraction of the best value are ties (default: the file's, else 0.5%%)",
     )  # fmt: skip
-    group.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
 
 
 def bound(text: str) -> str:
@@ -304,7 +319,7 @@ def add_tolerance(group: Any) -> None:
         metavar="NAME",
         help="metrics that --tolerance applies to (default: those marked with * in the table)",
     )
-    group.add_argument("--json", action="store_true", help="print the comparison as JSON")
+    add_json(group)
 
 
 def fraction(text: str) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
@@ -12,6 +13,7 @@ from servesim.core import BadInput
 
 from .notes import print_note
 from .options import (
+    add_contest_options,
     add_device_options,
     add_intervals,
     add_percentiles,
@@ -66,6 +68,7 @@ def register(commands: Any) -> None:
     add_intervals(how, "the simulation")
     add_percentiles(how)
     add_tolerance(how)
+    add_contest_options(replay)
     replay.set_defaults(run=replay_scenarios)
 
 
@@ -93,6 +96,14 @@ def replay_scenarios(args: argparse.Namespace) -> int:
     check_report(args)
     scenarios = scenarios_of(args)
     check_token_options(args, scenarios)
+    from servesim.files.lock import only_writer
+
+    with only_writer(Path(args.output)) if args.output else nullcontext():
+        return replay_and_report(args, scenarios)
+
+
+def replay_and_report(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
+    """Replay on a backend or against a server; return the exit code."""
     if args.url:
         return against_url(args, scenarios)
     from servesim.calibrate.device.backend import OutOfMemory
@@ -222,7 +233,11 @@ def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
     if any(r.live.stuck for r in done):
         return 1
     checks = [r.live.token_check for r in done if r.live.token_check is not None]
-    return code if all(check.within(args.tolerance_tokens) for check in checks) else 3
+    if not all(check.within(args.tolerance_tokens) for check in checks):
+        return 3
+    for name in (failed := [r.name for r in done if not r.live.measures.done]):
+        print(f"sim: {name}: no request finished", file=sys.stderr)
+    return 1 if failed else code
 
 
 def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
@@ -237,7 +252,6 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     done = []
     seed = args.prompt_seed or new_seed()
     target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0, seed)
-    target.check_url()
     for name, scenario in scenarios:
         requests, block = requests_and_block(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .options import add_json
+
 
 def register(commands: Any) -> None:
     report = commands.add_parser(
@@ -32,15 +34,15 @@ def register(commands: Any) -> None:
         description="Print one metric of a sweep as a table: the values of one parameter in rows, of another in "
         "columns. The other parameters have the winner's values.",
     )  # fmt: skip
-    table.add_argument("folder", metavar="DIR", help="folder of `sim sweep`, `sim search` or `sim capacity`")
+    table.add_argument("folder", metavar="DIR", help="folder of `sim sweep` or `sim search`")
     table.add_argument(
-        "--rows", metavar="KEY", help="parameter of the rows, e.g. policy.delay_factor (default: a strong one)"
+        "--rows", metavar="KEY", help="parameter of the rows, e.g. policy.max_num_seqs (default: a strong one)"
     )
     table.add_argument("--columns", metavar="KEY", help="parameter of the columns (default: a strong one)")
     table.add_argument("--metric", metavar="NAME", help="metric of the cells (default: the first objective)")
     table.add_argument("--best", action="store_true", help="use the best values of the other parameters for each cell")
     table.add_argument("--rate", type=float, metavar="RATE", help="rate of a sweep over rates, requests per second")
-    table.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_json(table)
     table.set_defaults(run=run_table)
 
 

@@ -12,7 +12,9 @@ from servesim.core import BadInput
 
 from .notes import print_note, print_warning
 from .options import (
+    add_contest_options,
     add_intervals,
+    add_json,
     add_percentiles,
     add_scenario_options,
     scenario_of,
@@ -41,12 +43,8 @@ def register(commands: Any) -> None:
     out.add_argument(
         "--timeline", metavar="FILE", help="write the timeline of the run for Perfetto, e.g. timeline.json.gz"
     )
-    out.add_argument("--json", action="store_true", help="print the result as JSON instead of a table")
+    add_json(out)
     add_percentiles(out)
-    run.add_argument(
-        "--no-fast-forward", action="store_true",
-        help="call the policy in every decode step (slower, same result)",
-    )  # fmt: skip
     spread = run.add_argument_group("intervals")
     add_intervals(spread, "the scenario")
     spread.add_argument(
@@ -56,6 +54,11 @@ def register(commands: Any) -> None:
         metavar="N",
         help="worker processes of --intervals (default: one per core if it is slow)",
     )
+    checks = run.add_argument_group("checks")
+    checks.add_argument(
+        "--no-fast-forward", action="store_true", help="call the policy in every decode step (slower, same result)"
+    )
+    add_contest_options(run)
     run.set_defaults(run=run_scenario)
 
 
@@ -104,7 +107,7 @@ def remarks_of(args: argparse.Namespace, scenario: Scenario) -> list[str]:
     from servesim.config.memory import describe_budget, memory_budget
 
     remarks = []
-    if args.policy and "profile" not in scenario.model_fields_set:
+    if scenario.policy["name"] != "llm-serving" and "profile" not in scenario.model_fields_set:
         remarks.append(f"profile: {scenario.profile}, the default; --profile selects another one")
     if scenario.engine.device_memory is not None:
         budget = memory_budget(scenario.engine, scenario.profile)

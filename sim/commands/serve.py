@@ -9,7 +9,7 @@ from typing import Any
 from servesim.core import BadInput
 
 from .notes import print_warning
-from .options import add_device_options, add_scenario_options, scenario_tree
+from .options import add_contest_options, add_device_options, add_scenario_options, scenario_tree
 
 
 def register(commands: Any) -> None:
@@ -49,6 +49,7 @@ def register(commands: Any) -> None:
         help="tokenizer.model or tokenizer.json, or a folder with one: prompts have its tokens (default: one word is"
         " one token)",
     )  # fmt: skip
+    add_contest_options(serve)
     serve.set_defaults(run=serve_clients)
 
 

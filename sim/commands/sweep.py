@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
+from servesim.core.errors import WorkerLost
 
 from .notes import note_uncertainty, print_path, print_warning
 from .options import (
@@ -84,10 +85,11 @@ def register_capacity(commands: Any) -> None:
     capacity = commands.add_parser(
         "capacity", help="find the highest request rate that meets constraints",
         description="Find the highest request rate at which a scenario meets all constraints, by bisection. Every rate "
-        "has the same requests; only their arrival times are scaled. The result is that of a sweep over rates.",
+        "has the same requests; only their arrival times are scaled. A short workload is made longer: in a short run, "
+        "a backlog that grows stays small. The result is that of a sweep over rates.",
     )  # fmt: skip
     capacity.add_argument("file", metavar="FILE", help="scenario YAML file")
-    how = add_study_options(capacity, "sweep")
+    how = add_study_options(capacity, "capacity")
     add_subject_to(how, "the capacity is the highest rate that meets all of them", required=True)
     add_rates(how, "rates to start with, e.g. 5,10,20 (default: auto, up to more than the scenario can serve)")
     how.add_argument(
@@ -95,13 +97,16 @@ def register_capacity(commands: Any) -> None:
     )
     how.add_argument("--steady", action="store_true", help="measure steady state: leave out warm-up and drain")
     add_goodput(how)
-    capacity.set_defaults(run=run_capacity, top=1)
+    capacity.set_defaults(run=run_capacity, top=None)
 
 
 def add_study_options(command: Any, noun: str) -> Any:
     """Add the options that all commands on many runs have; return the group of the overrides."""
+    is_capacity = noun == "capacity"
+    folder, replications = ("runs/NAME-capacity", "1") if is_capacity else ("runs/NAME", "the file's, else 1")
+    noun = "sweep" if is_capacity else noun
     command.add_argument(
-        "-o", "--output", metavar="DIR", help=f"folder of the {noun} (default: runs/NAME, NAME from the file)"
+        "-o", "--output", metavar="DIR", help=f"folder of the {noun} (default: {folder}, NAME from the file)"
     )
     command.add_argument("--resume", action="store_true", help=f"continue an interrupted or killed {noun}")
     command.add_argument("--fresh", action="store_true", help="if DIR exists, write to DIR-2, DIR-3 ... instead")
@@ -111,11 +116,13 @@ def add_study_options(command: Any, noun: str) -> Any:
     out.add_argument(
         "--emit-config", choices=SERVERS, help="also write the winner as flags or configuration of this server"
     )
+    if not is_capacity:  # it prints all rates of its only configuration
+        out.add_argument("--top", type=int, default=10, metavar="N", help="rows of the printed table (default 10)")
     out.add_argument("--no-report", action="store_true", help="do not write report.html")
     add_json(out)
     how = command.add_argument_group("overrides of the file")
     how.add_argument(
-        "--replications", type=int, metavar="N", help="replications of each configuration (default: the file's, else 1)"
+        "--replications", type=int, metavar="N", help=f"replications of each configuration (default: {replications})"
     )
     add_setting(how, "override a scenario key of the base (repeatable)")
     return how
@@ -190,7 +197,7 @@ def run_and_finish(
     run: Callable[[Executor, bool, Progress], Result], noun: str = "sweep", unit: str = "run",
 ) -> int:  # fmt: skip
     """Call `run` with an executor, and finish its result. `scenarios` can win."""
-    from servesim.study.executor import WorkerLost, open_executor
+    from servesim.study.executor import open_executor
     from servesim.study.progress import Progress
 
     check_emit(args, scenarios)
@@ -202,8 +209,11 @@ def run_and_finish(
         return finish(result, folder, args)
     except BrokenPipeError:
         raise
-    except (OSError, WorkerLost) as error:
+    except OSError as error:
         print(f"sim: {error}", file=sys.stderr)
+        return 1
+    except WorkerLost as lost:
+        print(f"sim: {lost}; --resume -o {folder} continues", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
@@ -218,6 +228,7 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     from servesim.runs.run_warnings import scenario_warnings
     from servesim.study.result import format_result, result_json, verdict_of_result, write_result
 
+    note_repeats(result, folder)
     if len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
@@ -240,20 +251,38 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     if args.emit_config and result.winner is not None:
         path = emit(result.experiment.tree(result.winner.config), folder, args.emit_config)
         print_path(args, f"server configuration: {path}")
+    elif args.emit_config:
+        hint = f"; `sim export {folder}/best-at-RATE.yaml` writes that of one rate" if verdict.kind == "rates" else ""
+        print_warning(f"--emit-config: there is no single winner, so no server configuration was written{hint}")
     return 1 if result.failures or verdict.kind in ("infeasible", "failed") else 0
 
 
+def note_repeats(result: Result, folder: Path) -> None:
+    """Say that runs failed because of the machine, and how to repeat them."""
+    from servesim.study.single_run import is_repeated
+
+    repeats = [run for run in result.failures if is_repeated(run)]
+    if repeats:
+        print_warning(
+            f"{len(repeats)} of {result.run_count} runs failed because of the machine ({repeats[0]['error']}); "
+            f"--resume -o {folder} repeats them"
+        )
+
+
 def check_emit(args: argparse.Namespace, scenarios: Iterable[Mapping[str, Any]]) -> None:
-    """Raise BadInput before the first run if a scenario has no configuration for --emit-config: each can win."""
+    """Raise BadInput before the first run if a scenario has no configuration for --emit-config: each can win.
+
+    One with which the server does not start is no error: it cannot win.
+    """
     if not args.emit_config:
         return
-    from servesim.config.export import export_scenario
+    from servesim.config.export import exporter_of
     from servesim.config.scenario import scenario_from
 
     for tree in scenarios:
         scenario = scenario_from(tree)
         try:
-            export_scenario(scenario, args.emit_config)
+            exporter_of(scenario, args.emit_config)(scenario)
         except BadInput as bad:
             raise BadInput(f"--emit-config {args.emit_config}: {bad}") from None
 

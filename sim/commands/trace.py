@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 from servesim.core import BadInput
 
 from .notes import print_note
-from .options import columns
+from .options import add_contest_options, add_json, columns
 
 if TYPE_CHECKING:
     from servesim.traces.trace import Trace
@@ -34,12 +34,16 @@ def register(commands: Any) -> None:
 
     _register_synth(actions)
 
+    examples = actions.add_parser("examples", help="write two results of `vllm bench serve`, the traces of recipe 5")
+    examples.add_argument("-o", "--output", default=".", metavar="DIR", help="folder for the files (default: this one)")
+    examples.set_defaults(run=write_examples)
+
     inspect = actions.add_parser("inspect", help="print arrivals, lengths, prefixes and sessions of a trace")
     inspect.add_argument("file", metavar="FILE", help="trace file, plain or .gz; - reads standard input")
     _add_reading_options(inspect)
     _add_editing_options(inspect)
     inspect.add_argument("--plot", metavar="FILE", help="draw arrivals and lengths (PNG, SVG or PDF)")
-    inspect.add_argument("--json", action="store_true", help="print the metrics as JSON")
+    add_json(inspect)
     inspect.set_defaults(run=inspect_trace)
 
 
@@ -49,27 +53,21 @@ def _register_synth(actions: Any) -> None:
         "file", nargs="?", metavar="FILE", help="YAML file: a scenario with `workload`, or that section alone"
     )
     synth.add_argument(
-        "-X", type=float, metavar="QPS",
-        help="use the contest's workload at this rate, requests per second (performance_serving -X)",
-    )  # fmt: skip
-    synth.add_argument(
-        "-T", type=float, metavar="S", help="with -X, required: seconds of the workload (performance_serving -T)"
-    )
-    synth.add_argument(
-        "--lengths", metavar="FILE", help="with -X: CSV file of lengths, or alpaca JSON with --tokenizer"
-    )
-    synth.add_argument("--tokenizer", metavar="PATH", help="with --lengths: tokenizer.model or tokenizer.json")
-    synth.add_argument(
-        "--send-overhead", type=float, metavar="S",
-        help="with -X: seconds that the client adds to each gap (default 0)",
-    )  # fmt: skip
-    synth.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE",
         help="override a workload key, e.g. arrivals.rate=8.2 (repeatable)",
     )  # fmt: skip
     synth.add_argument("--seed", type=int, default=0, metavar="N", help="random seed (default 0)")
     _add_editing_options(synth)
     _add_writing_options(synth)
+    contest = add_contest_options(synth, "(required)")
+    contest.add_argument(
+        "--lengths", metavar="FILE", help="with -X: CSV file of lengths, or alpaca JSON with --tokenizer"
+    )
+    contest.add_argument("--tokenizer", metavar="PATH", help="with --lengths: tokenizer.model or tokenizer.json")
+    contest.add_argument(
+        "--send-overhead", type=float, metavar="S",
+        help="with -X: seconds that the client adds to each gap (default 0)",
+    )  # fmt: skip
     synth.set_defaults(run=synth_trace)
 
 
@@ -138,6 +136,20 @@ def convert_trace(args: argparse.Namespace) -> int:
     for remark in (remark for trace in traces for remark in trace.remarks()):
         print_note(args, remark)
     _write(args, _edit(args, traces[0] if len(traces) == 1 else merge(traces)))
+    return 0
+
+
+def write_examples(args: argparse.Namespace) -> int:
+    """Write the bundled example traces and print their paths; never overwrite a file."""
+    from importlib.resources import files
+    from pathlib import Path
+
+    from servesim.files.write import write_text
+
+    for example in sorted((files("servesim.traces") / "examples").iterdir(), key=lambda file: file.name):
+        path = Path(args.output, example.name)
+        write_text(path, example.read_text(encoding="utf-8"), overwrite=False)
+        print(path)
     return 0
 
 

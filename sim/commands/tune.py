@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
+from servesim.core.errors import WorkerLost
 
+from .notes import print_warning
 from .options import add_device_options, add_executor_options, add_server_options, add_setting, add_trust
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ def run_tune(args: argparse.Namespace) -> int:
     from servesim.calibrate.device.worker_client import WorkerFailed
     from servesim.calibrate.tune.loop import Tuner
     from servesim.calibrate.tune.setup import tuned_experiment
-    from servesim.study.executor import WorkerLost, open_executor
+    from servesim.study.executor import open_executor
     from servesim.study.sweep_file import read_experiment
 
     if bool(args.backend) == bool(args.url):
@@ -94,7 +96,7 @@ def run_tune(args: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"sim: interrupted; --resume -o {folder} continues", file=sys.stderr)
         return 130
-    return finish(args, result, settings, folder)
+    return finish(result, settings, folder)
 
 
 def settings_of(args: argparse.Namespace) -> Settings:
@@ -132,7 +134,6 @@ def target_of(args: argparse.Namespace, experiment: Experiment, stack: ExitStack
         from servesim.calibrate.replay.http_client import Target
 
         server = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0)
-        server.check_url()
         return UrlTarget(server, args.restart, args.quiet)
     model = args.model or name_of(load_profile(scenarios[0].profile).about.get("model"))
     session = DeviceSession(args.backend, model, args.worker_python, args.weights, override({}, args.option))
@@ -140,14 +141,16 @@ def target_of(args: argparse.Namespace, experiment: Experiment, stack: ExitStack
     return BackendTarget(session, scenarios, 32 if args.warm_up is None else args.warm_up, args.quiet)
 
 
-def finish(args: argparse.Namespace, result: TuneResult, settings: Settings, folder: Path) -> int:
+def finish(result: TuneResult, settings: Settings, folder: Path) -> int:
     """Write the final profile, the winner, the table and the report; print the table."""
-    from servesim.calibrate.tune.results import format_rounds, write_results
+    from servesim.calibrate.tune.results import failure_warnings, format_rounds, write_results
     from servesim.files.terminal import screen_of
     from servesim.report.rate_page import write_report
 
     summary = write_results(result, folder)
     write_report(summary, folder / "report.html")
+    for text in failure_warnings(result.rounds):
+        print_warning(text)
     print(format_rounds(result.rounds, screen_of(sys.stdout)))
     minutes = result.device_seconds / 60
     limit = "" if math.isinf(settings.device_seconds) else f" of {settings.device_seconds / 60:g}"
@@ -156,6 +159,7 @@ def finish(args: argparse.Namespace, result: TuneResult, settings: Settings, fol
         print(f"next: start the server with {result.needs_server}, then run this command again with --resume")
     if (folder / "profile").exists():
         print(f"profile: {folder / 'profile'}")
-    print(f"winner: {folder / 'best.yaml'}")
+    if result.has_winner:
+        print(f"winner: {folder / 'best.yaml'} ({result.describe_winner()})")
     print(f"report: {folder / 'report.html'}")
     return 0

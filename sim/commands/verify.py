@@ -69,7 +69,8 @@ def report_comparisons(
     """Print and write comparisons; return 3 if one is outside the tolerance."""
     import json
 
-    from servesim.calibrate.replay.verify import CHECKED_METRICS, comparisons_to_json, format_comparison, format_ranks
+    from servesim.calibrate.replay.comparison_text import format_comparison, format_ranks
+    from servesim.calibrate.replay.verify import CHECKED_METRICS, comparisons_to_json
     from servesim.files.write import write_json
     from servesim.runs.run_warnings import backend_notes
 
@@ -90,13 +91,13 @@ def report_comparisons(
             print(f"note: {note}")
     if output:
         write_json(Path(output) / "verify.json", content)
-        write_charts(comparisons, sides, metrics, args.tolerance, Path(output))
+        write_report(comparisons, sides, metrics, args.tolerance, Path(output))
     if args.tolerance is None:
         return 0
     return 3 if any(c.outside(args.tolerance, metrics) for c in comparisons) else 0
 
 
-def write_charts(
+def write_report(
     comparisons: Sequence[Any], sides: Mapping[str, Any], metrics: Sequence[str], tolerance: Optional[float],
     folder: Path,
 ) -> None:  # fmt: skip

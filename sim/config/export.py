@@ -1,8 +1,9 @@
 """Export a scenario to a real server: `sim export`, and `--emit-config` of sweeps and searches.
 
 The result is a command with flags, or a configuration file. What the server has no setting for is listed as
-`not expressed`. The flags are those of vLLM 0.32 for the V1 engine, vLLM 0.8.5 for the v0 engine and SGLang 0.4.6: the
-last versions that the policies were compared with. The rules of an older version are listed.
+`not expressed`. Settings with which the server does not start are refused. The flags are those of vLLM 0.32 for the V1
+engine and vLLM 0.8.5 for the v0 engine, the last versions that the policies were compared with, and of SGLang 0.4.6,
+whose source code the policy was written from. The rules of an older version are listed.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, Policy, field_values
 from servesim.files.checked import format_bytes
@@ -92,7 +93,7 @@ def note_on_blocks(scenario: Scenario, flag: str) -> list[str]:
 
 V1, V0 = "vLLM 0.32 (V1 engine)", "vLLM 0.8.5 (v0 engine)"
 V0_BLOCK_SIZES = (1, 8, 16, 32, 64, 128)
-ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks"}
+VLLM_ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks"}
 V1_FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "scheduler_reserve_full_isl", "watermark", "policy",
@@ -136,8 +137,9 @@ def v1_command(scenario: Scenario, model: str) -> Exported:
         f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}",
         f"--no-enable-prefix-caching: {AS_SIMULATED.format('reuse the KV cache of equal prefixes')}",
         *memory_notes(scenario),
+        *note_on_whole_prompts(scenario, policy.enable_chunked_prefill),
     ]
-    missing = changed_fields(policy, V1_FIELDS, {}) + changed_engine_keys(scenario.engine, ENGINE_KEYS)
+    missing = changed_fields(policy, V1_FIELDS, {}) + changed_engine_keys(scenario.engine, VLLM_ENGINE_KEYS)
     if scenario.engine.host_blocks:
         missing.append(f"engine.host_blocks={scenario.engine.host_blocks}: V1 does not swap")
     return Exported(V1, "vllm.sh", shell_command(["vllm", "serve", model], flags, {}), notes, missing)
@@ -158,7 +160,7 @@ def v0_command(scenario: Scenario, model: str) -> Exported:
         flags["--max-num-partial-prefills"] = policy.max_num_partial_prefills
         flags["--max-long-partial-prefills"] = policy.max_long_partial_prefills
         flags["--long-prefill-token-threshold"] = policy.long_prefill_token_threshold or None
-    missing = changed_fields(policy, V0_FIELDS, V0_RULES) + changed_engine_keys(engine, ENGINE_KEYS)
+    missing = changed_fields(policy, V0_FIELDS, V0_RULES) + changed_engine_keys(engine, VLLM_ENGINE_KEYS)
     flags.update(memory_flags(scenario, engine.num_blocks))
     if engine.block_size not in V0_BLOCK_SIZES:
         del flags["--block-size"]
@@ -170,7 +172,11 @@ def v0_command(scenario: Scenario, model: str) -> Exported:
         missing.append(f"engine.host_blocks={engine.host_blocks}: set engine.model to compute --swap-space in GiB")
     flags.update(switch("enable-prefix-caching", False))
     command = shell_command(["vllm", "serve", model], flags, {"VLLM_USE_V1": 0})
-    return Exported(V0, "vllm.sh", command, memory_notes(scenario), missing)
+    notes = [
+        *memory_notes(scenario),
+        *note_on_whole_prompts(scenario, chunked or policy.max_num_batched_tokens is None),
+    ]
+    return Exported(V0, "vllm.sh", command, notes, missing)
 
 
 def token_flags(policy: Any) -> dict[str, Any]:
@@ -199,6 +205,16 @@ def swap_gib(scenario: Scenario) -> float:
         return 0
     size = engine.host_blocks * engine.block_size * model_memory(engine.model, scenario.profile).per_token
     return float(f"{size / 2**30:.6g}")
+
+
+def note_on_whole_prompts(scenario: Scenario, no_limit: bool) -> list[str]:
+    """Return a note if vLLM compares the token budget with the maximum length of the model, which is not known here."""
+    if no_limit or scenario.engine.max_model_len is not None:
+        return []
+    return [
+        "without chunked prefill, vLLM starts only if --max-num-batched-tokens is at least the maximum length of the "
+        "model; set engine.max_model_len"
+    ]
 
 
 def memory_notes(scenario: Scenario) -> list[str]:
@@ -240,7 +256,8 @@ def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
         "--schedule-policy": policy.schedule_policy if known_order else None,
         "--schedule-conservativeness": policy.schedule_conservativeness,
         "--max-prefill-tokens": policy.max_prefill_tokens,
-        "--chunked-prefill-size": -1 if whole_prompts else policy.chunked_prefill_size,
+        # 0 and -1 mean whole prompts; 0.4.6 also refuses a number that is no multiple of the page size
+        "--chunked-prefill-size": 0 if whole_prompts else policy.chunked_prefill_size,
         "--max-running-requests": policy.max_running_requests,
         "--enable-mixed-chunk": policy.enable_mixed_chunk or None,
         "--context-length": engine.max_model_len,
@@ -294,8 +311,8 @@ TARGETS = {
 }
 
 
-def export_scenario(scenario: Scenario, target: str, model: str = MODEL) -> Exported:
-    """Return the settings of a server that runs a scenario; raise BadInput for a policy of another engine."""
+def exporter_of(scenario: Scenario, target: str) -> Callable[..., Exported]:
+    """Return the function that exports a scenario; raise BadInput for a policy of another engine."""
     policies, export = TARGETS[target]
     name = scenario.policy["name"]
     if name not in policies:
@@ -303,7 +320,23 @@ def export_scenario(scenario: Scenario, target: str, model: str = MODEL) -> Expo
         article = "an" if target[0] in "al" else "a"
         known = " and ".join(filter(None, (", ".join(policies[:-1]), policies[-1])))
         raise BadInput(f"policy {show_path(name)}: only {known} policies have {article} {target} configuration{fits}")
-    return export(scenario, model)
+    return export
+
+
+def export_scenario(scenario: Scenario, target: str, model: str = MODEL) -> Exported:
+    """Return the settings of a server that runs a scenario; raise BadInput if the server does not start with them."""
+    exported = exporter_of(scenario, target)(scenario, model)
+    refusals = refusals_of(scenario)
+    if refusals:
+        raise BadInput(f"{exported.server} does not start with these settings: {'; '.join(refusals)}")
+    return exported
+
+
+def refusals_of(scenario: Scenario, policy: Optional[Policy] = None) -> list[str]:
+    """Return why the real engine of a scenario's policy does not start; empty if it starts, or if there is none."""
+    engine = scenario.engine
+    policy = scenario.make_policy() if policy is None else policy
+    return policy.engine_refusals(engine.block_size, engine.max_model_len)
 
 
 def export_text(tree: Tree, target: str, model: str = MODEL, source: str = "a scenario") -> str:

@@ -18,6 +18,7 @@ Tree = dict[str, Any]
 EXCLUSIVE = (  # a key in a tree that is merged over another one removes the other key there
     ("trace", "workload"), ("workload", "trace"), ("num_blocks", "device_memory"), ("device_memory", "num_blocks"),
 )  # fmt: skip
+SHORT_FORMS = {"policy": "name", "trace": "path"}  # sections that may be a text -> the key that the text stands for
 TRACE_ENDINGS = (".csv", ".jsonl", ".parquet")  # of file names
 MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
@@ -53,11 +54,16 @@ def with_preset(tree: Tree) -> Tree:
     return merge(preset(str(tree["preset"])) if "preset" in tree else {}, overrides)
 
 
+def as_section(key: str, value: Any) -> Any:
+    """Return `policy: NAME` and `trace: FILE` as mappings; other values unchanged."""
+    return {SHORT_FORMS[key]: value} if key in SHORT_FORMS and isinstance(value, str) else value
+
+
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
     """Return the base with a tree merged over it, key by key. If `over` names another policy, the old fields go."""
     result = dict(base)
     for key, value in over.items():
-        old = result.get(key)
+        old = as_section(key, result.get(key))
         if isinstance(old, Mapping) and isinstance(value, Mapping):
             other = key == "policy" and "name" in value and value["name"] != old.get("name")
             result[key] = dict(value) if other else merge(old, value)
@@ -75,7 +81,7 @@ def override(tree: Tree, settings: Sequence[str]) -> Tree:
         key, sign, text = setting.partition("=")
         option = f"--set {show_path(setting)}"
         if not sign or not key:
-            raise BadInput(f"{option}: expected KEY=VALUE, e.g. policy.delay_factor=0.5")
+            raise BadInput(f"{option}: expected KEY=VALUE, e.g. policy.max_num_seqs=64")
         value = parse(text, option)
         try:
             tree = set_key(tree, key, value)
@@ -92,20 +98,18 @@ def set_key(tree: Tree, key: str, value: Any) -> Tree:
 
 
 def set_in(tree: Any, keys: Sequence[str], value: Any) -> Tree:
-    """Return the tree with one value set; `policy: name` becomes a mapping when one of its fields is set."""
-    tree = {"name": tree} if isinstance(tree, str) else tree
+    """Return the tree with one value set."""
     if not isinstance(tree, Mapping):
         raise BadInput(f"expected a section that holds {'.'.join(keys)}, got {quote(tree)}")
     if len(keys) == 1:
         return {**tree, keys[0]: value}
-    return {**tree, keys[0]: set_in(tree.get(keys[0]) or {}, keys[1:], value)}
+    section = as_section(keys[0], tree.get(keys[0]) or {})
+    return {**tree, keys[0]: set_in(section, keys[1:], value)}
 
 
 def apply_assignment(base: Tree, assignment: Mapping[str, Any]) -> Tree:
     """Return the base scenario with an assignment applied; another policy name drops the fields of the old policy."""
-    tree = dict(base)
-    if not isinstance(tree.get("policy"), Mapping):
-        tree["policy"] = {"name": tree.get("policy") or "llm-serving"}
+    tree = {**base, "policy": as_section("policy", base.get("policy") or {"name": "llm-serving"})}
     for key, value in sorted(assignment.items(), key=nesting_order):
         if key in ("policy", "policy.name"):
             tree = merge(tree, {"policy": value if isinstance(value, Mapping) else {"name": value}})

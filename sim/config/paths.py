@@ -17,7 +17,10 @@ from .user_code import names_file
 
 Tree = dict[str, Any]
 Change = Callable[[str], str]  # a path -> the path that replaces it
-FILES_OF_WORKLOAD = {"contest": ("lengths", "tokenizer"), "lengths": ("path",)}  # section -> its keys with a path
+FILES_OF_WORKLOAD = {
+    "contest": ("lengths", "tokenizer"),
+    "lengths": ("path", "tokenizer"),
+}  # section -> its keys with a path
 
 
 def resolve_paths(tree: Mapping[str, Any], folder: Path) -> Tree:

@@ -20,7 +20,7 @@ from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
 
 from .memory import ModelKey, blocks_of
-from .overrides import Tree
+from .overrides import Tree, as_section
 from .registry import hints_of, make_policy
 from .user_code import code_access, names_file
 
@@ -143,6 +143,9 @@ class TraceFile(Keys):
     rate: Optional[Number] = Field(
         None, ge=MIN_RATE, le=MAX_RATE, description="scale the arrival times to this mean rate, requests per second"
     )
+    repeat: Int = Field(
+        1, gt=0, le=MAX_INT, description="number of copies of the trace, one after the other; prompts of copies differ"
+    )
     tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
 
 
@@ -184,11 +187,7 @@ class Scenario(Keys):
     @classmethod
     def _shorthands(cls, tree: Any) -> Any:
         if isinstance(tree, Mapping):
-            tree = dict(tree)
-            if isinstance(tree.get("trace"), str):
-                tree["trace"] = {"path": tree["trace"]}
-            if isinstance(tree.get("policy"), str):
-                tree["policy"] = {"name": tree["policy"]}
+            tree = {key: as_section(key, value) for key, value in tree.items()}
             if isinstance(tree.get("policy"), Mapping):
                 tree["policy"] = {"name": "llm-serving", **tree["policy"]}
         return tree

@@ -1,4 +1,4 @@
-"""Errors that a user sees: bad input, a package that is not installed, a failing policy, an engine that is stuck."""
+"""Errors that a user sees: bad input, a missing package, a failing policy, a stuck engine, lost workers."""
 
 from __future__ import annotations
 
@@ -55,6 +55,10 @@ class Stuck(RuntimeError):
         names = ", ".join(str(request.id) for request in self.requests[:8])
         more = f" and {len(self.requests) - 8} more" if len(self.requests) > 8 else ""
         super().__init__(f"stuck at t={now:g} s: {reason} (requests {names}{more}){cause and f': {cause}'}")
+
+
+class WorkerLost(RuntimeError):
+    """The processes that run simulations died repeatedly, or their scheduler is gone. Exit code 1."""
 
 
 EXTRAS = {  # package -> extra of setup.cfg

@@ -11,9 +11,12 @@ from .request import Request
 FOREVER: Final = 1 << 60  # no limit: for `hold`, block counts, lengths and step numbers
 
 
-def whole(number: SupportsIndex) -> int:
+def count_of(number: SupportsIndex, name: str) -> int:
     """Return a count as an int of Python: a user's policy may compute it with numpy. A float is a TypeError."""
-    return number if type(number) is int else index(number)  # also for a bool
+    count = number if type(number) is int else index(number)  # also for a bool
+    if count < 0:
+        raise ValueError(f"{name}: expected at least 0, got {count}")
+    return count
 
 
 class Chunk:
@@ -23,8 +26,9 @@ class Chunk:
 
     def __init__(self, request: Request, tokens: SupportsIndex, blocks: SupportsIndex = 0) -> None:
         self.request = request
-        self.tokens = whole(tokens)
-        self.blocks = whole(blocks)  # blocks that the request holds from now on; 0: as many as its tokens need
+        self.tokens = count_of(tokens, "Chunk.tokens")
+        # blocks that the request holds from now on; 0: as many as its tokens need
+        self.blocks = count_of(blocks, "Chunk.blocks")
 
     def __iter__(self) -> Iterator[Any]:
         return iter((self.request, self.tokens, self.blocks))
@@ -119,10 +123,13 @@ class Plan:
         self.decode = bool(decode)  # every running request with a complete prompt generates one token, in running order
         self.decode_first = bool(decode_first)  # in the batch, decodes come before the chunks
         self.reorder_running = reorder_running  # the new order of the running queue
-        self.padding_rows = whole(padding_rows)  # rows that the engine computes in addition to the live ones
+        # rows that the engine computes in addition to the live ones
+        self.padding_rows = count_of(padding_rows, "Plan.padding_rows")
         self.wake_at = wake_at  # call `decide` again at this time, even if nothing happens
-        self.hold = whole(hold)  # further steps for which `decide` would return this plan; see the class
-        self.keep_free = whole(keep_free)  # the hold ends before fewer blocks than this would be free
+        # further steps for which `decide` would return this plan; see the class
+        self.hold = count_of(hold, "Plan.hold")
+        # the hold ends before fewer blocks than this would be free
+        self.keep_free = count_of(keep_free, "Plan.keep_free")
         self.hold_past_finish = bool(hold_past_finish)  # the hold does not end when a request finishes
         self.state = state  # policy state, part of the next view
 

@@ -83,6 +83,10 @@ class Policy:
         """Whether the engine allocates KV blocks. If not, the pool has no limit."""
         return True
 
+    def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
+        """Return why the real engine does not start with these settings; empty if it starts, or if there is none."""
+        return []
+
     @property
     def is_sorted(self) -> bool:
         """Whether the waiting queue is sorted by `sort_key`. If not, it is first come, first served."""

@@ -148,8 +148,10 @@ class Request(ClientRequest):
         self._in_prefilling = False  # whether it is in its server's prefilling queue
 
     def client_fields(self) -> tuple[Any, ...]:
-        id, _, *others = super().client_fields()
-        return (id, self.sent, *others)
+        return (
+            self.id, self.sent, self.prompt, self.output, self.limit, self.priority, self.session,
+            self.prefix_hashes, self.follows, self.think_time, self.fails_at_token,
+        )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
         names = [name for name in ("arrival", *PROGRESS_FIELDS) if hasattr(self, name)]

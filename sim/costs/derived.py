@@ -52,7 +52,7 @@ class CostWithHost(StepCost):
 
     def seconds(self, shape: Shape) -> float:
         rows = shape.prefill_rows + shape.decode_live
-        return self.cost.seconds(shape) + self.host.seconds(rows, shape.prefill_rows, shape.prefill_tokens)
+        return self.cost.seconds(shape) + self.host.seconds(rows, shape.prefill_rows, shape.prefill_live)
 
     def decode(self, rows: int, live: int, context: int) -> float:
         return self.cost.decode(rows, live, context) + self.host.seconds(live)
@@ -62,6 +62,8 @@ def without_host(cost: StepCost) -> StepCost:
     """Return a cost model without the host time of its profile."""
     if isinstance(cost, ScaledCost):
         return ScaledCost(without_host(cost.cost), cost.factor)
+    if isinstance(cost, SampledCost):
+        return SampledCost(without_host(cost.cost), cost.added)
     return replace(cost, host=NO_HOST) if isinstance(cost, PartsCost) else cost
 
 

@@ -116,8 +116,14 @@ class Profile:
 
     @property
     def error(self) -> Mapping[str, Any]:
-        """Held-out error per kind of step, as a fraction of the measured time."""
+        """Held-out error per kind of step, as fractions of the measured time: mean, and largest or quantiles."""
         return dict(self.about.get("error") or {})
+
+    @property
+    def mean_errors(self) -> dict[str, float]:
+        """Mean held-out error per kind of step, or of the times of whole runs."""
+        means = {str(kind): (error or {}).get("mean") for kind, error in self.error.items()}
+        return {kind: abs(float(mean)) for kind, mean in means.items() if mean is not None}
 
     def with_noise(self, seed: int) -> StepCost:
         """Return a cost model with the noise of the measured steps; the seed makes it reproducible."""

@@ -63,6 +63,7 @@ class Model:
         return self.weights * calls + self.kv_values * (cached + tokens)
 
 
+SIZES = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab")
 MODELS = {
     "llama2-7b": Model("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096, "bfloat16"),
     "tiny": Model("tiny", 4, 256, 8, 8, 688, 1000, 2048),
@@ -82,6 +83,16 @@ def model_of(about: Mapping[str, Any]) -> Optional[Model]:
     heads, kv_heads = int(model.get("heads") or 1), int(model.get("kv_heads") or model.get("heads") or 1)
     name, dtype = str(model.get("name", "the model")), str(model.get("dtype", "float32"))
     return Model(name, layers, hidden, heads, kv_heads, intermediate, vocab, int(model.get("context") or 0), dtype)
+
+
+def stored_model(model: Any) -> Any:
+    """Return the key `model` of a profile: the name of a known model, else the name and all sizes, if given."""
+    if not isinstance(model, Mapping):
+        return model
+    known, sizes = MODELS.get(str(model.get("name"))), {key: model.get(key) for key in SIZES}
+    if None in sizes.values() or (known is not None and sizes == {key: getattr(known, key) for key in SIZES}):
+        return model.get("name")
+    return {"name": model.get("name"), **sizes}
 
 
 def bytes_per_value(about: Mapping[str, Any], model: Model) -> Optional[int]:

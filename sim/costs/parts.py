@@ -1,6 +1,7 @@
 """A cost model in parts: prefill, decode, mixed steps, swaps and host time.
 
-All numbers are at least 0 and all curves rise, so a step with more tokens, rows or context never takes less time.
+All numbers are at least 0 and all curves rise, so a step with more tokens, rows or context never takes less time. Only
+`padded_square` falls with more rows for the same padded tokens: these rows are shorter.
 """
 
 from __future__ import annotations

@@ -62,6 +62,13 @@ class ErrorKeys(Stored):
     """The held-out error of one kind of step."""
 
     mean: Optional[StoredNumber] = None
+    max: Optional[StoredNumber] = None  # of whole runs
+
+
+class LoadKeys(Stored):
+    """The loads of an endpoint calibration."""
+
+    missed: Optional[dict[str, AtLeast0]] = None  # sizes that no measured step shows
 
 
 class Parameter(Stored):
@@ -150,7 +157,9 @@ class ProfileFile(Stored):
     front_end: Optional[FrontEnd] = None
     first_use: Optional[FirstUse] = None
     sampling: Optional[SamplingKeys] = None
-    error: Optional[dict[str, Optional[Union[StoredNumber, ErrorKeys]]]] = None
+    error: Optional[dict[str, Optional[ErrorKeys]]] = None
+    host_time: Optional[str] = None  # `missing`: the measured times do not have it
+    loads: Optional[LoadKeys] = None
     noise: Optional[dict[str, Factors]] = None
     grid: Optional[dict[str, Annotated[list[AtLeast0], Field(min_length=2, max_length=2)]]] = None
     row_buckets: Optional[list[Whole]] = None

@@ -26,6 +26,7 @@ from .step import Padding, Step
 
 # The cost of a decode: padded rows, seconds at context 0, seconds per context token, whether the cost is linear.
 DecodeCost = tuple[int, float, float, bool]
+MANY_BLOCKS: Final = 1 << 40  # more than any segment allocates; sums of a larger number would be slow
 LOOP_STEPS: Final = 4  # up to this number of steps, `_run_few` is faster than `run_steps`
 
 
@@ -39,6 +40,7 @@ class FastForward(HeldSteps):
         self.padding = padding
         self.padding_rows = 0  # of all decodes
         self.max_context = 0
+        self._free_sum = 0  # free blocks, summed over the steps of a segment after the first one
         self._no_max_wait = loop.policy.max_wait is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         server = loop.server
@@ -54,11 +56,14 @@ class FastForward(HeldSteps):
         plan, offsets, first_call = step.plan, cohort.block_offsets, loop.calls
         extra, wake_at, keep_free = plan.padding_rows, plan.wake_at, plan.keep_free
         hold, horizon, past_finish = self._bounds(plan)
-        costs = self._costs.setdefault(extra, {})
+        costs, use = self._costs.setdefault(extra, {}), server.kv_use
         cold = self.cold_start("decode")
         while True:  # one segment
             start, live, steps = now, cohort.size, 1
             context, offset, free = cohort.context, 1 - cohort.steps, pool.free - keep_free
+            if free > MANY_BLOCKS:
+                free = MANY_BLOCKS
+            first_free = free
             cost = costs.get(live) or self._decode_cost(live, extra)
             rows, fixed, slope, linear = cost
             limit = cohort.next_finish - cohort.steps
@@ -76,8 +81,18 @@ class FastForward(HeldSteps):
                 steps, now, context, free, horizon = self._run_long(
                     wake_at, cost, live, context, now, steps, limit, horizon, free, offset
                 )
-            if steps > 1:
-                pool.free = free + keep_free
+            blocks = pool.total - pool.free
+            if steps == 1:
+                use.tokens = tokens = use.tokens + live
+                use.token_sum += tokens
+                use.block_sum += blocks
+            else:
+                use.add_steps(steps, live, blocks, (steps - 1) * first_free - self._free_sum)
+                pool.free -= first_free - free
+                blocks += first_free - free
+                self._free_sum = 0
+            if blocks > use.peak_blocks:
+                use.peak_blocks = blocks
             self.padding_rows += (rows - live) * steps
             if context > self.max_context:
                 self.max_context = context
@@ -113,13 +128,14 @@ class FastForward(HeldSteps):
         rows, fixed, slope, linear = cost
         gaps, cohort = self.loop.server.token_gaps, self.loop.server.cohort
         offsets, block_size = cohort.block_offsets, cohort.block_size
-        steps = 1
+        steps, free_sum = 1, 0
         for steps in range(2, (limit if limit < LOOP_STEPS else LOOP_STEPS) + 1):
             needed = offsets[(offset - steps) % block_size]
             if needed > free:
                 limit = steps = steps - 1
                 break
             free -= needed
+            free_sum += free
             context += live
             if linear:
                 duration = fixed + slope * context
@@ -129,6 +145,7 @@ class FastForward(HeldSteps):
             now += duration
             if now >= horizon:
                 break
+        self._free_sum = free_sum
         return steps, limit, now, context, free
 
     def _decode_cost(self, live: int, extra: int) -> DecodeCost:
@@ -162,7 +179,10 @@ class FastForward(HeldSteps):
                 fixed = self.cost.decode(rows, live, context + live)
                 if not 0.0 <= fixed <= MAX_STEP:
                     check_seconds(self.cost, fixed)
-            ran, now, free = run_steps(fixed, slope, context, live, now, horizon, count, free, offsets, offset - steps)
+            ran, now, free, free_sum = run_steps(
+                fixed, slope, context, live, now, horizon, count, free, offsets, offset - steps
+            )
+            self._free_sum += free_sum
             if linear:
                 gaps.add_linear(fixed, slope, context, live, ran)
             elif ran:
@@ -199,19 +219,20 @@ class FastForward(HeldSteps):
 def run_steps(
     fixed: float, slope: float, context: int, live: int, now: float, horizon: float, count: int, free: int,
     offsets: list[int], offset: int,
-) -> tuple[int, float, int]:  # fmt: skip
+) -> tuple[int, float, int, int]:  # fmt: skip
     """Run up to `count` decode steps of `live` requests: each must start before the horizon and get its blocks.
 
     The index of the first step in `offsets` is `offset` - 1 modulo the block size. Return the number of steps, the end
-    of the last one and the blocks that are free after it.
+    of the last one, the blocks that are free after it, and the sum of the free blocks over the steps.
     """
-    index = offset % len(offsets)
+    index, free_sum = offset % len(offsets), 0
     for ran in range(count):
         index = (index or len(offsets)) - 1
         needed = offsets[index]
         if now >= horizon or needed > free:
-            return ran, now, free
+            return ran, now, free, free_sum
         free -= needed
+        free_sum += free
         context += live
         now += fixed + slope * context
-    return count, now, free
+    return count, now, free, free_sum

@@ -1,7 +1,8 @@
 """The engine loop: deliver arrivals, call the policy, carry out its plan, run the model call, record the results.
 
 Simulated and live runs use this loop. They differ in the clock, which gives the end of a call, and in `compute`, which
-runs the call on a device.
+runs the call on a device. This module also builds a server and its loop from the `engine` section of a scenario, and
+says why an engine is stuck.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servesim.core import NO_MOVES, Chunk, Moves, Plan
+from servesim.core import NO_MOVES, Chunk, Moves, Plan, Request
 
 from .server import Server
 from .step import Step
@@ -33,10 +33,15 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
 
 def _move(server: Server, moves: Moves, step: Step, now: float) -> None:
     step.has_moves = True
+    _refuse_repeated("release", moves.release)
+    _refuse_repeated("preempt", [preemption.request for preemption in moves.preempt])
+    _refuse_repeated("swap_in", moves.swap_in)
+    _refuse_repeated("prefetch", moves.prefetch)
+    _refuse_repeated("admit", moves.admit)
+    _refuse_repeated("reject", [rejection.request for rejection in moves.reject])
     for request in moves.release:
         server.finished.remove(request)
-        server.pool.free += request._blocks
-        request._blocks = 0
+        server.free_blocks(request)
     for preemption in moves.preempt:
         if server.record_moves:
             step.preempted = [*step.preempted, (preemption.request, preemption.mode, preemption.request.slot)]
@@ -53,12 +58,22 @@ def _move(server: Server, moves: Moves, step: Step, now: float) -> None:
         server.reject(rejection, now)
 
 
+def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:
+    """Raise an AssertionError if a list of a plan has a request twice: its blocks would be counted twice."""
+    if len(requests) > 1 and len(set(requests)) < len(requests):
+        repeated = next(request for index, request in enumerate(requests) if request in requests[:index])
+        raise AssertionError(f"{field} has request {repeated.id} twice")
+
+
 def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: float) -> None:
     """Start the chunks of prompts. A chunk of a request that already decodes is a decode."""
     pool, has_decodes = server.pool, False
+    if len(chunks) > 1:
+        _refuse_repeated("chunks", [chunk.request for chunk in chunks])
     for chunk in chunks:
         request, tokens, blocks = chunk.request, chunk.tokens, chunk.blocks
         if request._cohort is not None:
+            assert not step.plan.decode, f"request {request.id} has a chunk and also decodes with all others"
             has_decodes = True
             continue
         cached = request._cached

@@ -11,6 +11,7 @@ from .work_totals import KindTotals, WorkTotals
 
 def finish_step(server: Server, step: Step, now: float) -> list[Request]:
     """Record the end of a model call and return the finished requests."""
+    _count_kv_use(server, step)
     finished = record_decode(server, step.start, now, 1, now) if step.decode_rows else []
     if step.chunks:
         _record_prefill(server, step, now, finished)
@@ -21,6 +22,18 @@ def finish_step(server: Server, step: Step, now: float) -> list[Request]:
         for request in step.paused:
             server.cohort.join(request)
     return finished
+
+
+def _count_kv_use(server: Server, step: Step) -> None:
+    """Count the blocks and the tokens that requests hold during a model call."""
+    use, blocks = server.kv_use, server.pool.total - server.pool.free
+    use.tokens += step.decode_rows
+    for chunk in step.chunks:
+        use.tokens += chunk.tokens
+    use.token_sum += use.tokens
+    use.block_sum += blocks
+    if blocks > use.peak_blocks:
+        use.peak_blocks = blocks
 
 
 def record_decode(server: Server, start: float, now: float, steps: int, first: float) -> list[Request]:
@@ -130,8 +143,7 @@ def _finish(server: Server, request: Request, now: float, failed: bool) -> None:
     if server.traits.frees_blocks_late:
         server.finished.push(request)
     else:
-        server.pool.free += request._blocks
-        request._blocks = 0
+        server.free_blocks(request)
     request.outcome = "finished"
     if failed:
         request.outcome, request.reason = "failed", "the model call failed"

@@ -1,17 +1,20 @@
-"""The server: waiting, running and swapped queues over one block pool.
+"""The server: waiting, running and swapped queues over one block pool, and its length and memory limits.
 
-How it works. The server has the methods that admit, preempt, swap in and reject a request. plans.py carries out a plan
-with them, and results.py finishes requests. The server never decides and never waits.
+How it works. The server has the methods that submit, admit, preempt, swap in and reject a request, and that free its
+blocks. plans.py carries out a plan with them, and results.py finishes requests. The server decides only what the engine
+decides without its scheduler: it rejects requests that can never run (`Limits`). It never waits.
 
 Why it is exact. Blocks are allocated when a step starts and freed when a request finishes or is preempted, as in real
-block managers. A plan that needs more blocks than are free fails at once. `check` verifies three things: free and used
-blocks add up to the pool. Every request is in one queue. The sums of the cohort equal those of its members.
+block managers. A plan that needs more blocks than are free fails at once. `check` verifies these rules: free and used
+blocks add up to the pool, on the device and on the host. Every request is in one queue. The sums of the cohort and the
+stored tokens equal those of the requests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Final, Optional
 
 from servesim.core import (
     FOREVER,
@@ -23,11 +26,18 @@ from servesim.core import (
     Traits,
     View,
 )
+from servesim.core.request import CLIENT_FIELDS
 
 from .cohort import Cohort
+from .kv_use import KvUse
 from .queues import FifoQueue, RequestQueue, SortedQueue, running_queues
 from .step import Step, TokenGaps
 from .work_totals import WorkTotals
+
+# The queues that a preempted request may go to, by mode; one that keeps its tokens cannot wait for its first chunk.
+PREEMPTION_QUEUES: Final = {
+    "recompute": ("front", "back", "sorted", "swapped"), "swap": ("swapped",), "keep": ("swapped",)
+}  # fmt: skip
 
 
 def waiting_order(policy: Policy) -> Callable[[Request], Any]:
@@ -72,6 +82,7 @@ class Server:
         self.view.state = policy.initial_state()
         self.token_gaps = TokenGaps()
         self.work = WorkTotals(self.cohort)
+        self.kv_use = KvUse()
         self.done: list[Request] = []  # in the order in which they finished
         self.tokens_generated = 0  # over all requests
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
@@ -141,6 +152,7 @@ class Server:
     def preempt(self, preemption: Preemption, now: float) -> int:
         """Preempt a running request, or one kept on the device. Return the number of blocks copied to the host."""
         request, mode, queue = preemption
+        assert queue in PREEMPTION_QUEUES.get(mode, ()), f"expected mode and queue of Preemption, got {mode}, {queue}"
         if request.status == "running":
             self._leave_running(request)
         else:
@@ -155,12 +167,19 @@ class Server:
             self.pool.host_free -= request.host_blocks
             assert self.pool.host_free >= 0, f"the swap-out needs {-self.pool.host_free} more host blocks"
         else:
-            request._cached = 0
             request.prompt_done = False
-        self.pool.free += request._blocks
-        request._blocks = 0
+        self.free_blocks(request)
+        if mode == "recompute":
+            request._cached = 0
         self._requeue(request, queue)
         return request.host_blocks
+
+    def free_blocks(self, request: Request) -> None:
+        """Free the device blocks of a request that is not in the cohort."""
+        if request._blocks:  # otherwise its tokens, if any, are on the host
+            self.pool.free += request._blocks
+            self.kv_use.tokens -= request._cached
+            request._blocks = 0
 
     def _leave_running(self, request: Request) -> None:
         request.prompt_done = request._cohort is not None
@@ -203,6 +222,7 @@ class Server:
             self._allocate(copied)
             self.pool.host_free += copied
             request._blocks, request.host_blocks = copied, 0
+            self.kv_use.tokens += request._cached
             request.swapped += now - request.state_since
             request.state_since = now
         return copied
@@ -217,12 +237,12 @@ class Server:
             self.running.remove(request)
         else:
             (self.waiting if request.status == "waiting" else self.swapped).remove(request)
-        self.pool.free += request._blocks
+        self.free_blocks(request)
         if rejection.keeps_host_blocks:
             self.pool.host_lost += request.host_blocks
         else:
             self.pool.host_free += request.host_blocks
-        request._blocks = request.host_blocks = 0
+        request.host_blocks = 0
         self._finish_unserved(request, now, rejection.outcome, rejection.reason)
 
     def _finish_unserved(self, request: Request, now: float, outcome: str, reason: str) -> None:
@@ -244,6 +264,8 @@ class Server:
         pool, cohort = self.pool, self.cohort
         used = sum(r.blocks for r in self.running) + sum(r._blocks for r in (*self.finished, *self.swapped))
         assert pool.free + used == pool.total, f"{pool.free} free + {used} used != {pool.total} blocks"
+        stored = [*self.running, *(r for r in (*self.finished, *self.swapped) if r._blocks)]
+        assert self.kv_use.tokens == sum(request.cached for request in stored), "wrong number of stored tokens"
         on_host = sum(request.host_blocks for request in self.swapped)
         assert pool.host_free + pool.host_lost + on_host == pool.host_total, "host blocks lost"
         decoding = [request for request in self.running if request.decodes]
@@ -314,3 +336,25 @@ class Limits:
         if need > self.pool.total:
             return f"needs {need} blocks for {prompt}+{limit} tokens, the pool has {self.pool.total}"
         return None
+
+
+def find_change(
+    server: Server, before: Sequence[tuple[Any, ...]], requests: Sequence[Request]
+) -> Optional[tuple[Request, str]]:
+    """Return the first request, and its field, that no longer has the value of the client or of the server.
+
+    `before`: the client fields of the requests when the client sent them. This is here because it is compiled here.
+    """
+    arrival_is_send_time = server.traits.arrival_is_send_time
+    for request, old_fields in zip(requests, before):
+        if request.client_fields() != old_fields:
+            for name, old, new in zip(CLIENT_FIELDS, old_fields, request.client_fields()):
+                if old != new and (name != "arrival" or request.follows is None):  # a follower is sent later
+                    return request, "sent" if name == "arrival" else name
+        if request.visible_at is None:
+            continue
+        if request.arrival != (request.sent if arrival_is_send_time else request.visible_at):
+            return request, "arrival"
+        if request.stop_at != server.limits.output_tokens(request):
+            return request, "stop_at"
+    return None

@@ -145,14 +145,6 @@ def append_to(file: io.FileIO, data: bytes) -> None:
         raise
 
 
-def drop_incomplete_line(path: PathLike) -> None:
-    """Remove an incomplete last line, which a killed process leaves behind."""
-    with write_errors(path), open(path, "r+b") as file:
-        data = file.read()
-        if data and not data.endswith(b"\n"):
-            file.truncate(data.rfind(b"\n") + 1)
-
-
 class CsvWriter:
     """A csv writer that marks formula cells (see csv_rows.py)."""
 

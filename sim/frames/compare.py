@@ -15,7 +15,7 @@ from servesim.report.figures import plot_changes, styled_axes
 from servesim.runs.metric_table import metrics_in
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
-from servesim.study.compare import COLUMNS, Difference, compare, describe_pairs, summarise
+from servesim.study.compare import COLUMNS, Difference, compare, describe_pairs, name_of_b, summarise
 from servesim.study.compared_runs import ComparedRuns, paired_values, single_run
 
 from .run import Result
@@ -47,7 +47,7 @@ class CompareResult:
     @property
     def verdict(self) -> str:
         """The result in sentences."""
-        return summarise(self.differences, self.tolerance)
+        return summarise(self.differences, name_of_b(self.a, self.b), self.tolerance)
 
     @property
     def within_tolerance(self) -> Optional[bool]:

@@ -14,6 +14,7 @@ import pandas as pd
 from servesim.calibrate.probe.samples import REQUIRED_COLUMNS, holds_steps, read_samples, samples_file
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
+from servesim.costs.profile_verdict import verdict_on
 from servesim.study.columns import html_result
 
 RUN_KINDS = ("fitted", "left_out", "predicted")  # in the record of a fit to logs
@@ -72,8 +73,12 @@ class ProfileFrames:
     @property
     def errors(self) -> pd.DataFrame:
         """Held-out error of the fit for each kind of step."""
-        errors = {kind: error for kind, error in self.profile.error.items() if isinstance(error, dict)}
-        return pd.DataFrame.from_dict(errors, orient="index")
+        return pd.DataFrame.from_dict({kind: error or {} for kind, error in self.profile.error.items()}, orient="index")
+
+    @property
+    def verdict(self) -> str:
+        """What the profile can be used for, and why: usable, for ranking only, or do not use."""
+        return verdict_on(self.profile).text
 
     @property
     def parameters(self) -> pd.DataFrame:
@@ -95,6 +100,7 @@ class ProfileFrames:
             cells += [
                 [f"held-out error, {kind}", f"{error:.1%}"] for kind, error in self.errors["mean"].dropna().items()
             ]
+        cells.append(["verdict", self.verdict])
         return html_result(f"Profile: {self.profile.name}", cells, [self.profile.backend_note or ""])
 
     def __repr__(self) -> str:

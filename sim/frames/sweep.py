@@ -23,7 +23,7 @@ from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.compared_runs import ComparedRuns, from_row
 from servesim.study.knob_table import RowSearch, knob_table, sorted_values
 from servesim.study.ranking import Summary
-from servesim.study.single_run import RunContext
+from servesim.study.single_run import run_context
 from servesim.study.table import format_count, sweep_columns
 from servesim.study.verdict import describe_constraints, describe_ties, top_rows, verdict_of
 
@@ -124,11 +124,12 @@ class SweepResult:
 
     def scenario(self, config: Optional[int] = None) -> Tree:
         """Return the scenario of a configuration (default: the winner), as input of `servesim.run`."""
-        return self.summary.experiment.tree(self.winner if config is None else config)
+        return self.summary.experiment.scenario(self.winner if config is None else config)
 
     def export(self, to: str, config: Optional[int] = None, model: str = "MODEL") -> str:
         """Return a configuration (default: the winner) as the command or the file of vllm, sglang or llm-serving."""
-        return export_text(self.scenario(config), to, model, self.summary.experiment.name)
+        tree = self.summary.experiment.tree(self.winner if config is None else config)
+        return export_text(tree, to, model, self.summary.experiment.name)
 
     def compare(
         self,
@@ -162,7 +163,9 @@ class SweepResult:
         """
         task = self.summary.experiment.task(self.winner if config is None else config, replication)
         with allow_code(trust):
-            return run_scenario(RunContext(self.summary.experiment.base).scenario(task), None, decisions)
+            context = run_context(self.summary.experiment.context)
+            scenario = context.scenario(task)
+            return run_scenario(scenario, context.trace(scenario, task), decisions)
 
     def curve(self, knob: str, metric: Optional[str] = None) -> pd.DataFrame:
         """Return the metric for each value of a parameter; the default metric is the first objective.

@@ -1,4 +1,4 @@
-"""The report page and the charts of a sweep.
+"""Report pages and charts: sweeps, searches, request rates, comparisons, and simulated against measured runs.
 
-It imports study and runs. frames, api and commands import it.
+It imports study and the packages below it. frames and commands import it.
 """

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from servesim.statistics.number_format import format_metric
-from servesim.study.compare import COLUMNS, Difference, summarise
+from servesim.study.compare import COLUMNS, Difference, name_of_b, summarise
 from servesim.study.compared_runs import ComparedRuns, paired_values
 
 from .page import MetricFact, ResultCard, page_table, write_page
@@ -26,7 +26,7 @@ def write_compare_report(
     charts += [chart for number, d in enumerate(differences) if (chart := pair_chart(a, b, d, number)) is not None]
     write_page(
         path, "compare.html", title="Comparison of two configurations", about=f"A: {a.name}. B: {b.name}.",
-        trust=trust(a, b, differences), result=result(differences, tolerance), charts=charts,
+        trust=trust(a, b, differences), result=result(differences, name_of_b(a, b), tolerance), charts=charts,
         table=page_table(COLUMNS, differences),
     )  # fmt: skip
 
@@ -45,14 +45,15 @@ def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -
     return [*facts, Fact("Calibration uncertainty", text, GOOD if draws else CHECK)]
 
 
-def result(differences: Sequence[Difference], tolerance: Optional[float]) -> ResultCard:
-    """Return the comparison in sentences, and the change of each metric."""
+def result(differences: Sequence[Difference], b: str, tolerance: Optional[float]) -> ResultCard:
+    """Return the comparison in sentences, and the change of each metric; `b` is the name of B."""
     first, *others = differences
-    outcomes = {"better": "B is better", "worse": "B is worse", "the same": "No difference"}
+    outcomes = {"better": f"{b} is better", "worse": f"{b} is worse", "the same": "No difference"}
     title = f"{outcomes.get(first.outcome, 'No significant difference')} in {first.objective.metric}"
     facts = [MetricFact(d.objective.metric, change_text(d), d.outcome) for d in others]
     big = f"{first.objective.metric} {change_text(first)}"
-    return ResultCard(title, summarise(differences, tolerance), first.outcome == "better", big, first.describe(), facts)
+    text = summarise(differences, b, tolerance)
+    return ResultCard(title, text, first.outcome == "better", big, first.describe(b), facts)
 
 
 def change_text(difference: Difference) -> str:

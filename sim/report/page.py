@@ -95,6 +95,7 @@ class ResultCard:
     facts: Sequence[MetricFact] = ()
     settings: Sequence[tuple[str, str]] = ()
     notes: Sequence[str] = ()
+    times: str = ""  # where the time of a request goes
 
 
 def setting_chips(assignment: Mapping[str, Any]) -> list[tuple[str, str]]:

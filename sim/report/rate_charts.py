@@ -81,7 +81,7 @@ def capacity_limit(curve: Curve) -> Optional[Limit]:
     """Return the capacity of a configuration as a line of the charts; None without one."""
     if curve.capacity is None or not curve.capacity.rate:
         return None
-    return Limit("x", curve.capacity.estimate, f"{curve.role}: {curve.capacity.text}")
+    return Limit("x", curve.capacity.rate, f"{curve.role}: {curve.capacity.text}")
 
 
 def over_rate(curves: Drawn, metric: str, bounds: Sequence[Bound], id: str) -> Chart:

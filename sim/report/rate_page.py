@@ -1,4 +1,4 @@
-"""report.html of a sweep over rates: curves over the request rate, capacities, and the ranking at each rate."""
+"""report.html of any result; and the page of a sweep over rates: curves, capacities, and the ranking at each rate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.study.columns import Column
 from servesim.study.ranking import Summary
-from servesim.study.rate_summary import RateSummary, capacity_columns, point_columns
+from servesim.study.rate_summary import (
+    CAPACITY_ERROR,
+    RateSummary,
+    capacity_columns,
+    describe_length,
+    point_columns,
+)
 from servesim.study.rates import Curve
 from servesim.study.result import Result
 from servesim.study.table import format_count
@@ -85,9 +91,10 @@ def result_card(result: RateSummary) -> ResultCard:
     """Return the verdict, and the winner by capacity with its settings."""
     verdict, winner, notes = result.verdict, result.winner, []
     if result.experiment.subject_to and not result.experiment.precision:
-        method = "the highest tested rate below all rates that miss a constraint"
-        estimate = 'The number after "about" is interpolated up to the next tested rate.'
-        notes.append(f"The capacity is {method}. {estimate} The key precision finds it more exactly.")
+        method = "between the highest tested rate below all rates that miss a constraint and the next one"
+        notes.append(f"The capacity is {method}. The key precision finds it more exactly.")
+    if result.experiment.subject_to:
+        notes += [f"{note[0].upper()}{note[1:]}." for note in (*describe_length(result), CAPACITY_ERROR)]
     title, won = TITLES[verdict.kind], verdict.kind in ("winner", "capacity")
     if winner is None or winner.capacity is None:
         return ResultCard(title, verdict.text, notes=notes)

@@ -86,7 +86,7 @@ class RecordedRun:
 def record_runs(summary: Summary, roles: Roles) -> list[RecordedRun]:
     """Run the compared configurations again; empty if their requests or policies cannot be loaded."""
     rows = {role: row for role, row in roles.items() if "failed" not in row.labels}
-    context = RunContext(summary.experiment.base)
+    context = RunContext(summary.experiment.base, length=summary.experiment.length)
     try:
         return [record_run(summary, role, row, context) for role, row in rows.items()]
     except BadInput:

@@ -42,7 +42,7 @@ from .recorded_runs import COLOURS, RecordedRun, compared_rows, leader, record_r
 from .trade_offs import point_names, slo_of, trade_offs
 from .trust import sweep_facts
 
-NOT_ELIGIBLE = ("stuck", "failed", "serves fewer")  # labels
+NOT_ELIGIBLE = ("stuck", "failed", "serves fewer", "does not start")  # labels
 TITLES = {
     "winner": "Winner", "baseline": "No winner: nothing beats the baseline",
     "infeasible": "No winner: no configuration meets the constraints", "failed": "No winner",
@@ -85,7 +85,7 @@ def result(summary: Summary) -> ResultCard:
     """Return the verdict, and the leading configuration with its metrics."""
     verdict, row = verdict_of(summary), leader(summary)
     notes = [*describe_draws(summary), *describe_confirmation(summary), *describe_constraints(summary)]
-    texts = [*map(sentence, notes), *gains(summary)]
+    texts = list(map(sentence, notes))
     title, won = TITLES[verdict.kind], verdict.kind == "winner"
     if row is None:
         return ResultCard(title, verdict.text, notes=texts)
@@ -93,7 +93,8 @@ def result(summary: Summary) -> ResultCard:
     big = f"{first.metric.removesuffix('_ms')} {format_mean(row.means[first.metric], first.metric)}"
     facts = [metric_fact(row, objective) for objective in others]
     change, settings = compare_with_baseline(row, first), setting_chips(row.assignment)
-    return ResultCard(title, verdict.text, won, big, change, facts, settings, texts)
+    times = request_times(row, summary.baseline)
+    return ResultCard(title, verdict.text, won, big, change, facts, settings, texts, times)
 
 
 def metric_fact(row: Row, objective: Objective) -> MetricFact:
@@ -113,20 +114,22 @@ def compare_with_baseline(row: Row, objective: Objective) -> str:
     return f"{format_difference(row, objective.metric)}: {word} than the baseline{note}"
 
 
-def gains(summary: Summary) -> list[str]:
-    """Return the states in which a request spends less or more time than with the baseline."""
-    row = leader(summary)
-    if row is None or row is summary.baseline:
-        return []
-    winner, base = row.time_breakdown(), summary.baseline.time_breakdown()
-    if not winner or not base:
-        return ["No comparison of times: a compared configuration served no request."]
-    changes = sorted(((winner[name] - base[name], STATE_LABELS[name]) for name in STATES), key=lambda item: item[0])
-    total, before = sum(winner.values()), sum(base.values())
-    less = [f"{name} -{format_number(-seconds)} s" for seconds, name in changes if seconds < -0.005 * before]
-    more = [f"{name} +{format_number(seconds)} s" for seconds, name in changes[::-1] if seconds > 0.005 * before]
-    text = f"A request takes {format_number(total)} s on average (baseline: {format_number(before)} s)"
-    return [text + (": " + ", ".join(less + more) if less or more else "") + "."]
+def request_times(row: Row, baseline: Row) -> str:
+    """Return where a request spends its time: in which states less or more than with the baseline."""
+    seconds, base = row.time_breakdown(), baseline.time_breakdown()
+    if not seconds or not base:
+        return "No times of requests: a compared configuration served no request."
+    total, before = sum(seconds.values()), sum(base.values())
+    text = f"A request takes {format_number(total)} s on average"
+    if row is baseline:
+        largest = sorted(((seconds[name], STATE_LABELS[name]) for name in STATES), reverse=True)
+        parts = [f"{name} {format_number(part)} s" for part, name in largest if part > 0.005 * total]
+        return f"{text}: {', '.join(parts)}."
+    changes = sorted(((seconds[name] - base[name], STATE_LABELS[name]) for name in STATES), key=lambda item: item[0])
+    less = [f"{name} -{format_number(-change)} s" for change, name in changes if change < -0.005 * before]
+    more = [f"{name} +{format_number(change)} s" for change, name in changes[::-1] if change > 0.005 * before]
+    changed = ": " + ", ".join(less + more) if less or more else ""
+    return f"{text} (baseline: {format_number(before)} s){changed}."
 
 
 def single_changes(summary: Summary, curves: Sequence[Knob]) -> Table | None:

@@ -9,6 +9,8 @@ from typing import Any
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.model_config import model_name
+from servesim.costs.profile_verdict import DO_NOT_USE, RANKING, USABLE, verdict_on
 from servesim.runs.request_rate import format_rate
 from servesim.study.ranking import Summary
 from servesim.study.rate_summary import RateSummary, is_outside_profile
@@ -19,6 +21,8 @@ from .page import sentence
 from .recorded_runs import RecordedRun, Roles
 
 GOOD, CHECK, WARN = "good", "check", "warn"
+TONES = {USABLE: GOOD, RANKING: CHECK, DO_NOT_USE: WARN}
+MAX_OUTSIDE = 0.01  # of the model calls: more of them outside the measured range are a warning
 MAX_GOOD_ERROR = 0.05  # a larger held-out error of a kind of step is marked
 
 
@@ -50,22 +54,28 @@ def profile_facts(source: Any) -> list[Fact]:
     )
     if profile.backend_note is not None:
         facts.append(Fact("Backend", sentence(profile.backend_note), CHECK))
-    return [*facts, error_fact(profile)]
-
-
-def model_name(model: Any) -> str:
-    """Return the name of a profile's model."""
-    return str(model.get("name") or "") if isinstance(model, Mapping) else str(model or "")
+    return [*facts, error_fact(profile), verdict_fact(profile)]
 
 
 def error_fact(profile: Profile) -> Fact:
-    """Return the held-out error of each kind of step."""
-    errors = {kind: error.get("mean") if isinstance(error, Mapping) else error for kind, error in profile.error.items()}
-    known = {kind: abs(float(error)) for kind, error in errors.items() if error is not None}
-    if not known:
+    """Return the mean held-out error of each kind of step; of whole runs, also the largest one."""
+    means = profile.mean_errors
+    if not means:
         return Fact("Held-out error", "unknown: the profile has none", WARN)
-    text = ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in known.items())
-    return Fact("Held-out error", f"{text} (mean)", GOOD if max(known.values()) <= MAX_GOOD_ERROR else CHECK)
+    largest = {kind: error["max"] for kind, error in profile.error.items() if kind in means and error.get("max")}
+    text = f"{list_errors(means)} (mean)" + (f"; largest: {list_errors(largest)}" if largest else "")
+    return Fact("Held-out error", text, GOOD if max(means.values()) <= MAX_GOOD_ERROR else CHECK)
+
+
+def list_errors(errors: Mapping[str, float]) -> str:
+    """Return errors as text."""
+    return ", ".join(f"{kind} {100 * error:.1f} %" for kind, error in errors.items())
+
+
+def verdict_fact(profile: Profile) -> Fact:
+    """Return what the profile can be used for."""
+    verdict = verdict_on(profile)
+    return Fact("Verdict on the profile", verdict.text, TONES[verdict.grade])
 
 
 def policy_fact(scenarios: Iterable[Scenario]) -> Fact:
@@ -102,12 +112,18 @@ def range_fact(summary: Summary, runs: Sequence[RecordedRun]) -> Fact:
     shares = [(run.role, run.outside) for run in runs if run.outside is not None]
     rate = summary.experiment.rate
     at = "" if rate is None else f" at {format_rate(rate)}"
-    text = ", ".join(f"{role} {100 * share:.1f} % of the model calls{at}" for role, share in shares)
+    text = ", ".join(f"{role} {format_share(share)} of the model calls{at}" for role, share in shares)
     count = f"{outside:,} of {format_count(len(summary.rows), 'configuration')} have steps outside" if outside else ""
     worst = max((share for _, share in shares), default=0.0)
     if not shares and not outside:
         return Fact("Outside the measured range", "unknown: the profile names no measured range", CHECK)
-    return Fact("Outside the measured range", "; ".join(filter(None, (text, count))), WARN if worst > 0.01 else GOOD)
+    tone = WARN if worst > MAX_OUTSIDE else CHECK if outside else GOOD
+    return Fact("Outside the measured range", "; ".join(filter(None, (text, count))), tone)
+
+
+def format_share(share: float) -> str:
+    """Return a fraction in percent; a small one is not 0."""
+    return f"{100 * share:.1f} %" if not 0 < share < 0.0005 else "less than 0.1 %"
 
 
 def saturation_fact(summary: Summary, roles: Roles) -> Fact:

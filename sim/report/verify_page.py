@@ -25,6 +25,9 @@ from .recorded_runs import QUANTILES
 from .trust import CHECK, GOOD, Fact, policy_fact, profile_facts
 
 MAX_DOTS = 3000  # requests per chart and run
+SOURCES = {  # of an error
+    "from_step_times": "from step times", "from_decisions": "from decisions", "from_http": "from HTTP",
+}  # fmt: skip
 LATENCY_NAMES = {"ttft": "TTFT", "e2el": "E2E latency"}
 
 
@@ -138,11 +141,7 @@ def error_chart(runs: Sequence[VerifiedRun], checked: Sequence[str], tolerance: 
 def error_text(run: VerifiedRun, name: str) -> str:
     """Return both values of a metric, the error and its sources."""
     row = run.metric(name)
-    sources = [
-        f"<br>{text}: {100 * row[key]:+.2f} %"
-        for text, key in (("from step times", "from_step_times"), ("from decisions", "from_decisions"))
-        if row.get(key) is not None
-    ]
+    sources = [f"<br>{text}: {100 * row[key]:+.2f} %" for key, text in SOURCES.items() if row.get(key) is not None]
     values = f"simulated {format_metric(row['simulated'], name)}, measured {format_metric(row['measured'], name)}"
     return f"<b>{plain(run.name or 'run')}</b><br>{name}: {100 * row['error']:+.2f} %<br>{values}{''.join(sources)}"
 
@@ -212,7 +211,8 @@ def metric_table(runs: Sequence[VerifiedRun], checked: Sequence[str]) -> Table:
         Column("scenario", lambda row: row.run, shown=("page",)),
         Column("metric", lambda row: row.name, shown=("page",)),
         *(level_column(side) for side in ("simulated", "measured")),
-        *(percent_column(key) for key in ("error", "from_step_times", "from_decisions")),
+        percent_column("error"),
+        *(percent_column(key) for key in SOURCES if any(row.values.get(key) is not None for row in rows)),
         Column("note", VerifiedMetric.note, shown=("page",)),
     ]
     return page_table(columns, rows)

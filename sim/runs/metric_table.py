@@ -1,10 +1,12 @@
 """The table of all metrics: unit, better direction, and the lists that show each one.
 
-A new metric needs one line here, besides the code that computes it.
+A new metric needs one line here, besides the code that computes it. A metric of the list `groups` is also computed for
+the requests of one priority or one session, under a name such as `p99_ttft_ms[priority=0]`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -20,6 +22,7 @@ Listing = Literal[
     "verify",  # in verify.json
     "checked",  # default of `sim verify --metrics`
     "ranked",  # compared between scenarios by their order
+    "groups",  # computed for each priority and each session
 ]
 
 
@@ -52,6 +55,8 @@ def latency(name: str, statistic: str) -> Metric:
     """Return one statistic of a latency."""
     metric = f"{statistic}_{name}_ms"
     lists: list[Listing] = [] if statistic == "std" else ["intervals"]
+    if name != "itl" and statistic != "std":  # gaps between tokens are pooled over all requests
+        lists.append("groups")
     if name != "itl" and statistic in ("mean", "p99"):
         lists += ["summary", "main"]
     if name != "itl" and statistic == "mean":
@@ -71,16 +76,21 @@ TABLE = (
     Metric("output_throughput", "tok/s", "max", ("summary", "intervals", "main", "compare", "verify", "checked"),
            "output tokens/s per device"),
     Metric("total_token_throughput", "tok/s", "max", ("intervals",), "tokens/s (prompt and output)"),
-    Metric("attainment", "", "max"),
+    Metric("attainment", "", "max", ("groups",)),
     *(latency(name, statistic) for name in LATENCIES for statistic in STATISTICS),
     Metric("preemptions", "", "min", ("summary", "intervals", "verify")),
-    Metric("completed", "", "max", ("summary",)),
-    Metric("failed", "", "min", ("summary",)),
+    Metric("completed", "", "max", ("summary", "groups")),
+    Metric("failed", "", "min", ("summary", "groups")),
     Metric("model_calls", "", "min", ("intervals", "verify")),
     Metric("busy_s", "s", "min"),
     Metric("prompt_tokens_computed", "", "min"),
     Metric("padded_prompt_tokens", "", "min"),
     Metric("padded_decode_rows", "", "min"),
+    Metric("mean_kv_usage", "", "min", ("summary",), is_percentage=True),
+    Metric("peak_kv_usage", "", "min", ("summary",), is_percentage=True),
+    Metric("kv_fragmentation", "", "min", ("summary",), is_percentage=True),
+    Metric("peak_kv_blocks", "", "min"),
+    Metric("mean_kv_tokens", "", "min"),
     Metric("mfu", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("mbu", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("energy", "J/1k tok", "min", ("summary",), needs="power"),
@@ -94,6 +104,22 @@ def metrics_in(listing: Listing) -> tuple[str, ...]:
     return tuple(metric.name for metric in TABLE if listing in metric.lists)
 
 
+GROUPS = ("priority", "session")  # fields of a request
+GROUP_NAME = re.compile(rf"([\w.]+)\[({'|'.join(GROUPS)})=([^\[\]<>]+)\]")
+
+
+def whole_metric(name: str) -> str:
+    """Return the name of the same metric of all requests: p99_ttft_ms of p99_ttft_ms[priority=0]."""
+    match = GROUP_NAME.fullmatch(name)
+    return match[1] if match else name
+
+
+def is_metric(name: str) -> bool:
+    """Whether an objective or a bound may have this name."""
+    whole = whole_metric(name)
+    return whole in BY_NAME and (whole == name or "groups" in BY_NAME[whole].lists)
+
+
 def metric_named(name: str) -> Metric:
     """Return a metric; other names are further percentiles of latencies (p99.9_ttft_ms)."""
-    return BY_NAME.get(name) or Metric(name, "ms", "min")
+    return (BY_NAME.get(whole_metric(name)) or Metric(name, "ms", "min"))._replace(name=name)

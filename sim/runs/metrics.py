@@ -17,8 +17,8 @@ import numpy.typing as npt
 from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
-from .metric_table import PERCENTILES, percentile_name
-from .request_rows import client_ends, first_tokens, output_tokens, sent_times, total_seconds
+from .metric_table import GROUPS, PERCENTILES, metrics_in, percentile_metrics, percentile_name
+from .request_rows import client_ends, first_tokens, group_requests, output_tokens, sent_times, total_seconds
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
@@ -26,6 +26,7 @@ Times = tuple[Array, Array]  # when requests were sent, and when their clients s
 PART = 1 << 13  # values that are converted at once; they fit into the cache
 BIN_SHIFT = 44  # of the 64 bits of a float; the values of a bin then differ by at most 0.4 %
 LAST_BIN = 1 << 12  # bins for 16 powers of 2
+MAX_GROUPS = 16  # priorities or sessions that have metrics of their own
 
 
 def time_per_token(ttft: Any, e2el: Any, output: Any) -> Any:
@@ -174,6 +175,7 @@ class Metrics:
         self.percentiles: tuple[float, ...] = PERCENTILES
         self.itl = pooled_stats(gaps)  # first: it needs the most memory
         self._gaps = gaps
+        self._slo = slo or {}
         self.requests = requests
         done = [request for request in requests if request.outcome == "finished"]
         self.done = done
@@ -187,7 +189,7 @@ class Metrics:
         self.outputs = int(output.sum())
         self.inputs = sum([request.prompt for request in done])
         self.makespan = makespan(*self.times)
-        self.good = self._good(slo or {})
+        self.good = self._good(self._slo)
 
     def _good(self, slo: Mapping[str, float]) -> int | None:
         """Return the number of requests that met all bounds (seconds)."""
@@ -218,6 +220,23 @@ class Metrics:
         outcomes = [request.outcome for request in self.requests]
         return {outcome or "unfinished": count for outcome, count in Counter(outcomes).items()}
 
+    @property
+    def attainment(self) -> float | None:
+        """The fraction of all requests that met all bounds."""
+        return None if self.good is None else self.good / max(1, len(self.requests))
+
+    def of_groups(self) -> dict[str, Any]:
+        """Return the metrics of each priority and of each session, if there are several, but not too many."""
+        names = (*metrics_in("groups"), *percentile_metrics(self.percentiles))
+        result = {}
+        for field in GROUPS:
+            for value, requests in group_requests(self.requests, field, MAX_GROUPS).items():
+                inside = Metrics(requests, TokenGaps(), self._slo)
+                inside.percentiles = self.percentiles
+                metrics = inside.as_result()
+                result.update({f"{name}[{field}={value}]": metrics[name] for name in names if name in metrics})
+        return result
+
     def as_result(self) -> dict[str, Any]:
         """Return the metrics under the keys of vLLM's benchmark result."""
         result: dict[str, Any] = {
@@ -228,6 +247,7 @@ class Metrics:
             "total_output_tokens": self.outputs,
             "request_throughput": self.rate(len(self.done)),
             "request_goodput": None if self.good is None else self.rate(self.good),
+            "attainment": self.attainment,
             "output_throughput": self.rate(self.outputs),
             "total_token_throughput": self.rate(self.outputs + self.inputs),
         }

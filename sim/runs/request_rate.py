@@ -1,4 +1,4 @@
-"""The request rate of a scenario: read it, and return the scenario at another rate.
+"""The request rate of a scenario: read it, and return the scenario at another rate or with more requests.
 
 Another rate keeps the requests and scales only their arrival times. The client of the contest has its own times: it
 rounds its gaps to 10 ms. A rate is not a setting of the server, so it cannot be a parameter of a sweep.
@@ -13,6 +13,7 @@ from typing import Any, Optional
 from servesim.config.overrides import Tree, apply_assignment, set_key
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
+from servesim.traces.edit import arrivals_advice
 
 from .simulate import load_trace
 
@@ -24,7 +25,9 @@ def request_rate(tree: Tree) -> float:
     """Return requests per second: the rate that the scenario sets, else the mean rate of its requests."""
     trace = load_trace(scenario_from(apply_assignment(tree, {})))
     if any(request.follows is not None for request in trace.requests) or not trace.span > 0:
-        raise BadInput("scenario: expected requests with a rate, but they wait for each other or all arrive at once")
+        advice = f"; {arrivals_advice(trace, 1.0)}" if tree.get("trace") and not trace.span > 0 else ""
+        problem = "expected requests with a rate, but they wait for each other or all arrive at once"
+        raise BadInput(f"scenario: {problem}{advice}")
     return rate_key_value(tree) or (len(trace) - 1) / trace.span
 
 
@@ -52,6 +55,19 @@ def scenario_at_rate(tree: Tree, rate: float, factor: float) -> Optional[Tree]:
     if trace is not None:
         return {**tree, "trace": {**(trace if isinstance(trace, Mapping) else {"path": trace}), "rate": rate}}
     return None
+
+
+def longer_scenario(tree: Tree, times: int) -> Tree:
+    """Return the scenario with `times` as many requests: more copies of a trace, or more requests of a workload."""
+    trace, workload = tree.get("trace"), tree.get("workload")
+    if times == 1 or (trace is None and workload is None):
+        return tree
+    if trace is None:
+        from servesim.traces.make.workload import longer_workload
+
+        return {**tree, "workload": longer_workload(workload, times)}
+    keys = trace if isinstance(trace, Mapping) else {"path": trace}
+    return {**tree, "trace": {**keys, "repeat": times * keys.get("repeat", 1)}}
 
 
 def is_contest(workload: Optional[Mapping[str, Any]]) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Optional
 from servesim.core import Request
 
 RECORDED = (
-    "id", "arrival", "first_token", "finish", "prompt", "output", "preemptions",
+    "id", "arrival", "first_token", "finish", "prompt", "output", "priority", "session", "preemptions",
     "queued", "prefill", "stalled", "decoding", "swapped", "front_end", "outcome",
 )  # fmt: skip
 COLUMNS = (*RECORDED, "ttft", "tpot", "e2el")  # the latencies follow from the others
@@ -24,8 +24,8 @@ def request_row(request: Request) -> tuple[Any, ...]:
     front_end, queued, prefilling, stalled, decoding, swapped = seconds_in_states(request)
     return (
         request.id, request.sent, request.first_token, request.client_end, request.prompt, request.written,
-        request.preemptions, queued, prefilling, stalled, decoding, swapped, front_end, request.outcome,
-        *latencies(request),
+        request.priority, request.session, request.preemptions, queued, prefilling, stalled, decoding, swapped,
+        front_end, request.outcome, *latencies(request),
     )  # fmt: skip
 
 
@@ -81,6 +81,23 @@ def first_tokens(requests: Sequence[Request]) -> list[float]:
 def output_tokens(requests: Sequence[Request]) -> list[int]:
     """Return the generated tokens of the requests."""
     return [request.written for request in requests]
+
+
+def group_requests(requests: Sequence[Request], field: str, maximum: int) -> dict[Any, list[Request]]:
+    """Return the requests by `priority` or `session`; nothing if there is one value, or if there are too many."""
+    values = [request.priority if field == "priority" else request.session for request in requests]
+    groups: dict[Any, list[Request]] = {value: [] for value in sorted(set(values) - {None}, key=by_type)}
+    if not 1 < len(groups) <= maximum:
+        return {}
+    for value, request in zip(values, requests):
+        if value is not None:
+            groups[value].append(request)
+    return groups
+
+
+def by_type(value: Any) -> tuple[str, Any]:
+    """Return the sort key of values that are numbers or texts."""
+    return type(value).__name__, value
 
 
 def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:

@@ -64,6 +64,7 @@ class ResultFile(Stored):
     mean_seconds: dict[str, StoredNumber] = Field({})
     host: list[Seconds] = Field([], max_length=4)  # the fields of costs.parts.HostPart
     intervals: Optional[IntervalKeys] = None
+    server_latencies: dict[str, StoredNumber] = Field({})  # by metric, measured in the server
 
 
 class SentLine(Stored):
@@ -112,7 +113,7 @@ def read_result(path: Path) -> dict[str, Any]:
     """Read result.json; its metrics are numbers or null."""
     result = read_json(path)
     validate(ResultFile, result, str(path))
-    for key in METRIC_KEYS:
+    for key in (*METRIC_KEYS, *(key for key in result if "[" in key)):  # the latter: of one priority or session
         value = result.get(key)
         if value is not None and (type(value) not in (int, float) or not abs(value) <= MAX_RESULT):
             raise BadInput(f"{path}: {key}: expected a number or null, got {quote(value)}")
@@ -137,8 +138,10 @@ def read_requests(path: Path) -> dict[str, dict[str, Any]]:
 
 def parse_cell(row: CsvRow, key: str) -> Any:
     """Return a cell of requests.csv as text, int, float or None."""
-    if not row[key] or key in ("id", "outcome"):
+    if not row[key] or key in ("id", "session", "outcome"):
         return row[key] or None
+    if key == "priority":
+        return int(row.number(key, -MAX_INT, MAX_INT))
     return row.whole(key) if key in ("prompt", "output", "preemptions") else row.number(key)
 
 
@@ -289,17 +292,21 @@ def read_run(folder: Path) -> RunData:
     for name in (RESULT, REQUESTS, MANIFEST):
         if not (folder / name).exists():
             raise BadInput(f"{folder}: expected a folder of `sim run -o` or `sim replay -o`; it has no {name}")
-    manifest = validate(ManifestFile, read_json(folder / MANIFEST), str(folder / MANIFEST))
     sent, steps, log = folder / SENT, folder / STEPS, folder / DECISIONS
     return RunData(
         read_result(folder / RESULT),
         read_requests(folder / REQUESTS),
         read_decisions(log) if log.exists() else None,
-        read_scenario(manifest.scenario, str(folder / MANIFEST)),
+        read_scenario(read_manifest(folder), str(folder / MANIFEST)),
         read_sent(sent) if sent.exists() else None,
         read_steps(steps) if steps.exists() else [],
         folder.name,
     )
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """Return the scenario of a run folder, as a mapping."""
+    return validate(ManifestFile, read_json(folder / MANIFEST), str(folder / MANIFEST)).scenario
 
 
 def read_scenario(tree: Mapping[str, Any], where: str) -> Scenario:

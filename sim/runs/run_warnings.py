@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
+from servesim.config.export import refusals_of
 from servesim.config.memory import blocks_of_device
 from servesim.config.overrides import Tree
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
 from servesim.files.checked import format_bytes
 from servesim.traces.describe import prefix_sharing
 from servesim.traces.trace import RequestTable, Trace
@@ -21,7 +23,10 @@ FIXED_BLOCKS = ("llm-serving",)  # policies of engines that do not compute the n
 
 def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[str]:
     """Return the warnings of a scenario, each as one line. The trace is not read if it is None."""
-    found = [warn_default_blocks(scenario, profile), None if trace is None else warn_unused_prefixes(trace)]
+    found = [
+        warn_refused(scenario), warn_default_blocks(scenario, profile),
+        None if trace is None else warn_unused_prefixes(trace), warn_bad_profile(profile),
+    ]  # fmt: skip
     return [warning for warning in (*found, profile.backend_note) if warning is not None]
 
 
@@ -46,6 +51,13 @@ def backend_notes(profiles: Iterable[Any]) -> list[str]:
     return [note for note in notes if note is not None]
 
 
+def warn_refused(scenario: Scenario) -> Optional[str]:
+    """Warn if the real engine does not start with the settings of its policy."""
+    policy = scenario.make_policy()
+    refusals = refusals_of(scenario, policy)
+    return f"the real engine ({policy.traits.engine}) does not start: {'; '.join(refusals)}" if refusals else None
+
+
 def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:
     """Warn if the number of KV blocks is the default, but the profile knows the memory of its device."""
     engine, policy = scenario.engine, scenario.policy["name"]
@@ -60,6 +72,14 @@ def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:
         f"{profile.about.get('device')} has memory for about {budget.blocks:,}: set engine.num_blocks, or "
         f"engine.device_memory: {budget.device // 2**20}MiB"
     )
+
+
+def warn_bad_profile(profile: Profile) -> Optional[str]:
+    """Warn if the verdict on a measured profile is not to use it. Costs in a scenario were not measured."""
+    verdict = verdict_on(profile)
+    if profile.path is None or verdict.grade != DO_NOT_USE:
+        return None
+    return f"profile {profile.name}: {verdict.text}; see sim calibrate check {profile.path}"
 
 
 def warn_unused_prefixes(trace: Trace) -> Optional[str]:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from servesim.config.scenario import EngineConfig, Scenario
-from servesim.config.user_code import user_errors
-from servesim.core import BadInput, ClientRequest, Policy, Request, Stuck
+from servesim.config.user_code import class_line, user_errors
+from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request, Stuck
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.clocks import Clock
-from servesim.engine.loop import Loop, Observer, build_loop, build_server
-from servesim.engine.server import Server
+from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
+from servesim.engine.server import Server, find_change
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Padding
 from servesim.engine.work_totals import KindTotals
-from servesim.traces.edit import set_rate
+from servesim.traces.edit import repeat, set_rate
 from servesim.traces.trace import RequestTable, Trace, gc_disabled
 
 from .metrics import Metrics
@@ -51,6 +52,12 @@ class Run:
         return sum(sums.prompt_tokens for sums in self.work.values())
 
     @property
+    def kv_metrics(self) -> dict[str, float]:
+        """Use of the KV cache; empty for a measured run, and for an engine without KV blocks."""
+        server = self.server
+        return server.kv_use.metrics(server.pool, self.calls) if server.policy.uses_block_pool else {}
+
+    @property
     def about(self) -> Mapping[str, Any]:
         """Description of the device and the model, as in a profile."""
         return self.profile.about
@@ -64,6 +71,7 @@ class Run:
         """Return the content of result.json: metrics under vLLM's keys, then simulator-only metrics."""
         return {
             **self.measures.as_result(),
+            **self.measures.of_groups(),
             "makespan": self.measures.makespan,
             "preemptions": sum([request.preemptions for request in self.requests]),
             "outcomes": self.measures.outcomes(),
@@ -72,6 +80,7 @@ class Run:
             "prompt_tokens_computed": self.prompt_tokens_computed,
             "padded_prompt_tokens": self.padded_tokens,
             "padded_decode_rows": self.padded_rows,
+            **self.kv_metrics,
             "mean_seconds": self.measures.time_breakdown(),
             **utilisation(self.work, self.about),
             "energy": self.energy,
@@ -93,12 +102,13 @@ def load_trace(scenario: Scenario) -> Trace:
             file.path, file.format, file.columns, file.limit, file.tokenizer,
             unit=file.unit, sort=file.sort, seed=scenario.seed, window=file.window or (0.0, math.inf),
         )  # fmt: skip
-        return trace if file.rate is None else set_rate(trace, file.rate)
+        trace = trace if file.rate is None else set_rate(trace, file.rate)
+        return trace if file.repeat == 1 else repeat(trace, file.repeat, new_prompts=True)
     if scenario.workload is not None:
         from servesim.traces.make.synth import synthesise
 
         return synthesise(scenario.workload, scenario.seed)
-    raise BadInput("scenario: expected a trace or a workload, got neither (try -X 0.5 -T 3000, or --trace FILE)")
+    raise BadInput("scenario: expected a trace or a workload, got neither; try --trace FILE or `sim config init FILE`")
 
 
 def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:
@@ -171,11 +181,12 @@ def run_loop(
 ) -> Run:
     """Run a loop to its end and return the results."""
     stuck = None
-    try:
-        with user_errors(loop.policy):
-            loop.run()
-    except Stuck as error:
-        stuck = error
+    with unchanged_requests(loop.server, requests):
+        try:
+            with user_errors(loop.policy):
+                loop.run()
+        except Stuck as error:
+            stuck = error
     server = loop.server
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
@@ -184,6 +195,26 @@ def run_loop(
     )  # fmt: skip
     clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it
     return run
+
+
+@contextmanager
+def unchanged_requests(server: Server, requests: Sequence[Request]) -> Iterator[None]:
+    """Raise PolicyError if a user's policy changes what a client asked, which would change the results.
+
+    The requests are compared after the run, because read-only fields would make the engine slower.
+    """
+    kind = type(server.policy)
+    if kind.__module__.startswith(BUILT_IN):
+        yield
+        return
+    before = [request.client_fields() for request in requests]
+    yield
+    if change := find_change(server, before, requests):
+        request, name = change
+        raise PolicyError(
+            f"{class_line(kind, 'decide')}: {kind.__name__} changed {name} of request {request.id}: "
+            "expected a policy that changes no request"
+        )
 
 
 def measure(scenario: Scenario, requests: Sequence[Request], server: Server) -> Metrics:

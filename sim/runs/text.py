@@ -71,6 +71,19 @@ def benchmark(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> lis
             for kind in ("mean", "median", *map(percentile_name, percentiles)):
                 label = f"{kind.capitalize() if kind[0] != 'p' else kind.upper()} {name.upper()} (ms):"
                 lines.append(line(label, result[f"{kind}_{name}_ms"]))
+    return [*lines, *priority_lines(measures.of_groups())]
+
+
+def priority_lines(groups: Mapping[str, Any]) -> list[str]:
+    """Return latencies of each priority, if requests have several."""
+    priorities = [name[len("completed[priority=") : -1] for name in groups if name.startswith("completed[priority=")]
+    lines = [title_line("By Priority")] if priorities else []
+    for value in priorities:
+        lines.append(line(f"Successful requests, priority {value}:", groups[f"completed[priority={value}]"]))
+        for kind, name in (("mean", "ttft"), ("p99", "ttft"), ("mean", "tpot"), ("p99", "e2el")):
+            label = f"{kind.capitalize()} {name.upper()}, priority {value} (ms):"
+            number = groups.get(f"{kind}_{name}_ms[priority={value}]")
+            lines += [] if number is None else [line(label, number)]
     return lines
 
 
@@ -114,6 +127,10 @@ def simulator_metrics(run: Run) -> list[str]:
         line("  padding tokens:", run.padded_tokens),
         line("Padding rows of decodes:", run.padded_rows),
     ]
+    if "mean_kv_usage" in result:
+        usage = f"{100 * result['mean_kv_usage']:.2f} / {100 * result['peak_kv_usage']:.2f}"
+        lines.append(line("KV cache usage, mean / peak (%):", usage))
+        lines.append(line("KV cache fragmentation (%):", 100 * result["kv_fragmentation"]))
     lines += utilisation_lines(result)
     lines += [line(f"Requests {name}:", count) for name, count in result["outcomes"].items() if name != "finished"]
     seconds = result["mean_seconds"]

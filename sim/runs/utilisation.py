@@ -1,8 +1,9 @@
-"""Utilisation of the device in a run: MFU, MBU and energy.
+"""Utilisation of the device in a run: MFU, MBU and energy; and the counters that a device reports in a live run.
 
 MFU (model FLOPs utilisation) is the FLOPs of the model over those of the device at its peak, in the time of the model
 calls. MBU (memory-bandwidth utilisation) is the same for bytes of memory. They use the same sums in simulated and
 measured runs. Energy is in joules per 1,000 generated tokens.
+The counters are utilisation, memory and power: result.json has their means and the energy, device.csv every sample.
 """
 
 from __future__ import annotations

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from servesim.core import BadInput
 from servesim.core.limits import is_number
 from servesim.files.read import did_you_mean, quote
-from servesim.runs.metric_table import METRICS
+from servesim.runs.metric_table import METRICS, is_metric
 
 from .number_format import format_metric
 
-PATTERN = re.compile(r"\s*(\w+)\s*(<=|>=)\s*([-+.\w]+)\s*")
+PATTERN = re.compile(r"\s*(\w+(?:\[[^\[\]<>]*\])?)\s*(<=|>=)\s*([-+.\w]+)\s*")
 
 
 class Bound(NamedTuple):
@@ -48,7 +48,7 @@ def parse_bound(spec: Any, where: str = "subject_to") -> Bound:
     if match is None or not is_number(value):
         example = "METRIC <= VALUE or METRIC >= VALUE, e.g. p99_ttft_ms <= 500"
         raise BadInput(f"{where}: expected {example}, got {quote(spec)}")
-    if match[1] not in METRICS:
+    if not is_metric(match[1]):
         raise BadInput(f"{where}: {spec.strip()}: no metric {match[1]!r}{did_you_mean(match[1], METRICS)}")
     return Bound(match[1], match[2], value)
 

@@ -77,7 +77,7 @@ def relative_change(
         change = 0.0 if mean == other else (mean - other) / abs(other) if other else math.copysign(math.inf, mean)
         return RelativeChange(change, change, change) if len(values) > 1 else RelativeChange(change)
     change = mean / other - 1
-    if len(values) < 2:
+    if len(values) < 2 and len(effects) < 2:
         return RelativeChange(change)
     slopes = interval([value / mean - paired / other for value, paired in zip(values, base)], confidence)
     half_width = with_draws(slopes, effects, confidence).half_width or 0.0

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.files.read import did_you_mean
-from servesim.runs.metric_table import BY_NAME, METRICS, STATISTICS
+from servesim.runs.metric_table import METRICS, STATISTICS, is_metric, metric_named
 from servesim.runs.utilisation import missing_figures
 
 
@@ -38,11 +38,11 @@ def parse_objective(spec: Any, where: str = "objectives") -> Objective:
     else:
         head, colon, metric = str(spec).rpartition(":")
         goal = head if colon else None
-    if metric not in METRICS:
+    if not is_metric(metric):
         latencies = f"{'|'.join(STATISTICS)}_ttft|tpot|itl|e2el_ms"
         known = ", ".join(name for name in METRICS if not name.endswith("_ms"))
         raise BadInput(f"{where}: no metric {metric!r}; known: {known}, {latencies}{did_you_mean(metric, METRICS)}")
-    goal = goal or BY_NAME[metric].goal
+    goal = goal or metric_named(metric).goal
     if goal not in ("min", "max"):
         raise BadInput(f"{where}: {metric}: goal: expected min or max, got {goal!r}")
     return Objective(metric, goal)
@@ -50,7 +50,7 @@ def parse_objective(spec: Any, where: str = "objectives") -> Objective:
 
 def check_figures(metrics: Sequence[str], profiles: Sequence[Any]) -> None:
     """Raise BadInput if a profile lacks what an objective needs: peak figures or power. None is no profile."""
-    needing = [metric for metric in metrics if BY_NAME[metric].needs]
+    needing = [metric for metric in metrics if metric_named(metric).needs]
     for source in {str(source): source for source in profiles if source is not None}.values() if needing else ():
         profile = load_profile(source)
         for metric in needing:

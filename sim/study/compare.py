@@ -22,6 +22,9 @@ from servesim.statistics.objective import Objective
 
 from .columns import EVERYWHERE, Column, json_row, printed_cells, wrapped_heads
 from .compared_runs import ComparedRuns, paired_draws, paired_values
+from .verdict import NOT_TESTED
+
+OUTCOMES = ("better", "worse")  # of a significant difference
 
 
 @dataclass(frozen=True)
@@ -41,13 +44,16 @@ class Difference:
         """How B compares with A: the same, not significant, better or worse."""
         if self.change.mean == 0 and not self.change.half_width:
             return "the same"
-        measured = self.change if math.isinf(self.relative.mean) else self.relative
-        if self.relative.low is not None and not measured.excludes_zero:
+        if self.a > 0 and self.b > 0:  # the relative interval is exact only then
+            tested, significant = self.relative.low is not None, self.relative.excludes_zero
+        else:
+            tested, significant = self.change.half_width is not None, self.change.excludes_zero
+        if tested and not significant:
             return "not significant"
         return "better" if self.objective.better(self.relative.mean) else "worse"
 
-    def describe(self) -> str:
-        """Return the outcome with the size of the change and its interval."""
+    def describe(self, b: str = "B") -> str:
+        """Return the outcome with the size of the change and its interval; `b` is the name of B."""
         mean, low, high = self.relative
         limits = "one run each"
         if low is not None and high is not None:
@@ -61,8 +67,8 @@ class Difference:
         if self.outcome == "not significant":
             return f"the difference is not significant ({limits})"
         if math.isinf(mean):
-            return f"B is {self.outcome} ({limits})"
-        return f"B is {100 * abs(mean):.2f} % {self.outcome} ({limits})"
+            return f"{b} is {self.outcome} ({limits})"
+        return f"{b} is {100 * abs(mean):.2f} % {self.outcome} ({limits})"
 
     def exceeds(self, tolerance: float) -> bool:
         """Whether B differs from A by more than this fraction of A."""
@@ -101,22 +107,27 @@ def compare(
     return differences
 
 
-def summarise(differences: Sequence[Difference], tolerance: Optional[float] = None) -> str:
-    """Return the comparison in sentences."""
+def summarise(differences: Sequence[Difference], b: str = "B", tolerance: Optional[float] = None) -> str:
+    """Return the comparison in sentences; `b` is the name of B."""
     if all(d.outcome == "the same" for d in differences):
         text = "A and B are the same in every metric."
     else:
         first = differences[0]
-        text = f"By {first.objective.metric}, {first.describe()}."
-        for word in ("better", "worse"):
-            names = [d.objective.metric for d in differences[1:] if d.outcome == word]
-            text += f" B is {word} in {', '.join(names)}." if names else ""
+        text = f"By {first.objective.metric}, {first.describe(b)}."
+        metrics = {word: [d.objective.metric for d in differences[1:] if d.outcome == word] for word in OUTCOMES}
+        parts = [f"{word} in {', '.join(names)}" for word, names in metrics.items() if names]
+        text += f" {b} is {' and '.join(parts)}." if parts else ""
     if tolerance is not None:
         outside = [d for d in differences if d.exceeds(tolerance)]
         names_text = ", ".join(f"{d.objective.metric} ({100 * d.relative.mean:+.2f} %)" for d in outside)
         limit = f"the tolerance of {100 * tolerance:g} %"
         text += f" Outside {limit}: {names_text}." if outside else " All within the tolerance."
     return text
+
+
+def name_of_b(a: ComparedRuns, b: ComparedRuns) -> str:
+    """Return the name of B in sentences: its file or folder, unless A is the same one."""
+    return "B" if a.name == b.name else b.name
 
 
 def signed_change(difference: Difference) -> str:
@@ -152,12 +163,14 @@ def differences_json(
     rows = {}
     for row in differences:
         rows[row.objective.metric] = json_row(COLUMNS, row) | ({"draws": list(row.draws)} if row.draws else {})
-    return {"a": a.name, "b": b.name, "metrics": rows, "verdict": summarise(differences, tolerance)}
+    return {"a": a.name, "b": b.name, "metrics": rows, "verdict": summarise(differences, name_of_b(a, b), tolerance)}
 
 
 def describe_pairs(differences: Sequence[Difference], confidence: float) -> str:
-    """Return what the intervals are based on."""
+    """Return what the intervals are based on, and whether they include the error of the cost model."""
     most = max(differences, key=lambda row: row.change.n)
     size, draws = most.change.n, max(len(row.draws) for row in differences)
     text = f"{size} pairs of {most.pairs}, {100 * confidence:g} % t intervals" if size > 1 else "One run each"
-    return text + (f" and {draws} draws of the cost model (calibration uncertainty)" if draws else "") + "."
+    if draws:
+        return f"{text} and {draws} draws of the cost model (calibration uncertainty)."
+    return f"{text}, {NOT_TESTED}."

@@ -6,19 +6,21 @@ All three yield (task index, record) in the order in which runs end. If a worker
 from __future__ import annotations
 
 import importlib
+import logging
+import math
 import multiprocessing
 import os
 import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ProcessPoolExecutor, wait
 from concurrent.futures import Executor as Futures
 from contextlib import contextmanager
 from typing import Any, Callable, NamedTuple, Optional, Protocol
 
 from servesim.core import BadInput
-from servesim.core.errors import missing_package
+from servesim.core.errors import WorkerLost, missing_package
 from servesim.core.limits import MAX_JOBS
 
 from .single_run import Record, SharedTraces, Task, run_tasks, with_shared_trace
@@ -31,10 +33,6 @@ MAX_RETRIES = 3  # of a chunk whose worker died
 WORKER_DEATHS = ("BrokenProcessPool", "KilledWorker", "CancelledError", "FutureCancelledError")
 
 Results = Iterator[tuple[int, Record]]
-
-
-class WorkerLost(RuntimeError):
-    """Workers died repeatedly on the same runs."""
 
 
 class Executor(Protocol):
@@ -204,25 +202,43 @@ def exit_with_parent() -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def dask_pool(address: str) -> Pool:
+class DaskPool(Pool):
+    """The workers of a dask.distributed scheduler."""
+
+    def __init__(self, client: Any, address: str) -> None:
+        self._client, self._address = client, address
+        self._cores, self._counted_at = 1, -math.inf
+        super().__init__(
+            lambda: client.get_executor(pure=False, retries=MAX_RETRIES), self._count_cores, lambda _: client.close()
+        )
+
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        try:
+            yield from super().run(context, tasks)
+        except (OSError, RuntimeError, CancelledError) as error:  # every call of a lost client raises another one
+            if isinstance(error, WorkerLost):
+                raise
+            raise WorkerLost(f"the dask scheduler at {self._address} does not answer any more") from None
+
+    def _count_cores(self) -> int:
+        """Return the cores of all workers. The number changes; each query is a message to the scheduler."""
+        if time.monotonic() - self._counted_at > 2:
+            self._cores, self._counted_at = sum(self._client.nthreads().values()), time.monotonic()
+        return max(1, self._cores)
+
+
+def dask_pool(address: str) -> DaskPool:
     """Return a pool of the workers of a dask.distributed scheduler."""
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError:
         raise BadInput(f"--executor dask: {missing_package('distributed')}") from None
+    for name in ("distributed", "distributed.client", "tornado.application"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)  # a lost scheduler is one line of this program
     try:
-        client = distributed.Client(address, timeout=5)
+        return DaskPool(distributed.Client(address, timeout=5), address)
     except (OSError, ValueError, TimeoutError) as error:
         raise BadInput(f"--executor dask:{address}: no dask scheduler answers at this address ({error})") from None
-
-    cached = {"time": 0.0, "cores": 0.0}
-
-    def cores() -> int:  # the number changes during a sweep; each query is a message to the scheduler
-        if time.monotonic() - cached["time"] > 2:
-            cached.update(time=time.monotonic(), cores=sum(client.nthreads().values()))
-        return max(1, int(cached["cores"]))
-
-    return Pool(lambda: client.get_executor(pure=False, retries=MAX_RETRIES), cores, lambda _: client.close())
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.files.checked import first_error
 from servesim.runs.intervals import Draw
-from servesim.runs.request_rate import request_rate
+from servesim.runs.request_rate import longer_scenario, request_rate, scenario_at_rate
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective
 
@@ -49,14 +49,16 @@ class Experiment:
     subject_to: Sequence[Bound] = ()  # a configuration that misses one of them cannot win
     indifference: float = INDIFFERENCE  # differences below this fraction of the best value are ties
     rates: Sequence[float] = ()  # request rates; every configuration runs at each of them
-    auto_rates: bool = False  # `rates: auto`, until `with_rates` has chosen them
+    auto_rates: bool = False  # `rates: auto`, until `choose_terms` has chosen them
     precision: Optional[float] = None  # of the capacity of each configuration, found by bisection
+    length: int = 1  # times as many requests as the scenarios have, see choose_terms
+    unserved: float = 0.0  # requests that the baseline leaves unserved at every rate
     rate: Optional[float] = None  # the request rate of this part of an experiment with rates
 
     @property
     def context(self) -> str:
         """The JSON that workers read."""
-        return context_json(self.base, self.steady_window)
+        return context_json(self.base, self.steady_window, length=self.length)
 
     @property
     def profile(self) -> Any:
@@ -85,7 +87,16 @@ class Experiment:
 
     def tree(self, config: int) -> Tree:
         """Return the scenario of a configuration as a mapping."""
-        return apply_assignment(self.base, self.configs[config])
+        return longer_scenario(apply_assignment(self.base, self.configs[config]), self.length)
+
+    def scenario(self, config: int) -> Tree:
+        """Return `tree` at the rate of this part of an experiment; BadInput if its workload has no key for the rate."""
+        if self.rate is None:
+            return self.tree(config)
+        tree = scenario_at_rate(self.tree(config), self.rate, self.rate / self.own_rate(config))
+        if tree is None:
+            raise BadInput(f"{self.name}: its workload has no key for the request rate")
+        return tree
 
     def value(self, config: int, key: str) -> Any:
         """Return the value of a key in the scenario of a configuration; None if nothing sets it."""

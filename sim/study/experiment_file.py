@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 from pydantic import AfterValidator, Field
-from servesim.config.overrides import Tree
+from servesim.config.overrides import Tree, as_section
 from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
+from servesim.config.registry import policy_class
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import names_file
 from servesim.core import BadInput
@@ -29,7 +30,7 @@ from servesim.costs.device_profile import load_profile
 from servesim.files.checked import Stored, validate
 from servesim.files.read import quote, read_json
 from servesim.files.write import FileExists, list_files, write_json
-from servesim.runs.metric_table import METRICS
+from servesim.runs.metric_table import is_metric
 from servesim.version import __version__
 
 EXPERIMENT_FILE = "experiment.json"
@@ -51,8 +52,19 @@ def check_name(name: str) -> str:
 
 def name_of_file(path: Path) -> str:
     """Return the name of an experiment whose file does not give one."""
-    name = re.sub(r"[^\w .+-]", "-", path.stem)[:100].lstrip(" .+-")
-    return name or "sweep"
+    return valid_name(path.stem)
+
+
+def valid_name(text: str) -> str:
+    """Return a text as the name of an experiment."""
+    return re.sub(r"[^\w .+-]", "-", text)[:100].lstrip(" .+-") or "sweep"
+
+
+def check_metric(name: str) -> str:
+    """Return the name of a metric, also of one priority or session."""
+    if not is_metric(name):
+        raise ValueError("the name of a metric")
+    return name
 
 
 Name = Annotated[str, AfterValidator(check_name)]
@@ -61,7 +73,7 @@ Name = Annotated[str, AfterValidator(check_name)]
 class ObjectiveKeys(Stored):
     """A metric and its goal."""
 
-    metric: Literal[METRICS]  # type: ignore[valid-type]
+    metric: Annotated[str, AfterValidator(check_metric)]
     goal: Literal["min", "max"]
 
 
@@ -83,6 +95,8 @@ class ExperimentFile(Stored):
     indifference: float = Field(INDIFFERENCE, ge=0, lt=1)
     rates: list[Annotated[float, Field(ge=MIN_RATE, le=MAX_RATE)]] = Field([])
     precision: Optional[Fraction] = None
+    length: Count = 1
+    unserved: float = Field(0.0, ge=0)
 
 
 def read_experiment_file(folder: Path) -> ExperimentFile:
@@ -175,19 +189,26 @@ def input_digests(scenarios: Iterable[Tree]) -> dict[str, str]:
 
 def input_names(tree: Tree) -> Iterable[tuple[str, str]]:
     """Yield the kind and the path of every file that a scenario reads."""
-    trace, policy = tree.get("trace"), tree.get("policy")
+    trace = as_section("trace", tree.get("trace")) or {}
     profile = tree.get("profile", Scenario.model_fields["profile"].default)
-    if isinstance(trace, Mapping):
-        yield from (
-            (kind, trace[key]) for kind, key in (("trace", "path"), ("tokenizer", "tokenizer")) if trace.get(key)
-        )
-    elif isinstance(trace, str):
-        yield "trace", trace
-    name: Any = policy.get("name") if isinstance(policy, Mapping) else policy
-    if names_file(name):
+    yield from ((kind, trace[key]) for kind, key in (("trace", "path"), ("tokenizer", "tokenizer")) if trace.get(key))
+    name = policy_file(tree)
+    if name is not None:
         yield "policy", name.rpartition(":")[0] if ".py:" in name else name
     if isinstance(profile, str):
         yield "profile", profile
+
+
+def policy_file(tree: Tree) -> Optional[str]:
+    """Return the policy of a scenario, FILE.py:NAME or FILE.py; None if it has a built-in one."""
+    name = (as_section("policy", tree.get("policy")) or {}).get("name")
+    return name if names_file(name) else None
+
+
+def load_policies(scenarios: Iterable[Tree]) -> None:
+    """Load every policy file of an experiment before its first run: with a file that does not load, each run fails."""
+    for name in sorted({name for tree in scenarios if (name := policy_file(tree)) is not None}):
+        policy_class(name)
 
 
 def digest(kind: str, path: str) -> str:

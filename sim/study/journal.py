@@ -14,6 +14,7 @@ from typing import Any, Optional
 from pydantic import Field, model_validator
 from servesim.core import BadInput
 from servesim.files.checked import Index, Stored, StoredNumber, validate
+from servesim.files.lock import second_writer, try_lock
 from servesim.files.write import append_to, write_errors
 from servesim.runs.request_rows import STATES
 
@@ -30,11 +31,13 @@ class RunLine(Stored):
     seed: Optional[int] = None
     assignment: Optional[dict[str, Any]] = None  # the line of a search
     error: Optional[str] = None
+    machine: bool = False  # the machine failed, so a resumed experiment repeats the run; its last line counts
     metrics: dict[str, StoredNumber] = Field({})
     time_breakdown: dict[str, StoredNumber] = Field({})  # seconds of a request in each state; empty: none served
     saturated: bool = False
     outside_profile: list[str] = Field([])
     stuck: Optional[str] = None
+    refused: list[str] = Field([])  # why the real engine does not start with this configuration
 
     @model_validator(mode="after")
     def _has_result(self) -> RunLine:
@@ -63,7 +66,9 @@ class Journal:
         check_kind(self.path)
         with write_errors(self.path):
             self._file = open(self.path, "a+b", buffering=0)
-        self._lock()
+        if not try_lock(self._file.fileno()):
+            self._file.close()
+            raise second_writer(self.path)
         self._file.seek(0)
         text = self._file.read()
         size = text.rfind(b"\n") + 1
@@ -82,19 +87,6 @@ class Journal:
             append_to(self._file, data)
         except OSError as error:
             raise DiskFull(self.path, error) from None
-
-    def _lock(self) -> None:
-        try:
-            import fcntl
-        except ImportError:  # not on this system: two writers are not detected
-            return
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise BadInput(
-                f"{self.path}: another process is writing to it; wait for it, or use another folder"
-            ) from None
 
 
 def encode_record(record: Record) -> bytes:

@@ -1,13 +1,12 @@
 """A search: Optuna proposes configurations and the simulator runs them. The result has the form of a sweep.
 
-Trials come in batches of a fixed size. Each batch has its own sampler seed, so a resumed search proposes the same
-trials.
+Trials come in batches of a fixed size, and each batch has its own sampler seed. So the trials depend only on the search
+file and on the results of earlier runs. A resumed search asks Optuna for all trials again; the journal has the results
+of the runs that are done, and only the missing ones run.
 """
 
 from __future__ import annotations
 
-import fcntl
-import importlib
 import json
 import math
 import warnings
@@ -17,38 +16,25 @@ from pathlib import Path
 from typing import Any, Union
 
 from servesim.core import BadInput
-from servesim.files.write import drop_incomplete_line, write_errors, write_json
-from servesim.statistics.objective import Objective
+from servesim.core.limits import MAX_CONFIGS, is_number
+from servesim.files.read import quote
+from servesim.files.write import write_json
 
 from .executor import Executor
 from .experiment import RUNS_FILE, planned_draws
-from .experiment_file import EXPERIMENT_FILE, open_folder, stored_terms
+from .experiment_file import EXPERIMENT_FILE, load_policies, open_folder, read_terms, stored_terms
 from .grid import Assignment
-from .journal import DiskFull, Journal
+from .journal import Journal
 from .progress import Progress
 from .ranking import Summary
 from .search_file import Search, import_optuna
-from .single_run import Record, RunKey, Task, record_key
+from .single_run import Record, RunKey, Task, is_repeated, record_key
+from .sweep import in_task_order
 
 FAILED_VALUE = 1e18  # of a trial that gets stuck or leaves more requests unserved than the baseline
 SEARCH_FILE = "search.json"
-STUDY_FILE = "study.journal"
 VIOLATIONS = "violations"  # attribute of a trial: by how much it misses each constraint
 LEADERS = 10  # configurations that `intervals` repeats with random cost models
-
-
-class JournalLock:
-    """Lock of the journal file. The system releases it when its process dies, unlike the lock files of Optuna."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
-
-    def acquire(self) -> bool:
-        fcntl.flock(self._file, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        fcntl.flock(self._file, fcntl.LOCK_UN)
 
 
 class TrialRunner:
@@ -61,12 +47,12 @@ class TrialRunner:
         self.records: dict[RunKey, Record] = {}
         for record in journal.records:
             self._add(record)
+        self.records = {key: record for key, record in self.records.items() if not is_repeated(record)}
 
     def _add(self, record: Record) -> None:
         if not isinstance(record.get("assignment"), dict):
             raise BadInput(f"{self.journal.path}: expected the runs of a search, found a run without its assignment")
-        config = self.config_number(record["assignment"])
-        numbered = {**record, "config": config}
+        numbered = {**record, "config": self.config_number(record["assignment"])}
         self.records[record_key(numbered)] = numbered
 
     @property
@@ -96,11 +82,11 @@ class TrialRunner:
     def _run(self, tasks: Iterable[Task]) -> None:
         """Run the tasks that have no record yet; journal the records with their assignments, and keep them."""
         missing = list({task.key: task for task in tasks if task.key not in self.records}.values())
-        results = sorted(self.executor.run(self.experiment.context, missing), key=lambda item: item[0])
-        full = [{**r, "assignment": self.configs[r["config"]]} for _, r in results]
-        self.journal.append(full)
-        for record in full:
-            self._add(record)
+        for new in in_task_order(self.executor.run(self.experiment.context, missing)):
+            full = [{**record, "assignment": self.configs[record["config"]]} for record in new]
+            self.journal.append(full)
+            for record in full:
+                self._add(record)
 
     def values(self, records: Sequence[Record], max_unserved: float) -> list[float]:
         """Return the values for Optuna: means of the objectives, or FAILED_VALUE."""
@@ -108,7 +94,8 @@ class TrialRunner:
         for record in records:
             metrics = record.get("metrics", {})
             incomplete = any(objective.metric not in metrics for objective in objectives)
-            if incomplete or record.get("stuck") or metrics.get("failed", math.inf) > max_unserved:
+            incomplete = incomplete or bool(record.get("stuck") or record.get("refused"))
+            if incomplete or metrics.get("failed", math.inf) > max_unserved:
                 return [objective.sign * FAILED_VALUE for objective in objectives]
         return [mean_of(records, objective.metric) for objective in objectives]
 
@@ -132,19 +119,23 @@ def mean_of(records: Sequence[Record], metric: str) -> float:
 
 
 def search(spec: Search, folder: Union[str, Path], executor: Executor, resume: bool, progress: Progress) -> Summary:
-    """Run the remaining trials and return the summary of all trials."""
+    """Run the missing runs of all trials and return the summary."""
     folder = Path(folder)
-    open_folder(folder, SEARCH_FILE, spec.terms, resume, "search")
+    load_policies(spec.scenarios)
+    planned = planned_trials(spec, folder / SEARCH_FILE)
+    open_folder(folder, SEARCH_FILE, {**spec.terms, "trials": planned}, resume, "search")
     with Journal(folder / RUNS_FILE) as journal, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Optuna's ExperimentalWarning
         runner = TrialRunner(spec, journal, executor)
         base = runner.run([runner.configs[0]])[0]
         failed = (r.get("metrics", {}).get("failed", math.inf) for r in base if not r.get("stuck"))
         unserved = max(failed, default=math.inf)
-        study = open_study(folder, spec.experiment.objectives)
-        while (done := len(completed_trials(study))) < spec.trials:
-            progress.expect(spec.trials, done)
-            run_batch(spec, study, runner, unserved, min(spec.trials - done, spec.batch))
+        goals = ["minimize" if objective.goal == "min" else "maximize" for objective in spec.experiment.objectives]
+        study = import_optuna().create_study(directions=goals)
+        for first in range(0, spec.trials, spec.batch):
+            progress.expect(spec.trials, first)
+            study.sampler = make_sampler(spec, first, planned)
+            run_batch(spec, study, runner, unserved, min(spec.trials - first, spec.batch))
         progress.expect(spec.trials, spec.trials)
         summary = runner.summary()
         if spec.experiment.intervals:
@@ -155,11 +146,19 @@ def search(spec: Search, folder: Union[str, Path], executor: Executor, resume: b
     return summary
 
 
+def planned_trials(spec: Search, path: Path) -> int:
+    """Return the trials with which a search started. The settings of the sampler depend on them.
+
+    A resumed search may have more trials. With other settings, Optuna would propose other trials from the start.
+    """
+    planned: Any = read_terms(path).get("trials") if path.exists() else spec.trials
+    if not is_number(planned, 1, MAX_CONFIGS) or planned % 1:
+        raise BadInput(f"{path}: trials: expected a number from 1 to {MAX_CONFIGS}, got {quote(planned)}")
+    return int(planned)
+
+
 def run_batch(spec: Search, study: Any, runner: TrialRunner, max_unserved: float, count: int) -> None:
     """Ask Optuna for `count` trials, run them, and report their values to Optuna."""
-    study.sampler = make_sampler(
-        spec.sampler, spec.seed, len(completed_trials(study)), spec.trials, bool(spec.experiment.subject_to)
-    )
     trials = [study.ask(spec.space) for _ in range(count)]
     results = runner.run([trial_assignment(trial) for trial in trials])
     for trial, records in zip(trials, results):
@@ -178,63 +177,14 @@ def trial_assignment(trial: Any) -> Assignment:
     return values
 
 
-def open_study(folder: Path, objectives: Sequence[Objective]) -> Any:
-    """Open the study. Trials that were still running when the search was killed are marked as failed."""
-    library = import_optuna()
-    if hasattr(library.storages, "journal"):  # the class has moved between versions
-        backend = importlib.import_module("optuna.storages.journal").JournalFileBackend
-    else:
-        backend = library.storages.JournalFileStorage
-    path = folder / STUDY_FILE
-    directions = ["minimize" if objective.goal == "min" else "maximize" for objective in objectives]
-    try:
-        repair_journal(path)
-        storage = library.storages.JournalStorage(make_backend(backend, path))
-        study = library.create_study(storage=storage, study_name="search", directions=directions, load_if_exists=True)
-        for trial in study.get_trials(deepcopy=False, states=(library.trial.TrialState.RUNNING,)):
-            study.tell(trial.number, state=library.trial.TrialState.FAIL)
-    except (BadInput, DiskFull):
-        raise
-    except Exception as error:  # Optuna does not validate its journal, so a damaged one raises any kind of error
-        message = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-        raise BadInput(f"{path}: Optuna cannot read its journal ({message}); use another folder with -o") from None
-    return study
-
-
-def make_backend(backend: Any, path: Path) -> Any:
-    """Return Optuna's journal file, whose write errors are one line."""
-
-    class Backend(backend):  # type: ignore[misc]
-        def append_logs(self, logs: Any) -> None:
-            try:
-                super().append_logs(logs)
-            except OSError as error:
-                raise DiskFull(path, error) from None
-
-    with write_errors(path):
-        return Backend(str(path), JournalLock(path))
-
-
-def repair_journal(path: Path) -> None:
-    """Remove an incomplete last line, which a killed search leaves behind and Optuna cannot read."""
-    if path.is_file():
-        drop_incomplete_line(path)
-
-
-def completed_trials(study: Any) -> list[Any]:
-    """Return the trials that are complete."""
-    trials: list[Any] = study.get_trials(deepcopy=False, states=(import_optuna().trial.TrialState.COMPLETE,))
-    return trials
-
-
-def make_sampler(kind: str, seed: int, done: int, trials: int, constrained: bool) -> Any:
-    """Return the sampler of the next batch. Its seed depends on `done`, so a resumed search draws the same numbers."""
+def make_sampler(spec: Search, first: int, trials: int) -> Any:
+    """Return the sampler of the batch that starts with the trial number `first`, for a search of this many trials."""
     kinds = import_optuna().samplers
-    seed = (seed * 1_000_003 + done) % 2**32
-    constraints = {"constraints_func": trial_violations} if constrained else {}
-    if kind == "random":
+    seed = (spec.seed * 1_000_003 + first) % 2**32
+    constraints = {"constraints_func": trial_violations} if spec.experiment.subject_to else {}
+    if spec.sampler == "random":
         return kinds.RandomSampler(seed=seed)
-    if kind == "nsga2":
+    if spec.sampler == "nsga2":
         return kinds.NSGAIISampler(seed=seed, population_size=max(10, min(50, trials // 4)), **constraints)
     startup = min(10, trials // 2)
     return kinds.TPESampler(seed=seed, multivariate=True, constant_liar=True, n_startup_trials=startup, **constraints)

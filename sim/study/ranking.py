@@ -70,9 +70,9 @@ class Row:
         return [describe_miss(bound, self.mean(bound.metric)) for bound in self.missed]
 
     @property
-    def not_significant(self) -> bool:
-        """Whether it is tied with the best configuration."""
-        return self.relation.tied
+    def is_saturated(self) -> bool:
+        """Whether the backlog grows in most runs."""
+        return 2 * sum(bool(run.get("saturated")) for run in self.runs) > len(self.runs)
 
     def values(self, metric: str) -> list[float]:
         """Return a metric of every replication that has it."""
@@ -185,12 +185,14 @@ class Summary:
             row.labels.append("stuck")
         if not math.isnan(row.mean("failed")) and row.mean("failed") > self._max_unserved:
             row.labels.append("serves fewer")  # the name in summary.csv; tables print "more unserved"
-        if runs and 2 * sum(bool(run.get("saturated")) for run in runs) > len(runs):
+        if row.is_saturated:
             row.labels.append("saturated")
         if any(run.get("outside_profile") for run in runs):
             row.labels.append("outside profile")
+        if any(run.get("refused") for run in runs):
+            row.labels.append("does not start")  # the real engine refuses it, so it cannot be recommended
         no_value = any(math.isnan(mean.mean) for mean in row.means.values())
-        row.complete = not no_value and not {"failed", "stuck", "serves fewer"} & set(row.labels)
+        row.complete = not no_value and not {"failed", "stuck", "serves fewer", "does not start"} & set(row.labels)
         bounds = self.experiment.subject_to
         if bounds:
             row.missed = missed_bounds(bounds, {bound.metric: row.mean(bound.metric) for bound in bounds})

@@ -19,7 +19,7 @@ from servesim.config.paths import relative_paths
 from servesim.core import BadInput
 from servesim.files.terminal import Screen, align_columns
 from servesim.files.write import comment, write_yaml
-from servesim.runs.request_rate import format_rate, scenario_at_rate
+from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.intervals import Interval, interval
 from servesim.statistics.number_format import format_metric
@@ -38,6 +38,9 @@ from .table import (
     write_tables,
 )
 from .verdict import LABEL_MEANINGS, Verdict, meaning, profile_notes, table_lines, table_notes, verdict_of
+
+CAPACITY_ERROR = "the capacities are not tested against the error of the cost model: leave a margin"
+UPPER_BOUND = "the runs have too few requests for this rate, so the true capacity may be lower; use a longer trace"
 
 
 class RateSummary:
@@ -78,14 +81,11 @@ class RateSummary:
 
     def scenario(self, config: int, rate: float) -> Tree:
         """Return the scenario of a configuration at a rate; BadInput if its workload has no key for the rate."""
-        tree = scenario_at_rate(self.experiment.tree(config), rate, rate / self.experiment.own_rate(config))
-        if tree is None:
-            raise BadInput(f"{self.experiment.name}: its workload has no key for the request rate")
-        return tree
+        return self.experiment.at_rate(rate).scenario(config)
 
     def rate_of(self, curve: Curve) -> float:
         """Return the capacity that ranks a configuration; 0 without one."""
-        return 0.0 if curve.capacity is None else curve.capacity.estimate
+        return 0.0 if curve.capacity is None else curve.capacity.rate
 
     def _choose_winner(self) -> None:
         """Compare the capacities, and sort the curves: the winner first."""
@@ -190,7 +190,7 @@ def point_columns(result: RateSummary) -> list[Column]:
     def mean(metric: str) -> Callable[[RatePoint], Interval]:
         return lambda point: interval(point.row.values(metric), experiment.confidence)
 
-    meets = lambda point: "yes" if point.good else "no"  # noqa: E731
+    meets = lambda point: "yes" if point.good else f"no: {', '.join(point.problems)}"  # noqa: E731
     missed = lambda point: f"no: {point.problem}" if point.problem else "yes"  # noqa: E731
     return [
         Column("config", lambda point: point.row.config),
@@ -216,7 +216,7 @@ def capacity_columns(result: RateSummary) -> list[Column]:
         columns += [
             Column("capacity", capacity_field("rate"), lambda curve: capacity_field("text")(curve) or "",
                    shown=EVERYWHERE),
-            *(Column(name, capacity_field(name)) for name in ("estimate", "missed_at", "reason")),
+            *(Column(name, capacity_field(name)) for name in ("missed_at", "reason", "upper_bound")),
         ]  # fmt: skip
     return [
         *columns,
@@ -233,7 +233,7 @@ def capacity_field(name: str) -> Callable[[Curve], Any]:
 
 
 def level_column(result: RateSummary, rate: float) -> Column:
-    """Return the main metric at one rate; ! marks a rate that misses a constraint."""
+    """Return the main metric at one rate; ! marks a rate that misses a constraint, with the name of another metric."""
     metric = result.main_metric
 
     def level(curve: Curve) -> float:
@@ -241,8 +241,10 @@ def level_column(result: RateSummary, rate: float) -> Column:
 
     def text(curve: Curve) -> str:
         point = next((point for point in curve.points if point.rate == rate), None)
-        mark = " !" if point is not None and not point.good and result.experiment.subject_to else ""
-        return "" if point is None else format_metric(level(curve), metric) + mark
+        if point is None or point.good or not result.experiment.subject_to:
+            return "" if point is None else format_metric(level(curve), metric)
+        others = [] if metric in point.problems else list(point.problems)
+        return " ".join([format_metric(level(curve), metric), "!", ", ".join(others)]).strip()
 
     return Column(f"at_{rate:g}", level, text, f"{rate:.6g} req/s", ("terminal", "page"))
 
@@ -310,19 +312,46 @@ def capacity_notes(result: RateSummary) -> list[str]:
     size = ", ".join(format_count(count, noun) for noun, count in counts.items())
     notes = [f"{size}; {describe_window(experiment)}; common random numbers"]
     method = "the highest tested rate below all rates that miss a constraint, by the mean of the replications"
-    columns = f"; columns: {result.main_metric} at each rate, ! misses a constraint"
+    columns = f"; columns: {result.main_metric} at each rate, ! misses a constraint: of this or of the named metric"
     notes.append(f"capacity: {method}{'' if result.is_single else columns}")
+    notes += [*describe_length(result), *describe_saturated(result)]
+    if experiment.replications > 1 and not experiment.is_random:
+        notes.append("no randomness: one run per configuration and rate")
+    if experiment.unserved:
+        notes.append(f"unserved at every rate: {experiment.unserved:,.10g} requests; the metrics are of the others")
     if experiment.precision is None:
         notes.append("find the capacities more precisely with `precision: 2%`")
     if outside := sum(map(is_outside_profile, result.curves)):
         notes.append(
             f"outside profile: {outside} ({LABEL_MEANINGS['outside profile']}, at a rate that meets the constraints)"
         )
-    notes += profile_notes(experiment)
+    notes += [*profile_notes(experiment), CAPACITY_ERROR]
     if not result.is_single:
         verdicts = [(rate, verdict_of(summary).text) for rate, summary in result.by_rate.items()]
         notes += [f"at {rates}: {text}" for rates, text in join_rates(verdicts)]
     return notes + [f"failed: configuration {run['config']}: {run['error']}" for run in result.failures[:3]]
+
+
+def describe_length(result: RateSummary) -> list[str]:
+    """Return how many requests a run has, if they are more than those of the workload, and whether they are enough."""
+    notes, length, points = [], result.experiment.length, result.baseline.points
+    if length > 1 and points:
+        requests = points[0].row.mean("completed") + points[0].row.mean("failed")
+        number = f"{requests:,.0f} requests, {length:,} times as many as the workload"
+        notes.append(f"length of the runs: {number}: in short runs, a backlog that grows stays small")
+    bounds = [curve for curve in result.curves if curve.capacity is not None and curve.capacity.upper_bound]
+    if bounds:
+        notes.append(f"upper bound: {format_count(len(bounds), 'configuration')} ({UPPER_BOUND})")
+    return notes
+
+
+def describe_saturated(result: RateSummary) -> list[str]:
+    """Return at how many tested rates the backlog grows."""
+    points = [point for curve in result.curves for point in curve.points]
+    count = sum("saturated" in point.problems for point in points)
+    if not count:
+        return []
+    return [f"saturated: {count} of {format_count(len(points), 'tested rate')} ({LABEL_MEANINGS['saturated']})"]
 
 
 def is_outside_profile(curve: Curve) -> bool:

@@ -1,36 +1,31 @@
 """Request rates of a sweep: which rates run, and the curve and the capacity of every configuration.
 
-Every configuration runs at several rates, with the same requests. `rates: auto` chooses rates from a light load to more
-than the baseline can serve. With `precision`, further rates per configuration find its capacity by bisection: the
-highest rate that meets the constraints. Whether a rate meets them is decided by the means of the replications. A rate
-at which a run fails, gets stuck or leaves more requests unserved than the baseline at the lowest rate does not.
+Every configuration runs at several rates, with the same requests. With `precision`, further rates per configuration
+find its capacity by bisection: the highest rate that meets the constraints. Whether a rate meets them is decided by the
+means of the replications. A rate does not meet them if a run fails or gets stuck, if requests stay unserved that the
+baseline serves at a light load, or if the backlog grows: then the latencies depend on the length of the run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, Optional
 
-from servesim.core import BadInput
-from servesim.core.limits import MAX_RATE, MAX_RUNS, MIN_RATE
+from servesim.core.limits import MAX_RATE, MIN_RATE
 from servesim.runs.request_rate import format_rate, round_rate
-from servesim.statistics.constraints import Bound, missed_bounds
+from servesim.statistics.constraints import Bound, describe_miss, missed_bounds
 
-from .executor import Executor
-from .experiment import Experiment, load_experiment
-from .experiment_file import EXPERIMENT_FILE
+from .experiment import Experiment
 from .grid import Assignment
+from .pilot_runs import MIN_TURNOVER
 from .ranking import CANNOT_WIN, CONFIRM_REPLICATION_OFFSET, Row
-from .single_run import Record, RunKey, Task, context_json
+from .single_run import Record, RunKey, Task
 
-AUTO_RATES = (0.1, 0.3, 0.5, 0.7, 0.9, 1.1, 1.5)  # times the throughput of the baseline at overload
-OVERLOAD = 1e6  # times the rate of the scenario: all requests arrive at about the same time
 MAX_DOUBLINGS = 12  # of the highest rate, and halvings of the lowest one, in a bisection
-COARSE = 1.1  # tested rates that differ by a larger factor: print the estimate between them too
+COARSE = 1.1  # tested rates that differ by a larger factor: print both
 
 
 class RateRecords(Mapping[RunKey, Record]):
@@ -54,31 +49,43 @@ class RatePoint(NamedTuple):
 
     rate: float  # requests per second
     row: Row
-    problem: str  # why it does not meet the constraints; empty if it does
+    problems: Mapping[str, str]  # why it does not meet the constraints: metric or other name, and text
 
     @property
     def good(self) -> bool:
         """Whether it meets the constraints."""
-        return not self.problem
+        return not self.problems
+
+    @property
+    def problem(self) -> str:
+        """Why it does not meet the constraints; empty if it does."""
+        return ", ".join(self.problems.values())
+
+    @property
+    def is_short(self) -> bool:
+        """Whether too large a part of the requests of a run is in the server at the same time (Little's law)."""
+        requests = self.row.mean("completed") + self.row.mean("failed")
+        return MIN_TURNOVER * self.rate * self.row.mean("mean_e2el_ms") / 1e3 > requests
 
 
 class Capacity(NamedTuple):
     """The highest request rate that meets the constraints."""
 
     rate: float  # the highest tested rate below all that miss them; 0 if the lowest one misses them
-    estimate: float  # interpolated between this rate and the next one
     missed_at: Optional[float] = None  # the lowest tested rate that misses them
     reason: str = ""  # why it misses them
+    upper_bound: bool = False  # the runs are too short: longer ones may have a lower capacity
 
     @property
     def text(self) -> str:
-        """The rate with its estimate, or its limit if no tested rate misses or meets the constraints."""
+        """The rate, both rates if the next tested one is much higher, or its limit if all rates meet or miss."""
         if self.missed_at is None:
             return f"at least {format_rate(self.rate)}"
         if not self.rate:
             return f"below {format_rate(self.missed_at)}"
-        coarse = self.missed_at > COARSE * self.rate
-        return f"{format_rate(self.rate)}{f' (about {self.estimate:.3g})' if coarse else ''}"
+        if self.missed_at > COARSE * self.rate:
+            return f"{format_rate(self.rate)} (misses at {self.missed_at:.10g})"
+        return f"{format_rate(self.rate)}{' (upper bound)' * self.upper_bound}"
 
 
 @dataclass
@@ -109,30 +116,17 @@ class Curve:
             return None
         missed = next((index for index, point in enumerate(self.points) if not point.good), None)
         if missed is None:
-            return Capacity(self.points[-1].rate, self.points[-1].rate)
+            return Capacity(self.points[-1].rate, upper_bound=self.points[-1].is_short)
         bad = self.points[missed]
         if missed == 0:
-            return Capacity(0.0, 0.0, bad.rate, bad.problem)
+            return Capacity(0.0, bad.rate, bad.problem)
         good = self.points[missed - 1]
-        return Capacity(good.rate, interpolate(good, bad), bad.rate, bad.problem)
+        return Capacity(good.rate, bad.rate, bad.problem, good.is_short)
 
     def values(self, metric: str) -> list[tuple[RatePoint, float]]:
         """Return the points that have a metric, with its means."""
         pairs = [(point, point.row.mean(metric)) for point in self.points]
         return [(point, value) for point, value in pairs if not math.isnan(value)]
-
-
-def interpolate(good: RatePoint, bad: RatePoint) -> float:
-    """Return the rate between two points at which the first constraint is missed, on a straight line.
-
-    Latencies rise ever faster with the rate, so the line is above the curve and the estimate is too low.
-    """
-    crossings = []
-    for bound in bad.row.missed:
-        low, high = good.row.mean(bound.metric), bad.row.mean(bound.metric)
-        part = (bound.value - low) / (high - low) if high != low else 0.0
-        crossings.append(min(1.0, max(0.0, part)) if math.isfinite(part) else 0.0)
-    return good.rate + (bad.rate - good.rate) * min(crossings, default=0.0)
 
 
 def build_curves(experiment: Experiment, records: Mapping[RunKey, Record]) -> list[Curve]:
@@ -141,10 +135,6 @@ def build_curves(experiment: Experiment, records: Mapping[RunKey, Record]) -> li
     for record in records.values():
         if record.get("draw") is None and record["replication"] < CONFIRM_REPLICATION_OFFSET:
             runs.setdefault(record["config"], {}).setdefault(record["rate"], []).append(record)
-    lowest = min(runs.get(0, {}), default=None)
-    baseline = [] if lowest is None else runs[0][lowest]
-    failed = [run["metrics"].get("failed", math.inf) for run in baseline if "metrics" in run and not run.get("stuck")]
-    unserved = math.fsum(failed) / len(failed) if failed else math.inf
     curves = []
     for config, assignment in enumerate(experiment.configs):
         label, points = experiment.label(config), []
@@ -153,47 +143,25 @@ def build_curves(experiment: Experiment, records: Mapping[RunKey, Record]) -> li
             row.missed = missed_bounds(
                 experiment.subject_to, {bound.metric: row.mean(bound.metric) for bound in experiment.subject_to}
             )
-            points.append(RatePoint(rate, row, describe_problem(row, unserved)))
+            points.append(RatePoint(rate, row, find_problems(row, experiment.unserved)))
         curves.append(Curve(config, assignment, label, points, experiment.subject_to))
     return curves
 
 
-def describe_problem(row: Row, unserved: float) -> str:
+def find_problems(row: Row, unserved: float) -> dict[str, str]:
     """Return why a configuration does not meet the constraints at one rate; empty if it does."""
     error = next((run["error"] for run in row.runs if "error" in run), None)
     if error is not None:
-        return f"a run failed: {error}"
+        return {"failed": f"a run failed: {error}"}
     if any(run.get("stuck") for run in row.runs):
-        return "the engine gets stuck"
+        return {"stuck": "the engine gets stuck"}
+    refused = next((run["refused"] for run in row.runs if run.get("refused")), None)
+    if refused is not None:
+        return {"refused": f"the real engine does not start: {'; '.join(refused)}"}
     if row.mean("failed") > unserved:
-        return f"leaves {row.mean('failed'):g} requests unserved"
-    return ", ".join(row.misses)
-
-
-def with_rates(experiment: Experiment, folder: Path, executor: Executor) -> Experiment:
-    """Choose the rates of `rates: auto`; a folder that holds the experiment keeps its rates."""
-    if not experiment.auto_rates:
-        return experiment
-    stored = load_experiment(folder).rates if (folder / EXPERIMENT_FILE).is_file() else ()
-    rates = stored or choose_rates(experiment, executor)
-    runs = len(experiment.configs) * (experiment.replications + experiment.intervals) * len(rates)
-    if runs > MAX_RUNS:
-        raise BadInput(f"rates: auto: expected at most {MAX_RUNS} runs, got {runs}; list fewer rates")
-    return replace(experiment, rates=rates, auto_rates=False)
-
-
-def choose_rates(experiment: Experiment, executor: Executor) -> list[float]:
-    """Return rates around the highest throughput of the baseline, which is that of a run at overload."""
-    task = Task(0, 0, experiment.configs[0], rate_factor=OVERLOAD)
-    ((_, record),) = executor.run(context_json(experiment.base), [task])
-    if "error" in record:  # other rates would fail too
-        raise BadInput(f"{experiment.name}: {record['error']}")
-    throughput = record.get("metrics", {}).get("request_throughput", 0.0)
-    problem = record.get("stuck") or ("" if throughput else "it serves no request")
-    if problem:
-        raise BadInput(f"rates: auto: the baseline cannot run at overload: {problem}; list the rates")
-    rates = [min(MAX_RATE, max(MIN_RATE, round_rate(factor * throughput, 2))) for factor in AUTO_RATES]
-    return sorted(set(rates))
+        return {"unserved": f"leaves {row.mean('failed'):g} requests unserved"}
+    missed = {bound.metric: describe_miss(bound, row.mean(bound.metric)) for bound in row.missed}
+    return missed | ({"saturated": "saturated: the backlog grows"} if row.is_saturated else {})
 
 
 def plan_bisection(experiment: Experiment, records: Mapping[RunKey, Record]) -> Iterator[list[Task]]:

@@ -11,10 +11,11 @@ from servesim.files.terminal import PLAIN, Screen
 from .columns import json_row
 from .executor import Executor
 from .experiment import Experiment
+from .pilot_runs import choose_terms
 from .progress import Progress
 from .ranking import Summary
 from .rate_summary import RateSummary, capacity_columns, format_rate_summary, point_columns, write_rate_summary
-from .rates import Curve, with_rates
+from .rates import Curve
 from .single_run import Record, RunKey
 from .sweep import read_records, sweep
 from .table import sweep_columns, write_summary
@@ -32,7 +33,7 @@ def run_experiment(
     experiment: Experiment, folder: Path, executor: Executor, resume: bool, progress: Progress
 ) -> Result:
     """Run the missing runs of an experiment and return its result."""
-    experiment = with_rates(experiment, folder, executor)
+    experiment = choose_terms(experiment, folder, executor)
     return summarise(experiment, sweep(experiment, folder, executor, resume, progress))
 
 

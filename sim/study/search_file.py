@@ -12,8 +12,6 @@ from typing import Any, Literal, Union
 
 from pydantic import Field
 from servesim.config.overrides import Tree, apply_assignment, override, read_sweep_file
-from servesim.config.registry import policy_class
-from servesim.config.user_code import names_file
 from servesim.core import BadInput
 from servesim.core.errors import missing_package
 from servesim.core.limits import MAX_CONFIGS, MAX_SEED
@@ -73,7 +71,6 @@ def build_search(file: SearchFile, base: Tree, path: str, name: str) -> Search:
     space = {key: parse_space(spec, f"{path}: params.{key}") for key, spec in file.params.items()}
     keys = file.model_dump(mode="json", exclude={"trials", "name", "base"})  # a resumed search may have more trials
     scenarios = scenarios_of(experiment, file.params)
-    check_policies(scenarios, path)
     terms = {**keys, "base": base, "versions": versions(), "inputs": input_digests(scenarios)}
     return Search(experiment, space, file.trials, file.batch, sampler, file.seed, terms, scenarios)
 
@@ -111,14 +108,3 @@ def scenarios_of(experiment: Experiment, params: Tree) -> list[Tree]:
     """Return the baseline, and the base with each listed value: together they name every file that a trial can read."""
     values = [(key, value) for key, spec in params.items() if isinstance(spec, list) for value in spec]
     return [experiment.tree(0), *(apply_assignment(experiment.base, {key: value}) for key, value in values)]
-
-
-def check_policies(scenarios: Sequence[Tree], path: str) -> None:
-    """Load the policy files that trials can use: a file that does not load would only waste trials."""
-    for tree in scenarios:
-        name = tree["policy"].get("name") if isinstance(tree.get("policy"), dict) else tree.get("policy")
-        if isinstance(name, str) and names_file(name):
-            try:
-                policy_class(name)
-            except BadInput as bad:
-                raise BadInput(f"{path}: params: {bad}") from None

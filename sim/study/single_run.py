@@ -9,6 +9,7 @@ configuration with another trace. A workload is not shared: a worker generates i
 
 from __future__ import annotations
 
+import errno
 import json
 import pickle
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple, Optional
 
 import numpy as np
 from pydantic import ValidationError
+from servesim.config.export import refusals_of
 from servesim.config.overrides import Tree, apply_assignment
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import code_access, describe_error, error_text, use_access
@@ -30,13 +32,15 @@ from servesim.files.scratch import ScratchFolder
 from servesim.files.write import open_bytes
 from servesim.runs.intervals import Draw
 from servesim.runs.metric_table import METRICS, percentile_metrics
-from servesim.runs.request_rate import contest_at_rate, is_contest
+from servesim.runs.request_rate import contest_at_rate, is_contest, longer_scenario
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.runs.steady_state import is_saturated, steady_metrics
 from servesim.traces.edit import scale
 from servesim.traces.trace import Trace, gc_disabled, table_of
 
 Record = dict[str, Any]
+MACHINE = "machine"  # key of a record: the machine had no memory, disk space or file handles left for the run
+MACHINE_ERRORS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO)
 MAX_CACHED_REQUESTS = 400_000  # in the traces that a worker keeps: 13 MB of arrays, more if prompts have hash ids
 
 
@@ -76,6 +80,27 @@ def replication_seed(seed: int, replication: int) -> int:
     if replication == 0:
         return seed
     return int(np.random.SeedSequence(seed, spawn_key=(replication,)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def error_record(error: Exception) -> Record:
+    """Return the keys of a run that ended with an error."""
+    own = isinstance(error, (BadInput, PolicyError))
+    text = str(error) if own else describe_error(error) or error_text(error)
+    return {"error": text, MACHINE: True} if is_machine_error(error) else {"error": text}
+
+
+def is_machine_error(error: Optional[BaseException]) -> bool:
+    """Whether a run failed because of the machine: it may succeed later, or on another one. The cause counts too."""
+    while error is not None:
+        if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in MACHINE_ERRORS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def is_repeated(record: Record) -> bool:
+    """Whether a resumed experiment runs this record again. An error of the scenario would be the same again."""
+    return bool(record.get(MACHINE))
 
 
 class SharedTraces:
@@ -138,6 +163,7 @@ class RunContext:
     code: Optional[Sequence[Any]] = None  # permission of the parent process to load user files
     shared_trace: Optional[str] = None  # path of the trace's arrays, see SharedTraces
     percentiles: Sequence[float] = ()  # of the latencies, besides those of METRICS
+    length: int = 1  # times as many requests as the scenario has
     _traces: OrderedDict[str, Trace] = field(default_factory=OrderedDict)
     _profiles: dict[str, Profile] = field(default_factory=dict)
     _drawn: dict[str, list[Profile]] = field(default_factory=dict)  # for the draws of a profile
@@ -156,14 +182,12 @@ class RunContext:
             trace, profile = self.trace(scenario, task), self.profile(scenario)
             run = simulate(scenario, trace, profile=profile) if draw is None else self._simulate(scenario, trace, draw)
             return {**record, "seed": scenario.seed, **self.record(run)}
-        except (BadInput, PolicyError) as bad:
-            return {**record, "error": str(bad)}
         except Exception as error:  # an error in one configuration must not end the sweep
-            return {**record, "error": describe_error(error) or error_text(error)}
+            return {**record, **error_record(error)}
 
     def scenario(self, task: Task) -> Scenario:
         """Return the scenario of a task."""
-        tree = apply_assignment(self.base, task.assignment)
+        tree = longer_scenario(apply_assignment(self.base, task.assignment), self.length)
         if task.rate_factor is not None:
             tree = contest_at_rate(tree, task.rate_factor) or tree
         scenario = scenario_from(tree, f"configuration {task.config}")
@@ -211,16 +235,16 @@ class RunContext:
         result = run.result()
         if self.steady_window is not None and run.requests:
             steady = steady_metrics(run.requests, run.scenario.slo.seconds(), *self.steady_window)
-            result = {k: v for k, v in result.items() if not k.endswith("_itl_ms")} | steady
-        elif run.measures.good is not None:
-            result["attainment"] = run.measures.good / max(1, len(run.requests))
-        names = dict.fromkeys([*METRICS, *percentile_metrics(self.percentiles)])
+            result = {name: value for name, value in result.items() if "[" not in name} | steady
+        groups = [key for key in result if "[" in key]  # of one priority or session
+        names = dict.fromkeys([*METRICS, *percentile_metrics(self.percentiles), *groups])
         return {
             "metrics": {key: result[key] for key in names if result.get(key) is not None},
             "time_breakdown": result["mean_seconds"],
             "saturated": is_saturated(run.requests, run.measures.times),
             "outside_profile": result["outside_profile"],
             "stuck": result["stuck"],
+            **({"refused": refused} if (refused := refusals_of(run.scenario, run.server.policy)) else {}),
         }
 
 
@@ -239,22 +263,26 @@ def run_context(context: str) -> RunContext:
     data = json.loads(context)
     window = data["steady_window"]
     return RunContext(
-        data["base"], tuple(window) if window else None, data["code"], data.get("shared_trace"), data["percentiles"]
-    )
+        data["base"], tuple(window) if window else None, data["code"], data.get("shared_trace"), data["percentiles"],
+        data["length"],
+    )  # fmt: skip
 
 
 def context_json(
-    base: Tree, steady_window: Optional[tuple[float, float]] = None, percentiles: Sequence[float] = ()
+    base: Tree, steady_window: Optional[tuple[float, float]] = None, percentiles: Sequence[float] = (), length: int = 1
 ) -> str:
     """Return the input of `run_context`."""
-    options = {"steady_window": steady_window, "percentiles": list(percentiles), "code": code_access()}
+    options = {
+        "steady_window": steady_window, "percentiles": list(percentiles), "code": code_access(), "length": length,
+    }  # fmt: skip
     return json.dumps({"base": base, **options}, sort_keys=True)
 
 
 def with_shared_trace(context: str, traces: SharedTraces) -> str:
     """Return the input of `run_context` for workers on this machine."""
     data = json.loads(context)
-    return json.dumps({**data, "shared_trace": traces.share(data["base"])}, sort_keys=True)
+    base = longer_scenario(data["base"], data["length"])
+    return json.dumps({**data, "shared_trace": traces.share(base)}, sort_keys=True)
 
 
 def run_tasks(context: str, tasks: list[Task]) -> list[Record]:

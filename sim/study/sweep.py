@@ -9,20 +9,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Optional, Union
 
-from servesim.config.overrides import Tree
-from servesim.config.registry import policy_class
-from servesim.config.user_code import names_file
 from servesim.core import BadInput
 from servesim.statistics.intervals import interval, paired_difference, replications_for
 
 from .executor import Executor, Results
 from .experiment import RUNS_FILE, Experiment, load_experiment, planned_draws
-from .experiment_file import EXPERIMENT_FILE, open_folder
+from .experiment_file import EXPERIMENT_FILE, load_policies, open_folder
 from .journal import Journal, read_journal, sync
 from .progress import Progress
 from .ranking import CONFIRM_REPLICATION_OFFSET, Summary
 from .rates import RateRecords, plan_bisection
-from .single_run import Record, RunKey, Task, record_key
+from .single_run import Record, RunKey, Task, is_repeated, record_key
 
 Records = dict[RunKey, Record]
 MIN_REPLICATIONS = 3  # before `ci` uses a half-width
@@ -37,11 +34,11 @@ def sweep(
 ) -> Records:
     """Run the missing runs of an experiment; return all its records."""
     folder = Path(folder)
-    load_policies(experiment)
+    load_policies(map(experiment.tree, range(len(experiment.configs))))
     open_folder(folder, EXPERIMENT_FILE, experiment.as_json(), resume, "sweep")
     progress = Progress("sweep", quiet=True) if progress is None else progress
     with Journal(folder / RUNS_FILE) as journal:
-        records = index_records(journal.records)
+        records = index_records(record for record in journal.records if not is_repeated(record))
         for planned in plan_rounds(experiment, records):
             tasks = [task for task in planned if task.key not in records]
             progress.expect(len(records) + len(tasks), len(records))
@@ -51,19 +48,6 @@ def sweep(
                 progress.advance(len(new))
         sync(journal.path)
     return records
-
-
-def load_policies(experiment: Experiment) -> None:
-    """Load every policy file of an experiment. Without it, each run of a resumed sweep would fail and be recorded."""
-    for name in {policy_name(experiment.tree(config)) for config in range(len(experiment.configs))}:
-        if names_file(name):
-            policy_class(name)
-
-
-def policy_name(tree: Tree) -> str:
-    """Return the policy name of a scenario."""
-    policy = tree.get("policy")
-    return str(policy.get("name") if isinstance(policy, Mapping) else policy)
 
 
 def index_records(records: Iterable[Record]) -> Records:
@@ -86,7 +70,7 @@ def in_task_order(results: Results) -> Iterator[list[Record]]:
 
 
 def plan_rounds(experiment: Experiment, records: Mapping[RunKey, Record]) -> Iterator[list[Task]]:
-    """Yield the tasks of all rounds so far. Before the next round, `records` must hold their results.
+    """Yield the tasks of each round, some of them from earlier rounds. `records` must have them before the next round.
 
     The plan depends only on complete rounds, so a resumed sweep plans the same tasks.
     """

@@ -22,6 +22,7 @@ from servesim.core.limits import (
     is_number,
 )
 from servesim.files.checked import Int, Keys, Number, expected_error, validate
+from servesim.runs.metric_table import whole_metric
 from servesim.runs.request_rate import RATE_KEYS, rate_key_value
 from servesim.runs.steady_state import STEADY
 from servesim.statistics.constraints import Bound, parse_bounds
@@ -205,9 +206,9 @@ def capacity_experiment(base: Tree, name: str, keys: Mapping[str, Any]) -> Exper
 def check_metrics(key: str, items: Sequence[Union[Objective, Bound]], file: SweepFile, base: Tree) -> None:
     """Raise BadInput for a metric that the runs will not have."""
     for metric in [item.metric for item in items]:
-        if file.steady_window is not None and (metric.endswith("_itl_ms") or metric == "makespan"):
+        if file.steady_window is not None and metric == "makespan":
             raise BadInput(f"{key}: {metric}: not available in a steady-state sweep; remove it or the key `steady`")
-        if metric in ("request_goodput", "attainment") and not any(base.get("slo") or {}):
+        if whole_metric(metric) in ("request_goodput", "attainment") and not any(base.get("slo") or {}):
             raise BadInput(f"{key}: {metric}: expected a `slo` in the base scenario, got none")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from servesim.config.paths import relative_paths
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, field_values
 from servesim.files.write import comment, write_yaml
-from servesim.runs.metric_table import metrics_in
+from servesim.runs.metric_table import metrics_in, whole_metric
 from servesim.statistics.intervals import Interval
 from servesim.statistics.number_format import format_mean, format_percentage
 
@@ -28,7 +29,7 @@ def describe_window(experiment: Experiment) -> str:
     if experiment.steady_window is None:
         return "terminating: all requests"
     warm_up, drain = experiment.steady_window
-    return f"steady state: without the first {warm_up:.0%} and the last {drain:.0%} of arrivals"
+    return f"steady state: without the first {warm_up:.0%} and the last {drain:.0%} of arrivals (ITL: all tokens)"
 
 
 def format_difference(row: Row, metric: str) -> str:
@@ -133,7 +134,10 @@ def mean_of(metric: str) -> Callable[[Row], Interval]:
 def other_metrics(summary: Summary) -> dict[str, Sequence[Medium]]:
     """Return the metrics besides the objectives, and where they are shown."""
     experiment = summary.experiment
-    names = dict.fromkeys([*metrics_in("summary"), *(bound.metric for bound in experiment.subject_to)])
+    records = [record.get("metrics", {}) for row in summary.rows for record in row.runs]
+    present = [name for name in dict.fromkeys(chain(*records)) if "[" in name]  # of one priority or session
+    in_files = [*metrics_in("summary"), *(name for name in present if whole_metric(name) in metrics_in("summary"))]
+    names = dict.fromkeys([*in_files, *(bound.metric for bound in experiment.subject_to)])
     printed = [name for name in metrics_in("table") if any(row.values(name) for row in summary.rows)]
     shown: dict[str, Sequence[Medium]] = {"preemptions": ("data", "page"), **dict.fromkeys(printed, EVERYWHERE)}
     objectives = [objective.metric for objective in experiment.objectives]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Optional
 
 from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.runs.metric_table import whole_metric
 from servesim.runs.run_warnings import backend_notes
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.number_format import format_mean, format_percentage
@@ -18,9 +19,12 @@ from .table import changed_settings, describe_window, format_count, format_diffe
 LABEL_MEANINGS = {
     "stuck": "the engine can never run again (deadlock or livelock); cannot win",
     "serves fewer": "leaves more requests unserved than the baseline; cannot win",
+    "does not start": "the real engine refuses these settings at its start; cannot win",
     "saturated": "the backlog grows until the last arrival; latencies depend on the length of the run",
     "outside profile": "some steps are larger than the measured range of the profile",
 }
+
+NOT_TESTED = "not tested against the error of the cost model; --intervals does it"
 
 
 class Verdict(NamedTuple):
@@ -52,11 +56,35 @@ def without_winner(summary: Summary) -> Verdict:
     """Return why there is no winner: the constraints, or runs that failed."""
     nearest = min((row for row in summary.rows if row.complete), key=lambda row: row.rank, default=None)
     if nearest is None:
-        return Verdict("failed", "No winner: every configuration failed, got stuck or served too few requests.")
+        return Verdict("failed", f"No winner: {describe_incomplete(summary)}.")
     bounds = describe_bounds(summary.experiment.subject_to)
     name = "the baseline" if nearest is summary.baseline else changed_settings(nearest, summary)
     text = f"No winner: no configuration meets {bounds}. Nearest: {name}, {', '.join(nearest.misses)}."
     return Verdict("infeasible", text, nearest)
+
+
+INCOMPLETE = {  # label -> why such configurations cannot win
+    "failed": "failed", "stuck": "got stuck", "serves fewer": "serves fewer requests than the baseline",
+    "does not start": "is refused by the real engine at its start",
+}  # fmt: skip
+
+
+def describe_incomplete(summary: Summary) -> str:
+    """Return why no configuration can win: an objective without values, or what happened to them."""
+    for objective in summary.experiment.objectives:
+        metric = objective.metric
+        ran = [row for row in summary.rows if any("metrics" in run for run in row.runs)]
+        if ran and not any(row.values(metric) for row in ran):
+            return f"no run has a value of {metric}{why_no_value(metric)}"
+    found = [text for label, text in INCOMPLETE.items() if any(label in row.labels for row in summary.rows)]
+    return f"every configuration {' or '.join(found)}" if found else "no configuration has run"
+
+
+def why_no_value(metric: str) -> str:
+    """Return what a metric without values needs, as the end of a sentence."""
+    if whole_metric(metric) != metric:
+        return ": no request of it finished, or there are too many priorities or sessions"
+    return ", for example because no request finished, or each has one output token"
 
 
 def describe_tied(summary: Summary) -> str:
@@ -196,8 +224,10 @@ def describe_constraints(summary: Summary) -> list[str]:
 
 
 def describe_draws(summary: Summary) -> list[str]:
-    """Return how often the winner stays the winner with random cost models."""
+    """Return how often the winner stays the winner with random cost models, or that this was not tested."""
     winner, draws = summary.winner, summary.draw_count
+    if winner is not None and not summary.experiment.intervals:
+        return [f"the winner is {NOT_TESTED}"]
     if winner is None or not draws:
         return []
     metric = summary.experiment.objectives[0].metric

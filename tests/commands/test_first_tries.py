@@ -35,7 +35,7 @@ MEANT = {
     "rum": "no command rum; known: run, sweep,",
     "run --ploicy vllm": "sim run: unrecognized arguments: --ploicy; did you mean --policy?",
     "run -X many": "sim run: argument -X: invalid float value: 'many'; see sim run --help",
-    "run": "expected a trace or a workload, got neither (try -X",
+    "run": "expected a trace or a workload, got neither; try --trace FILE or `sim config init FILE`",
     "run -T 5": "-T: also needs -X",
     "run --column prompt=in -X 5": "--column: also needs --trace FILE",
     "run -X 5 --policy vlm": "did you mean vllm?",
@@ -157,7 +157,7 @@ def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
 SLIPS = {
     "a name that is not there": ("view.pool.free", "view.pool.fre", "AttributeError: 'BlockPool' object has no"),
     "hidden state": ("hold=FOREVER", "hold=next(COIN)", "returned two different plans for the same view"),
-    "no plan at all": ("return Plan(chunks=chunks)", "return None", "returned None, which is not a Plan"),
+    "no plan at all": ("return Plan(chunks=chunks)", "return None", "decide returned a NoneType, expected a Plan"),
     "more than there is": ("blocks > free or ", "", "the plan needs 22 more blocks than are free"),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -81,3 +82,23 @@ def test_first_mistakes_are_one_line(words: list[str], message: str, capsys: pyt
 def test_every_argument_has_a_help_text() -> None:
     arguments = [(command.prog, action) for command in leaf_commands(parser()) for action in command._actions]
     assert not [(prog, action.dest) for prog, action in arguments if not action.help]
+
+
+def test_a_user_of_vllm_does_not_meet_the_contest_first() -> None:
+    """The options of the contest are the last group; examples have settings of vLLM."""
+    commands = list(leaf_commands(parser()))
+    with_contest = [command for command in commands if "-X" in command._option_string_actions]
+    assert {command.prog for command in with_contest} == {"sim run", "sim replay", "sim serve", "sim trace synth"}
+    for command in commands:
+        before, _, contest = command.format_help().partition("\nllm-serving contest of 2024:\n")
+        assert bool(contest) == (command in with_contest), command.prog
+        assert not re.search(r"^  -[XT] ", before, re.MULTILINE), command.prog
+        assert not re.search(r"^\S", contest, re.MULTILINE), f"{command.prog}: the contest is the last group"
+        assert "decode_batch" not in before
+    assert not [task for task in TASKS if "-X" in task or "decode_batch" in task]
+    assert not re.search(r"-X|decode_batch|contest", parser().format_help())
+
+
+def test_every_command_describes_json_with_the_same_words() -> None:
+    texts = {action.help for command in leaf_commands(parser()) for action in command._actions if action.dest == "json"}
+    assert texts == {"print the result as JSON instead of text"}

@@ -73,6 +73,10 @@ FAILS = {
     # Compiled code checks types itself: an attribute when it is read, an argument when it is passed.
     "no chunk": ("return Plan(chunks=[None])", 11, f"a result of Mine: {'Type' if COMPILED else 'Attribute'}Error"),
     "text as time": ("return Plan(wake_at='soon')", 12 if COMPILED else 11, "TypeError: "),
+    "the same chunk twice": ("return Plan(chunks=[Chunk(view.waiting[0], 2)] * 2)", 11, "chunks has request 0 twice"),
+    "twice": ("return Plan(reject=[Rejection(view.waiting[0], 'no')] * 2)", 11, "reject has request 0 twice"),
+    "negative blocks": ("return Plan(chunks=[Chunk(view.waiting[0], 8, -5)])", 12, "expected at least 0, got -5"),
+    "negative rows": ("return Plan(padding_rows=-1)", 12, "expected at least 0, got -1"),
     "sort key": (f"{SORTED}1 / 0", 15, "ZeroDivisionError"),
     "sort keys": (f"{SORTED}return None if request.id else 1", 11, "cannot use a result of Mine: TypeError"),
 }
@@ -114,6 +118,46 @@ def test_policy_that_fails(case: str, tmp_path: Path, sim: Callable[..., Said]) 
     said = sim("policies", "check", "mine.py:Mine")
     assert (said.code, said.error.count("\n")) == (1, 1), said.error
     assert said.error.startswith(f"sim: {tmp_path / 'mine.py'}:")
+
+
+# A policy that works, but also changes a field of a request. The value, and where it does it.
+CHANGES = {
+    "prompt": "1", "output": "1", "limit": "1", "arrival": "request.arrival - 1", "priority": "request.priority - 1",
+    "sent": "request.sent - 1", "stop_at": "1", "session": "'mine'",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["decide", "sort_key"])
+@pytest.mark.parametrize("field", CHANGES)
+def test_policy_that_changes_a_request(field: str, place: str, tmp_path: Path, sim: Callable[..., Said]) -> None:
+    change = f"request.{field} = {CHANGES[field]}"
+    if place == "decide":
+        lines = f"        for request in view.waiting:\n            {change}\n"
+        body = SERVE.replace("        waiting =", f"{lines}        waiting =")
+    else:
+        body = f"{SERVE}    is_sorted = True\n    def sort_key(self, request):\n        {change}\n        return 1\n"
+    (tmp_path / "mine.py").write_text(HEAD + body)
+    said = sim("run", "scenario.yaml", "--policy", "mine.py:Mine", "-o", "out")
+    assert (said.code, said.error.count("\n")) == (1, 1), said.error
+    assert said.error.startswith(f"sim: {tmp_path / 'mine.py'}:12: ")
+    assert f"Mine changed {field} of request 0" in said.error
+    assert not (tmp_path / "out").exists()
+    said = sim("policies", "check", "mine.py:Mine")
+    assert (said.code, said.error.count("\n")) == (1, 1), said.error
+    assert f"changed {field} of request " in said.error
+
+
+def test_check_finds_a_policy_that_never_schedules(tmp_path: Path, sim: Callable[..., Said]) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + "    def decide(self, view):\n        return Plan()\n")
+    said = sim("policies", "check", "mine.py:Mine")
+    assert (said.code, said.error.count("\n")) == (1, 1), said.error
+    assert "does not serve a single short request" in said.error
+
+
+def test_check_passes_a_correct_policy(tmp_path: Path, sim: Callable[..., Said]) -> None:
+    (tmp_path / "mine.py").write_text(HEAD + SERVE.replace("waiting[:1]", "waiting[: not view.running]"))
+    said = sim("policies", "check", "mine.py:Mine")
+    assert (said.code, said.error) == (0, "")
 
 
 @pytest.mark.parametrize(("jobs", "case"), [("1", "none"), ("2", "exit")])

@@ -10,6 +10,8 @@ from servesim.cli import main
 from servesim.traces.export import EXPORTS
 from servesim.traces.read.formats import FORMATS
 
+from .running import run_sim
+
 VIDUR = "arrived_at,num_prefill_tokens,num_decode_tokens\n0.0,120,30\n0.5,64,12\n1.25,400,80\n"
 Output = pytest.CaptureFixture[str]
 
@@ -134,3 +136,44 @@ def test_wrong_usage_gives_one_line_and_exit_code_2(
     errors = capsys.readouterr().err
     assert errors.startswith(f"sim: {message}")
     assert errors.count("\n") == 1
+
+
+def test_the_example_traces_are_results_of_vllm_bench_serve(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = run_sim(capsys, "trace", "examples")
+    assert (said.code, said.out, said.error) == (0, "vllm-bench-4.json\nvllm-bench-7.json\n", "")
+    for name, count in (("vllm-bench-4.json", 80), ("vllm-bench-7.json", 120)):
+        described = json.loads(run_sim(capsys, "trace", "inspect", name, "--json").out)
+        assert (described["format"], described["requests"]) == ("vllm-bench", count)
+    (tmp_path / "vllm-bench-7.json").write_text("mine")
+    again = run_sim(capsys, "trace", "examples")
+    assert again.code == 2 and len(again.error.splitlines()) == 1
+    assert (tmp_path / "vllm-bench-7.json").read_text() == "mine"
+    assert run_sim(capsys, "trace", "examples", "-o", "new").out.split() == [
+        "new/vllm-bench-4.json",
+        "new/vllm-bench-7.json",
+    ]
+
+
+def test_a_trace_without_arrival_times_gets_advice_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Output
+) -> None:
+    """The file of ShareGPT has texts only."""
+    monkeypatch.chdir(tmp_path)
+    turns = [{"from": "human", "value": "why " * 9}, {"from": "gpt", "value": "so " * 30}]
+    (tmp_path / "chats.json").write_text(json.dumps([{"id": str(i), "conversations": turns} for i in range(40)]))
+    failed = run_sim(capsys, "run", "--trace", "chats.json", "--set", "trace.rate=5", "-q")
+    assert failed.code == 2 and len(failed.error.splitlines()) == 1
+    assert failed.error.startswith("sim: chats.json: cannot be scaled to 5 requests/s: all requests arrive at the same")
+    workload = failed.error.split("`")[-2]
+    assert workload.startswith("workload: {requests: 40, ")
+    (tmp_path / "advice.yaml").write_text(f"{workload}\npolicy: vllm-v1\nprofile: h200-llama2-7b\n")
+    done = json.loads(run_sim(capsys, "run", "advice.yaml", "--json", "-q").out)
+    assert (done["completed"], done["total_input_tokens"]) == (40, 40 * 9)
+    assert 40 / 5 / 2 < done["makespan"] < 40 / 5 * 2
+    (tmp_path / "texts.yaml").write_text("{trace: chats.json, policy: vllm-v1, profile: h200-llama2-7b}\n")
+    failed = run_sim(capsys, "capacity", "texts.yaml", "--subject-to", "p99_ttft_ms <= 500", "-q")
+    assert failed.code == 2 and len(failed.error.splitlines()) == 1
+    assert "`workload: {requests: 40, arrivals: {kind: poisson, rate: 1.0}, lengths: {kind: trace, " in failed.error

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.commands.options import SERVERS
-from servesim.config.export import TARGETS, Exported, export_scenario
+from servesim.config.export import TARGETS, Exported, export_scenario, v1_command
 from servesim.config.llm_serving_yaml import from_llm_serving
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, field_values
@@ -48,7 +48,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
     "vllm-v1": [
         {},
         {"max_num_seqs": 7, "enable_chunked_prefill": False, "scheduler_reserve_full_isl": False, "policy": "priority",
-         "watermark": 0.05, "long_prefill_token_threshold": 64},
+         "max_num_batched_tokens": 8192, "watermark": 0.05, "long_prefill_token_threshold": 64},
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
     "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
@@ -84,7 +84,7 @@ def test_every_flag_exists_in_the_real_parser(policy: str, fields: dict[str, Any
 def test_flags_have_the_values_of_the_scenario() -> None:
     words = words_of(export_scenario(scenario("vllm-v1", SETTINGS["vllm-v1"][1], num_blocks=900), "vllm", "org/model"))
     assert words == shlex.split(
-        "vllm serve org/model --max-num-seqs 7 --max-num-batched-tokens 2048 --long-prefill-token-threshold 64 "
+        "vllm serve org/model --max-num-seqs 7 --max-num-batched-tokens 8192 --long-prefill-token-threshold 64 "
         "--no-scheduler-reserve-full-isl --watermark 0.05 --no-enable-chunked-prefill --scheduling-policy priority "
         "--block-size 16 --num-gpu-blocks-override 901 --no-enable-prefix-caching --no-async-scheduling"
     )  # one block more: V1 never uses the first one
@@ -130,6 +130,14 @@ def test_what_has_no_flag_is_listed() -> None:
     ]  # fmt: skip
     text = export_scenario(scenario("vllm", fields, **engine), "vllm").render("best.yaml")
     assert text.count("# not expressed: ") == 7 and "--block-size" not in text
+
+
+def test_one_setting_that_is_not_expressed_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "best.yaml", tmp_path / "serve.sh"
+    file.write_text("policy: {name: vllm, watermark: 0.2}\nengine: {num_blocks: 900}\n")
+    said = run_sim(capsys, "export", str(file), "--to", "vllm", "-o", str(out))
+    assert said.out == f"wrote {out}; settings that are not expressed: 1\n", said.error
+    assert out.read_text().count("# not expressed: ") == 1
 
 
 def test_sglang_reads_some_fields_from_its_environment() -> None:
@@ -186,17 +194,103 @@ def test_the_command_and_the_library_know_the_same_servers() -> None:
     assert set(SERVERS) == set(TARGETS)
 
 
-@pytest.mark.parametrize(("policy", "fields"), [case for case in CASES if case[0] == "vllm-v1"])
-def test_the_installed_vllm_accepts_the_flags(policy: str, fields: dict[str, Any]) -> None:
-    """Set SERVESIM_VLLM_PYTHON to an interpreter with vLLM 0.32 to run this test."""
+# Settings with which a real engine does not start: the policy, its fields, keys of the engine, and the message.
+REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("vllm-v1", {"max_num_batched_tokens": 256, "max_num_seqs": 1024}, {},
+     r"max_num_batched_tokens \(256\) is below max_num_seqs \(1024\)"),
+    ("vllm-v1", {"enable_chunked_prefill": False}, {"max_model_len": 4096},
+     r"max_num_batched_tokens \(2048\) is below max_model_len \(4096\)"),
+    ("vllm-v1", {"long_prefill_token_threshold": 5000}, {"max_model_len": 4096}, "is above max_model_len"),
+    ("vllm", {"max_num_batched_tokens": 1024}, {"max_model_len": 4096}, "needs chunked prefill"),
+    ("vllm", {"max_num_seqs": 4096}, {"max_model_len": 1024}, r"\(2048\) is below max_num_seqs"),
+    ("vllm-chunked", {"max_num_batched_tokens": 16}, {}, "below max_num_seqs"),
+    ("vllm-chunked", {"max_num_partial_prefills": 2, "max_long_partial_prefills": 3}, {}, "max_long_partial_prefills"),
+    ("sglang", {"chunked_prefill_size": 100}, {"block_size": 16}, "no multiple of engine.block_size"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "fields", "engine", "message"), REFUSED)
+def test_settings_with_which_the_server_does_not_start_are_refused(
+    policy: str, fields: dict[str, Any], engine: dict[str, Any], message: str
+) -> None:
+    target = "sglang" if policy == "sglang" else "vllm"
+    with pytest.raises(BadInput, match=f"does not start with these settings: .*{message}"):
+        export_scenario(scenario(policy, fields, **engine), target)
+
+
+def test_a_sweep_does_not_recommend_what_does_not_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """More running requests are better here, so the refused configuration has the best mean."""
+    monkeypatch.chdir(tmp_path)
+    base = {
+        "workload": {"requests": 60, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 8, "output": 30}},
+        "profile": {"base": 0.01}, "policy": {"name": "vllm-v1", "max_num_batched_tokens": 32, "max_num_seqs": 8},
+    }  # fmt: skip
+    Path("base.yaml").write_text(yaml.safe_dump(base))
+    Path("sweep.yaml").write_text("base: base.yaml\nparams: {policy.max_num_seqs: [8, 16, 64]}\n")
+    said = run_sim(capsys, "sweep", "sweep.yaml", "-q", "-o", "out", "--no-report", "--emit-config", "vllm")
+    assert said.code == 0, said.error
+    assert "does not start" in said.out and "Winner: max_num_seqs=16" in said.out
+    assert yaml.safe_load(Path("out/best.yaml").read_text())["policy"]["max_num_seqs"] == 16
+    said = run_sim(capsys, "run", "base.yaml", "--set", "policy.max_num_seqs=64")
+    assert said.code == 0
+    assert "does not start: max_num_batched_tokens (32) is below max_num_seqs (64)" in said.out + said.error
+
+
+def test_a_folder_of_a_run_is_exported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    tree = {"workload": WORKLOAD, "policy": {"name": "vllm-v1", "max_num_seqs": 9}, "engine": {"num_blocks": 900}}
+    Path("base.yaml").write_text(yaml.safe_dump(tree))
+    assert run_sim(capsys, "run", "base.yaml", "-o", "out").code == 0
+    said = run_sim(capsys, "export", "out", "--to", "vllm")
+    assert said.code == 0 and "--max-num-seqs 9 " in said.out and "--num-gpu-blocks-override 901" in said.out
+    Path("empty").mkdir()
+    said = run_sim(capsys, "export", "empty", "--to", "vllm")
+    assert (said.code, said.error.count("\n")) == (2, 1) and "folder of `sim run -o`" in said.error
+
+
+def check_with_vllm(words: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run the configuration check of the real vLLM, which builds its whole configuration, on a small model."""
     python = os.environ.get("SERVESIM_VLLM_PYTHON")
     if not python:
-        pytest.skip("needs vLLM: set SERVESIM_VLLM_PYTHON to its interpreter")
-    code = (
-        "import sys; from vllm.engine.arg_utils import AsyncEngineArgs as A; "
-        "from vllm.utils.argparse_utils import FlexibleArgumentParser as P; "
-        "print(A.add_cli_args(P()).parse_args(sys.argv[1:]).num_gpu_blocks_override)"
+        pytest.skip("needs vLLM: set SERVESIM_VLLM_PYTHON to the interpreter of vLLM 0.32")
+    return subprocess.run(
+        [python, "-c", CHECK_CONFIG, *words], capture_output=True, text=True, cwd=ROOT.parent, check=False
     )
-    words = words_of(export_scenario(scenario(policy, fields, num_blocks=900), "vllm"))[3:]
-    done = subprocess.run([python, "-c", code, *words], capture_output=True, text=True, cwd=ROOT.parent, check=False)
-    assert done.stdout.splitlines()[-1:] == ["901"], done.stderr[-500:]
+
+
+CHECK_CONFIG = """
+import json, pathlib, sys, tempfile
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+folder = pathlib.Path(tempfile.mkdtemp())
+sizes = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4)
+config = dict(architectures=["LlamaForCausalLM"], model_type="llama", vocab_size=1000, max_position_embeddings=8192)
+(folder / "config.json").write_text(json.dumps(config | sizes | dict(torch_dtype="float32")))
+parsed = AsyncEngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(sys.argv[1:])
+parsed.model, parsed.skip_tokenizer_init, parsed.load_format = str(folder), True, "dummy"
+made = AsyncEngineArgs.from_cli_args(parsed).create_engine_config()
+scheduler = made.scheduler_config
+print("accepted", scheduler.max_num_seqs, scheduler.max_num_batched_tokens, made.cache_config.num_gpu_blocks_override)
+"""
+V1_CASES = [(fields, {"num_blocks": 900}) for policy, fields in CASES if policy == "vllm-v1"]
+
+
+@pytest.mark.parametrize(("fields", "engine"), V1_CASES)
+def test_the_installed_vllm_accepts_the_configuration(fields: dict[str, Any], engine: dict[str, Any]) -> None:
+    source = scenario("vllm-v1", fields, **engine)
+    done = check_with_vllm(words_of(export_scenario(source, "vllm"))[3:])
+    policy: Any = source.make_policy()
+    expected = f"accepted {policy.max_num_seqs} {policy.max_num_batched_tokens} 901"
+    assert done.stdout.splitlines()[-1:] == [expected], done.stderr[-800:]
+
+
+@pytest.mark.parametrize(("fields", "engine"), [case[1:3] for case in REFUSED if case[0] == "vllm-v1"])
+def test_the_installed_vllm_refuses_what_we_refuse(fields: dict[str, Any], engine: dict[str, Any]) -> None:
+    done = check_with_vllm(words_of(v1_command(scenario("vllm-v1", fields, **engine), "MODEL"))[3:])
+    assert "accepted" not in done.stdout
+    assert "max_num_batched_tokens" in done.stderr or "long_prefill_token_threshold" in done.stderr

@@ -109,6 +109,7 @@ def test_run_prints_the_blocks_and_its_manifest_repeats_the_run(
     said = run_sim(capsys, "run", "memory.yaml", "-o", "out")
     assert said.code == 0
     assert said.error == (
+        "sim: profile: ascend910b4-llama2-7b, the default; --profile selects another one\n"
         "sim: engine.num_blocks: 1,887 KV blocks of 8.39 MB: 0.9 * 34.4 GB - 13.5 GB weights of llama2-7b - "
         "1.61 GB reserve\n"
     )

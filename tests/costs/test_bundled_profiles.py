@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servesim.calibrate.probe.check import held_out_errors
 from servesim.calibrate.probe.fitted_profile import fit_profile
 from servesim.calibrate.probe.session import read_probe
 from servesim.cli import main
@@ -38,7 +37,7 @@ def test_held_out_errors_are_within_the_limit(name: str, capsys: pytest.CaptureF
 def test_a_new_fit_of_the_samples_is_within_the_limit(name: str) -> None:
     profile = load_profile(name)
     assert profile.path is not None
-    held_out = held_out_errors(fit_profile(profile.path / "samples.csv", profile.about))
+    held_out = fit_profile(profile.path / "samples.csv", profile.about).mean_errors
     limit = float(MAX_ERROR[name].rstrip("%")) / 100
     assert {kind: error for kind, error in held_out.items() if error > limit} == {}
 
@@ -51,9 +50,9 @@ def test_the_fit_is_that_of_the_samples_and_not_worse_than_the_table_before(name
     assert probed is not None
     fitted = fit_profile(stored.path / "samples.csv", probed["about"])
     assert {kind: error for kind, error in fitted.about["total_error"].items() if abs(error) > 0.02} == {}
-    errors = held_out_errors(fitted)
+    errors = fitted.mean_errors
     assert {kind: error for kind, error in errors.items() if error > TABLE_ERROR[name][kind]} == {}
-    assert held_out_errors(stored) == pytest.approx(errors, rel=0.01)
+    assert stored.mean_errors == pytest.approx(errors, rel=0.01)
     assert len(stored.uncertainty.draws) >= 20
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from servesim.calibrate.probe.parts_fit import model_ratios
 from servesim.costs.device_profile import load_profile
-from servesim.costs.model_arithmetic import MODELS, Model, bytes_per_value, known_peak, model_of, peak_of
+from servesim.costs.model_arithmetic import (
+    MODELS,
+    SIZES,
+    Model,
+    bytes_per_value,
+    known_peak,
+    model_of,
+    peak_of,
+    stored_model,
+)
 
 from ..calibrate.device.paged_runs import torch_reference
 
@@ -75,3 +84,12 @@ def test_a_peak_is_known_only_for_its_data_type_and_device() -> None:
     assert known_peak({"device": "NVIDIA H200", "dtype": "float32"}) is None
     assert known_peak({"device": "cpu x86_64", "dtype": "bfloat16"}) is None
     assert peak_of({}) is None
+
+
+def test_a_profile_keeps_the_sizes_of_a_model_that_only_has_a_known_name() -> None:
+    tiny = {"name": "tiny", **{key: getattr(MODELS["tiny"], key) for key in SIZES}}
+    assert stored_model(tiny) == "tiny" == stored_model("tiny")
+    other = {**tiny, "vocab": 32000}
+    assert stored_model({**other, "context": 4096}) == other
+    assert stored_model({"name": "mine", "layers": 32}) == "mine"  # profile.yaml needs all sizes or none
+    assert stored_model(None) is None

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.calibrate.probe.curves import predict
+from servesim.calibrate.probe.predict import predict
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
-from servesim.costs.derived import CostWithHost
+from servesim.costs.derived import CostWithHost, SampledCost, SamplingTerm, ScaledCost
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.costs.parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart
@@ -120,6 +120,20 @@ def test_decodes_that_are_linear_in_the_context_say_so() -> None:
 def test_the_measured_host_time_of_a_replay_replaces_that_of_the_profile() -> None:
     replayed = CostWithHost(COST, HostPart(step=5e-3))
     assert replayed.decode(8, 8, 100) == pytest.approx(replace(COST, host=HostPart()).decode(8, 8, 100) + 5e-3)
+
+
+def test_the_host_time_of_a_replay_counts_prompt_tokens_without_padding() -> None:
+    """It is fitted to live steps, whose tokens are not padded. The host time of a profile counts the same tokens."""
+    host = HostPart(token=1e-5)
+    padded = Shape(1, 512, 100, 100**2)
+    assert CostWithHost(COST, host).seconds(padded) == pytest.approx(replace(COST, host=host).seconds(padded))
+
+
+def test_the_host_time_of_a_profile_is_replaced_inside_other_cost_models() -> None:
+    host, other = HostPart(step=5e-3), SamplingTerm(1e-3, 0.0)
+    expected = replace(COST, host=host).decode(8, 8, 100)
+    assert CostWithHost(ScaledCost(COST, 1.0), host).decode(8, 8, 100) == pytest.approx(expected)
+    assert CostWithHost(SampledCost(COST, other), host).decode(8, 8, 100) == pytest.approx(expected + 1e-3)
 
 
 GOOD: dict[str, Any] = {"kind": "parts", "prefill": {"tokens": [[1, 0.1]]}, "decode": {"rows": [[1, 0.1]]}}

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 from servesim.cli import parser
 from servesim.policies import POLICIES
 
@@ -62,10 +63,38 @@ def prose(page: Path) -> str:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", RUN_HERE)
 def test_every_command_of_a_page_prints_the_output_shown(page: Path, tmp_path: Path) -> None:
-    pages.link_examples(tmp_path)
     for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
         for command, printed in pages.run_block(block, tmp_path):
             assert command.printed == printed, f"{page_name(page)}:{block.line}: {command.command}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
+def test_the_name_of_a_file_is_shown_above_its_text(page: Path) -> None:
+    """Rendered Markdown does not show the name after the language of a block."""
+    text = page.read_text(encoding="utf-8")
+    for block in pages.parse_blocks(text):
+        before = text[: block.start].rstrip().splitlines()[:-1]  # without the line that opens the block
+        shown = next(line.strip() for line in reversed(before) if line.strip())
+        assert (shown == f"File `{block.name}`:") == bool(block.name), f"{page_name(page)}:{block.line}: {shown}"
+
+
+def test_a_file_name_means_one_kind_of_file_on_all_pages() -> None:
+    """A reader who follows two pages in one folder would overwrite a scenario with a workload."""
+    kinds: dict[str, dict[str, str]] = {}
+    for page in PAGES:
+        for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
+            if block.name.endswith(".yaml"):
+                kinds.setdefault(block.name, {})[page_name(page)] = kind_of(yaml.safe_load(block.text))
+    assert {name: by_page for name, by_page in kinds.items() if len(set(by_page.values())) > 1} == {}
+    assert {kind for by_page in kinds.values() for kind in by_page.values()} >= {"scenario", "workload", "sweep", "fit"}
+
+
+def kind_of(tree: dict[str, Any]) -> str:
+    """Return what a YAML file describes."""
+    for key, kind in (("runs", "fit"), ("params", "sweep"), ("about", "probe"), ("policy", "scenario")):
+        if key in tree:
+            return kind
+    return "workload" if "lengths" in tree else "scenario"
 
 
 def test_what_an_example_leaves_running_is_killed_and_does_not_delay_it(tmp_path: Path) -> None:
@@ -145,7 +174,7 @@ def test_commands_that_are_not_run_exist() -> None:
     checked = 0
     for page in PAGES:
         for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
-            if block.language != "sh":
+            if block.language != "sh" or block.name:  # a named block is a script, not a list of commands
                 continue
             for line in block.text.replace("\\\n", " ").splitlines():
                 checked += check_command(line, f"{page_name(page)}:{block.line}")
@@ -188,6 +217,7 @@ OTHER_COMMANDS = (
     "dask",
     "jupyter",
     "jupytext",
+    "mypy",
     ".venv/bin/python",
 )
 

@@ -9,6 +9,7 @@ import io
 import json
 import math
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -28,7 +29,11 @@ from ..conftest import ROOT
 
 pytestmark = pytest.mark.slow
 PAGE = ROOT / "docs" / "recipes.md"
-SERVER = {"base": 0.022, "prefill_token": 0.00012, "decode_live": 0.0004}  # of the server behind examples/vllm-bench-*
+SERVER = {
+    "base": 0.022,
+    "prefill_token": 0.00012,
+    "decode_live": 0.0004,
+}  # of the server behind traces/examples/vllm-bench-*
 
 
 class Recipes(NamedTuple):
@@ -59,17 +64,30 @@ def load_tool() -> ModuleType:
 
 @pytest.fixture(scope="module")
 def recipes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recipes]:
-    """Run the page once; its folder is the working folder, for the policy file of recipe 4."""
+    """Run the page. Each recipe has a folder of its own, with the files before the first recipe and no others.
+
+    The folder with the results of all recipes is the working folder, for the policy file of recipe 4.
+    """
     tool, folder = load_tool(), tmp_path_factory.mktemp("recipes")
-    tool.link_examples(folder)
-    outputs = {}
-    for block in tool.parse_blocks(PAGE.read_text(encoding="utf-8")):
-        for command, printed in tool.run_block(block, folder):
-            assert command.command not in outputs, f"line {block.line}: the same command twice"
-            outputs[command.command] = (command.printed, printed)
+    start, *parts = PAGE.read_text(encoding="utf-8").split("\n## ")
+    outputs: dict[str, tuple[str, str]] = {}
+    run_blocks(tool, start, folder, outputs)
+    first_files = shutil.copytree(folder, tmp_path_factory.mktemp("start"), dirs_exist_ok=True)
+    for part in parts:
+        own = shutil.copytree(first_files, tmp_path_factory.mktemp("recipe"), dirs_exist_ok=True)
+        run_blocks(tool, part, own, outputs)
+        shutil.copytree(own, folder, dirs_exist_ok=True)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         yield Recipes(folder, outputs)
+
+
+def run_blocks(tool: ModuleType, text: str, folder: Path, outputs: dict[str, tuple[str, str]]) -> None:
+    """Run the blocks of a part of the page in a folder, and add the output of each command."""
+    for block in tool.parse_blocks(text):
+        for command, printed in tool.run_block(block, folder):
+            assert command.command not in outputs, f"the same command twice: {command.command}"
+            outputs[command.command] = (command.printed, printed)
 
 
 def simulate(scenario: Path, *settings: str) -> dict[str, Any]:
@@ -195,7 +213,7 @@ def is_png(path: Path) -> bool:
 
 
 def test_a_fit_to_one_bench_result_predicts_another_load(recipes: Recipes) -> None:
-    measured = json.loads((ROOT / "examples" / "vllm-bench-7.json").read_text())
+    measured = json.loads((recipes.folder / "vllm-bench-7.json").read_text())
     predicted = json.loads((recipes.folder / "predicted" / "result.json").read_text())
     ttft, itls = np.array(measured["ttfts"]), [np.array(gaps) for gaps in measured["itls"]]
     decode = np.array([gaps.sum() for gaps in itls])

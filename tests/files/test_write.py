@@ -19,7 +19,6 @@ from servesim.files.csv_rows import mark_formula, read_csv, unmark_formula
 from servesim.files.write import (
     append,
     csv_writer,
-    drop_incomplete_line,
     open_bytes,
     open_text,
     replacing,
@@ -170,13 +169,6 @@ def test_a_text_outside_unicode_is_written(tmp_path: Path) -> None:
     with open_bytes(tmp_path / "c") as file:
         file.write(b"\xff")
     assert (tmp_path / "c").read_bytes() == b"\xff"
-
-
-def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
-    for text, left in (("a\nb\nc", "a\nb\n"), ("a\n", "a\n"), ("a", ""), ("", "")):
-        (tmp_path / "a").write_text(text)
-        drop_incomplete_line(tmp_path / "a")
-        assert (tmp_path / "a").read_text() == left
 
 
 CELLS = ["=1+1", "+cmd", "-x", "@SUM(A1)", "'=1", "''-a", "'text'", "-5", "+1.5e3", "-inf", "'-5", "", "a=1", "'"]

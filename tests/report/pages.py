@@ -27,6 +27,10 @@ return [...document.querySelectorAll(".chart")].flatMap(chart => {
   return boxes.flatMap(hits).map(text => `${chart.id}: ${text}`);
 })
 """
+CUT_TABLES = """
+return [...document.querySelectorAll(".scroll")].filter(e => e.scrollWidth > e.clientWidth)
+  .map(e => `${e.getAttribute("aria-label")}: ${e.scrollWidth} of ${e.clientWidth} pixels`)
+"""
 ISOLATED = """
 const plot = document.querySelector(`#${arguments[0]} .plot`);
 plot.scrollIntoView({block: "center"});
@@ -70,6 +74,7 @@ def check_page(browser: Any, page: Path, width: int, screenshot: str) -> int:
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
     assert browser.execute_script("return performance.getEntriesByType('resource').length") == 0
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
+    assert width < 1400 or browser.execute_script(CUT_TABLES) == []
     assert browser.execute_script(OUTSIDE) == []
     assert browser.execute_script(OVERLAPS) == []
     drawn = "return [...document.querySelectorAll('.plot')].filter(e => e.querySelector('.main-svg').clientWidth > 200)"

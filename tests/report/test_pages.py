@@ -55,7 +55,7 @@ def test_a_sweep_over_rates_shows_its_curves(swept: Path, browser: Any) -> None:
     ]  # fmt: skip
     for curve in result.curves:
         assert curve.label in browser.execute_script("return document.querySelector('.key').textContent")
-    good = {curve.config for curve in result.curves if curve.capacity and curve.capacity.estimate >= 3}
+    good = {curve.config for curve in result.curves if curve.capacity and curve.capacity.rate >= 3}
     assert set(set_filter(browser, "capacity>=3")) == good
     assert check_page(browser, swept / "report.html", 800, "rates_800.png") >= 8
 
@@ -71,7 +71,7 @@ def test_the_page_of_a_sweep_over_rates_compares_the_winner_by_capacity(swept: P
     assert notes[0] == "p99_ttft <= 800 ms" or notes[0] == "p99_ttft <= 0.8 s"
     assert f"winner: {result.winner.capacity.text}" in notes[1:]
     lines = [shape["x0"] for shape in charts["rate-0"]["layout"]["shapes"] if "yref" in shape]
-    assert result.winner.capacity.estimate in lines
+    assert result.winner.capacity.rate in lines
     assert [trace["line"]["width"] for trace in charts["rate-0"]["data"]][-2:] == [2.5, 2.5]  # winner, baseline on top
 
 

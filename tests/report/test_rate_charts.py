@@ -11,7 +11,7 @@ def curves(count: int) -> list[Curve]:
     points = []
     for rate in (1.0, 2.0):
         run = {"replication": 0, "metrics": {"p99_ttft_ms": 10 * rate, "output_throughput": rate}}
-        points.append(RatePoint(rate, Row(0, {}, "", [run]), ""))
+        points.append(RatePoint(rate, Row(0, {}, "", [run]), {}))
     outcomes = ["worse", "best", *["worse"] * count]
     return [Curve(number, {}, f"curve {number}", points, (), outcome) for number, outcome in enumerate(outcomes)]
 

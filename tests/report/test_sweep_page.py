@@ -10,6 +10,7 @@ import pytest
 from servesim.report import sweep_page
 from servesim.report.knobs import heat_table, knobs, single_change_costs, spread
 from servesim.report.page import plotly_script
+from servesim.report.sweep_page import request_times
 from servesim.report.trade_offs import front_rows, pairs
 from servesim.statistics.number_format import format_number
 from servesim.study.ranking import pareto_front
@@ -32,7 +33,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.append((tag, dict(attrs)))
-        if tag not in ("meta", "br", "input"):
+        if tag not in ("meta", "br", "input", "wbr"):  # they have no end
             self.open.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -68,6 +69,16 @@ def test_the_page_shows_the_winner_the_reasons_and_the_baseline(experiment: Path
     assert re.search(r"A request takes [\d.]+ s on average \(baseline: [\d.]+ s\): queued -[\d.]+ s", text)
     for label in ("decode_batch", "delay_factor", "order", "preempted_to"):
         assert label in text
+
+
+def test_the_times_of_the_baseline_alone_are_the_parts_of_its_mean(experiment: Path) -> None:
+    """The page shows them if nothing beats the baseline."""
+    baseline = load_summary(experiment).baseline
+    text = request_times(baseline, baseline)
+    total, *parts = map(float, re.findall(r"([\d.]+) s\b", text))
+    assert "baseline" not in text and parts == sorted(parts, reverse=True)
+    assert total == pytest.approx(baseline.mean("mean_e2el_ms") / 1e3, rel=0.01)
+    assert sum(parts) == pytest.approx(total, rel=0.03)  # without parts below 0.5 %
 
 
 def test_single_changes_are_paired_differences_from_the_winner(experiment: Path) -> None:

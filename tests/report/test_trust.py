@@ -70,6 +70,32 @@ def test_the_panel_counts_the_model_calls_outside_the_measured_range(tmp_path: P
     assert facts_of(tmp_path / "out")["Held-out error"] == ("unknown: the profile has none", "warn")
 
 
+def test_a_single_step_outside_the_range_is_not_green(tmp_path: Path) -> None:
+    """The terminal says `outside profile: all`, so the page must not show a green 0.0 %."""
+    (tmp_path / "profile").mkdir()
+    cost = {"kind": "linear", "prefill": 0.002, "decode_step": 0.002}
+    profile = {"name": "small", "grid": {"prefill_tokens": [1, 499], "decode_rows": [1, 9]}, "cost": cost}
+    (tmp_path / "profile" / "profile.yaml").write_text(yaml.safe_dump(profile))
+    requests = ["id,arrival,prompt,output", *(f"{n},{n},{500 if n == 3 else 20},900" for n in range(5))]
+    (tmp_path / "trace.csv").write_text("\n".join(requests) + "\n")
+    base = {"policy": {"name": "orca"}, "profile": str(tmp_path / "profile"), "trace": str(tmp_path / "trace.csv")}
+    params = {"policy.max_num_seqs": [4, 8]}
+    file = sweeps.sweep_file(tmp_path, base=base, params=params, objectives=["mean_e2el_ms"], replications=1)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
+    text, tone = facts_of(tmp_path / "out")["Outside the measured range"]
+    assert "less than 0.1 % of the model calls" in text and "3 of 3 configurations have steps outside" in text
+    assert " 0.0 %" not in text and tone == "check"
+
+
+def test_the_panel_names_the_mean_and_the_largest_error_of_runs() -> None:
+    (error,) = [fact for fact in profile_facts("ascend910b4-llama2-7b") if fact.name == "Held-out error"]
+    runs = load_profile("ascend910b4-llama2-7b").about["fit"]["predicted"]
+    errors = [abs(run["error"]) for run in runs]
+    mean, largest = 100 * sum(errors) / len(errors), 100 * max(errors)
+    assert error.text == f"makespan {mean:.1f} % (mean); largest: makespan {largest:.1f} %"
+    assert (f"{mean:.2f}", f"{largest:.1f}") == ("0.62", "1.4")
+
+
 def test_one_replication_is_a_warning(tmp_path: Path) -> None:
     file = sweeps.sweep_file(tmp_path, replications=1)
     assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 0

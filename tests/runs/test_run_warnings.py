@@ -79,6 +79,8 @@ def test_a_policy_without_a_profile_names_the_profile(folder: Path, capsys: pyte
     line = "sim: profile: ascend910b4-llama2-7b, the default; --profile selects another one"
     command = ("run", "-X", "5", "-T", "2", "--set", "engine.num_blocks=900", "--policy", "vllm")
     assert run_sim(capsys, *command).error.splitlines() == [line]
+    preset = (*command[:-2], "--preset", "vllm-v1-0.32")
+    assert run_sim(capsys, *preset).error.splitlines() == [line]
     assert run_sim(capsys, *command, "--profile", "ascend910b4-llama2-7b").error == ""
     assert run_sim(capsys, *command, "--set", "engine.num_blocks=0").error.count("\n") == 1  # an error is one line
 

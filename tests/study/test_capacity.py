@@ -12,10 +12,17 @@ import servesim
 import yaml
 from servesim.core import BadInput
 from servesim.runs.request_rate import scenario_at_rate
+from servesim.study import pilot_runs
 
 from . import sweeps
 
 QUICK = ("-j", 1, "-q", "--no-report")
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of the runs is not the subject here: test_run_length.py tests it."""
+    monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 200)
 
 
 def constant(rate: float, requests: int = 200) -> dict[str, Any]:
@@ -35,17 +42,13 @@ def test_bisection_finds_the_theoretical_capacity(rates: Any) -> None:
     assert list(result.curves.rate) == sorted(result.curves.rate)
 
 
-def test_a_constraint_that_no_rate_meets_exits_with_1_and_one_that_all_meet_has_no_limit(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_constraint_that_no_rate_meets_exits_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump(constant(1.0, 20)))
     words = ("capacity", path, *QUICK, "--rates", "1", "-o")
     assert sweeps.sim(*words, tmp_path / "none", "--subject-to", "p99_ttft_ms<=30") == 1
     text = "No tested rate meets p99_ttft_ms <= 30: at 0.0002441 req/s: misses p99_ttft_ms <= 30 (40.0"
     assert text in capsys.readouterr().out and not (tmp_path / "none/best.yaml").exists()
-    assert sweeps.sim(*words, tmp_path / "all", "--subject-to", "failed<=0") == 0
-    assert "Capacity: meets failed <= 0 up to at least 4096 req/s." in capsys.readouterr().out
 
 
 def test_attainment_of_an_slo_can_be_a_constraint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,3 +145,33 @@ def test_a_scenario_that_cannot_run_is_an_error_without_advice_on_rates(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("sim: scenario: profile no-such-profile: no such bundled profile")
     assert "rates" not in line
+
+
+def test_the_name_of_a_scenario_is_not_a_file_name() -> None:
+    result = servesim.capacity(constant(1.0) | {"name": "vllm-0.6"}, subject_to="failed<=0", rates=[1], precision=0.5)
+    assert result.summary.experiment.name == "vllm-0.6"
+
+
+def test_options_without_effect_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "scenario.yaml"
+    path.write_text(yaml.safe_dump(constant(1.0)))
+    for option in ("--trials", "--top", "--intervals", "--ci", "--indifference"):
+        with pytest.raises(SystemExit) as error:
+            sweeps.sim("capacity", path, "--subject-to", "failed<=0", option, 3)
+        assert error.value.code == 2 and option in capsys.readouterr().err
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(yaml.safe_dump({"base": constant(1.0), "params": {"policy.decode_batch": [1, 2]}}))
+    for words, text in (
+        (("--precision", "5%"), "precision: also needs `rates` and `subject_to`"),
+        (("--precision", "5%", "--rates", "1,2"), "precision: also needs `rates` and `subject_to`"),
+    ):
+        assert sweeps.sim("sweep", sweep, "-o", tmp_path / "out", *QUICK, *words) == 2
+        assert text in capsys.readouterr().err
+
+
+def test_emit_config_says_why_it_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweep = tmp_path / "sweep.yaml"
+    base = constant(1.0, 20) | {"policy": {"name": "vllm-v1"}}
+    sweep.write_text(yaml.safe_dump({"base": base, "params": {"policy.max_num_seqs": [1, 2]}, "rates": [2, 4]}))
+    assert sweeps.sim("sweep", sweep, "-o", tmp_path / "out", *QUICK, "--emit-config", "vllm") == 0
+    assert "--emit-config: there is no single winner" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Optional
 
@@ -12,6 +13,8 @@ from servesim.statistics.intervals import Interval, RelativeChange
 from servesim.statistics.objective import Objective
 from servesim.study.compare import Difference, compare, summarise
 from servesim.study.compared_runs import ComparedRuns, batch_means
+from servesim.traces.export import export
+from servesim.traces.make.synth import synthesise
 
 from . import sweeps
 
@@ -38,11 +41,44 @@ def test_a_better_policy_is_reported_and_exceeds_the_tolerance(
     words = ("compare", a, b, "-j", 1, "--replications", 4, "--metric", "makespan", "--metric", "mean_tpot_ms")
     assert sweeps.sim(*words, "--tolerance", "5%") == 3
     text = capsys.readouterr().out
-    assert "By makespan, B is " in text and "% better (interval -" in text
-    assert "B is worse in mean_tpot_ms." in text and "Outside the tolerance of 5 %: makespan (-" in text
+    assert f"By makespan, {b} is " in text and "% better (interval -" in text
+    assert f"{b} is worse in mean_tpot_ms." in text and "Outside the tolerance of 5 %: makespan (-" in text
     assert sweeps.sim(*words, "--tolerance", "500%", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert result["metrics"]["makespan"]["pairs"] == 4 and result["metrics"]["makespan"]["relative"] < -0.3
+
+
+def test_the_interval_of_the_draws_decides_if_there_is_one_run_each(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A trace file without randomness: B - A is smaller than its uncertainty, but not 0."""
+    arrivals = {"kind": "gamma", "rate": 20, "burstiness": 0.5}
+    lengths = {"kind": "lognormal", "prompt": {"mean": 500, "sd": 500, "max": 3000}, "output": {"mean": 60, "sd": 50}}
+    export(synthesise({"requests": 300, "arrivals": arrivals, "lengths": lengths}), tmp_path / "trace.csv")
+    for name, tokens in (("a", 8192), ("b", 2000)):
+        policy = {"name": "vllm-v1", "max_num_batched_tokens": tokens}
+        tree = {
+            "trace": str(tmp_path / "trace.csv"),
+            "policy": policy,
+            "profile": "h200-llama2-7b",
+            "engine": {"num_blocks": 4000},
+        }
+        (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    words = ("compare", tmp_path / "a.yaml", tmp_path / "b.yaml", "-j", 1, "--metric", "mean_ttft_ms")
+    assert sweeps.sim(*words, "--intervals", "--json") == 0
+    row = json.loads(capsys.readouterr().out)["metrics"]["mean_ttft_ms"]
+    assert 0 < abs(row["difference"]) < row["half_width"]
+    assert row["outcome"] == "not significant" and row["relative_low"] < 0 < row["relative_high"]
+    assert sweeps.sim(*words) == 0
+    assert "One run each, not tested against the error of the cost model" in capsys.readouterr().out
+
+
+def test_the_interval_of_the_draws_decides_for_metrics_that_can_be_0() -> None:
+    for a, b in ((0.0, 3.0), (3.0, 0.0)):
+        relative = RelativeChange(float("inf") if a == 0 else -1.0)
+        wide = Difference(LOW, a, b, Interval(b - a, 5.0, 1), relative, "one run", [b - a])
+        assert wide.outcome == "not significant"
+        assert replace(wide, change=Interval(b - a, 1.0, 1)).outcome in ("better", "worse")
 
 
 def test_runs_in_folders_are_paired_by_batches_of_requests(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,8 +214,8 @@ def test_only_runs_with_the_same_seed_are_paired() -> None:
     b = ComparedRuns("b", {2: {"makespan": 22.0}, 1: {"makespan": 12.0}, 4: {"makespan": 0.0}})
     (difference,) = compare(a, b, [LOW])
     assert difference.change == (2.0, 0.0, 2) and (difference.a, difference.b) == (15.0, 17.0)
-    assert summarise([difference], 0.2).endswith("All within the tolerance.")
-    assert "Outside the tolerance of 10 %: makespan (+13.33 %)" in summarise([difference], 0.1)
+    assert summarise([difference], tolerance=0.2).endswith("All within the tolerance.")
+    assert "Outside the tolerance of 10 %: makespan (+13.33 %)" in summarise([difference], tolerance=0.1)
 
 
 def test_batch_means_average_over_consecutive_arrivals() -> None:

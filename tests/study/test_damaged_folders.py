@@ -80,7 +80,7 @@ def sim(*words: str) -> Callable[[Path], int]:
 
 
 SWEEP = ("sweep/experiment.json", "sweep/runs.jsonl")
-SEARCH = ("search/search.json", "search/runs.jsonl", "search/study.journal")
+SEARCH = ("search/search.json", "search/runs.jsonl")
 LIVE = tuple(f"live/{name}" for name in (
     "manifest.json", "result.json", "requests.csv", "decisions.jsonl.gz", "sent.jsonl", "steps.csv",
 ))  # fmt: skip

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
+from servesim.study import pilot_runs
 from servesim.study.executor import Serial
+from servesim.study.pilot_runs import choose_terms
 from servesim.study.rate_summary import RateSummary, join_rates
-from servesim.study.rates import with_rates
 from servesim.study.result import format_result, load_result, summarise
 from servesim.study.sweep import load_summary, sweep
 from servesim.study.sweep_file import read_experiment
@@ -19,6 +20,12 @@ from servesim.study.sweep_file import read_experiment
 from . import sweeps
 
 QUIET = ("-j", 1, "-q", "--no-report")
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The length of the runs is not the subject here: test_run_length.py tests it."""
+    monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 200)
 
 
 def queue(requests: int = 200) -> dict[str, Any]:
@@ -41,7 +48,7 @@ def file_of(folder: Path, **keys: Any) -> Path:
 
 
 def run(folder: Path, **keys: Any) -> RateSummary:
-    experiment = with_rates(read_experiment(file_of(folder, **keys)), folder / "out", Serial())
+    experiment = choose_terms(read_experiment(file_of(folder, **keys)), folder / "out", Serial())
     result = summarise(experiment, sweep(experiment, folder / "out", Serial()))
     assert isinstance(result, RateSummary)
     return result
@@ -132,8 +139,8 @@ def test_auto_rates_go_from_light_load_to_above_the_capacity_of_the_baseline(tmp
     result = run(tmp_path, rates="auto", subject_to=["p99_ttft_ms <= 45"])
     assert result.rates[0] <= 2 and result.rates[-1] > 10
     capacity = result.baseline.capacity
-    assert capacity is not None and capacity.rate <= capacity.estimate <= 10.0 < (capacity.missed_at or 0)
-    again = with_rates(read_experiment(tmp_path / "sweep.yaml"), tmp_path / "out", Serial())
+    assert capacity is not None and capacity.rate <= 10.0 < (capacity.missed_at or 0)
+    again = choose_terms(read_experiment(tmp_path / "sweep.yaml"), tmp_path / "out", Serial())
     assert list(again.rates) == result.rates
 
 
@@ -200,3 +207,28 @@ def test_a_folder_whose_runs_lack_the_rate_is_an_error(tmp_path: Path, capsys: p
     assert "expected runs with a rate" in capsys.readouterr().err
     with pytest.raises(Exception, match="expected runs with a rate"):
         load_summary(tmp_path / "out", 2.0)
+
+
+def test_a_value_that_misses_another_constraint_names_it(tmp_path: Path) -> None:
+    """At 16 requests per second, the TTFT limit is met only because it is wide; the E2E limit is missed."""
+    keys = {"subject_to": ["p99_ttft_ms <= 60000", "p99_e2el_ms <= 400"], "rates": [2, 16]}
+    lines = format_result(run(tmp_path, **keys)).splitlines()
+    (row,) = [line for line in lines if line.endswith("baseline")]
+    assert " ! p99_e2el_ms, saturated" in row and row.startswith("2     2 req/s (misses at 16)")
+    assert any(line.startswith("saturated: 1 of 4 tested rates (the backlog grows") for line in lines)
+    assert "the capacities are not tested against the error of the cost model: leave a margin" in lines
+    assert "the winner is not tested against the error of the cost model; --intervals does it" in format_result(
+        run(tmp_path / "other")
+    )
+
+
+def test_an_unfinished_sweep_over_rates_has_a_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Configuration 2 has no run yet."""
+    out = tmp_path / "out"
+    params = {"policy.decode_batch": [2, 4]}
+    run(tmp_path, subject_to=["p99_e2el_ms <= 400"], params=params)
+    journal = out / "runs.jsonl"
+    lines = [line for line in journal.read_text().splitlines(keepends=True) if json.loads(line)["config"] != 2]
+    journal.write_text("".join(lines))
+    assert sweeps.sim("report", out) == 0
+    assert "decode_batch=4" in (out / "report.html").read_text()

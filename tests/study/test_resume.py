@@ -14,12 +14,11 @@ import pytest
 import yaml
 from servesim.calibrate.replay.replay import top_scenarios
 from servesim.core import BadInput
-from servesim.study.journal import read_journal
 from servesim.study.sweep import load_summary, plan_rounds
 from servesim.study.sweep_file import read_experiment
 
 from . import sweeps
-from .test_search import search_file, trials
+from .test_search import results, search_file
 
 QUIET = ("-j", 1, "-q", "--no-report")
 OWN = "from servesim.policies.llm_serving import LLMServing\n\nclass Mine(LLMServing):\n    pass\n"
@@ -147,6 +146,28 @@ def test_emit_config_is_rejected_before_the_first_run(command: str, capsys: pyte
     assert not Path("out").exists()
 
 
+@pytest.mark.parametrize(
+    ("option", "key"),
+    [
+        (("--replications", 7), "replications"),
+        (("--set", "engine.num_blocks=64"), "--set"),
+        (("--ci", "5%"), "ci"),
+        (("--rates", "2,4"), "rates"),
+        (("--subject-to", "p99_ttft_ms <= 500"), "subject_to"),
+    ],
+)
+def test_a_sweep_folder_continues_only_as_it_started(
+    option: tuple[Any, ...], key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert sweeps.sim("sweep", sweeps.sweep_file(Path(), replications=1), "-o", "out", *QUIET) == 0
+    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
+    capsys.readouterr()
+    assert sweeps.sim("sweep", "out", *option, *QUIET) == 2
+    message = f"sim: out: {key}: cannot change in a folder that holds a sweep; give the sweep file\n"
+    assert capsys.readouterr().err == message
+    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
+
+
 def test_the_baseline_gets_as_many_replications_as_the_noisiest_configuration() -> None:
     file = sweeps.sweep_file(Path(), params={"policy.decode_batch": [4]}, ci="1%", replications=3, max_replications=24)
     experiment = read_experiment(file)
@@ -165,27 +186,36 @@ def _optuna() -> None:
     pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
 
 
-@pytest.mark.usefixtures("_optuna")
-def test_a_lock_file_that_points_nowhere_does_not_stop_a_resumed_search() -> None:
-    file = search_file(Path(), trials=2)
-    assert sweeps.sim("search", file, "-o", "out", *QUIET) == 0
-    os.symlink("out/study.journal", "out/study.journal.lock")  # as a killed search of 0.2.0 left it
-    child = fork_search(file, 4)
-    assert wait(child, 60) == 0
-    assert len(trials(Path("out"))) == 4
-
-
-def fork_search(file: Path, count: int) -> int:
-    """Start a search in a copy of this process, which has all modules loaded; return its process id."""
+def fork_search(file: Path, count: int, kill_in: str = "", call: int = 0) -> int:
+    """Start a search in a copy of this process; with `kill_in`, it is killed after a call of this method of a study."""
     child = os.fork()
     if child:
         return child
     code = 99
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if kill_in:
+            kill_after(kill_in, call)
         code = sweeps.sim("search", file, "-o", "out", "--resume", "--trials", count, *QUIET)
     finally:
         os._exit(code)
+
+
+def kill_after(method: str, call: int) -> None:
+    """Kill this process when the study has done this call of `ask` or `tell`."""
+    from optuna.study import Study
+
+    original, calls = getattr(Study, method), 0
+
+    def counted(*args: Any, **options: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        result = original(*args, **options)
+        if calls == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(Study, method, counted)
 
 
 def wait(child: int, seconds: float) -> int:
@@ -207,13 +237,14 @@ def written(folder: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_optuna")
-def test_a_search_killed_20_times_loses_no_trial_and_counts_none_twice() -> None:
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_search_killed_20_times_ends_with_the_files_of_one_that_was_not(sampler: str) -> None:
     base = sweeps.base(workload=sweeps.workload(6))
-    file, count = search_file(Path(), base=base, batch=2, sampler="random"), 60
-    assert sweeps.sim("search", file, "-o", "whole", "--trials", 2, *QUIET) == 0  # loads all modules
+    file, count = search_file(Path(), base=base, batch=7, sampler=sampler, trials=60), 60
+    assert sweeps.sim("search", file, "-o", "whole", *QUIET) == 0
     rng, kills = random.Random(11), 0
     for _ in range(20):
-        child, target = fork_search(file, count), written(Path("out")) + rng.randint(0, 2500)
+        child, target = fork_search(file, count), written(Path("out")) + rng.randint(0, 1500)
         end = time.monotonic() + 60
         while written(Path("out")) < target and time.monotonic() < end:
             time.sleep(0.0005)
@@ -221,12 +252,20 @@ def test_a_search_killed_20_times_loses_no_trial_and_counts_none_twice() -> None
         kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert kills == 20, "the search ended before the last kill"
     assert wait(fork_search(file, count), 120) == 0
-    done = trials(Path("out"))
-    assert len(done) == count and {state for _, state, _ in done} == {"COMPLETE"}
-    runs = [json.dumps(run["assignment"], sort_keys=True) for run in read_journal(Path("out/runs.jsonl"))]
-    assert len(runs) == len(set(runs)), "a configuration was run twice"
-    tried = {json.dumps(dict(params), sort_keys=True) for _, _, (params, _) in done}
-    assert tried <= set(runs), "a trial has no run"
+    assert results(Path("out")) == results(Path("whole"))
+
+
+@pytest.mark.usefixtures("_optuna")
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_search_killed_inside_a_batch_ends_with_the_files_of_one_that_was_not(sampler: str) -> None:
+    base = sweeps.base(workload=sweeps.workload(6))
+    file, count = search_file(Path(), base=base, batch=7, sampler=sampler, trials=30), 30
+    assert sweeps.sim("search", file, "-o", "whole", *QUIET) == 0
+    for method, call in (("ask", 3), ("tell", 4), ("tell", 7), ("ask", 10), ("tell", 9), ("ask", 14), ("tell", 2)):
+        child = fork_search(file, count, method, call)
+        assert wait(child, 120) == -signal.SIGKILL
+    assert wait(fork_search(file, count), 120) == 0
+    assert results(Path("out")) == results(Path("whole"))
 
 
 @pytest.mark.usefixtures("_optuna")
@@ -234,9 +273,7 @@ def test_a_search_on_several_processes_equals_one_on_a_single_process() -> None:
     file = search_file(Path(), trials=8, batch=4)
     assert sweeps.sim("search", file, "-o", "one", *QUIET) == 0
     assert sweeps.sim("search", file, "-o", "two", "-j", 2, "-q", "--no-report") == 0
-    assert trials(Path("one")) == trials(Path("two"))
-    for name in ("runs.jsonl", "summary.csv", "best.yaml", "experiment.json"):
-        assert Path("one", name).read_bytes() == Path("two", name).read_bytes()
+    assert results(Path("one")) == results(Path("two"))
 
 
 @pytest.mark.parametrize("command", ["sweep", "search"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from servesim.study.sweep_file import read_experiment
 
 from ..study import sweeps
 
+QUIET = ("-j", 1, "-q", "--no-report")
+
 
 def search_file(folder: Path, **keys: Any) -> Path:
     params = {"policy.decode_batch": {"integers": [1, 32]}, "policy.order": ["arrival", "longest-output"]}
@@ -24,15 +28,15 @@ def search_file(folder: Path, **keys: Any) -> Path:
     return path
 
 
-def trials(folder: Path) -> list[tuple[int, str, Any]]:
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
+def trials(folder: Path) -> list[Any]:
+    """Return the assignments that ran, in order."""
+    return [json.loads(line)["assignment"] for line in (folder / "runs.jsonl").read_text().splitlines()]
 
-    storage = JournalStorage(JournalFileBackend(str(folder / "study.journal")))
-    study = optuna.load_study(study_name="search", storage=storage)
-    done = [t for t in study.get_trials() if t.state.name != "FAIL"]
-    return [(k, t.state.name, (tuple(t.params.items()), t.values)) for k, t in enumerate(done)]
+
+def results(folder: Path) -> dict[str, bytes]:
+    """Return the files of a search."""
+    names = ("search.json", "experiment.json", "runs.jsonl", "summary.csv", "pareto.csv", "best.yaml")
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 @pytest.fixture(autouse=True)
@@ -53,32 +57,63 @@ def test_a_search_comes_within_1_percent_of_the_full_grid_and_writes_the_files_o
     assert len(keys) == len(set(keys)), "a configuration was run twice"
 
 
-def test_a_resumed_search_proposes_the_same_trials(tmp_path: Path) -> None:
-    file = search_file(tmp_path, trials=24, batch=4)
-    assert sweeps.sim("search", file, "-o", tmp_path / "whole", "-j", 1, "-q", "--no-report") == 0
-    from servesim.study import optuna_search as module
+SAMPLERS: dict[str, dict[str, Any]] = {
+    "tpe": {"sampler": "tpe", "subject_to": ["mean_tpot_ms <= 32"]},
+    "nsga2": {"sampler": "nsga2", "objectives": ["makespan", "mean_tpot_ms"]},
+    "random": {"sampler": "random"},
+}
 
-    original = module.run_batch
-    calls = 0
 
-    def interrupted(*args: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 4:
-            study, space = args[1], args[0].space
-            study.ask(space)  # stays running, as after a kill
-            raise KeyboardInterrupt
-        original(*args)
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_search_cut_at_any_run_continues_with_the_same_trials_and_the_same_winner(
+    sampler: str, tmp_path: Path
+) -> None:
+    """Batches of 5 of 23 trials: most cuts are inside a batch, some inside a line."""
+    base = sweeps.base(workload=sweeps.workload(8))
+    file, whole = search_file(tmp_path, base=base, trials=23, batch=5, **SAMPLERS[sampler]), tmp_path / "whole"
+    assert sweeps.sim("search", file, "-o", whole, *QUIET) == 0
+    text = (whole / "runs.jsonl").read_bytes()
+    ends = [0, *(k + 1 for k, byte in enumerate(text) if byte == 10)]
+    for cut in (0, ends[1], ends[3], ends[6], ends[7] + 9, ends[8], ends[-3] + 40, ends[-2], len(text)):
+        folder = tmp_path / str(cut)
+        folder.mkdir()
+        (folder / "search.json").write_bytes((whole / "search.json").read_bytes())
+        (folder / "runs.jsonl").write_bytes(text[:cut])
+        assert sweeps.sim("search", file, "-o", folder, "--resume", *QUIET) == 0
+        assert results(folder) == results(whole), cut
 
-    module.run_batch = interrupted
-    try:
-        assert sweeps.sim("search", file, "-o", tmp_path / "parts", "-j", 1, "-q", "--no-report") == 130
-    finally:
-        module.run_batch = original
-    assert sweeps.sim("search", file, "-o", tmp_path / "parts", "-j", 1, "-q", "--no-report", "--resume") == 0
-    assert trials(tmp_path / "parts") == trials(tmp_path / "whole")
-    for name in ("runs.jsonl", "summary.csv", "best.yaml"):
-        assert (tmp_path / "parts" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_search_with_more_trials_keeps_the_first_ones(sampler: str, tmp_path: Path) -> None:
+    base = sweeps.base(workload=sweeps.workload(8))
+    file = search_file(tmp_path, base=base, trials=13, batch=5, **SAMPLERS[sampler])
+    out, before = tmp_path / "out", b""
+    for count in (13, 21, 30):
+        assert sweeps.sim("search", file, "-o", out, "--resume", "--trials", count, *QUIET) == 0
+        text = (out / "runs.jsonl").read_bytes()
+        assert text.startswith(before) and len(text) > len(before)
+        before = text
+    assert sweeps.sim("search", file, "-o", out, "--resume", "--trials", 4, *QUIET) == 0
+    assert (out / "runs.jsonl").read_bytes() == before
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_a_search_with_one_line_and_it_continues_with_the_same_trials(tmp_path: Path) -> None:
+    base = sweeps.base(workload=sweeps.workload(8))
+    file, whole = search_file(tmp_path, base=base, trials=40, batch=8), tmp_path / "whole"
+    assert sweeps.sim("search", file, "-o", whole, *QUIET) == 0
+    size, folder = (whole / "runs.jsonl").stat().st_size, tmp_path / "out"
+    limits = range(8, size // 1024 + 1, 3)
+    assert len(limits) >= 4
+    for limit in limits:
+        words = f"'{sys.executable}' -m servesim search '{file}' -o '{folder}' --resume -j 1 -q --no-report"
+        done = subprocess.run(["bash", "-c", f"ulimit -f {limit}; exec {words}"], capture_output=True, text=True)
+        assert done.returncode == 1, done.stderr
+        assert done.stderr == (
+            f"sim: {folder}/runs.jsonl: File too large; free disk space, then continue with --resume\n"
+        )
+    assert sweeps.sim("search", file, "-o", folder, "--resume", *QUIET) == 0
+    assert results(folder) == results(whole)
 
 
 def test_several_objectives_give_a_front(tmp_path: Path) -> None:
@@ -112,7 +147,17 @@ def test_a_search_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     assert "already holds a search; continue with --resume" in capsys.readouterr().err
     more = ("-j", 1, "-q", "--no-report", "--resume", "--trials", 5)
     assert sweeps.sim("search", file, "-o", tmp_path / "out", *more) == 0
-    assert len(trials(tmp_path / "out")) == 5
+    assert len(trials(tmp_path / "out")) == 6  # the baseline too
+
+
+def test_damaged_trials_in_search_json_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, path = search_file(tmp_path, trials=2), tmp_path / "out/search.json"
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", *QUIET) == 0
+    terms = json.loads(path.read_text())
+    path.write_text(json.dumps({**terms, "trials": "many"}))
+    capsys.readouterr()
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", "--resume", *QUIET) == 2
+    assert capsys.readouterr().err.startswith(f"sim: {path}: trials: expected a number from 1 to ")
 
 
 @pytest.mark.parametrize("keys", [{}, {"sampler": "nsga2", "objectives": ["makespan", "busy_s"]}])

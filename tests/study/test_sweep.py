@@ -101,7 +101,7 @@ def test_a_policy_family_can_be_a_parameter(tmp_path: Path) -> None:
         summary = run(tmp_path, params=params, replications=1)
     assert len(summary.rows) == 5
     best = {row.mean("makespan") for row in summary.rows[:2]}
-    assert len(best) == 1 and summary.rows[1].not_significant
+    assert len(best) == 1 and summary.rows[1].relation.tied
 
 
 def test_replications_are_added_until_the_half_width_is_reached(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A sweep on a real dask.distributed cluster: a scheduler and two workers as processes, one of them killed."""
+"""A sweep on a real dask.distributed cluster: a scheduler and two workers as processes, and one of them is killed."""
 
 from __future__ import annotations
 
@@ -73,6 +73,45 @@ def test_a_sweep_survives_the_death_of_a_dask_worker(tmp_path: Path, cluster: Cl
     assert "7 configurations, 140 runs" in text
     assert sweeps.sim("sweep", file, "-o", tmp_path / "here", "-j", 1) == 0
     assert sweeps.contents(out) == sweeps.contents(tmp_path / "here")
+
+
+def test_a_sweep_whose_scheduler_is_killed_ends_with_one_line_and_continues(tmp_path: Path, cluster: Cluster) -> None:
+    file = sweeps.sweep_file(tmp_path, replications=60)
+    out = tmp_path / "out"
+    process = sweeps.start("sweep", file, "-o", out, "--executor", f"dask:{cluster.address}", "-q")
+    end = time.monotonic() + 300
+    while process.poll() is None and runs(out) < 20:
+        assert time.monotonic() < end, "no run finished"
+        time.sleep(0.01)
+    cluster.processes[0].send_signal(signal.SIGKILL)
+    _, error = process.communicate(timeout=300)
+    assert process.returncode == 1, error
+    lost = f"the dask scheduler at {cluster.address} does not answer any more"
+    assert error == f"sim: {lost}; --resume -o {out} continues\n"
+    kept = (out / "runs.jsonl").read_bytes()
+    assert 20 <= runs(out) < 420
+    assert sweeps.sim("sweep", file, "-o", out, "-j", 1, "-q", "--resume") == 0
+    assert (out / "runs.jsonl").read_bytes().startswith(kept)
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "here", "-j", 1, "-q") == 0
+    assert sweeps.contents(out) == sweeps.contents(tmp_path / "here")
+
+
+def test_a_sweep_without_workers_does_not_wait_for_a_dead_scheduler(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, 0)
+    try:
+        out = tmp_path / "out"
+        words = ("-o", out, "--executor", f"dask:{cluster.address}", "-q")
+        process = sweeps.start("sweep", sweeps.sweep_file(tmp_path), *words)
+        end = time.monotonic() + 300
+        while process.poll() is None and not (out / "runs.jsonl").exists():
+            assert time.monotonic() < end, "the sweep did not start"
+            time.sleep(0.01)
+        cluster.processes[0].send_signal(signal.SIGKILL)
+        _, error = process.communicate(timeout=300)
+    finally:
+        cluster.close()
+    assert process.returncode == 1
+    assert "does not answer any more" in error and error.count("\n") == 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput
-from servesim.study.executor import Pool, Serial, WorkerLost
+from servesim.core.errors import WorkerLost
+from servesim.study.executor import Pool, Serial
 from servesim.study.journal import Journal, read_journal
 from servesim.study.sweep import in_task_order, sweep
 from servesim.study.sweep_file import read_experiment

@@ -186,10 +186,11 @@ class TraceLengths(Keys):
     draw: Annotated[Literal["resample", "in-order"], checked.expects("one of resample, in-order")] = Field(
         "resample", description="resample: with replacement; in-order: in file order"
     )
+    tokenizer: Optional[Text] = Field(None, description="tokenizer.model or .json, for formats that hold text")
 
     def pairs(self, count: int, seed: int) -> Columns:
         """Return lengths and output limits of `count` requests."""
-        requests = load(self.path, self.format, self.columns).requests
+        requests = load(self.path, self.format, self.columns, tokenizer=self.tokenizer).requests
         if self.draw == "resample":
             rows = stream(seed, "lengths").integers(len(requests), size=count).tolist()
         else:

@@ -184,3 +184,17 @@ def workload_from(section: Any) -> AnyWorkload:
         return parse_workload(section)
     except ValidationError as error:
         raise BadInput(first_error(error, "workload")) from None
+
+
+def longer_workload(section: Any, times: int) -> dict[str, Any]:
+    """Return the section with `times` as many requests of the same distributions; stages start again."""
+    if "contest" in section:
+        keys = section["contest"]
+        return {**section, "contest": {**keys, "T": times * float(keys["T"])}}
+    if "mix" in section:
+        return {**section, "mix": [longer_workload(part, times) for part in section["mix"]]}
+    longer = {key: times * section[key] for key in ("requests", "duration", "stages") if section.get(key) is not None}
+    arrivals = section.get("arrivals")
+    if isinstance(arrivals, Mapping) and "stages" in arrivals:
+        longer["arrivals"] = {**arrivals, "stages": times * arrivals["stages"]}
+    return {**section, **longer}

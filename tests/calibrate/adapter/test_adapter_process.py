@@ -25,9 +25,11 @@ def write_server(folder: Path) -> Path:
         package = folder / "mindspore_serving" / name
         package.mkdir(parents=True)
         (package / f"{name}.py").write_text(f"class {kind}:\n    def {function}(self): pass\n")
+    (folder / "worker.py").write_text("NAME = 'a module of the server'\n")  # servesim has one of this name too
     script = folder / "server_app_post.py"
     script.write_text(
-        LOG_LEVEL_OF_THE_SERVER + "import sys\nfrom mindspore_serving.schedule.schedule import Schedule\n"
+        LOG_LEVEL_OF_THE_SERVER + "import sys\nimport worker\nworker.NAME\n"
+        "from mindspore_serving.schedule.schedule import Schedule\n"
         "print(Schedule._continuous_batch_pa.__module__, sys.argv[1:], __name__)\n"
         "class Started(Exception): pass\n"
         "def start(self): raise Started\n"

@@ -1,9 +1,10 @@
-"""An HTTP server that keeps the prompts it receives, with the APIs of llm-serving and OpenAI."""
+"""An HTTP server that keeps the prompts it receives, with the APIs of llm-serving and OpenAI, and vLLM's counters."""
 
 from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,11 +17,21 @@ LLM_SERVING_END = {"data": [{"generated_text": " a", "finish_reason": "length", 
 class RecordingServer(ThreadingHTTPServer):
     """Answers every request with one token and keeps the prompts."""
 
-    def __init__(self, added_tokens: Optional[int] = 0, text_only: bool = False) -> None:
+    def __init__(
+        self,
+        added_tokens: Optional[int] = 0,
+        text_only: bool = False,
+        models: Optional[list[dict[str, Any]]] = None,
+        refused: Optional[str] = None,
+    ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.refused = refused  # option that it does not know
+        self.models = models  # of /v1/models; None: it has no such page
         self.text_only = text_only  # refuse token ids
         self.added_tokens = added_tokens  # to the reported prompt length; None: not reported
         self.prompts: list[Any] = []
+        self.delay = 0.0  # seconds until the answer
+        self.metrics = ""  # text at /metrics
 
     @property
     def url(self) -> str:
@@ -44,10 +55,25 @@ class RecordingServer(ThreadingHTTPServer):
 class Handler(BaseHTTPRequestHandler):
     server: RecordingServer
 
+    def do_GET(self) -> None:
+        if self.path == "/metrics":
+            self.send(self.server.metrics, 404)
+        else:
+            models = self.server.models
+            self.send("" if models is None else json.dumps({"object": "list", "data": models}), 404)
+
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        text = self.server.answer(body).encode()
-        self.send_response(200 if text else 400)
+        time.sleep(self.server.delay)
+        refused = self.server.refused
+        if refused is not None and refused in json.dumps(body):
+            self.send(f"extra fields not permitted: {refused}", 400, 400)
+        else:
+            self.send(self.server.answer(body), 400)
+
+    def send(self, answer: str, status_if_empty: int, status: int = 200) -> None:
+        text = answer.encode()
+        self.send_response(status if text else status_if_empty)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
         self.wfile.write(text)
@@ -57,9 +83,15 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def recording_server(added_tokens: Optional[int] = 0, text_only: bool = False) -> Iterator[RecordingServer]:
+def recording_server(
+    added_tokens: Optional[int] = 0,
+    text_only: bool = False,
+    models: Optional[list[dict[str, Any]]] = None,
+    refused: Optional[str] = None,
+    kind: type[RecordingServer] = RecordingServer,
+) -> Iterator[RecordingServer]:
     """Run the server in a thread."""
-    with RecordingServer(added_tokens, text_only) as server:
+    with kind(added_tokens, text_only, models, refused) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

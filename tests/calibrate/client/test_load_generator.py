@@ -23,6 +23,7 @@ from servesim.costs.device_profile import Profile  # noqa: E402
 from servesim.costs.linear import LinearCost  # noqa: E402
 
 from ...conftest import RECORDINGS  # noqa: E402
+from .recording_server import recording_server  # noqa: E402
 
 CAPTURE = RECORDINGS / "llm-serving" / "http_capture.txt"
 TOKEN = b'{"event": "message", "retry": 30000, "data": [{"generated_text": " a", "tokens": {"id": 7, "text": " a"}}]}\n'
@@ -112,7 +113,7 @@ def test_every_kind_of_server_failure_is_counted() -> None:
     assert reasons["the stream ended before the response was complete"] == 10
     assert sum(count for reason, count in reasons.items() if "unexpected line for this API" in reason) == 10
     assert client_metrics(load)["pings"] == 20
-    assert client_metrics(load)["wrong_length"] == 0
+    assert client_metrics(load)["short_answers"] == {"requests": 0, "tokens": 0, "asked": 0}
 
 
 def test_an_unreachable_server_is_reported_at_once() -> None:
@@ -227,6 +228,30 @@ def test_openai_streams_of_vllm_are_parsed() -> None:
     assert api.event(b"data: [DONE]") == Event(complete=True)
     assert api.event(b": ping") == Event(ping=True)
     assert api.event(b'data: {"error": {"message": "no"}}').error == "{'message': 'no'}"
+
+
+def test_an_event_of_vllm_can_have_several_tokens() -> None:
+    """vLLM joins the tokens of several steps if the reader is slow. The running count tells how many they are."""
+    generator = LoadGenerator("http://x", OpenAI("m"), [Request("a", 0.0, 4, 6)], 1.0, None)
+    (sent,) = generator.sent_requests
+    for now, count in ((1.0, 1), (2.0, 3), (3.0, 4), (4.0, 6)):
+        event = {"choices": [{"text": " a"}], "usage": {"prompt_tokens": 4, "completion_tokens": count}}
+        assert not generator._read_line(b"data: " + json.dumps(event).encode(), sent, now)
+    generator._read_line(b'data: {"choices": [], "usage": {"completion_tokens": 6}}', sent, 4.0)
+    assert generator._read_line(b"data: [DONE]", sent, 4.0)
+    assert sent.times == [1.0, 2.0, 2.0, 3.0, 4.0, 4.0]
+    assert sent.written == 6
+    assert OpenAI("m").body(sent.request)["stream_options"]["continuous_usage_stats"] is True
+
+
+def test_a_server_that_refuses_the_running_count_is_asked_without_it() -> None:
+    """Old versions of vLLM accept no unknown options. All requests that were refused are sent again."""
+    with recording_server(refused="continuous_usage_stats") as old:
+        sent = send(old.url, OpenAI("m"), [Request(f"{k}", 0.0, 8, 1) for k in range(5)], 10.0).sent_requests
+        assert [(s.outcome, s.written) for s in sent] == [("finished", 1)] * 5
+    with recording_server(refused="ignore_eos") as other:
+        (sent_one,) = send(other.url, OpenAI("m"), [Request("x", 0.0, 8, 1)], 10.0).sent_requests
+        assert sent_one.outcome == "refused" and "extra fields not permitted: ignore_eos" in str(sent_one.reason)
 
 
 def test_bodies_have_the_requested_lengths() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -68,6 +70,27 @@ def fake_server(policy: str, cost: str, port: int = 0, *options: str) -> Iterato
         finally:
             process.terminate()
             process.wait(300)
+
+
+@contextmanager
+def late_sleeps(seconds: float) -> Iterator[list[float]]:
+    """Sleep again and again in a thread; yield how late each sleep ended, as a fraction of it."""
+    delays: list[float] = []
+    done = threading.Event()
+
+    def measure() -> None:
+        while not done.is_set() or not delays:
+            start = time.perf_counter()
+            time.sleep(seconds)
+            delays.append((time.perf_counter() - start) / seconds - 1)
+
+    thread = threading.Thread(target=measure)
+    thread.start()
+    try:
+        yield delays
+    finally:
+        done.set()
+        thread.join()
 
 
 @contextmanager

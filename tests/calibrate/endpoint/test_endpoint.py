@@ -13,8 +13,16 @@ import pytest
 aiohttp = pytest.importorskip("aiohttp")
 from servesim.calibrate.client.prompts import UNSEEDED  # noqa: E402
 from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads  # noqa: E402
-from servesim.calibrate.endpoint.fit import EndpointFit, NotEnoughData, fit_steps, write_step_samples  # noqa: E402
+from servesim.calibrate.endpoint.fit import (  # noqa: E402
+    EndpointFit,
+    NotEnoughData,
+    fit_steps,
+    load_lines,
+    profile_about,
+    write_step_samples,
+)
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed  # noqa: E402
+from servesim.calibrate.endpoint.measure import Measurements  # noqa: E402
 from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps  # noqa: E402
 from servesim.calibrate.probe.samples import read_samples  # noqa: E402
 from servesim.calibrate.server.tokenizers import WordTokenizer  # noqa: E402
@@ -126,6 +134,65 @@ def test_without_a_successful_decode_load_the_error_names_the_decode_costs() -> 
     load = simulate_load(Point("burst", 4, 64), SMALL, COST, SLOTS, {}, 0.0)
     with pytest.raises(NotEnoughData, match="no successful load shows steady decoding: cannot fit decode costs"):
         fit_steps(*observed_steps([load]))
+
+
+def test_without_enough_data_the_error_says_what_to_do() -> None:
+    load = simulate_load(Point("single", 1, 64), SMALL, COST, SLOTS, {}, 0.0)
+    for sent in load.sent_requests:  # a busy machine: all tokens of the response arrive together
+        sent.times = [sent.times[-1]] * len(sent.times)
+    with pytest.raises(NotEnoughData, match=r"measure again when .* have free processors.*--rounds.*--output-tokens"):
+        fit_steps(*observed_steps([load]))
+
+
+def test_joined_tokens_do_not_hide_the_steps() -> None:
+    """A server that joins tokens: 24 tokens arrive in 21 events or fewer, and only the total is known."""
+    rng = np.random.default_rng(1)
+    loads = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in SMALL.points()]
+    joined = 0
+    for load in loads:
+        for sent in load.sent_requests:
+            sent.output_tokens = len(sent.times)
+            if len(sent.times) > 8:
+                late = set(rng.choice(np.arange(1, len(sent.times) - 1), 3, replace=False).tolist())
+                sent.times = [time for k, time in enumerate(sent.times) if k not in late]
+                joined += 1
+        assert load.failure is None
+    assert joined > 30
+    assert_times(fit_steps(*observed_steps(loads)), COST, STEPS, 0.05)
+
+
+def test_a_buffered_response_is_a_failed_load() -> None:
+    load = simulate_load(Point("single", 1, 64), SMALL, COST, SLOTS, {}, 0.0)
+    (sent,) = load.sent_requests
+    sent.output_tokens, sent.times = len(sent.times), sent.times[:1]
+    assert load.failure == "24 tokens arrived in 1 events: cannot separate the steps"
+
+
+def test_sizes_without_steps_are_part_of_the_profile() -> None:
+    """Batches of 4 and 8 failed. A server with three slots shows no larger steps either, but nothing was missed."""
+    loads = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in SMALL.points()]
+    for load in loads:
+        if load.point.kind == "batch" and load.point.rows > 2:
+            load.sent_requests[0].outcome = "broken"
+    measured = Measurements(loads, SMALL.points())
+    about = profile_about(fit_steps(*observed_steps(measured.good)), measured)
+    assert about["loads"]["missed"] == {"decode_rows": 8}
+    assert about["grid"]["decode_rows"] == [1, 2]
+    few = [simulate_load(point, SMALL, COST, {**SLOTS, "decode_batch": 3}, {}, 0.003) for point in SMALL.points()]
+    measured = Measurements(few, SMALL.points())
+    about = profile_about(fit_steps(*observed_steps(measured.good)), measured)
+    assert about["loads"]["missed"] == {} and about["grid"]["decode_rows"] == [1, 3]
+
+
+def test_the_printed_loads_add_up() -> None:
+    points = SMALL.points()
+    loads = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in points[:5]]
+    for load in loads[3:]:
+        load.sent_requests[0].outcome, load.sent_requests[0].reason = "refused", "HTTP 400: too long"
+    lines = load_lines(Measurements(loads, points, 2, ["busy 1x32 #2"]))
+    assert sum(line.startswith("failed: ") for line in lines) == 2
+    assert "skipped: busy 1x32 #2: failed twice before" in lines
+    assert lines[-1] == f"loads: 3 of {2 * len(points)} succeeded, 2 failed, {2 * len(points) - 5} not run"
 
 
 def test_one_load_with_single_prompt_steps_is_enough_for_a_fit() -> None:

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Optional
 
+import numpy as np
 import pytest
 
 aiohttp = pytest.importorskip("aiohttp")
@@ -24,10 +25,11 @@ from servesim.cli import main  # noqa: E402
 from servesim.core import BadInput, Shape  # noqa: E402
 from servesim.costs.device_profile import load_profile  # noqa: E402
 
-from .endpoints import fake_server, faulty_server  # noqa: E402
+from .endpoints import fake_server, faulty_server, late_sleeps  # noqa: E402
 
 KNOWN = "{base: 0.015, prefill_token: 0.0002, decode_live: 0.0015, context: 0.00001}"
 LIVE = "--lengths 16,64,256 --batches 2,6 --bursts 2,4 --output-tokens 14 --rounds 3 -q"
+BUSY = 0.2  # delay of a step, as a fraction, with which some loads show no steady steps and no lag
 LAG = "lag of 1 model call(s) on a busy server"
 SHAPES = {
     Shape(1, 64, 64, 4096): 0.0278,
@@ -46,40 +48,35 @@ SHAPES = {
 def test_known_costs_of_a_live_server_are_recovered_within_ten_percent(
     api: str, policy: str, options: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Steps take the time of their cost model, but packets can be late.
+    """Steps take the time of their cost model, but on a busy machine steps and packets are late.
 
-    On a busy machine packets are late by a step or more. So there are five attempts. If the held-out error is above
-    10 % in all of them, the test is skipped.
+    How late is measured at the same time, with sleeps as long as a step. The costs may differ by 10 % and twice that
+    delay, in one of three attempts.
     """
-    stated = []
-    for attempt in range(5):
+    for attempt in range(3):
         folder = tmp_path / str(attempt) / "known"
-        with fake_server(policy, KNOWN, 0, *options) as (url, _):
+        with fake_server(policy, KNOWN, 0, *options) as (url, _), late_sleeps(min(SHAPES.values())) as delays:
             assert main(["calibrate", "endpoint", "--url", url, "--api", api, "-o", str(folder), *LIVE.split()]) == 0
         printed = capsys.readouterr().out
         assert "loads: 24 of 24 succeeded" in printed
-        profile = load_profile(folder)
-        close = [profile.cost.seconds(shape) == pytest.approx(seconds, rel=0.1) for shape, seconds in SHAPES.items()]
-        stated.append(max(error["mean"] for error in profile.error.values()))
-        if all(close) and LAG in printed:
+        assert "\nverdict: " in printed
+        profile, late = load_profile(folder), float(np.quantile(delays, 0.9))
+        errors = [abs(profile.cost.seconds(shape) / seconds - 1) for shape, seconds in SHAPES.items()]
+        if max(errors) <= 0.1 + 2 * late and (LAG in printed or late > BUSY):
             break
     else:
-        if min(stated) > 0.1:
-            pytest.skip(f"this machine is too busy: held-out errors of {min(stated):.0%} or more in all attempts")
-    assert LAG in printed
+        pytest.fail(f"errors {errors} with sleeps that are late by {late:.0%}:\n{printed}")
     assert profile.name == "known"
     assert profile.about["how"].startswith("endpoint")
     assert profile.about["grid"]["prefill_tokens"][1] >= 256
     assert set(profile.error) >= {"prefill", "decode"}
-    for shape, seconds in SHAPES.items():
-        assert profile.cost.seconds(shape) == pytest.approx(seconds, rel=0.1), printed
     assert 0 <= profile.about["front_end"]["seconds"] < 0.5
     assert len(read_loads(folder / "answers.csv")) == 24
     with open(folder / "samples.csv", newline="") as file:
         samples = list(csv.DictReader(file))
     shortest = [float(row["seconds"]) for row in samples if row["load"] == "single 1x16" and row["kind"] == "prefill"]
     assert len(shortest) == 3
-    assert sum(row["kind"] == "decode" for row in samples) > 100
+    assert sum(row["kind"] == "decode" for row in samples) > 100 or late > BUSY
 
 
 def calibrate(url: str, folder: Path, *options: str) -> int:
@@ -108,6 +105,7 @@ def test_loads_answered_with_500_are_recorded_and_the_rest_is_fitted(
         assert calibrate(url, tmp_path) == 0
     printed = capsys.readouterr().out
     assert "failed: single 1x256 #1: refused: HTTP 500: out of memory" in printed
+    assert "\nverdict: " in printed
     by_load = outcomes(tmp_path)
     assert by_load["single 1x256 #1"] == by_load["single 1x256 #2"] == {"refused"}
     assert by_load["single 1x64 #2"] == {"finished"}
@@ -132,6 +130,25 @@ def test_a_hanging_load_times_out_once_and_the_others_are_kept(
     assert by_load["single 1x256 #1"] == {"timed out"}
     assert "single 1x256 #2" not in by_load
     assert by_load["batch 2x64 #2"] == {"finished"}
+
+
+def test_a_fit_that_fails_keeps_the_loads_and_names_the_responses(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def boom(request: web.Request, words: int, number: int) -> Optional[web.StreamResponse]:
+        return web.Response(status=500, text="no") if words > 100 else None
+
+    def reject(*args: object) -> None:
+        raise BadInput("the observed steps: the total time of the fitted decode steps differs by +5.0%")
+
+    monkeypatch.setattr("servesim.calibrate.endpoint.fit.fit_steps", reject)
+    with faulty_server(boom) as url:
+        assert calibrate(url, tmp_path, "--rounds", "1") == 1
+    out, error = capsys.readouterr()
+    assert "failed: single 1x256 #1: refused: HTTP 500: no" in out
+    assert out.endswith("verdict: no profile was written\n")
+    assert f"differs by +5.0%; responses: {tmp_path / 'answers.csv'}" in error and error.count("\n") == 1
+    assert read_loads(tmp_path / "answers.csv")
 
 
 @pytest.mark.slow
@@ -238,7 +255,6 @@ def test_a_spent_budget_is_reported_and_the_measurements_are_fitted(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--url", "127.0.0.1:80", "--api", "openai"], "--url: expected http://HOST:PORT, got '127.0.0.1:80'"),
         (["--url", "http://127.0.0.1:9", "--api", "llm-serving"], "the server does not answer a request: broken"),
         (["--url", "http://127.0.0.1:9", "--api", "openai"], "cannot list the models"),
         (

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 from servesim.calibrate.imports.fit_steps import find_width, first_use_seconds, slow_steps, slower_than
-from servesim.calibrate.imports.step_log import TimedStep, read_step_log, read_vllm_log
+from servesim.calibrate.imports.step_log import TimedStep, read_step_log
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Request, Shape
+from servesim.core import Request, Shape
 from servesim.costs.derived import FirstUseCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
@@ -130,35 +130,6 @@ def test_a_faulty_log_is_one_line(tmp_path: Path, text: str, message: str, capsy
     assert message in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
-
-
-VLLM_LOG = """\
-INFO 01-02 15:04:05 [core.py:99] Iteration(0): 2 context requests, 300 context tokens, 0 generation requests, \
-0 generation tokens, iteration elapsed time: 31.50 ms
-INFO 01-02 15:04:05 [loggers.py:9] Engine 000: Avg prompt throughput: 10.0 tokens/s
-INFO 01-02 15:04:05 [core.py:99] Iteration(1): 1 context requests, 20 context tokens, 2 generation requests, \
-2 generation tokens, iteration elapsed time: 9.25 ms
-INFO 01-02 15:04:05 [core.py:99] Iteration(2): 0 context requests, 0 context tokens, 0 generation requests, \
-0 generation tokens, iteration elapsed time: 9.25 ms (dummy)
-"""
-
-
-def test_a_vllm_log_is_read(tmp_path: Path) -> None:
-    (tmp_path / "server.log").write_text(VLLM_LOG, encoding="utf-8")
-    steps = read_vllm_log(tmp_path / "server.log", mean_context=150.0)
-    assert steps == [
-        TimedStep(Shape(2, 300, 300, 45_000), pytest.approx(0.0315)),
-        TimedStep(Shape(1, 20, 20, 400, 0, 2, 2, 300), pytest.approx(0.00925)),
-    ]
-    line = "Iteration(7): 0 context requests, 0 context tokens, 2 generation requests, 2 generation tokens, "
-    times = [0.03, 0.02, 25.0, 0.03, 24.0, 0.03, 25.0, 26.0, 0.02, 25.0]
-    lines = [f"{line}iteration elapsed time: {time} ms, GPU KV cache usage: 3.1%" for time in times]
-    (tmp_path / "server.log").write_text("\n".join(lines), encoding="utf-8")
-    with pytest.raises(BadInput, match="log with --no-async-scheduling"):
-        read_vllm_log(tmp_path / "server.log")
-    (tmp_path / "server.log").write_text("INFO ready\n", encoding="utf-8")
-    with pytest.raises(BadInput, match="--enable-logging-iteration-details, got none"):
-        read_vllm_log(tmp_path / "server.log")
 
 
 def test_samples_of_one_shape_are_one_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

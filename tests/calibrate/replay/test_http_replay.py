@@ -9,12 +9,18 @@ from typing import Any, Optional
 import pytest
 
 pytest.importorskip("aiohttp")
+from servesim.calibrate.client.load_generator import send
+from servesim.calibrate.client.protocols import OpenAI
 from servesim.calibrate.replay.http_client import warm_up_requests
+from servesim.calibrate.replay.replay import ProgressLine
+from servesim.calibrate.replay.verify import MetricRow
 from servesim.cli import main
 from servesim.core import Request
 
+from ...commands.running import run_sim
 from ..client.recording_server import RecordingServer, recording_server
 from ..client.vocabularies import count_llama_tokens
+from ..server.serving import ask, service
 
 BLOCK = 16  # tokens of a block in a prefix cache
 
@@ -110,6 +116,202 @@ def test_the_report_compares_requested_and_served_prompt_lengths(
     counted = 0 if added is None else 2
     assert result["prompt_tokens"]["requests_counted"] == counted
     assert result["prompt_tokens"]["served"] == (0 if added is None else 110 + 2 * added)
+
+
+def test_the_address_may_end_as_that_of_openai_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50}])
+    with service(names=("m",)) as served:
+        for end in ("/v1", "/v1/", "/"):  # the name of the model is read from the server
+            url = f"http://127.0.0.1:{served.port}{end}"
+            said = run_sim(capsys, "replay", "--trace", trace, "--url", url, "--live-only", "--quiet")
+            assert said.code == 0, said.error
+
+
+@pytest.mark.parametrize(
+    "command", [["replay"], ["tune", "sweep.yaml", "-o", "x"], ["calibrate", "endpoint", "-o", "x"]]
+)
+@pytest.mark.parametrize("url", ["localhost:80", "ftp://x"])
+def test_other_addresses_are_one_line(capsys: pytest.CaptureFixture[str], command: list[str], url: str) -> None:
+    said = run_sim(capsys, *command, "--api", "openai", "--url", url)
+    assert said.code == 2
+    assert f"argument --url: expected http://HOST:PORT, got {url!r}" in said.error
+    assert said.error.count("\n") == 1
+
+
+SHORT = "answers with fewer tokens than asked count as failed"
+
+
+@pytest.mark.parametrize(
+    ("lengths", "code", "line"),
+    [
+        ([1, 1], 0, None),
+        ([1, 5, 7], 0, f"{SHORT}: 2, with 2 of 12 tokens"),
+        ([5, 7], 1, f"{SHORT}: 2, with 2 of 12 tokens"),
+    ],
+    ids=["complete", "some short", "all short"],
+)
+@pytest.mark.parametrize("api", ["openai", "llm-serving"])
+def test_short_answers_are_failed_requests(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], api: str, lengths: list[int], code: int, line: Optional[str]
+) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50, "output_tokens": length} for length in lengths])
+    out = tmp_path / "out"
+    with recording_server() as server:  # answers with one token
+        options = ["--url", server.url, "--api", api, "--served-model", "m", "--quiet", "-o", out]
+        said = run_sim(capsys, "replay", "--trace", trace, *map(str, options))
+    assert said.code == code, said.out + said.error
+    result = json.loads((out / "live" / "result.json").read_text())
+    assert (result["completed"], result["failed"]) == (lengths.count(1), len(lengths) - lengths.count(1))
+    assert (SHORT in said.out) == (line is not None)
+    if line is not None:
+        assert line in said.out
+        assert "ignore_eos" in said.out
+    assert said.error == ("sim: llm-serving: no request finished\n" if code else "")
+
+
+def test_a_server_that_is_not_there_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50}])
+    options = ["--url", "http://127.0.0.1:9", "--served-model", "m", "--quiet"]
+    said = run_sim(capsys, "replay", "--trace", trace, *options)
+    assert said.code == 1
+    assert "1 x ClientConnectorError" in said.out
+
+
+def metrics_of(folder: Path) -> dict[str, dict[str, Any]]:
+    """Return the metrics of the only scenario in verify.json."""
+    (comparison,) = json.loads((folder / "verify.json").read_text())["comparisons"]
+    metrics: dict[str, dict[str, Any]] = comparison["metrics"]
+    return metrics
+
+
+def test_what_a_server_does_not_count_is_not_a_measured_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50}, {"prompt_tokens": 60}])
+    with recording_server() as server:
+        options = ["--url", server.url, "--served-model", "m", "--quiet", "-o", str(tmp_path / "out")]
+        said = run_sim(capsys, "replay", "--trace", trace, *options)
+    assert said.code == 0
+    for metric in ("preemptions", "model_calls"):
+        assert metrics_of(tmp_path / "out")[metric]["measured"] is None
+    result = json.loads((tmp_path / "out" / "live" / "result.json").read_text())
+    unknown = ("preemptions", "model_calls", "busy_s", "host_s", "device_s", "prompt_tokens_computed")
+    assert [result[key] for key in unknown] == [None] * len(unknown)
+    assert "round trip: " in said.out  # of small requests
+
+
+def test_preemptions_are_read_from_the_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    engine = {"num_blocks": 21, "block_size": 8}
+    policy = {"name": "vllm", "max_num_seqs": 16, "watermark": 0.0}
+    trace = write_trace(tmp_path, [{"prompt_tokens": 9, "output_tokens": 40} for _ in range(12)])
+    scenario = tmp_path / "scenario.yaml"
+    cost = {"base": 0.003}
+    tree = {"trace": trace, "policy": policy, "engine": engine, "profile": {"kind": "linear", **cost}}
+    scenario.write_text(json.dumps(tree))
+    counted = []
+    with service(policy=policy, cost=cost, engine=engine) as served:
+        for name in ("first", "second"):  # each counts its own
+            url, out = f"http://127.0.0.1:{served.port}", tmp_path / name
+            said = run_sim(capsys, "replay", str(scenario), "--url", url, "--quiet", "-o", str(out))
+            assert said.code == 0, said.error
+            row = metrics_of(out)["preemptions"]
+            assert row["simulated"] > 5
+            assert row["measured"] > 5  # depends on how long the server takes to accept the burst
+            counted.append(row["measured"])
+        assert sum(counted) == json.loads(ask(served, "/serving/state")[1])["preemptions"]
+
+
+COUNTED = {  # by a server, for two requests
+    "vllm:num_preemptions_total": 3.0,
+    "vllm:prefix_cache_hits_total": 32.0,
+    "vllm:time_to_first_token_seconds_sum": 0.02,
+    "vllm:time_to_first_token_seconds_count": 2.0,
+    "vllm:e2e_request_latency_seconds_sum": 0.03,
+    "vllm:e2e_request_latency_seconds_count": 2.0,
+}
+
+
+def as_metrics(counters: dict[str, float]) -> str:
+    """Return the text of /metrics."""
+    return "".join(f'{name}{{engine="0",model_name="{{a}} b"}} {value}\n' for name, value in counters.items())
+
+
+@pytest.mark.parametrize("others", [0, 1], ids=["alone", "with requests of others"])
+def test_time_outside_the_server_is_a_part_of_the_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], others: int
+) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50}, {"prompt_tokens": 60}])
+
+    class CountingServer(RecordingServer):
+        def answer(self, body: dict[str, Any]) -> str:
+            counted = {name: 7 + value + others * name.endswith("_count") for name, value in COUNTED.items()}
+            self.metrics = as_metrics(counted)
+            return super().answer(body)
+
+    with recording_server(kind=CountingServer) as server:
+        server.metrics, server.delay = as_metrics(dict.fromkeys(COUNTED, 7.0)), 0.3
+        options = ["--url", server.url, "--served-model", "m", "--quiet", "-o", str(tmp_path / "out")]
+        said = run_sim(capsys, "replay", "--trace", trace, *options)
+    assert said.code == 0, said.error
+    rows = metrics_of(tmp_path / "out")
+    assert rows["preemptions"]["measured"] == 3
+    again = run_sim(capsys, "verify", str(tmp_path / "out" / "sim"), str(tmp_path / "out" / "live"))
+    assert error_rows(again.out) == error_rows(said.out)
+    if others:
+        assert "from_http" not in rows["mean_ttft_ms"]
+        assert "the server ended 3 requests, 2 of this run" in said.out
+        return
+    for metric, in_server in (("mean_ttft_ms", 10.0), ("mean_e2el_ms", 15.0)):
+        row = rows[metric]
+        assert row["measured"] > 300
+        assert row["from_http"] == pytest.approx((in_server - row["measured"]) / row["measured"])
+    assert "from_http" not in rows["mean_tpot_ms"]
+    assert "HTTP" in said.out
+    assert f"{100 * rows['mean_ttft_ms']['from_http']:+.2f}%" in said.out
+    assert "engine.front_end.seconds" in said.out
+    assert "from http" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_server_may_count_only_some_latencies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50}])
+    name = "vllm:e2e_request_latency_seconds"
+
+    class CountingServer(RecordingServer):
+        def answer(self, body: dict[str, Any]) -> str:
+            self.metrics = as_metrics({f"{name}_count": 1.0, f"{name}_sum": 0.001})
+            return super().answer(body)
+
+    with recording_server(kind=CountingServer) as server:
+        server.metrics = as_metrics({f"{name}_count": 0.0, f"{name}_sum": 0.0})
+        options = ["--url", server.url, "--served-model", "m", "--quiet", "-o", str(tmp_path / "out")]
+        assert run_sim(capsys, "replay", "--trace", trace, *options).code == 0
+    rows = metrics_of(tmp_path / "out")
+    assert "from_http" in rows["mean_e2el_ms"]
+    assert "from_http" not in rows["mean_ttft_ms"]
+    assert rows["preemptions"]["measured"] is None
+
+
+def test_a_simulated_front_end_is_no_part_of_the_error(tmp_path: Path) -> None:
+    """The part is that of the simulated front end minus the measured one."""
+    row = MetricRow("mean_ttft_ms", simulated=40.0, measured=40.0, outside_server=(10.0, 10.0))
+    assert row.from_http == 0
+    assert MetricRow("mean_ttft_ms", 30.0, 40.0, outside_server=(0.0, 10.0)).from_http == -0.25
+    assert MetricRow("mean_ttft_ms", 30.0, 40.0).from_http is None
+
+
+def test_the_progress_names_sent_and_open_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    states: list[dict[str, Any]] = []
+    requests = [Request(id, 1.2 * id, 5, 1) for id in range(3)]
+    with recording_server() as server:
+        server.delay = 0.7
+        send(server.url, OpenAI("m"), requests, timeout=60.0, progress=states.append)
+    assert {key: states[0][key] for key in ("sent", "done", "open")} == {"sent": 1, "done": 0, "open": 1}
+    line = ProgressLine("run", 3, quiet=False)
+    line.terminal = True
+    line(states[0])
+    shown = capsys.readouterr().err
+    assert "sent 1/3  done 0  open 1" in shown
+    assert "waiting" not in shown
 
 
 def test_warm_up_requests_are_sent_at_once() -> None:

@@ -14,6 +14,7 @@ from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import replay_arguments
+from servesim.calibrate.replay.comparison_text import format_comparison
 from servesim.calibrate.replay.measured_run import run_from_result, write_live
 from servesim.calibrate.replay.replay import (
     ReplayedScenario,
@@ -28,7 +29,6 @@ from servesim.calibrate.replay.verify import (
     compare,
     compare_decisions,
     compare_latency,
-    format_comparison,
     kendall_tau,
     rank_correlations,
     relative_error,

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import http.client
 import json
 import logging
+import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -113,6 +119,77 @@ def test_malformed_http_is_a_400_and_one_line_in_the_log(
 def test_compressed_bodies_are_read(shared_service: Service) -> None:
     body = gzip.compress(json.dumps({"prompt": "a b", "max_tokens": 1}).encode())
     assert ask(shared_service, OPENAI, body, {"Content-Encoding": "gzip"})[0] == 200
+
+
+@pytest.fixture
+def short_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is idle after one second."""
+    monkeypatch.setattr("servesim.calibrate.server.http.HEAD_SECONDS", 1.0)
+    monkeypatch.setattr("servesim.calibrate.server.http.CHECK_INTERVAL_S", 0.05)
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_connection_in_use_stays_open() -> None:
+    with service() as served:
+        client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=120)
+        client.connect()
+        client.auto_open = 0  # a closed connection is an error, not a new connection
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            client.request("POST", OPENAI, json.dumps({"prompt": "x", "max_tokens": 1}))
+            with client.getresponse() as answer:
+                assert answer.status == 200
+                answer.read()
+            time.sleep(0.1)
+        assert client.sock.recv(1) == b""  # closed when it is idle
+        client.close()
+
+
+@pytest.mark.usefixtures("short_limits")
+def test_a_long_response_is_not_idle() -> None:
+    with service(cost={"base": 0.05}) as served:
+        client = http.client.HTTPConnection("127.0.0.1", served.port, timeout=120)
+        for _ in range(2):
+            client.request("POST", OPENAI, json.dumps({"prompt": "x", "max_tokens": 40}))
+            with client.getresponse() as answer:
+                assert len(json.loads(answer.read())["choices"][0]["text"].split()) == 40
+            assert client.sock is not None
+            client.auto_open = 0  # the second request uses the same connection
+        client.close()
+
+
+@pytest.mark.slow  # the next test finds the same fault faster
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs /proc")
+def test_a_suspended_worker_does_not_keep_the_server_from_stopping() -> None:
+    command = [sys.executable, "-m", "servesim", "serve", "--backend", "fake", "--port", "0", "--policy", "vllm"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    server.stdout.readline()  # it serves
+    children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
+    workers = [int(pid) for pid in children if "worker.py" in Path(f"/proc/{pid}/cmdline").read_text()]
+    assert len(workers) == 1
+    os.kill(workers[0], signal.SIGSTOP)
+    server.send_signal(signal.SIGTERM)
+    _, errors = server.communicate(timeout=120)
+    assert server.returncode == 1
+    assert errors == "sim: fake worker: did not stop within 10 s; it was killed\n"
+    assert not Path(f"/proc/{workers[0]}").exists()
+
+
+def test_an_open_request_of_a_suspended_worker_does_not_keep_the_server_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("servesim.calibrate.server.service.DRAIN_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("servesim.calibrate.server.service.STOP_TIMEOUT_S", 0.5)
+    with service() as served:
+        os.kill(served.session.worker._process.pid, signal.SIGSTOP)
+        client = raw(served, post({"prompt": "x", "max_tokens": 5}, OPENAI))
+        while json.loads(ask(served, "/serving/state")[1])["open"] < 1:
+            time.sleep(0.01)
+        stopped = time.monotonic()
+    assert time.monotonic() - stopped < 60
+    assert "did not stop within 0.5 s" in str(served.failure)
+    assert read_all(client) == b""
 
 
 def test_waiting_requests_of_clients_that_closed_are_aborted() -> None:

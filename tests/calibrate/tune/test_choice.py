@@ -6,7 +6,16 @@ import math
 from dataclasses import replace
 
 import pytest
-from servesim.calibrate.tune.choice import Candidate, adjusted, choose, drawn_costs, measured_ratios, rate, same_order
+from servesim.calibrate.tune.choice import (
+    Candidate,
+    adjusted,
+    choose,
+    drawn_costs,
+    find_twins,
+    measured_ratios,
+    rate,
+    same_order,
+)
 from servesim.calibrate.tune.correction import Factors
 from servesim.calibrate.tune.journal import Measurement
 from servesim.calibrate.tune.step_times import StepFactors, scaled_parts
@@ -22,8 +31,13 @@ PARTS = PartsCost(
 PREFILL, DECODE = Shape(1, 50, 50, 2500), Shape(decode_rows=4, decode_live=4, context=400)
 
 
+def alone(*configs: int) -> dict[int, frozenset[int]]:
+    """Return configurations without twins."""
+    return {config: frozenset({config}) for config in configs}
+
+
 def test_the_gain_is_the_mean_improvement_over_the_leader_and_the_leader_can_lose() -> None:
-    ratings = {c.config: c for c in rate({3: [10.0, 10.0], 5: [12.0, 9.0], 0: [20.0, 20.0]}, leader=3)}
+    ratings = {c.config: c for c in rate({3: [10.0, 10.0], 5: [12.0, 9.0], 0: [20.0, 20.0]}, 3, alone(3, 5, 0))}
     assert ratings[5].gain == pytest.approx(0.05)  # 1 of 10 in one of two draws
     assert ratings[3].gain == pytest.approx(0.05)
     assert ratings[0].gain == 0
@@ -31,7 +45,7 @@ def test_the_gain_is_the_mean_improvement_over_the_leader_and_the_leader_can_los
 
 
 def test_a_configuration_that_fails_in_a_draw_gains_nothing_there() -> None:
-    ratings = {c.config: c for c in rate({1: [10.0, 10.0], 2: [math.inf, 8.0]}, leader=1)}
+    ratings = {c.config: c for c in rate({1: [10.0, 10.0], 2: [math.inf, 8.0]}, 1, alone(1, 2))}
     assert ratings[2].gain == pytest.approx(0.1)
 
 
@@ -48,11 +62,37 @@ def test_required_ones_come_first_then_the_largest_gain_per_second() -> None:
 
 def test_twins_are_measured_once() -> None:
     values = {1: [10.0, 10.0], 2: [9.0, 11.0], 3: [9.0, 11.0]}
-    candidates = [replace(c, seconds=1.0) for c in rate(values, leader=1)]
+    twins = {1: frozenset({1}), 2: frozenset({2, 3}), 3: frozenset({2, 3})}
+    candidates = [replace(c, seconds=1.0) for c in rate(values, 1, twins)]
     assert choose(candidates, required=[1], known=[], top=5) == [1, 2]
     assert choose(candidates, required=[1], known=[1, 3], top=5) == []
-    scaled = {**values, 3: [9.9, 12.1]}  # measured: its values are scaled, but it is still a twin
-    assert choose(rate(scaled, leader=1, simulated=values), required=[1], known=[1, 3], top=5) == []
+
+
+def test_twins_share_the_measured_value() -> None:
+    """16 and 64 slots behave in the same way if there are 10 requests; 2 slots do not."""
+    predicted = {0: 1000.0, 1: 1100.0, 2: 1100.0, 3: 1200.0}
+    records: Records = {
+        (config, replication): {"metrics": {"mean_e2el_ms": value + replication, "preemptions": 0}}
+        for config, value in predicted.items()
+        for replication in range(2)
+    }
+    assert find_twins(records) == {
+        0: frozenset({0}), 1: frozenset({1, 2}), 2: frozenset({1, 2}), 3: frozenset({3}),
+    }  # fmt: skip
+    runs = [measured(0, {"mean_e2el_ms": 1000.0}), measured(1, {"mean_e2el_ms": 1355.0})]
+    result = adjusted(records, measured_ratios(records, runs))
+    values = [result[config, 0]["metrics"]["mean_e2el_ms"] for config in range(4)]
+    assert values[:3] == pytest.approx([1000.0, 1355.0, 1355.0])
+    assert values[3] == pytest.approx(1200.0 * math.sqrt(1355.0 / 1100.0))  # no twin: the mean of the ratios
+
+
+def test_runs_with_random_cost_models_and_failed_runs_have_no_twins() -> None:
+    records: Records = {
+        (0, 0): {"error": "no"}, (1, 0): {"error": "no"}, (0, 0, 1): {"metrics": {"makespan": 1.0}},
+        (1, 0, 1): {"metrics": {"makespan": 1.0}},
+    }  # fmt: skip
+    assert find_twins(records) == alone(0, 1)
+    assert measured_ratios(records, [measured(0, {"makespan": 5.0})]) == {0: {}, 1: {}}
 
 
 def test_the_order_is_stable_if_no_pair_of_leaders_is_swapped_by_more_than_a_tie() -> None:

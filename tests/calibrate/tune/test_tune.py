@@ -9,15 +9,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import yaml
-from servesim.calibrate.tune.loop import SETTLED, STABLE
+from servesim.calibrate.tune.loop import SETTLED, STABLE, Tuner
+from servesim.calibrate.tune.results import failure_warnings
+from servesim.calibrate.tune.setup import Settings, tuned_experiment
 from servesim.cli import main
 from servesim.costs.device_profile import load_profile
 from servesim.costs.parts import PartsCost
 from servesim.runs.run_folder import read_steps
+from servesim.study.executor import Results, Serial
+from servesim.study.single_run import Task
+from servesim.study.sweep_file import read_experiment
 
 from .problems import (
     TRUE_COST,
@@ -95,6 +102,64 @@ def test_measured_values_decide_between_measured_configurations(
     assert regret(truth, result.summary.winner.config) < 0.005
     measured = {m.config: m.metrics[metric] for row in result.rounds for m in row.measured}
     assert result.rounds[-1].leader.mean(metric) == pytest.approx(min(measured.values()), rel=0.005)
+
+
+def test_twins_of_measured_configurations_have_measured_values_and_the_winner_was_measured(tmp_path: Path) -> None:
+    """Of 40 requests, at most 40 decode: batches of 40, 64 and 96 behave in the same way."""
+    params = {"policy.decode_batch": [4, 64, 40, 96]}
+    tree = sweep_tree(params=params, baseline={"policy.decode_batch": 4}, rate=200.0)
+    result = tune(write_sweep(tmp_path, tree), VirtualTarget(TRUE_COST), tmp_path / "tuned")
+    measured = {m.config: m.metrics["mean_e2el_ms"] for row in result.rounds for m in row.measured}
+    assert len({1, 2, 3} & set(measured)) == 1  # one of the twins
+    [value] = [value for config, value in measured.items() if config != 0]
+    rows = {row.config: row.mean("mean_e2el_ms") for row in result.summary.rows}
+    assert [rows[config] for config in (1, 2, 3)] == pytest.approx([value] * 3, rel=1e-9)
+    assert result.rounds[-1].leader.config in measured
+    assert result.has_winner and result.describe_winner() == "measured"
+
+
+def test_the_text_says_whether_the_winner_was_measured(tmp_path: Path) -> None:
+    result = tune(write_sweep(tmp_path, sweep_tree()), VirtualTarget(TRUE_COST), tmp_path / "tuned")
+    leader = result.rounds[-1].leader.config
+    candidates = [replace(c, twins=frozenset({leader, 77})) for c in result.rounds[-1].candidates]
+    result.rounds[-1].candidates = candidates
+    result.measured = [0, 77]
+    assert result.describe_winner() == "not measured; the simulator cannot tell it from config77, which was measured"
+    result.measured = [0]
+    assert not result.has_winner
+    assert result.describe_winner() == "not measured; predicted with the corrected profile"
+
+
+class FailingDraws(Serial):
+    """Runs with random cost models of one configuration fail or get stuck."""
+
+    def run(self, context: str, tasks: Sequence[Task]) -> Results:
+        for index, record in super().run(context, tasks):
+            drawn = tasks[index].config == 5 and "profile" in tasks[index].assignment
+            fault = {"stuck": "no blocks"} if index % 2 else {"metrics": {}, "error": "MemoryError"}
+            yield index, {**record, **(fault if drawn else {})}
+
+
+def test_failed_simulations_with_random_cost_models_are_reported(tmp_path: Path) -> None:
+    experiment = tuned_experiment(read_experiment(write_sweep(tmp_path, sweep_tree())), on_backend=True)
+    target = VirtualTarget(TRUE_COST)
+    tuner = Tuner(experiment, target, tmp_path / "tuned", FailingDraws(), Settings(draws=8, rounds=1))
+    result = tuner.run({}, resume=False)
+    candidate = next(c for c in result.rounds[0].candidates if c.config == 5)
+    assert (candidate.wins, candidate.gain) == (0, 0)
+    total = 8 * len(result.rounds[0].candidates)
+    [first, *_] = failure_warnings(result.rounds)
+    assert first.startswith(f"round 1: 8 of {total} simulations with random cost models failed and count as the worst")
+    assert first.endswith(("; the first: config5: MemoryError", "; the first: config5: no blocks"))
+
+
+def test_a_sweep_file_with_intervals_is_tuned(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, folder = write_sweep(tmp_path, sweep_tree(intervals=4, replications=2)), tmp_path / "tuned"
+    assert main(["tune", str(file), "-o", str(folder), "--draws", "2", "--rounds", "1", "--top", "1", *FAKE]) == 0
+    out = capsys.readouterr().out
+    assert f"winner: {folder / 'best.yaml'} (" in out
+    runs = (folder / "round-2" / "sweep" / "runs.jsonl").read_text().splitlines()
+    assert sum('"draw":' in run for run in runs) == 4 * 6  # of every configuration
 
 
 def test_a_right_profile_is_confirmed_by_one_round_of_measurements(tmp_path: Path) -> None:
@@ -236,7 +301,6 @@ def test_the_final_profile_has_the_source_of_every_sample(tmp_path: Path) -> Non
         (["--backend", "fake", "--warm-up", "-1"], "--warm-up: expected 0 or more, got -1"),
         (["--backend", "fake", "--profile", "abacus"], "profile abacus: no such bundled profile"),
         (["--backend", "fake", "--option", "cost=5"], "--option cost: expected terms of a cost model, got 5"),
-        (["--url", "ftp://x"], "--url: expected http://HOST:PORT, got 'ftp://x'"),
     ],
 )
 def test_bad_options_are_one_line(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 import yaml
@@ -42,6 +44,7 @@ def test_request_times_give_a_factor_per_kind_of_step_and_the_next_configuration
     with service(policy=policy, cost=COST) as server:
         assert main(url_command(file, folder, server.port)) == 0
         out = capsys.readouterr().out
+        assert "winner:" not in out  # only the baseline was measured
         assert f"next: start the server with {folder / 'next.yaml'}, then run this command again with --resume" in out
         first = next(csv.DictReader((folder / "rounds.csv").open()))
         assert first["measured"] == "config0-baseline"
@@ -59,14 +62,21 @@ def test_request_times_give_a_factor_per_kind_of_step_and_the_next_configuration
 
 
 @pytest.mark.slow
-def test_with_a_restart_command_all_configurations_are_measured(tmp_path: Path) -> None:
-    """The command receives the scenario file. Here it only notes it: the server stays as it is."""
-    file, folder = write_sweep(tmp_path, baseline_tree()), tmp_path / "tuned"
-    notes = tmp_path / "restarts.txt"
+def test_with_a_restart_command_all_configurations_are_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The command receives the scenario file. Here it only notes it and waits: the server stays as it is."""
+    monkeypatch.chdir(tmp_path)
+    file, folder = write_sweep(tmp_path, baseline_tree()), Path("tuned")
+    notes, wait = tmp_path / "restarts.txt", 10.0
     with service(policy={"name": "llm-serving", "decode_batch": 16, "prefill_batch": 1}, cost=COST) as server:
         command = url_command(file, folder, server.port)
-        assert main([*command, "--restart", f'echo "$SCENARIO" >> {notes}', "--rounds", "1"]) == 0
+        assert main([*command, "--restart", f'cd / && echo "$SCENARIO" >> {notes}; sleep {wait}', "--rounds", "1"]) == 0
+    assert "winner: tuned/best.yaml (measured)\n" in capsys.readouterr().out
     restarted = notes.read_text().split()
+    assert all(Path(name).is_absolute() and Path(name).is_file() for name in restarted)
+    first = next(csv.DictReader((folder / "rounds.csv").open()))
+    assert float(first["device_s"]) < wait * len(restarted)  # without the restarts
     assert [Path(name).name for name in restarted][:2] == ["round1-config2.yaml", "round1-config0-baseline.yaml"]
     assert yaml.safe_load(Path(restarted[0]).read_text())["policy"]["decode_batch"] == 16
 
@@ -75,3 +85,32 @@ def test_a_failing_restart_command_is_one_line(tmp_path: Path, capsys: pytest.Ca
     file = write_sweep(tmp_path, baseline_tree())
     assert main([*url_command(file, tmp_path / "tuned", 9), "--restart", "exit 3"]) == 2
     assert capsys.readouterr().err == "sim: --restart: the command ended with exit code 3\n"
+
+
+class Broken(BaseHTTPRequestHandler):
+    """A server whose engine is dead: it answers every request with an error."""
+
+    def do_POST(self) -> None:
+        self.send_error(500)
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+def test_a_measurement_without_a_finished_request_is_not_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, folder = write_sweep(tmp_path, baseline_tree()), tmp_path / "tuned"
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Broken)
+    Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        command = [*url_command(file, folder, server.server_port), "--served-model", "m"]
+        assert main(command) == 2
+        assert main([*command, "--resume"]) == 2
+    finally:
+        server.shutdown()
+        server.server_close()
+    lines = capsys.readouterr().err.splitlines()
+    text = "sim: config0-baseline: no request was finished, so the measurement does not count; see "
+    assert lines == [f"{text}{folder / 'live' / 'round1-config0-baseline'}"] * 2
+    assert '"measured"' not in (folder / "tune.jsonl").read_text()

@@ -10,6 +10,7 @@ from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.runs.simulate import simulate
 from servesim.traces.make.synth import synthesise
+from servesim.traces.make.workload import longer_workload
 
 LENGTHS = {"prompt": 10, "output": 5}
 STAGES = [{"rate": 8, "seconds": 600}, {"rate": 0, "seconds": 50}, {"rate": 20, "seconds": 300}]
@@ -80,3 +81,26 @@ def test_a_faulty_workload_is_one_line(keys: dict[str, Any], message: str) -> No
         synthesise({"lengths": LENGTHS, **keys})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def poisson(requests: int) -> dict[str, Any]:
+    return {"requests": requests, "arrivals": {"kind": "poisson", "rate": 3.0}, "lengths": LENGTHS}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        {"contest": {"X": 0.3, "T": 400}},
+        {"duration": 50.0, "arrivals": {"kind": "poisson", "rate": 2.0}, "lengths": LENGTHS},
+        {"stages": [{"rate": 1, "seconds": 20}, {"rate": 3, "seconds": 30}], "lengths": LENGTHS},
+        {
+            "requests": 60,
+            "arrivals": {"kind": "stages", "stages": [{"rate": 2, "seconds": 50}]},
+            "lengths": LENGTHS,
+        },
+        {"mix": [poisson(30), poisson(70)]},
+    ],
+)
+def test_every_kind_of_workload_can_be_longer(workload: dict[str, Any]) -> None:
+    one, five = synthesise(workload), synthesise(longer_workload(workload, 5))
+    assert len(five) == pytest.approx(5 * len(one), rel=0.3) and five.span == pytest.approx(5 * one.span, rel=0.3)

@@ -1,0 +1,78 @@
+"""What a server counts itself: vLLM's counters at /metrics, read before and after a load; and the round trip.
+
+A client sees no preemptions, and its latencies include the network, HTTP and its own delays. The counters of the server
+have both without them. `sim serve` has the same names.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+import time
+from collections.abc import Mapping
+from http.client import HTTPException
+from typing import Any, Optional
+from urllib.error import HTTPError
+from urllib.request import Request as HttpRequest
+from urllib.request import urlopen
+
+from .protocols import key_header
+
+PREEMPTIONS = "vllm:num_preemptions_total"
+CACHED_TOKENS = "vllm:prefix_cache_hits_total"
+LATENCIES = {"mean_ttft_ms": "vllm:time_to_first_token_seconds", "mean_e2el_ms": "vllm:e2e_request_latency_seconds"}
+SAMPLE = re.compile(r"^(vllm:\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
+TIMEOUT_S = 10.0
+ROUND_TRIPS = 5
+ServerCounts = Mapping[str, float]
+
+
+def read_counters(url: str) -> ServerCounts:
+    """Return vLLM's counters of a server, summed over its engines; empty if it has none."""
+    counters: dict[str, float] = {}
+    try:
+        with urlopen(HttpRequest(f"{url}/metrics", headers=key_header()), timeout=TIMEOUT_S) as response:
+            text = response.read().decode("utf-8", "replace")
+        for name, value in SAMPLE.findall(text):
+            counters[name] = counters.get(name, 0.0) + float(value)
+    except (OSError, ValueError, HTTPException):
+        return {}
+    return {name: value for name, value in counters.items() if math.isfinite(value)}
+
+
+def counted_between(before: ServerCounts, after: ServerCounts, finished: int) -> dict[str, Any]:
+    """Return what a server counted between two readings, in which `finished` requests of this client ended.
+
+    Its latencies are means over all requests: they are left out if it also served other clients. Counts that it does
+    not have are left out too.
+    """
+    change = {name: after[name] - before.get(name, 0.0) for name in (after if before else ())}
+    if any(value < 0 for name, value in change.items() if name.endswith(("_total", "_count"))):
+        return {}  # it was restarted
+    counted: dict[str, Any] = {}
+    for key, name in (("preemptions", PREEMPTIONS), ("cached_tokens", CACHED_TOKENS)):
+        if name in change:
+            counted[key] = round(change[name])
+    for key, name in LATENCIES.items():
+        requests = round(change.get(f"{name}_count", 0))
+        if requests:
+            counted["requests"] = requests
+        if requests == finished > 0 and f"{name}_sum" in change:
+            counted[key] = 1e3 * change[f"{name}_sum"] / requests
+    return counted
+
+
+def round_trip_ms(url: str) -> Optional[float]:
+    """Return the median milliseconds of some small requests that need no model call; None without an answer."""
+    times = []
+    for _ in range(ROUND_TRIPS):
+        start = time.perf_counter()
+        try:
+            urlopen(HttpRequest(f"{url}/health", headers=key_header()), timeout=TIMEOUT_S).close()
+        except HTTPError as error:  # also an answer: not every server has this path
+            error.close()
+        except (OSError, ValueError, HTTPException):
+            return None
+        times.append(1e3 * (time.perf_counter() - start))
+    return statistics.median(times)

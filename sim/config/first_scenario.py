@@ -1,0 +1,100 @@
+"""The text of a first scenario file: every setting of a preset with its meaning, and requests to try it with."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from servesim.core import Policy
+from servesim.files.checked import Keys
+from servesim.files.write import yaml_text
+
+from .class_source import field_help
+from .overrides import Tree, merge
+from .registry import about_preset, make_policy, preset
+from .scenario import EngineConfig, Slo
+
+GPU: Tree = {  # for engines that compute their KV blocks from the memory of the GPU
+    "engine": {"device_memory": "141GB", "gpu_memory_utilization": 0.9, "max_model_len": 4096},
+    "profile": "h200-llama2-7b",
+    "slo": {"ttft": 1000, "tpot": 50},
+}
+GPU_WORKLOAD = """\
+workload:
+  requests: 500
+  arrivals: {kind: poisson, rate: 4}  # requests per second
+  lengths:                            # tokens
+    kind: lognormal
+    prompt: {mean: 500, sd: 400, max: 1500}
+    output: {mean: 150, sd: 100, max: 500}"""
+CONTEST: Tree = {"profile": "ascend910b4-llama2-7b", "slo": {"ttft": 5000, "tpot": 200}}  # for llm-serving
+CONTEST_WORKLOAD = """\
+workload:
+  contest: {X: 5, T: 300}  # the client of the contest: X requests per second for T seconds"""
+TEXT = """\
+{about}
+# Run it: `sim run FILE`. All keys: docs/scenario.md. Check a change: `sim config validate FILE`.
+
+# Random requests. For your own, delete this section and write `trace: FILE` (formats: docs/traces.md).
+{workload}
+
+# The scheduler. `sim policies show {name}` has further settings, `sim policies list` other policies.
+policy:
+  name: {name}
+{policy}
+
+engine:
+{engine}
+
+# Step times: a bundled profile, or the folder that `sim calibrate endpoint` writes for your own server.
+profile: {profile}
+
+slo:
+{slo}
+"""
+
+
+def first_scenario(name: str) -> str:
+    """Return a scenario file with the settings of a preset."""
+    settings = preset(name)
+    contest = settings["policy"]["name"] == "llm-serving"
+    tree = merge(CONTEST if contest else GPU, settings)
+    if "device_memory" not in tree["engine"]:
+        tree["engine"].pop("gpu_memory_utilization", None)
+    return TEXT.format(
+        about=textwrap.fill(about_preset(name) or name, 120, initial_indent="# ", subsequent_indent="# "),
+        workload=CONTEST_WORKLOAD if contest else GPU_WORKLOAD,
+        name=tree["policy"]["name"],
+        policy=policy_keys(tree["policy"]),
+        engine=section_keys(EngineConfig, tree["engine"]),
+        profile=tree["profile"],
+        slo=section_keys(Slo, tree["slo"]),
+    )
+
+
+def policy_keys(settings: Mapping[str, Any]) -> str:
+    """Return the fields of a policy as lines; of the fields that every policy has, only those that are set."""
+    policy = make_policy(settings)
+    common = {field.name for field in fields(Policy)}
+    names = [name for name in field_help(type(policy)) if name not in common or name in settings]
+    return lines_of({name: getattr(policy, name) for name in names}, field_help(type(policy)))
+
+
+def section_keys(section: type[Keys], values: Mapping[str, Any]) -> str:
+    """Return the keys of a section as lines, in the order of its model."""
+    described = {key: field.description or "" for key, field in section.model_fields.items()}
+    return lines_of({key: values[key] for key in described if key in values}, described)
+
+
+def lines_of(values: Mapping[str, Any], comments: Mapping[str, str]) -> str:
+    """Return one line per key, with aligned comments."""
+    texts = {key: f"  {key}: {flow(value)}" for key, value in values.items()}
+    width = max(map(len, texts.values()))
+    return "\n".join(f"{text:{width}}  # {comments[key]}" for key, text in texts.items())
+
+
+def flow(value: Any) -> str:
+    """Return a value as YAML on one line."""
+    return yaml_text(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()

@@ -1,0 +1,52 @@
+"""The model of a profile as users name it: a name, or the config.json of a Hugging Face model with its sizes.
+
+A fit uses the sizes for terms that the samples do not determine, and MFU and MBU need them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional, Union
+
+from servesim.core import BadInput
+from servesim.core.limits import MAX_NUMBER
+from servesim.files.read import quote, read_json
+
+CONFIG = "config.json"
+KEYS = {  # key of a profile -> key of config.json
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "intermediate": "intermediate_size",
+    "vocab": "vocab_size",
+}
+DEFAULTS = {"num_key_value_heads": "num_attention_heads"}  # without grouped-query attention
+
+
+def read_model(text: Optional[str]) -> Optional[Union[str, dict[str, Any]]]:
+    """Return the key `model` of a profile: a name, or the name and the sizes in a config.json or its folder."""
+    if text is None:
+        return None
+    path = Path(text) / CONFIG if Path(text).is_dir() else Path(text)
+    if path.suffix != ".json":
+        return text
+    tree = read_json(path)
+    if not isinstance(tree, Mapping):
+        raise BadInput(f"{path}: expected the config.json of a model, got {quote(tree)}")
+    name = path.resolve().parent.name if path.name == CONFIG else path.stem
+    return {"name": name, **{key: size(tree, own, path) for key, own in KEYS.items()}}
+
+
+def model_name(model: Any) -> str:
+    """Return the name in the key `model` of a profile."""
+    return str(model.get("name") or "") if isinstance(model, Mapping) else str(model or "")
+
+
+def size(tree: Mapping[str, Any], key: str, path: Path) -> int:
+    """Return one size of the model."""
+    value = tree.get(key) if key in tree else tree.get(DEFAULTS.get(key, key))
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_NUMBER:
+        raise BadInput(f"{path}: {key}: expected a positive whole number, got {quote(value)}")
+    return value

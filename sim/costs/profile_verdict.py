@@ -1,0 +1,126 @@
+"""The verdict on a profile: usable, for ranking only, or do not use, with the reasons and what to measure.
+
+It follows from the keys of the profile, so every way to calibrate gets the same verdict. It is computed when it is
+shown, and not stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from servesim.core import Shape
+
+from .device_profile import Profile
+
+USABLE, RANKING, DO_NOT_USE = "usable", "for ranking only", "do not use"
+GRADES = (USABLE, RANKING, DO_NOT_USE)  # from best to worst
+MEANINGS = {
+    USABLE: "",
+    RANKING: "compare configurations with it, but do not rely on its times",
+    DO_NOT_USE: "its results can be wrong in any direction",
+}
+MAX_USABLE = 0.10  # mean held-out error of a usable profile
+MAX_RANKING = 0.30  # above it, errors are as large as the differences between most configurations
+FLAT_TOKENS = 512  # no device computes this many tokens in the time of a quarter of them
+MIN_GROWTH = 1.02  # of the time of a prompt, from the shortest to the longest measured one
+REQUEST_TIMES = ("ttft", "e2e")  # median errors of single requests
+SCATTER = 2.0  # single requests scatter more than means: their errors may be larger by this factor
+RARE_KINDS = ("swap",)  # few steps have them, so their error alone does not make a profile useless
+
+
+class Finding(NamedTuple):
+    """Something that is wrong with a profile."""
+
+    grade: str
+    text: str
+    advice: str  # what to measure, or how to calibrate instead
+
+
+class Verdict(NamedTuple):
+    """What a profile can be used for."""
+
+    findings: list[Finding]
+
+    @property
+    def grade(self) -> str:
+        return max((finding.grade for finding in self.findings), key=GRADES.index, default=USABLE)
+
+    @property
+    def text(self) -> str:
+        """The grade and the findings that decide it, as one line."""
+        reasons = "; ".join(finding.text for finding in self.findings if finding.grade == self.grade)
+        return f"{self.grade}: {reasons}" if reasons else self.grade
+
+    def lines(self) -> list[str]:
+        """Return the verdict, every finding, and what to do."""
+        meaning = MEANINGS[self.grade]
+        lines = [f"verdict: {self.grade}" + (f" ({meaning})" if meaning else "")]
+        lines += [f"  {finding.text}" for finding in self.findings]
+        advice = dict.fromkeys(finding.advice for finding in self.findings)
+        return lines + (["what to do:", *(f"  {text}" for text in advice)] if advice else [])
+
+
+def verdict_on(profile: Profile) -> Verdict:
+    """Return the verdict on a profile."""
+    return Verdict([*error_findings(profile), *host_findings(profile), *prompt_findings(profile), *gaps(profile)])
+
+
+def error_findings(profile: Profile) -> Iterator[Finding]:
+    """Yield the kinds of steps, or the times of runs, whose held-out error is large."""
+    errors = profile.mean_errors
+    if not errors:
+        yield Finding(
+            RANKING, "its error is unknown: no step and no run was predicted",
+            "measure more step shapes or runs, or compare a simulated with a measured run: sim verify",
+        )  # fmt: skip
+    for kind, error in errors.items():
+        factor = SCATTER if kind in REQUEST_TIMES else 1.0
+        if error > factor * MAX_USABLE:
+            grade = DO_NOT_USE if error > factor * MAX_RANKING and kind not in RARE_KINDS else RANKING
+            text = f"held-out error of {kind}: {error:.0%} (mean), above {factor * MAX_USABLE:.0%}"
+            yield Finding(grade, text, error_advice(profile))
+
+
+def error_advice(profile: Profile) -> str:
+    """Return how to get a smaller error."""
+    if "loads" in profile.about:
+        return "measure again on an idle machine, with more --rounds and --output-tokens, near the server"
+    if "fit" in profile.about:
+        return "add runs with other loads to the file of runs, or free other parameters"
+    return "measure more of these steps on an idle machine, with other shapes and more repeats"
+
+
+def host_findings(profile: Profile) -> Iterator[Finding]:
+    """Yield that the measured times do not have the host time of a step."""
+    if profile.about.get("host_time") == "missing":
+        yield Finding(
+            RANKING, "host time is missing: real steps take longer",
+            "calibrate with whole steps: sim calibrate endpoint, or sim calibrate logs",
+        )  # fmt: skip
+
+
+def prompt_findings(profile: Profile) -> Iterator[Finding]:
+    """Yield that long prompts take no longer than short ones: the samples do not show the time of a token."""
+    low, high = (profile.about.get("grid") or {}).get("prefill_tokens") or (0, 0)
+    if high < FLAT_TOKENS or low > high / 4:
+        return
+    short, long = (profile.cost.seconds(Shape(1, n, n, n * n)) for n in (max(1, int(low)), int(high)))
+    if long < MIN_GROWTH * short:
+        yield Finding(
+            DO_NOT_USE, f"a prompt of {high:g} tokens takes no longer than one of {low:g}",
+            "measure prompts of more lengths, without a prefix cache that knows them",
+        )  # fmt: skip
+
+
+def gaps(profile: Profile) -> Iterator[Finding]:
+    """Yield the sizes of calibration loads that are above every measured step."""
+    missed = (profile.about.get("loads") or {}).get("missed") or {}
+    grid = profile.about.get("grid") or {}
+    for name, size in missed.items():
+        measured = (grid.get(name) or (0, 0))[1]
+        if measured < size:
+            yield Finding(
+                RANKING, f"{name} measured up to {measured:g} only: the loads with {size:g} show no steady steps",
+                "repeat these loads with more --output-tokens, or simulate only settings with smaller steps",
+            )  # fmt: skip

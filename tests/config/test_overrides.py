@@ -1,0 +1,47 @@
+"""Settings over a scenario file: sections in their short form (`trace: FILE`, `policy: NAME`) are sections."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from servesim.config.overrides import apply_assignment, merge, override
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
+
+from ..commands.running import run_sim
+
+TRACE = "arrival,prompt,output\n" + "".join(f"{k},20,{3 + k % 5}\n" for k in range(20))
+SHORT: dict[str, Any] = {"trace": "trace.csv", "policy": "vllm-v1"}
+LONG: dict[str, Any] = {"trace": {"path": "trace.csv"}, "policy": {"name": "vllm-v1"}}
+
+
+@pytest.mark.parametrize("setting", ["trace.rate=30", "trace.limit=5", "policy.max_num_seqs=4", "seed=3"])
+def test_a_setting_means_the_same_for_the_short_and_the_long_form(setting: str) -> None:
+    assert scenario_from(override(SHORT, [setting])) == scenario_from(override(LONG, [setting]))
+    key, _, value = setting.partition("=")
+    assert scenario_from(apply_assignment(SHORT, {key: int(value)})) == scenario_from(override(LONG, [setting]))
+
+
+def test_keys_are_merged_into_the_short_form() -> None:
+    over = {"trace": {"rate": 30}, "policy": {"max_num_seqs": 4}}
+    assert merge(SHORT, over) == merge(LONG, over)
+    assert merge(LONG, {"trace": "other.csv"})["trace"] == "other.csv"
+
+
+def test_the_rate_of_a_trace_is_set_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("trace.csv").write_text(TRACE)
+    Path("short.yaml").write_text("trace: trace.csv\npolicy: vllm-v1\n")
+    Path("long.yaml").write_text("trace: {path: trace.csv, rate: 30}\npolicy: {name: vllm-v1}\n")
+    said = run_sim(capsys, "run", "short.yaml", "--set", "trace.rate=30", "--json")
+    assert said.code == 0, said.error
+    assert said.out.replace("short", "long") == run_sim(capsys, "run", "long.yaml", "--json").out
+
+
+def test_a_text_without_keys_is_no_section() -> None:
+    with pytest.raises(BadInput, match="expected a section that holds base, got 'h200-llama2-7b'"):
+        override({"profile": "h200-llama2-7b"}, ["profile.base=1"])
