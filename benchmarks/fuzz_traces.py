@@ -11,7 +11,14 @@ def lines(*records: Any) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
-CHAT = {"chat_id": 6, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 31, "output_length": 7, "hash_ids": [4]}
+CHAT = {
+    "chat_id": 6,
+    "parent_chat_id": -1,
+    "timestamp": 1.5,
+    "input_length": 31,
+    "output_length": 7,
+    "hash_ids": [4, 5],
+}
 EVENT = {"schema": "dynamo.request.trace.v1", "event_type": "request_end"}
 DYNAMO = {
     "request_received_ms": 1_600_000_000_000, "input_tokens": 31, "output_tokens": 7,

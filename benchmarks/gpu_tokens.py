@@ -33,7 +33,9 @@ POLICIES: dict[str, dict[str, Any]] = {
     "vllm-swap": {"name": "vllm", "max_num_seqs": 128, "preemption_mode": "swap", "watermark": 0.0},
     "vllm-chunked": {"name": "vllm-chunked", "max_num_seqs": 128, "max_num_batched_tokens": 256},
     "sarathi": {"name": "sarathi", "max_num_seqs": 128, "chunk_size": 256},
+    "vllm-v1": {"name": "vllm-v1", "max_num_seqs": 128, "max_num_batched_tokens": 512},  # with its prefix cache
 }
+SHARED_TOKENS = (0, 24, 40, 0)  # at the beginning of a prompt, if it is longer
 MANY_BLOCKS = ("stock", "prefill-8")
 SMALL_RUN = 24  # requests
 
@@ -53,12 +55,17 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def draw_requests(count: int, context: int) -> list[list[Any]]:
-    """Return a burst of requests: mostly short prompts, some of several hundred tokens."""
+    """Return a burst of requests: mostly short prompts, some of several hundred tokens. Half of them share text."""
     draw = np.random.default_rng(11)
     prompts = np.clip(draw.lognormal(np.log(60), 1.1, count), 4, context // 3).astype(int)
     outputs = np.clip(draw.lognormal(np.log(45), 0.7, count), 4, 128).astype(int)
-    fields = [0, None, [], None, 0.0, None]  # the other CLIENT_FIELDS of a request
-    return [[id, 0.0, int(p), int(o), int(o), *fields] for id, (p, o) in enumerate(zip(prompts, outputs))]
+    requests = []
+    for id, (prompt, output) in enumerate(zip(prompts.tolist(), outputs.tolist())):
+        shared = SHARED_TOKENS[id % 4] if prompt > max(SHARED_TOKENS) else 0
+        pieces = [[f"prefix:{id % 3}", shared], [f"prompt:{id}", prompt - shared]]
+        content = {"pieces": pieces, "answer": None} if shared else None
+        requests.append([id, 0.0, prompt, output, output, 0, None, content, None, 0.0, None])
+    return requests
 
 
 class Session:

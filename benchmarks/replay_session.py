@@ -18,7 +18,16 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from replay_settings import BLOCK, CALIBRATION_SETTINGS, SETTINGS, draw_requests, engine, offered_load, runs
+from replay_settings import (
+    BLOCK,
+    CALIBRATION_SETTINGS,
+    SETTINGS,
+    draw_contents,
+    draw_requests,
+    engine,
+    offered_load,
+    runs,
+)
 
 ARCHIVE = "h200_replay.tar.gz"
 WARM_UP = 48  # requests
@@ -115,17 +124,14 @@ class ReplaySession:
 
     def requests(self, workload: str, slice_index: int = 0, setting: str = "stock") -> list[list[Any]]:
         """Return the requests of a workload, with arrivals scaled to its load on this device."""
-        rows = draw_requests(workload, slice_index)[: self.args.limit]
-        prompt = sum(row[1] for row in rows) / len(rows)
-        output = sum(row[2] for row in rows) / len(rows)
+        rows = draw_contents(workload, draw_requests(workload, slice_index)[: self.args.limit])
+        prompt = sum(row[2] for row in rows) / len(rows)
+        output = sum(row[3] for row in rows) / len(rows)
         batch = min(128, self.args.blocks * BLOCK // int(prompt + output))
         decode = self._time_step(batch, 1, int(prompt + output / 2)) / batch
         seconds = self._time_step(1, int(prompt), 0) + output * decode
         scale = seconds / offered_load(workload, slice_index, setting)  # seconds per request
-        return [
-            [id, arrival * scale, prompt, output, output, 0, None, [], None, 0.0, None]
-            for id, (arrival, prompt, output) in enumerate(rows)
-        ]
+        return [[id, arrival * scale, *rest] for id, arrival, *rest in rows]
 
     def _time_step(self, rows: int, tokens: int, context: int) -> float:
         """Return the median seconds of a step."""
@@ -159,11 +165,14 @@ def measure(args: argparse.Namespace) -> int:
     session = ReplaySession(backend, model, args)
     session.run("stock", "calibration", session.requests("calibration"))  # warms up the GPU; the result is discarded
     todo = runs(args.workloads, args.settings)
-    requests = {(workload, setting): session.requests(workload, 0, setting) for workload, setting, _ in todo}
+    requests: dict[Any, list[list[Any]]] = {}  # settings with the same load have the same requests
+    for workload, setting, _ in todo:
+        if (workload, offered_load(workload, 0, setting)) not in requests:
+            requests[workload, offered_load(workload, 0, setting)] = session.requests(workload, 0, setting)
     for index, (workload, setting, again) in enumerate(todo):
         while session.slices * len(todo) <= index * (args.slices - 1):
             session.calibrate_slice()
-        result = session.run(setting, workload, requests[workload, setting])
+        result = session.run(setting, workload, requests[workload, offered_load(workload, 0, setting)])
         recorder.put(f"{'again/' if again else ''}{workload}/{setting}.json.gz", result)
         save(recorder, session)
         end, calls = result["told"]["end"], len(result["told"]["calls"])

@@ -15,6 +15,7 @@ BLOCK = 16  # tokens
 BLOCKS = 6000  # 48 GB of KV cache for a 7B model
 
 STOCK: dict[str, Any] = {"name": "llm-serving", "decode_batch": 128, "prefill_batch": 1}
+V1: dict[str, Any] = {"name": "vllm-v1", "max_num_seqs": 128}
 SETTINGS: dict[str, dict[str, Any]] = {
     "stock": {"policy": STOCK},
     "delay-0.5": {"policy": {**STOCK, "delay_factor": 0.5, "delay_variant": "queue"}},
@@ -31,14 +32,17 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "chunked": {"policy": {"name": "sarathi", "chunk_size": 256, "max_num_seqs": 128}},
     "vllm-chunked": {"policy": {"name": "vllm-chunked", "max_num_batched_tokens": 512, "max_num_seqs": 128}},
     "vllm": {"policy": {"name": "vllm", "max_num_seqs": 128}},
-    "vllm-v1": {"policy": {"name": "vllm-v1", "max_num_seqs": 128}},
+    "vllm-v1": {"policy": V1},
+    "no-cache": {"policy": {**V1, "enable_prefix_caching": False}},
+    "small-cache": {"policy": V1, "few_blocks": True},
 }
 # Capacity of five policies for the workloads load-50, load-80 and load-95, relative to the estimate of the session.
 # Simulated with the bundled profile: all requests at once, throughput of the requests 200 to 1,200 of 1,500.
 CAPACITY = {"stock": 0.94, "vllm": 0.99, "vllm-chunked": 1.05, "vllm-v1": 1.03, "chunked": 0.93}
 # Delay factors make a difference at light load; batch sizes and few KV blocks make one under a backlog.
-BACKLOG_SETTINGS = [name for name in SETTINGS if name not in ("delay-8", "vllm", "vllm-v1")]
+BACKLOG_SETTINGS = [name for name in SETTINGS if name not in ("delay-8", "vllm", "vllm-v1", "no-cache", "small-cache")]
 LIGHT_LOAD_SETTINGS = ["stock", "delay-0.5", "delay-2", "delay-8", "prefill-2", "prefill-8", "chunked", "vllm-chunked"]
+CACHE_SETTINGS = ["vllm-v1", "no-cache", "small-cache"]
 WORKLOADS: dict[str, dict[str, Any]] = {
     "alpaca": {"requests": 700, "seed": 1, "few_blocks": 420, "load": 10.0, "settings": BACKLOG_SETTINGS},
     "long": {"requests": 360, "seed": 2, "few_blocks": 1500, "load": 10.0, "settings": BACKLOG_SETTINGS},
@@ -46,12 +50,17 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "load-50": {"requests": 700, "seed": 4, "few_blocks": 1500, "load": 0.5, "settings": list(CAPACITY)},
     "load-80": {"requests": 700, "seed": 5, "few_blocks": 1500, "load": 0.8, "settings": list(CAPACITY)},
     "load-95": {"requests": 700, "seed": 6, "few_blocks": 1500, "load": 0.95, "settings": list(CAPACITY)},
+    "prefixes": {"requests": 400, "seed": 7, "few_blocks": 900, "load": 0.6, "settings": CACHE_SETTINGS},
+    "prefix-burst": {"requests": 400, "seed": 8, "few_blocks": 900, "load": 10.0, "settings": CACHE_SETTINGS},
+    "turns": {"requests": 400, "seed": 10, "few_blocks": 900, "load": 0.6, "settings": CACHE_SETTINGS},
 }
 DEFAULT_WORKLOADS = ("alpaca", "long", "calm")
 # Workloads that only provide served steps for the fit, in addition to the probe samples; their errors are not reported.
 # Every calibration slice of the session draws new requests with the next medians (prompt, output) and the next load.
 CALIBRATION = {"requests": 120, "seed": 9, "few_blocks": 600}
-CALIBRATION_SETTINGS = ("stock", "chunked", "prefill-8", "vllm-chunked", "decode-32")
+CALIBRATION_SETTINGS = ("stock", "chunked", "prefill-8", "vllm-chunked", "decode-32", "vllm-v1")
+PREFIXES, PREFIX_TOKENS = 24, (300, 900)  # shared beginnings of prompts, used as often as 1/k
+TURNS, THINK_TIME_S = 4, 0.5  # of a conversation: a prompt contains the turns before and their answers
 MEDIANS = ((24, 50), (90, 60), (320, 90))
 LOADS = (4.0, 0.6)
 
@@ -65,6 +74,10 @@ def draw_requests(workload: str, slice_index: int = 0) -> list[tuple[float, int,
         outputs = np.clip(draw.lognormal(np.log(42), 0.95, count), 1, 500)
         # bursts for the backlog (coefficient of variation 2), Poisson arrivals for the light load
         gaps = draw.gamma(0.25, 4.0, count) if workload == "alpaca" else draw.exponential(1.0, count)
+    elif workload in ("prefixes", "prefix-burst", "turns"):  # without what a prompt shares; see draw_contents
+        prompts = np.clip(draw.lognormal(np.log(80), 0.7, count), 8, 400)
+        outputs = np.clip(draw.lognormal(np.log(60), 0.6, count), 8, 200)
+        gaps = draw.exponential(1.0, count)
     elif workload == "long" or workload.startswith("load-"):
         prompts = np.clip(draw.lognormal(np.log(300), 0.7, count), 32, 1500)
         outputs = np.clip(draw.lognormal(np.log(90), 0.6, count), 8, 400)
@@ -77,6 +90,32 @@ def draw_requests(workload: str, slice_index: int = 0) -> list[tuple[float, int,
     arrivals = np.cumsum(gaps) - gaps[0]
     arrivals *= (count - 1) / arrivals[-1]
     return [(float(a), int(p), int(o)) for a, p, o in zip(arrivals, prompts, outputs)]
+
+
+def draw_contents(workload: str, rows: Sequence[tuple[float, int, int]]) -> list[list[Any]]:
+    """Return the requests of a workload: client fields in order, with contents if prompts share text.
+
+    Rows are (arrival, prompt, output). A shared prefix, and the turns before, are added to the prompt.
+    """
+    draw = np.random.default_rng(WORKLOADS.get(workload, CALIBRATION)["seed"])
+    lengths = draw.integers(*PREFIX_TOKENS, PREFIXES).tolist()
+    use = 1 / np.arange(1, PREFIXES + 1)
+    requests: list[list[Any]] = []
+    pieces: list[list[Any]] = []
+    for id, (arrival, prompt, output) in enumerate(rows):
+        turn = id % TURNS if workload == "turns" else 0
+        content = None
+        if workload in ("prefixes", "prefix-burst", "turns"):
+            if turn == 0:
+                prefix = int(draw.choice(PREFIXES, p=use / use.sum()))
+                pieces = [[f"prefix:{prefix}", lengths[prefix]]]
+            pieces = [*pieces, [f"prompt:{id}", prompt]]
+            content = {"pieces": pieces, "answer": f"output:{id}"}
+            prompt = sum(tokens for _, tokens in pieces)
+            pieces = [*pieces, [f"output:{id}", output]]
+        follows, think_time = (id - 1, THINK_TIME_S) if turn else (None, 0.0)
+        requests.append([id, arrival, prompt, output, output, 0, None, content, follows, think_time, None])
+    return requests
 
 
 def offered_load(workload: str, slice_index: int = 0, setting: str = "stock") -> float:
@@ -97,4 +136,4 @@ def engine(setting: str, workload: str) -> dict[str, Any]:
 def runs(workloads: Sequence[str], settings: Sequence[str]) -> list[tuple[str, str, bool]]:
     """Return the runs in order: workload, setting, and whether the run only measures run-to-run variation."""
     first = [(w, s, False) for w in workloads for s in WORKLOADS[w]["settings"] if s in settings]
-    return first + [(w, "stock", True) for w in workloads if "stock" in settings]
+    return first + [(w, "stock", True) for w, s, _ in first if s == "stock"]

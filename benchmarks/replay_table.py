@@ -27,8 +27,9 @@ def compare_all(args: argparse.Namespace) -> int:
     comparisons: dict[str, list[Any]] = {}
     notes = []
     for run in sorted(recorded, key=lambda run: workload_index(run["workload"])):
-        comparisons.setdefault(run["workload"], []).append(compare_run(run, profile, host))
-        notes.append(describe_steps(run, profile, host))
+        comparison = compare_run(run, profile, host)
+        comparisons.setdefault(run["workload"], []).append(comparison)
+        notes += [describe_steps(run, profile, host), describe_decisions(run, comparison)]
     repeats = [json.loads(gzip.decompress(data)) for name, data in files.items() if name.startswith("again/")]
     repeated = {run["workload"]: read_recorded_run(run, profile)[0].result() for run in repeats}
     lines = [*heading(about, profile), *table(comparisons, repeated)]
@@ -101,15 +102,14 @@ def session_host(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any
 
 def read_recorded_run(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
     """Return a recorded run, and a copy of its requests before the run."""
+    from servesim.calibrate.live.driver import requests_from_json
     from servesim.calibrate.replay.measured_run import run_from_result
     from servesim.calibrate.replay.replay import as_backend_scenario
     from servesim.config.scenario import scenario_from
-    from servesim.core import Request
-    from servesim.core.request import CLIENT_FIELDS
 
     args = recorded["args"]
     scenario = as_backend_scenario(scenario_from({"policy": args["policy"], "engine": args["engine"]}))
-    finished, unserved = ([Request(**dict(zip(CLIENT_FIELDS, row))) for row in args["requests"]] for _ in range(2))
+    finished, unserved = (requests_from_json(args["requests"]) for _ in range(2))
     return run_from_result(scenario, profile, finished, recorded["told"]), unserved
 
 
@@ -143,6 +143,18 @@ def describe_steps(recorded: dict[str, Any], profile: Any, host: Any) -> str:
         assumed += host.seconds(shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_tokens)
     kinds = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
     return f"{recorded['workload']:<8}{recorded['setting']:<15} {kinds}; host {measured:.3f} s, {assumed:.3f} s"
+
+
+def describe_decisions(recorded: dict[str, Any], comparison: Any) -> str:
+    """Return one line: model calls of the simulation that match, and tokens that the prefix cache had."""
+    matched, calls = comparison.calls_matched
+    text = f"{'':<23} {matched} of {calls} model calls match with measured step times"
+    cache = recorded["told"].get("prefix_cache")
+    if not cache or not cache["requests"]:
+        return text
+    return (
+        f"{text}; prefix cache: {cache['hits']} hits in {cache['queries']} tokens, {cache['evicted_blocks']} evictions"
+    )
 
 
 def heading(about: dict[str, Any], profile: Any) -> list[str]:

@@ -24,7 +24,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .vllm_v0_common import BlockPlan, VLLMv0, budget_refusals, priority_key
+from .vllm_v0_common import BlockPlan, VLLMv0, budget_refusals, priority_key, seats_of
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.
 DECODE_KEEP_ONE_FREE = Plan(decode=True, hold=FOREVER, keep_free=1)
@@ -79,14 +79,14 @@ class VLLM(VLLMv0):
     def traits(self) -> Traits:
         return super().traits._replace(
             engine="vLLM v0, 0.3.3 to 0.9.2, without chunked prefill",
-            validated_against="recordings of the real schedulers of 0.3.3, 0.4.0, 0.4.2, 0.5.0 and 0.8.5",
+            validated_against="recordings of the real schedulers of 0.3.3, 0.4.0, 0.4.2, 0.5.0, 0.6.1 and 0.8.5",
             running_order="arrival" if self.sort_running and self.policy == "fcfs" else "admission",
         )
 
     def decide(self, view: View) -> Plan:
         pool, fcfs_without_delay = view.pool, self.delay_factor == 0 and self.policy == "fcfs"
         free = pool.free - view.decode_block_need
-        if fcfs_without_delay and free > 0 and not view.waiting and not view.swapped:
+        if fcfs_without_delay and free > 0 and not (view.waiting or view.swapped or view.has_groups):
             return DECODE_PAST_FINISH_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
         if not (view.waiting or view.running or view.swapped):
             return Plan(state=view.state)
@@ -98,9 +98,12 @@ class VLLM(VLLMv0):
         if self.policy == "priority":
             return self._decode_by_priority(view, prompts)
         # free == 0 is enough if the last request takes the last block: then every request still finds a free block.
-        if view.decoding and free <= 0 and not (free == 0 and view.running[-1].cached % pool.block_size == 0):
+        if view.decoding and (
+            view.has_groups or (free <= 0 and not (free == 0 and view.running[-1].cached % pool.block_size == 0))
+        ):
             preempt = self._append_or_preempt_all(view, view.running, pool.free).preempt
-            return self._decode_plan(prompts, preempt=preempt, decode=len(preempt) < len(view.running))
+            if preempt:
+                return self._decode_plan(prompts, preempt=preempt, decode=len(preempt) < len(view.running))
         if view.swapped:
             return self._swap_in(view, prompts, free, view.running)
         if fcfs_without_delay and not prompts.ignored:
@@ -116,7 +119,7 @@ class VLLM(VLLMv0):
         pool, free, watermark_blocks = view.pool, view.pool.free, self.watermark_blocks(view.pool)
         token_budget = self.token_budget(view)
         max_length = token_budget if view.max_model_len is None else min(token_budget, view.max_model_len)
-        max_admitted = self.max_num_seqs - len(view.running)
+        seats = self.max_num_seqs - seats_of(view, view.running)
         gate = self.delay_gate(view)
         chunks: list[Chunk] = []
         ignored: list[Rejection] = []
@@ -135,12 +138,13 @@ class VLLM(VLLMv0):
             if (
                 free - blocks < watermark_blocks
                 or (padded if self.padded_prefill else tokens) > token_budget
-                or len(chunks) >= max_admitted
+                or seats < request.seats
             ):
                 break
             if self.padded_prefill and self.max_paddings is not None and padded - tokens > self.max_paddings:
                 break
-            free -= blocks
+            self.check_readmission(view, request)
+            free, seats = free - blocks, seats - request.seats
             chunks.append(Chunk(request, length))
         if gate is None:
             return PrefillResult(chunks, ignored)
@@ -168,18 +172,20 @@ class VLLM(VLLMv0):
 
     def _swap_in(self, view: View, prompts: PrefillResult, free: int, running: Queue) -> Plan:
         """Decode and swap in. Swapped-in requests come last in the batch."""
-        swapped_in, infeasible = self.choose_swap_ins(
-            view, free, self.max_num_seqs - len(running), self.token_budget(view) - len(running)
+        tokens = sum([request.sequences for request in running]) if view.has_groups else len(running)
+        swaps = self.choose_swap_ins(
+            view, free, self.max_num_seqs - seats_of(view, running), self.token_budget(view) - tokens
         )
+        swapped_in, infeasible = swaps.swapped_in, swaps.infeasible
         plan = self._decode_plan(prompts, swap_in=swapped_in, reject=[*prompts.ignored, *infeasible])
         if swapped_in and self.sort_running:
-            return plan._replace(chunks=[Chunk(request, 1) for request in (*running, *swapped_in)], decode=False)
+            return plan._replace(chunks=[Chunk(r, r.sequences) for r in (*running, *swapped_in)], decode=False)
         return plan._replace(decode=bool(running or swapped_in), hold=0 if swapped_in or plan.moves.reject else FOREVER)
 
     def _decode_by_priority(self, view: View, prompts: PrefillResult) -> Plan:
         """Sort both queues and preempt for the head of waiting, then decode as usual."""
         queues = self._preempt_by_priority(view, {rejection.request for rejection in prompts.ignored})
-        if queues.victims or view.pool.free <= view.decode_block_need:
+        if queues.victims or view.has_groups or view.pool.free <= view.decode_block_need:
             free = view.pool.free + sum(request.blocks for request in queues.victims)
             block_plan = self._append_or_preempt_all(view, queues.running, free)
         else:

@@ -40,7 +40,7 @@ class RunningResult(NamedTuple):
     chunks: list[Chunk]  # of partly computed prompts
     unscheduled: Sequence[Request]  # the token budget was used up
     decodes: Optional[Sequence[Request]]  # None: all decoding requests
-    scheduled: int  # number of decodes and chunks
+    seats: int  # sequences of the decodes and chunks
     tokens: int  # tokens left in the budget
     block_plan: BlockPlan
 
@@ -98,7 +98,8 @@ class VLLMChunked(VLLMv0):
         return super().traits._replace(
             engine="vLLM v0, 0.4.1 to 0.9.2, with enable_chunked_prefill",
             validated_against=(
-                "recordings of the real schedulers of 0.4.2 and 0.8.5; not validated: several partial prefills, 0.5.0"
+                "recordings of the real schedulers of 0.4.2, 0.6.1 and 0.8.5; "
+                "not validated: several partial prefills, 0.5.0"
             ),
         )
 
@@ -111,29 +112,30 @@ class VLLMChunked(VLLMv0):
         return self.delay_factor > 0 and self.delay_scope == "queue"
 
     def decide(self, view: View) -> Plan:
-        if not (view.waiting or view.swapped or view.prefilling or self._delays):
+        if not (view.waiting or view.swapped or view.prefilling or self._delays or view.has_groups):
             if view.pool.free > view.decode_block_need and view.decoding <= self.max_num_batched_tokens:
                 return DECODE_PAST_FINISH_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
         elif not (view.waiting or view.running or view.swapped):
             return Plan(state=view.state)
         partial = PartialPrefills(self, view) if self.max_num_partial_prefills > 1 else None
         running = self._schedule_running(view, self.max_num_batched_tokens if partial is None else partial.max_chunk)
-        block_plan, swaps = running.block_plan, SwapInResult()
-        max_admitted, tokens = self.max_num_seqs - running.scheduled, running.tokens
+        block_plan = running.block_plan
+        swaps = SwapInResult(block_plan.free, self.max_num_seqs - running.seats, running.tokens)
         if view.swapped and not block_plan.preempt:
-            swaps = self.choose_swap_ins(view, block_plan.free, max_admitted, tokens)
-            max_admitted -= len(swaps.swapped_in)
-            for request in swaps.swapped_in:
-                tokens -= request.pending
-                block_plan.free -= max(request.host_blocks, view.pool.blocks_for(request.length))
-        prompts = self._schedule_prefills(view, block_plan.free, max_admitted, tokens, partial)
+            swaps = self.choose_swap_ins(view, swaps.free, swaps.seats, swaps.tokens)
+        prompts = self._schedule_prefills(view, swaps.free, swaps.seats, swaps.tokens, partial)
         return self._make_plan(view, running, swaps, prompts)
 
     def _schedule_running(self, view: View, max_chunk: int) -> RunningResult:
         """Continue decodes and partly computed prompts in order, until the token budget is used up."""
         decoding, need = view.decoding, view.decode_block_need
         tokens = self.max_num_batched_tokens - decoding
-        if tokens < 0 or view.pool.free <= need or not prefilling_is_last(view.running, view.prefilling):
+        if (
+            tokens < 0
+            or view.has_groups
+            or view.pool.free <= need
+            or not prefilling_is_last(view.running, view.prefilling)
+        ):
             return self._schedule_one_by_one(view, max_chunk)
         chunks: list[Chunk] = []
         unscheduled: list[Request] = []
@@ -148,24 +150,26 @@ class VLLMChunked(VLLMv0):
         return RunningResult(chunks, unscheduled, None, decoding + len(chunks), tokens, block_plan)
 
     def _schedule_one_by_one(self, view: View, max_chunk: int) -> RunningResult:
-        block_plan, tokens = BlockPlan(view), self.max_num_batched_tokens
+        block_plan, tokens, seats = BlockPlan(view), self.max_num_batched_tokens, 0
         chunks: list[Chunk] = []
         decodes: list[Request] = []
         queue = deque(view.running)
-        while queue and tokens:
+        while queue and tokens > 0:
             request = queue.popleft()
-            size = min(request.pending, tokens, max_chunk)
+            # The tokens of several sequences are never divided, also if they exceed the budget.
+            size = request.sequences if request.sequences > 1 else min(request.pending, tokens, max_chunk)
             if not self.append_or_preempt(block_plan, request, queue):
                 break
             tokens -= size
+            seats += request.seats
             if request.decodes:
                 decodes.append(request)
             else:
                 chunks.append(Chunk(request, size))
-        return RunningResult(chunks, list(queue), decodes, len(decodes) + len(chunks), tokens, block_plan)
+        return RunningResult(chunks, list(queue), decodes, seats, tokens, block_plan)
 
     def _schedule_prefills(
-        self, view: View, free: int, max_admitted: int, tokens: int, partial: Optional[PartialPrefills]
+        self, view: View, free: int, seats: int, tokens: int, partial: Optional[PartialPrefills]
     ) -> PrefillResult:
         """Admit from the head of waiting. The first chunk allocates the blocks of the whole prompt."""
         pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
@@ -187,9 +191,10 @@ class VLLMChunked(VLLMv0):
                 max_blocks = pool.total - watermark_blocks
                 ignored.append(Rejection(request, f"{length} tokens need {blocks} blocks, the limit is {max_blocks}"))
                 continue
-            if free - blocks < watermark_blocks or not size or not max_admitted:
+            if free - blocks < watermark_blocks or not size or seats < request.seats:
                 break
-            free, max_admitted, tokens = free - blocks, max_admitted - 1, tokens - size
+            self.check_readmission(view, request)
+            free, seats, tokens = free - blocks, seats - request.seats, tokens - size
             chunks.append(Chunk(request, size, blocks))
             if partial is not None:
                 partial.record_admission(length)
@@ -217,7 +222,7 @@ class VLLMChunked(VLLMv0):
             )
         decodes = [r for r in view.running if r.decodes] if running.decodes is None else running.decodes
         order = self._running_order(running, decodes, swapped_in, [chunk.request for chunk in prompts.chunks])
-        batch = [*chunks, *(Chunk(r, 1) for r in decodes), *(Chunk(r, 1) for r in swapped_in if r.prompt_done)]
+        batch = [*chunks, *(Chunk(r, r.sequences) for r in (*decodes, *(r for r in swapped_in if r.prompt_done)))]
         return Plan(
             preempt=preempt,
             swap_in=swapped_in,

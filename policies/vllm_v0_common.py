@@ -92,6 +92,9 @@ class BlockPlan:
 class SwapInResult(NamedTuple):
     """The swapped requests that a step swaps in or rejects."""
 
+    free: int  # blocks left
+    seats: int  # sequences left
+    tokens: int  # left in the step
     swapped_in: Sequence[Request] = ()
     infeasible: Sequence[Rejection] = ()
 
@@ -101,11 +104,11 @@ class SwapInResult(NamedTuple):
 class VLLMv0(Policy):
     """The fields and methods that both schedulers of vLLM v0 share: default and chunked prefill. Defaults: 0.8.5."""
 
-    max_num_seqs: int = 256  # maximum running requests; swapped ones do not count
+    max_num_seqs: int = 256  # maximum running sequences; swapped ones do not count
     watermark: float = 0.01  # fraction of the blocks that an admission or a swap-in must leave free
     delay_factor: float = 0.0  # prompts wait this multiple of the last prefill's latency (scheduler_delay_factor)
     delay_scope: str = "request-unless-idle"  # request: 0.4.0; queue: 0.4.1-0.5.3; request-unless-idle: from 0.5.4
-    preemption_mode: Optional[str] = None  # recompute, or swap (to host blocks); null: recompute
+    preemption_mode: Optional[str] = None  # recompute, or swap (to host blocks); null: swap only several sequences
     sort_running: bool = False  # sort the running queue by arrival (<= 0.5.3)
     swap_order: str = "swapped"  # swap-in order: arrival (<= 0.5.3), or swapped (order of the swap-outs)
     append_rule: str = "touched"  # free blocks that an append requires: any_free: 1 (< 0.6.3); touched: those it writes
@@ -123,7 +126,13 @@ class VLLMv0(Policy):
     @property
     def traits(self) -> Traits:
         # The scheduler itself rejects ("ignores") a prompt that can never fit when it is at the head of the queue.
-        return Traits(rejects_oversized=False, tokens_past_max_model_len=1, arrival_is_send_time=True)
+        # Block manager 2 (append_rule: touched) dies if a request with several sequences comes back from the host.
+        return Traits(
+            rejects_oversized=False,
+            tokens_past_max_model_len=1,
+            arrival_is_send_time=True,
+            sequence_groups=self.append_rule == "any_free",
+        )
 
     def initial_state(self) -> Any:
         return DelayState() if self.delay_factor > 0 else None
@@ -144,56 +153,93 @@ class VLLMv0(Policy):
         pool = block_plan.view.pool
         # A partly computed prompt holds the blocks of its length. If these are full, the append touches no block.
         touches_none = self.append_rule == "touched" and not request.decodes and request.length % pool.block_size == 0
-        while block_plan.free < (0 if touches_none else 1):  # vLLM wants a free block even if the last block has space
+        # vLLM wants a free block for each sequence even if the last block has space.
+        while block_plan.free < (0 if touches_none else request.sequences):
             victim = later.pop() if later else request
             self._preempt(block_plan, victim)
             if victim is request:
                 return False
-        block_plan.free -= pool.blocks_for(request.length) - request.blocks
+        block_plan.free -= new_blocks(pool, request, request.blocks)
         return True
 
     def _preempt(self, block_plan: BlockPlan, request: Request) -> None:
         view, blocks = block_plan.view, request.blocks
-        block_plan.free += blocks
-        if self.preemption_mode != "swap":
+        block_plan.free += blocks if request.group is None else request.group.freed_blocks()
+        if (self.preemption_mode or ("recompute" if request.seats == 1 else "swap")) == "recompute":
+            if request.sequences > 1:
+                why = f"vLLM aborts (AssertionError): it cannot recompute the {request.sequences} sequences of request"
+                raise Stuck(f"{why} {request.id}", requests_in(view), view.now)
             block_plan.preempt.append(Preemption(request))
             return
         need = blocks if self.append_rule == "any_free" else view.pool.blocks_for(request.length)
         if need > block_plan.host_free:
             free = block_plan.host_free
             why = f"vLLM aborts (no CPU swap space): request {request.id} needs {need} host blocks, {free} are free"
-            raise Stuck(why, [*view.running, *view.swapped, *view.waiting], view.now)
+            raise Stuck(why, requests_in(view), view.now)
         block_plan.host_free -= blocks
         block_plan.preempt.append(Preemption(request, "swap", "swapped"))
 
-    def choose_swap_ins(self, view: View, free: int, max_requests: int, tokens: int) -> SwapInResult:
-        """Return the requests to swap in. The arguments are what is left: blocks, requests and tokens of the step."""
+    def check_readmission(self, view: View, request: Request) -> None:
+        """Raise Stuck if vLLM ends here: a recomputed request with other sequences that ended may not be a prompt.
+
+        If its first sequence has ended, vLLM does not see that it is a prompt, and goes on.
+        """
+        group = request.group
+        if group is not None and group.members > 1 and not group.first_ended:
+            ended = group.members - 1
+            raise Stuck(
+                f"vLLM aborts (AssertionError in Scheduler.schedule: a prompt has one sequence): request {request.id} "
+                f"is computed again after {ended} of its {group.members} sequences ended",
+                requests_in(view),
+                view.now,
+            )
+
+    def choose_swap_ins(self, view: View, free: int, seats: int, tokens: int) -> SwapInResult:
+        """Return the requests to swap in. The arguments are what is left: blocks, sequences and tokens of the step."""
         if not view.swapped:
-            return SwapInResult()
+            return SwapInResult(free, seats, tokens)
         pool, watermark_blocks = view.pool, self.watermark_blocks(view.pool)
         queue = view.swapped if self.swap_order == "swapped" else sorted(view.swapped, key=lambda r: r.arrival)
         swapped_in: list[Request] = []
         infeasible: list[Rejection] = []
         for request in queue:
             blocks = pool.blocks_for(request.length)
-            need = request.host_blocks + 1 if self.append_rule == "any_free" else blocks
+            need = request.host_blocks + request.sequences if self.append_rule == "any_free" else blocks
             if self.fail_infeasible and need > pool.total:
                 infeasible.append(self._fail_swap_in(request, need, pool.total))
                 continue
             # A swap-in is never chunked.
-            if free - need < watermark_blocks or max_requests < 1 or request.pending > tokens:
+            new_tokens = request.pending * request.sequences
+            if free - need < watermark_blocks or seats < request.seats or new_tokens > tokens:
                 break
-            free -= max(request.host_blocks, blocks)
-            max_requests -= 1
-            tokens -= request.pending
+            free -= request.host_blocks + new_blocks(pool, request, request.host_blocks)
+            seats -= request.seats
+            tokens -= new_tokens
             swapped_in.append(request)
-        return SwapInResult(swapped_in, infeasible)
+        return SwapInResult(free, seats, tokens, swapped_in, infeasible)
 
     def _fail_swap_in(self, request: Request, need: int, total: int) -> Rejection:
         reason, keeps = f"needs {need} blocks to swap in, the pool has {total}", not self.free_failed_swaps
         if keeps:
             reason += f"; vLLM does not free its {request.host_blocks} host blocks"
         return Rejection(request, reason, keeps_host_blocks=keeps)
+
+
+def requests_in(view: View) -> list[Request]:
+    """Return all requests of a server."""
+    return [*view.running, *view.swapped, *view.waiting]
+
+
+def new_blocks(pool: BlockPool, request: Request, held: int) -> int:
+    """Return the blocks that the next token of a request takes, if it holds this number of blocks."""
+    if request.group is not None:
+        return request.group.new_blocks(request.length)
+    return max(0, pool.blocks_for(request.length) - held)
+
+
+def seats_of(view: View, running: Queue) -> int:
+    """Return the sequences of running requests that count for max_num_seqs."""
+    return sum([request.seats for request in running]) if view.has_groups else len(running)
 
 
 def budget_refusals(

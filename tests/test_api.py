@@ -15,6 +15,8 @@ import servesim
 import yaml
 from servesim.cli import main
 from servesim.core import BadInput, Chunk, Plan, Policy, View
+from servesim.core.content import content_of_pieces
+from servesim.frames.inputs import requests_in
 
 from .conftest import ROOT
 
@@ -278,6 +280,20 @@ def test_a_trace_file_is_loaded_as_a_frame(tmp_path: Path) -> None:
     frame = servesim.load(tmp_path / "trace.csv")
     assert isinstance(frame, pd.DataFrame)
     assert frame[["arrival", "prompt", "output"]].to_numpy().tolist() == [[0, 10, 5], [1.5, 20, 6]]
+
+
+def test_the_content_of_prompts_stays_in_a_frame(tmp_path: Path) -> None:
+    text = "arrival_s,prompt_tokens,output_tokens,content\n0,100,5,system:60\n1,90,5,system:60\n2,20,5,\n"
+    (tmp_path / "trace.csv").write_text(text)
+    frame = servesim.load(tmp_path / "trace.csv")
+    again = requests_in(frame)
+    assert [request.content for request in again.requests] == [
+        content_of_pieces([("system", 60), ("prompt:0", 40)]),
+        content_of_pieces([("system", 60), ("prompt:1", 30)]),
+        None,
+    ]
+    with pytest.raises(BadInput, match="column content: expected Content objects with as many tokens as their prompts"):
+        requests_in(frame.assign(prompt=7))
 
 
 def test_missing_path_is_an_error() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Optional
 
@@ -15,6 +14,7 @@ from servesim.files.chart_style import LIGHT, matplotlib_style
 from servesim.files.read import PathLike
 from servesim.files.write import save_figure
 
+from .reuse import BLOCK_SIZE, prefix_reuse
 from .trace import Trace
 
 PERCENTS = (10, 25, 50, 75, 90, 95, 99)
@@ -23,8 +23,11 @@ WINDOWS = (1, 10, 60)  # seconds over which arrivals are counted
 Numbers = NDArray[Any]
 
 
-def statistics(trace: Trace) -> dict[str, Any]:
-    """Return the metrics of a trace; None for an undefined one. Times are seconds, lengths are tokens."""
+def statistics(trace: Trace, block_size: int = BLOCK_SIZE) -> dict[str, Any]:
+    """Return the metrics of a trace; None for an undefined one. Times are seconds, lengths are tokens.
+
+    `block_size`: tokens per block of the prefix cache.
+    """
     # The arrival of a request that follows another one is not known yet.
     arrivals = np.array([request.arrival for request in trace.requests if request.follows is None])
     prompts, outputs = trace.prompts, trace.outputs
@@ -45,7 +48,7 @@ def statistics(trace: Trace) -> dict[str, Any]:
         "own_limits": own_limits,
         "correlation": correlation(prompts, outputs),
         "rank_correlation": correlation(ranks(prompts), ranks(outputs)),
-        "prefix": prefix_sharing(trace.requests, trace.block),
+        "prefix": prefix_reuse(trace, block_size),
         "sessions": count_sessions(trace.requests),
         "priorities": dict(sorted(Counter(request.priority for request in trace.requests).items())),
     }
@@ -95,23 +98,6 @@ def ranks(values: Numbers) -> NDArray[np.float64]:
     return np.asarray((ends - (counts - 1) / 2)[inverse], np.float64)
 
 
-def prefix_sharing(requests: Iterable[ClientRequest], block: Optional[int]) -> Optional[dict[str, Any]]:
-    """Return the fraction of prompts that an unlimited prefix cache would hit; None without hash ids."""
-    known: set[int] = set()
-    ids = shared = tokens = total = 0
-    for request in requests:
-        total += request.prompt
-        ids += len(request.prefix_hashes)
-        leading = sum(1 for _ in takewhile(known.__contains__, request.prefix_hashes))
-        shared += leading
-        tokens += min(leading * (block or 0), request.prompt)
-        known.update(request.prefix_hashes)
-    if not ids:
-        return None
-    hits = tokens / total if block else None
-    return {"block": block, "ids": ids, "distinct": len(known), "shared_blocks": shared / ids, "shared_tokens": hits}
-
-
 def count_sessions(requests: Iterable[ClientRequest]) -> Optional[dict[str, Any]]:
     """Return the number of sessions and their turns; None without sessions."""
     turns = Counter(request.session for request in requests if request.session is not None)
@@ -129,7 +115,16 @@ def format_statistics(metrics: dict[str, Any]) -> str:
     for side in ("prompt", "output"):
         cells = "".join(f"{_format_number(metrics[side][name]):>8}" for name in names)
         lines.append(f"  {side:<8}{cells}{metrics[side]['total']:>12}")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_format_reuse(metrics["prefix"])])
+
+
+def _format_reuse(prefix: Optional[dict[str, Any]]) -> list[str]:
+    """Return the table of hit rates: what a larger prefix cache would find."""
+    if prefix is None:
+        return []
+    lines = [f"  {'prefix cache, blocks':>22}{'tokens':>14}{'hit rate':>10}"]
+    lines += [f"  {row['blocks']:>22}{row['tokens']:>14}{row['hit_rate']:>10.1%}" for row in prefix["cache_sizes"]]
+    return [*lines, f"  {'unlimited':>22}{'':>14}{prefix['hit_rate']:>10.1%}"]
 
 
 def _labelled_values(metrics: dict[str, Any]) -> Iterable[tuple[str, str]]:
@@ -151,8 +146,10 @@ def _labelled_values(metrics: dict[str, Any]) -> Iterable[tuple[str, str]]:
         yield "limit above output", f"{metrics['own_limits']} requests"
     prefix, sessions = metrics["prefix"], metrics["sessions"]
     if prefix is not None:
-        size = f" of {prefix['block']} tokens" if prefix["block"] else ""
-        yield "shared prefix blocks", f"{prefix['shared_blocks']:.1%} of {prefix['ids']}{size}"
+        if prefix["tokens_per_id"] is not None:
+            yield "hash ids", f"{prefix['tokens_per_id']} tokens each"
+        size = f"{prefix['blocks']} prompt blocks of {prefix['block_size']} tokens"
+        yield "blocks seen before", f"{prefix['seen_blocks']:.1%} of {size}"
     if sessions is not None:
         turns = f"{_format_number(sessions['mean_turns'])} turns on average, at most {sessions['most_turns']}"
         yield "sessions", f"{sessions['count']}, {turns}"

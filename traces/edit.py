@@ -8,32 +8,41 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
-from servesim.core import BadInput, ClientRequest
+from servesim.core import BadInput, ClientRequest, Sampling
 from servesim.core.limits import MAX_NUMBER, MAX_REQUESTS, MAX_SECONDS, MAX_TOKENS, MIN_NUMBER, is_number
 from servesim.files.read import quote
 from servesim.files.write import yaml_text
 
+from .contents import CONVERSATION_NOTE, first_turn, next_id, next_turn, renamed, scaled
+from .samplings import scaled_sampling
 from .trace import Trace, copy_request, stream
 
 
 def scale(trace: Trace, rate: float = 1.0, prompt: float = 1.0, output: float = 1.0) -> Trace:
     """Return the trace with the rate, the prompt lengths and the output lengths multiplied by these factors.
 
-    Think times inside sessions scale like gaps. Lengths stay at least 1 token; limits scale like outputs. If prompts
-    change, hash ids are dropped: they would no longer identify the prompt's blocks.
+    Think times inside sessions scale like gaps. Lengths stay at least 1 token; limits scale like outputs. The parts of
+    a prompt scale like the whole: prompts with equal beginnings keep them.
     """
     for name, factor in (("rate", rate), ("prompt", prompt), ("output", output)):
         _require_positive(f"scale: {name}", factor)
 
+    def scale_sampling(sampling: Optional[Sampling]) -> Optional[Sampling]:
+        if sampling is None or output == 1.0:
+            return sampling
+        return scaled_sampling(sampling, lambda tokens: _scale_tokens(tokens, output))
+
     def scale_request(request: ClientRequest) -> ClientRequest:
+        tokens, content = _scale_tokens(request.prompt, prompt), request.content
         return copy_request(
             request,
             arrival=request.arrival / rate,
             think_time=request.think_time / rate,
-            prompt=_scale_tokens(request.prompt, prompt),
+            prompt=tokens,
             output=_scale_tokens(request.output, output),
             limit=_scale_tokens(request.limit, output),
-            prefix_hashes=request.prefix_hashes if prompt == 1.0 else (),
+            content=content if content is None or prompt == 1.0 else scaled(content, prompt, tokens),
+            sampling=scale_sampling(request.sampling),
         )
 
     return replace(trace, requests=[scale_request(request) for request in trace.requests])
@@ -77,10 +86,10 @@ def slice_time(trace: Trace, start: float = 0.0, end: float = math.inf) -> Trace
 NO_DEPENDENCY: dict[str, Any] = {"follows": None, "think_time": 0.0}  # follows no other request
 
 
-def repeat(trace: Trace, times: int, new_prompts: bool = False) -> Trace:
-    """Return `times` copies in a row, one mean gap apart. Each copy has new sessions.
+def repeat(trace: Trace, times: int) -> Trace:
+    """Return `times` copies in a row, one mean gap apart.
 
-    Hash ids stay the same: a prefix cache finds the prompts of earlier copies. With `new_prompts`, it does not.
+    Each copy has new sessions and new texts. So the copies share no prompts, and the reuse stays that of the trace.
     """
     if times < 1:
         raise BadInput(f"repeat: expected at least 1, got {times}")
@@ -88,25 +97,18 @@ def repeat(trace: Trace, times: int, new_prompts: bool = False) -> Trace:
         raise BadInput(f"repeat: expected at most {MAX_REQUESTS} requests, got {times} * {len(trace)}")
     gap = trace.span / (len(trace) - 1) if len(trace) > 1 else 0.0
     period = trace.span + gap
-    requests = [_rename_copy(request, k, k * period) for k in range(times) for request in trace.requests]
-    ids = _count_hash_ids(trace) if new_prompts else 0
-    for number, request in enumerate(requests) if ids else ():
-        request.prefix_hashes = tuple(id + number // len(trace) * ids for id in request.prefix_hashes)
+    ids = next_id(trace.requests)
+    requests = [_rename_copy(request, k, k * period, k * ids) for k in range(times) for request in trace.requests]
     return replace(trace, requests=_renumber(requests))
 
 
 def merge(traces: Sequence[Trace], source: Optional[str] = None) -> Trace:
-    """Return the traces in parallel. Ids, sessions and hash ids of different traces stay distinct."""
-    blocks = {trace.block for trace in traces if trace.block is not None}
-    if len(blocks) > 1:
-        raise BadInput(f"merge: expected hash ids of one block size, got {' and '.join(map(str, sorted(blocks)))}")
-    requests, offset = [], 0
+    """Return the traces in parallel. Ids, sessions and texts of different traces stay distinct."""
+    requests: list[ClientRequest] = []
+    first_id = 0
     for k, trace in enumerate(traces):
-        for request in trace.requests:
-            moved = _rename_copy(request, k, 0.0)
-            moved.prefix_hashes = tuple(id + offset for id in request.prefix_hashes)
-            requests.append(moved)
-        offset += _count_hash_ids(trace)
+        requests += [_rename_copy(request, k, 0.0, first_id) for request in trace.requests]
+        first_id += next_id(trace.requests)
     requests.sort(key=lambda request: request.arrival)
     dropped: Counter[str] = Counter()
     for trace in traces:
@@ -114,8 +116,31 @@ def merge(traces: Sequence[Trace], source: Optional[str] = None) -> Trace:
     notes = list(dict.fromkeys(note for trace in traces for note in trace.notes))
     name = source or " + ".join(trace.source for trace in traces)
     timed = all(trace.timed for trace in traces)
-    block = blocks.pop() if blocks else None
-    return Trace(_renumber(requests), name, traces[0].format, dict(dropped), notes, timed, block)
+    return Trace(_renumber(requests), name, traces[0].format, dict(dropped), notes, timed)
+
+
+def as_conversations(trace: Trace) -> Trace:
+    """Return the trace with sessions as conversations: a prompt starts with the one before and its answer.
+
+    A prompt that is too short for this has a text of its own. Requests with a content keep it.
+    """
+    last: dict[str, ClientRequest] = {}
+    requests, short = [], 0
+    for request in trace.requests:
+        if request.session is not None and request.content is None:
+            before = last.get(request.session)
+            answer = None if before is None else min(before.output, before.limit)
+            if before is None or before.content is None or answer is None:
+                content = first_turn(request.id, request.prompt)
+            else:
+                content = next_turn(request.id, request.prompt, before.content, answer)
+                short += len(content.names) == 1
+            request = last[request.session] = copy_request(request, content=content)
+        requests.append(request)
+    if not last:
+        raise BadInput(f"{trace.source}: conversations: expected requests with a session and without a content")
+    cut = [f"{short} turns are too short for this: they have texts of their own"] if short else []
+    return replace(trace, requests=requests, notes=[*trace.notes, CONVERSATION_NOTE, *cut])
 
 
 def jitter(trace: Trace, seconds: float, seed: int = 0) -> Trace:
@@ -134,19 +159,15 @@ def jitter(trace: Trace, seconds: float, seed: int = 0) -> Trace:
     return replace(trace, requests=requests)
 
 
-def _count_hash_ids(trace: Trace) -> int:
-    """Return the smallest number that is larger than every hash id."""
-    return 1 + max((max(request.prefix_hashes) for request in trace.requests if request.prefix_hashes), default=-1)
-
-
-def _rename_copy(request: ClientRequest, copy: int, shift: float) -> ClientRequest:
-    """Return the request with id, predecessor and session of one copy."""
+def _rename_copy(request: ClientRequest, copy: int, shift: float, first_id: int) -> ClientRequest:
+    """Return the request with id, predecessor, session and texts of one copy."""
     return copy_request(
         request,
         id=(copy, request.id),
         arrival=request.arrival + shift,
         follows=None if request.follows is None else (copy, request.follows),
         session=request.session if request.session is None or not copy else f"{request.session}#{copy}",
+        content=None if request.content is None else renamed(request.content, copy, first_id),
     )
 
 

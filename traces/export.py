@@ -5,14 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
+from servesim.core.content import Content
 from servesim.files.read import PathLike
 from servesim.files.write import csv_writer, write_text
 
-from .trace import MOONCAKE_BLOCK, Trace
+from .contents import MOONCAKE_BLOCK, format_name, format_pieces, hash_ids_of, id_size
+from .samplings import sampling_columns
+from .trace import Trace
 
 
 class Export(NamedTuple):
@@ -24,10 +27,10 @@ class Export(NamedTuple):
 
 SERVESIM_COLUMNS = {  # column of the servesim format -> field of a request
     "arrival_s": "arrival", "prompt_tokens": "prompt", "output_tokens": "output", "id": "id", "limit_tokens": "limit",
-    "priority": "priority", "session_id": "session", "hash_ids": "prefix_hashes", "follows": "follows",
+    "priority": "priority", "session_id": "session", "follows": "follows",
     "think_time_s": "think_time", "fails_at_token": "fails_at_token",
 }  # fmt: skip
-OPTIONAL_COLUMNS = ("priority", "session_id", "hash_ids", "think_time_s", "fails_at_token")  # omitted when empty
+OPTIONAL_COLUMNS = ("priority", "session_id", "think_time_s", "fails_at_token")  # omitted when empty
 
 
 def export(trace: Trace, path: PathLike, format: str = "servesim") -> list[str]:
@@ -47,7 +50,7 @@ def to_text(trace: Trace, format: str = "servesim", lines: bool = False) -> tupl
 
 
 def _servesim_csv(trace: Trace, notes: list[str]) -> str:
-    columns = _columns(trace)
+    columns = _columns(trace, format_pieces, format_name, json.dumps)
     buffer = io.StringIO()
     # The csv writer does not quote a carriage return in a name, but every reader takes it as the end of a row.
     quoted = any("\r" in str(name) for key in ("id", "session_id", "follows") for name in columns.get(key, ()))
@@ -64,12 +67,17 @@ def _format_cell(value: Any) -> Any:
 
 
 def _servesim_jsonl(trace: Trace, notes: list[str]) -> str:
-    columns = _columns(trace)
+    columns = _columns(trace, lambda content: content.pieces, lambda name: name, lambda values: values)
     rows = (dict(zip(columns, values)) for values in zip(*columns.values()))
     return _to_jsonl({key: value for key, value in row.items() if value is not None} for row in rows)
 
 
-def _columns(trace: Trace) -> dict[str, list[Any]]:
+def _columns(
+    trace: Trace,
+    write_pieces: Callable[[Content], Any],
+    write_name: Callable[[Hashable], Any],
+    write_list: Callable[[Any], Any],
+) -> dict[str, list[Any]]:
     """Return the columns of the servesim format, without empty and default ones."""
     requests = trace.requests
     columns = {column: [getattr(request, name) for request in requests] for column, name in SERVESIM_COLUMNS.items()}
@@ -82,7 +90,18 @@ def _columns(trace: Trace) -> dict[str, list[Any]]:
         omitted.add("limit_tokens")
     if all(follows is None for follows in columns["follows"]):
         omitted.add("follows")
-    return {column: values for column, values in columns.items() if column not in omitted}
+    kept = {column: values for column, values in columns.items() if column not in omitted}
+    kept.update(sampling_columns([request.sampling for request in requests], write_list))
+    if not trace.contents:
+        return kept
+    contents = [request.content for request in requests]
+    if id_size(trace.contents) is not None:
+        return {**kept, "hash_ids": [None if content is None else list(content.names) for content in contents]}
+    kept["content"] = [None if content is None else write_pieces(content) for content in contents]
+    answers = [None if content is None else content.answer for content in contents]
+    if any(answer is not None for answer in answers):
+        kept["answer"] = [None if answer is None else write_name(answer) for answer in answers]
+    return kept
 
 
 VLLM_BLOCK = 16  # default tokens per hash id in timed_trace
@@ -91,8 +110,8 @@ VLLM_BLOCK = 16  # default tokens per hash id in timed_trace
 def _mooncake_jsonl(trace: Trace, notes: list[str]) -> str:
     """Mooncake rows; in the extended form if the trace has sessions, think times or priorities."""
     rows, rounded, unlinked = [], 0, 0
-    block = trace.block or MOONCAKE_BLOCK
-    hash_ids, generated = complete_hash_ids(trace, block)
+    block = id_size(trace.contents) or MOONCAKE_BLOCK
+    hash_ids, generated = hash_ids_of(trace.requests, block)
     ids = iter(hash_ids)
     last: dict[str, Any] = {}  # session -> id of its latest request
     for request in trace.requests:
@@ -125,22 +144,10 @@ def _drop_zero_fraction(value: float) -> float | int:
     return round(value) if abs(value - round(value)) < 1e-9 else value
 
 
-def complete_hash_ids(trace: Trace, block: int) -> tuple[list[list[int]], int]:
-    """Return one hash id per block of every prompt, and the number of requests that got new, unique ids."""
-    next_id = 1 + max((max(request.prefix_hashes) for request in trace.requests if request.prefix_hashes), default=-1)
-    hash_ids, generated = [], 0
-    for request in trace.requests:
-        missing = max(0, -(-request.prompt // block) - len(request.prefix_hashes))
-        hash_ids.append([*request.prefix_hashes, *range(next_id, next_id + missing)])
-        next_id += missing
-        generated += missing > 0
-    return hash_ids, generated
-
-
 def _timed_trace_jsonl(trace: Trace, notes: list[str]) -> str:
     """vLLM rows. vLLM generates the prompt from the hash ids, so every block needs one."""
-    block = trace.block or VLLM_BLOCK
-    hash_ids, generated = complete_hash_ids(trace, block)
+    block = id_size(trace.contents) or VLLM_BLOCK
+    hash_ids, generated = hash_ids_of(trace.requests, block)
     rows = []
     for request, ids in zip(trace.requests, hash_ids):
         lengths = {"input_length": request.prompt, "output_length": request.output}
@@ -163,7 +170,11 @@ def _count(trace: Trace, name: str) -> int:
 def _note_unsupported(trace: Trace, notes: list[str], unlinked: int) -> None:
     """Add notes about fields that neither Mooncake nor vLLM can hold."""
     limits = sum(request.limit != request.output for request in trace.requests)
-    for name, count in (("limits", limits), ("failures", _count(trace, "fails_at_token"))):
+    for name, count in (
+        ("limits", limits),
+        ("failures", _count(trace, "fails_at_token")),
+        ("several answers", _count(trace, "sampling")),
+    ):
         if count:
             notes.append(f"this format cannot hold the {name} of {count} requests")
     if unlinked:

@@ -18,15 +18,18 @@ from typing import Any, Optional, TypeVar, Union, overload
 
 import numpy as np
 from numpy.typing import NDArray
-from servesim.core import BadInput, ClientRequest
+from servesim.core import BadInput, ClientRequest, Sampling
+from servesim.core.content import Content
 from servesim.core.limits import MAX_TOKENS
 from servesim.core.request import CLIENT_FIELDS
+
+from .contents import ID_SIZES, contents_from_ids
 
 AnyRequest = TypeVar("AnyRequest", bound=ClientRequest)
 Column = Any  # np.ndarray, range or list: np.ndarray is no Sequence for type checkers
 DEFAULTS: Mapping[str, Any] = {  # a column that has only this value is not stored
-    "limit": None, "priority": 0, "session": None, "prefix_hashes": (), "follows": None, "think_time": 0.0,
-    "fails_at_token": None,
+    "limit": None, "priority": 0, "session": None, "content": None, "follows": None, "think_time": 0.0,
+    "fails_at_token": None, "sampling": None,
 }  # fmt: skip
 
 
@@ -133,7 +136,6 @@ class Trace:
     dropped: dict[str, int] = field(default_factory=dict)  # reason -> number of skipped rows
     notes: list[str] = field(default_factory=list)  # assumptions of the reader, for the user
     timed: bool = True  # False: the file holds lengths only; all requests arrive at 0
-    block: Optional[int] = None  # prompt tokens per hash id
 
     def __len__(self) -> int:
         return len(self.requests)
@@ -157,6 +159,13 @@ class Trace:
     def outputs(self) -> NDArray[np.int64]:
         """Output lengths as an array."""
         return np.array(self._field("output"), dtype=np.int64)
+
+    @property
+    def contents(self) -> list[Content]:
+        """The contents of the prompts that have one."""
+        if isinstance(self.requests, RequestTable) and not self.requests.has_column("content"):
+            return []
+        return [content for content in self._field("content") if content is not None]
 
     def _field(self, name: str) -> Any:
         if isinstance(self.requests, RequestTable):
@@ -189,13 +198,15 @@ class Columns:
     limit: Optional[list[Optional[int]]] = None
     priority: Optional[list[int]] = None
     session: Optional[list[Optional[str]]] = None
-    prefix_hashes: Optional[list[Sequence[int]]] = None
+    content: Optional[list[Optional[Content]]] = None
     follows: Optional[list[Any]] = None
     think_time: Optional[list[float]] = None
     fails_at_token: Optional[list[Optional[int]]] = None
+    sampling: Optional[list[Optional[Sampling]]] = None
     unusable: dict[int, str] = field(default_factory=dict)  # index -> why it cannot be served
     numbers: Sequence[int] = ()  # row in the file, for messages; default: counted from 1
-    block: Optional[int] = None
+    hash_ids: Optional[list[Sequence[int]]] = None  # become contents; an empty list is no content
+    id_sizes: Sequence[int] = ID_SIZES  # possible numbers of tokens per hash id
     notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -211,6 +222,7 @@ def build_trace(columns: Columns, source: str, format: str, order: str = "sort",
     _check_lengths(columns, source)
     ids = range(len(columns.prompt)) if columns.id is None else columns.id
     _check_unique(ids, columns, source)
+    _read_hash_ids(columns, ids)
     arrivals = _arrivals(columns, ids, shift, source)
     out_of_order = _first_out_of_order(arrivals)
     if out_of_order is not None and order == "refuse":
@@ -225,14 +237,12 @@ def build_trace(columns: Columns, source: str, format: str, order: str = "sort",
         reasons = f": {', '.join(f'{n} x {why}' for why, n in dropped.items())}" if dropped else ""
         raise BadInput(f"{source}: row {columns.numbers[0] if ids else 1}: no request can be served{reasons}")
     requests = _make_table(columns, ids, arrivals, unusable)
-    trace = Trace(requests, source, format, dropped, list(columns.notes), columns.arrival is not None, columns.block)
+    trace = Trace(requests, source, format, dropped, list(columns.notes), columns.arrival is not None)
     if out_of_order is not None:
         trace.requests = _sort(requests, source)
         trace.notes.append("rows were not in order of arrival: sorted")
     if not trace.timed:
         trace.notes.append("no arrival times in this format: all arrive at 0")
-    if columns.prefix_hashes is not None and trace.block is None:
-        trace.block = prefix_block(trace.requests)
     return trace
 
 
@@ -242,6 +252,16 @@ def _check_lengths(columns: Columns, source: str) -> None:
         if values and max(values) > MAX_TOKENS:
             row = next(number for number, tokens in zip(columns.numbers, values) if tokens > MAX_TOKENS)
             raise BadInput(f"{source}: row {row}: {name}: expected at most {MAX_TOKENS} tokens, got {max(values)}")
+
+
+def _read_hash_ids(columns: Columns, ids: Sequence[Any]) -> None:
+    """Turn hash ids into contents, for the rows without other contents. Rows whose ids do not fit are unusable."""
+    if columns.hash_ids is None:
+        return
+    contents, misfits = contents_from_ids(columns.prompt, columns.hash_ids, ids, columns.id_sizes)
+    columns.content = [own or content for own, content in zip(columns.content or repeat(None), contents)]
+    for row, reason in misfits.items():
+        columns.unusable.setdefault(row, reason)
 
 
 def _unusable(columns: Columns) -> dict[int, str]:
@@ -283,6 +303,10 @@ def _make_table(
     if columns.follows and unusable:
         _skip_predecessors(columns, ids, unusable)
     fields = {name: getattr(columns, name) for name in CLIENT_FIELDS} | {"id": ids, "arrival": arrivals}
+    if columns.content is not None and not any(columns.content):
+        fields["content"] = None
+    if columns.sampling is not None and not any(columns.sampling):
+        fields["sampling"] = None
     table = RequestTable({name: values for name, values in fields.items() if values is not None})
     return table.pick([row for row in range(len(ids)) if row not in unusable]) if unusable else table
 
@@ -337,19 +361,6 @@ def _sort(requests: RequestTable, source: str) -> RequestTable:
             raise BadInput(f"{source}: request {request.id!r} arrives before {request.follows!r}, which it follows")
         known_ids.add(request.id)
     return requests
-
-
-MOONCAKE_BLOCK = 512  # tokens per hash id in Mooncake's traces
-HASH_BLOCK_SIZES = (MOONCAKE_BLOCK, 16, 64, 128, 256, 32, 1024, 1)  # tokens per hash id, most common first
-
-
-def prefix_block(requests: Iterable[ClientRequest]) -> Optional[int]:
-    """Return the tokens per hash id, if one common size explains the number of ids of every request."""
-    with_prefix = [request for request in requests if request.prefix_hashes]
-    for block in HASH_BLOCK_SIZES if with_prefix else ():
-        if all(-(-request.prompt // block) == len(request.prefix_hashes) for request in with_prefix):
-            return block
-    return None
 
 
 @contextmanager

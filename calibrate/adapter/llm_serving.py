@@ -163,7 +163,7 @@ class Adapter:
         schedule._insert_new_prompt_to_batch_pa(free)
 
     def _slot(self, chunk: Chunk, schedule: Any, entries: dict[Request, Any]) -> int:
-        request, tokens, _ = chunk
+        request, tokens = chunk.request, chunk.tokens
         assert tokens == request.prompt + request._written, "llm-serving runs whole prompts"
         slot: int = schedule.running_request_list.index(entries[request])
         return slot

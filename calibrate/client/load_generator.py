@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from servesim.core import BadInput, Request
 
-from .protocols import Api, Event, key_header
+from .protocols import Api, Event, has_named_answer, key_header
 
 if TYPE_CHECKING:
     import aiohttp
@@ -42,6 +42,7 @@ class SentRequest:
     reason: Optional[str] = None
     pings: int = 0
     events: Optional[list[Event]] = None  # of the response, if they are kept
+    answer: Optional[list[int]] = None  # its token ids, if later prompts contain it
 
     @property
     def written(self) -> int:
@@ -58,7 +59,10 @@ class LoadGenerator:
         self.api = api
         self.timeout = timeout
         self.progress = progress
-        self.sent_requests = [SentRequest(request, request.arrival) for request in requests]
+        self.sent_requests = [
+            SentRequest(request, request.arrival, answer=[] if has_named_answer(request) else None)
+            for request in requests
+        ]
         self.stopped = False
         self.open = 0  # streams
         self.max_open = 0
@@ -132,6 +136,8 @@ class LoadGenerator:
         if sent.outcome is None:
             sent.outcome = "finished" if complete else "broken"
             sent.reason = None if complete else "the stream ended before the response was complete"
+        if sent.answer and sent.request.content is not None:
+            self.api.prompts.answers[sent.request.content.answer] = sent.answer
 
     async def _read(self, response: aiohttp.ClientResponse, sent: SentRequest) -> bool:
         """Read the lines of a stream; return whether the response was complete."""
@@ -155,6 +161,8 @@ class LoadGenerator:
             raise ValueError(f"unexpected line for this API: {start!r} ({type(error).__name__})") from None
         if sent.events is not None:
             sent.events.append(event)
+        if sent.answer is not None:
+            sent.answer += event.token_ids or ()
         sent.pings += event.ping
         if event.error is not None:
             refused = event.error.startswith("Error20")

@@ -1,7 +1,7 @@
 """Prompts of the HTTP clients: contents drawn from a seed, as token ids or as words of one token each.
 
-Requests with equal hash ids share the blocks of these ids. All other tokens are new in every request and with every
-seed: a server finds only those blocks in its prefix cache that the trace shares.
+Prompts share the beginnings that their contents share. All other tokens are new in every request and with every seed:
+a server finds only those blocks in its prefix cache that the trace shares.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import random
 from array import array
-from dataclasses import dataclass
-from typing import Optional
+from collections.abc import Hashable
+from dataclasses import dataclass, field
 
 from servesim.core import Request
 
-DEFAULT_BLOCK = 16  # tokens per hash id, if the trace does not say
 TOKEN_IDS = range(100, 10_000)  # valid for any model
 # Each word is one token, with and without a leading space, in the vocabularies of GPT-2, GPT-4, GPT-4o, Llama 2 and
 # Llama 3, and in `sim serve`. Its answers consist of them too.
@@ -42,12 +41,18 @@ class Prompts:
     """Makes the prompts of a run. Equal seeds give equal prompts."""
 
     seed: str = ""
-    block: Optional[int] = None  # prompt tokens per hash id
+    answers: dict[Hashable, list[int]] = field(default_factory=dict)  # token ids that the server generated, by name
 
     def token_ids(self, request: Request) -> list[int]:
-        """Return the prompt as token ids."""
+        """Return the prompt as token ids. Earlier answers in it are those of the server, if it has sent token ids."""
         first, span = TOKEN_IDS.start, len(TOKEN_IDS)
-        return [first + number % span for number in self._numbers(request, request.prompt)]
+        ids = [first + number % span for number in self._numbers(request, request.prompt)]
+        if self.answers and request.content is not None:
+            content = request.content
+            for name, start, end in zip(content.names, (0, *content.ends), content.ends):
+                answer = self.answers.get(name, [])[: end - start]
+                ids[start : start + len(answer)] = answer
+        return ids
 
     def words(self, request: Request, added_tokens: int = 0) -> str:
         """Return the prompt as words. A server adds `added_tokens` to the text, so the text is shorter."""
@@ -56,13 +61,12 @@ class Prompts:
 
     def _numbers(self, request: Request, tokens: int) -> array[int]:
         """Return one random number per token."""
+        if request.content is None:
+            return self._draw(f"request {request.id}", tokens)
         numbers = array("H")
-        block = self.block or DEFAULT_BLOCK
-        for id in request.prefix_hashes:
-            if len(numbers) == tokens:
-                return numbers
-            numbers += self._draw(f"hash id {id}", min(block, tokens - len(numbers)))
-        return numbers + self._draw(f"request {request.id}", tokens - len(numbers))
+        for name, count in request.content.pieces:
+            numbers += self._draw(f"text {name!r}", count)
+        return numbers[:tokens]
 
     def _draw(self, name: str, count: int) -> array[int]:
         key = f"{self.seed}/{name}".encode("utf-8", "surrogatepass")

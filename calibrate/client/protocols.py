@@ -39,6 +39,7 @@ class Api(Protocol):
 
     path: str
     closes: bool  # whether the server closes the connection after one request
+    prompts: Prompts
 
     def body(self, request: Request) -> dict[str, Any]:
         """Return the body of a request."""
@@ -99,7 +100,7 @@ class OpenAI:
         self.running_count = self.running_count and RUNNING_COUNT not in refusal
 
     def body(self, request: Request) -> dict[str, Any]:
-        return {
+        body: dict[str, Any] = {
             "model": self.model,
             "prompt": self.prompts.token_ids(request),
             "max_tokens": output_length(request),
@@ -108,6 +109,8 @@ class OpenAI:
             "stream": True,
             "stream_options": {"include_usage": True, **({RUNNING_COUNT: True} if self.running_count else {})},
         }
+        # vLLM then sends the token ids of the answer, which the next prompt of the conversation contains.
+        return {**body, "return_token_ids": True} if has_named_answer(request) else body
 
     def event(self, line: bytes) -> Event:
         if line.startswith(b":"):
@@ -136,6 +139,11 @@ class TextCompletions(OpenAI):
 
     def body(self, request: Request) -> dict[str, Any]:
         return {**super().body(request), "prompt": self.prompts.words(request, self.added_tokens)}
+
+
+def has_named_answer(request: Request) -> bool:
+    """Whether other prompts may contain the answer."""
+    return request.content is not None and request.content.answer is not None
 
 
 def output_length(request: Request) -> int:

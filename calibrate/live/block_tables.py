@@ -78,11 +78,16 @@ class BlockTables:
                         self._raise_out_of_blocks(1)
                     table.append(free.popleft())
 
+    @property
+    def free_count(self) -> int:
+        """Number of free device blocks."""
+        return len(self.free)
+
     def _check_counts(self, server: Server) -> None:
         """Check the number of free ids against the server's counts."""
         pool = server.pool
         if server.policy.uses_block_pool:
-            assert len(self.free) == pool.free, f"{len(self.free)} block ids free, the server counts {pool.free}"
+            assert self.free_count == pool.free, f"{self.free_count} block ids free, the server counts {pool.free}"
         assert len(self.host_free) == pool.host_free, f"{len(self.host_free)} host ids free, not {pool.host_free}"
 
     # -- moving blocks -------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, Optional, Union
 
 from servesim.calibrate.device.backend import Backend
@@ -20,6 +20,7 @@ from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_sample
 from servesim.config.registry import make_policy
 from servesim.config.user_code import use_access, user_errors
 from servesim.core import BadInput, Request, Shape, Stuck
+from servesim.core.content import content_of_pieces
 from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.mapping import cost_from
 from servesim.engine.clocks import PacedClock, VirtualClock, WallClock
@@ -31,6 +32,7 @@ from servesim.runs.decision_log import InMemoryLog
 
 from .block_tables import BlockTables
 from .recorded_answers import AnswerRecord, check_answers
+from .shared_blocks import SharedBlockTables
 from .token_history import PromptMaker, TokenHistory, prompt_maker
 
 LiveClock = Union[WallClock, VirtualClock]
@@ -38,7 +40,10 @@ Emit = Callable[[Any], None]
 
 RESULT_FIELDS = (
     "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
-    "queued", "prefilling", "decoding", "swapped", "preemptions", "outcome", "reason",
+    "queued", "prefilling", "decoding", "swapped", "preemptions", "outcome", "reason", "cached_tokens",
+)  # fmt: skip
+CACHE_COUNTS = (
+    "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
 )  # fmt: skip
 WARM_UP_TOKENS = 16  # maximum output length of a warm-up request
 REPORT_INTERVAL_S = 0.5  # seconds between two progress reports; the stop file is checked as often
@@ -62,10 +67,8 @@ class LiveDriver:
         scheduler = make_policy(policy)
         with user_errors(scheduler):
             server = build_server(scheduler, engine)
-        pool = server.pool
-        blocks = pool.total if server.policy.uses_block_pool else engine["num_blocks"] - 1
         self.backend = backend
-        self.tables = BlockTables(blocks, pool.block_size, pool.host_total)
+        self.tables = block_tables(server, engine["num_blocks"])
         self.history = make_history(self.tables, make_prompt)
         self.clock: LiveClock = WallClock() if clock is None else clock
         self.monitor = monitor  # called every REPORT_INTERVAL_S; returns whether to stop
@@ -128,6 +131,15 @@ class LiveDriver:
         return self.stopped
 
 
+def block_tables(server: Server, num_blocks: int) -> BlockTables:
+    """Return the block tables of a server. A policy that does not count blocks uses all but the padding block."""
+    if server.prefix_cache is not None:
+        return SharedBlockTables(server.prefix_cache, server.traits.prefix_cache)
+    pool = server.pool
+    blocks = pool.total if server.policy.uses_block_pool else num_blocks - 1
+    return BlockTables(blocks, pool.block_size, pool.host_total)
+
+
 def make_clock(pace: Optional[Mapping[str, Any]]) -> WallClock:
     """Return a wall clock; for a fake backend, `pace` is its cost model as in a profile."""
     return PacedClock(cost_from(pace, "pace")) if pace else WallClock()
@@ -137,7 +149,7 @@ def replay(
     backend: Backend, args: Mapping[str, Any], emit: Emit = lambda value: None, clock: Optional[LiveClock] = None
 ) -> dict[str, Any]:
     """Run a resolved scenario on a loaded backend; the result is JSON. `replay_arguments` in setup.py makes `args`."""
-    requests = [Request(**dict(zip(CLIENT_FIELDS, row))) for row in args["requests"]]
+    requests = requests_from_json(args["requests"])
     about = backend.describe()
     check_fits(requests, args["engine"], about, args["context"])
     notes = InMemoryLog()
@@ -172,6 +184,17 @@ def replay(
     }
 
 
+def requests_from_json(rows: Iterable[Sequence[Any]]) -> list[Request]:
+    """Return unserved requests; `request_to_json` in setup.py writes the rows."""
+    requests = []
+    for row in rows:
+        fields = dict(zip(CLIENT_FIELDS, row))
+        content = fields["content"]
+        fields["content"] = content_of_pieces(content["pieces"], content["answer"]) if content else None
+        requests.append(Request(**fields))
+    return requests
+
+
 def history_maker(
     args: Mapping[str, Any], backend: Backend, requests: Sequence[Request]
 ) -> Callable[[BlockTables, PromptMaker], TokenHistory]:
@@ -194,15 +217,17 @@ def check_tokens(live: LiveDriver, emit: Emit, args: Mapping[str, Any]) -> Optio
 def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
     """Return the result of a run as JSON."""
     server = live.loop.server
+    cache = server.prefix_cache
     return {
         "requests": [[r.written, r.sent, *(getattr(r, name) for name in RESULT_FIELDS)] for r in requests],
         "calls": [call.flat() for call in live.calls],
         "gaps": [server.token_gaps.seconds.tolist(), server.token_gaps.counts.tolist()],
         "work": work_to_json(server.work.by_kind()),
+        "prefix_cache": None if cache is None else {name: getattr(cache.stats, name) for name in CACHE_COUNTS},
         "end": live.loop.now,
         "stopped": live.stopped,
         "late": getattr(live.clock, "late", 0.0),
-        "blocks_left": len(live.tables.free),
+        "blocks_left": live.tables.free_count,
         "blocks": live.tables.total,
     }
 

@@ -1,7 +1,8 @@
 """The token check of a live run: keep its answers, run some of the requests again, alone with batch 1, and compare.
 
-The sample holds requests of all prompt lengths, and some that were preempted, swapped or chunked. Which ones those are
-is known only during the run, so the tokens of all requests are kept. Logits are large: only watched requests have some.
+The sample holds requests of all prompt lengths, and some that were preempted, swapped or chunked, or that found
+cached blocks. Which ones those are is known only during the run, so the tokens of all requests are kept. Logits are
+large: only watched requests have some.
 
 The single run gets the recorded token as the next input, also where it would have generated another one. So both runs
 compute every token from the same tokens before it, and all differences of an answer are seen, not only the first.
@@ -26,7 +27,7 @@ from servesim.engine.step import Step
 from .block_tables import BlockTables
 from .token_history import PromptMaker, TokenHistory
 
-EVENTS = ("preempted", "swapped", "chunked")  # of a request; each can hide an error of the block tables
+EVENTS = ("preempted", "swapped", "chunked", "cached")  # of a request; each can hide an error of the block tables
 EVENT_SHARE = 6  # one of this many sampled requests is reserved for each event
 LOGIT_BYTES = 1 << 28  # memory for the logits of a run
 EPSILON = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}  # distance from 1 to the next number
@@ -77,7 +78,9 @@ class AnswerRecord(TokenHistory):
         for request, mode, _ in step.preempted:
             self._add_event(request, "swapped" if mode == "swap" else "preempted")
         for chunk in step.chunks:
-            if chunk.tokens < chunk.request.prompt:
+            if chunk.cached:
+                self._add_event(chunk.request, "cached")
+            if chunk.cached + chunk.tokens < chunk.request.prompt:
                 self._add_event(chunk.request, "chunked")
         return super().rows(server, step)
 
@@ -109,11 +112,8 @@ class AnswerRecord(TokenHistory):
         """Return the distance of output tokens whose logits are kept: spread over the answer."""
         return -(-min(request.output, request.limit) // self._logits_each)
 
-    def drop(self, requests: Sequence[Request]) -> None:
-        for request in requests:
-            tokens = self.tokens.pop(request, None)
-            if tokens is not None:
-                self.answers[request] = tokens
+    def keep(self, request: Request, tokens: array[int]) -> None:
+        self.answers[request] = tokens
 
     def sample(self) -> list[Request]:
         """Return the requests to check after the run: those with an event first, then the rest of the sample."""

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Optional, Union
@@ -17,6 +17,7 @@ from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import code_access
 from servesim.core import BadInput, Request, StepCost
+from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.files.scratch import ScratchFolder
@@ -161,7 +162,7 @@ def replay_arguments(
         "policy": scenario.policy,
         "code": code_access(),
         "engine": scenario.engine.model_dump(mode="json"),
-        "requests": [[to_json(value) for value in request.client_fields()] for request in requests],
+        "requests": [request_to_json(request) for request in requests],
         "seed": scenario.seed,
         "vocab": model.vocab,
         "context": model.context,
@@ -170,9 +171,18 @@ def replay_arguments(
     }
 
 
-def to_json(value: Any) -> Any:
-    """Return a field of a request as a JSON value."""
-    return value if value is None or isinstance(value, (int, float, str)) else list(value)
+def request_to_json(request: Request) -> list[Any]:
+    """Return what the client asks as JSON; `requests_from_json` in driver.py reads it."""
+    fields, content = dict(zip(CLIENT_FIELDS, request.client_fields())), request.content
+    if content is not None:
+        pieces = [(name_to_json(name), tokens) for name, tokens in content.pieces]
+        fields["content"] = {"pieces": pieces, "answer": name_to_json(content.answer)}
+    return list(fields.values())
+
+
+def name_to_json(name: Hashable) -> Union[int, str, None]:
+    """Return the name of a text as JSON. A Python program may use any value as a name."""
+    return name if name is None or isinstance(name, (int, str)) else repr(name)
 
 
 @contextlib.contextmanager

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import zlib
 from array import array
-from collections.abc import Sequence
-from typing import Any, Callable, Optional
+from collections.abc import Hashable, Sequence
+from typing import Any, Callable, Final, Optional
 
 from servesim.calibrate.device.backend import Row
 from servesim.core import Request
@@ -19,6 +19,7 @@ from .block_tables import PADDING_BLOCK, BlockTables
 
 PromptMaker = Callable[[Request], list[int]]  # returns the prompt tokens of a request
 
+NO_TOKENS: Final = array("i")
 PADDING_TOKEN = 1  # not 0: engines pad with 0, and some reject it in a prompt
 
 
@@ -29,6 +30,7 @@ class TokenHistory:
         self.tables = tables
         self.make_prompt = make_prompt
         self.tokens: dict[Request, array[int]] = {}
+        self.answer_tokens: dict[Hashable, array[int]] = {}  # of finished requests, by name
         self.row_requests: list[Optional[Request]] = []  # per row: its request, None if its prompt continues
 
     def rows(self, server: Server, step: Step) -> list[Row]:
@@ -40,7 +42,7 @@ class TokenHistory:
             request, count = chunk.request, chunk.tokens
             tokens = history.get(request)
             if tokens is None:
-                tokens = history[request] = array("i", self.make_prompt(request))
+                tokens = history[request] = self._prompt(request)
             start = request._cached
             rows.append(Row(tokens[start : start + count], start, tables[request]))
             row_requests.append(request if start + count == len(tokens) else None)
@@ -55,6 +57,16 @@ class TokenHistory:
         self.row_requests = row_requests
         return rows
 
+    def _prompt(self, request: Request) -> array[int]:
+        """Return the prompt of a request, with the answers that were generated before."""
+        tokens = array("i", self.make_prompt(request))
+        if self.answer_tokens and request.content is not None:
+            content = request.content
+            for name, start, end in zip(content.names, (0, *content.ends), content.ends):
+                answer = self.answer_tokens.get(name, NO_TOKENS)[: end - start]
+                tokens[start : start + len(answer)] = answer
+        return tokens
+
     def _padding_row(self, step: Step) -> Row:
         """Return a padding row with the length of the step's longest row."""
         length = 1 if step.decode_rows else max((chunk.tokens for chunk in step.chunks), default=1)
@@ -68,18 +80,31 @@ class TokenHistory:
                 history[request].append(token)
 
     def drop(self, requests: Sequence[Request]) -> None:
-        """Drop the tokens of finished requests."""
+        """Drop the tokens of finished requests. Later prompts may contain answers that have a name."""
         for request in requests:
-            self.tokens.pop(request, None)
+            tokens, content = self.tokens.pop(request, None), request.content
+            if tokens is not None:
+                self.keep(request, tokens)
+                if content is not None and content.answer is not None:
+                    self.answer_tokens[content.answer] = tokens[request.prompt :]
+
+    def keep(self, request: Request, tokens: array[int]) -> None:
+        """Receive the tokens of a finished request."""
 
 
 def prompt_maker(seed: int, vocab: int) -> PromptMaker:
-    """Return a function that generates prompts. The tokens depend only on the seed and the request id."""
+    """Return a function that generates prompts. Equal texts have equal tokens; other texts depend on the request id."""
     import numpy as np
 
-    def make_prompt(request: Request) -> list[int]:
-        rng: Any = np.random.default_rng([seed, zlib.crc32(str(request.id).encode())])
-        tokens: list[int] = rng.integers(PADDING_TOKEN, vocab, request.prompt).tolist()
+    def draw(name: str, count: int) -> list[int]:
+        """Return the first tokens of a text: fewer tokens are the beginning of more."""
+        rng: Any = np.random.default_rng([seed, zlib.crc32(name.encode("utf-8", "surrogatepass"))])
+        tokens: list[int] = rng.integers(PADDING_TOKEN, vocab, count).tolist()
         return tokens
+
+    def make_prompt(request: Request) -> list[int]:
+        if request.content is None:
+            return draw(str(request.id), request.prompt)
+        return [token for name, count in request.content.pieces for token in draw(f"text {name!r}", count)]
 
     return make_prompt

@@ -25,6 +25,7 @@ from servesim.calibrate.client.server_counters import (
 from servesim.calibrate.live.recorded_answers import spread_sample
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput, Request
+from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.runs.intervals import intervals_of, simulate_draws
@@ -68,23 +69,23 @@ def replay_against(
     requests: Sequence[Request],
     profile: Optional[Profile],
     quiet: bool,
-    block: Optional[int] = None,  # prompt tokens per hash id of the trace
     draws: int = 0,  # random cost models, for intervals
     check_tokens: Optional[int] = None,  # requests to send again alone
 ) -> ReplayedScenario:
     """Send requests to a server; with a profile, simulate and compare too."""
     sample = spread_sample(requests, check_tokens or 0, scenario.seed)
     if sample:
-        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/repeated", block))
+        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/repeated"))
         check_repeatable(target.url, api, sample, target.timeout)
     # Each scenario of a replay, and its warm-up, has its own prompts: the server must not have cached them.
     if target.warm_up:
-        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/warm-up", block))
+        api = target.make_api(Prompts(f"{target.prompt_seed}/{name}/warm-up"))
         send(target.url, api, warm_up_requests(requests[: target.warm_up]), target.timeout)
-    api = target.make_api(Prompts(f"{target.prompt_seed}/{name}", block))
+    api = target.make_api(Prompts(f"{target.prompt_seed}/{name}"))
     line = ProgressLine(name, len(requests), quiet)
     before = read_counters(target.url)
     generator = send(target.url, api, requests, target.timeout, line, set(sample))
+    forget_unknown_answers(requests, api.prompts)
     live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
     add_server_counts(live, target.url, before)
     if sample and not generator.stopped:
@@ -111,6 +112,14 @@ def add_server_counts(live: MeasuredRun, url: str, before: ServerCounts) -> None
         **live.extra, "preemptions": counts.pop("preemptions", None), "server": counts, "server_latencies": latencies,
         "round_trip_ms": None if latencies else round_trip_ms(url),
     }  # fmt: skip
+
+
+def forget_unknown_answers(requests: Sequence[Request], prompts: Prompts) -> None:
+    """Remove the names of answers whose token ids are unknown: later prompts then contained other texts."""
+    for request in requests:
+        content = request.content
+        if content is not None and content.answer not in prompts.answers:
+            request.content = Content(content.names, content.ends)
 
 
 def warm_up_requests(requests: Sequence[Request]) -> list[Request]:

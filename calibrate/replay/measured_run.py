@@ -31,7 +31,7 @@ from servesim.runs.run_folder import (
     write_steps,
 )
 from servesim.runs.simulate import Run, measure
-from servesim.runs.text import SHOWN_PERCENTILES, benchmark, title_line, utilisation_lines
+from servesim.runs.text import SHOWN_PERCENTILES, benchmark, cache_lines, title_line, utilisation_lines
 from servesim.runs.timeline import write_measured_timeline
 from servesim.runs.utilisation import TOKENS, describe_counters, summarise, write_counters
 from servesim.traces.read.benchmark_results import RequestResult, read_results, results_format
@@ -106,6 +106,9 @@ def run_from_result(
     server = build_server(scenario.make_policy(), scenario.engine.model_dump())
     for seconds, count in zip(*result["gaps"]):
         server.token_gaps.add(seconds, count)
+    if server.prefix_cache is not None:
+        for name, count in (result.get("prefix_cache") or {}).items():
+            setattr(server.prefix_cache.stats, name, count)
     calls = [model_call(row) for row in result["calls"]]
     stuck = Stuck(result["stuck"], [], result["end"]) if result["stuck"] else None
     return MeasuredRun(
@@ -201,7 +204,7 @@ def describe_live(live: MeasuredRun, title: str, percentiles: Sequence[float] = 
     if live.model_calls:
         percent = 100 * live.result()["host_s"] / max(live.busy_seconds, 1e-9)
         lines.append(f"model calls: {len(live.model_calls)}, host overhead: {percent:.1f} % of their time")
-    lines += [*describe_device(live), *describe_requests(live)]
+    lines += [*cache_lines(live.result()), *describe_device(live), *describe_requests(live)]
     if live.stopped:
         lines.append("stopped early; these are the results so far")
     return [*lines, *([str(live.stuck)] if live.stuck else [])]

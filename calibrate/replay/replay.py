@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -19,6 +20,7 @@ from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.config.overrides import override, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
+from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import NO_HOST, HostPart
@@ -86,17 +88,11 @@ def read_order(path: Path, count: int) -> list[int]:
 
 def replay_requests(scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None) -> list[Request]:
     """Return the first `limit` requests of a scenario. Times start at 0 and are multiplied by `time_scale`."""
-    return requests_and_block(scenario, time_scale, limit)[0]
-
-
-def requests_and_block(
-    scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None
-) -> tuple[list[Request], Optional[int]]:
-    """Return the requests to replay, and the prompt tokens per hash id of their trace."""
-    trace = load_trace(scenario)
-    requests = copy_requests(trace.requests)
+    requests = copy_requests(load_trace(scenario).requests)
     requests.sort(key=lambda request: request.sent)
     requests = requests[:limit]
+    if several := next((request for request in requests if request.sampling is not None), None):
+        raise BadInput(f"request {several.id}: n: expected one answer in a replay, got {several.sampling!r}")
     if not requests:
         raise BadInput("trace: expected requests to replay, got none")
     if not 0 < time_scale < float("inf"):
@@ -108,7 +104,7 @@ def requests_and_block(
         request.think_time *= time_scale
         if request.follows not in kept:
             request.follows = None
-    return requests, trace.block
+    return requests
 
 
 def expected_seconds(scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile]) -> float:
@@ -128,6 +124,29 @@ def as_backend_scenario(scenario: Scenario) -> Scenario:
     return scenario.model_copy(update={"engine": engine})
 
 
+def with_known_answers(requests: Sequence[Request]) -> list[Request]:
+    """Return copies whose prompts contain only answers that are complete when the prompt is sent.
+
+    A prompt can only contain the answer to a request that it follows. Other answers lose their names: a prompt that has
+    such a name contains another text.
+    """
+    copies = copy_requests(requests)
+    contents = {request.id: request.content for request in copies if request.content is not None}
+    answers = Counter(content.answer for content in contents.values() if content.answer is not None)
+    follows = {request.id: request.follows for request in copies}
+    unknown = {name for name, count in answers.items() if count > 1}  # several requests would generate one text
+    for id, content in contents.items():
+        earlier, before = set(), follows[id]
+        while before in contents and contents[before].answer not in earlier:
+            earlier.add(contents[before].answer)
+            before = follows[before]
+        unknown |= {name for name in content.names if name in answers and name not in earlier}
+    for request in copies:
+        if request.content is not None and request.content.answer in unknown:
+            request.content = Content(request.content.names, request.content.ends)
+    return copies
+
+
 def replay_on_backend(
     session: DeviceSession,
     name: str,
@@ -143,7 +162,7 @@ def replay_on_backend(
 
     `check_tokens` requests then run again alone, and their tokens are compared.
     """
-    scenario = as_backend_scenario(scenario)
+    scenario, requests = as_backend_scenario(scenario), with_known_answers(requests)
     selected = session.use_sampling(scenario)
     if profile is not None and profile.sampling_used not in (None, selected) and selected is not None:
         # The option of the backend, or its default, is not what the profile was measured with.

@@ -12,13 +12,16 @@ import json
 import queue
 import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory
 from servesim.calibrate.live.driver import LiveDriver, make_clock
+from servesim.calibrate.live.shared_blocks import SharedBlockTables
 from servesim.config.user_code import use_access, user_errors
 from servesim.core import Request, Stuck
+from servesim.core.content import Content
+from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
 from servesim.engine.step import Step, TokenGaps
 
@@ -40,6 +43,7 @@ class EngineLoop(LiveDriver):
         self._reported = 0  # number of entries of server.done that were sent
         self._tokens: list[list[Any]] = []  # of the last call, not yet sent
         self._failed = False  # whether the last call ran out of memory
+        self._cache_is_wrong = False  # whether the prefix cache has blocks that a failed call did not write
         self._preemptions = 0  # so far
 
     def run(self) -> float:
@@ -67,8 +71,10 @@ class EngineLoop(LiveDriver):
             super().compute(step)
         except OutOfMemory as error:
             self.step_tokens = [0] * len(self.history.row_requests)
-            self.aborted.update({r.id: f"out of memory: {error}" for r in self.history.row_requests if r is not None})
-            self._failed = True
+            decoding = [r for r in self.loop.server.running if r._cohort is not None] if step.decode_rows else []
+            failed = [*(chunk.request for chunk in step.chunks), *decoding]
+            self.aborted.update({request.id: f"out of memory: {error}" for request in failed})
+            self._failed = self._cache_is_wrong = True
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         super().on_step_start(server, step, arrived)
@@ -80,9 +86,19 @@ class EngineLoop(LiveDriver):
             if request.id in self.aborted:
                 request.outcome, request.reason = "failed", self.aborted[request.id]
         if step.runs_model and not self._failed:
-            pairs = zip(self.history.row_requests, self.step_tokens)
-            self._tokens = [[r.id, token] for r, token in pairs if r is not None]
+            pairs = [(r, token) for r, token in zip(self.history.row_requests, self.step_tokens) if r is not None]
+            self._tokens = [[request.id, token] for request, token in pairs]
+            if server.prefix_cache is not None:
+                self._extend_texts(server.prefix_cache, pairs)
         self._failed = False
+
+    def _extend_texts(self, cache: PrefixCache, pairs: Sequence[tuple[Request, int]]) -> None:
+        """Add generated tokens to the texts of their requests: a later prompt may contain the answer."""
+        for request, token in pairs:
+            text = cache.text_of(request) if request.status != "done" else None
+            if text is not None:  # its last piece is the rest of the answer, which is not known yet
+                text.names.insert(-1, token)
+                text.ends.insert(-1, text.ends[-2] + 1)
 
     def _idle(self, wake_at: float) -> None:
         """Sleep until a message arrives or `wake_at`."""
@@ -107,7 +123,10 @@ class EngineLoop(LiveDriver):
     def _handle(self, message: dict[str, Any]) -> None:
         if "submit" in message:
             id, tokens, limit = message["submit"]
-            request = Request(id, self.loop.now, len(tokens), limit)
+            content = None
+            if self.loop.server.prefix_cache is not None:  # every token is a text of its own
+                content = Content(tokens, range(1, len(tokens) + 1))
+            request = Request(id, self.loop.now, len(tokens), limit, content=content)
             self.open[id] = request
             self.prompts[request] = tokens
             self.loop.inbox.add(request)
@@ -123,6 +142,9 @@ class EngineLoop(LiveDriver):
                 self.history.drop([request])
             if request is None or request.status == "done":
                 del self.aborted[id]
+        if self._cache_is_wrong and isinstance(self.tables, SharedBlockTables):
+            self.tables.clear()
+        self._cache_is_wrong = False
 
     def close(self) -> None:
         """Abort all open requests."""
@@ -150,17 +172,19 @@ class EngineLoop(LiveDriver):
             self._send({"t": self.loop.now, "tokens": tokens, "finished": finished, "state": self.state()})
 
     def state(self) -> dict[str, int]:
-        """Return the queue lengths, the block counts, and the calls and preemptions so far."""
-        server = self.loop.server
+        """Return the queue lengths, the block counts, and the calls, preemptions and cached tokens so far."""
+        server, cache = self.loop.server, self.loop.server.prefix_cache
         flushed = sum(len(self.tables.tables.get(request, ())) for request in server.finished)
         return {
             "waiting": len(server.waiting),
             "running": len(server.running),
             "swapped": len(server.swapped),
-            "free_blocks": len(self.tables.free) + flushed,  # includes blocks that the next plan frees
+            "free_blocks": self.tables.free_count + flushed,  # includes blocks that the next plan frees
             "total_blocks": self.tables.total,
             "calls": self.loop.calls,
             "preemptions": self._preemptions,
+            "prefix_cache_queries": 0 if cache is None else cache.stats.queries,
+            "prefix_cache_hits": 0 if cache is None else cache.stats.hits,
         }
 
     def _send(self, message: dict[str, Any]) -> None:

@@ -56,7 +56,9 @@ class ServerMetrics:
         self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of requests with a first token")
         self.generation_tokens = self._counter("generation_tokens", "generated tokens")
         self.preemptions = self._counter("num_preemptions", "preemptions by the scheduler")
-        self._preemptions_counted = 0
+        self.cache_queries = self._counter("prefix_cache_queries", "prompt tokens looked up in the prefix cache")
+        self.cache_hits = self._counter("prefix_cache_hits", "prompt tokens that the prefix cache had")
+        self._counted: dict[str, int] = {}  # totals of the engine at the last call of `text`
         self.ends = prometheus.Counter(
             "vllm:request_success", "requests that ended", (*LABELS, "finished_reason"), registry=self.registry
         )
@@ -118,8 +120,14 @@ class ServerMetrics:
         self.waiting.set(state["waiting"])
         self.swapped.set(state["swapped"])
         self.cache_usage.set(1 - state["free_blocks"] / state["total_blocks"])
-        self.preemptions.inc(state["preemptions"] - self._preemptions_counted)
-        self._preemptions_counted = state["preemptions"]
+        totals = {
+            "preemptions": self.preemptions,
+            "prefix_cache_queries": self.cache_queries,
+            "prefix_cache_hits": self.cache_hits,
+        }
+        for key, counter in totals.items():
+            counter.inc(state[key] - self._counted.get(key, 0))
+            self._counted[key] = state[key]
         return prometheus.generate_latest(self.registry)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.replay.measured_run import write_live
-from servesim.calibrate.replay.replay import expected_seconds, requests_and_block
+from servesim.calibrate.replay.replay import expected_seconds, replay_requests
 from servesim.config.overrides import merge
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Shape
@@ -161,7 +161,7 @@ class Tuner:
     def _expected_seconds(self, config: int, profile: Profile) -> float:
         """Return the expected device time of a measurement."""
         scenario = self._scenario(config)
-        return expected_seconds(scenario, requests_and_block(scenario)[0], profile) + self.overhead
+        return expected_seconds(scenario, replay_requests(scenario), profile) + self.overhead
 
     def _known(self) -> list[int]:
         return [m.config for m in self.journal.measurements if not m.stopped]

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.replay.http_client import Target, replay_against
 from servesim.calibrate.replay.measured_run import MeasuredRun, run_from_result
-from servesim.calibrate.replay.replay import ProgressLine, as_backend_scenario, requests_and_block
+from servesim.calibrate.replay.replay import ProgressLine, as_backend_scenario, replay_requests, with_known_answers
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile
@@ -67,7 +67,7 @@ class BackendTarget:
         start = time.monotonic()
         if not self.session.about:
             self.session.load(self.scenarios)
-        requests, _ = requests_and_block(scenario)
+        requests = with_known_answers(replay_requests(scenario))
         line = ProgressLine(name, len(requests), self.quiet)
         left = max_seconds - (time.monotonic() - start)
         warm_up = self.warm_up if self.host_separate else 0
@@ -97,9 +97,9 @@ class UrlTarget:
         if self.restart is not None:
             self._restart(file)
         start = time.monotonic()  # a restart is no device time: no request runs
-        requests, block = requests_and_block(scenario)
+        requests = replay_requests(scenario)
         server = replace(self.server, timeout=min(self.server.timeout, max_seconds))
-        live = replay_against(server, name, scenario, requests, None, self.quiet, block).live
+        live = replay_against(server, name, scenario, requests, None, self.quiet).live
         return live, time.monotonic() - start
 
     def _restart(self, file: Path) -> None:

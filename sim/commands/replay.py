@@ -245,7 +245,7 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     import aiohttp  # noqa: F401  a missing package is reported before the first line
     from servesim.calibrate.client.prompts import new_seed
     from servesim.calibrate.replay.http_client import Target, replay_against
-    from servesim.calibrate.replay.replay import requests_and_block
+    from servesim.calibrate.replay.replay import replay_requests
     from servesim.calibrate.replay.token_check import sample_size
     from servesim.costs.device_profile import load_profile
 
@@ -253,12 +253,12 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
     seed = args.prompt_seed or new_seed()
     target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0, seed)
     for name, scenario in scenarios:
-        requests, block = requests_and_block(scenario, args.time_scale, args.limit)
+        requests = replay_requests(scenario, args.time_scale, args.limit)
         profile = None if args.live_only else load_profile(scenario.profile)
         tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
         show_duration(args, name, scenario, requests, profile)
         draws = args.intervals or 0
-        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, block, draws, tokens))
+        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, draws, tokens))
         show_live(args, done[-1], None)
         if done[-1].interrupted:
             break

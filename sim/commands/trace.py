@@ -42,6 +42,9 @@ def register(commands: Any) -> None:
     inspect.add_argument("file", metavar="FILE", help="trace file, plain or .gz; - reads standard input")
     _add_reading_options(inspect)
     _add_editing_options(inspect)
+    inspect.add_argument(
+        "--block-size", type=int, default=16, metavar="N", help="tokens per block of the prefix cache (default 16)"
+    )
     inspect.add_argument("--plot", metavar="FILE", help="draw arrivals and lengths (PNG, SVG or PDF)")
     add_json(inspect)
     inspect.set_defaults(run=inspect_trace)
@@ -85,6 +88,9 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     )
     reading.add_argument(
         "--tokenizer", metavar="PATH", help="tokenizer.model or tokenizer.json, for formats that hold text"
+    )
+    reading.add_argument(
+        "--conversations", action="store_true", help="the prompts of a session contain its earlier turns and answers"
     )
     reading.add_argument("--sort", action="store_true", help="sort rows by arrival time")
     reading.add_argument("--limit", type=int, metavar="N", help="keep only the first N requests")
@@ -200,11 +206,13 @@ def inspect_trace(args: argparse.Namespace) -> int:
 
     from servesim.traces.describe import format_statistics, statistics
 
+    if args.block_size < 1:
+        raise BadInput(f"--block-size: expected at least 1 token, got {args.block_size}")
     trace = _load(args, args.file)
     for remark in trace.remarks():
         print_note(args, remark)
     trace = _edit(args, trace)
-    metrics = statistics(trace)
+    metrics = statistics(trace, args.block_size)
     print(json.dumps(metrics, indent=1) if args.json else format_statistics(metrics))
     if args.plot:
         from servesim.traces.describe import plot_trace
@@ -219,7 +227,8 @@ def _load(args: argparse.Namespace, file: str) -> Trace:
     window = _window(args.slice)
     return load(
         file, args.format, columns(args.column), args.limit, args.tokenizer,
-        unit=args.time_unit, sort=args.sort, seed=args.seed, **({"window": window} if window else {}),
+        unit=args.time_unit, sort=args.sort, seed=args.seed, conversations=args.conversations,
+        **({"window": window} if window else {}),
     )  # fmt: skip
 
 

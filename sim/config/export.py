@@ -96,7 +96,7 @@ V0_BLOCK_SIZES = (1, 8, 16, 32, 64, 128)
 VLLM_ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks"}
 V1_FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
-    "scheduler_reserve_full_isl", "watermark", "policy",
+    "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching",
 }  # fmt: skip
 V0_FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "delay_factor", "preemption_mode", "policy", "max_num_partial_prefills",
@@ -130,12 +130,11 @@ def v1_command(scenario: Scenario, model: str) -> Exported:
         **switch("enable-chunked-prefill", policy.enable_chunked_prefill),
         "--scheduling-policy": policy.policy,
         **memory_flags(scenario, scenario.engine.num_blocks + 1),
-        **switch("enable-prefix-caching", False),
+        **switch("enable-prefix-caching", policy.enable_prefix_caching),
         **switch("async-scheduling", False),
     }
     notes = [
         f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}",
-        f"--no-enable-prefix-caching: {AS_SIMULATED.format('reuse the KV cache of equal prefixes')}",
         *memory_notes(scenario),
         *note_on_whole_prompts(scenario, policy.enable_chunked_prefill),
     ]

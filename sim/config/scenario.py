@@ -147,6 +147,7 @@ class TraceFile(Keys):
         1, gt=0, le=MAX_INT, description="number of copies of the trace, one after the other; prompts of copies differ"
     )
     tokenizer: Optional[str] = Field(None, description="tokenizer.model or .json, for formats that hold text")
+    conversations: bool = Field(False, description="the prompts of a session contain its earlier turns and answers")
 
 
 def check_workload(workload: Any) -> Any:

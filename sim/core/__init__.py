@@ -4,6 +4,7 @@ Standard library only and Python 3.9, because these modules also load inside a l
 are seconds, memory is KV blocks of `block_size` tokens. An unset value is None, never 0. Every package may import this.
 """
 
+from .content import Content
 from .cost import Shape, StepCost, check_seconds
 from .errors import BadInput, PlanError, PolicyError, Stuck
 from .plan import (
@@ -29,14 +30,15 @@ from .policy import (
     require_one_of,
 )
 from .request import ClientRequest, DecodeCohort, Request
-from .view import BlockPool, Queue, ServerQueue, View
+from .sampling import Sampling, SequenceGroup
+from .view import BlockPool, CachedPrefix, CacheDraft, Queue, ServerQueue, View
 
 __all__ = [
     "BadInput", "PlanError", "PolicyError", "Stuck",
-    "ClientRequest", "Request", "DecodeCohort",
+    "ClientRequest", "Content", "Request", "DecodeCohort", "Sampling", "SequenceGroup",
     "FOREVER", "NO_MOVES", "Chunk", "Moves", "Plan", "Preemption", "Rejection",
     "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN",
-    "BlockPool", "Queue", "ServerQueue", "View",
+    "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
     "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_effect",
     "require_one_of",
     "Shape", "StepCost", "check_seconds",

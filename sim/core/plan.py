@@ -22,16 +22,20 @@ def count_of(number: SupportsIndex, name: str) -> int:
 class Chunk:
     """A number of tokens of one request that a step computes."""
 
-    __slots__ = ("blocks", "request", "tokens")
+    __slots__ = ("blocks", "cached", "request", "tokens")
 
-    def __init__(self, request: Request, tokens: SupportsIndex, blocks: SupportsIndex = 0) -> None:
+    def __init__(
+        self, request: Request, tokens: SupportsIndex, blocks: SupportsIndex = 0, cached: SupportsIndex = 0
+    ) -> None:
         self.request = request
         self.tokens = count_of(tokens, "Chunk.tokens")
         # blocks that the request holds from now on; 0: as many as its tokens need
         self.blocks = count_of(blocks, "Chunk.blocks")
+        # tokens before these, which a request takes from the prefix cache when it is admitted
+        self.cached = count_of(cached, "Chunk.cached")
 
     def __iter__(self) -> Iterator[Any]:
-        return iter((self.request, self.tokens, self.blocks))
+        return iter((self.request, self.tokens, self.blocks, self.cached))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Chunk) and tuple(self) == tuple(other)
@@ -40,7 +44,7 @@ class Chunk:
         return Chunk, tuple(self)
 
     def __repr__(self) -> str:
-        return f"Chunk({self.request!r}, {self.tokens}, {self.blocks})"
+        return f"Chunk({self.request!r}, {self.tokens}, {self.blocks}, {self.cached})"
 
 
 class Preemption(NamedTuple):
@@ -53,6 +57,10 @@ class Preemption(NamedTuple):
     # front or back of a FIFO waiting queue | sorted: by its sort key | swapped. A sorted waiting queue always uses the
     # sort key.
     queue: str = "front"
+    # With a prefix cache: tokens that this step had given it before, which the cache has; and whether its blocks become
+    # free after those of the chunks are taken, not before.
+    tokens: int = 0
+    frees_last: bool = False
 
 
 class Rejection(NamedTuple):

@@ -30,8 +30,12 @@ class Traits(NamedTuple):
     arrival_is_send_time: bool = False  # the front end stamps a request before the scheduler sees it
     frees_blocks_late: bool = False  # finished requests hold their blocks until a plan releases them
     last_token_decodes: bool = False  # if one token of a prompt is left, it runs as a decode row
+    resumed_token_decodes: bool = False  # the same for a preempted request that has generated tokens
     tokens_past_max_model_len: int = 0  # an output is cut when prompt + output exceed max_model_len by this number
     rejects_full_prompts: bool = False  # a prompt of max_model_len tokens or more is rejected on arrival
+    # prefix cache, by its order of free blocks: hashed_last (vLLM since 0.24), append (vLLM before) | "": no cache
+    prefix_cache: str = ""
+    sequence_groups: bool = False  # the answers to a request share blocks; otherwise each is a request of its own
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)

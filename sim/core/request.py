@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Optional
+
+from .content import Content
+from .sampling import Sampling, SequenceGroup
 
 # What a client asks: the arguments of ClientRequest, in order.
 CLIENT_FIELDS = (
-    "id", "arrival", "prompt", "output", "limit", "priority", "session", "prefix_hashes", "follows", "think_time",
-    "fails_at_token",
+    "id", "arrival", "prompt", "output", "limit", "priority", "session", "content", "follows", "think_time",
+    "fails_at_token", "sampling",
 )  # fmt: skip
 # Its progress in a server: the other attributes of Request.
 PROGRESS_FIELDS = (
-    "sent", "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "outcome", "reason",
-    "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
+    "sent", "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "cached_tokens",
+    "outcome", "reason", "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
     "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-    "_in_prefilling",
+    "_in_prefilling", "_admission",
 )  # fmt: skip
 
 
 class DecodeCohort:
     """The decoding requests of a server, as requests and policies see them. The engine has the rest in `Cohort`."""
 
-    __slots__ = ("context", "size", "steps")
+    __slots__ = ("context", "groups", "size", "steps")
 
     def __init__(self) -> None:
-        self.size = 0
+        self.size = 0  # sequences: most requests have one
         self.context = 0  # sum of their cached tokens
+        self.groups: list[Request] = []  # those with several sequences
         self.steps = 0  # decode steps of the cohort so far
 
     def blocks_needed(self, ahead: int = 0) -> int:
@@ -53,10 +56,11 @@ class ClientRequest:
         limit: Optional[int] = None,
         priority: int = 0,
         session: Optional[str] = None,
-        prefix_hashes: Sequence[int] = (),
+        content: Optional[Content] = None,
         follows: Any = None,
         think_time: Optional[float] = None,
         fails_at_token: Optional[int] = None,
+        sampling: Optional[Sampling] = None,
     ) -> None:
         self.id = id
         self.arrival = float(arrival)  # when the client sends it; a server changes it, see Request
@@ -65,16 +69,17 @@ class ClientRequest:
         self.limit = output if limit is None else limit  # output limit in tokens (max_tokens)
         self.priority = priority  # lower is served first
         self.session = session
-        self.prefix_hashes = prefix_hashes  # hash ids of the prompt's blocks, as in Mooncake traces
+        self.content = content  # what the prompt says; None: a text of its own
         self.follows = follows  # id of the request that must finish first (sessions, closed loops)
         self.think_time = 0.0 if think_time is None else float(think_time)  # seconds from that finish to this arrival
         self.fails_at_token = fails_at_token  # the model call that would generate this token fails
+        self.sampling = sampling  # None: one answer; in a server, a SequenceGroup
 
     def client_fields(self) -> tuple[Any, ...]:
         """Return what the client asks, in the order of CLIENT_FIELDS."""
         return (
             self.id, self.arrival, self.prompt, self.output, self.limit, self.priority, self.session,
-            self.prefix_hashes, self.follows, self.think_time, self.fails_at_token,
+            self.content, self.follows, self.think_time, self.fails_at_token, self.sampling,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -109,13 +114,15 @@ class Request(ClientRequest):
         limit: Optional[int] = None,
         priority: int = 0,
         session: Optional[str] = None,
-        prefix_hashes: Sequence[int] = (),
+        content: Optional[Content] = None,
         follows: Any = None,
         think_time: Optional[float] = None,
         fails_at_token: Optional[int] = None,
+        sampling: Optional[Sampling] = None,
     ) -> None:
         super().__init__(
-            id, arrival, prompt, output, limit, priority, session, prefix_hashes, follows, think_time, fails_at_token,
+            id, arrival, prompt, output, limit, priority, session, content, follows, think_time, fails_at_token,
+            sampling,
         )  # fmt: skip
         self.sent = self.arrival
         self.serial = 0  # position in the trace, later requests behind it; breaks ties
@@ -126,6 +133,7 @@ class Request(ClientRequest):
         self.host_blocks = 0  # blocks that it holds in host memory
         self.prompt_done = False  # set by a preemption: its prompt was complete, so it decodes after swap-in
         self.preemptions = 0
+        self.cached_tokens = 0  # tokens that came from the prefix cache, over all admissions
         # finished | refused: rejected | failed: its model call failed | unanswered: no final message to the client |
         # lost: client timeout | aborted: client disconnected
         self.outcome: Optional[str] = None
@@ -145,12 +153,13 @@ class Request(ClientRequest):
         self._cached = 0
         self._blocks = 0
         self._cohort: Optional[DecodeCohort] = None
+        self._admission = 0  # number of its newest admission in its server; the order of a running queue
         self._in_prefilling = False  # whether it is in its server's prefilling queue
 
     def client_fields(self) -> tuple[Any, ...]:
         return (
             self.id, self.sent, self.prompt, self.output, self.limit, self.priority, self.session,
-            self.prefix_hashes, self.follows, self.think_time, self.fails_at_token,
+            self.content, self.follows, self.think_time, self.fails_at_token, self.sampling,
         )  # fmt: skip
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -187,6 +196,26 @@ class Request(ClientRequest):
         """Device blocks that it holds."""
         cohort = self._cohort
         return self._blocks if cohort is None else cohort.blocks(self)
+
+    @property
+    def group(self) -> Optional[SequenceGroup]:
+        """Its sequences in a server, if it has several."""
+        return self.sampling if isinstance(self.sampling, SequenceGroup) else None
+
+    @property
+    def sequences(self) -> int:
+        """Sequences that generate its answers now."""
+        return 1 if self.sampling is None or self.group is None else self.group.sequences
+
+    @property
+    def seats(self) -> int:
+        """Sequences that it may have, as a limit of sequences counts them."""
+        return 1 if self.sampling is None or self.group is None else self.group.seats
+
+    @property
+    def generated(self) -> int:
+        """Tokens generated so far, of all its sequences."""
+        return self.written if self.group is None else self.group.generated
 
     @property
     def decodes(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Optional, Protocol
 
+from .plan import Chunk
 from .request import DecodeCohort, Request
 
 
@@ -45,12 +46,13 @@ class ServerQueue:
 class BlockPool:
     """The KV blocks on the device and on the host, as counts. Block ids do not matter in a simulation."""
 
-    __slots__ = ("block_size", "free", "host_free", "host_lost", "host_total", "total")
+    __slots__ = ("block_size", "free", "host_free", "host_lost", "host_total", "lost", "total")
 
     def __init__(self, total: int, block_size: int, host_blocks: int = 0) -> None:
         self.total = self.free = total
         self.block_size = block_size  # tokens per block
         self.host_total = self.host_free = host_blocks
+        self.lost = 0  # device blocks that the engine never frees, because of a defect
         self.host_lost = 0  # host blocks that no request can use again (Rejection.keeps_host_blocks)
 
     def blocks_for(self, tokens: int) -> int:
@@ -58,12 +60,49 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
 
+class CachedPrefix:
+    """The beginning of a waiting request that the prefix cache has."""
+
+    __slots__ = ("blocks_in_cache", "idle_blocks", "may_grow", "tokens")
+
+    def __init__(self, tokens: int, idle_blocks: int, may_grow: bool, blocks_in_cache: int) -> None:
+        self.tokens = tokens  # they need not be computed
+        self.idle_blocks = idle_blocks  # of its blocks, those that no request holds: an admission takes them
+        self.may_grow = may_grow  # a running request may add the next block: do not hold a plan that waits for blocks
+        self.blocks_in_cache = blocks_in_cache  # without those that this step fills
+
+
+class CacheDraft:
+    """The prefix cache while a policy plans a step. It changes nothing; a policy tells it what it has planned so far.
+
+    Blocks that the step fills can be used by the requests that are admitted after them, in the same step.
+    """
+
+    __slots__ = ()
+
+    def start(self, chunks: Iterable[Chunk] = ()) -> None:
+        """Forget the earlier draft. In this step, running requests compute these chunks."""
+        raise NotImplementedError
+
+    def find(self, request: Request, free: int) -> CachedPrefix:
+        """Return what the cache has of a waiting request, if the plan so far leaves this number of blocks free."""
+        raise NotImplementedError
+
+    def admit(self, request: Request, prefix: CachedPrefix, tokens: int) -> None:
+        """Plan to admit a request: it uses the prefix and computes the next tokens."""
+        raise NotImplementedError
+
+    def preempt(self, request: Request, tokens: int) -> int:
+        """Plan to preempt a request, to which the step had given tokens. Return how many blocks become free."""
+        raise NotImplementedError
+
+
 class View:
     """Everything that a policy may read. A policy must not change it; equal views give equal plans."""
 
     __slots__ = (
         "now", "waiting", "running", "swapped", "prefilling", "finished", "pool", "cohort", "max_model_len",
-        "last_prefill", "state",
+        "last_prefill", "prefix_cache", "state", "has_groups",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +115,7 @@ class View:
         pool: BlockPool,
         cohort: DecodeCohort,
         max_model_len: Optional[int],
+        prefix_cache: Optional[CacheDraft] = None,
     ) -> None:
         self.now = 0.0
         self.waiting = waiting
@@ -86,12 +126,14 @@ class View:
         self.pool = pool
         self.cohort = cohort
         self.max_model_len = max_model_len
+        self.prefix_cache = prefix_cache  # None: the engine has none
+        self.has_groups = False  # a request with several sequences has arrived
         self.last_prefill: Optional[tuple[float, float]] = None  # start and end of the last step with a chunk
         self.state: Any = None  # `state` of the policy's last plan
 
     @property
     def decoding(self) -> int:
-        """Number of decoding requests: running, with a complete prompt."""
+        """Number of decoding sequences: those of running requests with a complete prompt."""
         return self.cohort.size
 
     @property

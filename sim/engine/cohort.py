@@ -17,6 +17,8 @@ from typing import Optional
 
 from servesim.core import FOREVER, DecodeCohort, Request
 
+from .groups import group_of
+
 
 class Cohort(DecodeCohort):
     """The decoding requests of one server."""
@@ -49,6 +51,9 @@ class Cohort(DecodeCohort):
         request._cohort = self
         request._joined_step = steps
         request._joined_busy_s = self.busy
+        if request.sampling is not None:
+            self._join_group(request)
+            return
         request._finish_step = finish = steps + (remaining if remaining > 1 else 1)
         self.size += 1
         self.context += cached
@@ -68,6 +73,12 @@ class Cohort(DecodeCohort):
             assert request._blocks * block_size >= cached + remaining, f"{request}: Chunk.blocks is too small"
         self.new_members.append(request)
 
+    def _join_group(self, request: Request) -> None:
+        self.groups.append(request)
+        self.new_members.append(request)
+        self.size += request.sequences
+        self.context += request.sequences * request._cached
+
     def leave(self, request: Request) -> None:
         """Remove a member and store its counters in the request."""
         steps = self.steps - request._joined_step
@@ -77,13 +88,16 @@ class Cohort(DecodeCohort):
         request._cohort = None
         request._joined_step = request._finish_step = 0  # frees three numbers: 90 MB for a million finished requests
         request._joined_busy_s = 0.0
-        self.size -= 1
-        self.context -= cached
+        self.size -= request.sequences
+        self.context -= request.sequences * cached
         if steps:
             request.last_token = self.last_end
         elif request in self.new_members:
             self.new_members.remove(request)
-        if self._reserved and request in self._reserved:
+        if request.sampling is not None:
+            self.groups.remove(request)
+            request._blocks = group_of(request).blocks
+        elif self._reserved and request in self._reserved:
             request._blocks = self._reserved.pop(request)
         else:
             request._blocks = -(-cached // self.block_size)
@@ -93,10 +107,15 @@ class Cohort(DecodeCohort):
     def blocks(self, request: Request) -> int:
         if self._reserved and request in self._reserved:
             return self._reserved[request]
+        if request.sampling is not None:
+            return group_of(request).blocks
         return -(-(request._cached + self.steps - request._joined_step) // self.block_size)
 
     def blocks_needed(self, ahead: int = 0) -> int:
-        return self.block_offsets[-(self.steps + ahead) % self.block_size]
+        blocks = self.block_offsets[-(self.steps + ahead) % self.block_size]
+        if self.groups:  # they decide step by step
+            blocks += sum([group_of(request).new_blocks(request.length) for request in self.groups])
+        return blocks
 
     def advance(self, steps: int, end: float, busy: float) -> list[Request]:
         """Count `steps` decode steps of all members. The last one ended at `end`, and they took `busy` seconds.
@@ -123,4 +142,18 @@ class Cohort(DecodeCohort):
                 if request._cohort is self and request._finish_step == step:  # otherwise it left, or joined again later
                     self.leave(request)
                     finished.append(request)
+        if self.groups:
+            self._advance_groups(finished)
         return finished
+
+    def _advance_groups(self, finished: list[Request]) -> None:
+        """Record the newest token of the groups. Those that end leave, and are added to `finished`."""
+        for request in list(self.groups):
+            group, cached = group_of(request), request.cached
+            before = group.sequences
+            goes_on = group.record_token(request.written, cached)
+            self.size += group.sequences - before
+            self.context += (group.sequences - before) * cached
+            if not goes_on or request.fails_at_token == request.written:
+                self.leave(request)
+                finished.append(request)

@@ -21,7 +21,7 @@ from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
 from .loop import Loop
-from .results import record_decode
+from .results import free_finished, record_decode
 from .step import Padding, Step
 
 # The cost of a decode: padded rows, seconds at context 0, seconds per context token, whether the cost is linear.
@@ -97,6 +97,8 @@ class FastForward(HeldSteps):
             if context > self.max_context:
                 self.max_context = context
             finished = record_decode(server, start, now, steps, first)
+            if finished:
+                free_finished(server, finished)
             loop.calls += steps
             if not loop.fast_path:
                 loop.notify_end(step, now, first, finished)

@@ -15,12 +15,13 @@ from servesim.core import BlockPool
 class KvUse:
     """The sums of one server."""
 
-    __slots__ = ("block_sum", "peak_blocks", "token_sum", "tokens")
+    __slots__ = ("block_sum", "peak_blocks", "shared_sum", "token_sum", "tokens")
 
     def __init__(self) -> None:
         self.tokens = 0  # stored on the device now
         self.block_sum = 0
         self.token_sum = 0
+        self.shared_sum = 0  # blocks that the sequences of a request saved by sharing
         self.peak_blocks = 0
 
     def add_steps(self, steps: int, live: int, blocks: int, more_sum: int) -> None:
@@ -42,4 +43,5 @@ class KvUse:
             "kv_fragmentation": 1 - self.token_sum / (self.block_sum * pool.block_size),
             "peak_kv_blocks": self.peak_blocks,
             "mean_kv_tokens": self.token_sum / calls,
+            **({"kv_sharing": self.shared_sum / (self.block_sum + self.shared_sum)} if self.shared_sum else {}),
         }

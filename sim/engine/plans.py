@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from servesim.core import NO_MOVES, Chunk, Moves, Plan, Request
+from servesim.core import NO_MOVES, Chunk, Plan, Request
 
+from .groups import group_of
+from .prefix_cache import PrefixCache
 from .server import Server
 from .step import Step
 
@@ -14,25 +16,27 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
     """Move requests, allocate blocks, and return the step."""
     step = Step(plan, now)
     if plan.moves is not NO_MOVES:
-        _move(server, plan.moves, step, now)
+        _move(server, plan, step, now)
     chunks = plan.chunks
+    if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
+        _decode(server, step)
+        if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
+            step.hold = plan.hold
+    elif chunks and server.cohort.size:
+        _decode_some(server, chunks, step)
     if chunks:
         _start_chunks(server, chunks, step, now)
     if plan.reorder_running is not None:
         server.running.reorder(plan.reorder_running)
         server.prefilling.reorder([request for request in plan.reorder_running if request._in_prefilling])
-    if plan.decode:
-        _decode(server, step)
-        if not chunks:
-            step.hold = plan.hold
-    elif len(step.chunks) < len(chunks):
-        _decode_some(server, plan, step)
+    if server.unreleased:
+        server.release_preempted()
     server.view.state = plan.state
     return step
 
 
-def _move(server: Server, moves: Moves, step: Step, now: float) -> None:
-    step.has_moves = True
+def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
+    moves, step.has_moves = plan.moves, True
     _refuse_repeated("release", moves.release)
     _refuse_repeated("preempt", [preemption.request for preemption in moves.preempt])
     _refuse_repeated("swap_in", moves.swap_in)
@@ -42,6 +46,8 @@ def _move(server: Server, moves: Moves, step: Step, now: float) -> None:
     for request in moves.release:
         server.finished.remove(request)
         server.free_blocks(request)
+    if moves.preempt and server.prefix_cache is not None:
+        _cache_scheduled(server.prefix_cache, server, plan)
     for preemption in moves.preempt:
         if server.record_moves:
             step.preempted = [*step.preempted, (preemption.request, preemption.mode, preemption.request.slot)]
@@ -58,6 +64,16 @@ def _move(server: Server, moves: Moves, step: Step, now: float) -> None:
         server.reject(rejection, now)
 
 
+def _cache_scheduled(cache: PrefixCache, server: Server, plan: Plan) -> None:
+    """Cache the blocks that the step fills in the order of the running queue, if some are of preempted requests."""
+    tokens = {preemption.request: preemption.tokens for preemption in plan.moves.preempt if preemption.tokens}
+    if tokens:
+        tokens.update({chunk.request: chunk.tokens for chunk in plan.chunks})
+        for request in server.running:
+            if request in tokens:
+                cache.schedule(request, tokens[request])
+
+
 def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:
     """Raise an AssertionError if a list of a plan has a request twice: its blocks would be counted twice."""
     if len(requests) > 1 and len(set(requests)) < len(requests):
@@ -67,7 +83,7 @@ def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:
 
 def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: float) -> None:
     """Start the chunks of prompts. A chunk of a request that already decodes is a decode."""
-    pool, has_decodes = server.pool, False
+    pool, cache, has_decodes = server.pool, server.prefix_cache, False
     if len(chunks) > 1:
         _refuse_repeated("chunks", [chunk.request for chunk in chunks])
     for chunk in chunks:
@@ -77,6 +93,9 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: floa
             has_decodes = True
             continue
         cached = request._cached
+        is_first = not cached
+        if cache is not None and request.status != "running":
+            cached = _use_cached(server, chunk)
         pending = request.prompt + request._written - cached
         assert 0 < tokens <= pending, f"a chunk has {tokens} tokens, {request} has {pending} pending"
         if request.status != "running":
@@ -87,7 +106,11 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: floa
         if needed > request._blocks:
             pool.free -= needed - request._blocks
             request._blocks = needed
-        if not cached:
+        if request.sampling is not None:
+            group_of(request).cover(needed)
+        if cache is not None:
+            cache.schedule(request, tokens)
+        if is_first:
             request.queued += now - request.state_since
             if request.scheduled is None:
                 request.scheduled = now
@@ -95,18 +118,39 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: floa
     step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if has_decodes else chunks
 
 
+def _use_cached(server: Server, chunk: Chunk) -> int:
+    """Give a request that is admitted the blocks of its cached tokens. Return their number."""
+    request, cached = chunk.request, chunk.cached
+    assert server.prefix_cache is not None and not chunk.blocks, "a prefix cache does not reserve blocks"
+    taken = server.prefix_cache.admit(request, cached)
+    server.kv_use.tokens += taken * server.pool.block_size
+    request._cached = cached
+    request.cached_tokens += cached
+    request._blocks = cached // server.pool.block_size
+    return cached
+
+
 def _decode(server: Server, step: Step) -> None:
     """Start one decode step of the whole cohort."""
     cohort, pool = server.cohort, server.pool
     step.decode_rows, step.context = cohort.size, cohort.context
     pool.free -= cohort.block_offsets[-cohort.steps % cohort.block_size]
+    for request in cohort.groups:
+        group = group_of(request)
+        copies = group.copies
+        group.append(request.length)
+        step.shared_copies += group.copies - copies
     assert pool.free >= 0, f"the decode needs {-pool.free} more blocks than are free"
 
 
-def _decode_some(server: Server, plan: Plan, step: Step) -> None:
-    """Start a decode step of the cohort members that the plan names."""
-    chosen = {chunk.request for chunk in plan.chunks if chunk.request._cohort is not None}
+def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
+    """Start a decode step of the cohort members that have a chunk."""
+    chosen = {chunk.request for chunk in chunks if chunk.request._cohort is not None}
+    if not chosen:
+        return
     if len(chosen) < server.cohort.size:
+        if server.prefix_cache is not None:
+            server.prefix_cache.update_all()
         step.paused = [r for r in server.running if r._cohort is not None and r not in chosen]
         for request in step.paused:
             server.cohort.leave(request)

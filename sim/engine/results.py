@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from servesim.core import Request
 
+from .groups import group_of
 from .server import Server
 from .step import Step
 from .work_totals import KindTotals, WorkTotals
@@ -21,7 +24,18 @@ def finish_step(server: Server, step: Step, now: float) -> list[Request]:
     if step.paused:
         for request in step.paused:
             server.cohort.join(request)
+    if finished:
+        free_finished(server, finished)
     return finished
+
+
+def free_finished(server: Server, finished: list[Request]) -> None:
+    """Free the blocks of finished requests, unless a later plan does. For a prefix cache, the order matters."""
+    if server.prefix_cache is not None and len(finished) > 1:
+        finished.sort(key=attrgetter("_admission"))
+    if not server.traits.frees_blocks_late:
+        for request in finished:
+            server.free_blocks(request)
 
 
 def _count_kv_use(server: Server, step: Step) -> None:
@@ -32,19 +46,27 @@ def _count_kv_use(server: Server, step: Step) -> None:
         use.tokens += chunk.tokens
     use.token_sum += use.tokens
     use.block_sum += blocks
+    if server.view.has_groups:
+        use.shared_sum += sum(
+            [group_of(request).shared_blocks for request in server.running if request.sampling is not None]
+        )
     if blocks > use.peak_blocks:
         use.peak_blocks = blocks
 
 
 def record_decode(server: Server, start: float, now: float, steps: int, first: float) -> list[Request]:
-    """Record decode steps: the first ended at `first`, the last at `now`. Return the finished requests."""
+    """Record decode steps: the first ended at `first`, the last at `now`. Return the finished requests.
+
+    They still hold their blocks: call `free_finished`.
+    """
     cohort, gaps = server.cohort, server.token_gaps
     old_members = cohort.size
     if cohort.new_members:
-        old_members -= len(cohort.new_members)
         for request in cohort.new_members:
             assert request.last_token is not None
-            gaps.add(first - request.last_token, 1)
+            sequences = request.sequences
+            old_members -= sequences
+            gaps.add(first - request.last_token, sequences)
     if old_members:
         assert cohort.last_end is not None
         gaps.add(first - cohort.last_end, old_members)
@@ -104,13 +126,23 @@ def _record_prefill(server: Server, step: Step, now: float, finished: list[Reque
         server.tokens_generated += 1
         if request._in_prefilling:
             server.remove_from_prefilling(request)
-        if written < request.stop_at and not failed:
+        if (written < request.stop_at if request.sampling is None else _fork(server, request)) and not failed:
             server.cohort.join(request)
         elif not failed:
             _finish(server, request, now, False)
             finished.append(request)
     if failed:
         _finish_failed_rows(server, step, now, finished)
+
+
+def _fork(server: Server, request: Request) -> bool:
+    """Record the first token of all sequences of a request. Return whether one of them goes on."""
+    group = group_of(request)
+    before = group.generated
+    goes_on = group.record_token(request._written, request._cached)
+    server.tokens_generated += group.generated - before - 1
+    request._blocks = group.blocks
+    return goes_on
 
 
 def _count_mixed(work: WorkTotals, step: Step) -> KindTotals:
@@ -142,8 +174,6 @@ def _finish(server: Server, request: Request, now: float, failed: bool) -> None:
     server.running.remove(request)
     if server.traits.frees_blocks_late:
         server.finished.push(request)
-    else:
-        server.free_blocks(request)
     request.outcome = "finished"
     if failed:
         request.outcome, request.reason = "failed", "the model call failed"

@@ -23,13 +23,16 @@ from servesim.core import (
     Preemption,
     Rejection,
     Request,
-    Traits,
     View,
 )
 from servesim.core.request import CLIENT_FIELDS
 
+from .cache_draft import Draft
 from .cohort import Cohort
+from .groups import Group, group_of, stored_tokens
 from .kv_use import KvUse
+from .length_limits import Limits
+from .prefix_cache import PrefixCache
 from .queues import FifoQueue, RequestQueue, SortedQueue, running_queues
 from .step import Step, TokenGaps
 from .work_totals import WorkTotals
@@ -75,16 +78,21 @@ class Server:
         if not policy.uses_block_pool:
             max_generate_length = None  # llm-serving uses it only with PagedAttention
         self.limits = Limits(self.pool, traits, max_model_len, max_generate_length, rejects_oversized)
+        self.prefix_cache: Optional[PrefixCache] = None  # None: the engine has none
+        if traits.prefix_cache:
+            self.prefix_cache = PrefixCache(self.pool, traits.prefix_cache)
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
-            max_model_len,
+            max_model_len, None if self.prefix_cache is None else Draft(self.prefix_cache),
         )  # fmt: skip
         self.view.state = policy.initial_state()
         self.token_gaps = TokenGaps()
         self.work = WorkTotals(self.cohort)
         self.kv_use = KvUse()
+        self.unreleased: list[tuple[Request, int]] = []  # preempted requests with blocks, and their computed tokens
         self.done: list[Request] = []  # in the order in which they finished
         self.tokens_generated = 0  # over all requests
+        self._admissions = 0
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
         self.may_fail = False  # whether a request with `fails_at_token` has arrived
         # heap of waiting requests by arrival; only if max_wait can change the order of the queue
@@ -102,6 +110,10 @@ class Server:
             return
         if request.fails_at_token is not None:
             self.may_fail = True
+        if request.sampling is not None:
+            assert self.traits.sequence_groups, "this engine runs every answer as a request of its own"
+            self.view.has_groups = True
+            request.sampling = Group(request.sampling, request, self.pool, self.kv_use)
         self._add_to_waiting(request)
 
     def _add_to_waiting(self, request: Request) -> None:
@@ -136,6 +148,8 @@ class Server:
         (self.waiting if request.status == "waiting" else self.swapped).remove(request)
         request.status = "running"
         self.running.push(request)
+        self._admissions += 1
+        request._admission = self._admissions
         if prefilling:
             self.add_to_prefilling(request)
         if self.record_moves:
@@ -151,7 +165,7 @@ class Server:
 
     def preempt(self, preemption: Preemption, now: float) -> int:
         """Preempt a running request, or one kept on the device. Return the number of blocks copied to the host."""
-        request, mode, queue = preemption
+        request, mode, queue = preemption.request, preemption.mode, preemption.queue
         assert queue in PREEMPTION_QUEUES.get(mode, ()), f"expected mode and queue of Preemption, got {mode}, {queue}"
         if request.status == "running":
             self._leave_running(request)
@@ -168,18 +182,46 @@ class Server:
             assert self.pool.host_free >= 0, f"the swap-out needs {-self.pool.host_free} more host blocks"
         else:
             request.prompt_done = False
-        self.free_blocks(request)
+        if self.prefix_cache is None:
+            self.free_blocks(request)
+        else:
+            self._release_cached(preemption)
         if mode == "recompute":
             request._cached = 0
         self._requeue(request, queue)
         return request.host_blocks
 
     def free_blocks(self, request: Request) -> None:
-        """Free the device blocks of a request that is not in the cohort."""
-        if request._blocks:  # otherwise its tokens, if any, are on the host
+        """Free the device blocks of a request that is not in the cohort and will not return."""
+        if self.prefix_cache is not None:
+            self.kv_use.tokens -= self.prefix_cache.release(request, request._cached, may_return=False)
+        elif request.sampling is not None:
+            if request._blocks:
+                group_of(request).free_blocks(request._cached, keeps_tables=request.host_blocks > 0)
+                request._blocks = 0
+        elif request._blocks:  # otherwise its tokens, if any, are on the host
             self.pool.free += request._blocks
             self.kv_use.tokens -= request._cached
             request._blocks = 0
+
+    def _release_cached(self, preemption: Preemption) -> None:
+        """Release the blocks of a preempted request, now or at the end of the plan."""
+        request = preemption.request
+        assert preemption.mode == "recompute", f"expected recompute with a prefix cache, got {preemption.mode}"
+        computed, held = request._cached + preemption.tokens, request._blocks
+        request._blocks = self.pool.blocks_for(computed)
+        self._allocate(request._blocks - held)
+        self.kv_use.tokens += preemption.tokens  # not computed, but released with the others
+        self.unreleased.append((request, computed))
+        if not preemption.frees_last:
+            self.release_preempted()
+
+    def release_preempted(self) -> None:
+        """Release the blocks of preempted requests."""
+        for request, computed in self.unreleased:
+            assert self.prefix_cache is not None
+            self.kv_use.tokens -= self.prefix_cache.release(request, computed, may_return=True)
+        self.unreleased.clear()
 
     def _leave_running(self, request: Request) -> None:
         request.prompt_done = request._cohort is not None
@@ -222,7 +264,7 @@ class Server:
             self._allocate(copied)
             self.pool.host_free += copied
             request._blocks, request.host_blocks = copied, 0
-            self.kv_use.tokens += request._cached
+            self.kv_use.tokens += stored_tokens(request)
             request.swapped += now - request.state_since
             request.state_since = now
         return copied
@@ -262,17 +304,26 @@ class Server:
     def check(self) -> None:
         """Verify the counts of a server between two steps. An assertion names what is wrong."""
         pool, cohort = self.pool, self.cohort
-        used = sum(r.blocks for r in self.running) + sum(r._blocks for r in (*self.finished, *self.swapped))
-        assert pool.free + used == pool.total, f"{pool.free} free + {used} used != {pool.total} blocks"
-        stored = [*self.running, *(r for r in (*self.finished, *self.swapped) if r._blocks)]
-        assert self.kv_use.tokens == sum(request.cached for request in stored), "wrong number of stored tokens"
+        if self.prefix_cache is not None:
+            self.prefix_cache.check(self.running, self.kv_use.tokens)
+        else:
+            stored = [*self.running, *(r for r in (*self.finished, *self.swapped) if r._blocks)]
+            used = sum(request.blocks for request in stored) + pool.lost
+            assert pool.free + used == pool.total, f"{pool.free} free + {used} used != {pool.total} blocks"
+            for request in (*self.running, *self.swapped):
+                if request.sampling is not None:
+                    group_of(request).check()
+            assert self.kv_use.tokens == sum(map(stored_tokens, stored)), "wrong number of stored tokens"
         on_host = sum(request.host_blocks for request in self.swapped)
         assert pool.host_free + pool.host_lost + on_host == pool.host_total, "host blocks lost"
         decoding = [request for request in self.running if request.decodes]
-        assert cohort.size == len(decoding) and cohort.context == sum(r.cached for r in decoding), "wrong cohort sums"
-        assert cohort.blocks_needed() == sum(pool.blocks_for(r.cached + 1) > r.blocks for r in decoding), (
-            "wrong block_offsets"
-        )
+        assert cohort.size == sum(r.sequences for r in decoding), "wrong size of the cohort"
+        assert cohort.context == sum(r.sequences * r.cached for r in decoding), "wrong context of the cohort"
+        single = [request for request in decoding if request.sampling is None]
+        assert cohort.block_offsets[-cohort.steps % pool.block_size] == sum(
+            pool.blocks_for(r.cached + 1) > r.blocks for r in single
+        ), "wrong block_offsets"
+        assert set(cohort.groups) == set(decoding) - set(single), "wrong groups of the cohort"
         assert list(self.prefilling) == [request for request in self.running if not request.decodes], "wrong prefilling"
         for status, queue in (("waiting", self.waiting), ("running", self.running), ("swapped", self.swapped)):
             assert all(request.status == status for request in queue), f"a request in {status} has another status"
@@ -283,59 +334,6 @@ class Server:
         assert len(set(self.all_requests())) == len(self.waiting) + len(self.running) + len(self.swapped), (
             "a request is in two queues"
         )
-
-
-class Limits:
-    """The length and memory limits of one server."""
-
-    __slots__ = ("_traits", "max_generate_length", "max_length", "max_model_len", "pool", "rejects_oversized")
-
-    def __init__(
-        self,
-        pool: BlockPool,
-        traits: Traits,
-        max_model_len: Optional[int],
-        max_generate_length: Optional[int],
-        rejects_oversized: Optional[bool] = None,
-    ) -> None:
-        self.pool = pool
-        self.max_model_len = max_model_len  # most tokens of prompt + output
-        self.max_generate_length = max_generate_length  # llm-serving stops at this number of prompt + output tokens
-        self.rejects_oversized = traits.rejects_oversized if rejects_oversized is None else rejects_oversized
-        self._traits = traits
-        lengths = [] if max_generate_length is None else [max_generate_length]
-        if max_model_len is not None:
-            lengths.append(max_model_len + traits.tokens_past_max_model_len)
-        self.max_length = min(lengths, default=FOREVER)  # prompt + output tokens at which an output is cut
-
-    def output_tokens(self, request: Request) -> int:
-        """Return the number of tokens that a request will generate on this server."""
-        tokens = request.output if request.output < request.limit else request.limit
-        if tokens > self.max_length - request.prompt:
-            tokens = self.max_length - request.prompt
-        return tokens if tokens > 1 else 1
-
-    def cut_off(self, request: Request) -> bool:
-        """Whether a length limit ended a request early, on a server with max_generate_length."""
-        return self.max_generate_length is not None and request.written < min(request.output, request.limit)
-
-    def rejection_reason(self, request: Request) -> Optional[str]:
-        """Return why the server rejects a request on arrival, or None if it does not."""
-        prompt, max_model_len = request.prompt, self.max_model_len
-        if max_model_len is not None and prompt >= max_model_len and self._traits.rejects_full_prompts:
-            return f"prompt of {prompt} tokens leaves no output token, max_model_len is {max_model_len}"
-        if not self.rejects_oversized:
-            return None
-        if max_model_len is not None and prompt > max_model_len:
-            return f"prompt of {prompt} tokens, max_model_len is {max_model_len}"
-        limit = request.limit
-        if max_model_len is not None:
-            limit = min(limit, max_model_len + self._traits.tokens_past_max_model_len - prompt)
-        limit = max(1, limit)
-        need = self.pool.blocks_for(prompt + limit - 1)
-        if need > self.pool.total:
-            return f"needs {need} blocks for {prompt}+{limit} tokens, the pool has {self.pool.total}"
-        return None
 
 
 def find_change(

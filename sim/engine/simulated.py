@@ -93,7 +93,10 @@ class SimulatedClock(Clock):
             and not self._cold
         ):
             chunk = chunks[0]
-            if not chunk.request._cached and not (chunk.tokens == 1 and traits.last_token_decodes):
+            request = chunk.request
+            if not (
+                request._cached or request.sampling is not None or (chunk.tokens == 1 and traits.last_token_decodes)
+            ):
                 seconds, padding = self._single_chunks.get(chunk.tokens) or self._single_chunk(
                     chunk.tokens, step, traits
                 )

@@ -17,7 +17,7 @@ class Step:
 
     __slots__ = (
         "admitted", "chunks", "context", "copied_blocks", "decode_rows", "has_moves", "hold", "paused", "plan",
-        "preempted", "start",
+        "preempted", "shared_copies", "start",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, start: float) -> None:
@@ -28,6 +28,7 @@ class Step:
         self.context = 0  # cached tokens that the decoding rows read
         self.paused: Sequence[Request] = ()  # decoding requests that do not run in this step
         self.copied_blocks = 0  # to and from the host
+        self.shared_copies = 0  # blocks that several sequences of a request held, copied before one writes into it
         self.hold = 0  # further identical steps: all requests decode, and nothing else happens
         self.has_moves = False
         # For observers only: (request, its new slot), and (request, mode, its old slot).
@@ -137,11 +138,13 @@ class TokenGaps:
 
 def batch(running: Iterable[Request], step: Step) -> list[tuple[Any, int]]:
     """Return the batch of a step in order, as (id, tokens). Call it before the step ends."""
-    chunks = [(chunk.request.id, chunk.tokens) for chunk in step.plan.chunks]
+    chunks = [
+        (chunk.request.id, 1 if readmitted_as_decode(chunk.request) else chunk.tokens) for chunk in step.plan.chunks
+    ]
     if not step.plan.decode:
         return chunks
     prefills = {chunk.request for chunk in step.chunks}
-    decodes = [(request.id, 1) for request in running if request.decodes and request not in prefills]
+    decodes = [(request.id, request.sequences) for request in running if request.decodes and request not in prefills]
     return decodes + chunks if step.plan.decode_first else chunks + decodes
 
 
@@ -170,14 +173,35 @@ class Padding:
 NO_PADDING = Padding()
 
 
+def runs_as_decode(chunk: Chunk, traits: Traits) -> bool:
+    """Whether the last token of a prompt, or of a request that is computed again, runs as a decode row."""
+    request = chunk.request
+    if request.sampling is not None:
+        return readmitted_as_decode(request)
+    return chunk.tokens == 1 == request.pending and (
+        traits.last_token_decodes or (traits.resumed_token_decodes and request._written > 0)
+    )
+
+
+def readmitted_as_decode(request: Request) -> bool:
+    """Whether vLLM v0 takes a recomputed request for a decoding one, because its first sequence has ended."""
+    group = request.group
+    return group is not None and group.first_ended and request._cohort is None
+
+
 def step_shape(step: Step, padding: Padding, traits: Traits) -> Shape:
     """Return the shape of a step."""
     chunks, decode_live, context = step.chunks, step.decode_rows, step.context
-    if traits.last_token_decodes:
-        last = [c.request for c in chunks if c.tokens == 1 and c.request.pending == 1]
-        chunks = [chunk for chunk in chunks if chunk.request not in last]
-        decode_live += len(last)
-        context += sum(request._cached for request in last)
+    if traits.last_token_decodes or traits.resumed_token_decodes or traits.sequence_groups:
+        last = [
+            chunk
+            for chunk in chunks
+            if (chunk.tokens == 1 or chunk.request.sampling is not None) and runs_as_decode(chunk, traits)
+        ]
+        if last:
+            chunks = [chunk for chunk in chunks if not runs_as_decode(chunk, traits)]
+            decode_live += len(last)
+            context += sum(chunk.request.length - 1 for chunk in last)
     live = squares = cross = 0
     for chunk in chunks:
         tokens, cached = chunk.tokens, chunk.request._cached

@@ -11,8 +11,9 @@ import pandas as pd
 from pydantic import PrivateAttr
 from servesim.config.overrides import Tree, merge, read_scenario_file, set_key, with_preset
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import BadInput, Policy
+from servesim.core import BadInput, Policy, Sampling
 from servesim.core import field_values as fields_of
+from servesim.core.content import Content
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 from servesim.study.compared_runs import ComparedRuns, from_folder
 from servesim.study.experiment import Experiment
@@ -96,7 +97,9 @@ def with_policy_object(
 
 def requests_in(frame: pd.DataFrame) -> Trace:
     """Return the requests of a frame. Columns are request fields, the index holds the request ids."""
-    known = ("arrival", "prompt", "output", "limit", "priority", "session", "follows", "think_time")
+    known = (
+        "arrival", "prompt", "output", "limit", "priority", "session", "content", "follows", "think_time", "sampling",
+    )  # fmt: skip
     for name in ("arrival", "prompt", "output"):
         if name not in frame:
             raise BadInput(f"trace: expected a column {name}, got {', '.join(map(str, frame.columns))}")
@@ -104,8 +107,15 @@ def requests_in(frame: pd.DataFrame) -> Trace:
         if not pd.api.types.is_numeric_dtype(column) or column.isna().any() or (column < 0).any():
             raise BadInput(f"trace: column {name}: expected numbers of at least 0 in every row")
     lists: dict[str, Any] = {
-        name: [None if pd.isna(v) else v for v in frame[name].tolist()] for name in known if name in frame
+        name: [None if pd.api.types.is_scalar(v) and pd.isna(v) else v for v in frame[name].tolist()]
+        for name in known
+        if name in frame
     }
+    for prompt, content in zip(lists["prompt"], lists.get("content", ())):
+        if content is not None and not (isinstance(content, Content) and [*content.ends][-1:] == [prompt]):
+            raise BadInput("trace: column content: expected Content objects with as many tokens as their prompts")
+    if any(not isinstance(sampling, (Sampling, type(None))) for sampling in lists.get("sampling", ())):
+        raise BadInput("trace: column sampling: expected Sampling objects, or None for one answer")
     return build_trace(Columns(**lists, id=frame.index.tolist()), "frame", "frame")
 
 

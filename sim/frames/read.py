@@ -47,10 +47,18 @@ def frames_of(result: Summarised) -> Swept:
 def load_trace(path: Path) -> pd.DataFrame:
     """Return a trace file as a frame, indexed by request id."""
     from servesim.traces.read.formats import load as read
+    from servesim.traces.reuse import has_contents
+    from servesim.traces.samplings import has_samplings
 
-    names = ("id", "arrival", "prompt", "output", "limit", "priority", "session")
-    rows = [[getattr(request, name) for name in names] for request in read(path).requests]
-    return pd.DataFrame(rows, columns=list(names)).set_index("id")
+    requests = read(path).requests
+    names = ["id", "arrival", "prompt", "output", "limit", "priority", "session"]
+    if has_contents(requests):
+        names.append("content")
+    if has_samplings(requests):
+        names.append("sampling")
+    return pd.DataFrame([[getattr(request, name) for name in names] for request in requests], columns=names).set_index(
+        "id"
+    )
 
 
 def load_replay(folder: Path) -> Union[ReplayResult, dict[str, ReplayResult]]:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Optional, TextIO
 
 from servesim.core import Request
 from servesim.engine.server import Server
-from servesim.engine.step import Step, batch
+from servesim.engine.step import Step, batch, runs_as_decode
 
 
 class DecisionLog:
@@ -40,6 +40,7 @@ class StepSnapshot(NamedTuple):
     step: Step
     kind: str
     batch: list[tuple[Any, int]]
+    prompts: list[Request]
     waiting: list[Request]
     running: list[Request]
     swapped: list[Request]
@@ -48,15 +49,19 @@ class StepSnapshot(NamedTuple):
     rejected: list[Request]  # on arrival
     free: Optional[int]  # None if the policy uses no block pool
     host_free: int
+    has_prefix_cache: bool
+    sequences: Optional[list[int]]  # of the batch, if requests have several
 
 
 def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot:
     """Return the queues of a step that has started."""
-    running = list(server.running)
+    running, rows = list(server.running), batch(server.running, step)
+    by_id = {request.id: request for request in running} if server.view.has_groups else {}
     return StepSnapshot(
         step,
         step.kind,
-        batch(running, step),
+        rows,
+        [chunk.request for chunk in step.chunks if not runs_as_decode(chunk, server.traits)],
         list(server.waiting),
         running,
         list(server.swapped),
@@ -65,6 +70,8 @@ def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot
         [request for request in arrived if request.status == "done"],
         free_blocks(server),
         server.pool.host_free,
+        server.prefix_cache is not None,
+        [by_id[id].sequences for id, _ in rows] if by_id else None,
     )
 
 
@@ -84,7 +91,7 @@ def row(
         "t": step.start,
         "kind": start.kind,
         "chunks": [list(chunk) for chunk in start.batch],
-        "prompts": ids(chunk.request for chunk in step.chunks),
+        "prompts": ids(start.prompts),
         "preempted": [[request.id, how] for request, how, _ in step.preempted],
         "swapped_in": ids(plan.moves.swap_in),
         "rejected": ids(rejection.request for rejection in plan.moves.reject),
@@ -97,6 +104,11 @@ def row(
         "arrived": ids(start.arrived),
         "admitted": ids(request for request, _ in step.admitted),
     }
+    if start.has_prefix_cache:
+        cached = {chunk.request: chunk.cached for chunk in step.chunks}
+        line["cached"] = [[request.id, cached[request]] for request, _ in step.admitted]
+    if start.sequences is not None:
+        line |= {"sequences": start.sequences, "copies": step.shared_copies, "swap_blocks": step.copied_blocks}
     if start.rejected:
         line["rejected_oversized"] = ids(start.rejected)
     if start.slots is not None:

@@ -18,7 +18,15 @@ from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
 from .metric_table import GROUPS, PERCENTILES, metrics_in, percentile_metrics, percentile_name
-from .request_rows import client_ends, first_tokens, group_requests, output_tokens, sent_times, total_seconds
+from .request_rows import (
+    client_ends,
+    extra_tokens,
+    first_tokens,
+    group_requests,
+    output_tokens,
+    sent_times,
+    total_seconds,
+)
 
 Array = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int32]
@@ -186,7 +194,7 @@ class Metrics:
         self.e2el: Array = ended - sent
         self.tpot_of: Array = time_per_token(self.ttft, self.e2el, output)
         self.tpot: Array = self.tpot_of[output > 1]
-        self.outputs = int(output.sum())
+        self.outputs = int(output.sum()) + extra_tokens(done)
         self.inputs = sum([request.prompt for request in done])
         self.makespan = makespan(*self.times)
         self.good = self._good(self._slo)

@@ -13,7 +13,7 @@ from servesim.core import Request
 
 RECORDED = (
     "id", "arrival", "first_token", "finish", "prompt", "output", "priority", "session", "preemptions",
-    "queued", "prefill", "stalled", "decoding", "swapped", "front_end", "outcome",
+    "cached_tokens", "queued", "prefill", "stalled", "decoding", "swapped", "front_end", "outcome",
 )  # fmt: skip
 COLUMNS = (*RECORDED, "ttft", "tpot", "e2el")  # the latencies follow from the others
 STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
@@ -24,8 +24,8 @@ def request_row(request: Request) -> tuple[Any, ...]:
     front_end, queued, prefilling, stalled, decoding, swapped = seconds_in_states(request)
     return (
         request.id, request.sent, request.first_token, request.client_end, request.prompt, request.written,
-        request.priority, request.session, request.preemptions, queued, prefilling, stalled, decoding, swapped,
-        front_end, request.outcome, *latencies(request),
+        request.priority, request.session, request.preemptions, request.cached_tokens,
+        queued, prefilling, stalled, decoding, swapped, front_end, request.outcome, *latencies(request),
     )  # fmt: skip
 
 
@@ -81,6 +81,11 @@ def first_tokens(requests: Sequence[Request]) -> list[float]:
 def output_tokens(requests: Sequence[Request]) -> list[int]:
     """Return the generated tokens of the requests."""
     return [request.written for request in requests]
+
+
+def extra_tokens(requests: Sequence[Request]) -> int:
+    """Return the tokens of all answers of the requests, without those of their longest answers."""
+    return sum([request.generated - request.written for request in requests if request.group is not None])
 
 
 def group_requests(requests: Sequence[Request], field: str, maximum: int) -> dict[Any, list[Request]]:

@@ -22,6 +22,7 @@ from pydantic import Field, field_validator
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import use_access
 from servesim.core import BadInput, Request, Shape
+from servesim.core.content import content_of_pieces
 from servesim.core.limits import MAX_INT, MAX_RESULT
 from servesim.core.request import CLIENT_FIELDS
 from servesim.engine.step import ModelCall
@@ -41,6 +42,8 @@ METRIC_KEYS = (*METRICS, "total_input_tokens", "total_output_tokens")  # of resu
 Tokens = Annotated[int, Field(ge=0, le=MAX_INT)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_RESULT)]
 Id = Union[str, int]
+# Of a content: the name of a text, and tokens. JSON has lists, not tuples.
+Piece = Annotated[tuple[Id, Annotated[int, Field(gt=0, le=MAX_INT)]], Field(strict=False)]
 
 
 class ManifestFile(Stored):
@@ -77,7 +80,8 @@ class SentLine(Stored):
     limit: Optional[Tokens] = None
     priority: int = Field(0, ge=-MAX_INT, le=MAX_INT)
     session: Optional[Id] = None
-    prefix_hashes: list[int] = Field([])
+    content: Optional[Annotated[list[Piece], Field(min_length=1)]] = None  # None: a text of its own
+    answer: Optional[Id] = None  # name of the answer, with content only
     follows: Optional[Id] = None
     think_time: Seconds = 0.0
     fails_at_token: Optional[Tokens] = None
@@ -142,7 +146,7 @@ def parse_cell(row: CsvRow, key: str) -> Any:
         return row[key] or None
     if key == "priority":
         return int(row.number(key, -MAX_INT, MAX_INT))
-    return row.whole(key) if key in ("prompt", "output", "preemptions") else row.number(key)
+    return row.whole(key) if key in ("prompt", "output", "preemptions", "cached_tokens") else row.number(key)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, Any]]:
@@ -168,7 +172,16 @@ def read_sent(path: Path) -> list[Request]:
         if sent.id in ids:
             raise BadInput(f"{where}: id: expected every id once, got {quote(sent.id)} twice")
         ids.add(sent.id)
-        requests.append(Request(**{key: getattr(sent, key) for key in CLIENT_FIELDS}))
+        fields = {
+            key: getattr(sent, key) for key in CLIENT_FIELDS if key != "sampling"
+        }  # sent requests have one answer
+        if sent.content is not None:
+            fields["content"] = content = content_of_pieces(sent.content, sent.answer)
+            if content.ends[-1] != sent.prompt:
+                raise BadInput(
+                    f"{where}: content: expected {sent.prompt} tokens, as the prompt, got {content.ends[-1]}"
+                )
+        requests.append(Request(**fields))
     return requests
 
 
@@ -276,7 +289,9 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
     with open_text(path) as file:
         for request in requests:
             fields = dict(zip(CLIENT_FIELDS, request.client_fields()))
-            fields["prefix_hashes"] = list(request.prefix_hashes)
+            del fields["sampling"]
+            if request.content is not None:
+                fields |= {"content": request.content.pieces, "answer": request.content.answer}
             file.write(json.dumps(fields) + "\n")
 
 

@@ -13,8 +13,8 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
 from servesim.files.checked import format_bytes
-from servesim.traces.describe import prefix_sharing
-from servesim.traces.trace import RequestTable, Trace
+from servesim.traces.reuse import has_contents, seen_blocks
+from servesim.traces.trace import Trace
 
 from .simulate import load_trace
 
@@ -23,10 +23,9 @@ FIXED_BLOCKS = ("llm-serving",)  # policies of engines that do not compute the n
 
 def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[str]:
     """Return the warnings of a scenario, each as one line. The trace is not read if it is None."""
-    found = [
-        warn_refused(scenario), warn_default_blocks(scenario, profile),
-        None if trace is None else warn_unused_prefixes(trace), warn_bad_profile(profile),
-    ]  # fmt: skip
+    found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
+    if trace is not None and not scenario.make_policy().traits.prefix_cache:
+        found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
     return [warning for warning in (*found, profile.backend_note) if warning is not None]
 
 
@@ -82,19 +81,14 @@ def warn_bad_profile(profile: Profile) -> Optional[str]:
     return f"profile {profile.name}: {verdict.text}; see sim calibrate check {profile.path}"
 
 
-def warn_unused_prefixes(trace: Trace) -> Optional[str]:
-    """Warn if prompts of a trace share prefixes: the simulated engines compute every prompt completely."""
-    if not has_hash_ids(trace):
+def warn_unused_prefixes(trace: Trace, block_size: int) -> Optional[str]:
+    """Warn if prompts of a trace share prefixes: an engine without a prefix cache computes every prompt completely."""
+    if not has_contents(trace.requests):
         return None
-    sharing: Optional[dict[str, Any]] = prefix_sharing(trace.requests, trace.block)
-    if sharing is None or not sharing["shared_blocks"]:
+    seen, total = seen_blocks(trace.requests, block_size)
+    if not seen:
         return None
     return (
-        f"the trace has hash ids, but the run has no prefix cache: an unlimited one would hit "
-        f"{100 * sharing['shared_blocks']:.1f} % of the {sharing['ids']:,} prompt blocks"
+        f"prompts of the trace share prefixes, but the run has no prefix cache: an unlimited one would hit "
+        f"{100 * seen / total:.1f} % of the {total:,} prompt blocks"
     )
-
-
-def has_hash_ids(trace: Trace) -> bool:
-    """Whether a request of the trace has hash ids. Most traces have none, and their requests need not be created."""
-    return not isinstance(trace.requests, RequestTable) or trace.requests.has_column("prefix_hashes")

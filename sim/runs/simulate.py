@@ -10,7 +10,7 @@ from typing import Any, Optional
 
 from servesim.config.scenario import EngineConfig, Scenario
 from servesim.config.user_code import class_line, user_errors
-from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request, Stuck
+from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request, Shape, StepCost, Stuck
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.clocks import Clock
 from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
@@ -19,8 +19,10 @@ from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Padding
 from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import repeat, set_rate
+from servesim.traces.samplings import has_samplings
 from servesim.traces.trace import RequestTable, Trace, gc_disabled
 
+from .answers import Answers, join_answers, split_answers, with_answers
 from .metrics import Metrics
 from .request_rows import mark_client_timeouts
 from .utilisation import simulated_energy, utilisation
@@ -45,6 +47,7 @@ class Run:
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
     warnings: Sequence[str] = ()  # see run_warnings.py
+    ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
 
     @property
     def prompt_tokens_computed(self) -> int:
@@ -56,6 +59,14 @@ class Run:
         """Use of the KV cache; empty for a measured run, and for an engine without KV blocks."""
         server = self.server
         return server.kv_use.metrics(server.pool, self.calls) if server.policy.uses_block_pool else {}
+
+    @property
+    def cache_metrics(self) -> dict[str, float]:
+        """Hits of the prefix cache, as vLLM counts them; empty without a cache."""
+        cache = self.server.prefix_cache
+        if cache is None or not cache.stats.requests:
+            return {}
+        return {**cache.stats.metrics(), "saved_prefill_s": saved_prefill_seconds(self.profile.cost, self.ran)}
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -81,6 +92,7 @@ class Run:
             "padded_prompt_tokens": self.padded_tokens,
             "padded_decode_rows": self.padded_rows,
             **self.kv_metrics,
+            **self.cache_metrics,
             "mean_seconds": self.measures.time_breakdown(),
             **utilisation(self.work, self.about),
             "energy": self.energy,
@@ -92,6 +104,18 @@ class Run:
         }
 
 
+def saved_prefill_seconds(cost: StepCost, requests: Sequence[Request]) -> float:
+    """Return the seconds by which cached tokens shortened prefills, each computed alone and in one step."""
+    seconds = 0.0
+    for request in requests:
+        if request.cached_tokens:
+            cached = min(request.cached_tokens, request.prompt - 1)  # without those of later admissions
+            rest = request.prompt - cached
+            seconds += cost.seconds(Shape(1, request.prompt, request.prompt, request.prompt**2))
+            seconds -= cost.seconds(Shape(1, rest, rest, rest**2, rest * cached))
+    return seconds
+
+
 def load_trace(scenario: Scenario) -> Trace:
     """Return the requests of a scenario's trace or workload."""
     if scenario.trace is not None:
@@ -101,9 +125,10 @@ def load_trace(scenario: Scenario) -> Trace:
         trace = load(
             file.path, file.format, file.columns, file.limit, file.tokenizer,
             unit=file.unit, sort=file.sort, seed=scenario.seed, window=file.window or (0.0, math.inf),
+            conversations=file.conversations,
         )  # fmt: skip
         trace = trace if file.rate is None else set_rate(trace, file.rate)
-        return trace if file.repeat == 1 else repeat(trace, file.repeat, new_prompts=True)
+        return trace if file.repeat == 1 else repeat(trace, file.repeat)
     if scenario.workload is not None:
         from servesim.traces.make.synth import synthesise
 
@@ -143,9 +168,11 @@ def simulate(
 ) -> Run:
     """Run a scenario. If the engine gets stuck, the run ends and `Run.stuck` has the reason."""
     profile = load_profile(scenario.profile) if profile is None else profile
-    requests = copy_requests((load_trace(scenario) if trace is None else trace).requests)
-    loop, clock = build_simulation(scenario, requests, observers, fast_forward, profile)
-    return run_loop(loop, clock, scenario, profile, requests)
+    trace = load_trace(scenario) if trace is None else trace
+    requests = copy_requests(trace.requests)
+    answers = split_answers(requests, scenario.make_policy().traits) if has_samplings(trace.requests) else {}
+    loop, clock = build_simulation(scenario, with_answers(requests, answers), observers, fast_forward, profile)
+    return run_loop(loop, clock, scenario, profile, requests, answers)
 
 
 def build_simulation(
@@ -177,21 +204,28 @@ def cold_start_seconds(config: EngineConfig, profile: Profile) -> tuple[float, f
 
 
 def run_loop(
-    loop: Loop, clock: SimulatedClock, scenario: Scenario, profile: Profile, requests: Sequence[Request]
+    loop: Loop,
+    clock: SimulatedClock,
+    scenario: Scenario,
+    profile: Profile,
+    requests: Sequence[Request],
+    answers: Optional[Answers] = None,
 ) -> Run:
-    """Run a loop to its end and return the results."""
+    """Run a loop to its end and return the results. `answers`: the requests that run in place of some others."""
     stuck = None
-    with unchanged_requests(loop.server, requests):
+    ran = with_answers(requests, answers or {})
+    with unchanged_requests(loop.server, ran):
         try:
             with user_errors(loop.policy):
                 loop.run()
         except Stuck as error:
             stuck = error
     server = loop.server
+    join_answers(requests, answers or {})
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
         loop.now, *clock.padding_counts, profile.outside_range(clock.largest_shape._asdict()), stuck,
-        work=server.work.by_kind(),
+        work=server.work.by_kind(), ran=ran,
     )  # fmt: skip
     clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it
     return run

@@ -38,7 +38,7 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
     inside = Metrics([r for r in requests if start <= r.sent < end], TokenGaps(), slo)
     finished = [r for r in requests if r.outcome == "finished"]
     ended = [r for r in finished if r.client_end is not None and start <= r.client_end < end]
-    outputs, inputs = sum(r.written for r in ended), sum(r.prompt for r in ended)
+    outputs, inputs = sum(r.generated for r in ended), sum(r.prompt for r in ended)
     result = inside.as_result()
     rate = 1 / seconds if seconds > 0 else 0.0
     result |= inside.of_groups()

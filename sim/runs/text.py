@@ -98,6 +98,16 @@ def interval_lines(run: Run) -> list[str]:
     ]
 
 
+def cache_lines(result: Mapping[str, Any]) -> list[str]:
+    """Return what a prefix cache has saved."""
+    if not result.get("prefix_cache_hits"):
+        return []
+    lines = [line("Prefix cache hits (% of prompt tokens):", 100 * result["prefix_hit_rate"])]
+    if result["saved_prefill_s"]:  # 0 without a profile
+        lines.append(line("  saved prefill time (s):", result["saved_prefill_s"]))
+    return [*lines, line("  evicted blocks:", result["prefix_cache_evictions"])]
+
+
 def utilisation_lines(result: Mapping[str, Any]) -> list[str]:
     """Return MFU, MBU and energy of a run, and of each kind of step."""
     lines = []
@@ -131,7 +141,9 @@ def simulator_metrics(run: Run) -> list[str]:
         usage = f"{100 * result['mean_kv_usage']:.2f} / {100 * result['peak_kv_usage']:.2f}"
         lines.append(line("KV cache usage, mean / peak (%):", usage))
         lines.append(line("KV cache fragmentation (%):", 100 * result["kv_fragmentation"]))
-    lines += utilisation_lines(result)
+    if "kv_sharing" in result:
+        lines.append(line("KV blocks saved by sharing (%):", 100 * result["kv_sharing"]))
+    lines += [*cache_lines(result), *utilisation_lines(result)]
     lines += [line(f"Requests {name}:", count) for name, count in result["outcomes"].items() if name != "finished"]
     seconds = result["mean_seconds"]
     lines.append("Time breakdown (mean s):")

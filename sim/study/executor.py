@@ -215,8 +215,9 @@ class DaskPool(Pool):
     def run(self, context: str, tasks: Sequence[Task]) -> Results:
         try:
             yield from super().run(context, tasks)
-        except (OSError, RuntimeError, CancelledError) as error:  # every call of a lost client raises another one
-            if isinstance(error, WorkerLost):
+        except Exception as error:  # every call of a lost client raises another one
+            is_lost = isinstance(error, (OSError, RuntimeError, CancelledError)) or self._client.status != "running"
+            if isinstance(error, WorkerLost) or not is_lost:
                 raise
             raise WorkerLost(f"the dask scheduler at {self._address} does not answer any more") from None
 

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 from servesim.cli import main
+from servesim.config.scenario import scenario_from
+from servesim.runs.simulate import load_trace
 from servesim.traces.export import EXPORTS
 from servesim.traces.read.formats import FORMATS
 
@@ -103,6 +105,41 @@ def test_inspect_prints_a_table_or_json_and_draws(tmp_path: Path, capsys: Output
     assert main(["trace", "inspect", path, "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)
     assert (metrics["requests"], metrics["rate"], metrics["output"]["max"]) == (3, 1.6, 80.0)
+
+
+def test_inspect_prints_the_reuse_for_the_block_size_of_the_engine(tmp_path: Path, capsys: Output) -> None:
+    rows = [(0, 1100, [0, 1, 2]), (1000, 1500, [0, 1, 3]), (2000, 40, [9])]
+    text = "".join(
+        json.dumps({"timestamp": t, "input_length": n, "output_length": 1, "hash_ids": ids}) + "\n"
+        for t, n, ids in rows
+    )
+    path = written(tmp_path, text)
+    assert main(["trace", "inspect", path, "--block-size", "512"]) == 0
+    printed = capsys.readouterr().out
+    assert "hash ids                   512 tokens each" in printed
+    assert "blocks seen before         50.0% of 4 prompt blocks of 512 tokens" in printed
+    assert printed.splitlines()[-1].split() == ["unlimited", f"{1024 / 2640:.1%}"]
+    assert main(["trace", "inspect", path, "--json"]) == 0
+    prefix = json.loads(capsys.readouterr().out)["prefix"]
+    assert (prefix["block_size"], prefix["blocks"], prefix["seen_blocks"]) == (16, 68 + 93 + 2, 64 / 163)
+    assert prefix["cache_sizes"][-1]["hit_rate"] == prefix["hit_rate"] == 1024 / 2640
+    assert main(["trace", "inspect", path, "--block-size", "0"]) == 2
+    assert capsys.readouterr().err == "sim: --block-size: expected at least 1 token, got 0\n"
+
+
+def test_the_user_can_say_that_sessions_are_conversations(tmp_path: Path, capsys: Output) -> None:
+    path = written(tmp_path, "prompt_tokens,output_tokens,session\n40,8,s\n60,8,s\n60,8,\n")
+    assert main(["trace", "convert", path, "--conversations"]) == 0
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
+        "prompt_tokens,output_tokens,session_id,content,answer",
+        "40,8,s,prompt:0:40,output:0",
+        "60,8,s,prompt:0:40 output:0:8 prompt:1:12,output:1",
+        "60,8,,,",
+    ]
+    assert "the prompt of a turn contains the earlier turns and answers of its session" in said.err
+    scenario = scenario_from({"trace": {"path": path, "conversations": True}})
+    assert [request.content is None for request in load_trace(scenario).requests] == [False, False, True]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,8 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
     "vllm-v1": [
         {},
         {"max_num_seqs": 7, "enable_chunked_prefill": False, "scheduler_reserve_full_isl": False, "policy": "priority",
-         "max_num_batched_tokens": 8192, "watermark": 0.05, "long_prefill_token_threshold": 64},
+         "max_num_batched_tokens": 8192, "watermark": 0.05, "long_prefill_token_threshold": 64,
+         "enable_prefix_caching": False},
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
     "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
@@ -88,6 +89,12 @@ def test_flags_have_the_values_of_the_scenario() -> None:
         "--no-scheduler-reserve-full-isl --watermark 0.05 --no-enable-chunked-prefill --scheduling-policy priority "
         "--block-size 16 --num-gpu-blocks-override 901 --no-enable-prefix-caching --no-async-scheduling"
     )  # one block more: V1 never uses the first one
+
+
+def test_the_prefix_cache_is_exported_as_simulated() -> None:
+    exported = export_scenario(scenario("vllm-v1", num_blocks=900), "vllm")
+    assert "--enable-prefix-caching" in words_of(exported)
+    assert not any("prefix" in note for note in exported.notes)
 
 
 def test_swap_space_is_in_gib_and_v0_is_selected() -> None:

@@ -62,7 +62,17 @@ WORKLOADS: list[Tree] = [
     {"stages": [{"rate": 5.0, "seconds": 2.0}, {"rate": 9.0, "seconds": 1.0}], "lengths": LENGTHS},
     {"concurrency": 2, "requests": 3, "lengths": LENGTHS},
     {"contest": {"X": 5.0, "T": 0.6, "send_overhead": 0.01}},
-]
+    {"requests": 3, "arrivals": FIXED_ARRIVALS, "lengths": LENGTHS,
+     "prefixes": {"count": 2, "tokens": DISTRIBUTIONS[2]}},
+    {
+        "requests": 6, "arrivals": FIXED_ARRIVALS, "lengths": LENGTHS,
+        "prefixes": {"count": 3, "tokens": 8, "zipf": 1.1, "share": 0.7}, "sessions": {"turns": 2, "think_time": 0.5},
+    },
+    {
+        "duration": 0.6, "arrivals": FIXED_ARRIVALS, "lengths": LENGTHS,
+        "sessions": {"turns": [1, 3], "think_time": 0.5, "pauses": "exponential"},
+    },
+]  # fmt: skip
 LINEAR = {
     "base": 0.01, "prefill": 0.01, "prefill_row": 0.01, "prefill_token": 1e-4, "prefill_square": 1e-6,
     "prefill_cross": 1e-6, "decode_step": 0.01, "decode_row": 1e-3, "decode_live": 1e-3, "context": 1e-6,

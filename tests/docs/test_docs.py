@@ -202,6 +202,7 @@ def check_command(line: str, where: str) -> bool:
 
 OTHER_COMMANDS = (
     ".",
+    "chmod",
     "aiperf",
     "guidellm",
     "vllm",

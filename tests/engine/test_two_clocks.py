@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.block_tables import BlockTables
-from servesim.calibrate.live.driver import replay
+from servesim.calibrate.live.driver import block_tables, replay
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import ORDERS, BadInput, Request, Stuck
 from servesim.core.request import CLIENT_FIELDS
@@ -81,7 +81,9 @@ def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
         prompt, output = draw(st.integers(1, 18)), draw(st.integers(1, 12))
         after = draw(st.integers(0, id - 1)) if id and draw(st.integers(0, 5)) == 0 else None
         arrival = draw(st.integers(0, 40)) / 4
-        requests.append([id, arrival, prompt, output, output + draw(st.integers(0, 2)), 0, None, [], after, 0.25, None])
+        requests.append(
+            [id, arrival, prompt, output, output + draw(st.integers(0, 2)), 0, None, None, after, 0.25, None]
+        )
     return scenario, requests
 
 
@@ -129,7 +131,7 @@ def test_both_clocks_give_the_same_decisions_at_the_same_times(name: str) -> Non
 
 
 def test_a_finished_run_frees_all_its_blocks() -> None:
-    rows = [[id, id / 4, 9, 8, 8, 0, None, [], None, 0.0, None] for id in range(12)]
+    rows = [[id, id / 4, 9, 8, 8, 0, None, None, None, 0.0, None] for id in range(12)]
     for name in sorted(POLICIES):
         scenario = scenario_from({"policy": {"name": name}, "engine": {"num_blocks": 100, "block_size": 4}})
         live = run_live(scenario, rows)
@@ -150,7 +152,7 @@ def test_aborted_requests_free_all_their_blocks(name: str) -> None:
             return
         assert remaining == []
         late_blocks = sum(len(tables.tables.get(request, ())) for request in loop.server.finished)
-        assert len(tables.free) + late_blocks == tables.total
+        assert tables.free_count + late_blocks == tables.total
 
     check()
 
@@ -161,10 +163,7 @@ def serve_with_aborts(
     """Run to the end and abort requests before the given model calls; return the requests that remain."""
     engine = {**scenario.engine.model_dump(), "reject_oversized": "always"}
     server = build_server(scenario.make_policy(), engine)
-    pool = server.pool
-    tables = BlockTables(
-        pool.total if server.policy.uses_block_pool else engine["num_blocks"] - 1, pool.block_size, pool.host_total
-    )
+    tables = block_tables(server, engine["num_blocks"])
     loop = build_loop(server, engine, requests, VirtualClock(LinearCost(base=1.0)), (tables,))
     for _ in range(3000):
         for call, id in aborts:

@@ -11,13 +11,15 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Callable, Optional
 
-from servesim.core import Policy, Request, Stuck
+from servesim.core import FOREVER, Policy, Request, Sampling, Stuck
+from servesim.core.content import content_of_pieces
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop
+from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.step import Step, batch
+from servesim.engine.step import Step, batch, runs_as_decode
 
 from ..conftest import RECORDINGS
 
@@ -34,11 +36,79 @@ class Recording:
     meta: dict[str, Any]
     requests: list[list[Any]]  # id, arrival, prompt, output, priority
     steps: list[dict[str, Any]]
-    per_request: list[list[Any]] = field(default_factory=list)  # id, first token, end, preemptions
+    # id, first token, end, preemptions; with a prefix cache also the cached tokens of all admissions
+    per_request: list[list[Any]] = field(default_factory=list)
+    content: dict[Any, list[list[Any]]] = field(default_factory=dict)  # id -> pieces of the prompt: name and tokens
+    output_content: dict[Any, Any] = field(default_factory=dict)  # id -> name of the answer; otherwise `output:ID`
+    max_tokens: dict[Any, int] = field(default_factory=dict)  # of requests that stop earlier
+    prefix_cache_stats: Optional[dict[str, int]] = None
+    groups: dict[Any, dict[str, Any]] = field(default_factory=dict)  # id -> the sequences of a request
+
+    def __post_init__(self) -> None:
+        for step in self.steps if self.groups else ():  # write what is absent, and the batch as other recordings do
+            step["sequences"] = [sequences for *_, sequences in step["sched"]]
+            step["sched"] = [row[:3] for row in step["sched"]]
+            step["swap_in"] = step.pop("swapped_in", [])
+            step["copies"], step["swap_blocks"] = step.get("copies", 0), step.get("swap_blocks", 0)
 
     @property
     def knobs(self) -> dict[str, Any]:
         return self.meta["knobs"]
+
+    def answer(self, id: Any) -> Any:
+        """Return the name of the text that a request generates."""
+        return self.output_content.get(id, f"output:{id}")
+
+    def pieces(self, id: Any) -> list[tuple[Any, int]]:
+        """Return the prompt of a request as pieces of texts; `prompt:ID` stands for the pieces of another prompt."""
+        pieces: list[tuple[Any, int]] = []
+        for name, tokens in self.content[id]:
+            kind, _, other = name.partition(":")
+            if kind == "prompt" and other != id:
+                for part, count in self.pieces(other):
+                    pieces.append((part, min(count, tokens)))
+                    tokens -= pieces[-1][1]
+            else:
+                pieces.append((self.answer(other) if kind == "output" else name, tokens))
+        return [piece for piece in pieces if piece[1]]
+
+    def sampling(self, id: Any) -> Optional[Sampling]:
+        """Return the sequences of a request; None: it has one."""
+        group = self.groups.get(id, {"best_of": 1})
+        if group["best_of"] == 1:
+            return None
+        beams = self.beam_parents(id) if "beam_width" in group else None
+        return Sampling(group["n"], group["best_of"], beams is not None, group.get("outputs", ()), beams)
+
+    def beam_parents(self, id: Any) -> list[list[int]]:
+        """Return the parents of the beams of a request after each token, as positions in the live beams."""
+        alive, tokens = [0], []
+        for step in self.steps:
+            rows = [row for row in step["sched"] if row[0] == id]
+            if not rows or (rows[0][2] == "P" and id not in step.get("beams", {}) and not self.samples(id, step)):
+                continue
+            change = step.get("beams", {}).get(id, {"alive": alive})
+            parents = dict(change.get("fork", []))
+            tokens.append([alive.index(parents.get(beam, beam)) for beam in change["alive"]])
+            alive = change["alive"]
+        return tokens
+
+    def samples(self, id: Any, step: dict[str, Any]) -> bool:
+        """Whether the prompt of a request is complete after a step."""
+        before = [s for s in self.steps if s["t"] <= step["t"]]
+        computed = sum(tokens for s in before for name, tokens, kind in s["sched"] if name == id and kind == "P")
+        return computed >= next(prompt for name, _, prompt, *_ in self.requests if name == id)
+
+    def make_requests(self) -> list[Request]:
+        """Return the requests."""
+        return [
+            Request(
+                id, t, prompt, output, self.max_tokens.get(id, output), priority=level,
+                content=content_of_pieces(self.pieces(id), self.answer(id)) if id in self.content else None,
+                sampling=self.sampling(id),
+            )
+            for id, t, prompt, output, level in self.requests
+        ]  # fmt: skip
 
 
 @dataclass
@@ -61,9 +131,9 @@ class PlayedRun:
         return sum(request.preemptions for request in self.requests.values())
 
 
-def recording_names(*engines: str) -> list[str]:
+def recording_names(*engines: str, folder: str = "") -> list[str]:
     """Return the file names of the recordings of these engines (prefixes of the engine in meta)."""
-    paths = sorted(path.name for path in FOLDER.glob("*.json.gz"))
+    paths = sorted(path.relative_to(FOLDER).as_posix() for path in (FOLDER / folder).glob("*.json.gz"))
     return [name for name in paths if load(name).meta["engine"].startswith(engines)]
 
 
@@ -76,17 +146,27 @@ def load(name: str) -> Recording:
 class StepLog:
     """Records every step in the format of a recording."""
 
+    counts_hashes = True  # False: do not read the prefix cache, which would bring it up to date
+
     def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
         self.row: dict[str, Any] = {}
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
+        requests = {request.id: request for request in server.running}
+        swapped_in = set(step.plan.moves.swap_in)
         decoding = {request.id for request in server.running if request.decodes}
+        if server.traits.resumed_token_decodes or server.view.has_groups:
+            decoding |= {chunk.request.id for chunk in step.chunks if runs_as_decode(chunk, server.traits)}
         self.row = {
             "t": step.start,
             "sched": [[id, tokens, "D" if id in decoding else "P"] for id, tokens in batch(server.running, step)],
+            "cached": [[request.id, request.cached] for request, _ in step.admitted],
             "preempted": [[request.id, mode] for request, mode, _ in step.preempted],
-            "swap_in": [request.id for request in step.plan.moves.swap_in],
+            "sequences": [requests[id].sequences for id, _ in batch(server.running, step)],
+            "copies": step.shared_copies,
+            "swap_blocks": step.copied_blocks,
+            "swap_in": [request.id for request in server.running if request in swapped_in],
             "ignored": [rejection.request.id for rejection in step.plan.moves.reject],
             "flushed": [request.id for request in step.plan.moves.release],
             "free_gpu": server.pool.free,
@@ -96,10 +176,30 @@ class StepLog:
             "running": [request.id for request in server.running],
             "swapped": [request.id for request in server.swapped],
         }
+        if server.prefix_cache is not None and self.counts_hashes:
+            self.row["hashes"] = count_hashes(server.prefix_cache, server, step)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        self.row["finished"] = [request.id for request in finished]
         self.row["used"] = server.pool.total - server.pool.free  # LightLLM records it after the step
         self.rows.append(self.row)
+
+
+def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
+    """Return the number of different cached blocks after a decision."""
+    cache.update_all(FOREVER if step.decode_rows else 0)
+    cache._settle()
+    nodes, blocks = [cache.tree.root], 0
+    while nodes:
+        node = nodes.pop()
+        blocks += node.length
+        nodes += node.children.values()
+    blocks += sum(run.length for run in cache.free_runs() if run.hashed and run.node is None)
+    tokens = dict(batch(server.running, step))
+    for request in server.running:
+        if request not in cache.holdings:  # it shares no text
+            blocks += (request.cached + tokens.get(request.id, 0)) // server.pool.block_size
+    return blocks
 
 
 def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bool = False, **knobs: Any) -> PlayedRun:
@@ -108,7 +208,7 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
         policy = ENGINES[recording.meta["engine"]](recording.meta)
     knobs = {**recording.knobs, **knobs}
     cost = recording.meta["cost"]
-    requests = [Request(id, t, prompt, output, priority=level) for id, t, prompt, output, level in recording.requests]
+    requests = recording.make_requests()
     server = Server(
         policy,
         knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.traits.reserved_blocks,
@@ -138,7 +238,7 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
     unlisted_victims: the engine does not list the first victims of a step (those of vLLM v0's priority pass).
     """
     for index, (expected, actual) in enumerate(zip(recording.steps, played.rows)):
-        wrong = [key for key in expected if not matches(key, expected, actual, unlisted_victims)]
+        wrong = [key for key in expected if key != "beams" and not matches(key, expected, actual, unlisted_victims)]
         wrong += [key for key in ("preempted", "swap_in", "ignored") if key not in expected and actual[key]]
         if unlisted_victims and "preempted" not in expected:
             wrong = [key for key in wrong if key != "preempted"]
@@ -147,6 +247,12 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
     extra = (recording.steps if counts[0] > counts[1] else played.rows)[min(counts) :][:1]
     assert counts[0] == counts[1], f"{counts[0]} steps recorded, {counts[1]} played ({played.stuck}), then {extra}"
     compare_requests(recording, played)
+    if recording.prefix_cache_stats is not None:
+        cache = played.server.prefix_cache
+        assert cache is not None
+        assert {
+            name: getattr(cache.stats, name) for name in recording.prefix_cache_stats
+        } == recording.prefix_cache_stats
 
 
 def matches(key: str, expected: dict[str, Any], actual: dict[str, Any], unlisted_victims: bool) -> bool:
@@ -155,9 +261,17 @@ def matches(key: str, expected: dict[str, Any], actual: dict[str, Any], unlisted
     if key == "preempted":
         if recorded and not isinstance(recorded[0], list):  # ids without the mode
             got = [id for id, _ in got]
+        if "sequences" in expected:
+            got = as_queued(got, actual["waiting"])
         if unlisted_victims:
             got = got[len(got) - len(recorded) :]
     return bool(recorded == got)
+
+
+def as_queued(preempted: list[list[Any]], waiting: list[Any]) -> list[list[Any]]:
+    """Return preempted requests as recordings of groups list them: swapped ones first, others as they now wait."""
+    swapped = [row for row in preempted if row[1] == "swap"]
+    return swapped + sorted((row for row in preempted if row[1] != "swap"), key=lambda row: waiting.index(row[0]))
 
 
 def describe_difference(recording: Recording, played: PlayedRun, index: int, keys: list[str]) -> str:
@@ -175,4 +289,5 @@ def compare_requests(recording: Recording, played: PlayedRun) -> None:
     for id, *recorded in recording.per_request:
         request = played.requests[id]
         got = [request.first_token, request.finish if request.outcome == "finished" else None, request.preemptions]
+        got += [request.cached_tokens] if len(recorded) > 3 else []
         assert got == recorded, f"request {id}: {got} played, {recorded} recorded"

@@ -10,8 +10,8 @@ from servesim.core import Policy
 
 from .recordings import ENGINES, compare, load, play, recording_names
 
-RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl"}
-ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
+RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl", "v1_watermark": "watermark"}
+ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked", "async_scheduling"}
 
 
 def vllm(name: str, knobs: dict[str, Any], **more: Any) -> Policy:
@@ -25,7 +25,8 @@ def v0(version: str, knobs: dict[str, Any], **more: Any) -> Policy:
 
 
 def v1(knobs: dict[str, Any], **more: Any) -> Policy:
-    return vllm("vllm-v1-0.32", knobs, enable_chunked_prefill=knobs.get("chunked", False), **more)
+    settings = {"enable_prefix_caching": False, **knobs}  # the oldest recordings are without it and do not say so
+    return vllm("vllm-v1-0.32", settings, enable_chunked_prefill=knobs.get("chunked", False), **more)
 
 
 ENGINES["vllm-v0-scheduler-only"] = lambda meta: v0(meta["version"], meta["knobs"])
@@ -43,6 +44,22 @@ def test_every_decision_of_v0_is_reproduced(name: str) -> None:
 def test_every_decision_of_v1_is_reproduced(name: str) -> None:
     recording = load(name)
     compare(recording, play(recording))
+
+
+@pytest.mark.parametrize("name", recording_names("vllm-v1", folder="prefix"))
+def test_every_decision_of_v1_with_its_prefix_cache_is_reproduced(name: str) -> None:
+    recording = load(name)
+    compare(recording, play(recording))
+
+
+@pytest.mark.parametrize("name", recording_names("vllm-v0", folder="groups"))
+def test_every_decision_of_parallel_sampling_and_beam_search_is_reproduced(name: str) -> None:
+    recording = load(name)
+    played = play(recording)
+    compare(recording, played)
+    assert bool(recording.meta["error"]) == (played.stuck is not None)
+    if played.stuck is not None:
+        assert "AssertionError" in str(played.stuck)
 
 
 # -- Versions and settings compared with each other, on the requests of the recordings --------------------------------
@@ -135,13 +152,15 @@ def test_reserving_whole_prompts_avoids_preemptions_in_v1() -> None:
     assert run(name, v1(knobs, scheduler_reserve_full_isl=False))[1] == 112
 
 
-@pytest.mark.parametrize("name", recording_names("vllm"))
+@pytest.mark.parametrize(
+    "name", [name for folder in ("", "prefix", "groups") for name in recording_names("vllm", folder=folder)]
+)
 def test_fast_forward_gives_the_same_result(name: str) -> None:
     recording = load(name)
     single, fast = play(recording), play(recording, fast_forward=True)
     assert fast.finish_time == single.finish_time
     for id, request in single.requests.items():
         other = fast.requests[id]
-        assert (other.first_token, other.finish, other.preemptions) == (
-            request.first_token, request.finish, request.preemptions,
+        assert (other.first_token, other.finish, other.preemptions, other.cached_tokens) == (
+            request.first_token, request.finish, request.preemptions, request.cached_tokens,
         )  # fmt: skip

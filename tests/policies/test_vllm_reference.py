@@ -49,6 +49,7 @@ def v1_fields(rng: random.Random, max_len: int) -> dict[str, Any]:
         "scheduler_reserve_full_isl": rng.random() < 0.5,
         "long_prefill_token_threshold": rng.choice([0, 0, 1, 8, 32]),
         "policy": rng.choice(["fcfs", "priority"]),
+        "enable_prefix_caching": False,  # see tests/engine/test_prefix_cache.py
     }
 
 

@@ -161,6 +161,9 @@ class V1(Engine):
             self.waiting = deque(sorted(self.waiting, key=lambda j: (j.priority, j.arrival, j.id)))
         if not self.preempted:
             self.admit(scheduled, budget, threshold)
+        for job, n in scheduled.items():  # the last token of a request that is computed again is a decode
+            if n == job.remaining == 1 and job.computed >= job.prompt:
+                job.prefill = False
         self.batch = [[job, n] for job, n in scheduled.items()]
 
     def take(self, job: Job, n: int) -> None:

@@ -20,7 +20,7 @@ H200_NOTE = "profile h200-llama2-7b was measured on servesim's own torch backend
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working folder with a Mooncake trace: of 5 blocks, only the first of the second prompt is known."""
+    """Return a working folder with a Mooncake trace: of 4 blocks, only the first of the second prompt is known."""
     rows = [(0, 1024, [1, 2]), (1000, 1200, [1, 3, 2])]
     lines = [{"timestamp": at, "input_length": size, "output_length": 2, "hash_ids": ids} for at, size, ids in rows]
     (tmp_path / "mooncake.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -49,23 +49,25 @@ def test_engines_with_a_fixed_number_of_blocks_and_unknown_devices_get_no_warnin
 
 def test_unused_hash_ids_are_a_warning_with_the_share_of_blocks(folder: Path) -> None:
     trace = load_trace(scenario_from({"trace": "mooncake.jsonl"}))
-    warning = warn_unused_prefixes(trace)
-    assert warning is not None and "an unlimited one would hit 20.0 % of the 5 prompt blocks" in warning
-    assert warn_unused_prefixes(load_trace(scenario_from({"workload": WORKLOAD}))) is None
+    warning = warn_unused_prefixes(trace, 512)
+    assert warning is not None and "an unlimited one would hit 25.0 % of the 4 prompt blocks" in warning
+    assert warn_unused_prefixes(load_trace(scenario_from({"workload": WORKLOAD})), 512) is None
 
 
 def test_run_prints_its_warnings_and_result_json_has_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ("--trace", "mooncake.jsonl", "--policy", "vllm-v1", "--profile", "h200-llama2-7b", "-o", "out")
+    arguments = ("--trace", "mooncake.jsonl", "--policy", "vllm", "--profile", "h200-llama2-7b", "-o", "out")
     said = run_sim(capsys, "run", *arguments)
     first, second = said.error.splitlines()
     assert said.code == 0
     assert first.startswith("sim: warning: engine.num_blocks keeps its default")
-    assert second.startswith("sim: warning: the trace has hash ids, but the run has no prefix cache")
+    assert second.startswith("sim: warning: prompts of the trace share prefixes, but the run has no prefix cache")
     assert f"note: {H200_NOTE}" in said.out
     warnings = json.loads((folder / "out" / "result.json").read_text())["warnings"]
-    assert [text[:20] for text in warnings] == ["engine.num_blocks ke", "the trace has hash i", H200_NOTE[:20]]
-    result = servesim.run(trace="mooncake.jsonl", policy="vllm-v1", profile="h200-llama2-7b")
+    assert [text[:20] for text in warnings] == ["engine.num_blocks ke", "prompts of the trace", H200_NOTE[:20]]
+    result = servesim.run(trace="mooncake.jsonl", policy="vllm", profile="h200-llama2-7b")
     assert result.metrics["warnings"] == warnings
+    cached = servesim.run(trace="mooncake.jsonl", policy="vllm-v1", profile="h200-llama2-7b")
+    assert [text[:20] for text in cached.metrics["warnings"]] == ["engine.num_blocks ke", H200_NOTE[:20]]
 
 
 def test_a_run_without_warnings_has_no_key_for_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -88,11 +90,11 @@ def test_a_policy_without_a_profile_names_the_profile(folder: Path, capsys: pyte
 def test_a_sweep_prints_the_warnings_once_and_notes_the_backend(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = "{trace: mooncake.jsonl, policy: vllm-v1, profile: h200-llama2-7b}"
+    base = "{trace: mooncake.jsonl, policy: vllm, profile: h200-llama2-7b}"
     (folder / "sweep.yaml").write_text(f"base: {base}\nparams: {{policy.max_num_seqs: [8, 16]}}\n")
     said = run_sim(capsys, "sweep", "sweep.yaml", "-j", "1", "-q", "--no-report", "-o", "out")
     assert said.code == 0
     assert [line[:30] for line in said.error.splitlines()] == [
-        "sim: warning: engine.num_block", "sim: warning: the trace has ha"
+        "sim: warning: engine.num_block", "sim: warning: prompts of the t"
     ]  # fmt: skip
     assert said.out.count(H200_NOTE) == 1

@@ -16,7 +16,6 @@ from servesim.traces.describe import (
     format_statistics,
     gap_variation,
     plot_trace,
-    prefix_sharing,
     ranks,
     statistics,
 )
@@ -38,23 +37,6 @@ def test_equal_values_get_mean_ranks_and_ranks_of_rising_values_correlate() -> N
     rising = np.arange(1, 50)
     assert correlation(ranks(rising), ranks(rising**5)) == pytest.approx(1.0)
     assert correlation(rising, np.ones(49)) is None
-
-
-def test_a_prefix_is_shared_up_to_its_first_new_block() -> None:
-    requests = [
-        Request(0, 0.0, 1100, 1, prefix_hashes=(0, 1, 2)),
-        Request(1, 1.0, 1500, 1, prefix_hashes=(0, 1, 3)),
-        Request(2, 2.0, 1500, 1, prefix_hashes=(9, 1, 3)),  # nothing: the first block is new
-    ]
-    sharing = prefix_sharing(requests, 512)
-    assert sharing == {
-        "block": 512,
-        "ids": 9,
-        "distinct": 5,
-        "shared_blocks": pytest.approx(2 / 9),
-        "shared_tokens": pytest.approx(1024 / 4100),
-    }
-    assert prefix_sharing([Request(0, 0.0, 5, 1)], None) is None
 
 
 def test_statistics_of_a_small_trace() -> None:
@@ -97,7 +79,7 @@ def test_any_trace_can_be_described_and_plotted(tmp_path: Path, workload: dict[s
 
 def test_real_traces_have_the_published_statistics(shared: Path) -> None:
     data = shared / "data"
-    check_mooncake(statistics(load(data / "traces" / "mooncake_conversation.csv.gz")))
+    check_mooncake(statistics(load(data / "traces" / "mooncake_conversation.csv.gz"), block_size=512))
     for name, cv, rate in (("X0.5_T3000", 0.022, 0.5), ("X2_T750", 0.045, 2.0), ("X150_T10", 0.316, 100.0)):
         check_contest(statistics(load(data / "contest" / f"contest_{name}.csv.gz")), cv, rate)
     check_bench(statistics(load(data / "bench" / "workload_10k.csv.gz")))
@@ -109,8 +91,7 @@ def check_mooncake(metrics: dict[str, Any]) -> None:
     """Assert that its rounded time stamps distort the variation of gaps but not the dispersion."""
     assert metrics["gap_cv"] == pytest.approx(3.03, abs=0.01)
     assert metrics["dispersion"]["60"] == pytest.approx(2.9, abs=0.05)
-    assert metrics["prefix"]["block"] == 512
-    assert 0.3 < metrics["prefix"]["shared_blocks"] < 0.5
+    assert metrics["prefix"]["hit_rate"] == pytest.approx(0.373, abs=0.0005)
 
 
 def check_contest(metrics: dict[str, Any], cv: float, rate: float) -> None:

@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from servesim.core import BadInput, Request
+from servesim.core.content import Content, content_of_ids, content_of_pieces
 from servesim.core.request import CLIENT_FIELDS
 from servesim.traces.edit import jitter, merge, repeat, scale, set_rate, slice_time
 from servesim.traces.trace import Trace
 
 
-def trace(*requests: Request, block: int | None = None) -> Trace:
-    return Trace(list(requests), "drawn", "synth", block=block)
+def trace(*requests: Request) -> Trace:
+    return Trace(list(requests), "drawn", "synth")
 
 
 def session() -> Trace:
     """Two requests of one session, and one without a session between them."""
     return trace(
-        Request(0, 1.0, 10, 4, limit=8, session="s", prefix_hashes=(3, 4)),
-        Request(1, 2.0, 20, 5, prefix_hashes=(3,)),
+        Request(0, 1.0, 10, 4, limit=8, session="s", content=content_of_ids((3, 4), 8, 10)),
+        Request(1, 2.0, 20, 5, content=content_of_pieces([(3, 8), ("b", 12)], "c")),
         Request(2, 4.0, 30, 6, session="s", follows=0, think_time=3.0, priority=2),
     )
 
@@ -36,14 +37,17 @@ def test_scaling_the_rate_shortens_gaps_and_think_times() -> None:
     assert [(r.prompt, r.output, r.limit) for r in faster.requests] == [(10, 4, 8), (20, 5, 5), (30, 6, 6)]
 
 
-def test_scaling_lengths_keeps_at_least_one_token_and_drops_hash_ids() -> None:
+def test_scaling_lengths_keeps_at_least_one_token_and_scales_the_parts_of_prompts() -> None:
     shorter = scale(session(), prompt=0.5, output=0.01)
-    assert [(r.prompt, r.output, r.limit, r.prefix_hashes) for r in shorter.requests] == [
-        (5, 1, 1, ()),
-        (10, 1, 1, ()),
-        (15, 1, 1, ()),
+    assert [(r.prompt, r.output, r.limit) for r in shorter.requests] == [(5, 1, 1), (10, 1, 1), (15, 1, 1)]
+    assert [r.content for r in shorter.requests] == [
+        content_of_ids((3, 4), 4, 5),
+        content_of_pieces([(3, 4), ("b", 6)], "c"),
+        None,
     ]
-    assert scale(session(), output=3).requests[0].prefix_hashes == (3, 4)
+    assert [r.content for r in scale(session(), output=3).requests] == [r.content for r in session().requests]
+    tiny = scale(session(), prompt=0.01).requests
+    assert [(r.prompt, r.content) for r in tiny[:2]] == [(1, content_of_ids([4], 1, 1)), (1, Content(["b"], [1], "c"))]
 
 
 def test_set_rate_scales_the_time() -> None:
@@ -79,25 +83,24 @@ def test_copies_are_one_mean_gap_apart_with_separate_sessions() -> None:
         (4, 6.5, None, None),
         (5, 8.5, "s#1", 3),
     ]
-    assert [r.prefix_hashes for r in twice.requests] == [(3, 4), (3,), ()] * 2
+    assert [r.content for r in twice.requests] == CONTENTS + NEW_CONTENTS  # otherwise the second copy would be cached
 
 
-def test_merging_keeps_equal_ids_sessions_and_hash_ids_distinct() -> None:
+def test_merging_keeps_equal_ids_sessions_and_texts_distinct() -> None:
     both = merge([session(), session()])
-    assert [(r.id, r.arrival, r.session, r.follows, tuple(r.prefix_hashes)) for r in both.requests] == [
-        (0, 1.0, "s", None, (3, 4)),
-        (1, 1.0, "s#1", None, (8, 9)),
-        (2, 2.0, None, None, (3,)),
-        (3, 2.0, None, None, (8,)),
-        (4, 4.0, "s", 0, ()),
-        (5, 4.0, "s#1", 1, ()),
+    assert [(r.id, r.arrival, r.session, r.follows) for r in both.requests] == [
+        (0, 1.0, "s", None),
+        (1, 1.0, "s#1", None),
+        (2, 2.0, None, None),
+        (3, 2.0, None, None),
+        (4, 4.0, "s", 0),
+        (5, 4.0, "s#1", 1),
     ]
+    assert [r.content for r in both.requests] == [r for pair in zip(CONTENTS, NEW_CONTENTS) for r in pair]
 
 
-def test_hash_ids_of_different_sizes_cannot_be_merged() -> None:
-    traces = [trace(Request(0, 0.0, 20, 1, prefix_hashes=(1, 2)), block=block) for block in (16, 512)]
-    with pytest.raises(BadInput, match="merge: expected hash ids of one block size, got 16 and 512"):
-        merge(traces)
+CONTENTS = [content_of_ids((3, 4), 8, 10), content_of_pieces([(3, 8), ("b", 12)], "c"), None]
+NEW_CONTENTS = [content_of_ids((8, 9), 8, 10), content_of_pieces([(8, 8), ("b#1", 12)], "c#1"), None]
 
 
 def test_jitter_delays_each_arrival_by_less_than_its_bound() -> None:

@@ -7,6 +7,7 @@ import pickle
 import numpy as np
 import pytest
 from servesim.core import ClientRequest, Request
+from servesim.core.content import content_of_ids
 from servesim.runs.simulate import copy_requests
 from servesim.traces.trace import Columns, RequestTable, Trace, build_trace, table_of
 
@@ -15,7 +16,7 @@ def various_requests() -> list[ClientRequest]:
     """Every kind of value: whole and broken times, ids that numpy cannot hold, absent and given fields."""
     return [
         ClientRequest(0, 0.1, 5, 300),
-        ClientRequest("a", 2, 7, 8, limit=9, priority=-1, session="s", prefix_hashes=(1, 2)),
+        ClientRequest("a", 2, 7, 8, limit=9, priority=-1, session="s", content=content_of_ids((1, 2), 4, 7)),
         ClientRequest(2**70, 2.5, 1, 1, follows="a", think_time=0.25, fails_at_token=1),
     ]
 
@@ -42,6 +43,8 @@ def test_numbers_are_arrays_and_default_columns_are_not_stored() -> None:
     assert isinstance(table.column("arrival"), np.ndarray) and isinstance(table.column("prompt"), np.ndarray)
     assert len(pickle.dumps(table)) < 1000 * 5 * 8 + 2000  # id, arrival, prompt, output, limit
     assert table_of(table) is table
+    empty = build_trace(Columns([5, 6], [1, 1], content=[None, None], hash_ids=[(), ()]), "file", "servesim").requests
+    assert isinstance(empty, RequestTable) and not empty.has_column("content")
 
 
 def test_a_run_gets_new_requests_from_a_table_and_from_a_list() -> None:

@@ -336,6 +336,20 @@ class Burst(Process):
         return np.zeros(count)
 
 
+Pauses = Annotated[
+    Literal["constant", "exponential"],
+    Field(description="distribution of the pauses: constant or exponential"),
+    checked.expects("one of constant, exponential"),
+]
+
+
+def draw_pauses(kind: str, mean: float, count: int, seed: int) -> Times:
+    """Return pauses in seconds."""
+    if kind == "constant":
+        return np.full(count, mean)
+    return stream(seed, "pauses").exponential(mean, count)
+
+
 class Closed(Process):
     """A closed loop: each of `users` sends its next request `think_time` seconds after the last response.
 
@@ -345,9 +359,7 @@ class Closed(Process):
     kind: Annotated[Literal["closed"], KIND]
     users: Whole = Field(description="number of users; each has one open request")
     think_time: Seconds = Field(0.0, description="seconds from a response to the next request of the user")
-    pauses: Annotated[Literal["constant", "exponential"], checked.expects("one of constant, exponential")] = Field(
-        "constant", description="distribution of the pauses: constant or exponential"
-    )
+    pauses: Pauses = "constant"
     ramp: Seconds = Field(0.0, description="seconds until all users have started")
 
     def times(self, count: int, seed: int) -> Times:
@@ -355,10 +367,7 @@ class Closed(Process):
 
     def delays(self, count: int, seed: int) -> Times:
         """Return the pause before each request; a user's first request has none."""
-        if self.pauses == "constant":
-            delays: Times = np.full(count, self.think_time)
-        else:
-            delays = stream(seed, "pauses").exponential(self.think_time, count)
+        delays = draw_pauses(self.pauses, self.think_time, count, seed)
         delays[: self.users] = 0.0
         return delays
 

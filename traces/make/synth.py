@@ -8,14 +8,18 @@ from typing import Any, Optional, Union
 
 import numpy as np
 from servesim.core import BadInput
-from servesim.core.limits import MAX_SEED
+from servesim.core.limits import MAX_REQUESTS, MAX_SEED
 from servesim.files.read import quote
+from servesim.traces.contents import CONVERSATION_NOTE
 from servesim.traces.edit import merge
-from servesim.traces.trace import Trace, build_trace, stream
+from servesim.traces.trace import Columns, Trace, build_trace, stream
 
 from .arrivals import Closed
 from .contest import contest
+from .texts import add_texts, previous_of, previous_turns
 from .workload import AnyWorkload, ClosedRequests, ContestWorkload, Mix, Requests, StagedRequests, workload_from
+
+AnyRequests = Union[Requests, StagedRequests, ClosedRequests]
 
 
 def synthesise(workload: Mapping[str, Any], seed: int = 0) -> Trace:
@@ -37,32 +41,62 @@ def _generate(workload: AnyWorkload, seed: int) -> Trace:
     return _generate_requests(workload, seed)
 
 
-def _generate_requests(workload: Union[Requests, StagedRequests, ClosedRequests], seed: int) -> Trace:
-    process = workload.arrivals
-    if workload.requests is not None:
-        times = process.times(workload.requests, seed)
-    else:
+def _generate_requests(workload: AnyRequests, seed: int) -> Trace:
+    process, sessions = workload.arrivals, workload.sessions
+    turns: list[int] = []
+    if workload.requests is None:
         assert workload.duration is not None
         times = process.within(workload.duration, seed)
-    count = len(times)
+        if sessions is not None:
+            turns = sessions.draw_turns(len(times), seed)
+    elif sessions is not None and not isinstance(process, Closed):
+        turns = sessions.turns_of(workload.requests, seed)
+        times = process.times(len(turns), seed)
+    else:
+        times = process.times(workload.requests, seed)
+    count = sum(turns) or len(times)
     if not count:
         raise BadInput(f"workload.duration: no request arrives in {workload.duration:g} s; use a longer duration")
+    if count > MAX_REQUESTS:
+        raise BadInput(f"workload.sessions: expected at most {MAX_REQUESTS} requests, got {count}")
     columns = workload.lengths.pairs(count, seed)
     columns.arrival = list(times.tolist())
     if workload.limit is not None:
         columns.output = [min(output, workload.limit) for output in columns.output]
         columns.limit = [workload.limit] * count
     if isinstance(process, Closed):
-        users = min(process.users, count)
-        balanced = isinstance(workload, ClosedRequests)
-        user_of = balanced_users(columns.output, users) if balanced else [k % users for k in range(count)]
-        columns.session = [f"user-{user}" for user in user_of]
-        columns.follows = previous_requests(user_of)
-        columns.think_time = list(process.delays(count, seed).tolist())
-        columns.arrival[users:] = [None] * (count - users)
+        _close_loop(columns, process, count, seed, balanced=isinstance(workload, ClosedRequests))
+    elif sessions is not None:
+        sessions.order_turns(columns, times.tolist(), turns, seed)
     if workload.priorities is not None:
         columns.priority = _draw_priorities(workload.priorities, count, seed)
+    _share_texts(columns, workload, count, seed)
     return build_trace(columns, f"workload seed={seed}", "synth")
+
+
+def _close_loop(columns: Columns, process: Closed, count: int, seed: int, balanced: bool) -> None:
+    """Give each request to a user, who sends it after the end of the last one."""
+    users = min(process.users, count)
+    user_of = balanced_users(columns.output, users) if balanced else [k % users for k in range(count)]
+    columns.session = [f"user-{user}" for user in user_of]
+    columns.follows = previous_of(user_of)
+    columns.think_time = list(process.delays(count, seed).tolist())
+    assert columns.arrival is not None
+    columns.arrival[users:] = [None] * (count - users)
+
+
+def _share_texts(columns: Columns, workload: AnyRequests, count: int, seed: int) -> None:
+    """Add prefixes and earlier turns to the prompts."""
+    prefixes, sessions = workload.prefixes, workload.sessions
+    if prefixes is None and sessions is None:
+        return
+    before: Sequence[Optional[int]] = [None] * count
+    if sessions is not None:
+        before = columns.follows or before
+        if isinstance(workload.arrivals, Closed):
+            before = previous_turns(before, sessions.draw_turns(count, seed))
+        columns.notes.append(CONVERSATION_NOTE)
+    add_texts(columns, [None] * count if prefixes is None else prefixes.draw(count, seed), before)
 
 
 def balanced_users(outputs: Sequence[int], users: int) -> list[int]:
@@ -78,16 +112,6 @@ def balanced_users(outputs: Sequence[int], users: int) -> list[int]:
         chosen.append(user)
         heapreplace(tokens, (total + output, user))
     return chosen
-
-
-def previous_requests(user_of: Sequence[int]) -> list[Optional[int]]:
-    """Return the index of the request before each one of the same user; None for a user's first request."""
-    last: dict[int, int] = {}
-    after = []
-    for k, user in enumerate(user_of):
-        after.append(last.get(user))
-        last[user] = k
-    return after
 
 
 def _draw_priorities(fractions: Mapping[int, float], count: int, seed: int) -> list[int]:

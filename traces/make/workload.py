@@ -8,6 +8,8 @@
       output: {mean: 255, sd: 200, max: 2048}
     limit: 2048                                     # output limit, tokens (default: the output length)
     priorities: {0: 0.9, 1: 0.1}                    # priority -> fraction of the requests
+    prefixes: {count: 20, tokens: 1500, zipf: 1.1}  # system prompts; texts.py has the keys
+    sessions: {turns: [1, 8], think_time: 20}       # conversations
 
 Two shorter forms replace `requests` or `duration` and `arrivals`:
 
@@ -26,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Union
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, WrapValidator
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, ValidationInfo, WrapValidator
 from servesim.core import BadInput
 from servesim.core.limits import MAX_INT, MAX_REQUESTS, MIN_NUMBER
 from servesim.files.checked import (
@@ -45,6 +47,7 @@ from servesim.files.checked import (
 
 from .arrivals import Arrivals, Closed, ContestRate, Gaps, SendOverhead, StageList, Stages
 from .lengths import Lengths
+from .texts import Prefixes, Sessions
 
 
 def level(value: Any) -> Any:
@@ -81,6 +84,24 @@ Priorities = Annotated[
 ]
 
 
+def check_sessions(sessions: Sessions, info: ValidationInfo) -> Sessions:
+    """Raise an error for a think time in a closed loop, whose users have their own."""
+    if sessions.think_time and ("concurrency" in info.data or isinstance(info.data.get("arrivals"), Closed)):
+        raise BadInput(
+            "workload.sessions.think_time: not possible in a closed loop; use arrivals of kind closed with think_time"
+        )
+    return sessions
+
+
+SharedPrefixes = Annotated[
+    Maybe[Prefixes], Field(description="texts at the beginning of prompts, for example system prompts")
+]
+Conversations = Annotated[
+    Maybe[Annotated[Sessions, AfterValidator(check_sessions)]],
+    Field(description="conversations; `lengths.prompt` is then the new text of a turn"),
+]
+
+
 class Requests(Keys):
     """Requests from an arrival process and length distributions."""
 
@@ -92,6 +113,8 @@ class Requests(Keys):
     lengths: RequestLengths
     limit: OutputLimit = None
     priorities: Priorities = None
+    prefixes: SharedPrefixes = None
+    sessions: Conversations = None
 
 
 class StagedRequests(Keys):
@@ -102,6 +125,8 @@ class StagedRequests(Keys):
     lengths: RequestLengths
     limit: OutputLimit = None
     priorities: Priorities = None
+    prefixes: SharedPrefixes = None
+    sessions: Conversations = None
 
     @property
     def requests(self) -> None:
@@ -124,6 +149,8 @@ class ClosedRequests(Keys):
     lengths: RequestLengths
     limit: OutputLimit = None
     priorities: Priorities = None
+    prefixes: SharedPrefixes = None
+    sessions: Conversations = None
     duration: ClassVar[None] = None
 
     @property

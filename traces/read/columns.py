@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional, Union
 
 import numpy as np
 from servesim.core import BadInput
+from servesim.core.content import content_of_pieces
 from servesim.files.read import shorten
+from servesim.traces.contents import ID_SIZES, Name, Pieces, own_text, parse_name, parse_pieces
+from servesim.traces.samplings import SAMPLING_COLUMNS, make_sampling
 from servesim.traces.trace import Columns
 
 from .source import Convert, Source, Table
@@ -16,8 +20,8 @@ from .source import Convert, Source, Table
 Names = Union[str, Sequence[str]]  # one column name, or alternatives: the first one present is used
 
 FIELDS = (
-    "arrival", "prompt", "output", "id", "limit", "generated", "priority", "session", "prefix_hashes",
-    "follows", "think_time", "fails_at_token",
+    "arrival", "prompt", "output", "id", "limit", "generated", "priority", "session", "hash_ids",
+    "content", "answer", "follows", "think_time", "fails_at_token", *SAMPLING_COLUMNS,
 )  # fmt: skip
 
 SERVESIM_FIELDS: Mapping[str, Names] = {
@@ -29,10 +33,13 @@ SERVESIM_FIELDS: Mapping[str, Names] = {
     "generated": "generated_tokens",
     "priority": "priority",
     "session": ("session_id", "session"),
-    "prefix_hashes": "hash_ids",
+    "hash_ids": "hash_ids",
+    "content": "content",
+    "answer": "answer",
     "follows": "follows",
     "think_time": ("think_time_s", "think_time"),
     "fails_at_token": "fails_at_token",
+    **{name: name for name in SAMPLING_COLUMNS},
 }
 
 
@@ -56,13 +63,13 @@ def find_columns(source: Source, fields: Mapping[str, Names]) -> dict[str, str]:
 
 
 def read_columns(
-    source: Source, fields: Mapping[str, Names], unit: float = 1.0, block: Optional[int] = None
+    source: Source, fields: Mapping[str, Names], unit: float = 1.0, id_sizes: Sequence[int] = ID_SIZES
 ) -> Columns:
     """Return the columns of a file with one row per request."""
     table, column_of = source.table, find_columns(source, fields)
     unit = source.seconds(unit)
     prompts, outputs = table.tokens(column_of["prompt"]), table.tokens(column_of["output"])
-    columns = Columns(prompts, outputs, numbers=table.numbers, block=block)
+    columns = Columns(prompts, outputs, numbers=table.numbers, id_sizes=id_sizes)
     if "arrival" in column_of:
         columns.arrival = parse_arrivals(table, column_of["arrival"], unit, "follows" in column_of)
     integral = True
@@ -81,7 +88,71 @@ def read_columns(
             setattr(columns, field, [missing if value is None else value for value in values])
     if "generated" in column_of:
         _apply_generated(columns, table, column_of["generated"])
+    if "content" in column_of or "answer" in column_of:
+        _read_contents(columns, table, column_of.get("content", ""), column_of.get("answer", ""))
+    if not column_of.keys().isdisjoint(SAMPLING_COLUMNS):
+        _read_samplings(columns, table, [column_of.get(name, "") for name in SAMPLING_COLUMNS])
     return columns
+
+
+def _read_samplings(columns: Columns, table: Table, names: Sequence[str]) -> None:
+    """Read how many answers the rows ask for."""
+    values = [table.optional(name, parse_lists if k > 2 else Table.integers) for k, name in enumerate(names)]
+    columns.sampling = []
+    for row, cells in enumerate(zip(*values)):
+        try:
+            columns.sampling.append(make_sampling(columns.output[row], cells))
+        except ValueError as error:
+            raise BadInput(f"{table.name}: row {table.numbers[row]}: {error}") from None
+
+
+def parse_lists(table: Table, column: str) -> list[Any]:
+    """Return a column of lists, in files with comma-separated values as JSON."""
+    lists = []
+    for i, value in enumerate(table.columns[column]):
+        try:
+            lists.append(json.loads(value) if type(value) is str else value)
+        except (ValueError, RecursionError):
+            raise table.error(i, column, "a list in JSON, e.g. [20, 35]") from None
+    return lists
+
+
+def _read_contents(columns: Columns, table: Table, content: str, answer: str) -> None:
+    """Read the pieces of prompts and the names of answers. The rest of a prompt after its pieces is its own text."""
+    ids = range(len(table)) if columns.id is None else columns.id
+    columns.content = []
+    contents, answers = table.optional(content, parse_contents), table.optional(answer, parse_names)
+    for row, (pieces, name) in enumerate(zip(contents, answers)):
+        rest = columns.prompt[row] - sum(tokens for _, tokens in pieces or ())
+        if rest < 0:
+            columns.unusable.setdefault(row, "content longer than the prompt")
+        elif pieces is None and name is None:
+            columns.content.append(None)
+            continue
+        columns.content.append(content_of_pieces([*(pieces or ()), (own_text(ids[row]), rest)], name))
+
+
+def parse_contents(table: Table, column: str) -> list[Pieces]:
+    """Return a column of contents: JSON lists of [name, tokens], or NAME:TOKENS separated by spaces."""
+    contents = []
+    for i, value in enumerate(table.columns[column]):
+        try:
+            pieces = parse_pieces(value) if type(value) is str else [(name, tokens) for name, tokens in value]
+            if not all(type(name) in (str, int) and type(tokens) is int and tokens > 0 for name, tokens in pieces):
+                raise ValueError(pieces)
+        except (ValueError, TypeError):
+            raise table.error(i, column, "texts and their tokens, e.g. system:1500 question:40") from None
+        contents.append(pieces)
+    return contents
+
+
+def parse_names(table: Table, column: str) -> list[Name]:
+    """Return a column of names of texts."""
+    names = table.columns[column]
+    for i, name in enumerate(names):
+        if type(name) not in (str, int):
+            raise table.error(i, column, "the name of a text")
+    return [name if table.typed else parse_name(name) for name in names]
 
 
 def servesim_columns(source: Source) -> Columns:
@@ -106,7 +177,7 @@ CONVERSIONS: Mapping[str, tuple[Convert, Any]] = {  # optional field -> its conv
     "limit": (_positive_tokens, None),
     "priority": (Table.integers, 0),
     "session": (Table.text, None),
-    "prefix_hashes": (Table.id_lists, ()),
+    "hash_ids": (Table.id_lists, ()),
     "fails_at_token": (_positive_tokens, None),
 }
 

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
-from servesim.core.limits import MAX_INT
+from servesim.core.content import content_of_pieces
 from servesim.files.read import PathLike
-from servesim.traces.edit import slice_time
+from servesim.traces.contents import BAILIAN_BLOCK, own_text
+from servesim.traces.edit import as_conversations, slice_time
 from servesim.traces.trace import Columns, Trace, build_trace, gc_disabled
 
 from . import benchmark_results, chats
@@ -56,9 +57,9 @@ def json_with(*keys: str) -> Callable[[Source], bool]:
     return lambda source: source.kind in OBJECTS and source.header >= set(keys)
 
 
-def column_reader(unit: float = 1.0, block: int | None = None, **fields: Names) -> Callable[[Source], Columns]:
+def column_reader(unit: float = 1.0, **fields: Names) -> Callable[[Source], Columns]:
     """Return a reader of rows with one column per field."""
-    return lambda source: read_columns(source, fields, unit, block)
+    return lambda source: read_columns(source, fields, unit)
 
 
 def _is_servesim(source: Source) -> bool:
@@ -93,7 +94,7 @@ MOONCAKE_FIELDS: Mapping[str, Names] = {
     "arrival": "timestamp",
     "prompt": "input_length",
     "output": "output_length",
-    "prefix_hashes": "hash_ids",
+    "hash_ids": "hash_ids",
     "priority": "priority",
 }
 
@@ -107,7 +108,7 @@ def _read_burstgpt(source: Source) -> Columns:
 
 def _read_bailian(source: Source) -> Columns:
     """Read Qwen-Bailian. A chat may continue an earlier one; the first chat of a chain is the session id."""
-    columns = read_columns(source, {**MOONCAKE_FIELDS, "id": "chat_id"})
+    columns = read_columns(source, {**MOONCAKE_FIELDS, "id": "chat_id"}, id_sizes=(BAILIAN_BLOCK,))
     parents = source.table.integers("parent_chat_id", minimum=-1)
     sessions: dict[Any, str] = {}
     for id, parent in zip(columns.id or (), parents):
@@ -128,9 +129,6 @@ def _read_splitwise(source: Source) -> Columns:
     return columns
 
 
-BLIS_BLOCK = 16  # tokens per hash id generated here; BLIS only names the group that shares a prefix
-
-
 def _read_blis(source: Source) -> Columns:
     """Read BLIS. It replays requests at their send times; the prefix of a group is added to the row's tokens."""
     table, unit = source.table, source.seconds(1e-6)
@@ -142,20 +140,14 @@ def _read_blis(source: Source) -> Columns:
     server_counts = table.optional("server_input_tokens", Table.tokens)
     groups = table.optional("prefix_group", Table.text)
     prefix_lengths = table.optional("prefix_length", Table.tokens)
-    first_ids: dict[str, int] = {}  # group -> its first hash id
-    columns.prefix_hashes = []
-    for i, (group, length) in enumerate(zip(groups, prefix_lengths)):
+    columns.content = [None] * len(table)
+    for i, (id, group, length) in enumerate(zip(columns.id or range(len(table)), groups, prefix_lengths)):
         if group and length:
-            start = first_ids.setdefault(group, MAX_INT * len(first_ids))
+            own = columns.prompt[i]
             columns.prompt[i] += length
-            columns.prefix_hashes.append(tuple(range(start, start + length // BLIS_BLOCK)))
+            columns.content[i] = content_of_pieces([(f"prefix:{group}", length), (own_text(id), own)])
         else:
             columns.prompt[i] = server_counts[i] or columns.prompt[i]
-            columns.prefix_hashes.append(())
-    if any(columns.prefix_hashes):
-        columns.block = BLIS_BLOCK
-    else:
-        columns.prefix_hashes = None
     for i, status in enumerate(table.columns.get("status", ())):
         if status not in ("", "ok", None):
             columns.unusable[i] = f"status {str(status)[:40]}"
@@ -272,12 +264,14 @@ def load(
     sort: bool = False,
     seed: int = 0,
     window: tuple[float, float] = (0.0, math.inf),
+    conversations: bool = False,
 ) -> Trace:
     """Return the trace in a file; without `format`, the content is used to detect it.
 
     `columns`: field -> column name (`{"prompt": "tokens_in"}`). `unit`: unit of times (s, ms, us, ns). `limit`:
     maximum number of requests. `window`: first and last second to keep. `sort`: sort rows of a servesim file by
-    arrival instead of refusing it. `seed`: for formats that are sampled.
+    arrival instead of refusing it. `seed`: for formats that are sampled. `conversations`: the prompts of a session
+    contain its earlier turns.
     """
     if format is not None and format not in FORMATS:
         raise BadInput(f"format: expected one of {', '.join(FORMATS)}, got {format!r}")
@@ -288,6 +282,8 @@ def load(
         name = format or detect_format(source)
         chosen = FORMATS[name]
         trace = build_trace(chosen.read(source), source.name, name, "sort" if sort else chosen.order, chosen.shift)
+    if conversations:
+        trace = as_conversations(trace)
     if window != (0.0, math.inf) and name != "servegen":
         trace = slice_time(trace, *window)
     if limit is not None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from hashlib import blake2b
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput
+from servesim.core.content import Content
 from servesim.core.limits import MAX_INT
 from servesim.files.read import quote
+from servesim.traces.contents import ID_SIZES, Name, Pieces
 from servesim.traces.trace import Columns
 
 from .source import MAX_TIMESTAMP, Source, parse_float, parse_int
@@ -89,20 +93,26 @@ class Row:
 
     def text_tokens(self, key: str) -> int:
         """Return the token count of a text, or of all texts in a list."""
+        return self.text_piece(key)[1]
+
+    def text_piece(self, key: str) -> tuple[Name, int]:
+        """Return a text, or all texts in a list, as a piece of a prompt: equal texts have equal names."""
         value = self.values.get(key)
         if type(value) is list:
             value = "\n".join(_text(part) for part in value)
         if type(value) is not str:
             raise self.error(key, "a text or a list of them")
-        return self.source.count(value)
+        return f"text:{blake2b(value.encode(errors='surrogatepass'), digest_size=8).hexdigest()}", self.source.count(
+            value
+        )
 
-    def message_tokens(self, key: str = "messages") -> int:
-        """Return the token count of chat messages, without the chat template."""
-        return sum(message.text_tokens("content") for message in self.rows(key) if message.has("content"))
+    def message_pieces(self, key: str = "messages") -> Pieces:
+        """Return chat messages as pieces of a prompt, without the chat template."""
+        return [message.text_piece("content") for message in self.rows(key) if message.has("content")]
 
-    def body(self) -> tuple[int, Optional[int]]:
-        """Return prompt length and output limit of an OpenAI-style request body."""
-        prompt = self.message_tokens() if self.has("messages") else self.text_tokens("prompt")
+    def body(self) -> tuple[Pieces, Optional[int]]:
+        """Return prompt and output limit of an OpenAI-style request body."""
+        prompt = self.message_pieces() if self.has("messages") else [self.text_piece("prompt")]
         for key in ("max_completion_tokens", "max_tokens"):
             if self.has(key):
                 return prompt, self.tokens(key)
@@ -116,6 +126,11 @@ def _text(part: Any) -> str:
     return part if type(part) is str else ""
 
 
+def total_tokens(pieces: Pieces) -> int:
+    """Return the length of a prompt."""
+    return sum(tokens for _, tokens in pieces)
+
+
 class ParsedRequest(NamedTuple):
     """One request of a file; its index in the list is its id."""
 
@@ -126,16 +141,17 @@ class ParsedRequest(NamedTuple):
     limit: Optional[int] = None
     priority: int = 0
     session: Optional[str] = None
-    prefix_hashes: Sequence[int] = ()
+    hash_ids: Sequence[int] = ()
     follows: Optional[int] = None
     think_time: float = 0.0
+    content: Optional[Content] = None
     unusable: Optional[str] = None
 
 
 def to_columns(
     source: Source,
     requests: list[ParsedRequest],
-    block: Optional[int] = None,
+    id_sizes: Sequence[int] = ID_SIZES,
     notes: Sequence[str] = (),
     text: bool = False,
 ) -> Columns:
@@ -146,10 +162,11 @@ def to_columns(
         [request.output or 0 for request in requests],
         think_time=[request.think_time for request in requests],
         numbers=[request.row.number for request in requests],
-        block=block,
+        id_sizes=id_sizes,
         notes=[*notes, *estimated],
     )
-    for name in ("arrival", "limit", "priority", "session", "prefix_hashes", "follows"):
+    columns.content = shared_contents([request.content for request in requests])
+    for name in ("arrival", "limit", "priority", "session", "hash_ids", "follows"):
         values = [getattr(request, name) for request in requests]
         zero_counts = name in ("arrival", "follows")
         if any(value is not None if zero_counts else value for value in values):
@@ -158,6 +175,15 @@ def to_columns(
         if request.unusable is not None or request.output is None:
             columns.unusable[i] = request.unusable or NO_LENGTH
     return columns
+
+
+def shared_contents(contents: Sequence[Optional[Content]]) -> list[Optional[Content]]:
+    """Return the contents whose first text is that of another prompt too. The others share nothing."""
+    uses = Counter(content.names[0] for content in contents if content is not None and content.names)
+    return [
+        content if content is not None and content.names and uses[content.names[0]] > 1 else None
+        for content in contents
+    ]
 
 
 def read_rows(source: Source) -> list[Row]:

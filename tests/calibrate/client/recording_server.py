@@ -23,10 +23,12 @@ class RecordingServer(ThreadingHTTPServer):
         text_only: bool = False,
         models: Optional[list[dict[str, Any]]] = None,
         refused: Optional[str] = None,
+        token_ids: Optional[list[int]] = None,
     ) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
         self.refused = refused  # option that it does not know
         self.models = models  # of /v1/models; None: it has no such page
+        self.token_ids = token_ids  # of an answer, if the client asks for them
         self.text_only = text_only  # refuse token ids
         self.added_tokens = added_tokens  # to the reported prompt length; None: not reported
         self.prompts: list[Any] = []
@@ -48,7 +50,10 @@ class RecordingServer(ThreadingHTTPServer):
         usage: dict[str, int] = {"completion_tokens": 1}
         if self.added_tokens is not None:
             usage["prompt_tokens"] = len(self.prompts[-1]) + self.added_tokens
-        token, end = {"choices": [{"text": " a"}]}, {"choices": [], "usage": usage}
+        token: dict[str, Any] = {"choices": [{"text": " a"}]}
+        if body.get("return_token_ids") and self.token_ids is not None:
+            token["choices"][0]["token_ids"] = self.token_ids
+        end = {"choices": [], "usage": usage}
         return f"data: {json.dumps(token)}\n\ndata: {json.dumps(end)}\n\ndata: [DONE]\n\n"
 
 
@@ -84,14 +89,10 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def recording_server(
-    added_tokens: Optional[int] = 0,
-    text_only: bool = False,
-    models: Optional[list[dict[str, Any]]] = None,
-    refused: Optional[str] = None,
-    kind: type[RecordingServer] = RecordingServer,
+    added_tokens: Optional[int] = 0, kind: type[RecordingServer] = RecordingServer, **options: Any
 ) -> Iterator[RecordingServer]:
     """Run the server in a thread."""
-    with kind(added_tokens, text_only, models, refused) as server:
+    with kind(added_tokens, **options) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.02,))
         thread.start()
         try:

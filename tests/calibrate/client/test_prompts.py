@@ -6,6 +6,7 @@ import pytest
 from servesim.calibrate.client.prompts import WORDS, Prompts, new_seed
 from servesim.calibrate.client.protocols import LlmServing, OpenAI, TextCompletions
 from servesim.core import Request
+from servesim.core.content import content_of_ids, content_of_pieces
 
 from .vocabularies import count_llama_tokens, count_sentencepiece_tokens
 
@@ -66,21 +67,30 @@ def test_equal_seeds_give_equal_prompts_and_new_seeds_give_new_ones() -> None:
     assert new_seed() != new_seed()
 
 
-def test_requests_with_equal_hash_ids_share_these_blocks_and_nothing_else() -> None:
-    prompts = Prompts("seed", block=64)
-    first = Request(0, 0.0, 300, 1, prefix_hashes=(7, 8, 9, 10, 11))
-    second = Request(1, 0.0, 280, 1, prefix_hashes=(7, 8, 3, 4, 5))
-    partial = Request(2, 0.0, 280, 1, prefix_hashes=(7,))
+def test_prompts_share_the_texts_of_their_contents_and_nothing_else() -> None:
+    prompts = Prompts("seed")
+    first = Request(0, 0.0, 300, 1, content=content_of_ids((7, 8, 9, 10, 11), 64, 300))
+    second = Request(1, 0.0, 280, 1, content=content_of_ids((7, 8, 3, 4, 5), 64, 280))
+    partial = Request(2, 0.0, 280, 1, content=content_of_pieces([(7, 64), ("7", 216)]))  # 7 and "7" are two texts
     ids = [prompts.token_ids(request) for request in (first, second, partial)]
     assert [len(one) for one in ids] == [300, 280, 280]
     assert 128 <= common_start(ids[0], ids[1]) < 132
     assert 64 <= common_start(ids[0], ids[2]) < 68
-    assert common_start(ids[0], Prompts("other", 64).token_ids(first)) < 4
+    assert common_start(ids[0], Prompts("other").token_ids(first)) < 4
     texts = [prompts.words(request).split() for request in (first, second)]
     assert texts[0][:128] == texts[1][:128]
     assert texts[0][128:144] != texts[1][128:144]
 
 
-def test_more_hash_ids_than_tokens_and_unusual_ids_are_accepted() -> None:
-    assert len(Prompts().token_ids(Request("\ud800", 0.0, 20, 1, prefix_hashes=(1, 2, 3, 2**70)))) == 20
+def test_a_piece_is_the_beginning_of_its_text() -> None:
+    pieces = [[("a", 20), ("b", 10)], [("a", 30)], [("b", 5), ("a", 25)]]
+    ids = [Prompts().token_ids(Request(k, 0.0, 30, 1, content=content_of_pieces(p))) for k, p in enumerate(pieces)]
+    assert common_start(ids[0], ids[1]) == 20
+    assert ids[2][:5] == ids[0][20:25] and ids[2][5:] == ids[1][:25]
+
+
+def test_unusual_names_are_accepted() -> None:
+    assert len(Prompts().token_ids(Request("\ud800", 0.0, 20, 1))) == 20
+    strange = content_of_pieces([("\ud800", 3), (2**70, 16), ((1, "x"), 1)])
+    assert len(Prompts().token_ids(Request(0, 0.0, 20, 1, content=strange))) == 20
     assert len(set(WORDS)) == len(WORDS)

@@ -56,3 +56,35 @@ def test_every_requested_setting_is_in_the_table(
         ]
         assert settings[-1] == "**run-to-run variation**"
     assert "host" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("workload", ["prefixes", "prefix-burst", "turns"])
+def test_a_recorded_run_with_a_prefix_cache_has_the_decisions_of_its_simulation(
+    workload: str, scripts: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from replay_session import Recorder, ReplaySession
+    from replay_settings import CACHE_SETTINGS
+    from replay_table import compare_all
+
+    backend = FakeBackend(COST)
+    backend.load(MODELS["tiny"], 3001, 16, 4)
+    session = ReplaySession(backend, MODELS["tiny"], argparse.Namespace(blocks=3000, limit=20, no_in_situ=False))
+    recorder = Recorder(tmp_path)
+    recorder.put(
+        "about.json", {**backend.describe(), "versions": {}, "dtype": "none", "kernels": "none", "date": "now"}
+    )
+    requests = session.requests(workload)
+    results = {setting: session.run(setting, workload, requests, 4) for setting in CACHE_SETTINGS}
+    for setting, result in results.items():
+        recorder.put(f"{workload}/{setting}.json.gz", result)
+    recorder.write()
+    profile = "h200-llama2-7b"
+    assert compare_all(argparse.Namespace(compare=str(tmp_path), profile=profile, write=None)) == 0
+    said = capsys.readouterr().out
+    for setting in CACHE_SETTINGS:
+        calls = len(results[setting]["told"]["calls"])
+        assert f"{calls} of {calls} model calls match with measured step times" in said
+    cache = results["vllm-v1"]["told"]["prefix_cache"]
+    assert 0 < cache["hits"] < cache["queries"]
+    assert f"prefix cache: {cache['hits']} hits in {cache['queries']} tokens" in said
+    assert results["no-cache"]["told"]["prefix_cache"] is None

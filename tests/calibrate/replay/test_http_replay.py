@@ -16,6 +16,7 @@ from servesim.calibrate.replay.replay import ProgressLine
 from servesim.calibrate.replay.verify import MetricRow
 from servesim.cli import main
 from servesim.core import Request
+from servesim.runs.run_folder import read_sent
 
 from ...commands.running import run_sim
 from ..client.recording_server import RecordingServer, recording_server
@@ -95,6 +96,40 @@ def test_prompts_follow_the_hash_ids_of_the_trace(tmp_path: Path) -> None:
         first, second = replay(server, trace, "openai")
     assert first[:512] == second[:512]  # one id is 512 tokens in this trace
     assert first[512:528] != second[512:528]
+
+
+CONVERSATION: list[dict[str, Any]] = [
+    {"prompt_tokens": 60, "content": [["system", 40], ["a", 20]], "answer": "x", "id": 0},
+    {"prompt_tokens": 90, "content": [["system", 40], ["a", 20], ["x", 8], ["b", 22]], "answer": "y", "id": 1},
+    {"prompt_tokens": 50, "content": [["system", 40]], "id": 2},
+]
+
+
+def test_the_prompt_of_a_turn_begins_with_the_one_before(tmp_path: Path) -> None:
+    """The server sends no token ids: the next prompt cannot contain its answer, and the simulation must know this."""
+    with recording_server() as server:
+        trace = write_trace(tmp_path, CONVERSATION)
+        third, first, second = replay(server, trace, "openai", "-o", str(tmp_path / "out"))
+    assert [len(prompt) for prompt in (first, second, third)] == [60, 90, 50]
+    assert second[:60] == first and third[:40] == first[:40] and third[40:] != first[40:50]
+    sent = read_sent(tmp_path / "out" / "live" / "sent.jsonl")
+    assert [request.content and request.content.pieces for request in sent][:2] == [
+        [("system", 40), ("a", 20)],
+        [("system", 40), ("a", 20), ("x", 8), ("b", 22)],
+    ]
+    assert all(request.content is not None and request.content.answer is None for request in sent)
+
+
+def test_the_next_prompt_contains_the_answer_if_the_server_sends_its_token_ids(tmp_path: Path) -> None:
+    rows = [CONVERSATION[0], {**CONVERSATION[1], "follows": 0}, CONVERSATION[2]]
+    answer = [31_000 + k for k in range(8)]
+    with recording_server(token_ids=answer) as server:
+        trace = write_trace(tmp_path, rows)
+        third, first, second = replay(server, trace, "openai", "-o", str(tmp_path / "out"))
+    assert second[:68] == first + answer and len(second) == 90 and set(second[68:]).isdisjoint(answer)
+    assert set(first + third).isdisjoint(answer)
+    sent = read_sent(tmp_path / "out" / "live" / "sent.jsonl")
+    assert [request.content and request.content.answer for request in sent] == ["x", "y", None]
 
 
 @pytest.mark.parametrize(

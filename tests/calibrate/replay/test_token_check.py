@@ -287,7 +287,9 @@ def test_a_check_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_logits_of_long_answers_are_spread_over_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorded_answers, "LOGIT_BYTES", 4 * 50 * 5 * (1 + 3))  # five rows per watched request
+    monkeypatch.setattr(
+        recorded_answers, "LOGIT_BYTES", 4 * 50 * 5 * (1 + len(recorded_answers.EVENTS))
+    )  # five rows per watched request
     request = Request("a", 0.0, 1, 20)
     backend = ScriptedBackend([0.5] * 20)
     record = AnswerRecord(BlockTables(9, 4), lambda request: [1], backend, [request], 1, vocab=50)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from servesim.calibrate.device.backend import MODELS
@@ -49,3 +49,86 @@ def test_trimming_the_history_loses_no_end(monkeypatch: pytest.MonkeyPatch, poli
     tokens, outcomes = serve(policy, lengths)
     assert outcomes == dict.fromkeys(range(12), "finished")
     assert tokens == {id: limit for id, (_, limit) in enumerate(lengths)}
+
+
+class Conversation:
+    """A client of an engine with vllm-v1 that sends one prompt after the other."""
+
+    def __init__(self, cache: bool = True, limit: Optional[int] = None, budget: int = 2048) -> None:
+        policy = {"name": "vllm-v1", "max_num_batched_tokens": budget, "max_num_seqs": 4}
+        policy["enable_prefix_caching"] = cache
+        scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 60, "block_size": 4}})
+        backend = FakeBackend({}, limit=limit)
+        backend.load(MODELS["micro"], 61, 4)
+        self.client, connection = socket.socketpair()
+        self.client.settimeout(300)
+        args = {"policy": scenario.policy, "engine": scenario.engine.model_dump(mode="json"), "pace": {"base": 1e-4}}
+        self.engine = engine_process.EngineLoop(backend, args, connection)
+        self.thread = threading.Thread(target=self.engine.run, daemon=True)
+        self.lines = self.client.makefile("r", encoding="utf-8")
+        self.id = 0
+
+    def __enter__(self) -> Conversation:
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.client.sendall(b'{"stop": true}\n')
+        self.thread.join(300)
+        self.lines.close()
+        self.client.close()
+
+    def ask(self, *prompts: list[int]) -> list[list[int]]:
+        """Send prompts at once; return the answers, which are empty if the request failed."""
+        answers: dict[int, list[int]] = {}
+        text = ""
+        for prompt in prompts:
+            self.id += 1
+            answers[self.id] = []
+            text += json.dumps({"submit": [self.id, prompt, 10]}) + "\n"
+        self.client.sendall(text.encode())
+        left = set(answers)
+        while left:
+            message = json.loads(self.lines.readline())
+            self.state = message["state"]
+            for id, token in message["tokens"]:
+                answers[id].append(token)
+            left -= {id for id, *_ in message["finished"]}
+        return list(answers.values())
+
+
+def test_prompts_and_generated_answers_are_found_in_the_prefix_cache() -> None:
+    turns: list[list[list[int]]] = []
+    for cache in (True, False):
+        with Conversation(cache) as conversation:
+            prompt, said = list(range(1, 15)), []
+            for _ in range(3):
+                (answer,) = conversation.ask(prompt)
+                said.append(answer)
+                prompt = [*prompt, *answer, 7, 8, 9]
+            said += conversation.ask(prompt[:30], prompt[:30], prompt)
+            turns.append(said)
+            stored = [(14 + 10 - 1) // 4 * 4, (27 + 10 - 1) // 4 * 4, 28, 28, (40 + 10 - 1) // 4 * 4]
+            assert conversation.state["prefix_cache_hits"] == (sum(stored) if cache else 0)
+            assert conversation.state["free_blocks"] == 60
+            conversation.engine.loop.server.check()
+    assert turns[0] == turns[1]
+
+
+def test_blocks_of_a_failed_call_are_not_cached() -> None:
+    first, second = list(range(1, 40)), list(range(40, 80))
+    with Conversation() as alone:
+        expected = alone.ask(first)
+    with Conversation(limit=60) as conversation:
+        assert conversation.ask(first, second) == [[], []]  # 79 tokens in one step: out of memory
+        assert conversation.ask(first) == expected
+        assert conversation.state["prefix_cache_hits"] == 0
+        assert conversation.ask(first) == expected
+        assert conversation.state["prefix_cache_hits"] == 36
+        conversation.engine.loop.server.check()
+
+
+def test_a_failed_call_also_ends_the_request_whose_prompt_continues() -> None:
+    with Conversation(limit=60, budget=64) as conversation:
+        # The second prompt has 25 tokens in the first step, and would continue with blocks that were never written.
+        assert conversation.ask(list(range(1, 40)), list(range(40, 80))) == [[], []]

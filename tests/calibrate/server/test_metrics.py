@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Optional
 
@@ -16,7 +17,8 @@ from servesim.calibrate.server.service import Service
 
 from .serving import ask, idle_state, post, raw, service
 
-STATE = {"running": 2, "waiting": 3, "swapped": 1, "free_blocks": 25, "total_blocks": 100, "preemptions": 2}
+STATE = {"running": 2, "waiting": 3, "swapped": 1, "free_blocks": 25, "total_blocks": 100, "preemptions": 2,
+         "prefix_cache_queries": 40, "prefix_cache_hits": 24}  # fmt: skip
 
 
 def samples(text: bytes) -> dict[str, float]:
@@ -83,6 +85,8 @@ def test_times_of_one_request(queued: Optional[float], count: int) -> None:
     assert found["vllm:e2e_request_latency_seconds_sum"] == pytest.approx(0.9)
     assert found["vllm:request_queue_time_seconds_count"] == count
     assert found["vllm:num_preemptions_total"] == 2
+    assert found["vllm:prefix_cache_queries_total"] == 40
+    assert found["vllm:prefix_cache_hits_total"] == 24
     assert found["vllm:num_requests_waiting"] == 3
     assert found["vllm:kv_cache_usage_perc"] == 0.75
 
@@ -108,3 +112,19 @@ def test_failed_requests_have_no_latency() -> None:
     found = samples(server.text(STATE))
     assert found["vllm:request_success_total error"] == 1
     assert found["vllm:e2e_request_latency_seconds_count"] == 0
+
+
+def test_a_shared_beginning_is_found_in_the_prefix_cache() -> None:
+    texts = []
+    for cache in (True, False):
+        with service(policy={"name": "vllm-v1", "enable_prefix_caching": cache}) as served:
+            for end in ("x", "y z"):
+                body = {"prompt": " ".join(["system"] * 20 + [end]), "max_tokens": 6}
+                status, text = ask(served, "/v1/completions", body)
+                assert status == 200
+                texts.append(json.loads(text)["choices"][0]["text"])
+            found = metrics(served)
+            assert found["vllm:prefix_cache_queries_total"] == (21 + 22 if cache else 0)
+            assert found["vllm:prefix_cache_hits_total"] == (16 if cache else 0)  # two blocks of 8
+            assert idle_state(served)["free_blocks"] == 400  # cached blocks are free
+    assert texts[:2] == texts[2:]

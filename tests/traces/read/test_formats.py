@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from servesim.core import BadInput, Request
+from servesim.core.content import content_of_ids, content_of_pieces
 from servesim.traces.read.formats import FORMATS, load
 from servesim.traces.trace import Trace
 
@@ -281,20 +282,15 @@ def test_servesim_csv_fills_every_field_of_a_request(tmp_path: Path) -> None:
         tmp_path,
         "arrival_s,prompt_tokens,output_tokens,id,limit_tokens,generated_tokens,priority,session_id,hash_ids,follows,think_time_s,"
         "fails_at_token\n"
-        "0.5,10,8,a,16,5,2,s,7 8,,,3\n"
+        "0.5,20,8,a,16,5,2,s,7 8,,,3\n"
         "1.5,11,9,b,,,,,,a,0.25,\n",
     )
     first, second = load(path).requests
-    assert (first.id, first.arrival, first.prompt, first.output, first.limit) == ("a", 0.5, 10, 5, 16)
-    assert (first.priority, first.session, first.prefix_hashes, first.follows, first.fails_at_token) == (
-        2,
-        "s",
-        (7, 8),
-        None,
-        3,
-    )
+    assert (first.id, first.arrival, first.prompt, first.output, first.limit) == ("a", 0.5, 20, 5, 16)
+    assert (first.priority, first.session, first.follows, first.fails_at_token) == (2, "s", None, 3)
+    assert first.content == content_of_pieces([(7, 16), (8, 4)])
     assert (second.id, second.output, second.limit, second.priority, second.session) == ("b", 9, 9, 0, None)
-    assert (second.prefix_hashes, second.follows, second.think_time, second.fails_at_token) == ((), "a", 0.25, None)
+    assert (second.content, second.follows, second.think_time, second.fails_at_token) == (None, "a", 0.25, None)
 
 
 def test_generated_tokens_are_the_output_and_output_tokens_the_limit(tmp_path: Path) -> None:
@@ -315,12 +311,17 @@ def test_lengths_without_arrivals_arrive_at_0_with_a_note(tmp_path: Path) -> Non
 
 def test_servesim_jsonl_holds_the_same_as_csv(tmp_path: Path) -> None:
     rows = jsonl(
-        {"arrival_s": 0.5, "prompt_tokens": 10, "output_tokens": 8, "hash_ids": [1, 2], "session_id": "s"},
+        {"arrival_s": 0.5, "prompt_tokens": 20, "output_tokens": 8, "hash_ids": [1, 2], "session_id": "s"},
         {"arrival_s": 1, "prompt_tokens": 11, "output_tokens": 9, "priority": 3},
     )
     first, second = load(write(tmp_path, rows)).requests
-    assert (first.arrival, first.prefix_hashes, first.session, first.priority) == (0.5, (1, 2), "s", 0)
-    assert (second.arrival, second.prefix_hashes, second.session, second.priority) == (1.0, (), None, 3)
+    assert (first.arrival, first.content, first.session, first.priority) == (
+        0.5,
+        content_of_ids([1, 2], 16, 20),
+        "s",
+        0,
+    )
+    assert (second.arrival, second.content, second.session, second.priority) == (1.0, None, None, 3)
 
 
 def test_gzip_is_detected_with_any_file_name(tmp_path: Path) -> None:
@@ -363,20 +364,55 @@ def test_whole_time_stamps_are_milliseconds_and_fractional_ones_are_seconds(tmp_
     assert load(write(tmp_path, jsonl(whole))).format == "mooncake"
     fraction = {**whole, "timestamp": 0.5}
     trace = load(write(tmp_path, jsonl(fraction)))
-    assert (trace.format, single(trace).arrival, single(trace).prefix_hashes, trace.block) == (
-        "timed-trace",
-        0.5,
-        (3, 4),
-        16,
-    )
+    assert (trace.format, single(trace).arrival) == ("timed-trace", 0.5)
+    assert single(trace).content == content_of_pieces([(3, 16), (4, 4)])
     assert load(write(tmp_path, "timestamp,input_length,output_length\n0,5,6\n")).format == "guidellm"
 
 
 def test_tokens_per_hash_id_are_derived_from_the_lengths(tmp_path: Path) -> None:
     rows = [{"timestamp": 0, "input_length": 1025, "output_length": 6, "hash_ids": [3, 4, 5]}]
-    assert load(write(tmp_path, jsonl(*rows))).block == 512
-    assert load(write(tmp_path, jsonl({**rows[0], "input_length": 33}))).block == 16
-    assert load(write(tmp_path, jsonl({**rows[0], "input_length": 5000}))).block is None
+    assert single(load(write(tmp_path, jsonl(*rows)))).content == content_of_pieces([(3, 512), (4, 512), (5, 1)])
+    short = single(load(write(tmp_path, jsonl({**rows[0], "input_length": 33}))))
+    assert short.content == content_of_pieces([(3, 16), (4, 16), (5, 1)])
+
+
+def test_rows_whose_hash_ids_do_not_fit_the_prompt_are_skipped_and_counted(tmp_path: Path) -> None:
+    fits = {"timestamp": 0, "input_length": 1025, "output_length": 6, "hash_ids": [3, 4, 5]}
+    rows = [fits, {**fits, "hash_ids": [3, 4]}, {**fits, "hash_ids": [3, 4, 5, 6]}, {**fits, "hash_ids": []}]
+    trace = load(write(tmp_path, jsonl(*rows)))
+    reason = "hash ids do not fit the prompt length: expected one per 512 tokens"
+    assert (trace.dropped, [request.content is None for request in trace.requests]) == ({reason: 2}, [False, True])
+    assert trace.remarks()[0].endswith(f"2 of 4 rows skipped: {reason}")
+    with pytest.raises(BadInput, match=r"row 1: no request can be served: 1 x hash ids do not fit the prompt length"):
+        load(write(tmp_path, jsonl({**fits, "input_length": 5000})))
+    bailian = {"chat_id": 0, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 1025, "hash_ids": [3, 4, 5]}
+    with pytest.raises(BadInput, match="expected one per 16 tokens"):  # never another size in this format
+        load(write(tmp_path, jsonl({**bailian, "output_length": 1})))
+
+
+def test_hash_ids_of_whole_blocks_only_leave_the_rest_of_a_prompt_to_itself(tmp_path: Path) -> None:
+    path = write(tmp_path, "prompt_tokens,output_tokens,hash_ids\n299,3,0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17\n"
+                 "30,3,0\n9,3,\n64,3,0 1 2 3\n")  # fmt: skip
+    trace = load(path)
+    assert trace.dropped == {}
+    assert trace.requests[1].content == content_of_pieces([(0, 16), ("prompt:1", 14)])
+    assert trace.requests[2].content is None
+    assert trace.requests[3].content == content_of_ids([0, 1, 2, 3], 16, 64)
+
+
+def test_contents_name_texts_and_the_rest_of_a_prompt_is_its_own(tmp_path: Path) -> None:
+    text = "prompt_tokens,output_tokens,content,answer\n100,7,system:60 7:20 a%20b:20,\n80,5,system:60,x\n5,5,,\n"
+    first, second, third = load(write(tmp_path, text)).requests
+    assert first.content == content_of_pieces([("system", 60), (7, 20), ("a b", 20)])
+    assert second.content == content_of_pieces([("system", 60), ("prompt:1", 20)], "x")
+    assert third.content is None
+    row = {"prompt_tokens": 100, "output_tokens": 7, "content": [["system", 60], ["7", 40]], "answer": 3}
+    assert single(load(write(tmp_path, jsonl(row)))).content == content_of_pieces([("system", 60), ("7", 40)], 3)
+    long = load(write(tmp_path, jsonl(row, {**row, "prompt_tokens": 99})))
+    assert long.dropped == {"content longer than the prompt": 1}
+    for damaged in ("system", "system:x", "system:0", ":"):
+        with pytest.raises(BadInput, match="row 2: content: expected texts and their tokens, e"):
+            load(write(tmp_path, f"prompt_tokens,output_tokens,content\n100,7,{damaged}\n"))
 
 
 def test_azure_time_stamps_keep_seven_digits_with_and_without_a_zone(tmp_path: Path) -> None:
@@ -423,7 +459,7 @@ def test_a_bailian_chat_has_the_session_of_its_first_chat(tmp_path: Path) -> Non
     text = jsonl(*({**row, "chat_id": chat, "parent_chat_id": parent} for chat, parent in chats))
     trace = load(write(tmp_path, text))
     assert [(r.id, r.session) for r in trace.requests] == [(3, "3"), (4, "3"), (5, "5"), (6, "3"), (7, "99")]
-    assert trace.block == 16
+    assert {repr(request.content) for request in trace.requests} == {"Content([(1, 16), (2, 16), (3, 8)])"}
 
 
 def test_blis_adds_the_prefix_of_a_group_and_skips_failures(tmp_path: Path) -> None:
@@ -438,12 +474,9 @@ def test_blis_adds_the_prefix_of_a_group_and_skips_failures(tmp_path: Path) -> N
     trace = load(write(tmp_path, header + rows))
     assert triples(trace) == [(1.5, 140, 30), (2.0, 100, 30), (2.5, 64, 30)]
     first, second, third = trace.requests
-    assert first.prefix_hashes == second.prefix_hashes
-    assert (len(first.prefix_hashes), third.prefix_hashes, trace.block) == (
-        2,
-        (),
-        16,
-    )  # 40 tokens fill two blocks of 16
+    assert first.content == content_of_pieces([("prefix:g", 40), ("prompt:0", 100)])
+    assert second.content == content_of_pieces([("prefix:g", 40), ("prompt:1", 60)])
+    assert third.content is None
     assert (first.session, first.priority) == ("s", 2)
     assert trace.dropped == {"status timeout": 1}
 
@@ -528,7 +561,7 @@ def test_dynamo_lengths_and_hashes_come_from_request_end_events(tmp_path: Path) 
     )
     trace = load(write(tmp_path, text))
     assert triples(trace) == [(0.0, 10, 4), (0.5, 100, 4)]
-    assert (trace.requests[1].prefix_hashes, trace.block) == ((101, 102), 64)
+    assert trace.requests[1].content == content_of_ids([101, 102], 64, 100)
     assert trace.notes == ["1 events skipped: not the end of a request"]
 
 

@@ -1,0 +1,80 @@
+"""Columns of a trace for several answers: reading, errors, writing, scaling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import servesim
+from servesim.core import BadInput, Sampling
+from servesim.frames.inputs import requests_in
+from servesim.traces.edit import scale
+from servesim.traces.export import export
+from servesim.traces.read.formats import load
+
+CSV = """arrival_s,prompt_tokens,output_tokens,n,best_of,beam_width,sequence_tokens,beam_parents
+0,10,5,,,,,
+1,10,5,2,,,,
+2,10,5,1,3,,"[5, 2, 4]",
+3,10,3,1,,2,,"[[0, 0], [1, 1], []]"
+4,10,5,1,1,,,
+"""
+SAMPLINGS = [
+    None,
+    Sampling(2),
+    Sampling(1, 3, outputs=(5, 2, 4)),
+    Sampling(1, 2, True, parents=[[0, 0], [1, 1], []]),
+    None,
+]
+
+
+@pytest.mark.parametrize("name", ["trace.csv", "trace.jsonl"])
+def test_columns_are_read_and_written(name: str, tmp_path: Path) -> None:
+    (tmp_path / "first.csv").write_text(CSV)
+    trace = load(tmp_path / "first.csv")
+    assert [request.sampling for request in trace.requests] == SAMPLINGS
+    export(trace, tmp_path / name)
+    assert [request.sampling for request in load(tmp_path / name).requests] == SAMPLINGS
+    assert (
+        export(trace, tmp_path / "m.jsonl", "mooncake")[-1]
+        == "this format cannot hold the several answers of 3 requests"
+    )
+
+
+def test_scaled_outputs_scale_all_sequences_and_forget_recorded_beams(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(CSV)
+    requests = scale(load(tmp_path / "trace.csv"), output=2.0).requests
+    assert requests[2].sampling == Sampling(1, 3, outputs=(10, 4, 8))
+    assert requests[3].sampling == Sampling(1, 2, True)
+
+
+@pytest.mark.parametrize(
+    ("cells", "message"),
+    [
+        ("0,,,,", "n: expected 1 to 1024"),
+        ("3,2,,,", "best_of: expected n (3) to 1024"),
+        ("1,2000,,,", "best_of: expected n (1) to 1024"),
+        ("3,,2,,", "beam_width: expected n (3) to 1024"),
+        ("1,3,2,,", "beam_width: expected at least 2, and the same as best_of"),
+        ('2,,,"[5]",', "sequence_tokens: expected the tokens of 2 sequences, the longest with 5 (output_tokens)"),
+        ('2,,,"[4, 4]",', "sequence_tokens: expected the tokens of 2 sequences, the longest with 5 (output_tokens)"),
+        ('2,,,"[5",', "sequence_tokens: expected a list in JSON, e.g. [20, 35], got '[5'"),
+        ('1,,2,,"[[0, 1]]"', "beam_parents: expected, for each token of a beam search, the positions of the parents"),
+        ('2,,,,"[[0]]"', "beam_parents: expected, for each token of a beam search, the positions of the parents"),
+    ],
+)
+def test_a_wrong_cell_is_one_line_with_its_row(cells: str, message: str, tmp_path: Path) -> None:
+    header = CSV.splitlines()[0]
+    (tmp_path / "trace.csv").write_text(f"{header}\n0,10,5,,,,,\n1,10,5,{cells}\n")
+    with pytest.raises(BadInput) as error:
+        load(tmp_path / "trace.csv")
+    assert str(error.value).startswith(f"{tmp_path / 'trace.csv'}: row 3: {message}")
+
+
+def test_a_frame_keeps_several_answers(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(CSV)
+    frame = servesim.load(tmp_path / "trace.csv")
+    assert frame["sampling"].tolist() == SAMPLINGS
+    assert [request.sampling for request in requests_in(frame).requests] == SAMPLINGS
+    with pytest.raises(BadInput, match="column sampling: expected Sampling objects"):
+        requests_in(frame.assign(sampling=2))

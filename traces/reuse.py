@@ -1,0 +1,157 @@
+"""How much of the prompts of a trace a prefix cache would hold: blocks seen before, and hit rates by cache size.
+
+The cache of the hit rates serves one request after the other and evicts the least recently used block, the last block
+of a request first. So the cached blocks of a prompt are always its first ones, and the `size` most recent blocks are
+the content of a cache of `size` blocks: one pass over the trace gives the hit rates of all sizes (stack distances).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+import numpy as np
+from numpy.typing import NDArray
+from servesim.core import ClientRequest
+from servesim.core.content import Content
+
+from .contents import id_size
+from .prefix_tree import Node, PrefixTree
+from .trace import RequestTable, Trace
+
+BLOCK_SIZE = 16  # default tokens per block of vLLM
+SIZES = 10  # cache sizes in the table of hit rates
+
+
+def has_contents(requests: Sequence[ClientRequest]) -> bool:
+    """Whether a prompt may share text with others. Most traces have none, and their requests need not be created."""
+    if isinstance(requests, RequestTable):
+        return requests.has_column("content")
+    return any(request.content is not None for request in requests)
+
+
+def seen_blocks(requests: Sequence[ClientRequest], block_size: int) -> tuple[int, int]:
+    """Return the number of whole prompt blocks that an earlier request had, and of all whole prompt blocks."""
+    return add_requests(PrefixTree(block_size), requests)
+
+
+def add_requests(tree: PrefixTree, requests: Sequence[ClientRequest]) -> tuple[int, int]:
+    """Add the texts of requests to a tree; return the number of prompt blocks that it had, and of all."""
+    size, seen, total = tree.block_size, 0, 0
+    for request in requests:
+        blocks = request.prompt // size
+        total += blocks
+        if request.content is not None:
+            seen += min(tree.add(*_whole_text(request.content, request, size)), blocks)
+    return seen, total
+
+
+def _whole_text(content: Content, request: ClientRequest, block_size: int) -> tuple[Content, int]:
+    """Return the text of a request that others may have too, and its whole blocks. Its last token is not computed."""
+    if content.answer is None:
+        return content, request.prompt // block_size
+    end = request.prompt + request.output
+    return Content([*content.names, content.answer], [*content.ends, end]), (end - 1) // block_size
+
+
+def prefix_reuse(trace: Trace, block_size: int = BLOCK_SIZE) -> Optional[dict[str, Any]]:
+    """Return the blocks seen before and the hit rates of a trace; None if its prompts have no contents."""
+    if not has_contents(trace.requests):
+        return None
+    tree = PrefixTree(block_size)
+    seen, total = add_requests(tree, trace.requests)
+    distances, counts = stack_distances(tree, trace.requests)
+    tokens = int(trace.prompts.sum())
+    # An engine has at least the blocks of its longest request. More than the longest distance finds no more.
+    longest = int((trace.prompts + trace.outputs).max()) // block_size
+    most = max(longest, int((distances + counts).max(initial=1)))
+    sizes = [1 << power for power in range(longest.bit_length(), most.bit_length() + 1)][-SIZES:]
+    return {
+        "tokens_per_id": id_size(trace.contents),
+        "block_size": block_size,
+        "blocks": total,
+        "seen_blocks": seen / total if total else 0.0,
+        "hit_rate": int(counts.sum()) * block_size / tokens,
+        "cache_sizes": [
+            {
+                "blocks": size,
+                "tokens": size * block_size,
+                "hit_rate": cached_blocks(distances, counts, size) * block_size / tokens,
+            }
+            for size in sizes
+        ],
+    }
+
+
+def cached_blocks(distances: NDArray[np.int64], counts: NDArray[np.int64], size: int) -> int:
+    """Return how many blocks of runs with these stack distances a cache of `size` blocks holds."""
+    return int(np.clip(size - distances, 0, counts).sum())
+
+
+def stack_distances(tree: PrefixTree, requests: Sequence[ClientRequest]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the distance and the length of every run of prompt blocks that was used before.
+
+    The distance is the number of blocks that were used after the run: a cache holds the first k blocks of the run if
+    its size is at least the distance + k. The last token of a prompt is always computed. Answers are cached too.
+    """
+    size = tree.block_size
+    paths = [_path(tree, request) for request in requests]
+    order = UseOrder(sum(map(len, paths)))
+    distances, counts = [], []
+    for request, path in zip(requests, paths):
+        lookup = (request.prompt - 1) // size
+        for node in path:
+            if not node.position or node.start >= lookup:
+                break
+            distances.append(order.blocks_after(node))
+            counts.append(min(node.end, lookup) - node.start)
+        for node in reversed(path):
+            order.use(node)
+    return np.array(distances, np.int64), np.array(counts, np.int64)
+
+
+def _path(tree: PrefixTree, request: ClientRequest) -> list[Node]:
+    """Return the blocks of a request: those that others may have too, then those of its own."""
+    end = (request.prompt + request.output - 1) // tree.block_size
+    if request.content is None:
+        return [Node(NO_CONTENT, 0, end)]
+    content, blocks = _whole_text(request.content, request, tree.block_size)
+    path = list(tree.path(content, blocks))
+    return path if blocks == end else [*path, Node(NO_CONTENT, blocks, end)]
+
+
+NO_CONTENT = Content((), ())
+
+
+class UseOrder:
+    """Runs of blocks in the order of their last uses: a Fenwick tree of the numbers of blocks."""
+
+    def __init__(self, uses: int) -> None:
+        self._sums = [0] * (uses + 1)
+        self._uses = 0
+        self._blocks = 0  # distinct blocks used so far
+
+    def use(self, node: Node) -> None:
+        """Make a run the most recently used one."""
+        blocks = node.end - node.start
+        if node.position:
+            self._add(node.position, -blocks)
+        self._uses += 1
+        node.position = self._uses
+        self._add(node.position, blocks)
+
+    def blocks_after(self, node: Node) -> int:
+        """Return the number of blocks in runs that were used after this one."""
+        return self._blocks - sum(self._sums[place] for place in _places_down(node.position))
+
+    def _add(self, position: int, blocks: int) -> None:
+        self._blocks += blocks
+        while position < len(self._sums):
+            self._sums[position] += blocks
+            position += position & -position
+
+
+def _places_down(position: int) -> Iterator[int]:
+    while position:
+        yield position
+        position -= position & -position
