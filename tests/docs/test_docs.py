@@ -203,6 +203,7 @@ def check_command(line: str, where: str) -> bool:
 OTHER_COMMANDS = (
     ".",
     "chmod",
+    "kill",
     "aiperf",
     "guidellm",
     "vllm",
