@@ -183,7 +183,7 @@ def host(bench: Bench, repeats: int) -> dict[str, Any]:
         used = backend.packer.pack(rows).used
         phases: list[Callable[[], Any]] = [
             lambda rows=rows: backend.packer.pack(rows),
-            lambda used=used: backend.ints[:used].copy_(backend.staging[:used], non_blocking=True),
+            lambda used=used: backend.ints[:used].copy_(backend.staging[backend.buffer][:used], non_blocking=True),
             graph.replay,
             lambda count=count: backend.selection.read_tokens(llama.next_tokens[:count]),
         ]

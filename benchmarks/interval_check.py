@@ -81,7 +81,10 @@ def with_intervals(simulated: RunData, measured: RunData, profile: Optional[str]
     scenario = as_backend_scenario(simulated.scenario)
     requests = list(measured.sent)
     run = simulate(scenario, Trace(requests, "replay", "synth"), profile=loaded)
-    intervals = replay_intervals(replace(run, intervals=None), requests, loaded, host, draws)
+    sampling = scenario.engine.sampling
+    intervals = replay_intervals(
+        replace(run, intervals=None), requests, loaded, lambda drawn: drawn.for_run(sampling, host), draws
+    )
     return replace(simulated, result={**simulated.result, "intervals": intervals})
 
 

@@ -15,7 +15,7 @@ BLOCK = 16  # tokens
 BLOCKS = 6000  # 48 GB of KV cache for a 7B model
 
 STOCK: dict[str, Any] = {"name": "llm-serving", "decode_batch": 128, "prefill_batch": 1}
-V1: dict[str, Any] = {"name": "vllm-v1", "max_num_seqs": 128}
+V1: dict[str, Any] = {"name": "vllm-v1", "max_num_seqs": 128, "async_scheduling": False}
 SETTINGS: dict[str, dict[str, Any]] = {
     "stock": {"policy": STOCK},
     "delay-0.5": {"policy": {**STOCK, "delay_factor": 0.5, "delay_variant": "queue"}},
@@ -35,14 +35,18 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "vllm-v1": {"policy": V1},
     "no-cache": {"policy": {**V1, "enable_prefix_caching": False}},
     "small-cache": {"policy": V1, "few_blocks": True},
+    "sync": {"policy": V1},
+    "async": {"policy": {**V1, "async_scheduling": True}},
 }
 # Capacity of five policies for the workloads load-50, load-80 and load-95, relative to the estimate of the session.
 # Simulated with the bundled profile: all requests at once, throughput of the requests 200 to 1,200 of 1,500.
 CAPACITY = {"stock": 0.94, "vllm": 0.99, "vllm-chunked": 1.05, "vllm-v1": 1.03, "chunked": 0.93}
 # Delay factors make a difference at light load; batch sizes and few KV blocks make one under a backlog.
-BACKLOG_SETTINGS = [name for name in SETTINGS if name not in ("delay-8", "vllm", "vllm-v1", "no-cache", "small-cache")]
+OTHER_SETTINGS = ("delay-8", "vllm", "vllm-v1", "no-cache", "small-cache", "sync", "async")
+BACKLOG_SETTINGS = [name for name in SETTINGS if name not in OTHER_SETTINGS]
 LIGHT_LOAD_SETTINGS = ["stock", "delay-0.5", "delay-2", "delay-8", "prefill-2", "prefill-8", "chunked", "vllm-chunked"]
 CACHE_SETTINGS = ["vllm-v1", "no-cache", "small-cache"]
+ASYNC_SETTINGS = ["sync", "async"]
 WORKLOADS: dict[str, dict[str, Any]] = {
     "alpaca": {"requests": 700, "seed": 1, "few_blocks": 420, "load": 10.0, "settings": BACKLOG_SETTINGS},
     "long": {"requests": 360, "seed": 2, "few_blocks": 1500, "load": 10.0, "settings": BACKLOG_SETTINGS},
@@ -53,6 +57,9 @@ WORKLOADS: dict[str, dict[str, Any]] = {
     "prefixes": {"requests": 400, "seed": 7, "few_blocks": 900, "load": 0.6, "settings": CACHE_SETTINGS},
     "prefix-burst": {"requests": 400, "seed": 8, "few_blocks": 900, "load": 10.0, "settings": CACHE_SETTINGS},
     "turns": {"requests": 400, "seed": 10, "few_blocks": 900, "load": 0.6, "settings": CACHE_SETTINGS},
+    # one workload at two loads: nothing waits, and nearly all the capacity is used
+    "steps-light": {"requests": 400, "seed": 11, "few_blocks": 1500, "load": 0.25, "settings": ASYNC_SETTINGS},
+    "steps-busy": {"requests": 400, "seed": 11, "few_blocks": 1500, "load": 0.9, "settings": ASYNC_SETTINGS},
 }
 DEFAULT_WORKLOADS = ("alpaca", "long", "calm")
 # Workloads that only provide served steps for the fit, in addition to the probe samples; their errors are not reported.
@@ -78,7 +85,7 @@ def draw_requests(workload: str, slice_index: int = 0) -> list[tuple[float, int,
         prompts = np.clip(draw.lognormal(np.log(80), 0.7, count), 8, 400)
         outputs = np.clip(draw.lognormal(np.log(60), 0.6, count), 8, 200)
         gaps = draw.exponential(1.0, count)
-    elif workload == "long" or workload.startswith("load-"):
+    elif workload == "long" or workload.startswith(("load-", "steps-")):
         prompts = np.clip(draw.lognormal(np.log(300), 0.7, count), 32, 1500)
         outputs = np.clip(draw.lognormal(np.log(90), 0.6, count), 8, 400)
         gaps = draw.exponential(1.0, count)

@@ -27,9 +27,10 @@ def compare_all(args: argparse.Namespace) -> int:
     comparisons: dict[str, list[Any]] = {}
     notes = []
     for run in sorted(recorded, key=lambda run: workload_index(run["workload"])):
-        comparison = compare_run(run, profile, host)
+        own_host = host_of(run, host)
+        comparison = compare_run(run, profile, own_host)
         comparisons.setdefault(run["workload"], []).append(comparison)
-        notes += [describe_steps(run, profile, host), describe_decisions(run, comparison)]
+        notes += [describe_steps(run, profile, own_host), describe_decisions(run, comparison)]
     repeats = [json.loads(gzip.decompress(data)) for name, data in files.items() if name.startswith("again/")]
     repeated = {run["workload"]: read_recorded_run(run, profile)[0].result() for run in repeats}
     lines = [*heading(about, profile), *table(comparisons, repeated)]
@@ -100,6 +101,14 @@ def session_host(files: dict[str, bytes], recorded: list[dict[str, Any]]) -> Any
     return HostPart(*(median(getattr(host, term) for host in hosts) for term in terms))
 
 
+def host_of(recorded: dict[str, Any], host: Any) -> Any:
+    """Return the host overhead of a run. With asynchronous scheduling, that of its own warm-up: it has other parts."""
+    from servesim.costs.parts import HostPart
+
+    overlaps = recorded["args"]["policy"].get("async_scheduling", False)
+    return HostPart(*recorded["told"]["host"]) if overlaps else host
+
+
 def read_recorded_run(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
     """Return a recorded run, and a copy of its requests before the run."""
     from servesim.calibrate.live.driver import requests_from_json
@@ -142,13 +151,13 @@ def describe_steps(recorded: dict[str, Any], profile: Any, host: Any) -> str:
         measured += called - start
         assumed += host.seconds(shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_tokens)
     kinds = ", ".join(f"{kind} {a:.2f} s / {b:.2f} s = {a / b:.4f}" for kind, (a, b) in sorted(sums.items()) if b)
-    return f"{recorded['workload']:<8}{recorded['setting']:<15} {kinds}; host {measured:.3f} s, {assumed:.3f} s"
+    return f"{recorded['workload']:<13}{recorded['setting']:<15} {kinds}; host {measured:.3f} s, {assumed:.3f} s"
 
 
 def describe_decisions(recorded: dict[str, Any], comparison: Any) -> str:
     """Return one line: model calls of the simulation that match, and tokens that the prefix cache had."""
     matched, calls = comparison.calls_matched
-    text = f"{'':<23} {matched} of {calls} model calls match with measured step times"
+    text = f"{'':<28} {matched} of {calls} model calls match with measured step times"
     cache = recorded["told"].get("prefix_cache")
     if not cache or not cache["requests"]:
         return text
@@ -180,7 +189,10 @@ def table(comparisons: dict[str, list[Any]], repeated: dict[str, dict[str, Any]]
 
     The last row of a workload is its run-to-run variation: the stock setting repeated at the end of the session.
     """
-    head = ("workload", "setting", "makespan (s)", *METRICS.values(), "from step times (makespan)", "preemptions")
+    head = (
+        "workload", "setting", "makespan (s)", *METRICS.values(), "from step times (makespan)", "preemptions",
+        "equal calls",
+    )  # fmt: skip
     lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
     for workload, runs in comparisons.items():
         lines += [run_row(workload, comparison) for comparison in runs]
@@ -193,11 +205,15 @@ def table(comparisons: dict[str, list[Any]], repeated: dict[str, dict[str, Any]]
 
 
 def run_row(workload: str, comparison: Any) -> str:
-    """Return the row of one run: measured makespan, errors, preemptions measured (simulated)."""
+    """Return the row of one run: measured makespan, errors, preemptions measured (simulated), equal model calls.
+
+    These are the leading calls that the simulation makes too if its steps take the measured times.
+    """
     errors = [comparison.row(metric).error for metric in METRICS]
     makespan, preemptions = comparison.row("makespan"), comparison.row("preemptions")
     cells = [workload, comparison.name, f"{makespan.measured:.2f}", *map(format_error, errors)]
     cells += [format_error(makespan.from_step_times), f"{preemptions.measured:.0f} ({preemptions.simulated:.0f})"]
+    cells.append("{} of {}".format(*comparison.calls_matched))
     return f"| {' | '.join(cells)} |"
 
 
@@ -221,7 +237,7 @@ def summary_cells(comparisons: Sequence[Any]) -> dict[str, list[str]]:
 
 def summary_row(workload: str, label: str, cells: list[str]) -> str:
     """Return a summary row; its label is bold."""
-    return f"| {workload} | **{label}** | | {' | '.join(cells)} | | |"
+    return f"| {workload} | **{label}** | | {' | '.join(cells)} | | | |"
 
 
 def distinct_tau(comparisons: Sequence[Any], metric: str) -> float | None:

@@ -8,6 +8,8 @@ of bare SimPy timeouts that run in the same time, measured in the same process, 
 
 Ten times the tokens: the same requests with outputs ten times as long. Arrival times, KV blocks and max_model_len are
 also multiplied by ten, so that the load is the same. Without more blocks, most requests would be preempted many times.
+
+Prefix cache: the same file shares no text, so the ratio is the price of the cache. Mooncake's trace shares long texts.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ from servesim.traces.trace import RequestTable, Trace, gc_disabled
 from servesim.version import is_compiled
 
 ROOT = Path(__file__).resolve().parents[1]
-TRACE = ROOT.parent / "shared" / "data" / "bench" / "workload_10k.csv.gz"
+DATA = ROOT.parent / "shared" / "data"
+TRACE = DATA / "bench" / "workload_10k.csv.gz"
+MOONCAKE = DATA / "traces" / "mooncake_conversation.csv.gz"
 COST = {"prefill": 0.005, "prefill_token": 6e-5, "decode_step": 0.015, "decode_row": 5e-5, "context": 1.2e-7}
 REFERENCE_RATE = 0.7e6  # bare SimPy timeouts/s of the machine that targets are for
 VIDUR_SECONDS = 20.5  # CPU seconds for the same file on a core with VIDUR_RATE
@@ -49,7 +53,9 @@ USER_POLICY = {"name": f"{ROOT / 'examples' / 'my_policy.py'}:Gather", "batch": 
 # Targets in seconds at REFERENCE_RATE.
 TARGET, PLAIN_TARGET, USER_TARGET, MILLION_TARGET = 0.12, 0.45, 0.20, 16.0
 POLICY_TARGETS = {name: {"sglang": 0.30, "mlfq": 0.45}.get(name, 0.25) for name in POLICIES}
-TEN_TIMES_TARGET = 1.3  # times the time
+TEN_TIMES_TARGET = CACHE_TARGET = 1.3  # times the time
+MOONCAKE_TARGET = 3.0
+PARTS = ("first", "plain", "policies", "user", "tokens", "cache")
 MEMORY_TARGET = 1e9  # bytes
 
 
@@ -75,11 +81,13 @@ class Case:
     policy: dict[str, Any]
     repeats: int = 3
     times: int = 1  # multiplies the blocks and max_model_len
+    engine: dict[str, Any] = field(default_factory=dict)  # other settings than those of the 10,000-request file
     scenario: Scenario = field(init=False)
 
     def __post_init__(self) -> None:
         blocks, size = (118784, 1) if self.policy["name"] == "lightllm" else (7424, 16)
         engine = {"num_blocks": blocks * self.times, "block_size": size, "max_model_len": 4096 * self.times}
+        engine |= self.engine
         self.scenario = scenario_from({"policy": self.policy, "engine": engine, "profile": COST})
 
     def run(self) -> tuple[float, int]:
@@ -207,6 +215,26 @@ def time_ten_times(trace: Trace) -> None:
         print(f"{'':<28} {ratio:7.2f} times the time{judge(ratio, target(TEN_TIMES_TARGET), ' times')}")
 
 
+def time_cache(trace: Trace) -> None:
+    """Time vllm-v1 with its prefix cache: prompts that share nothing, and Mooncake's long prompts that share much."""
+    off, on = (
+        Case("vllm-v1", trace, {**policy_settings("vllm-v1"), "enable_prefix_caching": cache}, repeats=7)
+        for cache in (False, True)
+    )
+    timings = time_cases(off, on)
+    print_row("vllm-v1, no prefix cache", median_timing(timings[0]), math.inf)
+    print_row("prefix cache, no sharing", median_timing(timings[1]), math.inf)
+    ratio = median(cached.timeouts / plain.timeouts for plain, cached in zip(*timings))
+    print(f"{'':<28} {ratio:7.2f} times the time{judge(ratio, target(CACHE_TARGET), ' times')}")
+    if not MOONCAKE.is_file():
+        print(f"Mooncake's conversation trace: skipped, {MOONCAKE} does not exist")
+        return
+    engine = {"num_blocks": 40_000, "max_model_len": None}
+    case = Case("Mooncake conversations", load(str(MOONCAKE)), {"name": "vllm-v1", "max_num_batched_tokens": 8192},
+                engine=engine)  # fmt: skip
+    print_row(case.label, median_timing(time_cases(case)[0]), target(MOONCAKE_TARGET))
+
+
 def time_million(folder: str, plain: bool) -> None:
     """Run `sim run` with a million requests, without and with files; print CPU time and peak memory of the process."""
     scenario = {
@@ -252,8 +280,8 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--trace", default=str(TRACE), help="trace file to simulate")
-    parser.add_argument("--only", metavar="PART", choices=("first", "plain", "policies", "user", "tokens"),
-                        help="print one part of the table: first, plain, policies, user or tokens")  # fmt: skip
+    parser.add_argument("--only", metavar="PART", choices=PARTS,
+                        help=f"print one part of the table: {', '.join(PARTS)}")  # fmt: skip
     parser.add_argument("--million", action="store_true", help="also simulate a million requests")
     parser.add_argument("--json", action="store_true", help="print the first row as JSON: seconds, timeouts/s, steps")
     args = parser.parse_args()
@@ -263,7 +291,7 @@ def main() -> None:
     if args.json:
         time_first(trace, True)
         return
-    parts = {args.only} if args.only else {"first", "plain", "policies", "user", "tokens"}
+    parts = {args.only} if args.only else set(PARTS)
     with tempfile.TemporaryDirectory() as folder:
         if "first" in parts:
             time_first(trace, False)
@@ -278,6 +306,8 @@ def main() -> None:
             print_row(case.label, median_timing(time_cases(case)[0]), target(USER_TARGET))
         if "tokens" in parts:
             time_ten_times(trace)
+        if "cache" in parts:
+            time_cache(trace)
         if args.million:
             time_million(folder, plain="plain" in parts and is_compiled())
 

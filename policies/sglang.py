@@ -3,69 +3,99 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, Optional
 
 from servesim.core import (
     FOREVER,
-    Chunk,
+    BlockPool,
     Plan,
-    Policy,
     Preemption,
     Request,
-    Stuck,
     Traits,
     View,
-    require_at_least,
-    require_one_of,
 )
 from servesim.core.native import mypyc_attr
 
+from .sglang_prefill import (
+    CACHE_ORDERS,
+    NOTHING_TRIED,
+    PrefillAdder,
+    SGLangSettings,
+    Tried,
+    known_length,
+    out_of_memory,
+)
 
-class SGLangState(NamedTuple):
-    """Policy state."""
 
-    new_token_ratio: float  # fraction of the future output tokens that admissions reserve
-    batch_is_full: bool = False  # no other request fits until the batch shrinks
-    last_decoding: Optional[int] = None  # number of requests in the last decode step; None after a prefill
-    batch_shrank: bool = False  # requests finished since the last decode step
+class SGLangState:
+    """Policy state: what SGLang keeps from one turn to the next. A class, because a named tuple is slow if compiled."""
+
+    __slots__ = (
+        "batch_is_full", "batch_is_new", "decodes_left", "dropped", "new_token_ratio", "rows_after_prefill", "was_idle",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        new_token_ratio: float,
+        batch_is_full: bool = False,
+        rows_after_prefill: int = -1,
+        batch_is_new: bool = False,
+        dropped: int = 0,
+        was_idle: bool = False,
+        decodes_left: int = 0,
+    ) -> None:
+        self.new_token_ratio = new_token_ratio  # fraction of the future output tokens that admissions reserve
+        self.batch_is_full = batch_is_full  # of the running batch: no admission is tried
+        # requests in the running batch after the last step, if none finishes; -1: it was no prefill
+        self.rows_after_prefill = rows_after_prefill
+        self.batch_is_new = batch_is_new  # the last step was a prefill, and its batch becomes the running batch
+        self.dropped = dropped  # the oldest of view.ended that have left the batch; -1: all that are there next time
+        self.was_idle = was_idle  # the last turn had no batch
+        self.decodes_left = decodes_left  # turns until a prefill may follow the last one (prefill_decode_interval)
+
+    def _values(self) -> tuple[Any, ...]:
+        return (
+            self.new_token_ratio, self.batch_is_full, self.rows_after_prefill, self.batch_is_new, self.dropped,
+            self.was_idle, self.decodes_left,
+        )  # fmt: skip
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SGLangState) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # nothing needs it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SGLangState, self._values()
+
+    def __repr__(self) -> str:
+        return f"SGLangState{self._values()}"
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
-class SGLang(Policy):
-    """The scheduler of SGLang without prefix caching. It counts memory in tokens: use `block_size: 1`."""
-
-    schedule_policy: str = "fcfs"  # order of the waiting queue: fcfs, lof (longest output limit first)
-    max_prefill_tokens: int = 16384  # prompt tokens per prefill; a single prompt may be longer
-    chunked_prefill_size: Optional[int] = 8192  # tokens per prefill step; null: whole prompts
-    max_running_requests: Optional[int] = None  # maximum decoding requests; null: SGLang's estimate
-    schedule_conservativeness: float = 1.0  # factor of init_new_token_ratio
-    enable_mixed_chunk: bool = False  # mixed steps: decodes run with prompts
-    init_new_token_ratio: float = 0.7  # first fraction of future output tokens that admissions reserve
-    min_new_token_ratio_factor: float = 0.14  # lowest fraction, relative to the first one
-    new_token_ratio_decay_steps: int = 600  # decode steps from the first to the lowest fraction
-    retract_decode_steps: int = 20  # decode steps that must fit after a preemption
-    clip_max_new_tokens: int = 4096  # maximum future output tokens that are counted per request
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, 1, "max_prefill_tokens", "chunked_prefill_size", "max_running_requests")
-        require_at_least(self, 1, "new_token_ratio_decay_steps", "retract_decode_steps", "clip_max_new_tokens")
-        require_at_least(self, 0, "schedule_conservativeness", "init_new_token_ratio", "min_new_token_ratio_factor")
-        require_one_of(self, schedule_policy=("fcfs", "lof"))
+class SGLang(SGLangSettings):
+    """The scheduler of SGLang. `engine.block_size` is its page size, 1 by default."""
 
     @property
     def traits(self) -> Traits:
         return Traits(
-            engine="SGLang 0.4.6, without its prefix cache",
-            validated_against="not validated: written from the source code",
+            engine=f"SGLang {self.version}",
+            validated_against=f"recordings of the real scheduler of {self.version}",
+            lists_ended=True,
+            keeps_ties=True,
+            prefix_cache="" if self.disable_radix_cache else "radix_need" if self.is_old else "radix",
+            steps_in_flight=1 if self.disable_overlap_schedule else 2,
+            drops_tokens_in_flight=True,
+            frees_extra_token_late=self.is_old,
         )
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
-        size = self.chunked_prefill_size
-        if size is None or size % block_size == 0:
-            return []
-        return [f"chunked_prefill_size ({size}) is no multiple of engine.block_size ({block_size})"]
+        size, refusals = self.chunked_prefill_size, []
+        if size is not None and size % block_size:
+            refusals.append(f"chunked_prefill_size ({size}) is no multiple of engine.block_size ({block_size})")
+        if self.is_old and self.disable_radix_cache and self.schedule_policy in CACHE_ORDERS:
+            refusals.append(f"schedule_policy {self.schedule_policy} needs the radix cache")  # 0.5.18 uses fcfs
+        return refusals
 
     @property
     def is_sorted(self) -> bool:
@@ -73,146 +103,146 @@ class SGLang(Policy):
 
     def sort_key(self, request: Request) -> Any:
         key = super().sort_key(request)
-        return (-request.limit, key) if self.schedule_policy == "lof" else key
+        return (-request.max_tokens, key) if self.schedule_policy == "lof" else key
+
+    def max_output(self, prompt: int, pool: BlockPool, max_model_len: Optional[int]) -> int:
+        tokens = pool.total * pool.block_size
+        context = tokens if max_model_len is None else min(tokens, max_model_len)
+        if prompt >= context - 6:
+            return -1
+        if self.is_old:
+            return context - prompt - 2
+        return min(context - prompt - 2, (pool.total - pool.blocks_for(prompt) - 1) * pool.block_size - 1)
 
     @property
     def first_ratio(self) -> float:
-        """The new_token_ratio at the start, and after the batch was empty."""
+        """The new_token_ratio at the start, and after the engine was idle."""
         return min(self.init_new_token_ratio * self.schedule_conservativeness, 1.0)
 
     def initial_state(self) -> Any:
         return SGLangState(self.first_ratio)
 
     def advance_state(self, state: Any, steps: int) -> Any:
-        ratio = state.new_token_ratio
+        ratio = self._decay(state.new_token_ratio, steps)
+        return SGLangState(ratio, state.batch_is_full, decodes_left=max(state.decodes_left - steps, 0))
+
+    def _decay(self, ratio: float, steps: int) -> float:
+        """Return the new_token_ratio after this many decode steps."""
+        first = self.first_ratio
+        minimum = first * self.min_new_token_ratio_factor
+        decay = (first - minimum) / self.new_token_ratio_decay_steps
         for _ in range(steps):
-            decayed = self._decay(ratio)
+            decayed = max(ratio - decay, minimum)
             if decayed == ratio:
                 break
             ratio = decayed
-        return state._replace(new_token_ratio=ratio)
-
-    def _decay(self, ratio: float) -> float:
-        minimum = self.first_ratio * self.min_new_token_ratio_factor
-        return max(ratio - (self.first_ratio - minimum) / self.new_token_ratio_decay_steps, minimum)
+        return ratio
 
     def decide(self, view: View) -> Plan:
         state: SGLangState = view.state
-        decoding = view.decoding
-        shrank = state.batch_shrank or (state.last_decoding is not None and decoding < state.last_decoding)
-        full = state.batch_is_full
-        if view.prefilling or (view.waiting and not full):
-            adder = PrefillAdder(self, view, state.new_token_ratio)
+        dropped = len(view.ended) if state.dropped < 0 else state.dropped
+        ended = len(view.ended) - dropped
+        full, wait = state.batch_is_full, state.decodes_left
+        tried = NOTHING_TRIED
+        if full and state.rows_after_prefill >= 0:
+            shrank = view.decoding + ended < state.rows_after_prefill
+            full = not (view.prefilling or shrank or (state.batch_is_new and view.decoding))
+        if wait:
+            wait -= 1
+        elif view.prefilling or (view.waiting and not full):
+            adder = PrefillAdder(self, view, view.ended[:ended], full)
             adder.fill()
-            full = full or adder.full
+            full, tried = adder.full, adder.tried
             if adder.chunks:
-                # A prompt that continues in the next step has no row in a decode, so another request may fit.
-                state = SGLangState(state.new_token_ratio, full and not adder.continues, None, shrank)
-                decode = self.enable_mixed_chunk and decoding > 0
-                return Plan(chunks=adder.chunks, decode=decode, state=state)
-        if not decoding:
-            return Plan(state=SGLangState(self.first_ratio))
-        if view.pool.free < decoding:
-            return self._retract(view)
-        full = full and not shrank
-        hold = FOREVER if full or not view.waiting else 0
-        keep_free = decoding if view.pool.block_size > 1 else 0
-        state = SGLangState(self._decay(state.new_token_ratio), full, decoding)
-        return Plan(decode=True, hold=hold, keep_free=keep_free, state=state)
+                return self._prefill(view, adder, dropped)
+        if not view.decoding:
+            return self._idle(view, full and not ended, wait, tried)
+        needed = self._decode_room(view)
+        if needed > view.pool.free + view.pool.evictable:
+            return self._retract(view, wait, needed, tried)
+        full = full and not ended
+        waits = bool(view.waiting or view.prefilling) and not full
+        keep_free = view.decoding if self.is_old and view.pool.block_size > 1 else 0
+        state = SGLangState(self._decay(state.new_token_ratio, 1), full, decodes_left=wait)
+        return Plan(
+            decode=True, hold=wait if waits else FOREVER, keep_free=keep_free, hold_past_finish=not full, state=state,
+            lookups=tried.lookups, reorder_waiting=tried.order, make_room=needed if needed > view.pool.free else 0,
+        )  # fmt: skip
 
-    def _retract(self, view: View) -> Plan:
-        """Preempt requests with the fewest generated tokens, at least one, until retract_decode_steps steps fit."""
-        size = view.pool.block_size
+    def _prefill(self, view: View, adder: PrefillAdder, dropped: int) -> Plan:
+        """Return the plan of a prefill, or of a mixed step."""
+        state: SGLangState = view.state
+        mixed = self.enable_mixed_chunk
+        decode = mixed and view.decoding > 0
+        adder.check_memory(decode)
+        rows = view.decoding if mixed else adder.rows
+        after = SGLangState(
+            state.new_token_ratio,
+            adder.full,
+            rows_after_prefill=rows + len(adder.chunks) - adder.continues,
+            batch_is_new=mixed or not rows,
+            dropped=-1 if mixed else dropped,
+            decodes_left=self.prefill_decode_interval,
+        )
+        order = None
+        if decode:  # the decodes stand behind the prompts, in the batch and from now on
+            prompts = [chunk.request for chunk in adder.chunks]
+            order = [*prompts, *(request for request in view.running if request.decodes)]
+        return Plan(
+            chunks=adder.chunks, decode=decode, reorder_running=order, state=after,
+            lookups=adder.tried.lookups, reorder_waiting=adder.tried.order,
+        )  # fmt: skip
+
+    def _idle(self, view: View, full: bool, wait: int, tried: Tried) -> Plan:
+        """Return the plan of a turn in which nothing runs."""
+        state: SGLangState = view.state
+        is_idle = self.disable_overlap_schedule or state.was_idle  # otherwise the last batch may still run
+        if is_idle and (self.is_old or not (view.waiting or view.prefilling)):
+            state = SGLangState(self.first_ratio)
+        state = SGLangState(state.new_token_ratio, full, dropped=len(view.ended), was_idle=True, decodes_left=wait)
+        return Plan(state=state, lookups=tried.lookups, reorder_waiting=tried.order)
+
+    def _decode_room(self, view: View) -> int:
+        """Return the blocks that SGLang asks for before a decode. 0.4.6 counts tokens that it knows, also the last."""
+        pool = view.pool
+        if not self.is_old:
+            return view.decode_block_need
+        needed, available = view.cohort.blocks_needed(1), pool.free + pool.evictable
+        if not self.disable_overlap_schedule and pool.block_size > 1:
+            needed = sum([known_length(r) % pool.block_size == 0 for r in view.running if r.decodes])
+        if needed <= available < view.decode_block_need:
+            raise out_of_memory("Decode", view)
+        return needed
+
+    def _retract(self, view: View, wait: int, make_room: int, tried: Tried) -> Plan:
+        """Preempt requests with the fewest generated tokens, at least one, until those left can decode."""
+        pool, steps = view.pool, self.retract_decode_steps
         kept = [request for request in view.running if request.decodes]
-        kept.sort(key=lambda request: (request.written, -request.prompt), reverse=True)
+        kept.sort(key=lambda request: (known_length(request) - request.prompt, -request.prompt), reverse=True)
         preempt: list[Preemption] = []
-        free = view.pool.free
-        while len(kept) > 1 and (not preempt or free * size < self.retract_decode_steps * len(kept)):
+        free, cache = pool.free + pool.evictable, view.prefix_cache
+        if cache is not None:
+            cache.start()
+        while len(kept) > 1:
+            needed = pool.blocks_for(steps * len(kept)) if self.is_old else decode_need(kept, pool)
+            if preempt and free >= needed:
+                break
             victim = kept.pop()
-            free += victim.blocks
-            preempt.append(Preemption(victim, "recompute", "back"))
-        if free < sum(view.pool.blocks_for(request.cached + 1) - request.blocks for request in kept):
-            raise Stuck("SGLang fails with an assertion: no block is free for the only request", kept, view.now)
-        written = sum(request.written for request in kept)
-        limits = sum(request.limit for request in kept)
-        ratio = min(1.0, (written + self.retract_decode_steps * len(kept)) / limits)
-        running = [*kept, *view.prefilling]
-        return Plan(preempt=preempt, reorder_running=running, decode=True, state=SGLangState(ratio, False, len(kept)))
+            free += victim.blocks if cache is None else cache.preempt(victim, 0)
+            preempt.append(Preemption(victim, "recompute", "back", make_room=pool.blocks_for(steps * len(kept))))
+        if free < decode_need(kept, pool):
+            raise out_of_memory("Decode", view)
+        written = sum([known_length(request) - request.prompt for request in kept])
+        limits = sum([request.max_tokens for request in kept]) + (0 if self.is_old else 1)
+        ratio = min(1.0, (written + steps * len(kept)) / limits)
+        state = SGLangState(ratio, decodes_left=wait)
+        order = None if tried.order is None else [*tried.order, *(preemption.request for preemption in preempt)]
+        return Plan(
+            preempt=preempt, reorder_running=[*kept, *view.prefilling], decode=True, state=state,
+            lookups=tried.lookups, reorder_waiting=order, make_room=make_room,
+        )  # fmt: skip
 
 
-class PrefillAdder:
-    """The prompts of one prefill step, and what is left of its budgets. SGLang has a class of this name."""
-
-    def __init__(self, policy: SGLang, view: View, ratio: float) -> None:
-        self.policy = policy
-        self.view = view
-        self.chunks: list[Chunk] = []
-        self.full = False
-        self.continues = False  # whether the last prompt continues in the next step
-        mixed = view.decoding if policy.enable_mixed_chunk else 0
-        self.free_blocks = view.pool.free - (view.decode_block_need if mixed else 0)
-        self.free_tokens = view.pool.free * view.pool.block_size - mixed
-        self.unreserved_tokens = self.free_tokens - self._future_tokens() * ratio  # less the reservation for outputs
-        self.prefill_tokens_left = policy.max_prefill_tokens - mixed
-        size = policy.chunked_prefill_size
-        self.chunk_tokens_left = FOREVER if size is None else size - mixed
-
-    def _future_tokens(self) -> int:
-        """Return the tokens that the decoding requests may still generate."""
-        view, clip = self.view, self.policy.clip_max_new_tokens
-        decoding = [request for request in view.running if request.decodes] if view.prefilling else view.running
-        if max((request.limit for request in decoding), default=0) <= clip:
-            # Each request has cached its prompt and all generated tokens except the last.
-            totals = sum([request.prompt + request.limit for request in decoding])
-            return totals - view.cohort.context - len(decoding)
-        return sum(min(request.limit - request.written, clip) for request in decoding)
-
-    def fill(self) -> None:
-        """Continue the partly computed prompt, then admit from waiting until a budget is used up."""
-        for request in self.view.prefilling:
-            free = (self.free_blocks + request.blocks) * self.view.pool.block_size - request.cached
-            tokens = min(request.pending, self.chunk_tokens_left, free)
-            if tokens > 0:
-                self._append(request, tokens)
-        max_new = self._max_rows() - self.view.decoding
-        for request in self.view.waiting:
-            if len(self.chunks) >= max_new:
-                self.full = True
-                return
-            if not self._add(request):
-                return
-
-    def _max_rows(self) -> int:
-        if self.policy.max_running_requests is not None:
-            return self.policy.max_running_requests
-        pool, context = self.view.pool, self.view.max_model_len
-        estimate = 0 if context is None else int(pool.total * pool.block_size / context * 512)
-        return min(max(estimate, 2048), 4096)
-
-    def _add(self, request: Request) -> bool:
-        """Add a request if it fits. Return whether to try the next request."""
-        length = request.length
-        blocks = self.view.pool.blocks_for(min(length, self.chunk_tokens_left))
-        if (
-            length + min(request.limit, self.policy.clip_max_new_tokens) >= self.unreserved_tokens
-            or blocks > self.free_blocks
-        ):
-            self.full = True
-            return False
-        if self.continues or self.chunk_tokens_left <= 0 or (length > self.prefill_tokens_left and self.chunks):
-            return False
-        self._append(request, min(length, self.chunk_tokens_left))
-        if self.unreserved_tokens <= 0 or self.free_tokens <= 0:
-            self.full = True
-            return False
-        return self.prefill_tokens_left > 0 and self.chunk_tokens_left > 0
-
-    def _append(self, request: Request, tokens: int) -> None:
-        self.continues = tokens < request.pending
-        reserved = 0 if self.continues else min(request.limit, self.policy.clip_max_new_tokens)
-        self.chunks.append(Chunk(request, tokens))
-        self.free_blocks -= self.view.pool.blocks_for(request.cached + tokens) - request.blocks
-        self.free_tokens -= tokens
-        self.unreserved_tokens -= tokens + reserved
-        self.prefill_tokens_left -= tokens
-        self.chunk_tokens_left -= tokens
+def decode_need(requests: list[Request], pool: BlockPool) -> int:
+    """Return the new blocks that one decode step of these requests needs."""
+    return sum([pool.blocks_for(request.cached + 1) - request.blocks for request in requests])

@@ -129,10 +129,12 @@ class VLLMv0(Policy):
         # Block manager 2 (append_rule: touched) dies if a request with several sequences comes back from the host.
         return Traits(
             rejects_oversized=False,
-            tokens_past_max_model_len=1,
             arrival_is_send_time=True,
             sequence_groups=self.append_rule == "any_free",
         )
+
+    def max_output(self, prompt: int, pool: BlockPool, max_model_len: Optional[int]) -> int:
+        return super().max_output(prompt, pool, max_model_len) + 1
 
     def initial_state(self) -> Any:
         return DelayState() if self.delay_factor > 0 else None

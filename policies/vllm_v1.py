@@ -27,41 +27,94 @@ from .vllm_v0_common import budget_refusals, prefilling_is_last, priority_key, r
 
 NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)
+OLDEST: Final = (0, 11, 0)  # versions whose rules are known
+NEWEST: Final = (0, 32, 0)
+SETTING_SINCE: Final = {  # settings that older versions do not have, and the first version with them
+    "scheduler_reserve_full_isl": (0, 19, 0),
+    "watermark": (0, 24, 0),
+    "long_prefill_token_threshold_adaptive": (0, 31, 0),
+    "max_num_active_seqs": (0, 31, 0),
+}
+
+
+def is_version(text: str) -> bool:
+    """Whether a text is a version such as 0.32.0."""
+    parts = text.split(".")
+    return len(parts) == 3 and all(part.isascii() and part.isdecimal() for part in parts)
+
+
+def version_number(text: str) -> tuple[int, ...]:
+    """Return a version as numbers, which can be compared."""
+    return tuple(map(int, text.split(".")))
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 @dataclass(frozen=True)
 class VLLMV1(Policy):
-    """The synchronous scheduler of vLLM V1, with the class defaults of 0.32."""
+    """The scheduler of vLLM V1, with the class defaults of 0.32."""
 
+    version: str = "0.32.0"  # version of vLLM, 0.11.0 to 0.32.0: the rules of this version apply
     max_num_seqs: int = 128  # maximum running requests
+    max_num_active_seqs: Optional[int] = None  # the same limit, without other effects on the engine (from 0.31)
     max_num_batched_tokens: int = 2048  # tokens per step, including decodes
     enable_chunked_prefill: bool = True  # a prompt may be chunked to fit the budget; otherwise it waits
-    long_prefill_token_threshold: int = 0  # maximum tokens of one prompt per step, if other requests exist; 0: off
-    scheduler_reserve_full_isl: bool = True  # admit only if the blocks of the whole prompt are free
+    long_prefill_token_threshold: int = 0  # maximum tokens of one prompt per step; 0: off
+    long_prefill_token_threshold_adaptive: bool = False  # this maximum is at least an equal share of the budget
+    scheduler_reserve_full_isl: bool = True  # admit only if the blocks of the whole prompt are free (from 0.19)
     enable_prefix_caching: bool = True  # requests with equal beginnings share KV blocks
-    free_order: str = "hashed_last"  # order in which free blocks are reused; append: vLLM before 0.24
-    watermark: float = 0.0  # fraction of the blocks that an admission must leave free, unless no request runs
+    watermark: float = 0.0  # fraction of the blocks that an admission must leave free if requests run (from 0.24)
     policy: str = "fcfs"  # fcfs, or priority: waiting queue and victims sorted by (priority, arrival)
+    async_scheduling: bool = True  # decide a step while the last one runs; default since 0.14
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "max_num_seqs", "max_num_batched_tokens")
+        require_at_least(self, 1, "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens")
         require_at_least(self, 0, "long_prefill_token_threshold", "watermark")
         require_below_one(self.watermark)
-        require_one_of(self, policy=("fcfs", "priority"), free_order=("hashed_last", "append"))
+        require_one_of(self, policy=("fcfs", "priority"))
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
+        self._require_version()
+
+    def _require_version(self) -> None:
+        """Raise a ValueError for an unknown version, and for settings that the version does not have."""
+        if not is_version(self.version) or not OLDEST <= version_number(self.version) <= NEWEST:
+            raise ValueError(f"version: expected 0.11.0 to 0.32.0, got {self.version!r}")
+        for name, since in SETTING_SINCE.items():
+            value = getattr(self, name)
+            if value and not self.is_since(since):
+                first = ".".join(map(str, since))
+                raise ValueError(f"{name}: vLLM {self.version} does not have it (from {first} on), got {value!r}")
+        if not self.enable_chunked_prefill and not self.is_since((0, 12, 0)):
+            raise ValueError(
+                f"enable_chunked_prefill: expected True with version {self.version}: its rules without "
+                "chunked prefill are not modelled, got False"
+            )
+        if self.policy == "priority" and not self.is_since((0, 11, 1)):
+            raise ValueError(
+                f"policy: expected fcfs with version {self.version}: after a preemption, its priority "
+                "scheduling computes wrong tokens, which is not modelled, got 'priority'"
+            )
+
+    def is_since(self, version: tuple[int, ...]) -> bool:
+        """Whether a rule that came with this version applies."""
+        return version_number(self.version) >= version
 
     @property
     def traits(self) -> Traits:
+        free_order = "hashed_last" if self.is_since((0, 24, 0)) else "append"
+        lookups = "lookup" if self.is_since((0, 11, 1)) else "lookup-all"
         return Traits(
-            engine="vLLM V1 0.32.0, the synchronous scheduler without speculation",
-            validated_against="recordings of the real scheduler of 0.32.0",
+            engine=f"vLLM V1 {self.version}, without speculation",
+            validated_against="recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
             arrival_is_send_time=True,  # the API server stamps it
             rejects_oversized=False,  # the real scheduler does not check this; such a request blocks the queue
             rejects_full_prompts=True,  # vLLM's input processor
             resumed_token_decodes=True,
-            prefix_cache=self.free_order if self.enable_prefix_caching else "",
+            empty_step=0.001,  # its loop sleeps after a step without a model call
+            prefix_cache=free_order if self.enable_prefix_caching else "",
+            prefix_cache_counts="admission" if self.is_since((0, 27, 0)) else lookups,
+            steps_in_flight=2 if self.async_scheduling else 1,
+            foresees_ends=self.is_since((0, 11, 1)),
         )
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
@@ -71,6 +124,9 @@ class VLLMV1(Policy):
         threshold = self.long_prefill_token_threshold
         if max_model_len is not None and threshold > max_model_len:
             refusals.append(f"long_prefill_token_threshold ({threshold}) is above max_model_len ({max_model_len})")
+        active = self.max_num_active_seqs
+        if active is not None and active > self.max_num_seqs:
+            refusals.append(f"max_num_active_seqs ({active}) is above max_num_seqs ({self.max_num_seqs})")
         return refusals
 
     @property
@@ -84,8 +140,7 @@ class VLLMV1(Policy):
         tokens, free = self.max_num_batched_tokens - view.decoding, view.pool.free - view.decode_block_need
         if tokens >= 0 and free >= 0 and not view.waiting and not view.prefilling:
             return DECODE_PAST_FINISH if view.decoding else IDLE_PLAN
-        max_chunk = self.long_prefill_token_threshold if len(view.running) + len(view.waiting) > 1 else 0
-        max_chunk = max_chunk or self.max_num_batched_tokens
+        max_chunk = self._max_chunk(len(view.running) + len(view.waiting))
         if tokens < 0 or free < 0:  # some requests do not run in this step, or are preempted
             return self._schedule_one_by_one(view, max_chunk)
         in_order = prefilling_is_last(view.running, view.prefilling)
@@ -107,9 +162,16 @@ class VLLMV1(Policy):
         batch = [by_request.get(r) or Chunk(r, 1) for r in view.running if r.decodes or r in by_request]
         return Plan(chunks=batch + admitted)
 
+    def _max_chunk(self, requests: int) -> int:
+        """Return the maximum tokens of one prompt in this step. From 0.31 on, the only request has no limit."""
+        limit, budget = self.long_prefill_token_threshold, self.max_num_batched_tokens
+        if not limit or (requests == 1 and self.is_since((0, 31, 0))):
+            return budget
+        return max(limit, budget // requests) if self.long_prefill_token_threshold_adaptive else limit
+
     def _chunk_tokens(self, view: View, request: Request, tokens: int) -> int:
         """Return the tokens that a running request computes in this step."""
-        size = min(request.pending, tokens)
+        size = 0 if request.awaits_end else min(request.pending, tokens)
         return size if view.max_model_len is None else min(size, view.max_model_len - 1 - request.cached)
 
     def _admit(
@@ -122,7 +184,7 @@ class VLLMV1(Policy):
         pool, cache, max_admitted, prefix = (
             view.pool,
             view.prefix_cache,
-            self.max_num_seqs - len(view.running),
+            (self.max_num_active_seqs or self.max_num_seqs) - len(view.running),
             NO_PREFIX,
         )
         if cache is not None:

@@ -68,7 +68,8 @@ class Recorder:
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         self.steps.append((
-            step.start, step.kind, batch(server.running, step), [(r.id, how) for r, how, _ in step.preempted],
+            step.decided, step.start, step.kind, batch(server.running, step),
+            [(r.id, how) for r, how, _ in step.preempted],
             [r.id for r in step.plan.moves.swap_in], [r.request.id for r in step.plan.moves.reject], server.pool.free,
             [r.id for r in server.waiting], [r.id for r in server.running], [r.id for r in server.swapped],
         ))  # fmt: skip
@@ -134,7 +135,8 @@ def snapshot(view: View) -> dict[str, Any]:
     queues = (view.waiting, view.running, view.swapped, view.prefilling, view.finished)
     return {
         "the view": (
-            view.now, view.state, pool.total, pool.free, pool.host_free, cohort.size, cohort.steps, cohort.context,
+            view.now, view.state, pool.total, pool.free, pool.evictable, pool.host_free, cohort.size, cohort.steps,
+            cohort.context,
             [[request.id for request in queue] for queue in queues],
         ),
         **{f"request {request.id}": fields_of(request) for queue in queues for request in queue},
@@ -156,7 +158,7 @@ class ContractProbe(Policy):
     """Wraps a policy and calls it twice: the view must not change, and held plans must be repeated."""
 
     inner: Policy = field(default_factory=Policy)
-    # The last plan with `hold`, the step counter and the queues at that time.
+    # The last plan with `hold`, and the step counter, the queues and the number of decoding requests at that time.
     held: list[Any] = field(default_factory=list)
 
     @property
@@ -201,10 +203,11 @@ class ContractProbe(Policy):
         inner = self.inner
         queues = tuple(tuple(queue) for queue in (view.waiting, view.running, view.swapped))
         if self.held:
-            held, first_step, before = self.held
+            held, first_step, before, decoding = self.held
             steps = view.cohort.steps - first_step
             unfinished = tuple(tuple(r for r in queue if r.status != "done") for queue in before)
-            same = queues == before or (held.hold_past_finish and queues == unfinished and queues[1])
+            same = queues == before and view.decoding == decoding  # a last token in flight ends a hold, too
+            same = same or (held.hold_past_finish and queues == unfinished and view.decoding > 0)
             short = view.cohort.blocks_needed() + held.keep_free > view.pool.free
             woken = held.wake_at is not None and view.now >= held.wake_at
             if same and 0 < steps <= held.hold and not short and not woken:
@@ -216,7 +219,8 @@ class ContractProbe(Policy):
                     f"{inner}: advance_state() returns a wrong policy state"
                 )
                 return
-        self.held[:] = (plan, view.cohort.steps, queues) if plan.hold and plan.decode and not plan.chunks else ()
+        is_held = plan.hold and plan.decode and not plan.chunks
+        self.held[:] = (plan, view.cohort.steps, queues, view.decoding) if is_held else ()
 
 
 def check_fast_forward(policy: Policy, world: ContractWorld) -> None:
@@ -253,7 +257,7 @@ def check_conservation(policy: Policy, world: ContractWorld) -> None:
         known = [time for time in times if time is not None]
         assert len(known) == len(times) and known == sorted(known), f"times of {request} are not in order: {times}"
     held = sum(request._blocks for request in server.finished)
-    assert server.pool.free + held == server.pool.total, "blocks were lost"
+    assert server.pool.held == held, "blocks were lost"
     assert server.pool.host_free + server.pool.host_lost == server.pool.host_total, "host blocks were lost"
 
 

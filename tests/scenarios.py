@@ -30,7 +30,7 @@ class RunLog:
     stuck: Optional[Stuck] = None
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        now = step.start
+        now = step.decided
         if step.runs_model:
             self.steps.append((now, batch(server.running, step)))
         self.preempted += [(now, request.id, mode) for request, mode, _ in step.preempted]

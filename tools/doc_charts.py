@@ -10,6 +10,7 @@ import matplotlib
 import pandas as pd
 import servesim
 import yaml
+from proof_table import groups, median_error, rivals_of, rows_of
 from run_doc_examples import ROOT
 from servesim.costs.device_profile import bundled_profiles
 from servesim.files.chart_style import LIGHT, matplotlib_style
@@ -163,7 +164,32 @@ def batch_drain() -> Any:
     return figure
 
 
-CHARTS: dict[str, Callable[[], Any]] = {"overview": overview, "journey": tutorial_steps, "tail": batch_drain}
+def proof() -> Any:
+    """Median errors of predicted runs: servesim and other simulators, by set and figure."""
+    lines = [(f"{name}: {quantity}", rows) for name, quantity, rows in groups(rows_of())][::-1]
+    figure, axes = plt.subplots(figsize=(11, 0.8 + 0.24 * len(lines)))
+    others: list[tuple[float, int]] = []
+    ours: list[tuple[float, int]] = []
+    for height, (_, rows) in enumerate(lines):
+        ours.append((max(0.05, 100 * median_error(rows)), height))
+        others += [(max(0.05, 100 * error), height) for error in rivals_of(rows).values()]
+    axes.scatter(*zip(*others), s=26, color=GREY, label="other simulators, the same runs")
+    axes.scatter(*zip(*ours), s=34, color=GREEN, label="servesim", zorder=3)
+    axes.set(xscale="log", xlabel="median absolute error (%, log scale; 0.05 stands for less)", ylim=(-0.7, len(lines)))
+    axes.set_xticks([0.05, 0.2, 1, 5, 20, 100, 500], ["0.05", "0.2", "1", "5", "20", "100", "500"])
+    axes.minorticks_off()
+    axes.set_yticks(range(len(lines)), [name for name, _ in lines], fontsize="small")
+    axes.grid(axis="y", lw=0.3)
+    axes.legend(fontsize="small", loc="lower right")
+    return figure
+
+
+CHARTS: dict[str, Callable[[], Any]] = {
+    "overview": overview,
+    "journey": tutorial_steps,
+    "tail": batch_drain,
+    "proof": proof,
+}
 
 
 if __name__ == "__main__":

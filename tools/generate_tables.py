@@ -17,6 +17,7 @@ import yaml
 from servesim.config.class_source import docstring, field_help
 from servesim.config.registry import about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
+from servesim.config.validation import FAMILIES, RECORDINGS, list_policies
 from servesim.core import Policy
 from servesim.costs.device_profile import bundled_profiles
 from servesim.policies import POLICIES
@@ -32,6 +33,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from commands import reference
 from contest_table import HEAD as CONTEST_HEAD
 from contest_table import contest_rows
+from proof_table import NOTE_HEAD, SINGLE_HEAD, SUMMARY_HEAD, note_rows, single_rows, summary_rows
 from run_doc_examples import ROOT, pages
 
 SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -50,17 +52,26 @@ def escape_cell(value: Any) -> str:
 
 
 def policy_tables() -> str:
-    """Return an overview of all policies (engine, validation), then a table of the fields of each."""
+    """Return an overview of all policies by family (engine, validation), then a table of the fields of each."""
     sections = [table(
-        ("policy", "engine", "validated against"),
-        ([f"[`{name}`](#{name})", traits.engine or "no engine", traits.validated_against]
-            for name, traits in ((name, kind().traits) for name, kind in POLICIES.items())),
+        ("family", "policy", "engine", "recordings", "validated against"),
+        ([row.family, f"[`{row.name}`](#{row.name})", POLICIES[row.name]().traits.engine, row.recordings,
+          row.validated_against] for row in list_policies(unvalidated=True)),
     )]  # fmt: skip
+    sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in FAMILIES.items())))
     common = {field.name for field in fields(Policy)}
     for name, kind in POLICIES.items():
         doc = " ".join(docstring(kind).split())
         sections.append(f"### {name}\n\n{doc}\n\n{field_table(kind, lambda field: field not in common)}")
     return "\n".join(sections)
+
+
+def recording_table() -> str:
+    """Return the number of recordings of each policy and version."""
+    families = {name: family for family, (names, _) in FAMILIES.items() for name in names}
+    rows = [[families[name], f"`{name}`", version, count or "none"]
+            for name, counts in RECORDINGS.items() for version, count in counts.items()]  # fmt: skip
+    return table(("family", "policy", "version", "recordings"), rows)
 
 
 def common_field_table() -> str:
@@ -194,6 +205,7 @@ def benchmark_table(name: str, script: str) -> Callable[[], str]:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "policies": policy_tables,
+    "recordings": recording_table,
     "common-fields": common_field_table,
     "presets": preset_table,
     "scenario-keys": key_table(Scenario),
@@ -211,6 +223,9 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "h200": benchmark_table("h200", "`benchmarks/h200_replay.py`"),
     "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
     "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
+    "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
+    "proof-notes": lambda: table(NOTE_HEAD, note_rows()),
+    "proof-runs": lambda: table(SINGLE_HEAD, single_rows()),
     "speed": benchmark_table("speed", "`tools/speed_table.py`"),
 }
 

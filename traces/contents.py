@@ -133,30 +133,20 @@ def hash_ids_of(requests: Sequence[ClientRequest], size: int) -> tuple[list[list
     Contents of hash ids of this size keep them. Other contents get ids that name the whole prompt up to the end of a
     block, as those of Mooncake do: two prompts have the same ids as far as their whole blocks are equal.
     """
-    contents = [request.content for request in requests if request.content is not None]
-    keep = id_size(contents) == size
-    unused = next_id(requests) if keep else 0
-    tree = PrefixTree(size)
-    for shared in () if keep else contents:
-        tree.add(shared, shared.ends[-1] // size)
-    unused = tree.number(unused)
-    tails: dict[Any, int] = {}  # the rest of a prompt after its last whole block -> its id
-    all_ids, generated = [], 0
+    keep = id_size([request.content for request in requests if request.content is not None]) == size
+    first = next_id(requests) if keep else 0
+    known: dict[Hashable, int] = {}  # the id before, and what the block says -> its id
+    all_ids: list[list[int]] = []
     for request in requests:
-        content, blocks = request.content, -(-request.prompt // size)
-        if content is None:
-            ids = list(range(unused, unused + blocks))
-            generated += 1
-        elif keep:
-            ids = [name for name in content.names if isinstance(name, int)]
-        else:
-            ids = tree.ids(content, request.prompt // size)
-            if len(ids) < blocks:
-                tail = (*ids[-1:], token_key(content, len(ids) * size, request.prompt))
-                ids.append(tails.setdefault(tail, unused))
-        unused = max(unused, 1 + max(ids))
+        content = request.content or Content([object()], [request.prompt])
+        ids: list[int] = []
+        if keep and request.content is not None:
+            ids += [name for name in content.names if isinstance(name, int)]
+        for start in range(len(ids) * size, request.prompt, size):
+            block = token_key(content, start, min(start + size, request.prompt))
+            ids.append(known.setdefault((ids[-1] if ids else None, block), first + len(known)))
         all_ids.append(ids)
-    return all_ids, generated
+    return all_ids, sum(request.content is None for request in requests)
 
 
 class TokenTexts:

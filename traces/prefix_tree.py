@@ -14,14 +14,13 @@ from servesim.core.content import Content
 class Node:
     """The blocks from `start` to before `end` of all contents that pass here."""
 
-    __slots__ = ("children", "content", "end", "first_id", "position", "start")
+    __slots__ = ("children", "content", "end", "position", "start")
 
     def __init__(self, content: Content, start: int, end: int) -> None:
         self.content = content  # one of the contents that pass here
         self.start = start
         self.end = end
         self.children: dict[Hashable, Node] = {}  # by their first block
-        self.first_id = 0  # hash id of its first block
         self.position = 0  # place of its last use in the order of uses; 0: never used
 
 
@@ -55,23 +54,6 @@ class PrefixTree:
             node = node.children[self._key(content, place)]
             yield node
             place = node.end
-
-    def number(self, first: int) -> int:
-        """Give every block a hash id, from `first` on; return the next unused one."""
-        nodes = [self.root]
-        while nodes:
-            node = nodes.pop()
-            node.first_id = first
-            first += node.end - node.start
-            nodes += node.children.values()
-        return first
-
-    def ids(self, content: Content, blocks: int) -> list[int]:
-        """Return the hash ids of the first blocks of a content that was added."""
-        ids: list[int] = []
-        for node in self.path(content, blocks):
-            ids += range(node.first_id, node.first_id + min(blocks, node.end) - node.start)
-        return ids
 
     def _key(self, content: Content, place: int) -> Hashable:
         start = place * self.block_size

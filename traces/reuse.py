@@ -7,7 +7,7 @@ the content of a cache of `size` blocks: one pass over the trace gives the hit r
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional
 
 import numpy as np
@@ -142,16 +142,14 @@ class UseOrder:
 
     def blocks_after(self, node: Node) -> int:
         """Return the number of blocks in runs that were used after this one."""
-        return self._blocks - sum(self._sums[place] for place in _places_down(node.position))
+        blocks, place = self._blocks, node.position
+        while place:
+            blocks -= self._sums[place]
+            place &= place - 1
+        return blocks
 
     def _add(self, position: int, blocks: int) -> None:
         self._blocks += blocks
         while position < len(self._sums):
             self._sums[position] += blocks
             position += position & -position
-
-
-def _places_down(position: int) -> Iterator[int]:
-    while position:
-        yield position
-        position -= position & -position

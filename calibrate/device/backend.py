@@ -15,7 +15,10 @@ __all__ = ["MODELS", "Backend", "Model", "OutOfMemory", "Row", "shape_of_rows"]
 
 
 class Row(NamedTuple):
-    """The tokens of one request that a step computes."""
+    """The tokens of one request that a step computes.
+
+    A token can be unknown while the step before runs: -1 - j is the token that row j of that step generates.
+    """
 
     tokens: Sequence[int]
     position: int  # cached tokens before these
@@ -54,6 +57,7 @@ class Backend:
     name = ""
     sampling = ""  # the variant that steps use to select tokens
     samplings: Sequence[str] = ()  # the variants that this device has
+    max_steps_in_flight = 1  # launched steps whose tokens have not been collected
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
@@ -63,6 +67,15 @@ class Backend:
 
     def step(self, rows: Sequence[Row]) -> list[int]:
         """Run one step and return the most likely next token of each row. The tokens are then on the host."""
+        self.launch(rows)
+        return self.collect()
+
+    def launch(self, rows: Sequence[Row]) -> None:
+        """Start a step. The device runs steps in the order of their launch."""
+        raise NotImplementedError
+
+    def collect(self) -> list[int]:
+        """Wait for the oldest launched step and return the most likely next token of each of its rows."""
         raise NotImplementedError
 
     def compute(self, rows: Sequence[Row]) -> None:
@@ -74,7 +87,10 @@ class Backend:
         raise NotImplementedError
 
     def logits(self, rows: Optional[Sequence[int]] = None) -> Any:
-        """Copy the logits of the computed rows, or of some, to the host as [rows, vocab]; None: it has no logits."""
+        """Copy the logits of the last step, or of some of its rows, to the host as [rows, vocab].
+
+        None: it has no logits, or a later step that is in flight may have replaced them.
+        """
         return None
 
     def swap_out(self, pairs: Sequence[tuple[int, int]]) -> None:

@@ -6,6 +6,7 @@ Its tokens depend on every cached token that it reads, so a wrong block table or
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Optional, Union
@@ -26,6 +27,7 @@ class FakeBackend(Backend):
     """A backend that sleeps instead of computing."""
 
     name = "fake"
+    max_steps_in_flight = 2
 
     def __init__(
         self,
@@ -45,6 +47,7 @@ class FakeBackend(Backend):
         self.busy_until = 0.0
         self.model: Optional[Model] = None
         self._tokens: list[int] = []  # of the last step
+        self._launched: deque[tuple[list[int], float]] = deque()  # tokens and end of each step in flight
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
@@ -54,14 +57,22 @@ class FakeBackend(Backend):
         if weights is not None:
             raise BadInput(f"weights: the fake backend has none, got {weights!r}")
         self.model = model
+        self._launched.clear()
         self.cache = np.zeros((blocks, block_size), np.int64)  # one integer per token
         self.host = np.zeros((host_blocks, block_size), np.int64)
 
-    def step(self, rows: Sequence[Row]) -> list[int]:
+    def launch(self, rows: Sequence[Row]) -> None:
         start = time.perf_counter()
-        selected = self.terms[self.sampling].seconds(len(rows))
-        self._wait_for_work(start, self._run(rows, selected))
-        return self._tokens
+        if self._launched:
+            start = max(start, self._launched[-1][1])
+        end = start + self._run(rows, self.terms[self.sampling].seconds(len(rows)))
+        self._launched.append((self._tokens, end))
+        self.busy_until = end + self.lag
+
+    def collect(self) -> list[int]:
+        tokens, end = self._launched.popleft()
+        wait_until(end)
+        return tokens
 
     def compute(self, rows: Sequence[Row]) -> None:
         start = time.perf_counter()
@@ -79,22 +90,23 @@ class FakeBackend(Backend):
         count = sum(len(row.tokens) for row in rows)
         if self.limit is not None and count > self.limit:
             raise OutOfMemory(f"fake device: {count} tokens in a step, the limit is {self.limit}")
-        self._tokens = [self._next_token(row) for row in rows]
+        self._tokens = [self._next_token(row, self._tokens) for row in rows]
         decodes = [row for row in rows if row.position and len(row.tokens) == 1]
         prompts = [row for row in rows if not (row.position and len(row.tokens) == 1)]
         included = self.terms[self.samplings[0]].seconds(len(rows))
         return max(0.0, self.cost.seconds(shape_of_rows(prompts, decodes)) + (selected - included))
 
-    def _next_token(self, row: Row) -> int:
+    def _next_token(self, row: Row, previous: Sequence[int]) -> int:
         import numpy as np
 
         assert self.model is not None, "load first"
         size = self.cache.shape[1]
         end = row.position + len(row.tokens)
         slots = np.arange(row.position, end)
+        tokens = [token if token >= 0 else previous[-1 - token] for token in row.tokens]
         blocks = np.asarray(row.table, np.int64)
         # Each token is weighted by its position: the sum changes when two blocks are exchanged.
-        self.cache[blocks[slots // size], slots % size] = (np.asarray(row.tokens, np.int64) + 1) * (2 * slots + 1)
+        self.cache[blocks[slots // size], slots % size] = (np.asarray(tokens, np.int64) + 1) * (2 * slots + 1)
         context = self.cache[blocks[: -(-end // size)]].ravel()[:end]
         return int(context.sum()) * 2654435761 % self.model.vocab  # Python's numbers: the product can exceed 64 bits
 

@@ -79,6 +79,8 @@ class DeviceSession:
         sizes = {scenario.engine.block_size for scenario in scenarios}
         if len(sizes) > 1:
             raise BadInput(f"engine.block_size: expected one value for all scenarios of a replay, got {sorted(sizes)}")
+        if any(scenario.engine.host_cache for scenario in scenarios):
+            raise BadInput("engine.host_cache: expected none, a live backend keeps no evicted blocks in host memory")
         blocks = max(scenario.engine.num_blocks for scenario in scenarios) + 1
         host = max(scenario.engine.host_blocks for scenario in scenarios)
         samplings = [self._sampling_of(scenario) for scenario in scenarios]

@@ -5,6 +5,9 @@ of every block. So this module repeats each step block by block, in the order of
 their blocks, running requests take some, an admitted request first takes its cached blocks. It never decides: the plan
 says how many tokens are cached.
 
+With steps in flight, a block is cached when the values of all its tokens are known: at the decision of a step, or when
+the step before returns.
+
 Why it is exact. Blocks are found, reused and evicted by the rules of the engine. If both did not agree, a planned hit
 would not be found, or the number of free blocks would differ: both are checked in every step.
 It runs in the worker: Python 3.9, standard library only.
@@ -13,7 +16,7 @@ It runs in the worker: Python 3.9, standard library only.
 from __future__ import annotations
 
 from array import array
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from typing import Optional
 
@@ -52,7 +55,7 @@ class Block:
 class Holder:
     """What a running request holds."""
 
-    __slots__ = ("blocks", "cached_blocks", "computed", "node", "piece", "text")
+    __slots__ = ("blocks", "cached_blocks", "computed", "node", "piece", "text", "unknown")
 
     def __init__(self, text: Text, root: TextNode) -> None:
         self.text = text
@@ -61,6 +64,7 @@ class Holder:
         self.blocks: list[Block] = []
         self.cached_blocks = 0  # of these, full ones
         self.computed = 0  # tokens, at the end of the step
+        self.unknown = 0  # tokens in flight
 
     def next_key(self, size: int) -> Hashable:
         """Return the key of the block after the cached ones."""
@@ -84,6 +88,7 @@ class SharedBlockTables(BlockTables):
             self._free[Block(id)] = None
         self._holders: dict[Request, Holder] = {}
         self._texts: dict[Request, Text] = {}  # kept while a preempted request waits
+        self._in_flight: deque[list[tuple[Request, Holder]]] = deque()  # requests that get a token, per step
 
     @property
     def free_count(self) -> int:
@@ -96,9 +101,17 @@ class SharedBlockTables(BlockTables):
             for rejection in step.plan.moves.reject:
                 self.release(rejection.request)
         if step.decode_rows or step.chunks:
-            self._advance(server, step)
+            self._in_flight.append(self._advance(server, step))
         self._release_preempted(preempted)
         self._check_counts(server)
+
+    def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        if step.decode_rows or step.chunks:
+            for request, holder in self._in_flight.popleft():
+                holder.unknown -= 1
+                if self._holders.get(request) is holder:  # otherwise it was preempted meanwhile
+                    self._cache_blocks(holder, holder.computed - holder.unknown)
+        super().on_step_end(server, step, now, finished)
 
     def _preempt(self, step: Step) -> list[Request]:
         """Release preempted requests. Return those that keep their blocks until the end of the step."""
@@ -108,7 +121,7 @@ class SharedBlockTables(BlockTables):
             tokens.update({chunk.request: chunk.tokens for chunk in step.plan.chunks})
             for request in sorted(tokens, key=lambda request: request._admission):
                 holder = self._holders[request]
-                self._cache_blocks(holder, holder.computed + tokens[request])
+                self._cache_blocks(holder, holder.computed + tokens[request] - holder.unknown)
         kept: list[Request] = []
         for victim in victims:
             holder = self._holders[victim.request]
@@ -123,22 +136,33 @@ class SharedBlockTables(BlockTables):
             self._release_blocks(request)
         requests.clear()
 
-    def _advance(self, server: Server, step: Step) -> None:
-        """Take the blocks of a step, in the order of the running queue, and cache those that it fills."""
+    def _advance(self, server: Server, step: Step) -> list[tuple[Request, Holder]]:
+        """Take the blocks of a step, in the order of the running queue, and cache those that it fills.
+
+        Return the requests that get a token.
+        """
         size, tables, holders = self.block_size, self.tables, self._holders
         chunks = {chunk.request: chunk for chunk in step.chunks}
+        sampled: list[tuple[Request, Holder]] = []
         for request in server.running:
             if request in chunks:
-                self._start_chunk(chunks[request])
+                holder = self._start_chunk(chunks[request])
+                if holder.computed < request.prompt + request._written:
+                    continue
             elif step.decode_rows and request._cohort is not None:
                 holder = holders[request]
                 if holder.computed % size == 0:
                     self._take(tables[request], holder, holder.computed // size + 1)
                 holder.computed += 1
-                if holder.computed % size == 0:
-                    self._cache_blocks(holder, holder.computed)
+                if (holder.computed - holder.unknown) % size == 0:
+                    self._cache_blocks(holder, holder.computed - holder.unknown)
+            else:
+                continue
+            holder.unknown += 1
+            sampled.append((request, holder))
+        return sampled
 
-    def _start_chunk(self, chunk: Chunk) -> None:
+    def _start_chunk(self, chunk: Chunk) -> Holder:
         request = chunk.request
         holder = self._holders.get(request)
         if holder is None:
@@ -146,7 +170,8 @@ class SharedBlockTables(BlockTables):
         assert holder.computed == request._cached, f"{request}: {holder.computed} tokens in its blocks"
         holder.computed += chunk.tokens
         self._take(self.tables[request], holder, request._blocks)
-        self._cache_blocks(holder, holder.computed)
+        self._cache_blocks(holder, holder.computed - holder.unknown)
+        return holder
 
     def _admit(self, request: Request, cached: int) -> Holder:
         """Hold the cached blocks of a request."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from array import array
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Any, Callable, Final, Optional
 
@@ -24,18 +25,23 @@ PADDING_TOKEN = 1  # not 0: engines pad with 0, and some reject it in a prompt
 
 
 class TokenHistory:
-    """The tokens of every request that has run: its prompt, then its generated tokens."""
+    """The tokens of every request that has run: its prompt, then its generated tokens.
+
+    Steps in flight: the newest token of a request may be unknown. Its row then names the row that generates it.
+    """
 
     def __init__(self, tables: BlockTables, make_prompt: PromptMaker) -> None:
         self.tables = tables
         self.make_prompt = make_prompt
         self.tokens: dict[Request, array[int]] = {}
         self.answer_tokens: dict[Hashable, array[int]] = {}  # of finished requests, by name
-        self.row_requests: list[Optional[Request]] = []  # per row: its request, None if its prompt continues
+        self.in_flight: deque[list[Optional[Request]]] = deque()  # per step and row: as `row_requests`
+        self.row_requests: list[Optional[Request]] = []  # of the last step that ended; None: no token for a request
 
     def rows(self, server: Server, step: Step) -> list[Row]:
         """Return the rows of a step. Call it after the step starts and before it ends."""
         tables, history = self.tables.tables, self.tokens
+        unknown = {r: -1 - row for row, r in enumerate(self.in_flight[-1])} if self.in_flight else {}
         rows: list[Row] = []
         row_requests: list[Optional[Request]] = []
         for chunk in step.chunks:
@@ -44,17 +50,23 @@ class TokenHistory:
             if tokens is None:
                 tokens = history[request] = self._prompt(request)
             start = request._cached
+            assert start + count <= len(tokens), f"{request}: its chunk has a token that is not known"
             rows.append(Row(tokens[start : start + count], start, tables[request]))
             row_requests.append(request if start + count == len(tokens) else None)
         if step.decode_rows:
             members = [request for request in server.running if request._cohort is not None]
             token_lists = [history[request] for request in members]
-            decodes = [Row(tokens[-1:], len(tokens) - 1, tables[r]) for r, tokens in zip(members, token_lists)]
+            decodes = [
+                Row(tokens[-1:], len(tokens) - 1, tables[r])
+                if r not in unknown
+                else Row(array("i", [unknown[r]]), len(tokens), tables[r])
+                for r, tokens in zip(members, token_lists)
+            ]
             rows = decodes + rows if step.plan.decode_first else rows + decodes
             row_requests = [*members, *row_requests] if step.plan.decode_first else [*row_requests, *members]
         if step.plan.padding_rows:
             rows += [self._padding_row(step)] * step.plan.padding_rows
-        self.row_requests = row_requests
+        self.in_flight.append(row_requests)
         return rows
 
     def _prompt(self, request: Request) -> array[int]:
@@ -73,11 +85,17 @@ class TokenHistory:
         return Row([PADDING_TOKEN] * length, 0, [PADDING_BLOCK] * -(-length // self.tables.block_size))
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Append the tokens that the last step generated, one per row."""
+        """Append the tokens that the oldest step generated, one per row. A request that has ended gets none."""
         history = self.tokens
+        self.row_requests = [request if request in history else None for request in self.in_flight.popleft()]
         for request, token in zip(self.row_requests, tokens):
             if request is not None:
                 history[request].append(token)
+
+    def drop_in_flight(self, requests: Sequence[Request]) -> None:
+        """Throw away the tokens in flight of requests that will compute them again."""
+        for rows in self.in_flight:
+            rows[:] = [None if request in requests else request for request in rows]
 
     def drop(self, requests: Sequence[Request]) -> None:
         """Drop the tokens of finished requests. Later prompts may contain answers that have a name."""

@@ -182,7 +182,7 @@ def format_known(value: Optional[float]) -> str:
 def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str, float], tolerance: float) -> list[str]:
     """Return what to measure to improve the profile, the most important first."""
     measured = [point for point in points if point.seconds]
-    advice = []
+    advice = ["every kind of step: the profile was derived"] if profile.about.get("derived") else []
     for kind, error in held_out.items():
         if error > tolerance:
             group = [point for point in measured if point.kind == kind]

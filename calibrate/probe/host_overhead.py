@@ -1,19 +1,27 @@
 """Host time of a step (scheduling, block tables, building rows), fitted to live calls. Times are seconds.
 
+With asynchronous scheduling, the host works while the device runs the step before: the host time then includes the
+launch of the step. A step also takes less time than one of a probe, which waits for its launch and for its tokens.
 Used in the worker and in the simulation: Python 3.9 and numpy.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from statistics import median
 from typing import Any
 
+from servesim.calibrate.device.backend import Backend, Row
+from servesim.core import Shape
 from servesim.costs.parts import HostPart
 from servesim.engine.step import ModelCall
 
 SLOW_RATIO = 10.0  # calls above this multiple of the median are excluded as outliers
 MIN_CALLS = 20  # needed for a fit of all terms
+OVERLAP_ROWS = (1, 16, 64)  # decodes of the steps that measure how much of a step overlaps
+OVERLAP_STEPS = 25  # per number of rows
 
 
 def measured_host(result: Mapping[str, Any]) -> HostPart:
@@ -22,14 +30,43 @@ def measured_host(result: Mapping[str, Any]) -> HostPart:
     return HostPart() if fake else HostPart(*result.get("host", ()))
 
 
-def overhead_samples(calls: Sequence[ModelCall]) -> list[tuple[float, int, int, int]]:
-    """Return (host seconds, rows, prompt chunks, prompt tokens) of measured calls."""
+HostSample = tuple[float, int, int, int]  # host seconds of a call, rows, prompt chunks, prompt tokens
+
+
+def host_sample(seconds: float, shape: Shape) -> HostSample:
+    """Return the host time of one call."""
+    return seconds, shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_live
+
+
+def overhead_samples(calls: Sequence[ModelCall]) -> list[HostSample]:
+    """Return the host times of measured calls that do not overlap."""
     # Before the first call the driver waits for an arrival; that is no host time.
-    return [
-        (call.called - call.start, call.shape.prefill_rows + call.shape.decode_live, call.shape.prefill_rows,
-         call.shape.prefill_live)
-        for call in calls[1:]
-    ]  # fmt: skip
+    return [host_sample(call.called - call.start, call.shape) for call in calls[1:]]
+
+
+def measure_overlap(backend: Backend) -> tuple[float, float]:
+    """Return by how many seconds per step, and per row, a step is shorter if it is launched during the one before."""
+    import numpy as np
+
+    saved = [max(0.0, time_steps(backend, rows, False) - time_steps(backend, rows, True)) for rows in OVERLAP_ROWS]
+    row, step = np.polyfit(OVERLAP_ROWS, saved, 1).tolist()
+    return (step, row) if step >= 0 <= row else (median(saved), 0.0)
+
+
+def time_steps(backend: Backend, rows: int, in_flight: bool) -> float:
+    """Return the median seconds between the ends of equal decode steps, one by one or with two in flight."""
+    backend.launch([Row([1], 1, [1])] * rows)
+    ends = []
+    for _ in range(OVERLAP_STEPS):
+        if in_flight:
+            backend.launch([Row([-1 - row], 1, [1]) for row in range(rows)])
+            backend.collect()
+        else:
+            backend.collect()
+            backend.launch([Row([1], 1, [1])] * rows)
+        ends.append(time.perf_counter())
+    backend.collect()
+    return median(end - start for start, end in zip(ends, ends[1:]))
 
 
 def fit_overhead(samples: Sequence[Sequence[float]]) -> HostPart:

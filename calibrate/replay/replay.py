@@ -21,10 +21,12 @@ from servesim.config.overrides import override, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.core.content import Content
+from servesim.costs.derived import SampledCost, SamplingTerm
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import NO_HOST, HostPart
 from servesim.files.csv_rows import read_csv
+from servesim.runs.answers import split_answers, with_answers
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
 from servesim.runs.simulate import Run, copy_requests, load_trace, simulate
 from servesim.study.sweep_file import read_experiment
@@ -86,13 +88,23 @@ def read_order(path: Path, count: int) -> list[int]:
     return order
 
 
-def replay_requests(scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None) -> list[Request]:
-    """Return the first `limit` requests of a scenario. Times start at 0 and are multiplied by `time_scale`."""
+def replay_requests(
+    scenario: Scenario, time_scale: float = 1.0, limit: Optional[int] = None, split: bool = True
+) -> Sequence[Request]:
+    """Return the first `limit` requests of a scenario. Times start at 0 and are multiplied by `time_scale`.
+
+    `split`: each of several answers to a request is a request of its own, as in vLLM V1.
+    """
     requests = copy_requests(load_trace(scenario).requests)
     requests.sort(key=lambda request: request.sent)
     requests = requests[:limit]
-    if several := next((request for request in requests if request.sampling is not None), None):
-        raise BadInput(f"request {several.id}: n: expected one answer in a replay, got {several.sampling!r}")
+    traits = scenario.make_policy().traits
+    several = next((request for request in requests if request.sampling is not None), None)
+    if several is not None and (traits.sequence_groups or not split):
+        reason = "sim tune measures one answer per request"
+        if split:
+            reason = "this policy runs all answers as one group, which no backend can do; vllm-v1 runs each by itself"
+        raise BadInput(f"request {several.id}: n: expected one answer, got several: {reason}")
     if not requests:
         raise BadInput("trace: expected requests to replay, got none")
     if not 0 < time_scale < float("inf"):
@@ -104,7 +116,7 @@ def replay_requests(scenario: Scenario, time_scale: float = 1.0, limit: Optional
         request.think_time *= time_scale
         if request.follows not in kept:
             request.follows = None
-    return requests
+    return with_answers(requests, split_answers(requests, traits))
 
 
 def expected_seconds(scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile]) -> float:
@@ -189,16 +201,33 @@ def simulate_and_compare(
 ) -> None:
     """Simulate a replayed scenario, compare both runs, and split the error into its sources."""
     plain = profile.in_same_session() if same_session else profile
-    scenario = replayed.live.scenario
-    profile = profile.for_run(scenario.engine.sampling, host)
+    live, scenario = replayed.live, replayed.live.scenario
+    profile = profile_of_run(profile, live, host)
     replayed.run, decisions = simulate_with_cost(scenario, copy_requests(requests), profile, profile.cost)
     if draws:
-        replayed.run.intervals = replay_intervals(replayed.run, requests, plain, host, draws)
+        replayed.run.intervals = replay_intervals(
+            replayed.run, requests, plain, lambda draw: profile_of_run(draw, live, host), draws
+        )
     replayed.simulated = replace(run_data(replayed.run, decisions), name=replayed.name)
     resimulated, calls_matched = None, None
     if replayed.measured.calls:
         resimulated, calls_matched = resimulate(replayed.measured, profile)
     replayed.comparison = compare(replayed.simulated, replayed.measured, resimulated, calls_matched)
+
+
+def profile_of_run(profile: Profile, live: MeasuredRun, host: HostPart) -> Profile:
+    """Return a profile with the host overhead that was measured in a run.
+
+    With steps in flight, the host works while the device runs, and a step is shorter by the time that overlaps. The
+    steps of a fake backend always have the times of its profile.
+    """
+    profile = profile.for_run(live.scenario.engine.sampling, host)
+    if live.scenario.make_policy().traits.steps_in_flight == 1 or live.backend.get("backend") == "fake":
+        return profile
+    if any(live.overlap):
+        step, row = live.overlap
+        profile = replace(profile, cost=SampledCost(profile.cost, SamplingTerm(-step, -row)))
+    return profile.overlapped()
 
 
 def write_replay(replayed: ReplayedScenario, folder: Path, single: bool) -> None:

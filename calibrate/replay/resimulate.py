@@ -8,7 +8,7 @@ call, steps take the profile's time, scaled by measured over predicted time of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Optional
 
@@ -16,7 +16,6 @@ from servesim.calibrate.probe.host_overhead import measured_host
 from servesim.config.scenario import Scenario
 from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.costs.parts import HostPart
 from servesim.engine.loop import Loop
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import ModelCall
@@ -47,10 +46,11 @@ class MeasuredCost(StepCost):
 
     def seconds(self, shape: Shape) -> float:
         assert self.loop is not None
-        index = self.calls_matched
+        index, in_flight = self.calls_matched, self.loop.server.flight
+        start = self.loop.now if in_flight is None else in_flight.end
         if not self.diverged and index < len(self.ends) and self.shapes[index] == shape:
             self.calls_matched += 1
-            return max(0.0, self.ends[index] - self.loop.now)
+            return max(0.0, self.ends[index] - start)
         self.diverged = True
         return self.profile.seconds(shape) * self.ratios.get(bool(shape.prefill_rows), 1.0)
 
@@ -92,15 +92,15 @@ def simulate_with_cost(
 
 
 def replay_intervals(
-    run: Run, requests: Sequence[Request], profile: Profile, host: HostPart, draws: int
+    run: Run, requests: Sequence[Request], profile: Profile, of_run: Callable[[Profile], Profile], draws: int
 ) -> dict[str, Any]:
     """Return the intervals of a simulated replay: draws of the cost model, with the noise of steps.
 
-    The host overhead was measured, so it is the same in all draws.
+    `of_run` adds the host overhead of the run. It was measured, so it is the same in all draws.
     """
 
     def simulate_draw(scenario: Scenario, trace: Trace, profile: Profile) -> Run:
-        profile = profile.for_run(scenario.engine.sampling, host)
+        profile = of_run(profile)
         clock = SimulatedClock(profile.with_noise(scenario.seed) if scenario.noise else profile.cost)
         copies = copy_requests(trace.requests)
         loop = build_scenario_loop(scenario, copies, clock, (), profile.front_end)

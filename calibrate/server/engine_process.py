@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory
-from servesim.calibrate.live.driver import LiveDriver, make_clock
+from servesim.calibrate.live.driver import LaunchedCall, LiveDriver, make_clock
 from servesim.calibrate.live.shared_blocks import SharedBlockTables
 from servesim.config.user_code import use_access, user_errors
 from servesim.core import Request, Stuck
 from servesim.core.content import Content
-from servesim.engine.prefix_cache import PrefixCache
+from servesim.engine.kv_cache import KvCache
 from servesim.engine.server import Server
 from servesim.engine.step import Step, TokenGaps
 
@@ -42,7 +42,6 @@ class EngineLoop(LiveDriver):
         self._connection = connection
         self._reported = 0  # number of entries of server.done that were sent
         self._tokens: list[list[Any]] = []  # of the last call, not yet sent
-        self._failed = False  # whether the last call ran out of memory
         self._cache_is_wrong = False  # whether the prefix cache has blocks that a failed call did not write
         self._preemptions = 0  # so far
 
@@ -63,6 +62,7 @@ class EngineLoop(LiveDriver):
                     self._idle(wake_at)
             except Stuck as stuck:  # a livelock of the policy must not end the server
                 self._abort_all(str(stuck))
+        self.collect_all()
         return self.loop.now
 
     def compute(self, step: Step) -> None:
@@ -70,29 +70,38 @@ class EngineLoop(LiveDriver):
         try:
             super().compute(step)
         except OutOfMemory as error:
-            self.step_tokens = [0] * len(self.history.row_requests)
-            decoding = [r for r in self.loop.server.running if r._cohort is not None] if step.decode_rows else []
-            failed = [*(chunk.request for chunk in step.chunks), *decoding]
-            self.aborted.update({request.id: f"out of memory: {error}" for request in failed})
-            self._failed = self._cache_is_wrong = True
+            self._fail(step, self.launched[-1], self.history.in_flight[-1], error)
+
+    def collect(self, step: Step) -> None:
+        try:
+            super().collect(step)
+        except OutOfMemory as error:
+            self._fail(step, self.launched[0], self.history.in_flight[0], error)
+
+    def _fail(self, step: Step, call: LaunchedCall, rows: Sequence[Optional[Request]], error: OutOfMemory) -> None:
+        """Fail all requests of a step."""
+        call.tokens, call.failed, self._cache_is_wrong = [0] * len(rows), True, True
+        for request in (*(chunk.request for chunk in step.chunks), *rows):
+            if request is not None:
+                self.aborted[request.id] = f"out of memory: {error}"
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         super().on_step_start(server, step, arrived)
         self._preemptions += len(step.preempted)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        call = self.launched[0] if step.runs_model else None
         super().on_step_end(server, step, now, finished)
         for request in finished:
             if request.id in self.aborted:
                 request.outcome, request.reason = "failed", self.aborted[request.id]
-        if step.runs_model and not self._failed:
-            pairs = [(r, token) for r, token in zip(self.history.row_requests, self.step_tokens) if r is not None]
+        if call is not None and call.tokens is not None and not call.failed:
+            pairs = [(r, token) for r, token in zip(self.history.row_requests, call.tokens) if r is not None]
             self._tokens = [[request.id, token] for request, token in pairs]
             if server.prefix_cache is not None:
                 self._extend_texts(server.prefix_cache, pairs)
-        self._failed = False
 
-    def _extend_texts(self, cache: PrefixCache, pairs: Sequence[tuple[Request, int]]) -> None:
+    def _extend_texts(self, cache: KvCache, pairs: Sequence[tuple[Request, int]]) -> None:
         """Add generated tokens to the texts of their requests: a later prompt may contain the answer."""
         for request, token in pairs:
             text = cache.text_of(request) if request.status != "done" else None
@@ -185,6 +194,7 @@ class EngineLoop(LiveDriver):
             "preemptions": self._preemptions,
             "prefix_cache_queries": 0 if cache is None else cache.stats.queries,
             "prefix_cache_hits": 0 if cache is None else cache.stats.hits,
+            "prefix_cache_evictions": 0 if cache is None else cache.stats.evicted_blocks,
         }
 
     def _send(self, message: dict[str, Any]) -> None:

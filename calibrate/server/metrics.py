@@ -55,10 +55,15 @@ class ServerMetrics:
         self.cache_usage = self._gauge("kv_cache_usage_perc", "share of the KV blocks in use, 0 to 1")
         self.prompt_tokens = self._counter("prompt_tokens", "prompt tokens of requests with a first token")
         self.generation_tokens = self._counter("generation_tokens", "generated tokens")
-        self.preemptions = self._counter("num_preemptions", "preemptions by the scheduler")
-        self.cache_queries = self._counter("prefix_cache_queries", "prompt tokens looked up in the prefix cache")
-        self.cache_hits = self._counter("prefix_cache_hits", "prompt tokens that the prefix cache had")
-        self._counted: dict[str, int] = {}  # totals of the engine at the last call of `text`
+        self._totals = {  # counters of the engine, by their key in its state
+            "preemptions": self._counter("num_preemptions", "preemptions by the scheduler"),
+            "prefix_cache_queries": self._counter(
+                "prefix_cache_queries", "prompt tokens looked up in the prefix cache"
+            ),
+            "prefix_cache_hits": self._counter("prefix_cache_hits", "prompt tokens that the cache had"),
+            "prefix_cache_evictions": self._counter("prefix_cache_evictions", "cached KV blocks reused for other text"),
+        }
+        self._counted = dict.fromkeys(self._totals, 0)  # at the last call of `text`
         self.ends = prometheus.Counter(
             "vllm:request_success", "requests that ended", (*LABELS, "finished_reason"), registry=self.registry
         )
@@ -120,13 +125,8 @@ class ServerMetrics:
         self.waiting.set(state["waiting"])
         self.swapped.set(state["swapped"])
         self.cache_usage.set(1 - state["free_blocks"] / state["total_blocks"])
-        totals = {
-            "preemptions": self.preemptions,
-            "prefix_cache_queries": self.cache_queries,
-            "prefix_cache_hits": self.cache_hits,
-        }
-        for key, counter in totals.items():
-            counter.inc(state[key] - self._counted.get(key, 0))
+        for key, counter in self._totals.items():
+            counter.inc(state[key] - self._counted[key])
             self._counted[key] = state[key]
         return prometheus.generate_latest(self.registry)
 

@@ -161,7 +161,7 @@ class Tuner:
     def _expected_seconds(self, config: int, profile: Profile) -> float:
         """Return the expected device time of a measurement."""
         scenario = self._scenario(config)
-        return expected_seconds(scenario, replay_requests(scenario), profile) + self.overhead
+        return expected_seconds(scenario, replay_requests(scenario, split=False), profile) + self.overhead
 
     def _known(self) -> list[int]:
         return [m.config for m in self.journal.measurements if not m.stopped]

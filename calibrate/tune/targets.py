@@ -67,7 +67,7 @@ class BackendTarget:
         start = time.monotonic()
         if not self.session.about:
             self.session.load(self.scenarios)
-        requests = with_known_answers(replay_requests(scenario))
+        requests = with_known_answers(replay_requests(scenario, split=False))
         line = ProgressLine(name, len(requests), self.quiet)
         left = max_seconds - (time.monotonic() - start)
         warm_up = self.warm_up if self.host_separate else 0
@@ -97,7 +97,7 @@ class UrlTarget:
         if self.restart is not None:
             self._restart(file)
         start = time.monotonic()  # a restart is no device time: no request runs
-        requests = replay_requests(scenario)
+        requests = replay_requests(scenario, split=False)
         server = replace(self.server, timeout=min(self.server.timeout, max_seconds))
         live = replay_against(server, name, scenario, requests, None, self.quiet).live
         return live, time.monotonic() - start

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
+from .calibrate_derive import register_derive
 from .calibrate_endpoint import register_endpoint
 from .calibrate_import import register_import
 from .notes import print_note, print_path
@@ -27,6 +28,7 @@ def register(commands: Any) -> None:
     register_logs(kinds)
     register_endpoint(kinds)
     register_import(kinds)
+    register_derive(kinds)
 
 
 def register_logs(kinds: Any) -> None:

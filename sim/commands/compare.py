@@ -110,10 +110,10 @@ def print_differences(
 ) -> None:
     """Print the table, the comparison in sentences, and notes on the profiles."""
     from servesim.files.terminal import screen_of
-    from servesim.runs.run_warnings import backend_notes
+    from servesim.runs.run_warnings import source_notes
     from servesim.study.compare import describe_pairs, format_table, name_of_b, summarise
 
     summary = summarise(differences, name_of_b(a, b), args.tolerance)
     text = f"{summary} {describe_pairs(differences, args.confidence)}"
-    notes = [f"note: {note}" for note in backend_notes([a.profile, b.profile])]
+    notes = [f"note: {note}" for note in source_notes([a.profile, b.profile])]
     print(f"A: {a.name}", f"B: {b.name}", format_table(differences, screen_of(sys.stdout)), text, *notes, sep="\n")

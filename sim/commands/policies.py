@@ -16,9 +16,10 @@ SEEDS = 8  # random workloads per check
 
 def register(commands: Any) -> None:
     group = commands.add_parser("policies", help="list, show and check policies and presets")
-    group.set_defaults(run=list_policies, json=False)
+    group.set_defaults(run=list_policies, json=False, all=False)
     actions = group.add_subparsers(metavar="ACTION")
-    listing = actions.add_parser("list", help="list all policies and presets")
+    listing = actions.add_parser("list", help="list policies and presets by engine, with their validation")
+    listing.add_argument("--all", action="store_true", help="also list policies that are not validated")
     add_json(listing)
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
@@ -40,28 +41,31 @@ def register(commands: Any) -> None:
 
 
 def list_policies(args: argparse.Namespace) -> int:
-    """Print one line per policy and preset."""
+    """Print one line per policy and preset, grouped by the family of their engines."""
     import json
 
-    from servesim.config.class_source import docstring
-    from servesim.config.registry import about_preset, presets
-    from servesim.files.terminal import two_columns
-    from servesim.policies import POLICIES
+    from servesim.config.validation import FAMILIES, list_policies, list_presets
+    from servesim.files.terminal import fill, two_columns
 
-    lists = {
-        "policies": {name: docstring(kind).splitlines()[0] for name, kind in POLICIES.items()},
-        "presets": {name: about_preset(name) or "" for name in presets()},
-    }
+    lists = {"policies": list_policies(args.all), "presets": list_presets(args.all)}
     if args.json:
-        print(
-            json.dumps(
-                {key: [{"name": n, "about": text} for n, text in v.items()] for key, v in lists.items()}, indent=1
-            )
-        )
+        rows = {key: [entry._asdict() for entry in entries] for key, entries in lists.items()}
+        print(json.dumps(rows, indent=1))
         return 0
-    for title, names in lists.items():
-        print(f"{title}\n{two_columns(names)}")
+    for family, (_, not_modelled) in FAMILIES.items():
+        listed = {f"{kind} {e.name}": f"{e.version}, {count_text(e.recordings)}. {e.about}"
+                  for kind, key in (("policy", "policies"), ("preset", "presets"))
+                  for e in lists[key] if e.family == family}  # fmt: skip
+        if listed:
+            print(f"{fill(f'{family} (not modelled: {not_modelled})')}\n{two_columns(listed)}")
+    if not args.all:
+        print("Policies that are not validated: sim policies list --all")
     return 0
+
+
+def count_text(recordings: int) -> str:
+    """Return a number of recordings as text."""
+    return f"{recordings or 'no'} recording{'' if recordings == 1 else 's'}"
 
 
 def show_policy(args: argparse.Namespace) -> int:

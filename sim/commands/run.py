@@ -96,7 +96,7 @@ def run_scenario(args: argparse.Namespace) -> int:
     for remark in remarks_of(args, scenario):
         print_note(args, remark)
     for text in run.warnings:
-        if text != run.profile.backend_note:  # the table has it
+        if text != run.profile.source_note:  # the table has it
             print_warning(text)
     print(json.dumps(run.result(), indent=1) if args.json else show_run(run, args.metric_percentiles))
     return 1 if run.stuck else 0

@@ -72,7 +72,7 @@ def report_comparisons(
     from servesim.calibrate.replay.comparison_text import format_comparison, format_ranks
     from servesim.calibrate.replay.verify import CHECKED_METRICS, comparisons_to_json
     from servesim.files.write import write_json
-    from servesim.runs.run_warnings import backend_notes
+    from servesim.runs.run_warnings import source_notes
 
     metrics = args.metrics or CHECKED_METRICS
     for comparison in comparisons:
@@ -87,7 +87,7 @@ def report_comparisons(
         if len(comparisons) > 1:
             print(format_ranks(comparisons))
         scenarios = [simulated.scenario for simulated, _ in sides.values()]
-        for note in backend_notes(scenario.profile for scenario in scenarios if scenario is not None):
+        for note in source_notes(scenario.profile for scenario in scenarios if scenario is not None):
             print(f"note: {note}")
     if output:
         write_json(Path(output) / "verify.json", content)

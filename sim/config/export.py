@@ -1,9 +1,9 @@
 """Export a scenario to a real server: `sim export`, and `--emit-config` of sweeps and searches.
 
 The result is a command with flags, or a configuration file. What the server has no setting for is listed as
-`not expressed`. Settings with which the server does not start are refused. The flags are those of vLLM 0.32 for the V1
-engine and vLLM 0.8.5 for the v0 engine, the last versions that the policies were compared with, and of SGLang 0.4.6,
-whose source code the policy was written from. The rules of an older version are listed.
+`not expressed`. Settings with which the server does not start are refused. The flags are those of the policy's version
+for the V1 engine of vLLM and for SGLang, and of vLLM 0.8.5 for the v0 engine, the last version that the policies were
+compared with. The rules of an older version of v0 are listed.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from servesim.core import BadInput, Policy, field_values
 from servesim.files.checked import format_bytes
 from servesim.files.read import show_path
 from servesim.files.write import comment, yaml_text
+from servesim.policies.vllm_v1 import SETTING_SINCE
 
 from .llm_serving_yaml import from_llm_serving, to_llm_serving
 from .memory import model_memory
@@ -27,6 +28,7 @@ MODEL = "MODEL"  # in a command, if the user names no model
 MEMORY_KEYS = {"num_blocks", "device_memory", "gpu_memory_utilization", "model", "reserve"}
 DESCRIBES = {  # keys that describe a server or its clients, but set nothing
     "front_end": "the delay of the front end is a property of the server",
+    "empty_step": "a property of the server",
     "client_timeout": "a setting of the clients",
     "start": "warm up the server yourself",
     "cold_start": "a property of the device",
@@ -91,12 +93,14 @@ def note_on_blocks(scenario: Scenario, flag: str) -> list[str]:
     ]
 
 
-V1, V0 = "vLLM 0.32 (V1 engine)", "vLLM 0.8.5 (v0 engine)"
-V0_BLOCK_SIZES = (1, 8, 16, 32, 64, 128)
-VLLM_ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks"}
+V0 = "vLLM 0.8.5 (v0 engine)"
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128)  # of older versions; 0.11.1 and later also accept 256
+ANY_BLOCK_SIZE = (0, 18, 0)
+VLLM_ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks", "host_cache"}
 V1_FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
-    "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching",
+    "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
+    "long_prefill_token_threshold_adaptive", "async_scheduling",
 }  # fmt: skip
 V0_FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "delay_factor", "preemption_mode", "policy", "max_num_partial_prefills",
@@ -112,6 +116,7 @@ V0_RULES = {
     "free_failed_swaps": "vLLM never frees these blocks",
 }  # fmt: skip
 AS_SIMULATED = "as simulated: vLLM's default is to {}; the real server may be faster with it"
+OFFLOADING = "--kv-offloading-size: vLLM copies a block to the host when it is full; simulated: when it is evicted"
 
 
 def vllm_command(scenario: Scenario, model: str = MODEL) -> Exported:
@@ -122,26 +127,44 @@ def vllm_command(scenario: Scenario, model: str = MODEL) -> Exported:
 def v1_command(scenario: Scenario, model: str) -> Exported:
     """Return the command of the V1 engine. One more block than simulated: V1 never uses the first one."""
     policy: Any = scenario.make_policy()
+    engine, host = scenario.engine, scenario.engine.host_cache
+    by_default = policy.is_since((0, 14, 0))  # asynchronous scheduling
+    reserve = switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl)
     flags = {
         **token_flags(policy),
+        "--max-num-active-seqs": policy.max_num_active_seqs,
         "--long-prefill-token-threshold": policy.long_prefill_token_threshold or None,
-        **switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl),
+        "--long-prefill-token-threshold-adaptive": policy.long_prefill_token_threshold_adaptive or None,
+        **(reserve if policy.is_since(SETTING_SINCE["scheduler_reserve_full_isl"]) else {}),
         "--watermark": policy.watermark or None,
         **switch("enable-chunked-prefill", policy.enable_chunked_prefill),
         "--scheduling-policy": policy.policy,
-        **memory_flags(scenario, scenario.engine.num_blocks + 1),
+        **memory_flags(scenario, engine.num_blocks + 1),
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
-        **switch("async-scheduling", False),
+        "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
+        **({} if policy.async_scheduling == by_default else switch("async-scheduling", policy.async_scheduling)),
     }
-    notes = [
-        f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}",
-        *memory_notes(scenario),
-        *note_on_whole_prompts(scenario, policy.enable_chunked_prefill),
-    ]
-    missing = changed_fields(policy, V1_FIELDS, {}) + changed_engine_keys(scenario.engine, VLLM_ENGINE_KEYS)
-    if scenario.engine.host_blocks:
-        missing.append(f"engine.host_blocks={scenario.engine.host_blocks}: V1 does not swap")
-    return Exported(V1, "vllm.sh", shell_command(["vllm", "serve", model], flags, {}), notes, missing)
+    notes = [*memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
+    if host is not None:
+        notes.insert(0, OFFLOADING)
+    if by_default and not policy.async_scheduling:
+        notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
+    missing = changed_fields(policy, V1_FIELDS, {}) + changed_engine_keys(engine, VLLM_ENGINE_KEYS)
+    if not policy.is_since(ANY_BLOCK_SIZE):
+        sizes = (*BLOCK_SIZES, 256) if policy.is_since((0, 11, 1)) else BLOCK_SIZES
+        missing += refuse_block_size(flags, engine.block_size, sizes, policy.version)
+    if engine.host_blocks:
+        missing.append(f"engine.host_blocks={engine.host_blocks}: V1 does not swap")
+    server, command = f"vLLM {policy.version} (V1 engine)", shell_command(["vllm", "serve", model], flags, {})
+    return Exported(server, "vllm.sh", command, notes, missing)
+
+
+def refuse_block_size(flags: dict[str, Any], size: int, sizes: Sequence[int], version: str) -> list[str]:
+    """Remove a block size that the version does not accept from the flags, and return why."""
+    if size in sizes:
+        return []
+    del flags["--block-size"]
+    return [f"engine.block_size={size}: vLLM {version} accepts {', '.join(map(str, sizes))}"]
 
 
 def v0_command(scenario: Scenario, model: str) -> Exported:
@@ -161,12 +184,9 @@ def v0_command(scenario: Scenario, model: str) -> Exported:
         flags["--long-prefill-token-threshold"] = policy.long_prefill_token_threshold or None
     missing = changed_fields(policy, V0_FIELDS, V0_RULES) + changed_engine_keys(engine, VLLM_ENGINE_KEYS)
     flags.update(memory_flags(scenario, engine.num_blocks))
-    if engine.block_size not in V0_BLOCK_SIZES:
-        del flags["--block-size"]
-        sizes = ", ".join(map(str, V0_BLOCK_SIZES))
-        missing.append(f"engine.block_size={engine.block_size}: vLLM 0.8.5 accepts {sizes}")
+    missing += refuse_block_size(flags, engine.block_size, BLOCK_SIZES, "0.8.5")
     try:
-        flags["--swap-space"] = swap_gib(scenario)
+        flags["--swap-space"] = blocks_gib(scenario, engine.host_blocks) if engine.host_blocks else 0
     except BadInput:
         missing.append(f"engine.host_blocks={engine.host_blocks}: set engine.model to compute --swap-space in GiB")
     flags.update(switch("enable-prefix-caching", False))
@@ -197,12 +217,10 @@ def switch(name: str, on: bool) -> dict[str, bool]:
     return {f"--{name}" if on else f"--no-{name}": True}
 
 
-def swap_gib(scenario: Scenario) -> float:
-    """Return the host memory of the swapped blocks in GiB; raise BadInput if the model is not known."""
+def blocks_gib(scenario: Scenario, blocks: int) -> float:
+    """Return the host memory of KV blocks in GiB; raise BadInput if the model is not known."""
     engine = scenario.engine
-    if not engine.host_blocks:
-        return 0
-    size = engine.host_blocks * engine.block_size * model_memory(engine.model, scenario.profile).per_token
+    size = blocks * engine.block_size * model_memory(engine.model, scenario.profile).per_token
     return float(f"{size / 2**30:.6g}")
 
 
@@ -225,10 +243,10 @@ def memory_notes(scenario: Scenario) -> list[str]:
     return [f"simulated with {engine.num_blocks:,} KV blocks on {size}; compare it with the number that vLLM prints"]
 
 
-SGLANG = "SGLang 0.4.6"
 SGLANG_FIELDS = {
-    "schedule_policy", "max_prefill_tokens", "chunked_prefill_size", "max_running_requests",
-    "schedule_conservativeness", "enable_mixed_chunk",
+    "version", "schedule_policy", "max_prefill_tokens", "chunked_prefill_size", "max_running_requests",
+    "schedule_conservativeness", "enable_mixed_chunk", "disable_radix_cache", "disable_overlap_schedule",
+    "prefill_decode_interval",
 }  # fmt: skip
 SGLANG_VARIABLES = {  # field -> variable that SGLang reads at its start
     "init_new_token_ratio": "SGLANG_INIT_NEW_TOKEN_RATIO",
@@ -236,7 +254,10 @@ SGLANG_VARIABLES = {  # field -> variable that SGLang reads at its start
     "new_token_ratio_decay_steps": "SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS",
     "clip_max_new_tokens": "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
 }
-SGLANG_CONSTANTS = {"retract_decode_steps": "20 in the code of SGLang 0.4.6"}
+SGLANG_REASONS = {
+    "retract_decode_steps": "20 in the code of SGLang 0.4.6",
+    "ignore_eos": "a field of the requests, not of the server",
+}
 
 
 def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
@@ -244,10 +265,13 @@ def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
     policy: Any = scenario.make_policy()
     engine = scenario.engine
     defaults = field_values(type(policy)())
-    changed = {field: name for field, name in SGLANG_VARIABLES.items() if getattr(policy, field) != defaults[field]}
-    missing = changed_fields(policy, SGLANG_FIELDS | set(SGLANG_VARIABLES), SGLANG_CONSTANTS)
+    variables = dict(SGLANG_VARIABLES)
+    if not policy.is_old:
+        variables["retract_decode_steps"] = "SGLANG_RETRACT_DECODE_STEPS"
+    changed = {field: name for field, name in variables.items() if getattr(policy, field) != defaults[field]}
+    missing = changed_fields(policy, SGLANG_FIELDS | set(variables), SGLANG_REASONS)
     missing += changed_engine_keys(engine, {"block_size", "max_model_len"})
-    known_order = policy.schedule_policy == "fcfs"
+    known_order = policy.schedule_policy != "lof" or not policy.is_old
     if not known_order:
         missing.append(f"policy.schedule_policy={policy.schedule_policy}: the command of 0.4.6 does not accept it")
     whole_prompts = policy.chunked_prefill_size is None
@@ -255,24 +279,21 @@ def sglang_command(scenario: Scenario, model: str = MODEL) -> Exported:
         "--schedule-policy": policy.schedule_policy if known_order else None,
         "--schedule-conservativeness": policy.schedule_conservativeness,
         "--max-prefill-tokens": policy.max_prefill_tokens,
-        # 0 and -1 mean whole prompts; 0.4.6 also refuses a number that is no multiple of the page size
-        "--chunked-prefill-size": 0 if whole_prompts else policy.chunked_prefill_size,
+        # 0 and -1 mean whole prompts; SGLang also refuses a number that is no multiple of the page size
+        "--chunked-prefill-size": -1 if whole_prompts else policy.chunked_prefill_size,
         "--max-running-requests": policy.max_running_requests,
         "--enable-mixed-chunk": policy.enable_mixed_chunk or None,
+        "--prefill-decode-interval": policy.prefill_decode_interval or None,
         "--context-length": engine.max_model_len,
         "--page-size": engine.block_size,
         "--max-total-tokens": engine.num_blocks * engine.block_size,
-        "--disable-radix-cache": True,
-        "--disable-overlap-schedule": True,
+        "--disable-radix-cache": policy.disable_radix_cache or None,
+        "--disable-overlap-schedule": policy.disable_overlap_schedule or None,
     }
-    notes = [
-        "--disable-radix-cache, --disable-overlap-schedule: as simulated; the real server may be faster without them",
-        "not validated: the policy was written from the source code of SGLang",
-        *note_on_blocks(scenario, "--max-total-tokens"),
-    ]
+    notes = note_on_blocks(scenario, "--max-total-tokens")
     environment = {name: getattr(policy, field) for field, name in changed.items()}
     command = shell_command(["python", "-m", "sglang.launch_server", "--model-path", model], flags, environment)
-    return Exported(SGLANG, "sglang.sh", command, notes, missing)
+    return Exported(f"SGLang {policy.version}", "sglang.sh", command, notes, missing)
 
 
 ADAPTER = "not a key of llm-serving; python -m servesim.calibrate.adapter runs the policy in the server"

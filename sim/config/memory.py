@@ -1,4 +1,4 @@
-"""`engine.num_blocks` from the memory of the device: keys of the engine section, and the model of the profile."""
+"""`engine.num_blocks` from the memory of the device, times of host copies; both from the model of the profile."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class ModelSizes(Keys):
         kv_values = 2 * self.layers * (self.kv_heads or self.heads) * head
         attention = 2 * self.hidden * head * (self.heads + (self.kv_heads or self.heads))
         values = self.layers * (attention + 3 * self.hidden * self.intermediate) + 2 * self.vocab * self.hidden
-        weights = self.weights or values * BYTES_PER_VALUE[self.dtype]
-        return ModelMemory("the model", weights, max(1, kv_values * BYTES_PER_VALUE[self.kv_dtype or self.dtype]))
+        weights = self.weights or int(values * BYTES_PER_VALUE[self.dtype])
+        return ModelMemory("the model", weights, max(1, int(kv_values * BYTES_PER_VALUE[self.kv_dtype or self.dtype])))
 
 
 def parse_model(model: Any, inner: ValidatorFunctionWrapHandler) -> Any:
@@ -82,13 +82,19 @@ def model_memory(model: Union[str, ModelSizes, None], profile: Any) -> ModelMemo
         memory = memory_of_profile(about_profile(profile)) if isinstance(profile, str) else None
         if memory is None:
             raise BadInput(
-                f"engine.model: expected a model with engine.device_memory, the profile names none; or {sizes}"
+                f"engine.model: expected a model for device_memory or host_cache, the profile names none; or {sizes}"
             )
         return memory
     memory = memory_of_name(model)
     if memory is None:
         raise BadInput(f"engine.model: expected one of {', '.join(MODELS)}, or {sizes}, got {quote(model)}")
     return memory
+
+
+def host_copy_times(engine: Any, profile: Any) -> tuple[float, float]:
+    """Return the seconds of a step that copies blocks from the host cache, and those of each block."""
+    block_bytes = engine.block_size * model_memory(engine.model, profile).per_token
+    return engine.host_cache.latency, block_bytes / engine.host_cache.bandwidth
 
 
 def blocks_of(engine: Any, profile: Any) -> int:

@@ -19,7 +19,7 @@ from servesim.files.checked import ByteSize, Int, Keys, Number, invalid_error, v
 from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
 
-from .memory import ModelKey, blocks_of
+from .memory import ModelKey, blocks_of, host_copy_times
 from .overrides import Tree, as_section
 from .registry import hints_of, make_policy
 from .user_code import code_access, names_file
@@ -42,6 +42,14 @@ class ColdStart(Keys):
     decode: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="extra seconds of the first decode")
 
 
+class HostCache(Keys):
+    """Host memory for blocks that leave the prefix cache on the device."""
+
+    blocks: Int = Field(gt=0, le=MAX_INT, description="KV blocks in host memory")
+    bandwidth: ByteSize = Field(description="bytes per second that are copied to the device, e.g. 25GB")
+    latency: Number = Field(0.0, ge=0, le=MAX_SECONDS, description="seconds that a step with copies takes in addition")
+
+
 class EngineConfig(Keys):
     """The engine: KV blocks, limits, padding and front end."""
 
@@ -53,13 +61,16 @@ class EngineConfig(Keys):
         None, gt=0, le=1, description="fraction of device_memory that the engine uses (default: 0.9)"
     )
     model: Optional[ModelKey] = Field(
-        None, description="model for device_memory: a name, or its sizes (default: the profile's model)"
+        None, description="model for device_memory and host_cache: a name, or its sizes (default: the profile's model)"
     )
     reserve: Optional[ByteSize] = Field(
         None, description="memory for activations and buffers, with device_memory (default: 1.5GiB)"
     )
     block_size: Int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens per KV block")
     host_blocks: Int = Field(0, ge=0, le=MAX_INT, description="KV blocks in host memory, for swapping")
+    host_cache: Optional[HostCache] = Field(
+        None, description="host memory for evicted blocks of the prefix cache (default: none)"
+    )
     max_model_len: Optional[Int] = Field(None, gt=0, le=MAX_INT, description="maximum tokens of prompt + output")
     max_generate_length: Optional[Int] = Field(
         None, gt=0, le=MAX_INT, description="paged llm-serving stops a request at this many tokens, without an error"
@@ -74,6 +85,12 @@ class EngineConfig(Keys):
         "auto", description="reject requests that can never fit: always, never, or as the policy's engine does (auto)"
     )
     front_end: FrontEnd = Field(FrontEnd(), description="front-end lag")
+    empty_step: Optional[Number] = Field(
+        None,
+        ge=0,
+        le=MAX_SECONDS,
+        description="seconds of a step that preempts requests but runs no model (default: 0.001 for vllm-v1, else 0)",
+    )
     client_timeout: Optional[Number] = Field(
         None, gt=0, le=MAX_SECONDS, description="seconds after which a client gives up"
     )
@@ -85,7 +102,7 @@ class EngineConfig(Keys):
         None, description="extra seconds of the first calls of a cold start (default: the profile's)"
     )
 
-    sampling: Optional[Literal["host", "device", "ops", "mint"]] = Field(
+    sampling: Optional[Literal["host", "device", "top_p", "ops", "mint"]] = Field(
         None, description="how a step selects its next tokens, with the time of the profile (default: as it was probed)"
     )
 
@@ -98,7 +115,8 @@ class EngineConfig(Keys):
     @model_validator(mode="after")
     def _memory_is_known(self) -> EngineConfig:
         for name in ("gpu_memory_utilization", "model", "reserve"):
-            if getattr(self, name) is not None and self.device_memory is None:
+            has_effect = self.device_memory or (name == "model" and self.host_cache)
+            if getattr(self, name) is not None and not has_effect:
                 raise invalid_error(f"{name} has no effect without device_memory")
         return self
 
@@ -232,10 +250,22 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
         raise BadInput(f"{where}: expected one of trace and workload, got both")
     try:
         if scenario.policy_is_loadable:
-            scenario.make_policy()
+            policy = scenario.make_policy()
+            if scenario.engine.host_cache is not None:
+                check_host_cache(scenario, policy)
         return with_blocks(scenario)
     except BadInput as bad:
         raise BadInput(f"{where}: {bad}") from None
+
+
+def check_host_cache(scenario: Scenario, policy: Policy) -> None:
+    """Raise BadInput if the policy has no prefix cache with a host tier, or the size of a block is not known."""
+    if policy.traits.prefix_cache not in ("hashed_last", "append"):
+        name = scenario.policy["name"]
+        raise BadInput(
+            f"engine.host_cache: expected vllm-v1 with enable_prefix_caching: true, policy {name} has no such cache"
+        )
+    host_copy_times(scenario.engine, scenario.profile)
 
 
 def with_blocks(scenario: Scenario) -> Scenario:

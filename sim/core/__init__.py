@@ -31,14 +31,14 @@ from .policy import (
 )
 from .request import ClientRequest, DecodeCohort, Request
 from .sampling import Sampling, SequenceGroup
-from .view import BlockPool, CachedPrefix, CacheDraft, Queue, ServerQueue, View
+from .view import NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Queue, ServerQueue, View
 
 __all__ = [
     "BadInput", "PlanError", "PolicyError", "Stuck",
     "ClientRequest", "Content", "Request", "DecodeCohort", "Sampling", "SequenceGroup",
     "FOREVER", "NO_MOVES", "Chunk", "Moves", "Plan", "Preemption", "Rejection",
     "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN",
-    "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
+    "NOT_CACHED", "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
     "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_effect",
     "require_one_of",
     "Shape", "StepCost", "check_seconds",

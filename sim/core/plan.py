@@ -61,6 +61,7 @@ class Preemption(NamedTuple):
     # free after those of the chunks are taken, not before.
     tokens: int = 0
     frees_last: bool = False
+    make_room: int = 0  # with a radix cache: blocks that must be free afterwards, as far as blocks can be evicted
 
 
 class Rejection(NamedTuple):
@@ -82,13 +83,14 @@ class Moves(NamedTuple):
     prefetch: Sequence[Request] = ()  # blocks copied back early; the requests stay in the swapped queue
     admit: Sequence[Request] = ()  # move to running without blocks
     reject: Sequence[Rejection] = ()
+    make_room: int = 0  # with a radix cache: before the preemptions, evict if fewer blocks than these are free
 
 
 NO_MOVES: Final = Moves()
 # The fields of Plan in addition to those of Moves.
 STEP_FIELDS: Final = (
     "chunks", "decode", "decode_first", "reorder_running", "padding_rows", "wake_at", "hold", "keep_free",
-    "hold_past_finish", "state",
+    "hold_past_finish", "lookups", "state",
 )  # fmt: skip
 
 
@@ -119,10 +121,12 @@ class Plan:
         hold: SupportsIndex = 0,
         keep_free: SupportsIndex = 0,
         hold_past_finish: object = False,
+        lookups: Sequence[tuple[Request, int]] = (),
         state: Any = None,
+        make_room: int = 0,
     ) -> None:
-        if preempt or admit or reject or swap_in or prefetch or release or reorder_waiting is not None:
-            self.moves = Moves(release, preempt, reorder_waiting, swap_in, prefetch, admit, reject)
+        if preempt or admit or reject or swap_in or prefetch or release or make_room or reorder_waiting is not None:
+            self.moves = Moves(release, preempt, reorder_waiting, swap_in, prefetch, admit, reject, make_room)
         else:
             self.moves = NO_MOVES
         # In batch order. The first chunk of a waiting or swapped request admits it. Without `decode`, a one-token chunk
@@ -139,6 +143,8 @@ class Plan:
         # the hold ends before fewer blocks than this would be free
         self.keep_free = count_of(keep_free, "Plan.keep_free")
         self.hold_past_finish = bool(hold_past_finish)  # the hold does not end when a request finishes
+        # Requests that the radix cache was asked for before all else, in order, and their tokens: this counts as use.
+        self.lookups = lookups
         self.state = state  # policy state, part of the next view
 
     # Properties, because `__getattr__` would make every access to a field of a plan slower.
@@ -169,6 +175,10 @@ class Plan:
     @property
     def reject(self) -> Sequence[Rejection]:
         return self.moves.reject
+
+    @property
+    def make_room(self) -> int:
+        return self.moves.make_room
 
     def _replace(self, **changes: Any) -> Plan:
         """Return the same plan with some fields changed."""

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple, Optional
 
 from .limits import MAX_NUMBER, is_number
 from .native import keep_compiled_fields, mypyc_attr
-from .plan import Plan
+from .plan import FOREVER, Plan
 from .request import Request
-from .view import View
+from .view import BlockPool, View
 
 ORDERS = (
     "arrival", "shortest-output", "longest-output", "shortest-prompt", "longest-prompt", "shortest-total",
@@ -31,11 +31,20 @@ class Traits(NamedTuple):
     frees_blocks_late: bool = False  # finished requests hold their blocks until a plan releases them
     last_token_decodes: bool = False  # if one token of a prompt is left, it runs as a decode row
     resumed_token_decodes: bool = False  # the same for a preempted request that has generated tokens
-    tokens_past_max_model_len: int = 0  # an output is cut when prompt + output exceed max_model_len by this number
     rejects_full_prompts: bool = False  # a prompt of max_model_len tokens or more is rejected on arrival
-    # prefix cache, by its order of free blocks: hashed_last (vLLM since 0.24), append (vLLM before) | "": no cache
+    # prefix cache, by its order of free blocks: hashed_last (vLLM since 0.24), append (vLLM before) | radix cache of
+    # SGLang, by what it evicts if blocks are missing: radix (those that are missing), radix_need (all) | "": no cache
     prefix_cache: str = ""
+    # what its statistics count: admission | lookup: also a head that cannot run | lookup-all: preempted ones not apart
+    prefix_cache_counts: str = "admission"
+    empty_step: float = 0.0  # seconds of a step that moves requests but runs no model
+    keeps_ties: bool = False  # equal sort keys: in the order in which requests join the queue, not by arrival
+    frees_extra_token_late: bool = False  # with 2 steps in flight: the token after the last one, when its step returns
+    lists_ended: bool = False  # fill View.ended
     sequence_groups: bool = False  # the answers to a request share blocks; otherwise each is a request of its own
+    steps_in_flight: int = 1  # 2: the next step is decided before the last one has returned (asynchronous scheduling)
+    foresees_ends: bool = False  # with 2: a request whose last token by a length limit is in flight does not run again
+    drops_tokens_in_flight: bool = False  # with 2: a preempted request loses its token in flight and computes it again
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -86,6 +95,10 @@ class Policy:
     def uses_block_pool(self) -> bool:
         """Whether the engine allocates KV blocks. If not, the pool has no limit."""
         return True
+
+    def max_output(self, prompt: int, pool: BlockPool, max_model_len: Optional[int]) -> int:
+        """Return how many tokens the engine generates at most for a prompt; below 0: it rejects the request."""
+        return FOREVER if max_model_len is None else max_model_len - prompt
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
         """Return why the real engine does not start with these settings; empty if it starts, or if there is none."""

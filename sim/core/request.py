@@ -14,24 +14,26 @@ CLIENT_FIELDS = (
 )  # fmt: skip
 # Its progress in a server: the other attributes of Request.
 PROGRESS_FIELDS = (
-    "sent", "serial", "status", "slot", "stop_at", "host_blocks", "prompt_done", "preemptions", "cached_tokens",
-    "outcome", "reason", "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
-    "queued", "prefilling", "decoding", "swapped", "state_since",
+    "sent", "serial", "status", "slot", "max_tokens", "stop_at", "host_blocks", "prompt_done", "preemptions",
+    "cached_tokens", "outcome", "reason", "visible_at", "scheduled", "first_token", "last_token", "finish",
+    "client_end", "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
-    "_in_prefilling", "_admission",
+    "_in_prefilling", "_in_flight", "_admission",
 )  # fmt: skip
 
 
 class DecodeCohort:
     """The decoding requests of a server, as requests and policies see them. The engine has the rest in `Cohort`."""
 
-    __slots__ = ("context", "groups", "size", "steps")
+    __slots__ = ("context", "groups", "in_flight", "max_length", "size", "steps")
 
     def __init__(self) -> None:
         self.size = 0  # sequences: most requests have one
         self.context = 0  # sum of their cached tokens
+        self.max_length = 0  # sum of their prompts and output limits
         self.groups: list[Request] = []  # those with several sequences
         self.steps = 0  # decode steps of the cohort so far
+        self.in_flight = 0  # of these, steps that have not returned; always 0 if the engine waits for each step
 
     def blocks_needed(self, ahead: int = 0) -> int:
         """Return the new blocks of the next step, or of the step `ahead` steps after it."""
@@ -128,6 +130,7 @@ class Request(ClientRequest):
         self.serial = 0  # position in the trace, later requests behind it; breaks ties
         self.status = "outside"  # outside | waiting | running | swapped | done
         self.slot: Optional[int] = None  # its row in an engine with fixed slots
+        self.max_tokens = self.limit  # its output limit in the server, which may lower it
         # generated tokens at which it finishes; the server may lower it
         self.stop_at = output if limit is None or output < limit else limit
         self.host_blocks = 0  # blocks that it holds in host memory
@@ -153,8 +156,9 @@ class Request(ClientRequest):
         self._cached = 0
         self._blocks = 0
         self._cohort: Optional[DecodeCohort] = None
-        self._admission = 0  # number of its newest admission in its server; the order of a running queue
+        self._admission = 0  # number of its newest admission in its server, or of its new place in the running queue
         self._in_prefilling = False  # whether it is in its server's prefilling queue
+        self._in_flight = 0  # tokens in flight, without those of the cohort
 
     def client_fields(self) -> tuple[Any, ...]:
         return (
@@ -171,7 +175,7 @@ class Request(ClientRequest):
 
     @property
     def written(self) -> int:
-        """Tokens generated so far."""
+        """Tokens generated so far, with those in flight."""
         cohort = self._cohort
         return self._written if cohort is None else self._written + cohort.steps - self._joined_step
 
@@ -180,6 +184,19 @@ class Request(ClientRequest):
         """Tokens whose keys and values are in device or host memory."""
         cohort = self._cohort
         return self._cached if cohort is None else self._cached + cohort.steps - self._joined_step
+
+    @property
+    def in_flight(self) -> int:
+        """Of its generated tokens, those whose step has not returned: their number is known, their value is not."""
+        cohort = self._cohort
+        if cohort is None:
+            return self._in_flight
+        return self._in_flight + min(cohort.steps - self._joined_step, cohort.in_flight)
+
+    @property
+    def awaits_end(self) -> bool:
+        """Whether it is running, and only its last token, which is in flight, is missing."""
+        return self.status == "running" and self._cohort is None and not self._in_prefilling
 
     @property
     def length(self) -> int:

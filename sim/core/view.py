@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Optional, Protocol
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final, Optional, Protocol
 
 from .plan import Chunk
 from .request import DecodeCohort, Request
@@ -46,11 +46,12 @@ class ServerQueue:
 class BlockPool:
     """The KV blocks on the device and on the host, as counts. Block ids do not matter in a simulation."""
 
-    __slots__ = ("block_size", "free", "host_free", "host_lost", "host_total", "lost", "total")
+    __slots__ = ("block_size", "evictable", "free", "host_free", "host_lost", "host_total", "lost", "total")
 
     def __init__(self, total: int, block_size: int, host_blocks: int = 0) -> None:
         self.total = self.free = total
         self.block_size = block_size  # tokens per block
+        self.evictable = 0  # cached blocks that no request holds, if these are not free (SGLang)
         self.host_total = self.host_free = host_blocks
         self.lost = 0  # device blocks that the engine never frees, because of a defect
         self.host_lost = 0  # host blocks that no request can use again (Rejection.keeps_host_blocks)
@@ -58,6 +59,11 @@ class BlockPool:
     def blocks_for(self, tokens: int) -> int:
         """Return the number of blocks that hold this many tokens."""
         return -(-tokens // self.block_size)
+
+    @property
+    def held(self) -> int:
+        """Blocks that requests hold."""
+        return self.total - self.free - self.evictable
 
 
 class CachedPrefix:
@@ -67,9 +73,12 @@ class CachedPrefix:
 
     def __init__(self, tokens: int, idle_blocks: int, may_grow: bool, blocks_in_cache: int) -> None:
         self.tokens = tokens  # they need not be computed
-        self.idle_blocks = idle_blocks  # of its blocks, those that no request holds: an admission takes them
-        self.may_grow = may_grow  # a running request may add the next block: do not hold a plan that waits for blocks
+        self.idle_blocks = idle_blocks  # of its blocks, those that an admission takes: no request holds them
+        self.may_grow = may_grow  # its tokens may change in the next step: do not hold a plan that waits for blocks
         self.blocks_in_cache = blocks_in_cache  # without those that this step fills
+
+
+NOT_CACHED: Final = CachedPrefix(0, 0, False, 0)
 
 
 class CacheDraft:
@@ -93,7 +102,26 @@ class CacheDraft:
         raise NotImplementedError
 
     def preempt(self, request: Request, tokens: int) -> int:
-        """Plan to preempt a request, to which the step had given tokens. Return how many blocks become free."""
+        """Plan to preempt a request, to which the step had given tokens. Return how many blocks become free.
+
+        In SGLang these are the blocks that become free or evictable.
+        """
+        raise NotImplementedError
+
+    def matched(self, request: Request, tokens: int) -> int:
+        """Return how many of the first tokens of a request are cached (SGLang)."""
+        raise NotImplementedError
+
+    def common_tokens(self, request: Request, other: Request, limit: int) -> int:
+        """Return how many tokens two requests have in common from the start, at most `limit` (SGLang)."""
+        raise NotImplementedError
+
+    def by_weight(self, lookups: Sequence[tuple[Request, int]]) -> list[Request]:
+        """Order requests, which were looked up with this number of tokens, by SGLang's weights.
+
+        The weight of a part of the tree is the number of requests whose cached prefix ends in it. Heavy parts come
+        first, and in each part the longer prefixes before the shorter ones.
+        """
         raise NotImplementedError
 
 
@@ -102,7 +130,7 @@ class View:
 
     __slots__ = (
         "now", "waiting", "running", "swapped", "prefilling", "finished", "pool", "cohort", "max_model_len",
-        "last_prefill", "prefix_cache", "state", "has_groups",
+        "last_prefill", "prefix_cache", "state", "has_groups", "ended",
     )  # fmt: skip
 
     def __init__(
@@ -127,6 +155,10 @@ class View:
         self.cohort = cohort
         self.max_model_len = max_model_len
         self.prefix_cache = prefix_cache  # None: the engine has none
+        # With Traits.lists_ended: requests that finished since the last decode step was decided, and their positions in
+        # `running`. Inserted there in this order, they are where they were. Newest first; without those of a prefill,
+        # unless the next step was decided before the prefill returned.
+        self.ended: list[tuple[int, Request]] = []
         self.has_groups = False  # a request with several sequences has arrived
         self.last_prefill: Optional[tuple[float, float]] = None  # start and end of the last step with a chunk
         self.state: Any = None  # `state` of the policy's last plan

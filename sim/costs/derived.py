@@ -1,7 +1,7 @@
 """Cost models that change the times of another one.
 
-A factor, the noise of measured steps, the host time of another host, another way to select tokens, and the extra time
-of new shapes.
+A factor, the noise of measured steps, the host time of another host, host time during the step before, another way to
+select tokens, copies from a host cache, and the extra time of new shapes.
 """
 
 from __future__ import annotations
@@ -64,7 +64,46 @@ def without_host(cost: StepCost) -> StepCost:
         return ScaledCost(without_host(cost.cost), cost.factor)
     if isinstance(cost, SampledCost):
         return SampledCost(without_host(cost.cost), cost.added)
+    if isinstance(cost, CostWithHost):
+        return cost.cost
     return replace(cost, host=NO_HOST) if isinstance(cost, PartsCost) else cost
+
+
+def host_of(cost: StepCost) -> tuple[HostPart, float]:
+    """Return the host time of a cost model, and the factor that scales it."""
+    if isinstance(cost, ScaledCost):
+        host, factor = host_of(cost.cost)
+        return host, factor * cost.factor
+    if isinstance(cost, SampledCost):
+        return host_of(cost.cost)
+    return (cost.host if isinstance(cost, (PartsCost, CostWithHost)) else NO_HOST), 1.0
+
+
+class OverlappedCost(StepCost):
+    """Step times of an engine with steps in flight: host time counts only where it exceeds the device."""
+
+    def __init__(self, cost: StepCost) -> None:
+        self.cost = without_host(cost)
+        self.host, self.factor = host_of(cost)
+
+    @property
+    def deterministic(self) -> bool:
+        return self.cost.deterministic
+
+    def seconds(self, shape: Shape) -> float:
+        rows = shape.prefill_rows + shape.decode_live
+        host = self.factor * self.host.seconds(rows, shape.prefill_rows, shape.prefill_live)
+        return max(self.cost.seconds(shape), host)
+
+    def decode(self, rows: int, live: int, context: int) -> float:
+        line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
+        if line is not None:
+            return line[0] + line[1] * context
+        return max(self.cost.decode(rows, live, context), self.factor * self.host.seconds(live))
+
+    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+        line = self.cost.linear_in_context(rows, live)
+        return line if line is not None and line[0] >= self.factor * self.host.seconds(live) else None
 
 
 class SamplingTerm(NamedTuple):
@@ -118,6 +157,30 @@ def mean_one(quantiles: Sequence[float]) -> list[float]:
     pairs = list(zip(factors, factors[1:])) or [(factors[0], factors[0])]
     mean = sum(low + high for low, high in pairs) / (2 * len(pairs))
     return [factor / mean for factor in factors] if mean > 0 else factors
+
+
+class HostCopyCost(StepCost):
+    """Another cost model, with the time of copies from a host cache in place of its time of swapped blocks."""
+
+    def __init__(self, cost: StepCost, step: float, block: float) -> None:
+        self.cost = cost
+        self.step = step  # seconds per step with copies
+        self.block = block  # seconds per copied block
+
+    @property
+    def deterministic(self) -> bool:
+        return self.cost.deterministic
+
+    def seconds(self, shape: Shape) -> float:
+        if not shape.swapped:
+            return self.cost.seconds(shape)
+        return self.cost.duration(shape._replace(swapped=0)) + self.step + self.block * shape.swapped
+
+    def decode(self, rows: int, live: int, context: int) -> float:
+        return self.cost.decode(rows, live, context)
+
+    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+        return self.cost.linear_in_context(rows, live)
 
 
 class NoisyCost(StepCost):

@@ -21,7 +21,7 @@ from servesim.files.checked import validate
 from servesim.files.write import write_yaml
 from servesim.files.yaml_reader import read_yaml
 
-from .derived import CostWithHost, FirstUseCost, NoisyCost, SampledCost, SamplingTerm
+from .derived import CostWithHost, FirstUseCost, NoisyCost, OverlappedCost, SampledCost, SamplingTerm, host_of
 from .imported_tables import load_layers, load_vidur
 from .mapping import cost_from, cost_mapping
 from .parts import NO_HOST, HostPart
@@ -62,8 +62,10 @@ class Profile:
         return float((self.about.get("front_end") or {}).get("seconds") or 0.0)
 
     @property
-    def backend_note(self) -> Optional[str]:
-        """What to know about a profile of servesim's own torch backend: it is not the engine of the policy."""
+    def source_note(self) -> Optional[str]:
+        """What to know about a profile that was derived, or measured on servesim's own torch backend."""
+        if self.about.get("derived"):
+            return f"profile {self.name} was {self.about.get('how')}; it was not measured"
         if self.about.get("backend") != "torch":
             return None
         return (
@@ -99,6 +101,10 @@ class Profile:
         """
         profile = replace(self, cost=CostWithHost(self.cost, host)) if host != NO_HOST else self
         return profile._with_sampling(sampling)
+
+    def overlapped(self) -> Profile:
+        """Return the profile of an engine with steps in flight: the host works while the device runs."""
+        return replace(self, cost=OverlappedCost(self.cost)) if host_of(self.cost)[0] != NO_HOST else self
 
     def _with_sampling(self, variant: Optional[str]) -> Profile:
         used, terms = self.sampling_used, self.sampling

@@ -13,17 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from .model_arithmetic import BYTES_PER_VALUE, MODELS, Model, bytes_per_value, model_of
+from .model_arithmetic import BYTES_PER_VALUE, MODELS, Model, model_of
+from .public_devices import device_of
 
 UTILISATION = 0.9  # vLLM's default of gpu_memory_utilization; 0.92 in its newest versions
 RESERVE = 3 * 2**29  # bytes: 1.5 GiB
-MIB = 2**20
-DEVICE_MEMORY = {  # part of the name of the device -> bytes, as nvidia-smi and npu-smi show them
-    "H200": 143_771 * MIB,
-    "H100 80GB HBM3": 81_559 * MIB,
-    "A100-SXM4-80GB": 81_920 * MIB,
-    "910B4": 32_768 * MIB,
-}
 
 
 class ModelMemory(NamedTuple):
@@ -60,20 +54,27 @@ class MemoryBudget:
         return max(0, self.cache // self.block_bytes)
 
 
-def memory_of(model: Model, dtype: Optional[str] = None) -> Optional[ModelMemory]:
-    """Return the memory of a Llama model: its matrices, and embeddings at both ends. None: unknown data type."""
+def memory_of(
+    model: Model, dtype: Optional[str] = None, kv_dtype: Optional[str] = None, degree: int = 1
+) -> Optional[ModelMemory]:
+    """Return the memory of a model on each device: its matrices, and embeddings at both ends. None: unknown data type.
+
+    Tensor parallelism divides the heads of the KV cache, as long as each device has one.
+    """
     size = BYTES_PER_VALUE.get(dtype or model.dtype)
-    if size is None:
+    kv_size = BYTES_PER_VALUE.get(kv_dtype or dtype or model.dtype)
+    if size is None or kv_size is None:
         return None
-    return ModelMemory(model.name, size * (model.weights + model.vocab * model.hidden), size * model.kv_values)
+    weights = int(size * (model.weights + model.vocab * model.hidden)) // degree
+    return ModelMemory(model.name, weights, int(kv_size * model.kv_values) // min(degree, model.kv_heads))
 
 
 def memory_of_profile(about: Mapping[str, Any]) -> Optional[ModelMemory]:
-    """Return the memory of the model that a profile was measured with, None if it is not known."""
-    model = model_of(about)
-    if model is None or bytes_per_value(about, model) is None:
+    """Return the memory of a profile's model, None if it is not known."""
+    model, kv_dtype = model_of(about), about.get("kv_dtype")
+    if model is None:
         return None
-    return memory_of(model, str(about.get("dtype") or model.dtype))
+    return memory_of(model, str(about.get("dtype") or model.dtype), kv_dtype, int(about.get("tensor_parallel") or 1))
 
 
 def memory_of_name(name: str) -> Optional[ModelMemory]:
@@ -85,5 +86,5 @@ def device_memory(about: Mapping[str, Any]) -> Optional[int]:
     """Return the memory of a profile's device: its key `device_memory`, or that of a known device."""
     if about.get("device_memory"):
         return int(about["device_memory"])
-    device = str(about.get("device"))
-    return next((size for name, size in DEVICE_MEMORY.items() if name in device), None)
+    device = device_of(about)
+    return None if device is None else device.memory

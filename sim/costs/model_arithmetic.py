@@ -1,12 +1,12 @@
-"""FLOPs and bytes of model calls, from the dimensions of a Llama model, and the peak of known devices.
+"""FLOPs and bytes of model calls, from the dimensions of a model like Llama, and the peak of known devices.
 
 Counted are the matrix products and the attention: 2 FLOPs per weight and token, and 4 per pair of query and key, layer
 and hidden unit. Masked pairs and padding are not counted. The vocabulary is computed for one token of each row. A call
 reads all weights and the KV cache of its rows once, and writes the KV cache of its tokens. Activations, norms and the
 embedding are left out: they are small.
 
-The peaks are from the vendors' data sheets. A profile has them under `peak`, with their source; `sim calibrate fit`
-writes those of the devices that are known here. Standard library only, Python 3.9.
+The peaks are from the vendors' data sheets (public_devices.py). A profile has them under `peak`, with their source;
+`sim calibrate fit` writes those of known devices. Standard library only, Python 3.9.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-BYTES_PER_VALUE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1}
+from .public_devices import device_of
+
+BYTES_PER_VALUE: dict[str, float] = {
+    "float64": 8, "float32": 4, "float16": 2, "bfloat16": 2, "float8": 1, "int8": 1,
+    "mxfp4": 17 / 32,  # 4 bits, and 8 bits for each 32 values
+}  # fmt: skip
 HALF_PRECISION = ("float16", "bfloat16")
 
 
 @dataclass(frozen=True)
 class Model:
-    """The dimensions of a Llama model."""
+    """The dimensions of a model like Llama, dense or with experts."""
 
     name: str
     layers: int
@@ -32,12 +37,37 @@ class Model:
     vocab: int
     context: int  # maximum sequence length, in tokens
     dtype: str = "float32"
+    head: int = 0  # size of a head; 0: hidden / heads
+    experts: int = 0  # per layer; 0: one dense MLP
+    experts_per_token: int = 0
+    shared: int = 0  # intermediate size of the expert that every token uses
+
+    @property
+    def head_size(self) -> int:
+        return self.head or self.hidden // self.heads
+
+    def weights_of_layers(self, experts: float) -> float:
+        """Return the weights of all layers if each of them uses this many experts."""
+        attention = 2 * self.hidden * self.head_size * (self.heads + self.kv_heads)
+        router = self.hidden * self.experts
+        return self.layers * (attention + router + 3 * self.hidden * (self.intermediate * experts + self.shared))
 
     @property
     def layer_weights(self) -> int:
         """Weights of the matrices of all layers."""
-        kv_hidden = self.hidden * self.kv_heads // self.heads
-        return self.layers * (2 * self.hidden * (self.hidden + kv_hidden) + 3 * self.hidden * self.intermediate)
+        return int(self.weights_of_layers(self.experts or 1))
+
+    @property
+    def active_weights(self) -> int:
+        """Weights of the layers that one token uses."""
+        return int(self.weights_of_layers(self.experts_per_token or 1))
+
+    def weights_read(self, tokens: float) -> float:
+        """Return the weights that a call with these tokens reads; each token takes its experts at random."""
+        if not self.experts:
+            return self.weights
+        unused = (1 - self.experts_per_token / self.experts) ** tokens
+        return self.weights_of_layers(self.experts * (1 - unused)) + self.vocab * self.hidden
 
     @property
     def weights(self) -> int:
@@ -47,16 +77,16 @@ class Model:
     @property
     def kv_values(self) -> int:
         """Values in the KV cache of one token."""
-        return 2 * self.layers * self.hidden * self.kv_heads // self.heads
+        return 2 * self.layers * self.head_size * self.kv_heads
 
     @property
     def flops_per_pair(self) -> int:
         """FLOPs of one pair of query and key in all layers."""
-        return 4 * self.layers * self.hidden
+        return 4 * self.layers * self.heads * self.head_size
 
     def flops(self, tokens: int, rows: int, pairs: int) -> int:
         """Return the FLOPs of calls with these tokens, rows and pairs of query and key."""
-        return 2 * (self.layer_weights * tokens + self.vocab * self.hidden * rows) + self.flops_per_pair * pairs
+        return 2 * (self.active_weights * tokens + self.vocab * self.hidden * rows) + self.flops_per_pair * pairs
 
     def values_moved(self, calls: int, tokens: int, cached: int) -> int:
         """Return the values that calls read and write: weights, cached tokens of their rows, new tokens."""
@@ -64,6 +94,7 @@ class Model:
 
 
 SIZES = ("layers", "hidden", "heads", "kv_heads", "intermediate", "vocab")
+MORE_SIZES = ("head", "experts", "experts_per_token", "shared")  # of some models
 MODELS = {
     "llama2-7b": Model("llama2-7b", 32, 4096, 32, 32, 11008, 32000, 4096, "bfloat16"),
     "tiny": Model("tiny", 4, 256, 8, 8, 688, 1000, 2048),
@@ -82,7 +113,9 @@ def model_of(about: Mapping[str, Any]) -> Optional[Model]:
     layers, hidden, intermediate, vocab = (int(size) for size in sizes if size is not None)
     heads, kv_heads = int(model.get("heads") or 1), int(model.get("kv_heads") or model.get("heads") or 1)
     name, dtype = str(model.get("name", "the model")), str(model.get("dtype", "float32"))
-    return Model(name, layers, hidden, heads, kv_heads, intermediate, vocab, int(model.get("context") or 0), dtype)
+    more = [int(model.get(size) or 0) for size in MORE_SIZES]
+    context = int(model.get("context") or 0)
+    return Model(name, layers, hidden, heads, kv_heads, intermediate, vocab, context, dtype, *more)
 
 
 def stored_model(model: Any) -> Any:
@@ -92,10 +125,10 @@ def stored_model(model: Any) -> Any:
     known, sizes = MODELS.get(str(model.get("name"))), {key: model.get(key) for key in SIZES}
     if None in sizes.values() or (known is not None and sizes == {key: getattr(known, key) for key in SIZES}):
         return model.get("name")
-    return {"name": model.get("name"), **sizes}
+    return {"name": model.get("name"), **sizes, **{key: model[key] for key in MORE_SIZES if model.get(key)}}
 
 
-def bytes_per_value(about: Mapping[str, Any], model: Model) -> Optional[int]:
+def bytes_per_value(about: Mapping[str, Any], model: Model) -> Optional[float]:
     """Return the bytes of a weight: of the type in a profile, else of the model."""
     return BYTES_PER_VALUE.get(str(about.get("dtype") or model.dtype))
 
@@ -108,24 +141,12 @@ class Peak(NamedTuple):
     source: str
 
 
-HALF_PRECISION_PEAKS = {  # part of the name of the device -> peak of 16-bit values
-    "H200": Peak(989e12, 4.8e12, "NVIDIA H200 data sheet, SXM: BF16 Tensor Core without sparsity, HBM3e"),
-    "H100 80GB HBM3": Peak(989e12, 3.35e12, "NVIDIA H100 data sheet, SXM: BF16 Tensor Core without sparsity, HBM3"),
-    "A100-SXM4-80GB": Peak(312e12, 2.039e12, "NVIDIA A100 data sheet, SXM 80 GB: BF16 Tensor Core without sparsity"),
-    "910B4": Peak(
-        280e12, 0.8e12,
-        "Huawei MindStudio, specification Atlas800I-A2-32G-280T of the 910B4: 280 TFLOP/s in FP16; "
-        "HBM 0.8 TB/s as in Huawei's roofline configuration of the 910B4",
-    ),
-}  # fmt: skip
-
-
 def known_peak(about: Mapping[str, Any]) -> Optional[Peak]:
     """Return the peak of the device and data type in a description, None if it is not known."""
     if str(about.get("dtype")) not in HALF_PRECISION:
         return None
-    device = str(about.get("device"))
-    return next((peak for name, peak in HALF_PRECISION_PEAKS.items() if name in device), None)
+    device = device_of(about)
+    return None if device is None else Peak(device.flops, device.bandwidth, device.source)
 
 
 def stored_peak(peak: Optional[Peak]) -> Optional[dict[str, Any]]:

@@ -22,6 +22,11 @@ KEYS = {  # key of a profile -> key of config.json
     "intermediate": "intermediate_size",
     "vocab": "vocab_size",
 }
+MORE_KEYS = {  # of some models; the first key of config.json that is there counts
+    "head": ("head_dim",),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok",),
+}
 DEFAULTS = {"num_key_value_heads": "num_attention_heads"}  # without grouped-query attention
 
 
@@ -35,8 +40,15 @@ def read_model(text: Optional[str]) -> Optional[Union[str, dict[str, Any]]]:
     tree = read_json(path)
     if not isinstance(tree, Mapping):
         raise BadInput(f"{path}: expected the config.json of a model, got {quote(tree)}")
+    if isinstance(tree.get("text_config"), Mapping):  # of a model that also reads images
+        tree = tree["text_config"]
     name = path.resolve().parent.name if path.name == CONFIG else path.stem
-    return {"name": name, **{key: size(tree, own, path) for key, own in KEYS.items()}}
+    found = {key: next((own for own in names if tree.get(own)), None) for key, names in MORE_KEYS.items()}
+    more = {key: size(tree, own, path) for key, own in found.items() if own is not None}
+    sizes = {key: size(tree, own, path) for key, own in KEYS.items()}
+    if "experts" in more and tree.get("moe_intermediate_size"):  # else intermediate_size is that of an expert
+        sizes["intermediate"] = size(tree, "moe_intermediate_size", path)
+    return {"name": name, **sizes, **more}
 
 
 def model_name(model: Any) -> str:

@@ -145,6 +145,18 @@ class ModelKeys(Stored):
     kv_heads: Whole
     intermediate: Whole
     vocab: Whole
+    head: Optional[Whole] = None
+    experts: Optional[Whole] = None
+    experts_per_token: Optional[Whole] = None
+    shared: Optional[Whole] = None
+
+
+class DerivedKeys(Stored):
+    """The measured profile from which another one was derived by arithmetic."""
+
+    profile: str
+    digest: str
+    changed: list[str]  # model, precision, tensor parallelism, device
 
 
 class ProfileFile(Stored):
@@ -172,5 +184,8 @@ class ProfileFile(Stored):
     peak: Optional[PeakKeys] = None
     power: Optional[PowerKeys] = None
     model: Optional[Union[str, int, float, ModelKeys]] = None
+    derived: Optional[DerivedKeys] = None
+    tensor_parallel: Optional[Whole] = None
+    kv_dtype: Optional[str] = None  # of the KV cache, if it is not that of the weights
     device_memory: Optional[Annotated[AnyPositive, Limits(1, 1e18)]] = None  # bytes
     total_error: Optional[dict[str, Optional[StoredNumber]]] = None

@@ -69,7 +69,12 @@ def verdict_on(profile: Profile) -> Verdict:
 def error_findings(profile: Profile) -> Iterator[Finding]:
     """Yield the kinds of steps, or the times of runs, whose held-out error is large."""
     errors = profile.mean_errors
-    if not errors:
+    if profile.about.get("derived"):
+        yield Finding(
+            RANKING, f"{profile.about.get('how')}: no step was measured",
+            "measure: sim calibrate endpoint or probe; or compare a simulated with a measured run: sim verify",
+        )  # fmt: skip
+    elif not errors:
         yield Finding(
             RANKING, "its error is unknown: no step and no run was predicted",
             "measure more step shapes or runs, or compare a simulated with a measured run: sim verify",

@@ -20,6 +20,7 @@ from typing import Final, Optional
 
 from servesim.core import FOREVER, Request
 
+from .cohort import Cohort
 from .texts import Text, block_key, equal_tokens, piece_at
 
 NO_DRAFT: Final = -1
@@ -140,18 +141,19 @@ class Match:
 class BlockTree:
     """The tree, and the requests that add to it."""
 
-    __slots__ = ("block_size", "root")
+    __slots__ = ("block_size", "cohort", "root")
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, cohort: Cohort) -> None:
         self.block_size = block_size
+        self.cohort = cohort
         self.root = Node(None, None, None, 0)
 
-    def match(self, text: Text, limit: int, draft: int) -> Match:
-        """Return how many of the first `limit` blocks of a text are cached."""
+    def match(self, text: Text, limit: int, draft: int, decoding_before: int = FOREVER) -> Match:
+        """Return how many of the first `limit` blocks of a text are cached. `decoding_before`: see `update`."""
         size, node, end, piece, idle = self.block_size, self.root, 0, 0, 0
         above = node
         if node.growers:
-            self.update(node, FOREVER)
+            self.update(node, decoding_before)
         while end < limit:
             piece = piece_at(text, piece, end * size)
             key = block_key(text, piece, end * size, size)
@@ -159,7 +161,7 @@ class BlockTree:
             if child is None:
                 break
             if child.growers:
-                self.update(child, FOREVER)
+                self.update(child, decoding_before)
                 child = node.children[key]  # the update may have split it
             most = min(self._equal_blocks(text, child, piece), limit) - end
             at = 0
@@ -233,30 +235,21 @@ class BlockTree:
         """Add the full blocks of the requests whose last block is in a node.
 
         Decoding requests before this place in the running queue are one token further: their step has been decided.
+        A request enters a node after those whose last block is there were updated. So no request that is further in the
+        same text is in a node above.
         """
-        growers = node.growers
-        if len(growers) > 1:
-            growers = sorted(growers, key=progress)
-        for holding in list(growers):
-            self.register(holding, self.full_blocks(holding, decoding_before), decoding_before)
+        growers = list(node.growers)
+        if len(growers) > 1:  # the one with more tokens has cached its blocks first
+            growers.sort(key=lambda holding: (-self.known_tokens(holding.request, 0), holding.request._admission))
+        for holding in growers:
+            tokens = self.known_tokens(holding.request, decoding_before)
+            self.register(holding, tokens // self.block_size, decoding_before)
 
-    def update_path(self, node: Node, decoding_before: int) -> None:
-        """Update a node and the nodes above it, because a request may have cached blocks far behind its last node."""
-        above: list[Node] = []
-        parent: Optional[Node] = node
-        while parent is not None:
-            if parent.growers:
-                above.append(parent)
-            parent = parent.parent
-        for parent in reversed(above):
-            self.update(parent, decoding_before)
-
-    def full_blocks(self, holding: Holding, decoding_before: int) -> int:
-        request = holding.request
-        tokens = request.cached
+    def known_tokens(self, request: Request, decoding_before: int) -> int:
+        """Return the cached tokens whose value the scheduler knew when it decided their step."""
         if request.decodes and request._admission < decoding_before:
-            tokens += 1
-        return tokens // self.block_size
+            return request.cached + 1 - request.in_flight
+        return request.cached - self.cohort.unknown_tokens(request)
 
     def register(self, holding: Holding, blocks: int, decoding_before: int) -> None:
         """Add blocks of a request up to this number."""
@@ -319,11 +312,6 @@ class BlockTree:
             if not length:
                 assert node.parent is not None
                 del node.parent.children[node.key]
-
-
-def progress(holding: Holding) -> tuple[int, int]:
-    """Sort key: who has cached its blocks first."""
-    return -holding.request.cached, holding.request._admission
 
 
 def first_run(node: Node, draft: int) -> Run:

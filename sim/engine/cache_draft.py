@@ -9,24 +9,30 @@ draft has a new number, so that nothing has to be undone. Nodes may be split, wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Final, Optional
 
-from servesim.core import CachedPrefix, CacheDraft, Chunk, Request
+from servesim.core import FOREVER, NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Chunk, Request, Traits
 
+from .block_tree import NO_DRAFT
+from .cohort import Cohort
+from .kv_cache import KvCache
 from .prefix_cache import PrefixCache
+from .radix_cache import RadixCache
+from .radix_draft import RadixDraft
 from .texts import Text, equal_tokens
 
-NOT_CACHED: Final = CachedPrefix(0, 0, False, 0)
+NOT_CACHED_BUT_COUNTED: Final = CachedPrefix(0, 0, True, 0)
 
 
 class Draft(CacheDraft):
     """The draft of one step. The policy starts it again in each step."""
 
-    __slots__ = ("_evicted", "_number", "_planned", "_used", "cache")
+    __slots__ = ("_decoding_before", "_evicted", "_number", "_planned", "_used", "cache")
 
     def __init__(self, cache: PrefixCache) -> None:
         self.cache = cache
         self._number = 0
+        self._decoding_before = FOREVER  # place in the running queue of the first request that computes a chunk
         self._planned: list[tuple[Text, int]] = []  # texts of scheduled requests, and how many of their blocks are full
         self._evicted = 0  # blocks that the step takes from the front of the free list
         self._used = 0  # cached blocks that it takes out of the free list
@@ -34,13 +40,25 @@ class Draft(CacheDraft):
     def start(self, chunks: Iterable[Chunk] = ()) -> None:
         self._number += 1
         self._evicted = self._used = 0
+        self.cache.lookups.clear()
+        if self.cache.host is not None:  # what earlier steps have evicted
+            self.cache._settle()
+            self.cache.host.settle()
         if self._planned:
             self._planned.clear()
+        self._decoding_before = FOREVER
         for chunk in chunks:
             request = chunk.request
             holding = self.cache.holdings.get(request)
             if holding is not None and not request.decodes:
+                self._decoding_before = min(self._decoding_before, request._admission)
                 self._plan(holding.text, request._cached + chunk.tokens)
+        if self._decoding_before < FOREVER:  # requests that decode after it cache their blocks later than it
+            for holding in reversed(self.cache.holdings.values()):  # the newest first
+                if holding.request._admission <= self._decoding_before:
+                    break
+                if holding.request.decodes:
+                    self._plan(holding.text, self.cache.tree.known_tokens(holding.request, FOREVER))
 
     def _plan(self, text: Text, tokens: int) -> None:
         blocks = tokens // self.cache.pool.block_size
@@ -51,15 +69,31 @@ class Draft(CacheDraft):
         cache = self.cache
         text = cache.text_of(request)
         if text is None:
-            return NOT_CACHED
+            return self._count(request, NOT_CACHED_BUT_COUNTED) if cache.counts_lookups else NOT_CACHED
         self._evict(cache.count - self._used - self._evicted - free)
         limit, size = cache.most_cached_blocks(request), cache.pool.block_size
-        match = cache.tree.match(text, limit, self._number)
+        match = cache.tree.match(text, limit, self._number, self._decoding_before)
         blocks = match.blocks
         for planned, full in self._planned:
             if full > blocks:
                 blocks = max(blocks, min(full, limit, equal_tokens(text, planned, 0, limit * size) // size))
-        return CachedPrefix(blocks * size, match.idle, match.may_grow, match.blocks)
+        idle, may_grow = match.idle, match.may_grow
+        if cache.host is not None:
+            end = cache.host.find(text, blocks, limit)
+            if end > blocks:  # the host may drop them
+                may_grow = True
+            elif self._evicted and not may_grow:  # what this step evicts is on the host in the next one
+                may_grow = cache.tree.match(text, limit, NO_DRAFT, self._decoding_before).blocks > blocks
+            idle += end - blocks  # copies need blocks
+            blocks = end
+        if cache.counts_lookups:
+            return self._count(request, CachedPrefix(blocks * size, idle, True, match.blocks))
+        return CachedPrefix(blocks * size, idle, may_grow, match.blocks)
+
+    def _count(self, request: Request, prefix: CachedPrefix) -> CachedPrefix:
+        """Return a prefix whose lookup is counted. It `may_grow`, so that a plan is not held: each step looks up."""
+        self.cache.lookups.append((request, prefix.tokens))
+        return prefix
 
     def _evict(self, blocks: int) -> None:
         """Take blocks from the front of the free list."""
@@ -99,3 +133,17 @@ class Draft(CacheDraft):
             if not run.refs_in(self._number):
                 freed += run.length
         return freed
+
+
+def make_cache(
+    pool: BlockPool, traits: Traits, cohort: Cohort, host_blocks: int
+) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
+    """Return the prefix cache of an engine, and what a policy sees of it."""
+    kind = traits.prefix_cache
+    if not kind:
+        return None, None
+    if kind.startswith("radix"):
+        radix_cache = RadixCache(pool, evicts_need=kind == "radix_need")
+        return radix_cache, RadixDraft(radix_cache)
+    cache = PrefixCache(pool, kind, cohort, traits.prefix_cache_counts, host_blocks)
+    return cache, Draft(cache)

@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 from servesim.core import StepCost, Traits, check_seconds
 
-from .step import NO_PADDING, Step, step_shape
+from .step import NO_PADDING, Step, StepInFlight, step_shape
 
 BUSY_WAIT_S = 1e-3  # a sleep may end this late, so the clock busy-waits for the rest
 MAX_LATENESS_S = 0.25  # a paced clock that is later than this does not catch up
@@ -28,6 +28,10 @@ class HeldSteps:
         """Finish a decode step that has started and repeat it while its plan holds. Return the end of the last step."""
         raise NotImplementedError
 
+    def run_in_flight(self, step: Step, before: StepInFlight) -> float:
+        """The same with steps in flight: `before` has not returned. Return the time of the next decision."""
+        raise NotImplementedError
+
 
 class Clock:
     """The time of a loop."""
@@ -35,6 +39,14 @@ class Clock:
     def finish_call(self, step: Step, start: float, traits: Traits) -> float:
         """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""
         raise NotImplementedError
+
+    def start_call(self, step: Step, start: float, traits: Traits) -> float:
+        """Return the end of a model call that is in flight, or a time before it if a device has to tell it."""
+        return self.finish_call(step, start, traits)
+
+    def end_call(self, end: float) -> float:
+        """Return the end of a model call that was in flight; `end` is the result of `start_call`."""
+        return end
 
     def start(self) -> float:
         """Start the clock at 0."""
@@ -78,7 +90,7 @@ class VirtualClock(Clock):
     def finish_call(self, step: Step, start: float, traits: Traits) -> float:
         seconds = self.cost.duration(step_shape(step, NO_PADDING, traits))
         check_seconds(self.cost, seconds)
-        self._now += seconds
+        self._now = start + seconds
         return self._now
 
     def wait(self, until: float, stop: StopCheck = None) -> float:
@@ -102,6 +114,12 @@ class WallClock(Clock):
 
     def finish_call(self, step: Step, start: float, traits: Traits) -> float:
         return time.perf_counter() - self.origin
+
+    def start_call(self, step: Step, start: float, traits: Traits) -> float:
+        return start
+
+    def end_call(self, end: float) -> float:
+        return self.now()
 
     def wait(self, until: float, stop: StopCheck = None) -> float:
         end = until + self.origin
@@ -135,15 +153,19 @@ class PacedClock(WallClock):
         return self._last_end
 
     def finish_call(self, step: Step, start: float, traits: Traits) -> float:
+        return self.end_call(self.start_call(step, self._last_end, traits))
+
+    def start_call(self, step: Step, start: float, traits: Traits) -> float:
         seconds = self.cost.duration(step_shape(step, NO_PADDING, traits))
         check_seconds(self.cost, seconds)
-        end = self._last_end + seconds
+        return start + seconds
+
+    def end_call(self, end: float) -> float:
         behind = self.now() - end
         self.late = max(self.late, behind)
         if behind > MAX_LATENESS_S:
             end += behind
-        self._last_end = self.wait(end)
-        return self._last_end
+        return self.wait(end)
 
     def wait(self, until: float, stop: StopCheck = None) -> float:
         self._last_end = super().wait(until, stop)

@@ -11,21 +11,24 @@ gives the new blocks of any later step. Members with reserved blocks never need 
 
 from __future__ import annotations
 
+from collections.abc import Set as AbstractSet
 from heapq import heappop, heappush
 from operator import attrgetter
-from typing import Optional
+from typing import Final, Optional
 
 from servesim.core import FOREVER, DecodeCohort, Request
 
 from .groups import group_of
+
+NO_MEMBERS: Final[AbstractSet[Request]] = frozenset()
 
 
 class Cohort(DecodeCohort):
     """The decoding requests of one server."""
 
     __slots__ = (
-        "_finish_steps", "_finishing", "_reserved", "block_offsets", "block_size", "busy", "last_end", "new_members",
-        "next_finish", "pairs_run", "rows_run",
+        "_finish_steps", "_finishing", "_reserved", "block_offsets", "block_size", "busy", "known", "last_end", "left",
+        "new_members", "next_finish", "pairs_run", "rows_run",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -41,6 +44,9 @@ class Cohort(DecodeCohort):
         self._finishing: dict[int, list[Request]] = {}  # members by the step at which they finish
         self.block_offsets = [0] * block_size  # members by (cached - steps) modulo block_size
         self._reserved: dict[Request, int] = {}  # members that hold more blocks than their tokens need, and how many
+        # Of the newest step in flight: members all of whose tokens were known at its decision, and those that left.
+        self.known: AbstractSet[Request] = NO_MEMBERS
+        self.left: list[Request] = []
 
     def join(self, request: Request) -> None:
         """Add a request whose prompt is complete."""
@@ -51,6 +57,7 @@ class Cohort(DecodeCohort):
         request._cohort = self
         request._joined_step = steps
         request._joined_busy_s = self.busy
+        self.max_length += request.prompt + request.max_tokens
         if request.sampling is not None:
             self._join_group(request)
             return
@@ -79,21 +86,27 @@ class Cohort(DecodeCohort):
         self.size += request.sequences
         self.context += request.sequences * request._cached
 
-    def leave(self, request: Request) -> None:
-        """Remove a member and store its counters in the request."""
+    def leave(self, request: Request, in_flight: bool = False) -> None:
+        """Remove a member and store its counters in the request. `in_flight`: its newest token has not returned."""
         steps = self.steps - request._joined_step
         request._written += steps
         request._cached = cached = request._cached + steps
-        request.decoding += self.busy - request._joined_busy_s
         request._cohort = None
         request._joined_step = request._finish_step = 0  # frees three numbers: 90 MB for a million finished requests
-        request._joined_busy_s = 0.0
+        self.max_length -= request.prompt + request.max_tokens
         self.size -= request.sequences
         self.context -= request.sequences * cached
         if steps:
-            request.last_token = self.last_end
+            request.decoding += self.busy - request._joined_busy_s
         elif request in self.new_members:
             self.new_members.remove(request)
+        request._joined_busy_s = 0.0
+        if in_flight and steps:
+            self.left.append(request)
+            request._in_flight += 1
+            request._joined_busy_s = self.busy
+        elif steps:
+            request.last_token = self.last_end
         if request.sampling is not None:
             self.groups.remove(request)
             request._blocks = group_of(request).blocks
@@ -117,21 +130,36 @@ class Cohort(DecodeCohort):
             blocks += sum([group_of(request).new_blocks(request.length) for request in self.groups])
         return blocks
 
+    def unknown_tokens(self, request: Request) -> int:
+        """Return how many cached tokens of a running request, 0 or 1, had no known value when its step was decided."""
+        if not self.in_flight or request in self.known:
+            return 0
+        return int(self.steps > request._joined_step if request._cohort is not None else request in self.left)
+
     def advance(self, steps: int, end: float, busy: float) -> list[Request]:
         """Count `steps` decode steps of all members. The last one ended at `end`, and they took `busy` seconds.
 
         Return the members that finish. They have left the cohort.
         """
+        self.busy += busy
+        self.last_end = end
+        if self.new_members:
+            self.new_members.clear()
+        finished = self.count_steps(steps)
+        for request in finished:
+            self.leave(request)
+        if self.groups:
+            self._advance_groups(finished)
+        return finished
+
+    def count_steps(self, steps: int) -> list[Request]:
+        """Count `steps` decode steps of all members. Return those that get their last token in the last step."""
         self.steps += steps
         rows, context = self.size * steps, self.context
         self.rows_run += rows
         self.pairs_run += steps * context + rows * (steps + 1) // 2
         self.context = context + rows
-        self.busy += busy
-        self.last_end = end
-        if self.new_members:
-            self.new_members.clear()
-        finished: list[Request] = []
+        finishing: list[Request] = []
         while self.next_finish <= self.steps:
             step = heappop(self._finish_steps)
             self.next_finish = self._finish_steps[0] if self._finish_steps else FOREVER
@@ -140,11 +168,9 @@ class Cohort(DecodeCohort):
                 members.sort(key=attrgetter("serial"))
             for request in members:
                 if request._cohort is self and request._finish_step == step:  # otherwise it left, or joined again later
-                    self.leave(request)
-                    finished.append(request)
-        if self.groups:
-            self._advance_groups(finished)
-        return finished
+                    request._finish_step = 0  # it is in the list twice if it left and joined again for the same step
+                    finishing.append(request)
+        return finishing
 
     def _advance_groups(self, finished: list[Request]) -> None:
         """Record the newest token of the groups. Those that end leave, and are added to `finished`."""

@@ -20,9 +20,10 @@ from servesim.core import Plan, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
+from .in_flight import launch_decodes, receive_decodes
 from .loop import Loop
 from .results import free_finished, record_decode
-from .step import Padding, Step
+from .step import Padding, Step, StepInFlight
 
 # The cost of a decode: padded rows, seconds at context 0, seconds per context token, whether the cost is linear.
 DecodeCost = tuple[int, float, float, bool]
@@ -44,6 +45,9 @@ class FastForward(HeldSteps):
         self._no_max_wait = loop.policy.max_wait is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
         server = loop.server
+        cache = server.prefix_cache
+        # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
+        self._cache = cache if cache is not None and cache.evicts_missing else None
         self._hot_objects = (loop, loop.inbox, server, server.cohort, server.pool, cost.decode)  # looked up once
 
     @property
@@ -57,10 +61,12 @@ class FastForward(HeldSteps):
         extra, wake_at, keep_free = plan.padding_rows, plan.wake_at, plan.keep_free
         hold, horizon, past_finish = self._bounds(plan)
         costs, use = self._costs.setdefault(extra, {}), server.kv_use
-        cold = self.cold_start("decode")
+        cold, cache = self.cold_start("decode"), self._cache
         while True:  # one segment
             start, live, steps = now, cohort.size, 1
             context, offset, free = cohort.context, 1 - cohort.steps, pool.free - keep_free
+            if cache is not None:
+                free += pool.evictable
             if free > MANY_BLOCKS:
                 free = MANY_BLOCKS
             first_free = free
@@ -81,7 +87,7 @@ class FastForward(HeldSteps):
                 steps, now, context, free, horizon = self._run_long(
                     wake_at, cost, live, context, now, steps, limit, horizon, free, offset
                 )
-            blocks = pool.total - pool.free
+            blocks = pool.total - pool.free - pool.evictable
             if steps == 1:
                 use.tokens = tokens = use.tokens + live
                 use.token_sum += tokens
@@ -91,6 +97,8 @@ class FastForward(HeldSteps):
                 pool.free -= first_free - free
                 blocks += first_free - free
                 self._free_sum = 0
+                if cache is not None:
+                    cache.make_room(live, offsets[(offset - steps) % cohort.block_size])
             if blocks > use.peak_blocks:
                 use.peak_blocks = blocks
             self.padding_rows += (rows - live) * steps
@@ -105,14 +113,114 @@ class FastForward(HeldSteps):
             if not past_finish or now >= horizon or inbox.delayed or not cohort.size:
                 break
             hold -= steps
-            needed = offsets[-cohort.steps % cohort.block_size]
-            if needed + keep_free > pool.free or hold <= 0:
+            if hold <= 0 or not self._take_blocks(keep_free):
                 break
-            pool.free -= needed
             cold = 0.0
         if loop.calls - first_call > 1:
             server.view.state = loop.policy.advance_state(server.view.state, loop.calls - first_call - 1)
         return now
+
+    def _take_blocks(self, keep_free: int) -> bool:
+        """Take the blocks of the next step. Return False if they are missing."""
+        _, _, _, cohort, pool, _ = self._hot_objects
+        needed, cache = cohort.block_offsets[-cohort.steps % cohort.block_size], self._cache
+        if needed + keep_free > (pool.free if cache is None else pool.free + pool.evictable):
+            return False
+        pool.free -= needed
+        if cache is not None:
+            cache.make_room(cohort.size, needed)
+        return True
+
+    def run_in_flight(self, step: Step, before: StepInFlight) -> float:
+        """Run held steps of a loop that decides a step before the last one, `before`, has returned.
+
+        Each segment launches a step, receives the one before it, and launches further equal steps. All but the last
+        of these return, too. A segment has no further steps if the first two change who decodes.
+        """
+        loop, _, server, cohort, pool, decode = self._hot_objects
+        plan, decided = step.plan, 0
+        extra, keep_free = plan.padding_rows, plan.keep_free
+        hold, horizon, past_finish = self._bounds(plan)
+        costs = self._costs.setdefault(extra, {})
+        cold = self.cold_start("decode")
+        while True:  # one segment
+            live, context, now = cohort.size, cohort.context, before.end
+            cost = costs.get(live) or self._decode_cost(live, extra)
+            rows, fixed, slope, linear = cost
+            if linear:
+                duration = fixed + slope * context
+            elif not 0.0 <= (duration := decode(rows, live, context)) <= MAX_STEP:
+                check_seconds(self.cost, duration)
+            flight = StepInFlight(step, now, now + (duration + cold), live)
+            use, blocks = server.kv_use, pool.held
+            use.add_steps(1, live, blocks, 0)
+            if blocks > use.peak_blocks:
+                use.peak_blocks = blocks
+            launch_decodes(server, flight, 1)
+            self.padding_rows += rows - live
+            finished = loop.receive(before)
+            decided, hold = decided + 1, hold - 1
+            goes_on = past_finish or not finished
+            if goes_on and hold and now < horizon and not flight.ends and cohort.size == live:
+                steps, now, flight, context = self._run_ahead(step, flight, cost, live, context, hold, horizon)
+                decided, hold = decided + steps, hold - steps
+                self.padding_rows += (rows - live) * steps
+            if context > self.max_context:
+                self.max_context = context
+            if not past_finish or now >= horizon or not cohort.size or not hold:
+                break
+            if not self._take_blocks(keep_free):
+                break
+            before, cold = flight, 0.0
+        if decided > 1:
+            server.view.state = loop.policy.advance_state(server.view.state, decided - 1)
+        return now
+
+    def _run_ahead(
+        self, step: Step, first: StepInFlight, cost: DecodeCost, live: int, context: int, hold: int, horizon: float
+    ) -> tuple[int, float, StepInFlight, int]:
+        """Launch further decode steps, and receive `first` and all of them but the last.
+
+        Return their number, the time of the next decision, the step in flight, and the largest context.
+        """
+        loop, _, server, cohort, pool, decode = self._hot_objects
+        rows, fixed, slope, linear = cost
+        cache = self._cache
+        free = first_free = min(pool.free - step.plan.keep_free + (0 if cache is None else pool.evictable), MANY_BLOCKS)
+        limit, steps, free_sum, first_context = min(cohort.next_finish - cohort.steps, hold), 0, 0, context
+        decision, now = first.start, first.end
+        while steps < limit:
+            if not linear:  # the time of the next step
+                if steps:
+                    server.token_gaps.add(fixed, live)
+                if not 0.0 <= (fixed := decode(rows, live, context + live)) <= MAX_STEP:
+                    check_seconds(self.cost, fixed)
+            count = limit - steps if linear else 1
+            ran, decision, now, free, more_free = run_ahead(
+                fixed, slope, context, live, decision, now, horizon, count, free, cohort.block_offsets,
+                -cohort.steps - steps,
+            )  # fmt: skip
+            context, steps, free_sum = context + live * ran, steps + ran, free_sum + more_free
+            if ran < count:
+                break
+        if not steps:
+            return 0, decision, first, context
+        blocks, use = pool.held, server.kv_use
+        use.add_steps(steps, live, blocks, steps * first_free - free_sum)
+        pool.free -= first_free - free
+        if cache is not None:
+            cache.make_room(live, cohort.block_offsets[(1 - cohort.steps - steps) % cohort.block_size])
+        if blocks + first_free - free > use.peak_blocks:
+            use.peak_blocks = blocks + first_free - free
+        last = StepInFlight(step, decision, now, live)
+        launch_decodes(server, last, steps)
+        loop.receive(first)
+        if steps > 1:
+            if linear:
+                server.token_gaps.add_linear(fixed, slope, first_context, live, steps - 1)
+            receive_decodes(server, live, steps - 1, first.end, decision)
+            loop.calls += steps - 1
+        return steps, decision, last, context
 
     def _bounds(self, plan: Plan) -> tuple[int, float, bool]:
         """Return the steps that a plan may run, the time limit, and whether it continues when a request finishes."""
@@ -238,3 +346,26 @@ def run_steps(
         context += live
         now += fixed + slope * context
     return count, now, free, free_sum
+
+
+def run_ahead(
+    fixed: float, slope: float, context: int, live: int, decision: float, now: float, horizon: float, count: int,
+    free: int, offsets: list[int], offset: int,
+) -> tuple[int, float, float, int, int]:  # fmt: skip
+    """Run up to `count` decode steps, each decided when the step before it starts: at `decision`, then at `now`.
+
+    Each must be decided before the horizon and get its blocks. The index of the first step in `offsets` is `offset`
+    modulo the block size. Return the number of steps, the next decision, the end of the last step, the blocks that are
+    free after it, and the sum of the free blocks over the steps.
+    """
+    index, free_sum = offset % len(offsets), 0
+    for ran in range(count):
+        needed = offsets[index]
+        if decision >= horizon or needed > free:
+            return ran, decision, now, free, free_sum
+        index = (index or len(offsets)) - 1
+        free -= needed
+        free_sum += free
+        context += live
+        decision, now = now, now + (fixed + slope * context)
+    return count, decision, now, free, free_sum

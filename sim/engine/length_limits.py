@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Optional
 
-from servesim.core import FOREVER, BlockPool, Request, Traits
+from servesim.core import BlockPool, Policy, Request
 
 
 class Limits:
     """The length and memory limits of one server."""
 
-    __slots__ = ("_traits", "max_generate_length", "max_length", "max_model_len", "pool", "rejects_oversized")
+    __slots__ = ("_policy", "max_generate_length", "max_model_len", "pool", "rejects_full_prompts", "rejects_oversized")
 
     def __init__(
         self,
         pool: BlockPool,
-        traits: Traits,
+        policy: Policy,
         max_model_len: Optional[int],
         max_generate_length: Optional[int],
         rejects_oversized: Optional[bool] = None,
@@ -23,19 +23,19 @@ class Limits:
         self.pool = pool
         self.max_model_len = max_model_len  # most tokens of prompt + output
         self.max_generate_length = max_generate_length  # llm-serving stops at this number of prompt + output tokens
+        traits = policy.traits
         self.rejects_oversized = traits.rejects_oversized if rejects_oversized is None else rejects_oversized
-        self._traits = traits
-        lengths = [] if max_generate_length is None else [max_generate_length]
-        if max_model_len is not None:
-            lengths.append(max_model_len + traits.tokens_past_max_model_len)
-        self.max_length = min(lengths, default=FOREVER)  # prompt + output tokens at which an output is cut
+        self.rejects_full_prompts = traits.rejects_full_prompts
+        self._policy = policy
 
-    def output_tokens(self, request: Request) -> int:
-        """Return the number of tokens that a request will generate on this server."""
-        tokens = request.output if request.output < request.limit else request.limit
-        if tokens > self.max_length - request.prompt:
-            tokens = self.max_length - request.prompt
-        return tokens if tokens > 1 else 1
+    def most_tokens(self, request: Request) -> int:
+        """Return the number of tokens at which a limit, not a stop token, ends a request."""
+        most = self._policy.max_output(request.prompt, self.pool, self.max_model_len)
+        if self.max_generate_length is not None:
+            most = min(most, self.max_generate_length - request.prompt)
+        if most > request.limit:
+            most = request.limit
+        return most if most > 1 else 1
 
     def cut_off(self, request: Request) -> bool:
         """Whether a length limit ended a request early, on a server with max_generate_length."""
@@ -44,16 +44,16 @@ class Limits:
     def rejection_reason(self, request: Request) -> Optional[str]:
         """Return why the server rejects a request on arrival, or None if it does not."""
         prompt, max_model_len = request.prompt, self.max_model_len
-        if max_model_len is not None and prompt >= max_model_len and self._traits.rejects_full_prompts:
+        if max_model_len is not None and prompt >= max_model_len and self.rejects_full_prompts:
             return f"prompt of {prompt} tokens leaves no output token, max_model_len is {max_model_len}"
         if not self.rejects_oversized:
             return None
         if max_model_len is not None and prompt > max_model_len:
             return f"prompt of {prompt} tokens, max_model_len is {max_model_len}"
-        limit = request.limit
-        if max_model_len is not None:
-            limit = min(limit, max_model_len + self._traits.tokens_past_max_model_len - prompt)
-        limit = max(1, limit)
+        most = self._policy.max_output(prompt, self.pool, max_model_len)
+        if most < 0:
+            return f"prompt of {prompt} tokens, which the engine does not accept"
+        limit = max(1, min(request.limit, most))
         need = self.pool.blocks_for(prompt + limit - 1)
         if need > self.pool.total:
             return f"needs {need} blocks for {prompt}+{limit} tokens, the pool has {self.pool.total}"

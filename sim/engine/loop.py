@@ -14,11 +14,12 @@ from typing import Any, Callable, Final, Optional, Protocol
 from servesim.core import BadInput, Plan, PlanError, Policy, Rejection, Request, Stuck, View
 
 from .clocks import Clock
+from .in_flight import deliver, launch, set_start
 from .inbox import Inbox
 from .plans import start_step
 from .results import finish_step
 from .server import Server
-from .step import Step
+from .step import Step, StepInFlight
 
 MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
@@ -45,6 +46,8 @@ class Loop:
         end_lag: bool = False,
         check: bool = False,
         compute: Optional[Callable[[Step], None]] = None,
+        collect: Optional[Callable[[Step], None]] = None,
+        empty_step: Optional[float] = None,
     ) -> None:
         self.policy = server.policy
         self._decide: Callable[[View], object] = server.policy.decide  # a user's policy may return anything
@@ -54,7 +57,10 @@ class Loop:
         self.observers = observers
         self.end_lag = end_lag  # a client sees the end of its stream one model call late
         self.check_every_step = check  # verify the counts of the server after every step
-        self.compute = compute  # runs a model call on a device; None in a simulation
+        self.compute = compute  # runs a model call on a device, or starts one in flight; None in a simulation
+        self.collect = collect  # waits for a call in flight
+        # seconds of a step that moves requests but runs no model; None: that of the engine
+        self.empty_step = server.traits.empty_step if empty_step is None else empty_step
         self.now = 0.0
         self.calls = 0  # model calls that have ended
         self._idle = True  # no model call has run since the last wait
@@ -64,6 +70,7 @@ class Loop:
         self._tokens_generated = 0
         self._max_calls_without_token = 1000 + server.pool.total * server.pool.block_size
         self._no_max_wait = self.policy.max_wait is None
+        self._overlaps = server.traits.steps_in_flight > 1  # a step is decided before the last one has returned
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
         self.fast_path = not (observers or check or end_lag or inbox.followers)
@@ -95,6 +102,8 @@ class Loop:
         step = start_step(server, plan, now)
         if step.has_moves or self.observers:
             self._notify_start(step, arrived, now)
+        if self._overlaps:
+            return self._send(step, state)
         if not (step.decode_rows or step.chunks or step.runs_model):
             return self._step_without_call(step, state)
         self._idle, self._steps_without_call = False, 0
@@ -105,8 +114,44 @@ class Loop:
         if self.compute is not None:
             self.compute(step)
         self.now = now = self.clock.finish_call(step, now, server.traits)
-        self._finish(step, now)
+        self._finish(step, now, finish_step(server, step, now))
         return None
+
+    def _send(self, step: Step, state: Any) -> Optional[float]:
+        """Send a step to the device. If the one before it is still out, or if there is no call, wait for that."""
+        server, before = self.server, self.server.flight
+        if not (step.decode_rows or step.chunks or step.runs_model):
+            if before is None:
+                return self._step_without_call(step, state)
+            self.receive(before)
+            if step.has_moves or step.plan.state != state:
+                for observer in self.observers:
+                    observer.on_step_end(server, step, self.now, [])
+            return None
+        self._idle, self._steps_without_call = False, 0
+        each_step = server.may_fail or self.inbox.lag > 1  # these are rare, and need every step
+        if step.hold and before is not None and self.fast_forward is not None and not each_step:
+            self.now = self.fast_forward.run_in_flight(step, before)
+            self._tokens_generated, self._last_progress = server.tokens_generated, self.calls
+            return None
+        if self.compute is not None:
+            self.compute(step)
+        launch(server, step, self.clock.start_call(step, step.start, server.traits))
+        if before is not None:
+            self.receive(before)
+        return None
+
+    def receive(self, flight: StepInFlight) -> list[Request]:
+        """Wait for a step in flight and record its results. Return the finished requests."""
+        if self.collect is not None:
+            self.collect(flight.step)
+            flight.end = self.clock.end_call(flight.end)
+            if self.server.flight is not None and self.server.flight is not flight:
+                set_start(self.server.flight, flight.end)
+        self.now = now = flight.end
+        finished = deliver(self.server, flight, now)
+        self._finish(flight.step, now, finished)
+        return finished
 
     def _deliver(self, now: float) -> list[Request]:
         """Submit the requests that the scheduler sees now."""
@@ -120,7 +165,7 @@ class Loop:
         return arrived
 
     def _step_without_call(self, step: Step, state: Any) -> Optional[float]:
-        """Return None to decide again at once: a request moved or the state changed. Else return the next event."""
+        """Return the time of the next decision: None if a request moved or the state changed, else the next event."""
         if step.has_moves or step.plan.state != state:
             for observer in self.observers:
                 observer.on_step_end(self.server, step, self.now, [])
@@ -132,7 +177,7 @@ class Loop:
         if self._steps_without_call == MAX_STEPS_WITHOUT_CALL:
             reason = f"{MAX_STEPS_WITHOUT_CALL} steps at the same time without a model call"
             raise self._stuck(reason, "moved requests or changed its state in each of them")
-        return None
+        return self.now + self.empty_step if self.empty_step and step.has_moves and not self.server.idle() else None
 
     def _go_idle(self, plan: Plan, now: float) -> float:
         """Report finished requests and return the time of the next event. Raise Stuck if there is none."""
@@ -158,10 +203,9 @@ class Loop:
         """Return the error of an engine that can never run again; `action` is what the policy did."""
         return Stuck(reason, self.server.all_requests(), self.now, describe_cause(self.server, action))
 
-    def _finish(self, step: Step, now: float) -> None:
-        """Record the end of a model call. Raise Stuck after too many calls without a token."""
+    def _finish(self, step: Step, now: float, finished: list[Request]) -> None:
+        """Report the end of a model call. Raise Stuck after too many calls without a token."""
         server = self.server
-        finished = finish_step(server, step, now)
         self.calls += 1
         if not self.fast_path:
             self.notify_end(step, now, now, finished)
@@ -259,6 +303,7 @@ def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
         engine.get("max_model_len"),
         engine.get("max_generate_length"),
         REJECT_OVERSIZED[engine.get("reject_oversized", "auto")],
+        (engine.get("host_cache") or {}).get("blocks", 0),
     )
 
 
@@ -270,9 +315,13 @@ def build_loop(
     observers: Sequence[Observer] = (),
     front_end: float = 0.0,
     compute: Optional[Callable[[Step], None]] = None,
+    collect: Optional[Callable[[Step], None]] = None,
 ) -> Loop:
     """Return the loop of a server. `front_end`: seconds from the profile, used if the scenario sets none."""
     front = engine.get("front_end") or {}
     seconds = front.get("seconds")
     inbox = Inbox(requests, front.get("lag", 1), front_end if seconds is None else seconds)
-    return Loop(server, inbox, clock, tuple(observers), bool(front.get("end_lag")), compute=compute)
+    return Loop(
+        server, inbox, clock, tuple(observers), bool(front.get("end_lag")), False, compute, collect,
+        engine.get("empty_step"),
+    )  # fmt: skip

@@ -7,28 +7,36 @@ from collections.abc import Sequence
 from servesim.core import NO_MOVES, Chunk, Plan, Request
 
 from .groups import group_of
-from .prefix_cache import PrefixCache
+from .kv_cache import KvCache
 from .server import Server
 from .step import Step
 
 
 def start_step(server: Server, plan: Plan, now: float) -> Step:
     """Move requests, allocate blocks, and return the step."""
-    step = Step(plan, now)
+    step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
+    cache = server.prefix_cache
+    if cache is not None:
+        for request, tokens in plan.lookups:
+            cache.look_up(request, tokens)
+        if cache.lookups:
+            cache.count_lookups()
     if plan.moves is not NO_MOVES:
         _move(server, plan, step, now)
-    chunks = plan.chunks
+    chunks, free = plan.chunks, server.pool.free
     if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
         _decode(server, step)
         if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
             step.hold = plan.hold
     elif chunks and server.cohort.size:
         _decode_some(server, chunks, step)
+    decode_blocks = free - server.pool.free
     if chunks:
-        _start_chunks(server, chunks, step, now)
+        _start_chunks(server, chunks, step)
+    if cache is not None:
+        cache.make_room_for(step.chunks, step.decode_rows, decode_blocks)
     if plan.reorder_running is not None:
-        server.running.reorder(plan.reorder_running)
-        server.prefilling.reorder([request for request in plan.reorder_running if request._in_prefilling])
+        server.reorder_running(plan.reorder_running)
     if server.unreleased:
         server.release_preempted()
     server.view.state = plan.state
@@ -46,6 +54,8 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
     for request in moves.release:
         server.finished.remove(request)
         server.free_blocks(request)
+    if moves.make_room and server.prefix_cache is not None:
+        server.prefix_cache.make_room(moves.make_room)
     if moves.preempt and server.prefix_cache is not None:
         _cache_scheduled(server.prefix_cache, server, plan)
     for preemption in moves.preempt:
@@ -64,14 +74,18 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
         server.reject(rejection, now)
 
 
-def _cache_scheduled(cache: PrefixCache, server: Server, plan: Plan) -> None:
-    """Cache the blocks that the step fills in the order of the running queue, if some are of preempted requests."""
+def _cache_scheduled(cache: KvCache, server: Server, plan: Plan) -> None:
+    """Cache the blocks of earlier steps while preempted requests still have their tokens; then those of this step.
+
+    These are in the order of the running queue, if some of them are of preempted requests.
+    """
+    cache.update_all()
     tokens = {preemption.request: preemption.tokens for preemption in plan.moves.preempt if preemption.tokens}
     if tokens:
         tokens.update({chunk.request: chunk.tokens for chunk in plan.chunks})
         for request in server.running:
             if request in tokens:
-                cache.schedule(request, tokens[request])
+                cache.schedule(request, tokens[request], 0)
 
 
 def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:
@@ -81,7 +95,7 @@ def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:
         raise AssertionError(f"{field} has request {repeated.id} twice")
 
 
-def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: float) -> None:
+def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
     """Start the chunks of prompts. A chunk of a request that already decodes is a decode."""
     pool, cache, has_decodes = server.pool, server.prefix_cache, False
     if len(chunks) > 1:
@@ -109,12 +123,14 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step, now: floa
         if request.sampling is not None:
             group_of(request).cover(needed)
         if cache is not None:
-            cache.schedule(request, tokens)
+            cache.schedule(request, tokens, request._admission)
         if is_first:
-            request.queued += now - request.state_since
+            request.queued += step.start - request.state_since
             if request.scheduled is None:
-                request.scheduled = now
-    assert pool.free >= 0, f"the plan needs {-pool.free} more blocks than are free"
+                request.scheduled = step.start
+    if cache is not None and cache.host is not None:
+        step.copied_blocks += cache.host.take_copied()
+    assert pool.free + pool.evictable >= 0, f"the plan needs {-pool.free - pool.evictable} more blocks than are free"
     step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if has_decodes else chunks
 
 
@@ -140,7 +156,7 @@ def _decode(server: Server, step: Step) -> None:
         copies = group.copies
         group.append(request.length)
         step.shared_copies += group.copies - copies
-    assert pool.free >= 0, f"the decode needs {-pool.free} more blocks than are free"
+    assert pool.free + pool.evictable >= 0, f"the decode needs {-pool.free - pool.evictable} more blocks than are free"
 
 
 def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
@@ -153,5 +169,5 @@ def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
             server.prefix_cache.update_all()
         step.paused = [r for r in server.running if r._cohort is not None and r not in chosen]
         for request in step.paused:
-            server.cohort.leave(request)
+            server.leave_cohort(request)
     _decode(server, step)

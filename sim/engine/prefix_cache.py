@@ -12,77 +12,35 @@ with another one. So its blocks need no node; only after a preemption it can fin
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Optional
 
-from servesim.core import BlockPool, Request
+from servesim.core import FOREVER, BlockPool, Request
 
 from .block_tree import NO_DRAFT, BlockTree, Holding, Node, Run
+from .cohort import Cohort
+from .host_cache import HostCache
+from .kv_cache import KvCache
 from .texts import Text
 
 
-class PrefixCacheStats:
-    """What vLLM counts at each admission, in tokens, and the cached blocks that were handed out again."""
-
-    __slots__ = (
-        "evicted_blocks", "hits", "preempted_hits", "preempted_queries", "preempted_requests", "queries", "requests",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.requests = 0  # admissions of requests that were never preempted
-        self.queries = 0  # their tokens
-        self.hits = 0  # of these, cached
-        self.preempted_requests = 0  # admissions after a preemption; not part of vLLM's hit rate
-        self.preempted_queries = 0
-        self.preempted_hits = 0
-        self.evicted_blocks = 0
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics of a run. The hit rate leaves out preempted requests, as that of vLLM does."""
-        return {
-            "prefix_hit_rate": self.hits / max(1, self.queries),
-            "prefix_cache_queries": self.queries,
-            "prefix_cache_hits": self.hits,
-            "prefix_cache_preempted_queries": self.preempted_queries,
-            "prefix_cache_preempted_hits": self.preempted_hits,
-            "prefix_cache_evictions": self.evicted_blocks,
-        }
-
-    def count(self, request: Request, cached: int) -> None:
-        """Count an admission."""
-        tokens = request.prompt + request._written
-        if request.preemptions:
-            self.preempted_requests += 1
-            self.preempted_queries += tokens
-            self.preempted_hits += cached
-        else:
-            self.requests += 1
-            self.queries += tokens
-            self.hits += cached
-
-
-class PrefixCache:
+class PrefixCache(KvCache):
     """The cached blocks of one server."""
 
-    __slots__ = ("_append", "_texts", "blank", "count", "ends", "holdings", "pool", "stats", "tree")
+    __slots__ = ("_append", "blank", "count", "counts_lookups", "ends", "holdings", "tree")
 
-    def __init__(self, pool: BlockPool, free_order: str) -> None:
-        self.pool = pool
-        self.tree = BlockTree(pool.block_size)
-        self.stats = PrefixCacheStats()
+    def __init__(
+        self, pool: BlockPool, free_order: str, cohort: Cohort, counts: str = "admission", host_blocks: int = 0
+    ) -> None:
+        super().__init__(pool, counts != "lookup-all")
+        self.counts_lookups = counts != "admission"
+        if host_blocks:
+            self.host = HostCache(host_blocks, BlockTree(pool.block_size, cohort))
+        self.tree = BlockTree(pool.block_size, cohort)
         self.count = pool.total  # blocks in the free list; until `_settle`, it may have blocks that were taken
         self.blank = pool.total  # blocks without text before the runs of the list
         self.holdings: dict[Request, Holding] = {}  # running requests that the tree knows
         self._append = free_order == "append"  # all freed blocks go to the back (vLLM before 0.24)
         self.ends = Run(None, 0, 0)  # the runs of the free list are a ring: the front after it, the back before it
         self.ends.before = self.ends.after = self.ends
-        self._texts: dict[Request, Text] = {}  # requests that may share blocks, or were preempted
-
-    def text_of(self, request: Request) -> Optional[Text]:
-        """Return the text of a request, or None if the tree cannot have it."""
-        text = self._texts.get(request)
-        if text is None and request.content is not None:
-            text = self._texts[request] = Text(request)
-        return text
 
     def free_runs(self) -> list[Run]:
         """Return the runs of the free list, the next one first."""
@@ -93,13 +51,14 @@ class PrefixCache:
             run = run.after
         return runs
 
-    def most_cached_blocks(self, request: Request) -> int:
-        """Return the blocks of a waiting request that can come from the cache: its last token is always computed."""
-        return (request.prompt + request._written - 1) // self.pool.block_size
+    @property
+    def idle_blocks(self) -> int:
+        """The free blocks that hold text. With free order "append", partly filled ones count too."""
+        return min(self.count - self.blank, self.pool.free)
 
     def admit(self, request: Request, cached: int) -> int:
-        """Count an admission, and hold the blocks of the first `cached` tokens. Return how many of them were free."""
-        self.stats.count(request, cached)
+        if not self.counts_lookups:
+            self.stats.count(request, cached)
         text = self.text_of(request)
         if text is None:
             assert not cached, f"the plan uses {cached} cached tokens, and {request} shares no text"
@@ -107,8 +66,12 @@ class PrefixCache:
         self._settle()
         size = self.pool.block_size
         found = size * self.tree.match(text, self.most_cached_blocks(request), NO_DRAFT).blocks
+        copied = max(0, cached - found) // size
+        if copied and self.host is not None:
+            self.host.copy(text, found // size, cached // size)
+            found = cached
         assert cached <= found and not cached % size, f"{request}: {cached} cached tokens planned, {found} found"
-        runs, node = self.tree.pin(text, cached // size, NO_DRAFT)
+        runs, node = self.tree.pin(text, cached // size - copied, NO_DRAFT)
         holding = self._hold(request, text, node)
         taken = 0
         for run in runs:
@@ -118,6 +81,7 @@ class PrefixCache:
             run.refs += 1
             holding.add(run, run.length)
         self.count -= taken
+        taken += copied  # into blocks from the front of the list, which `schedule` caches
         self.pool.free -= taken
         return taken
 
@@ -126,25 +90,32 @@ class PrefixCache:
         node.growers.append(holding)
         return holding
 
-    def schedule(self, request: Request, tokens: int) -> None:
-        """Cache the full blocks of a running request that computes these tokens in this step."""
+    def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
+        """Cache the full blocks of a running request that computes these tokens in this step.
+
+        `decoding_before`: see `BlockTree.update`.
+        """
         holding = self.holdings.get(request)
         if holding is not None:
-            self.tree.update_path(holding.node, request._admission)
-            self.tree.register(holding, (request.cached + tokens) // self.pool.block_size, request._admission)
+            self.tree.update(holding.node, decoding_before)
+            known = request.cached + tokens - request.in_flight
+            self.tree.register(holding, known // self.pool.block_size, decoding_before)
 
     def update_all(self, decoding_before: int = 0) -> None:
         """Cache the full blocks of all running requests, for example because afterwards not all of them advance."""
         for holding in list(self.holdings.values()):
-            self.tree.update_path(holding.node, decoding_before)
+            self.tree.update(holding.node, decoding_before)
 
-    def release(self, request: Request, computed: int, may_return: bool) -> int:
-        """Release the blocks of a request with this number of computed tokens, which may be admitted again later.
+    def update_beside(self, requests: Iterable[Request]) -> None:
+        """Cache the blocks that this step fills in decodes of the same texts as these requests, which do not decode."""
+        for request in requests:
+            holding = self.holdings.get(request)
+            if holding is not None:
+                self.tree.update(holding.node, FOREVER)
 
-        Return the number of tokens that no running request holds any more.
-        """
+    def release(self, request: Request, known: int, may_return: bool) -> int:
         self._settle()
-        blocks, holding = computed // self.pool.block_size, self.holdings.get(request)
+        blocks, holding = known // self.pool.block_size, self.holdings.get(request)
         if holding is not None:
             blocks = max(blocks, holding.end)
         elif may_return and blocks:  # from now on, it can find its own blocks again
@@ -165,12 +136,12 @@ class PrefixCache:
         request._blocks = 0
         self.count += freed + unfilled
         self.pool.free += freed + unfilled
-        return computed - (blocks - freed) * self.pool.block_size
+        return known - (blocks - freed) * self.pool.block_size
 
     def _release_held(self, holding: Holding, blocks: int) -> int:
         """Release the full blocks of a request, the last one first. Return how many no other request holds."""
         tree, freed = self.tree, 0
-        tree.update_path(holding.node, 0)
+        tree.update(holding.node, 0)
         tree.register(holding, blocks, 0)
         holding.node.growers.remove(holding)
         del self.holdings[holding.request]
@@ -206,6 +177,8 @@ class PrefixCache:
             taken -= blocks
             if run.hashed:
                 self.stats.evicted_blocks += blocks
+                if self.host is not None:
+                    self.host.receive(run, blocks)
             if blocks == run.length:
                 run.unlink()
             if run.node is not None:
@@ -214,7 +187,6 @@ class PrefixCache:
                 run.length -= blocks
 
     def clear(self) -> None:
-        """Forget all blocks that no request holds, for example because a model call has failed to write them."""
         free, self.pool.free = self.pool.free, 0
         self._settle()
         self.pool.free = self.count = self.blank = free
@@ -223,6 +195,8 @@ class PrefixCache:
         """Verify reference counts, the free list and the tree between two steps, and the number of stored tokens."""
         self._settle()
         self.update_all()
+        if self.host is not None:
+            self.host.check()
         free = self.free_runs()
         listed = self.blank + sum(run.length for run in free)
         assert listed == self.count == self.pool.free, f"{listed} blocks in the free list, {self.pool.free} are free"

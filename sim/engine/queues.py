@@ -33,6 +33,10 @@ class RequestQueue(ServerQueue):
         """Remove a request from any position."""
         raise NotImplementedError
 
+    def position(self, request: Request) -> int:
+        """Return the position of a request."""
+        raise NotImplementedError
+
     def reorder(self, requests: Sequence[Request]) -> None:
         """Put the same requests into a new order."""
         raise NotImplementedError
@@ -92,6 +96,9 @@ class FifoQueue(RequestQueue):
 
     def remove(self, request: Request) -> None:
         self._items.remove(request)
+
+    def position(self, request: Request) -> int:
+        return self._items.index(request)
 
     def reorder(self, requests: Sequence[Request]) -> None:
         check_same_requests(requests, self._items)

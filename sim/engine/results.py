@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 
-from servesim.core import Request
+from servesim.core import Chunk, Request
 
 from .groups import group_of
+from .queues import RequestQueue
 from .server import Server
 from .step import Step
-from .work_totals import KindTotals, WorkTotals
 
 
 def finish_step(server: Server, step: Step, now: float) -> list[Request]:
     """Record the end of a model call and return the finished requests."""
-    _count_kv_use(server, step)
+    count_kv_use(server, step)
     finished = record_decode(server, step.start, now, 1, now) if step.decode_rows else []
     if step.chunks:
         _record_prefill(server, step, now, finished)
@@ -24,23 +25,40 @@ def finish_step(server: Server, step: Step, now: float) -> list[Request]:
     if step.paused:
         for request in step.paused:
             server.cohort.join(request)
-    if finished:
-        free_finished(server, finished)
+    if finished or (step.chunks and server.prefix_cache is not None):
+        free_finished(server, finished, step.chunks)
     return finished
 
 
-def free_finished(server: Server, finished: list[Request]) -> None:
-    """Free the blocks of finished requests, unless a later plan does. For a prefix cache, the order matters."""
-    if server.prefix_cache is not None and len(finished) > 1:
+def free_finished(server: Server, finished: list[Request], chunks: Sequence[Chunk] = ()) -> None:
+    """Free the blocks of finished requests, unless a later plan does. For a prefix cache, the order matters.
+
+    A radix cache also takes over the prompts that these chunks have computed.
+    """
+    cache = server.prefix_cache
+    if cache is not None and len(finished) > 1:
         finished.sort(key=attrgetter("_admission"))
-    if not server.traits.frees_blocks_late:
-        for request in finished:
+    if server.traits.frees_blocks_late:
+        return
+    requests = finished
+    if chunks and cache is not None and cache.keeps_results:
+        requests = finished + [chunk.request for chunk in chunks if chunk.request.status == "running"]
+        requests.sort(key=results_order)
+    for request in requests:
+        if request.status == "done":
             server.free_blocks(request)
+        elif cache is not None:
+            server.kv_use.tokens += cache.keep(request, request.cached)
 
 
-def _count_kv_use(server: Server, step: Step) -> None:
+def results_order(request: Request) -> tuple[bool, int]:
+    """Sort key: the order in which SGLang processes results. A prompt that is cut comes last."""
+    return request._in_prefilling, request._admission
+
+
+def count_kv_use(server: Server, step: Step) -> None:
     """Count the blocks and the tokens that requests hold during a model call."""
-    use, blocks = server.kv_use, server.pool.total - server.pool.free
+    use, blocks = server.kv_use, server.pool.held
     use.tokens += step.decode_rows
     for chunk in step.chunks:
         use.tokens += chunk.tokens
@@ -72,11 +90,18 @@ def record_decode(server: Server, start: float, now: float, steps: int, first: f
         gaps.add(first - cohort.last_end, old_members)
     server.tokens_generated += cohort.size * steps
     finished = cohort.advance(steps, now, now - start)
+    if server.traits.lists_ended:
+        server.view.ended = positions(server.running, finished)
     if finished:
         failed = server.may_fail and _fail_decode(server, finished)
         for request in finished:
             _finish(server, request, now, failed)
     return finished
+
+
+def positions(running: RequestQueue, requests: list[Request]) -> list[tuple[int, Request]]:
+    """Return the positions of requests in the running queue, in ascending order, and the requests."""
+    return sorted([(running.position(request), request) for request in requests])
 
 
 def _fail_decode(server: Server, finished: list[Request]) -> bool:
@@ -101,17 +126,12 @@ def _record_prefill(server: Server, step: Step, now: float, finished: list[Reque
     seconds = now - step.start
     server.view.last_prefill = (step.start, now)
     failed = server.may_fail and _prefill_failed(step, finished)
-    totals = server.work.prefill if not step.decode_rows else _count_mixed(server.work, step)
-    totals.steps += 1
+    totals = server.work.start_prompts(step.decode_rows, step.context)
     totals.seconds += seconds
     for chunk in step.chunks:
         request, tokens = chunk.request, chunk.tokens
         request._cached = cached = request._cached + tokens
-        totals.prompts += 1
-        totals.prompt_tokens += tokens
-        totals.prompt_pairs += tokens * cached - tokens * (tokens - 1) // 2
-        if cached != tokens:
-            totals.prompt_cached += cached - tokens
+        totals.add_prompt(tokens, cached)
         request.prefilling += seconds
         written = request._written
         if cached < request.prompt + written:
@@ -145,13 +165,6 @@ def _fork(server: Server, request: Request) -> bool:
     return goes_on
 
 
-def _count_mixed(work: WorkTotals, step: Step) -> KindTotals:
-    """Count the decoding rows of a step that also has prompts. Return the sums of mixed steps."""
-    work.mixed.decode_rows += step.decode_rows
-    work.mixed.decode_pairs += step.context + step.decode_rows
-    return work.mixed
-
-
 def _prefill_failed(step: Step, finished: list[Request]) -> bool:
     """Whether a call with chunks failed: because of a decoding row, or of a row that would get its token."""
     return any(request.outcome == "failed" for request in finished) or any(
@@ -172,6 +185,11 @@ def _finish_failed_rows(server: Server, step: Step, now: float, finished: list[R
 
 def _finish(server: Server, request: Request, now: float, failed: bool) -> None:
     server.running.remove(request)
+    mark_finished(server, request, now, failed)
+
+
+def mark_finished(server: Server, request: Request, now: float, failed: bool) -> None:
+    """Record the end of a request that has left its queue."""
     if server.traits.frees_blocks_late:
         server.finished.push(request)
     request.outcome = "finished"

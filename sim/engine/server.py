@@ -27,14 +27,13 @@ from servesim.core import (
 )
 from servesim.core.request import CLIENT_FIELDS
 
-from .cache_draft import Draft
+from .cache_draft import make_cache
 from .cohort import Cohort
 from .groups import Group, group_of, stored_tokens
 from .kv_use import KvUse
 from .length_limits import Limits
-from .prefix_cache import PrefixCache
 from .queues import FifoQueue, RequestQueue, SortedQueue, running_queues
-from .step import Step, TokenGaps
+from .step import Step, StepInFlight, TokenGaps
 from .work_totals import WorkTotals
 
 # The queues that a preempted request may go to, by mode; one that keeps its tokens cannot wait for its first chunk.
@@ -45,6 +44,8 @@ PREEMPTION_QUEUES: Final = {
 
 def waiting_order(policy: Policy) -> Callable[[Request], Any]:
     """Return the sort key of a waiting queue. It does not hold the server: such a cycle would keep all requests."""
+    if policy.traits.keeps_ties:
+        return policy.sort_key
 
     def key(request: Request) -> Any:
         return policy.sort_key(request), request.arrival, request.serial
@@ -64,6 +65,7 @@ class Server:
         max_model_len: Optional[int] = None,
         max_generate_length: Optional[int] = None,
         rejects_oversized: Optional[bool] = None,
+        host_cache_blocks: int = 0,
     ) -> None:
         self.policy = policy
         self.traits = traits = policy.traits
@@ -77,21 +79,24 @@ class Server:
         self.finished = FifoQueue()  # finished requests that still hold blocks; `done` has all
         if not policy.uses_block_pool:
             max_generate_length = None  # llm-serving uses it only with PagedAttention
-        self.limits = Limits(self.pool, traits, max_model_len, max_generate_length, rejects_oversized)
-        self.prefix_cache: Optional[PrefixCache] = None  # None: the engine has none
-        if traits.prefix_cache:
-            self.prefix_cache = PrefixCache(self.pool, traits.prefix_cache)
+        self.limits = Limits(self.pool, policy, max_model_len, max_generate_length, rejects_oversized)
+        self.prefix_cache, draft = make_cache(self.pool, traits, self.cohort, host_cache_blocks)
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
-            max_model_len, None if self.prefix_cache is None else Draft(self.prefix_cache),
+            max_model_len, draft,
         )  # fmt: skip
         self.view.state = policy.initial_state()
         self.token_gaps = TokenGaps()
         self.work = WorkTotals(self.cohort)
         self.kv_use = KvUse()
-        self.unreleased: list[tuple[Request, int]] = []  # preempted requests with blocks, and their computed tokens
+        self.unreleased: list[tuple[Request, int]] = []  # preempted requests with blocks, and their known tokens
         self.done: list[Request] = []  # in the order in which they finished
         self.tokens_generated = 0  # over all requests
+        assert traits.steps_in_flight in (1, 2), f"expected 1 or 2 steps in flight, got {traits.steps_in_flight}"
+        assert traits.steps_in_flight == 1 or not traits.sequence_groups, (
+            "steps in flight need one sequence per request"
+        )
+        self.flight: Optional[StepInFlight] = None  # the newest step that has not returned
         self._admissions = 0
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
         self.may_fail = False  # whether a request with `fails_at_token` has arrived
@@ -103,8 +108,9 @@ class Server:
         """Add an arrival to waiting, or reject it if it can never run. Its queueing time starts at `visible_at`."""
         request.visible_at = request.state_since = visible_at
         request.arrival = request.sent if self.traits.arrival_is_send_time else visible_at
-        if request.prompt + request.stop_at > self.limits.max_length:
-            request.stop_at = self.limits.output_tokens(request)
+        request.max_tokens = most = self.limits.most_tokens(request)
+        if request.stop_at > most:
+            request.stop_at = most
         if reason := self.limits.rejection_reason(request):
             self._finish_unserved(request, now, "refused", reason)
             return
@@ -155,6 +161,14 @@ class Server:
         if self.record_moves:
             step.admitted = [*step.admitted, (request, request.slot)]
 
+    def reorder_running(self, requests: Sequence[Request]) -> None:
+        """Put the running requests into a new order."""
+        self.running.reorder(requests)
+        self.prefilling.reorder([request for request in requests if request._in_prefilling])
+        for request in requests:
+            self._admissions += 1
+            request._admission = self._admissions
+
     def add_to_prefilling(self, request: Request) -> None:
         self.prefilling.push(request)
         request._in_prefilling = True
@@ -167,6 +181,9 @@ class Server:
         """Preempt a running request, or one kept on the device. Return the number of blocks copied to the host."""
         request, mode, queue = preemption.request, preemption.mode, preemption.queue
         assert queue in PREEMPTION_QUEUES.get(mode, ()), f"expected mode and queue of Preemption, got {mode}, {queue}"
+        unknown = request.in_flight if preemption.tokens else self.cohort.unknown_tokens(request)
+        if self.traits.drops_tokens_in_flight:
+            self.drop_token_in_flight(request)
         if request.status == "running":
             self._leave_running(request)
         else:
@@ -185,16 +202,20 @@ class Server:
         if self.prefix_cache is None:
             self.free_blocks(request)
         else:
-            self._release_cached(preemption)
+            self._release_cached(preemption, unknown)
         if mode == "recompute":
             request._cached = 0
         self._requeue(request, queue)
         return request.host_blocks
 
-    def free_blocks(self, request: Request) -> None:
-        """Free the device blocks of a request that is not in the cohort and will not return."""
+    def free_blocks(self, request: Request, unknown: int = 0) -> None:
+        """Free the device blocks of a request that is not in the cohort and will not return.
+
+        `unknown`: tokens at the end that a prefix cache does not know.
+        """
         if self.prefix_cache is not None:
-            self.kv_use.tokens -= self.prefix_cache.release(request, request._cached, may_return=False)
+            request._cached -= unknown
+            self.kv_use.tokens -= unknown + self.prefix_cache.release(request, request._cached, may_return=False)
         elif request.sampling is not None:
             if request._blocks:
                 group_of(request).free_blocks(request._cached, keeps_tables=request.host_blocks > 0)
@@ -204,33 +225,56 @@ class Server:
             self.kv_use.tokens -= request._cached
             request._blocks = 0
 
-    def _release_cached(self, preemption: Preemption) -> None:
+    def _release_cached(self, preemption: Preemption, unknown: int) -> None:
         """Release the blocks of a preempted request, now or at the end of the plan."""
         request = preemption.request
         assert preemption.mode == "recompute", f"expected recompute with a prefix cache, got {preemption.mode}"
         computed, held = request._cached + preemption.tokens, request._blocks
         request._blocks = self.pool.blocks_for(computed)
         self._allocate(request._blocks - held)
-        self.kv_use.tokens += preemption.tokens  # not computed, but released with the others
-        self.unreleased.append((request, computed))
+        self.kv_use.tokens += preemption.tokens - unknown  # not computed, but released with the others
+        self.unreleased.append((request, computed - unknown))
         if not preemption.frees_last:
             self.release_preempted()
+        if preemption.make_room and self.prefix_cache is not None:
+            self.prefix_cache.evict(preemption.make_room - self.pool.free)
 
     def release_preempted(self) -> None:
         """Release the blocks of preempted requests."""
-        for request, computed in self.unreleased:
+        for request, known in self.unreleased:
             assert self.prefix_cache is not None
-            self.kv_use.tokens -= self.prefix_cache.release(request, computed, may_return=True)
+            self.kv_use.tokens -= self.prefix_cache.release(request, known, may_return=True)
         self.unreleased.clear()
 
     def _leave_running(self, request: Request) -> None:
-        request.prompt_done = request._cohort is not None
+        request.prompt_done = not request._in_prefilling
         if request._cohort is not None:
-            self.cohort.leave(request)
-        else:
+            self.leave_cohort(request)
+        elif request._in_prefilling:
             self.remove_from_prefilling(request)
         self.running.remove(request)
         request.preemptions += 1
+
+    def leave_cohort(self, request: Request) -> None:
+        """Remove a request from the cohort; if its newest token is in flight, that will be delivered."""
+        self.cohort.leave(request, self.cohort.in_flight > 0 and not self.traits.drops_tokens_in_flight)
+
+    def drop_token_in_flight(self, request: Request) -> None:
+        """Throw away the token of a request whose step has not returned."""
+        if self.flight is not None and request.in_flight:
+            self.flight.drop(request)
+
+    def take_out(self, request: Request) -> None:
+        """Remove a request from its queue for good. It loses its token in flight."""
+        self.drop_token_in_flight(request)
+        if request.status == "running":
+            if request._cohort is not None:
+                self.cohort.leave(request)
+            elif request._in_prefilling:
+                self.remove_from_prefilling(request)
+            self.running.remove(request)
+        else:
+            (self.waiting if request.status == "waiting" else self.swapped).remove(request)
 
     def _requeue(self, request: Request, queue: str) -> None:
         if queue == "swapped":
@@ -271,15 +315,9 @@ class Server:
 
     def reject(self, rejection: Rejection, now: float) -> None:
         request = rejection.request
-        if request.status == "running":
-            if request._cohort is not None:
-                self.cohort.leave(request)
-            else:
-                self.remove_from_prefilling(request)
-            self.running.remove(request)
-        else:
-            (self.waiting if request.status == "waiting" else self.swapped).remove(request)
-        self.free_blocks(request)
+        unknown = self.cohort.unknown_tokens(request)
+        self.take_out(request)
+        self.free_blocks(request, unknown)
         if rejection.keeps_host_blocks:
             self.pool.host_lost += request.host_blocks
         else:
@@ -319,12 +357,14 @@ class Server:
         decoding = [request for request in self.running if request.decodes]
         assert cohort.size == sum(r.sequences for r in decoding), "wrong size of the cohort"
         assert cohort.context == sum(r.sequences * r.cached for r in decoding), "wrong context of the cohort"
+        assert cohort.max_length == sum(r.prompt + r.max_tokens for r in decoding), "wrong lengths of the cohort"
         single = [request for request in decoding if request.sampling is None]
         assert cohort.block_offsets[-cohort.steps % pool.block_size] == sum(
             pool.blocks_for(r.cached + 1) > r.blocks for r in single
         ), "wrong block_offsets"
         assert set(cohort.groups) == set(decoding) - set(single), "wrong groups of the cohort"
-        assert list(self.prefilling) == [request for request in self.running if not request.decodes], "wrong prefilling"
+        prompts = [request for request in self.running if not (request.decodes or request.awaits_end)]
+        assert list(self.prefilling) == prompts, "wrong prefilling"
         for status, queue in (("waiting", self.waiting), ("running", self.running), ("swapped", self.swapped)):
             assert all(request.status == status for request in queue), f"a request in {status} has another status"
         for request in self.waiting:
@@ -353,6 +393,7 @@ def find_change(
             continue
         if request.arrival != (request.sent if arrival_is_send_time else request.visible_at):
             return request, "arrival"
-        if request.stop_at != server.limits.output_tokens(request):
-            return request, "stop_at"
+        most = server.limits.most_tokens(request)
+        if (request.max_tokens, request.stop_at) != (most, min(request.output, most)):
+            return request, "max_tokens" if request.max_tokens != most else "stop_at"
     return None

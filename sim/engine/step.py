@@ -16,13 +16,14 @@ class Step:
     """One step: a plan that has been carried out, and its model call if it has one."""
 
     __slots__ = (
-        "admitted", "chunks", "context", "copied_blocks", "decode_rows", "has_moves", "hold", "paused", "plan",
-        "preempted", "shared_copies", "start",
+        "admitted", "chunks", "context", "copied_blocks", "decided", "decode_rows", "has_moves", "hold", "paused",
+        "plan", "preempted", "shared_copies", "start",
     )  # fmt: skip
 
-    def __init__(self, plan: Plan, start: float) -> None:
+    def __init__(self, plan: Plan, decided: float, start: float) -> None:
         self.plan = plan
-        self.start = start
+        self.decided = decided  # when the scheduler made the plan
+        self.start = start  # of the model call; later than the decision if the step before it was still running
         self.chunks: Sequence[Chunk] = ()  # of the plan, without those of decoding requests
         self.decode_rows = 0  # live rows
         self.context = 0  # cached tokens that the decoding rows read
@@ -52,6 +53,58 @@ class Step:
         if self.copied_blocks:
             return "swap"
         return "reject" if self.plan.moves.reject else "idle"
+
+
+class StepInFlight:
+    """A step, or the last one of several equal decode steps, that has been decided and has not returned."""
+
+    __slots__ = (
+        "end",
+        "ends",
+        "fails",
+        "joined",
+        "late_blocks",
+        "left",
+        "requests",
+        "rows",
+        "sampled",
+        "start",
+        "step",
+    )
+
+    def __init__(self, step: Step, start: float, end: float, rows: int) -> None:
+        self.step = step
+        self.start = start
+        self.end = end  # when it returns
+        self.rows = rows  # decode rows whose token will count
+        self.joined: list[Request] = []  # rows that decode for the first time since they joined the cohort
+        self.sampled: list[Request] = []  # requests whose prompt it completes
+        self.ends: list[Request] = []  # requests that get their last token
+        self.left: list[Request] = []  # rows that have left the cohort since then
+        self.late_blocks = 0  # of requests that have finished, freed when it returns
+        self.fails = False  # the model call fails; then `requests` has all its rows
+        self.requests: list[Request] = []
+
+    def drop(self, request: Request) -> None:
+        """Throw away the token of a request."""
+        cohort = request._cohort
+        if request in self.sampled:
+            self.sampled.remove(request)
+            request._in_flight = 0
+            request._written -= 1
+        else:
+            self.rows -= 1
+            if request in self.joined:
+                self.joined.remove(request)
+            if cohort is None:
+                self.left.remove(request)
+                request._in_flight = 0
+                request._written -= 1
+            else:  # its tokens are counted from a later step, and it keeps its cached ones
+                request._joined_step += 1
+                request._cached += 1
+        if request in self.ends:
+            self.ends.remove(request)
 
 
 class ModelCall(NamedTuple):

@@ -32,6 +32,13 @@ class KindTotals:
         self.decode_rows = 0
         self.decode_pairs = 0
 
+    def add_prompt(self, tokens: int, cached: int) -> None:
+        """Count a chunk of a prompt, after which this number of tokens is cached."""
+        self.prompts += 1
+        self.prompt_tokens += tokens
+        self.prompt_pairs += tokens * cached - tokens * (tokens - 1) // 2
+        self.prompt_cached += cached - tokens
+
     @property
     def tokens(self) -> int:
         """Tokens that were computed, without padding."""
@@ -62,6 +69,16 @@ class WorkTotals:
         self.cohort = cohort
         self.prefill = KindTotals()
         self.mixed = KindTotals()
+
+    def start_prompts(self, decode_rows: int, context: int) -> KindTotals:
+        """Count a step with prompts, and its decoding rows. Return the sums of its kind."""
+        totals = self.prefill
+        if decode_rows:
+            totals = self.mixed
+            totals.decode_rows += decode_rows
+            totals.decode_pairs += context + decode_rows
+        totals.steps += 1
+        return totals
 
     def by_kind(self) -> dict[str, KindTotals]:
         """Return the sums by kind of step, in a fixed order."""

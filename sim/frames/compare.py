@@ -12,6 +12,7 @@ import pandas as pd
 from servesim.core import BadInput
 from servesim.report.compare_page import write_compare_report
 from servesim.report.figures import plot_changes, styled_axes
+from servesim.report.trust import policy_note
 from servesim.runs.metric_table import metrics_in
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
@@ -70,6 +71,7 @@ class CompareResult:
 
     def _repr_html_(self) -> str:
         notes = [self.verdict, describe_pairs(self.differences, self.confidence)]
+        notes.append(policy_note(runs.scenario for runs in (self.a, self.b)))
         return html_result(f"A: {self.a.name}, B: {self.b.name}", printed_cells(COLUMNS, self.differences), notes)
 
 
@@ -92,4 +94,4 @@ def runs_of_result(result: Result) -> ComparedRuns:
     """Return the result of one run as a side of a comparison. Ids are text, as in a folder."""
     rows: Any = result.requests.assign(id=result.requests.index.map(str)).to_dict("records")
     name = result.scenario.get("name") or result.scenario.get("policy", {}).get("name") or "run"
-    return single_run(str(name), result.metrics, rows, result.scenario.get("seed"), result.scenario.get("profile"))
+    return single_run(str(name), result.metrics, rows, result.scenario)

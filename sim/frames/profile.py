@@ -101,7 +101,7 @@ class ProfileFrames:
                 [f"held-out error, {kind}", f"{error:.1%}"] for kind, error in self.errors["mean"].dropna().items()
             ]
         cells.append(["verdict", self.verdict])
-        return html_result(f"Profile: {self.profile.name}", cells, [self.profile.backend_note or ""])
+        return html_result(f"Profile: {self.profile.name}", cells, [self.profile.source_note or ""])
 
     def __repr__(self) -> str:
         device, model = self.about.get("device", "?"), self.about.get("model", "?")

@@ -13,6 +13,7 @@ from servesim.config.overrides import Tree
 from servesim.core import BadInput
 from servesim.report.figures import plot_rates, styled_axes
 from servesim.report.rate_page import write_report
+from servesim.report.trust import policy_note
 from servesim.runs.request_rate import format_rate
 from servesim.study.columns import frame_row, html_result, printed_cells
 from servesim.study.rate_summary import RateSummary, capacity_columns, capacity_rows, point_columns
@@ -127,7 +128,9 @@ class RateSweepResult:
         sizes = {"configuration": len(self.summary.curves), "rate": len(self.rates), "run": self.summary.run_count}
         size = ", ".join(format_count(count, noun) for noun, count in sizes.items())
         title = f"{self.summary.experiment.name}: {size}"
+        shown = (self.summary.curves[0], self.summary.baseline)
+        note = policy_note(self.summary.experiment.tree(curve.config) for curve in shown)
         if self.constraints:
-            return html_result(title, printed_cells(*capacity_rows(self.summary, TOP)), [self.verdict])
+            return html_result(title, printed_cells(*capacity_rows(self.summary, TOP)), [self.verdict, note])
         results = [[format_rate(rate), self.at(rate).verdict] for rate in self.rates]
-        return html_result(title, [["rate", "result"], *results])
+        return html_result(title, [["rate", "result"], *results], [note])

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from servesim.core import Shape
 from servesim.engine.step import ModelCall
+from servesim.report.trust import policy_note
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import html_result
 
@@ -80,7 +81,7 @@ class ReplayResult:
         for metric, row in self.errors.iterrows():
             levels = [format_metric(row[side], str(metric)) for side in ("simulated", "measured")]
             cells.append([str(metric), *levels, "" if pd.isna(row.error) else f"{row.error:+.2%}"])
-        return html_result(f"Replay: {self.name}", cells, [self.verdict])
+        return html_result(f"Replay: {self.name}", cells, [self.verdict, policy_note([self.simulated.scenario])])
 
 
 def replay_of(replayed: ReplayedScenario) -> ReplayResult:

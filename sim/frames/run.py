@@ -14,6 +14,7 @@ from servesim.config.export import export_text
 from servesim.config.overrides import Tree
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
+from servesim.report.trust import policy_note
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.intervals import intervals_of
 from servesim.runs.metric_table import metrics_in
@@ -86,6 +87,7 @@ class Result:
         shown = [name for name in metrics_in("summary") if self.metrics.get(name) is not None]
         cells = [["metric", "value"], *([name, format_metric(self.metrics[name], name)] for name in shown)]
         notes = [self.verdict, *(f"Warning: {text}" for text in self.metrics.get("warnings", ()))]
+        notes.append(policy_note([self.scenario]))
         return html_result(f"Run: {self._policy}", cells, notes)
 
 

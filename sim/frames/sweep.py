@@ -16,7 +16,9 @@ from servesim.core import BadInput
 from servesim.report.figures import plot_knob, plot_trade_off, styled_axes
 from servesim.report.knobs import Knob, knob_curve
 from servesim.report.rate_page import write_report
+from servesim.report.recorded_runs import compared_rows
 from servesim.report.trade_offs import measure, measured_rows
+from servesim.report.trust import policy_note
 from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import parse_objective
 from servesim.study.columns import frame_row, html_result, printed_cells
@@ -239,5 +241,8 @@ class SweepResult:
     def _repr_html_(self) -> str:
         cells = printed_cells(sweep_columns(self.summary), top_rows(self.summary, TOP))
         notes = [self.verdict, *describe_ties(self.summary), *describe_constraints(self.summary)]
+        notes.append(
+            policy_note(self.summary.experiment.tree(row.config) for row in compared_rows(self.summary).values())
+        )
         size = f"{format_count(len(self.summary.rows), 'configuration')}, {format_count(self.summary.run_count, 'run')}"
         return html_result(f"{self.summary.experiment.name}: {size}", cells, notes)

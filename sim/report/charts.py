@@ -1,10 +1,11 @@
-"""Charts of single runs: time breakdown, latencies of requests, and queues over time."""
+"""Charts of single runs: time breakdown, latencies of requests; queues, KV blocks and the prefix cache over time."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+import numpy as np
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
 from servesim.statistics.number_format import format_number
@@ -14,6 +15,9 @@ from .recorded_runs import QUANTILES, RecordedRun
 
 SLO_KEYS = {"TTFT": "ttft", "TPOT": "tpot", "E2E latency": "e2el"}
 QUEUES = (("waiting", "queued"), ("running", "decoding"), ("swapped", "swapped"))  # name, colour
+BLOCKS = (("blocks_used", "front"), ("cached_blocks", "queued"))
+EVICTED = (("evicted_blocks", "stalled"),)
+HIT_WINDOWS = 60  # parts of a run with a hit rate each
 
 
 class Latencies(NamedTuple):
@@ -76,44 +80,58 @@ def cdf(run: Latencies, values: Sequence[float], name: str, unit: str) -> Trace:
 
 
 def queue_charts(runs: Sequence[RecordedRun]) -> list[Chart]:
-    """Return the queues and the KV blocks over time, one pair of charts per run, with common axes."""
+    """Return queues, KV blocks, hits and evictions over time: one chart of each per run, with common axes."""
     logs = [run for run in runs if run.log.times]
-    if not logs:
-        return []
-    last, top, most_blocks = timeline_limits(logs)
-    charts = []
-    for run in logs:
-        traces = [queue_line(run, name, colour) for name, colour in QUEUES]
-        traces = [trace for trace in traces if trace["name"] != "swapped" or any(trace["y"])]
-        charts.append(time_line(f"queues-{run.role}", f"Queues: {run.role}", traces, "requests", last, top))
-    for run in logs if most_blocks else ():
-        trace, title = queue_line(run, "blocks_used", "front"), f"KV blocks: {run.role}"
-        charts.append(time_line(f"blocks-{run.role}", title, [trace], "KV blocks in use", last, most_blocks))
-    return charts
+    cached = [run for run in logs if run.log.queues[-1].queries]
+    blocks = "KV blocks" if cached else "KV blocks in use"
+    return [
+        *time_charts("queues", "Queues", "requests", [(run, queue_lines(run, QUEUES)) for run in logs]),
+        *time_charts("blocks", "KV blocks", blocks, [(run, queue_lines(run, BLOCKS)) for run in logs]),
+        *time_charts("hits", "Prefix cache", "hits, % of prompt tokens", [(run, [hit_line(run)]) for run in cached]),
+        *time_charts(
+            "evicted", "Evicted blocks", "blocks so far", [(run, queue_lines(run, EVICTED)) for run in cached]
+        ),
+    ]
 
 
-def timeline_limits(runs: Sequence[RecordedRun]) -> tuple[float, int, int]:
-    """Return the last time, the longest queue and the most used blocks of all runs."""
-    queues = [queue for run in runs for queue in run.log.queues]
-    longest = max(max(queue.waiting, queue.running, queue.swapped) for queue in queues)
-    return max(run.log.times[-1] for run in runs), longest, max(queue.blocks_used for queue in queues)
+def queue_lines(run: RecordedRun, values: Sequence[tuple[str, str]]) -> list[Trace]:
+    """Return numbers of the queue log over time; the first one always, the others if they are ever above 0."""
+    lines = [queue_line(name, colour, [(t, getattr(q, name)) for t, q in zip(run.log.times, run.log.queues)])
+             for name, colour in values]  # fmt: skip
+    return [trace for k, trace in enumerate(lines) if not k or any(trace["y"])]
 
 
-def queue_line(run: RecordedRun, name: str, colour: str) -> Trace:
-    """Return one number of the queue log over time; each value holds until the next one."""
-    xy = [(t, getattr(queue, name)) for t, queue in zip(run.log.times, run.log.queues)]
+def hit_line(run: RecordedRun) -> Trace:
+    """Return the hit rate of the requests that were admitted in each part of a run."""
+    times, queues = run.log.times, run.log.queues
+    ends = np.searchsorted(times, np.linspace(times[0], times[-1], HIT_WINDOWS + 1)).tolist()
+    rates = []
+    for first, last in zip(ends, ends[1:]):
+        queries, hits = queues[last].queries - queues[first].queries, queues[last].hits - queues[first].hits
+        if queries:
+            rates.append((times[first], 100 * hits / queries))
+    return queue_line("hit rate", "front", [*rates, (times[-1], rates[-1][1])], "%{y:.1f} %")
+
+
+def queue_line(name: str, colour: str, xy: Sequence[tuple[float, float]], value: str = "%{y:,}") -> Trace:
+    """Return a line over time; each value holds until the next one."""
     text = name.replace("_", " ")
-    return line(text, xy, f"@{colour}", hovertemplate=f"%{{y:,}} {text} at %{{x:.1f}} s<extra></extra>") | {
+    return line(text, xy, f"@{colour}", hovertemplate=f"{value} {text} at %{{x:.1f}} s<extra></extra>") | {
         "line": {"color": f"@{colour}", "width": 1.6, "shape": "hv"}
     }
 
 
-def time_line(id: str, title: str, traces: Sequence[Trace], y_title: str, last: float, top: float) -> Chart:
-    """Return a chart over time; `last` and `top` give several charts the same axes."""
-    layout = {
-        "xaxis": {"title": {"text": "time (s)"}, "range": [0, last or 1]},
-        "yaxis": {"title": {"text": y_title}, "range": [0, 1.06 * (top or 1)]},
-        "height": 260,
-        "showlegend": len(traces) > 1,
-    }
-    return Chart(id, title, traces, layout, group=id.partition("-")[0])
+def time_charts(
+    id: str, title: str, y_title: str, runs: Sequence[tuple[RecordedRun, Sequence[Trace]]]
+) -> Iterator[Chart]:
+    """Yield a chart over time for each run, all with the same axes; none if all values are 0."""
+    last = max((run.log.times[-1] for run, _ in runs), default=0)
+    top = max((max(trace["y"]) for _, traces in runs for trace in traces), default=0)
+    for run, traces in runs if top or id == "queues" else ():
+        layout = {
+            "xaxis": {"title": {"text": "time (s)"}, "range": [0, last or 1]},
+            "yaxis": {"title": {"text": y_title}, "range": [0, 1.06 * (top or 1)]},
+            "height": 260,
+            "showlegend": len(traces) > 1,
+        }
+        yield Chart(f"{id}-{run.role}", f"{title}: {run.role}", traces, layout, group=id)

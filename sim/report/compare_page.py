@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Optional
 
+from servesim.config.scenario import Scenario
 from servesim.statistics.number_format import format_metric
 from servesim.study.compare import COLUMNS, Difference, name_of_b, summarise
 from servesim.study.compared_runs import ComparedRuns, paired_values
 
 from .page import MetricFact, ResultCard, page_table, write_page
 from .plots import Chart, axis_scale, equal_line, metric_rows_layout, plain, points, show, value_axis
-from .trust import CHECK, GOOD, WARN, Fact, profile_facts
+from .trust import CHECK, GOOD, WARN, Fact, policy_fact, profile_facts
 
 OUTCOME_COLOURS = {"better": "@winner", "worse": "@baseline", "not significant": "@point", "the same": "@point"}
 
@@ -32,7 +33,7 @@ def write_compare_report(
 
 
 def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -> list[Fact]:
-    """Return the trust panel: the profiles and the pairs."""
+    """Return the trust panel: the profiles, the pairs and the policies."""
     profiles = {str(runs.profile): runs.profile for runs in (a, b) if runs.profile is not None}
     facts = [fact for profile in profiles.values() for fact in profile_facts(profile)]
     if not facts:
@@ -42,7 +43,9 @@ def trust(a: ComparedRuns, b: ComparedRuns, differences: Sequence[Difference]) -
     facts.append(Fact("Pairs", pairs, GOOD if most.change.n > 1 else WARN))
     draws = max(len(d.draws) for d in differences)
     text = f"intervals include {draws} draws of the cost model" if draws else "not part of the intervals (--intervals)"
-    return [*facts, Fact("Calibration uncertainty", text, GOOD if draws else CHECK)]
+    facts.append(Fact("Calibration uncertainty", text, GOOD if draws else CHECK))
+    scenarios = [Scenario.model_validate(runs.scenario) for runs in (a, b) if runs.scenario]
+    return [*facts, policy_fact(scenarios)] if scenarios else facts
 
 
 def result(differences: Sequence[Difference], b: str, tolerance: Optional[float]) -> ResultCard:

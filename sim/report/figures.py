@@ -25,7 +25,7 @@ from servesim.study.rate_summary import RateSummary
 from servesim.study.rates import Curve
 from servesim.study.result import Result
 
-from .charts import QUEUES, timeline_limits
+from .charts import QUEUES
 from .compare_page import OUTCOME_COLOURS
 from .knobs import Knob, knob_scale, knobs
 from .plots import axis_scale, spans_decade
@@ -176,7 +176,8 @@ def plot_times(axes: Any, summary: Summary) -> None:
 
 def plot_queues(axes: Any, run: RecordedRun, together: Sequence[RecordedRun]) -> None:
     """Draw the queues over time; runs drawn together have the same axes."""
-    last, top, _ = timeline_limits(together)
+    last = max(other.log.times[-1] for other in together)
+    top = max(getattr(queue, name) for other in together for queue in other.log.queues for name, _ in QUEUES)
     for name, colour in QUEUES:
         values = [getattr(queue, name) for queue in run.log.queues]
         axes.step(run.log.times, values, where="post", color=LIGHT[colour], label=name)

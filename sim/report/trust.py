@@ -6,7 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from servesim.config.overrides import Tree
 from servesim.config.scenario import Scenario
+from servesim.config.validation import describe_validation
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.model_config import model_name
@@ -48,12 +50,13 @@ def profile_facts(source: Any) -> list[Fact]:
     model = model_name(about.get("model"))
     facts = [Fact("Profile", f"{profile.name}: {', '.join(part for part in (kind, model) if part)}")]
     how = [str(about[key]) for key in ("how", "framework") if about.get(key)]
+    derived = bool(about.get("derived"))
     date = f" on {str(about['date'])[:10]}" if about.get("date") else ", date unknown"
-    facts.append(
-        Fact("Measured", f"{'; '.join(how) or 'method unknown'}{date}", GOOD if how and about.get("date") else CHECK)
-    )
-    if profile.backend_note is not None:
-        facts.append(Fact("Backend", sentence(profile.backend_note), CHECK))
+    date = f", measured{date}" if derived else date
+    tone = GOOD if how and about.get("date") and not derived else CHECK
+    facts.append(Fact("Derived" if derived else "Measured", f"{'; '.join(how) or 'method unknown'}{date}", tone))
+    if profile.source_note is not None and not derived:
+        facts.append(Fact("Backend", sentence(profile.source_note), CHECK))
     return [*facts, error_fact(profile), verdict_fact(profile)]
 
 
@@ -80,18 +83,17 @@ def verdict_fact(profile: Profile) -> Fact:
 
 def policy_fact(scenarios: Iterable[Scenario]) -> Fact:
     """Return what the decisions of the policies were compared with."""
-    texts: dict[str, str] = {}
-    for scenario in scenarios:
-        name = str(scenario.policy["name"])
-        try:
-            known = scenario.policy_is_loadable
-            texts[name] = scenario.make_policy().traits.validated_against if known else "own policy, not loaded"
-        except BadInput as bad:
-            texts[name] = f"cannot be loaded now: {bad}"
+    texts = {str(scenario.policy["name"]): describe_validation(scenario) for scenario in scenarios}
     recorded = all(text.startswith("recordings") for text in texts.values())
     return Fact(
         "Policy validated", "; ".join(f"{name}: {text}" for name, text in texts.items()), GOOD if recorded else CHECK
     )
+
+
+def policy_note(trees: Iterable[Tree]) -> str:
+    """Return the same as one sentence, for scenarios as mappings; those that are not known are empty."""
+    scenarios = [Scenario.model_validate(tree) for tree in trees if tree]
+    return f"Policy validated: {policy_fact(scenarios).text}." if scenarios else ""
 
 
 def sweep_facts(summary: Summary, runs: Sequence[RecordedRun], roles: Roles, ties: Fact | None = None) -> list[Fact]:

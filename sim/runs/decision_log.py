@@ -2,7 +2,8 @@
 
 `free` counts free blocks after the plan was carried out. `free_after` counts them after the model call, when finished
 requests have returned theirs. Both are null if the policy uses no block pool. `waiting`, `running` and `swapped` are
-the queues at the start of the model call.
+the queues at the start of the model call. `t` is the time of the decision. With steps in flight, `start` is that of the
+model call if it is later, and `t_end` is the time at which the step returned.
 """
 
 from __future__ import annotations
@@ -22,14 +23,19 @@ class DecisionLog:
     def __init__(self, file: TextIO) -> None:
         self.file = file
         self.steps = 0
-        self._now: Optional[StepSnapshot] = None
+        self._started: list[StepSnapshot] = []  # with steps in flight, a step may start before the last one has ended
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        self._now = snapshot(server, step, arrived)
+        self._started.append(snapshot(server, step, arrived))
+
+    def _take(self, step: Step) -> StepSnapshot:
+        """Return the start of a step that has ended. Steps end in the order in which they start."""
+        while self._started[0].step is not step:
+            self._started.pop(0)  # it had no model call and moved nothing
+        return self._started.pop(0)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
-        assert self._now is not None
-        line = row(self.steps, self._now, now, free_blocks(server), finished)
+        line = row(self.steps, self._take(step), now, free_blocks(server), finished)
         self.file.write(json.dumps(line) + "\n")
         self.steps += 1
 
@@ -49,6 +55,7 @@ class StepSnapshot(NamedTuple):
     rejected: list[Request]  # on arrival
     free: Optional[int]  # None if the policy uses no block pool
     host_free: int
+    evictable: Optional[int]  # cached blocks that no request holds, if these are not free
     has_prefix_cache: bool
     sequences: Optional[list[int]]  # of the batch, if requests have several
 
@@ -70,6 +77,7 @@ def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot
         [request for request in arrived if request.status == "done"],
         free_blocks(server),
         server.pool.host_free,
+        server.pool.evictable if server.prefix_cache is not None and server.prefix_cache.keeps_results else None,
         server.prefix_cache is not None,
         [by_id[id].sequences for id, _ in rows] if by_id else None,
     )
@@ -88,7 +96,8 @@ def row(
     plan = step.plan
     line = {
         "step": number,
-        "t": step.start,
+        "t": step.decided,
+        **({} if step.start == step.decided else {"start": step.start}),
         "kind": start.kind,
         "chunks": [list(chunk) for chunk in start.batch],
         "prompts": ids(start.prompts),
@@ -107,6 +116,8 @@ def row(
     if start.has_prefix_cache:
         cached = {chunk.request: chunk.cached for chunk in step.chunks}
         line["cached"] = [[request.id, cached[request]] for request, _ in step.admitted]
+    if start.evictable is not None:
+        line["evictable"] = start.evictable
     if start.sequences is not None:
         line |= {"sequences": start.sequences, "copies": step.shared_copies, "swap_blocks": step.copied_blocks}
     if start.rejected:
@@ -129,11 +140,10 @@ class InMemoryLog(DecisionLog):
 
     def __init__(self) -> None:
         self._steps: list[tuple[StepSnapshot, float, Optional[int], list[Request]]] = []
-        self._now: Optional[StepSnapshot] = None
+        self._started: list[StepSnapshot] = []
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
-        assert self._now is not None
-        self._steps.append((self._now, now, free_blocks(server), finished))
+        self._steps.append((self._take(step), now, free_blocks(server), finished))
 
     @property
     def rows(self) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ PERCENTILES = (50, 90, 95, 99)
 Goal = Literal["min", "max"]
 Listing = Literal[
     "summary",  # in summary.csv, JSON and frames
-    "table",  # in every printed table of a sweep whose runs have it
+    "table",  # in every printed table of a sweep if a run has more than 0 of it
     "intervals",  # has an interval in result.json
     "main",  # printed with its interval
     "compare",  # default of `sim compare`
@@ -92,11 +92,13 @@ TABLE = (
     Metric("peak_kv_blocks", "", "min"),
     Metric("mean_kv_tokens", "", "min"),
     Metric("kv_sharing", "", "max", is_percentage=True),
-    Metric("prefix_hit_rate", "", "max", ("summary",), is_percentage=True),
+    Metric("prefix_hit_rate", "", "max", ("summary", "table"), is_percentage=True),
     Metric("prefix_cache_queries", "", "min"),
     Metric("prefix_cache_hits", "", "max"),
     Metric("prefix_cache_evictions", "", "min"),
     Metric("saved_prefill_s", "s", "max"),
+    Metric("host_cache_hits", "", "max"),
+    Metric("host_copy_s", "s", "min"),
     Metric("mfu", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("mbu", "", "max", ("summary", "table"), is_percentage=True, needs="peak"),
     Metric("energy", "J/1k tok", "min", ("summary",), needs="power"),

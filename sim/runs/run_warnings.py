@@ -26,7 +26,7 @@ def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -
     found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
     if trace is not None and not scenario.make_policy().traits.prefix_cache:
         found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
-    return [warning for warning in (*found, profile.backend_note) if warning is not None]
+    return [warning for warning in (*found, profile.source_note) if warning is not None]
 
 
 def scenario_warnings(tree: Tree) -> list[str]:
@@ -36,15 +36,15 @@ def scenario_warnings(tree: Tree) -> list[str]:
         profile, trace = load_profile(scenario.profile), None if scenario.trace is None else load_trace(scenario)
     except BadInput:  # `sim sweep DIR` may run on another machine
         return []
-    return [text for text in run_warnings(scenario, profile, trace) if text != profile.backend_note]
+    return [text for text in run_warnings(scenario, profile, trace) if text != profile.source_note]
 
 
-def backend_notes(profiles: Iterable[Any]) -> list[str]:
+def source_notes(profiles: Iterable[Any]) -> list[str]:
     """Return a note for each of these profiles that was measured on servesim's own backend."""
     notes = []
     for name in dict.fromkeys(source for source in profiles if isinstance(source, str)):
         try:
-            notes.append(load_profile(name).backend_note)
+            notes.append(load_profile(name).source_note)
         except BadInput:  # the profile of a stored run may be gone
             continue
     return [note for note in notes if note is not None]

@@ -8,9 +8,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
+from servesim.config.memory import host_copy_times
 from servesim.config.scenario import EngineConfig, Scenario
 from servesim.config.user_code import class_line, user_errors
 from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request, Shape, StepCost, Stuck
+from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.clocks import Clock
 from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
@@ -66,7 +68,13 @@ class Run:
         cache = self.server.prefix_cache
         if cache is None or not cache.stats.requests:
             return {}
-        return {**cache.stats.metrics(), "saved_prefill_s": saved_prefill_seconds(self.profile.cost, self.ran)}
+        metrics = {**cache.stats.metrics(), "saved_prefill_s": saved_prefill_seconds(self.profile.cost, self.ran)}
+        if cache.host is not None:
+            step, block = host_copy_times(self.scenario.engine, self.scenario.profile)
+            copied = cache.host.copied_blocks
+            metrics["host_cache_hits"] = copied * cache.pool.block_size
+            metrics["host_copy_s"] = step * cache.host.copies + block * copied
+        return metrics
 
     @property
     def about(self) -> Mapping[str, Any]:
@@ -185,8 +193,13 @@ def build_simulation(
     """Return the loop of a scenario and its simulated clock."""
     policy, config = scenario.make_policy(), scenario.engine
     selected = profile.for_run(config.sampling)
+    if policy.traits.steps_in_flight > 1:
+        selected = selected.overlapped()
+    cost = selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm")
+    if config.host_cache is not None:
+        cost = HostCopyCost(cost, *host_copy_times(config, scenario.profile))
     clock = SimulatedClock(
-        selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm"),
+        cost,
         Padding(config.prefill_buckets, scenario.decode_buckets(policy)),
         fast_forward,
         cold_start_seconds(config, profile),
@@ -220,11 +233,13 @@ def run_loop(
                 loop.run()
         except Stuck as error:
             stuck = error
-    server = loop.server
+    server, largest = loop.server, clock.largest_shape
+    if scenario.engine.host_cache is not None:
+        largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
     join_answers(requests, answers or {})
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
-        loop.now, *clock.padding_counts, profile.outside_range(clock.largest_shape._asdict()), stuck,
+        loop.now, *clock.padding_counts, profile.outside_range(largest._asdict()), stuck,
         work=server.work.by_kind(), ran=ran,
     )  # fmt: skip
     clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it

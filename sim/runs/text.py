@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from servesim.config.validation import describe_validation
+
 from .intervals import describe_intervals, format_interval
 from .metric_table import metrics_in, percentile_name
 from .request_rows import STATES
@@ -41,8 +43,9 @@ def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
         lines += describe_intervals(run.intervals, run.profile.name)
     if run.outside_profile:
         lines.append(f"outside the measured range of the profile: {'; '.join(run.outside_profile)}")
-    if run.profile.backend_note is not None:
-        lines.append(f"note: {run.profile.backend_note}")
+    if run.profile.source_note is not None:
+        lines.append(f"note: {run.profile.source_note}")
+    lines.append(f"policy validated against: {describe_validation(run.scenario)}")
     if run.stuck:
         lines.append(str(run.stuck))
     return "\n".join(lines)
@@ -105,7 +108,11 @@ def cache_lines(result: Mapping[str, Any]) -> list[str]:
     lines = [line("Prefix cache hits (% of prompt tokens):", 100 * result["prefix_hit_rate"])]
     if result["saved_prefill_s"]:  # 0 without a profile
         lines.append(line("  saved prefill time (s):", result["saved_prefill_s"]))
-    return [*lines, line("  evicted blocks:", result["prefix_cache_evictions"])]
+    lines.append(line("  evicted blocks:", result["prefix_cache_evictions"]))
+    if "host_cache_hits" in result:
+        lines.append(line("  tokens copied from the host:", result["host_cache_hits"]))
+        lines.append(line("  time of these copies (s):", result["host_copy_s"]))
+    return lines
 
 
 def utilisation_lines(result: Mapping[str, Any]) -> list[str]:

@@ -1,8 +1,9 @@
 """The timeline of a run for Perfetto (ui.perfetto.dev) or chrome://tracing, in the JSON form of trace events.
 
 Steps are slices on one track. Every request is an async slice from its arrival to its end, with its states inside.
-Queues and blocks are counters. Times are microseconds. `Timeline` and `QueueLog` are observers of a simulated run;
-`write_measured_timeline` writes that of a measured run from its model calls, requests and device counters.
+Queues, blocks and the hits of the prefix cache are counters. Times are microseconds. `Timeline` and `QueueLog` are
+observers of a simulated run; `write_measured_timeline` writes that of a measured run from its model calls, requests and
+device counters.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class Timeline(TraceFile):
     def __init__(self, path: Union[str, Path]) -> None:
         super().__init__(path)
         self._states: dict[Request, str] = {}  # open state slice of each request
-        self._counters: dict[str, dict[str, int]] = {}  # last values written
+        self._counters: dict[str, dict[str, float]] = {}  # last values written
         self._now = 0.0
 
     def write_end(self) -> None:
@@ -82,7 +83,7 @@ class Timeline(TraceFile):
             self._close(request, self._now)
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
-        now = self._now = step.start
+        now = self._now = step.decided
         for request in arrived:
             self._open(request, now)
         for request, how, _ in step.preempted:
@@ -129,19 +130,25 @@ class Timeline(TraceFile):
     def _close(self, request: Request, now: float) -> None:
         state = self._states.pop(request, None)
         if state is not None:
-            facts = {"outcome": request.outcome or "unfinished", "written": request.written}
             self.slice("e", request, state, now)
-            self.slice("e", request, f"request {request.id}", now, facts)
+            self.slice("e", request, f"request {request.id}", now, end_facts(request))
 
     def _count(self, server: Server, now: float) -> None:
-        self._counter("queues", now, queue_lengths(server))
-        pool = server.pool
+        pool, state = server.pool, server_state(server)
+        self._counter("queues", now, {name: getattr(state, name) for name in ("waiting", "running", "swapped")})
+        has_cache = server.prefix_cache is not None
         if pool.total < FOREVER:
-            self._counter("blocks", now, {"held": pool.total - pool.free, "free": pool.free})
+            cached = {"cached": state.cached_blocks} if has_cache else {}
+            free = pool.total - state.blocks_used - state.cached_blocks
+            self._counter("blocks", now, {"held": state.blocks_used, **cached, "free": free})
+        if has_cache:
+            self._counter("prefix cache (tokens)", now, {"queries": state.queries, "hits": state.hits})
+            self._counter("prefix cache hits so far (%)", now, {"hits": 100 * state.hits / max(1, state.queries)})
+            self._counter("evicted blocks", now, {"evicted": state.evicted_blocks})
         if pool.host_total:
             self._counter("host blocks", now, {"held": pool.host_total - pool.host_free})
 
-    def _counter(self, name: str, now: float, values: dict[str, int]) -> None:
+    def _counter(self, name: str, now: float, values: dict[str, float]) -> None:
         if self._counters.get(name) != values:
             self._counters[name] = values
             self.event("C", now, ENGINE, name, args=values)
@@ -191,35 +198,52 @@ def write_request(trace: TraceFile, request: Request) -> None:
         ):
             trace.slice("b", request, part, start)
             trace.slice("e", request, part, stop)
-    facts = {"outcome": request.outcome or "unfinished", "written": request.written}
-    trace.slice("e", request, name, end, facts)
+    trace.slice("e", request, name, end, end_facts(request))
 
 
-class Queues(NamedTuple):
-    """Queue lengths and used KV blocks at one time."""
+def end_facts(request: Request) -> dict[str, Any]:
+    """Return what is known of a request at its end."""
+    cached = {"cached": request.cached_tokens} if request.cached_tokens else {}
+    return {"outcome": request.outcome or "unfinished", "written": request.written, **cached}
+
+
+class ServerState(NamedTuple):
+    """Queue lengths, KV blocks, and the sums of the prefix cache at one time."""
 
     waiting: int
     running: int
     swapped: int
-    blocks_used: int
+    blocks_used: int = 0  # held by requests
+    cached_blocks: int = 0  # with cached text that no request holds
+    queries: int = 0  # tokens that were looked up in the prefix cache so far
+    hits: int = 0  # of these, cached
+    evicted_blocks: int = 0  # so far
 
 
-def queue_lengths(server: Server) -> dict[str, int]:
-    """Return the lengths of the three queues."""
-    return {"waiting": len(server.waiting), "running": len(server.running), "swapped": len(server.swapped)}
+def server_state(server: Server) -> ServerState:
+    """Return the state of a server now; without a limit of its blocks, those in use are not known."""
+    pool, cache = server.pool, server.prefix_cache
+    used = pool.held if pool.total < FOREVER else 0
+    state = ServerState(len(server.waiting), len(server.running), len(server.swapped), used)
+    if cache is None:
+        return state
+    stats = cache.stats
+    return state._replace(
+        cached_blocks=cache.idle_blocks, queries=stats.queries, hits=stats.hits, evicted_blocks=stats.evicted_blocks
+    )
 
 
 class QueueLog:
-    """Keeps queue lengths and used blocks; drops every second point if there are too many."""
+    """Keeps the states of a server over time; drops every second point if there are too many."""
 
     def __init__(self, points: int = 300) -> None:
         self.points = points
         self.times: list[float] = []
-        self.queues: list[Queues] = []
+        self.queues: list[ServerState] = []
         self._interval = 0.0  # minimum seconds between points
 
     def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
-        self._add_point(server, step.start)
+        self._add_point(server, step.decided)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
         if server.idle():
@@ -228,10 +252,8 @@ class QueueLog:
     def _add_point(self, server: Server, now: float) -> None:
         if self.times and now - self.times[-1] < self._interval:
             return
-        pool = server.pool
-        used = pool.total - pool.free if pool.total < FOREVER else 0
         self.times.append(now)
-        self.queues.append(Queues(**queue_lengths(server), blocks_used=used))
+        self.queues.append(server_state(server))
         if len(self.times) >= 2 * self.points:
             self.times, self.queues = self.times[::2], self.queues[::2]
             self._interval = (self.times[-1] - self.times[0]) / self.points

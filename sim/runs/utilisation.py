@@ -48,13 +48,13 @@ def utilisation(work: Mapping[str, KindTotals], about: Mapping[str, Any]) -> dic
     return {**fractions(total, peak), "utilisation": kinds}
 
 
-def arithmetic(sums: KindTotals, model: Optional[Model], size: Optional[int]) -> dict[str, Optional[int]]:
+def arithmetic(sums: KindTotals, model: Optional[Model], size: Optional[float]) -> dict[str, Optional[int]]:
     """Return the FLOPs and bytes of all steps of a kind; `size` is in bytes per value."""
     if model is None or size is None:
         return {"flops": None, "bytes": None}
     return {
         "flops": model.flops(sums.tokens, sums.rows, sums.pairs),
-        "bytes": size * model.values_moved(sums.steps, sums.tokens, sums.cached),
+        "bytes": int(size * model.values_moved(sums.steps, sums.tokens, sums.cached)),
     }
 
 

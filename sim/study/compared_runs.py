@@ -44,8 +44,13 @@ class ComparedRuns:
     batches: MetricsByPair = field(default_factory=dict)  # by batch, for a single run
     draws: Sequence[Record] = ()  # runs with random cost models
     records: Sequence[Record] = ()  # the runs that the draws repeat
-    profile: Any = None  # None: unknown, the folder of a run without its scenario
+    scenario: Tree = field(default_factory=dict)  # empty: unknown, the folder of a run without it
     simulated: bool = False  # for this comparison; the others are stored runs
+
+    @property
+    def profile(self) -> Any:
+        """The profile of the scenario; None if it is not known."""
+        return self.scenario.get("profile")
 
     def effects(self, metric: str) -> dict[int, float]:
         """Return the change of a metric in each draw of the cost model."""
@@ -123,7 +128,8 @@ def from_scenario(
     fitted, drawn = [record for _, record in records[:count]], [record for _, record in records[count:]]
     runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["metrics"] for r in fitted}
     runs = dict(sorted(runs.items(), key=str))
-    return ComparedRuns(name, runs, draws=drawn, records=fitted, profile=scenario.profile, simulated=True)
+    known = scenario.model_dump(mode="json")
+    return ComparedRuns(name, runs, draws=drawn, records=fitted, scenario=known, simulated=True)
 
 
 def from_sweep(
@@ -149,9 +155,9 @@ def from_sweep(
 
 def from_row(summary: Summary, row: Row, name: str) -> ComparedRuns:
     """Return the runs of a configuration of a sweep."""
-    profile = summary.experiment.tree(row.config).get("profile", summary.experiment.profile)
+    scenario = {"profile": summary.experiment.profile, **summary.experiment.tree(row.config)}
     runs: MetricsByPair = {run.get("seed"): run["metrics"] for run in row.runs if "metrics" in run}
-    return ComparedRuns(name, runs, draws=row.draws, records=row.runs, profile=profile)
+    return ComparedRuns(name, runs, draws=row.draws, records=row.runs, scenario=scenario)
 
 
 def from_run(folder: Path, percentiles: Sequence[float] = ()) -> ComparedRuns:
@@ -161,16 +167,14 @@ def from_run(folder: Path, percentiles: Sequence[float] = ()) -> ComparedRuns:
     data = read_run(folder)
     further = {name: data.metric(name) for name in percentile_metrics(percentiles)}
     metrics = {**data.result, **further}
-    seed, profile = (None, None) if data.scenario is None else (data.scenario.seed, data.scenario.profile)
-    return single_run(str(folder), metrics, list(data.requests.values()), seed, profile)
+    scenario = {} if data.scenario is None else data.scenario.model_dump(mode="json")
+    return single_run(str(folder), metrics, list(data.requests.values()), scenario)
 
 
-def single_run(
-    name: str, metrics: Mapping[str, Any], rows: RequestRows, seed: Optional[int], profile: Any
-) -> ComparedRuns:
+def single_run(name: str, metrics: Mapping[str, Any], rows: RequestRows, scenario: Tree) -> ComparedRuns:
     """Return one run: its metrics and the rows of its requests."""
     numbers = {key: float(value) for key, value in metrics.items() if type(value) in (int, float)}
-    return ComparedRuns(name, {("run", seed): numbers}, batch_means(rows), profile=profile)
+    return ComparedRuns(name, {("run", scenario.get("seed")): numbers}, batch_means(rows), scenario=scenario)
 
 
 def batch_means(rows: RequestRows) -> MetricsByPair:

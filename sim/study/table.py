@@ -138,7 +138,7 @@ def other_metrics(summary: Summary) -> dict[str, Sequence[Medium]]:
     present = [name for name in dict.fromkeys(chain(*records)) if "[" in name]  # of one priority or session
     in_files = [*metrics_in("summary"), *(name for name in present if whole_metric(name) in metrics_in("summary"))]
     names = dict.fromkeys([*in_files, *(bound.metric for bound in experiment.subject_to)])
-    printed = [name for name in metrics_in("table") if any(row.values(name) for row in summary.rows)]
+    printed = [name for name in metrics_in("table") if any(any(row.values(name)) for row in summary.rows)]
     shown: dict[str, Sequence[Medium]] = {"preemptions": ("data", "page"), **dict.fromkeys(printed, EVERYWHERE)}
     objectives = [objective.metric for objective in experiment.objectives]
     return {name: shown.get(name, ("data",)) for name in names if name not in objectives}

@@ -7,7 +7,7 @@ from typing import NamedTuple, Optional
 
 from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.runs.metric_table import whole_metric
-from servesim.runs.run_warnings import backend_notes
+from servesim.runs.run_warnings import source_notes
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.number_format import format_mean, format_percentage
 
@@ -178,7 +178,7 @@ def describe_unserved(summary: Summary) -> list[str]:
 
 def profile_notes(experiment: Experiment) -> list[str]:
     """Return what to know about the profiles of a sweep."""
-    return backend_notes([experiment.profile, *(config.get("profile") for config in experiment.configs)])
+    return source_notes([experiment.profile, *(config.get("profile") for config in experiment.configs)])
 
 
 def describe_ties(summary: Summary) -> list[str]:

@@ -55,7 +55,7 @@ def test_names_of_policies_stay_whole(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert main(["policies", "list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 60
-    assert any(line.split()[:1] == ["sarathi-alternating"] for line in lines)
+    assert any(line.split()[:2] == ["policy", "sarathi-alternating"] for line in lines)
 
 
 @pytest.mark.parametrize(

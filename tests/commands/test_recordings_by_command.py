@@ -14,8 +14,8 @@ from servesim.core import field_values
 from servesim.policies import POLICIES
 from servesim.traces.samplings import SAMPLING_COLUMNS, values_of
 
-from ..policies import test_engines_other, test_engines_vllm  # noqa: F401  they map engines to policies
-from ..policies.recordings import ENGINES, FOLDER, Recording, as_queued, load
+from ..policies import test_engines_other, test_engines_sglang, test_engines_vllm  # noqa: F401  they map engines to policies
+from ..policies.recordings import ENGINES, FOLDER, Recording, as_queued, empty_step, load
 
 NAMES = sorted(path.relative_to(FOLDER).as_posix().removesuffix(".json.gz") for path in FOLDER.glob("**/*.json.gz"))
 
@@ -30,6 +30,7 @@ def scenario_of(recording: Recording) -> dict[str, Any]:
         "block_size": knobs.get("block_size", 1),
         "host_blocks": knobs.get("num_cpu_blocks", 0),
         "max_model_len": knobs.get("max_model_len"),
+        "empty_step": empty_step(policy),
     }
     profile = {
         "base": cost["c0"], "prefill_token": cost["per_prefill_token"], "decode_live": cost["per_decode_seq"],
@@ -67,12 +68,15 @@ def test_command_reproduces_a_recording(name: str, tmp_path: Path, monkeypatch: 
     assert main(["run", "scenario.yaml", "-o", "out", "--decisions", "log.jsonl"]) == (1 if dies else 0)
     log = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     steps, engine = recording.steps, recording.meta["engine"]
-    if engine.startswith("deepspeed"):  # its loop has rounds without a model call; compare only the calls
+    if engine.startswith(("deepspeed", "sglang")):  # rounds without a model call; compare only the calls
         steps = [step for step in steps if step["sched"]]
         log = [step for step in log if step["chunks"]]
     assert len(log) == len(steps)
     for ours, theirs in zip(log, steps, strict=True):
         assert ours["t"] == theirs["t"]
+        if theirs.get("ret") is not None:
+            assert (ours.get("start", ours["t"]), ours["t_end"]) == (theirs["start"], theirs["ret"])
+            assert ours["finished"] == theirs.get("finished", [])
         prompts = set(ours["prompts"])
         if engine.startswith("lightllm"):  # it counts a chunk of one prompt token as a decode
             prompts = {id for id, n in ours["chunks"] if n > 1}
@@ -87,7 +91,10 @@ def test_command_reproduces_a_recording(name: str, tmp_path: Path, monkeypatch: 
         if "free_gpu" in theirs or "free_after" in theirs:
             assert ours["free"] == theirs.get("free_gpu", theirs.get("free_after"))
         if "cached" in theirs:
-            assert ours["cached"] == theirs["cached"]
+            hits_only = engine.startswith("sglang")
+            assert [row for row in ours["cached"] if row[1] or not hits_only] == theirs["cached"]
+        if "evictable" in theirs:
+            assert ours["evictable"] * recording.knobs["block_size"] == theirs["evictable"]
         if "preempted" in theirs and recording.knobs.get("policy") != "priority":
             with_mode = bool(theirs["preempted"]) and isinstance(theirs["preempted"][0], list)
             assert [gone if with_mode else gone[0] for gone in ours["preempted"]] == theirs["preempted"]

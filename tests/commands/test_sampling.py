@@ -83,7 +83,8 @@ def test_variants_of_a_sweep_are_replayed_one_after_the_other(folder: Path, caps
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--set", "engine.sampling=gpu"], "engine.sampling: expected 'host', 'device', 'ops' or 'mint', got 'gpu'"),
+        (["--set", "engine.sampling=gpu"],
+         "engine.sampling: expected 'host', 'device', 'top_p', 'ops' or 'mint', got 'gpu'"),
         (["--set", "engine.sampling=mint"],
          "sampling: profile known has no time of mint, only of host, ops; measure it with `sim calibrate probe`"),
         (["--profile", "old", "--set", "engine.sampling=ops"],

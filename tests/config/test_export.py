@@ -13,6 +13,7 @@ import yaml
 from servesim.commands.options import SERVERS
 from servesim.config.export import TARGETS, Exported, export_scenario, v1_command
 from servesim.config.llm_serving_yaml import from_llm_serving
+from servesim.config.registry import preset, presets
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, field_values
 from servesim.policies import POLICIES
@@ -21,14 +22,15 @@ from ..commands.running import run_sim
 from ..conftest import ROOT
 
 WORKLOAD = {"requests": 3, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 8, "output": 2}}
-# The options of the real parsers, read from vllm 0.32.0 (AsyncEngineArgs), vllm 0.8.5 and sglang 0.4.6 (ServerArgs).
+# The options of the real parsers, read from vllm 0.32.0 (AsyncEngineArgs), vllm 0.8.5 and sglang 0.5 (ServerArgs).
 OPTIONS = {
     "vllm-v1": {
         "--max-num-seqs", "--max-num-batched-tokens", "--long-prefill-token-threshold", "--scheduler-reserve-full-isl",
         "--no-scheduler-reserve-full-isl", "--watermark", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
         "--scheduling-policy", "--max-model-len", "--block-size", "--num-gpu-blocks-override",
         "--gpu-memory-utilization", "--enable-prefix-caching", "--no-enable-prefix-caching", "--async-scheduling",
-        "--no-async-scheduling",
+        "--no-async-scheduling", "--kv-offloading-size", "--max-num-active-seqs",
+        "--long-prefill-token-threshold-adaptive",
     },
     "vllm": {
         "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
@@ -40,7 +42,7 @@ OPTIONS = {
     "sglang": {
         "--model-path", "--schedule-policy", "--schedule-conservativeness", "--max-prefill-tokens",
         "--chunked-prefill-size", "--max-running-requests", "--enable-mixed-chunk", "--context-length", "--page-size",
-        "--max-total-tokens", "--disable-radix-cache", "--disable-overlap-schedule",
+        "--max-total-tokens", "--disable-radix-cache", "--disable-overlap-schedule", "--prefill-decode-interval",
     },
 }  # fmt: skip
 OPTIONS["vllm-chunked"] = OPTIONS["vllm"]
@@ -49,11 +51,17 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
         {},
         {"max_num_seqs": 7, "enable_chunked_prefill": False, "scheduler_reserve_full_isl": False, "policy": "priority",
          "max_num_batched_tokens": 8192, "watermark": 0.05, "long_prefill_token_threshold": 64,
-         "enable_prefix_caching": False},
+         "enable_prefix_caching": False, "async_scheduling": False, "max_num_active_seqs": 5,
+         "long_prefill_token_threshold_adaptive": True},
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
     "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
-    "sglang": [{}, {"chunked_prefill_size": None, "max_running_requests": 9, "enable_mixed_chunk": True}],
+    "sglang": [
+        {},
+        {"chunked_prefill_size": None, "max_running_requests": 9, "enable_mixed_chunk": True,
+         "schedule_policy": "lof", "prefill_decode_interval": 3, "disable_overlap_schedule": True,
+         "disable_radix_cache": True},
+    ],
 }  # fmt: skip
 
 
@@ -85,16 +93,84 @@ def test_every_flag_exists_in_the_real_parser(policy: str, fields: dict[str, Any
 def test_flags_have_the_values_of_the_scenario() -> None:
     words = words_of(export_scenario(scenario("vllm-v1", SETTINGS["vllm-v1"][1], num_blocks=900), "vllm", "org/model"))
     assert words == shlex.split(
-        "vllm serve org/model --max-num-seqs 7 --max-num-batched-tokens 8192 --long-prefill-token-threshold 64 "
+        "vllm serve org/model --max-num-seqs 7 --max-num-batched-tokens 8192 --max-num-active-seqs 5 "
+        "--long-prefill-token-threshold 64 --long-prefill-token-threshold-adaptive "
         "--no-scheduler-reserve-full-isl --watermark 0.05 --no-enable-chunked-prefill --scheduling-policy priority "
         "--block-size 16 --num-gpu-blocks-override 901 --no-enable-prefix-caching --no-async-scheduling"
     )  # one block more: V1 never uses the first one
+
+
+# The first version of vLLM whose parser has an option, read from arg_utils.py of its releases; others are older.
+FIRST_WITH = {
+    "--scheduler-reserve-full-isl": 19, "--no-scheduler-reserve-full-isl": 19, "--watermark": 24,
+    "--max-num-active-seqs": 31, "--long-prefill-token-threshold-adaptive": 31,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [name for name in presets() if name.startswith("vllm-v1-")])
+def test_a_version_gets_only_options_that_it_has(name: str) -> None:
+    tree = {**preset(name), "workload": WORKLOAD, "profile": "ascend910b4-llama2-7b"}
+    exported = export_scenario(scenario_from(tree), "vllm")
+    minor = int(name.rpartition(".")[2])
+    assert exported.server == f"vLLM 0.{minor}.0 (V1 engine)"
+    flags = {word for word in words_of(exported) if word.startswith("--")}
+    assert {flag for flag in flags if FIRST_WITH.get(flag, 0) > minor} == set()
+    assert ("--scheduler-reserve-full-isl" in flags) == (minor >= 19)
+    assert not any("async" in flag for flag in flags)  # each preset has the default of its version
+    assert exported.not_expressed == []
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"version": "0.18.0"}, "scheduler_reserve_full_isl: vLLM 0.18.0 does not have it .from 0.19.0 on., got True"),
+        ({"version": "0.23.0", "watermark": 0.1}, "watermark: vLLM 0.23.0 does not have it .from 0.24.0 on., got 0.1"),
+        ({"version": "0.30.0", "max_num_active_seqs": 3}, "max_num_active_seqs: vLLM 0.30.0 does not have it"),
+        ({"version": "0.33.0"}, "version: expected 0.11.0 to 0.32.0, got '0.33.0'"),
+        ({"version": "0.19"}, "version: expected 0.11.0 to 0.32.0, got '0.19'"),
+        ({"version": 0.19}, "version: expected str, got 0.19"),
+        ({"version": "0.11.0", "scheduler_reserve_full_isl": False, "policy": "priority"}, "policy: expected fcfs"),
+        ({"version": "0.11.2", "scheduler_reserve_full_isl": False, "enable_chunked_prefill": False},
+         "enable_chunked_prefill: expected True with version 0.11.2"),
+    ],
+)  # fmt: skip
+def test_a_setting_that_a_version_does_not_have_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=f"policy.{message}"):
+        scenario("vllm-v1", fields)
+
+
+def test_older_versions_accept_few_block_sizes() -> None:
+    fields = {"scheduler_reserve_full_isl": False}
+    for version, size, accepted in (("0.11.0", 256, False), ("0.14.0", 256, True), ("0.14.0", 24, False)):
+        source = scenario("vllm-v1", {**fields, "version": version}, num_blocks=900, block_size=size)
+        exported = export_scenario(source, "vllm")
+        assert ("--block-size" in words_of(exported)) == accepted
+        assert [line.partition(": ")[0] for line in exported.not_expressed] == (
+            [] if accepted else [f"engine.block_size={size}"]
+        )
+
+
+def test_asynchronous_scheduling_is_switched_only_if_it_is_not_the_default() -> None:
+    old = {"version": "0.11.2", "scheduler_reserve_full_isl": False}
+    for fields, flag in (({}, None), ({"async_scheduling": False}, "--no-async-scheduling"),
+                         (old, "--async-scheduling"), ({**old, "async_scheduling": False}, None)):  # fmt: skip
+        exported = export_scenario(scenario("vllm-v1", fields, num_blocks=900), "vllm")
+        assert [word for word in words_of(exported) if "async" in word] == ([] if flag is None else [flag])
+        assert any("async" in note for note in exported.notes) == (flag == "--no-async-scheduling")
 
 
 def test_the_prefix_cache_is_exported_as_simulated() -> None:
     exported = export_scenario(scenario("vllm-v1", num_blocks=900), "vllm")
     assert "--enable-prefix-caching" in words_of(exported)
     assert not any("prefix" in note for note in exported.notes)
+
+
+def test_a_host_cache_is_exported_in_gib() -> None:
+    host = {"blocks": 512, "bandwidth": "25GB"}
+    exported = export_scenario(scenario("vllm-v1", num_blocks=900, host_cache=host), "vllm")
+    words = words_of(exported)
+    assert words[words.index("--kv-offloading-size") + 1] == "4.0"  # 512 blocks of 16 tokens, 0.5 MiB each
+    assert exported.not_expressed == []
 
 
 def test_swap_space_is_in_gib_and_v0_is_selected() -> None:
@@ -148,7 +224,7 @@ def test_one_setting_that_is_not_expressed_is_counted(tmp_path: Path, capsys: py
 
 
 def test_sglang_reads_some_fields_from_its_environment() -> None:
-    fields = {"init_new_token_ratio": 0.5, "schedule_policy": "lof", "retract_decode_steps": 5}
+    fields = {"version": "0.4.6", "init_new_token_ratio": 0.5, "schedule_policy": "lof", "retract_decode_steps": 5}
     exported = export_scenario(scenario("sglang", fields, num_blocks=900, block_size=4), "sglang")
     words = words_of(exported)
     assert words[0] == "SGLANG_INIT_NEW_TOKEN_RATIO=0.5" and "--schedule-policy" not in words
@@ -156,6 +232,11 @@ def test_sglang_reads_some_fields_from_its_environment() -> None:
     assert [line.partition(":")[0] for line in exported.not_expressed] == [
         "policy.retract_decode_steps=5", "policy.schedule_policy=lof"
     ]  # fmt: skip
+    exported = export_scenario(scenario("sglang", {**fields, "version": "0.5.18", "ignore_eos": True}), "sglang")
+    words = words_of(exported)
+    assert exported.server == "SGLang 0.5.18" and words[1] == "SGLANG_RETRACT_DECODE_STEPS=5"
+    assert words[words.index("--schedule-policy") + 1] == "lof"
+    assert exported.not_expressed == ["policy.ignore_eos=True: a field of the requests, not of the server"]
 
 
 def test_llm_serving_gets_its_configuration_and_the_rest_is_listed() -> None:
@@ -183,7 +264,7 @@ def test_the_command_prints_or_writes_and_executes_no_policy_file(
     monkeypatch.chdir(tmp_path)
     Path("best.yaml").write_text("policy: {name: vllm-v1, max_num_seqs: 7}\nengine: {num_blocks: 900}\n")
     said = run_sim(capsys, "export", "best.yaml", "--to", "vllm", "--set", "policy.max_num_seqs=8")
-    assert said.code == 0 and said.out.startswith("# vLLM 0.32 (V1 engine), from best.yaml\n")
+    assert said.code == 0 and said.out.startswith("# vLLM 0.32.0 (V1 engine), from best.yaml\n")
     assert "  --max-num-seqs 8 \\\n" in said.out
     assert run_sim(capsys, "export", "best.yaml", "--to", "vllm", "-o", "serve.sh").code == 0
     assert Path("serve.sh").read_text() == run_sim(capsys, "export", "best.yaml", "--to", "vllm").out
@@ -208,6 +289,7 @@ REFUSED: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
     ("vllm-v1", {"enable_chunked_prefill": False}, {"max_model_len": 4096},
      r"max_num_batched_tokens \(2048\) is below max_model_len \(4096\)"),
     ("vllm-v1", {"long_prefill_token_threshold": 5000}, {"max_model_len": 4096}, "is above max_model_len"),
+    ("vllm-v1", {"max_num_active_seqs": 500}, {}, r"max_num_active_seqs \(500\) is above max_num_seqs \(128\)"),
     ("vllm", {"max_num_batched_tokens": 1024}, {"max_model_len": 4096}, "needs chunked prefill"),
     ("vllm", {"max_num_seqs": 4096}, {"max_model_len": 1024}, r"\(2048\) is below max_num_seqs"),
     ("vllm-chunked", {"max_num_batched_tokens": 16}, {}, "below max_num_seqs"),
@@ -300,4 +382,6 @@ def test_the_installed_vllm_accepts_the_configuration(fields: dict[str, Any], en
 def test_the_installed_vllm_refuses_what_we_refuse(fields: dict[str, Any], engine: dict[str, Any]) -> None:
     done = check_with_vllm(words_of(v1_command(scenario("vllm-v1", fields, **engine), "MODEL"))[3:])
     assert "accepted" not in done.stdout
-    assert "max_num_batched_tokens" in done.stderr or "long_prefill_token_threshold" in done.stderr
+    assert any(
+        name in done.stderr for name in ("max_num_batched_tokens", "long_prefill_token_threshold", "max_num_active")
+    )

@@ -28,7 +28,7 @@ FIXED_ARRIVALS = {"kind": "constant", "rate": 5.0}
 ENGINE = {
     "num_blocks": 64, "block_size": 4, "host_blocks": 8, "max_model_len": 256, "max_generate_length": 64,
     "prefill_buckets": [16, 32], "decode_buckets": [2, 4], "front_end": {"lag": 2, "seconds": 0.1},
-    "client_timeout": 5.0, "cold_start": {"prefill": 0.1, "decode": 0.1},
+    "client_timeout": 5.0, "empty_step": 0.001, "cold_start": {"prefill": 0.1, "decode": 0.1},
 }  # fmt: skip
 ARRIVALS: list[Tree] = [
     {"kind": "constant", "rate": 5.0},
@@ -110,7 +110,11 @@ SCENARIOS: list[Tree] = [
     *({**BASE, "profile": profile} for profile in PROFILES),
     {**BASE, "engine": ENGINE, "slo": {"ttft": 100.0, "tpot": 50.0, "e2el": 1000.0}},
     {**BASE, "engine": MEMORY},
-]
+    {
+        **BASE, "policy": {"name": "vllm-v1"},
+        "engine": {**MEMORY, "host_cache": {"blocks": 8, "bandwidth": 1e9, "latency": 0.001}},
+    },
+]  # fmt: skip
 
 
 def numeric_paths(tree: Any, path: Path = ()) -> Iterator[Path]:

@@ -122,6 +122,19 @@ def test_the_measured_host_time_of_a_replay_replaces_that_of_the_profile() -> No
     assert replayed.decode(8, 8, 100) == pytest.approx(replace(COST, host=HostPart()).decode(8, 8, 100) + 5e-3)
 
 
+@pytest.mark.parametrize(("host", "step"), [(0.0, 0.0128), (0.004, 0.0128), (0.0129, 0.0129), (0.5, 0.5)])
+def test_with_steps_in_flight_host_time_counts_only_where_it_exceeds_the_device(host: float, step: float) -> None:
+    """8 decodes of 900 tokens take 0.012 + 8 * 1e-5 + 7200 * 1e-7 s on the device."""
+    cost = replace(COST, host=HostPart(step=host))
+    profile = Profile("parts", cost).overlapped()
+    assert profile.cost.decode(8, 8, 7200) == pytest.approx(step)
+    scaled = Profile("parts", ScaledCost(cost, 2.0)).overlapped()
+    assert scaled.cost.decode(8, 8, 7200) == pytest.approx(2 * step)
+    prompts = Shape(1, 256, 256, 256**2)
+    device = replace(COST, host=HostPart()).seconds(prompts)
+    assert profile.cost.seconds(prompts) == pytest.approx(max(device, host))
+
+
 def test_the_host_time_of_a_replay_counts_prompt_tokens_without_padding() -> None:
     """It is fitted to live steps, whose tokens are not padded. The host time of a profile counts the same tokens."""
     host = HostPart(token=1e-5)

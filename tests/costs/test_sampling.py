@@ -149,7 +149,8 @@ def test_error_for_a_variant_without_a_time(about: dict[str, Any], known: str) -
 
 
 def test_error_for_an_unknown_variant() -> None:
-    with pytest.raises(BadInput, match=r"^scenario: engine.sampling: expected 'host', 'device', 'ops' or 'mint', got"):
+    known = "'host', 'device', 'top_p', 'ops' or 'mint'"
+    with pytest.raises(BadInput, match=rf"^scenario: engine.sampling: expected {known}, got"):
         scenario("gpu")
 
 

@@ -145,14 +145,14 @@ def test_the_page_of_commands_is_up_to_date() -> None:
     assert text == generate_tables.reference(), "run python tools/generate_tables.py"
 
 
-@pytest.mark.parametrize("name", ["my_policy.py", "my_sweep.yaml", "hf_fifo.py"])
-def test_an_example_in_the_docs_equals_its_file(name: str) -> None:
+@pytest.mark.parametrize(("name", "most"), [("my_policy.py", 20), ("my_sweep.yaml", 20), ("hf_fifo.py", 40)])
+def test_an_example_in_the_docs_equals_its_file(name: str, most: int) -> None:
     file = (ROOT / "examples" / name).read_text(encoding="utf-8")
     blocks = [block for page in PAGES for block in pages.parse_blocks(page.read_text(encoding="utf-8"))]
     shown = [block.text for block in blocks if block.name == name]
     assert shown
     assert set(shown) == {file}
-    assert sum(bool(line.strip()) for line in file.splitlines()) <= 20
+    assert sum(bool(line.strip()) for line in file.splitlines()) <= most
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/limits.md"])

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from servesim.core import Policy, Request
+from servesim.core.content import content_of_pieces
 from servesim.policies import POLICIES
 from servesim.testing import (
     ContractWorld,
@@ -45,7 +46,11 @@ def worlds(draw: st.DrawFn) -> ContractWorld:
         limit = output + draw(st.sampled_from([0, 3]))
         fails = draw(st.sampled_from([None, None, None, None, None, 1, 3]))
         prompt, priority = draw(st.integers(1, 20)), draw(st.integers(0, 2))
-        requests.append(Request(id, now, prompt, output, limit, priority=priority, fails_at_token=fails))
+        text, shared = draw(st.sampled_from([None, None, "a", "b"])), draw(st.integers(0, prompt))
+        content = None if text is None else content_of_pieces([(text, shared), (id, prompt - shared)])
+        requests.append(
+            Request(id, now, prompt, output, limit, priority=priority, content=content, fails_at_token=fails)
+        )
     return ContractWorld(
         requests,
         blocks=draw(st.integers(10, 40)),

@@ -16,19 +16,20 @@ class CountsAll:
     """Counts the blocks and the tokens of all requests in every step."""
 
     def __init__(self) -> None:
-        self.block_sum = self.token_sum = self.peak_blocks = self.blocks = self.tokens = 0
+        self.block_sum = self.token_sum = self.peak_blocks = 0
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         holders = [*server.running, *(r for r in (*server.swapped, *server.finished) if r._blocks), *step.paused]
-        self.blocks = server.pool.total - server.pool.free
+        blocks = server.pool.total - server.pool.free - server.pool.evictable  # those that requests hold
         cached = {request: request.cached for request in holders}  # a paused request is also in the running queue
-        self.tokens = sum(cached.values()) + step.decode_rows + sum(chunk.tokens for chunk in step.chunks)
+        tokens = sum(cached.values()) + step.decode_rows + sum(chunk.tokens for chunk in step.chunks)
+        if step.runs_model:
+            self.block_sum += blocks
+            self.token_sum += tokens
+            self.peak_blocks = max(self.peak_blocks, blocks)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
-        if step.runs_model:
-            self.block_sum += self.blocks
-            self.token_sum += self.tokens
-            self.peak_blocks = max(self.peak_blocks, self.blocks)
+        pass
 
 
 def sums(outcome: Outcome) -> tuple[int, int, int]:

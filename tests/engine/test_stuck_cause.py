@@ -32,8 +32,7 @@ def stuck_message(prompt: int, policy: Any, **engine: Any) -> str:
 def test_a_rule_of_the_real_engine() -> None:
     assert stuck_message(100, "vllm-v1") == (
         "stuck at t=0 s: no request runs and no request will arrive (requests 0): request 0 needs 7 blocks, the engine "
-        "has 5; the real engine does this too (rules of vLLM V1 0.32.0, the synchronous scheduler without "
-        "speculation)"
+        "has 5; the real engine does this too (rules of vLLM V1 0.32.0, without speculation)"
     )
 
 
@@ -48,7 +47,7 @@ def test_the_policy_of_the_user() -> None:
     assert describe_cause(server, "returned no work") == "your policy Idle returned no work"
 
 
-@pytest.mark.parametrize("name", ["sglang", "nano-vllm"])
+@pytest.mark.parametrize("name", ["mlfq", "nano-vllm"])
 def test_a_policy_that_is_not_validated_promises_less(name: str) -> None:
     server = build_server(POLICIES[name](), {"num_blocks": 5, "block_size": 1})
     assert describe_cause(server, "returned no work").startswith("the real engine should do this too (rules of ")

@@ -51,7 +51,10 @@ KNOBS: dict[str, Any] = {  # field values that cause many events in small runs; 
     "batch_max_tokens": st.sampled_from([16, 40]),
     "running_max_req_size": st.integers(1, 6),
     "reserve": st.sampled_from(["request", "model"]),
+    "async_scheduling": st.booleans(),
+    "disable_overlap_schedule": st.booleans(),
 }
+LIVE: dict[str, dict[str, Any]] = {"sglang": {"disable_radix_cache": True}}  # what live runs need
 
 
 @pytest.fixture(autouse=True)
@@ -73,7 +76,7 @@ def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
     lag, seconds = draw(st.sampled_from([1, 1, 3])), draw(st.sampled_from([None, None, 0.25]))
     engine["front_end"] = {"lag": lag, "end_lag": draw(st.booleans()), "seconds": seconds}
     try:
-        scenario = scenario_from({"policy": {"name": name, **policy}, "engine": engine})
+        scenario = scenario_from({"policy": {"name": name, **policy, **LIVE.get(name, {})}, "engine": engine})
     except BadInput:
         assume(False)
     requests = []
@@ -133,7 +136,8 @@ def test_both_clocks_give_the_same_decisions_at_the_same_times(name: str) -> Non
 def test_a_finished_run_frees_all_its_blocks() -> None:
     rows = [[id, id / 4, 9, 8, 8, 0, None, None, None, 0.0, None] for id in range(12)]
     for name in sorted(POLICIES):
-        scenario = scenario_from({"policy": {"name": name}, "engine": {"num_blocks": 100, "block_size": 4}})
+        policy = {"name": name, **LIVE.get(name, {})}
+        scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 100, "block_size": 4}})
         live = run_live(scenario, rows)
         if not POLICIES[name]().traits.frees_blocks_late:  # these keep the last blocks until the next plan
             assert live["blocks_left"] == live["blocks"], name

@@ -164,7 +164,8 @@ def test_presets_are_the_policies_validated_by_recordings() -> None:
     assert make_policy(preset("sarathi")["policy"]) == POLICIES["sarathi"]()
     assert make_policy(preset("faster-transformer")["policy"]) == POLICIES["static"]()
     assert make_policy(preset("orca")["policy"]) == POLICIES["orca"]()
-    assert make_policy(preset("sglang-0.4.6")["policy"]) == POLICIES["sglang"]()
+    assert make_policy(preset("sglang-0.4.6")["policy"]) == POLICIES["sglang"](version="0.4.6")
+    assert make_policy(preset("sglang-0.5.18")["policy"]) == POLICIES["sglang"]()
 
 
 CONTEST = {

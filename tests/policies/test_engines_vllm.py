@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from servesim.config.registry import make_policy, preset
+from servesim.config.registry import make_policy, preset, presets
 from servesim.core import Policy
 
 from .recordings import ENGINES, compare, load, play, recording_names
 
 RENAMED = {"reserve_full_isl": "scheduler_reserve_full_isl", "v1_watermark": "watermark"}
-ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked", "async_scheduling"}
+ENGINE_KNOBS = {"block_size", "num_blocks", "num_cpu_blocks", "max_model_len", "chunked"}
 
 
 def vllm(name: str, knobs: dict[str, Any], **more: Any) -> Policy:
@@ -24,13 +24,17 @@ def v0(version: str, knobs: dict[str, Any], **more: Any) -> Policy:
     return vllm(f"vllm-{version.removeprefix('v')}{'-chunked' if knobs.get('chunked') else ''}", knobs, **more)
 
 
-def v1(knobs: dict[str, Any], **more: Any) -> Policy:
-    settings = {"enable_prefix_caching": False, **knobs}  # the oldest recordings are without it and do not say so
-    return vllm("vllm-v1-0.32", settings, enable_chunked_prefill=knobs.get("chunked", False), **more)
+def v1(knobs: dict[str, Any], version: str = "0.32.0", **more: Any) -> Policy:
+    """Return the preset of a version of V1, or that of 0.32 with another version."""
+    # The oldest recordings are without these and do not say so.
+    settings = {"enable_prefix_caching": False, "async_scheduling": False, **knobs}
+    name = f"vllm-v1-{version.rpartition('.')[0]}"
+    chosen = name if name in presets() else "vllm-v1-0.32"
+    return vllm(chosen, settings, enable_chunked_prefill=knobs.get("chunked", False), **{"version": version, **more})
 
 
 ENGINES["vllm-v0-scheduler-only"] = lambda meta: v0(meta["version"], meta["knobs"])
-ENGINES["vllm-v1-scheduler-only"] = lambda meta: v1(meta["knobs"])
+ENGINES["vllm-v1-scheduler-only"] = lambda meta: v1(meta["knobs"], meta["version"])
 
 
 @pytest.mark.parametrize("name", recording_names("vllm-v0"))
@@ -50,6 +54,31 @@ def test_every_decision_of_v1_is_reproduced(name: str) -> None:
 def test_every_decision_of_v1_with_its_prefix_cache_is_reproduced(name: str) -> None:
     recording = load(name)
     compare(recording, play(recording))
+
+
+@pytest.mark.parametrize("name", recording_names("vllm-v1", folder="versions"))
+def test_every_decision_of_other_versions_of_v1_is_reproduced(name: str) -> None:
+    recording = load(name)
+    compare(recording, play(recording))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("chunked_kv_pressure__v1-0.14.0", {"version": "0.19.0", "scheduler_reserve_full_isl": True}),
+        ("eviction_order_tree__v1-0.23.0", {"version": "0.24.0"}),  # order of the free list
+        ("preempted_finds_own_blocks__v1-0.19.0", {"version": "0.27.0"}),  # the same, and what statistics count
+        ("sessions_pressure__v1-0.11.0", {"version": "0.11.1"}),  # statistics: preempted requests apart
+        ("only_request_threshold__v1-0.27.0", {"version": "0.31.0"}),
+        ("threshold_adaptive__v1-0.32.0", {"long_prefill_token_threshold_adaptive": False}),
+        ("active_seqs__v1-0.32.0", {"max_num_active_seqs": None}),
+    ],
+)
+def test_the_rules_of_another_version_do_not_reproduce_a_recording(name: str, changed: dict[str, Any]) -> None:
+    recording = load(f"versions/{name}")
+    other = v1(recording.knobs, recording.meta["version"]).replace(**changed)
+    with pytest.raises(AssertionError):
+        compare(recording, play(recording, other))
 
 
 @pytest.mark.parametrize("name", recording_names("vllm-v0", folder="groups"))

@@ -1,4 +1,4 @@
-"""MLFQ, SRPT and SGLang, hand-worked cases: these policies are written from source code, without recordings."""
+"""MLFQ and SRPT, hand-worked cases: these policies are written from source code, without recordings."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ import pytest
 from servesim.core import Request
 from servesim.costs.linear import LinearCost
 from servesim.policies import POLICIES
-from servesim.policies.sglang import SGLangState
 from servesim.runs.request_rows import COLUMNS, request_row
 
 from ..scenarios import serve
 
-MLFQ, SRPT, SGLANG = POLICIES["mlfq"], POLICIES["srpt"], POLICIES["sglang"]
+MLFQ, SRPT = POLICIES["mlfq"], POLICIES["srpt"]
 
 
 def test_these_policies_are_marked_as_not_validated() -> None:
-    assert {kind().traits.validated_against for kind in (MLFQ, SRPT, SGLANG)} == {
-        "not validated: written from the source code"
-    }
+    assert {kind().traits.validated_against for kind in (MLFQ, SRPT)} == {"not validated: written from the source code"}
 
 
 @pytest.mark.parametrize(
@@ -103,55 +100,6 @@ def test_srpt_counts_prefill_and_decode_tokens_and_stops_at_the_first_request_th
     assert log.steps[1] == (1, [("b", 4), ("c", 1)])
     assert log.preempted == [(1, "a", "keep")]
     assert log.steps[2] == (2, [("b", 1), ("c", 1), ("a", 1)])
-
-
-def test_sglangs_fraction_of_future_tokens_decays_with_every_decode() -> None:
-    policy = SGLANG()
-    step = (0.7 - 0.7 * 0.14) / 600
-    assert policy.advance_state(SGLangState(0.7), 1).new_token_ratio == pytest.approx(0.7 - step, abs=1e-15)
-    assert policy.advance_state(SGLangState(0.7), 10_000).new_token_ratio == 0.7 * 0.14
-    one_by_one = SGLangState(0.7)
-    for _ in range(37):
-        one_by_one = policy.advance_state(one_by_one, 1)
-    assert policy.advance_state(SGLangState(0.7), 37) == one_by_one
-
-
-@pytest.mark.parametrize(("conservativeness", "second"), [(1.0, [("a", 1)]), (0.1, [("b", 5)])])
-def test_sglang_reserves_a_fraction_of_the_future_tokens(
-    conservativeness: float, second: list[tuple[str, int]]
-) -> None:
-    requests = [Request("a", 0, 5, 20), Request("b", 0.5, 5, 8)]
-    log = serve(SGLANG(schedule_conservativeness=conservativeness), requests, blocks=30)
-    assert log.steps[1] == (1, second)  # 25 free - 0.7 * 19 future tokens = 11.7, b needs 13
-
-
-def test_sglang_retracts_the_request_with_the_fewest_tokens_and_longest_prompt_to_the_back() -> None:
-    policy = SGLANG(schedule_conservativeness=0.0, retract_decode_steps=1)
-    requests = [Request("a", 0, 4, 6), Request("b", 0.5, 2, 6), Request("c", 1.5, 6, 3)]
-    log = serve(policy, requests, blocks=16)
-    assert log.steps[:5] == [
-        (0, [("a", 4)]),
-        (1, [("b", 2)]),
-        (2, [("c", 6)]),
-        (3, [("a", 1), ("b", 1), ("c", 1)]),
-        (4, [("b", 1), ("a", 1)]),
-    ]
-    assert log.preempted == [(4, "c", "recompute")]
-
-
-def test_sglang_chunks_one_prompt_and_mixes_in_decodes_only_if_set() -> None:
-    def requests() -> list[Request]:
-        return [Request("a", 0, 4, 4), Request("b", 0.5, 10, 2)]
-
-    log = serve(SGLANG(chunked_prefill_size=6), requests())
-    assert [batch for _, batch in log.steps[:4]] == [[("a", 4)], [("b", 6)], [("b", 4)], [("a", 1), ("b", 1)]]
-    log = serve(SGLANG(chunked_prefill_size=6, enable_mixed_chunk=True), requests())
-    assert [batch for _, batch in log.steps[:3]] == [[("a", 4)], [("b", 5), ("a", 1)], [("b", 5), ("a", 1)]]
-
-
-def test_sglang_serves_the_longest_output_first_if_set() -> None:
-    requests = [Request("a", 0, 4, 2), Request("b", 0, 4, 9), Request("c", 0, 4, 5)]
-    assert serve(SGLANG(schedule_policy="lof", max_running_requests=1), requests).order() == ["b", "c", "a"]
 
 
 def test_preemption_adds_the_time_to_copy_blocks() -> None:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from pathlib import Path
 
-from . import test_engines_other, test_engines_vllm, test_llm_serving
-from .recordings import ENGINES, load, recording_names
+from servesim.config.validation import FAMILIES, RECORDINGS, list_policies
+from servesim.policies import POLICIES
+
+from . import test_engines_other, test_engines_sglang, test_engines_vllm, test_llm_serving
+from .recordings import ENGINES, FOLDER, load, recording_names
 
 
 def checksums(recordings: Path) -> dict[str, str]:
@@ -19,9 +23,11 @@ def test_the_checksums_list_exactly_the_recordings(recordings: Path) -> None:
     files = {file.relative_to(recordings).as_posix() for file in recordings.glob("*/**/*") if file.is_file()}
     assert files == set(checksums(recordings))
     assert sum(name.startswith("llm-serving/") for name in files) == 16
-    assert sum(name.startswith("engines/") for name in files) == 34 + 25 + 9
-    assert sum(name.startswith("engines/prefix/") for name in files) == 25
+    assert sum(name.startswith("engines/") for name in files) == 34 + 43 + 9 + 32 + 56
+    assert sum(name.startswith("engines/prefix/") for name in files) == 43
     assert sum(name.startswith("engines/groups/") for name in files) == 9
+    assert sum(name.startswith("engines/sglang/") for name in files) == 56
+    assert sum(name.startswith("engines/versions/") for name in files) == 32
 
 
 def test_every_recording_is_unchanged(recordings: Path) -> None:
@@ -30,16 +36,19 @@ def test_every_recording_is_unchanged(recordings: Path) -> None:
 
 
 def test_every_recording_of_an_engine_is_compared_with_a_policy(recordings: Path) -> None:
-    files = [name for folder in ("", "prefix", "groups") for name in recording_names("", folder=folder)]
+    folders = ("", "prefix", "groups", "versions", "sglang")
+    files = [name for folder in folders for name in recording_names("", folder=folder)]
     assert {load(name).meta["engine"] for name in files} == set(ENGINES)
     compared = [
         *files_of(test_engines_vllm.test_every_decision_of_v0_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_v1_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_v1_with_its_prefix_cache_is_reproduced),
+        *files_of(test_engines_vllm.test_every_decision_of_other_versions_of_v1_is_reproduced),
         *files_of(test_engines_vllm.test_every_decision_of_parallel_sampling_and_beam_search_is_reproduced),
         *files_of(test_engines_other.test_every_decision_of_sarathi_is_reproduced),
         *files_of(test_engines_other.test_every_decision_of_lightllm_is_reproduced),
         *files_of(test_engines_other.test_every_step_of_mii_is_reproduced),
+        *files_of(test_engines_sglang.test_every_decision_of_sglang_is_reproduced),
     ]
     assert sorted(compared) == sorted(files)
 
@@ -48,6 +57,28 @@ def files_of(test: object) -> list[str]:
     """Return the file names in the parameters of a test."""
     (mark,) = test.pytestmark  # type: ignore[attr-defined]
     return list(mark.args[1])
+
+
+def test_the_library_states_the_number_of_recordings() -> None:
+    """`sim policies list` and the documents show this table: its numbers must be those of the folder."""
+    names = {kind: name for name, kind in POLICIES.items()}
+    counts: dict[str, Counter[str]] = {name: Counter() for name in POLICIES}
+    for path in sorted(FOLDER.glob("**/*.json.gz")):
+        meta = load(path.relative_to(FOLDER).as_posix()).meta
+        counts[names[type(ENGINES[meta["engine"]](meta))]][meta["version"].removeprefix("v")] += 1
+    counts["llm-serving"]["7342f33"] = len(test_llm_serving.CASES) + len(test_llm_serving.vectors())
+    stated = {name: {version: count for version, count in row.items() if count} for name, row in RECORDINGS.items()}
+    assert stated == counts
+
+
+def test_every_policy_has_a_family_and_its_recordings_agree_with_its_validation() -> None:
+    assert (
+        sorted(name for family in FAMILIES.values() for name in family.policies)
+        == sorted(POLICIES)
+        == sorted(RECORDINGS)
+    )
+    for entry in list_policies(unvalidated=True):
+        assert entry.validated_against.startswith("recordings") == bool(entry.recordings), entry
 
 
 def test_every_case_of_llm_serving_is_compared() -> None:

@@ -32,7 +32,7 @@ def scenario(rng: random.Random, family: str) -> tuple[list[list[Any]], dict[str
     fields: dict[str, Any] = {"max_num_seqs": rng.choice([1, 2, 4, 8, 16, 64])}
     fields["watermark"] = rng.choice([0.0, 0.01, 0.05, 0.1])
     if family == "vllm-v1":
-        fields.update(v1_fields(rng, max_len))
+        fields.update(v1_fields(rng, max_len), async_scheduling=False)
         return requests, memory, fields
     fields.update(v0_fields(rng))
     if fields["preemption_mode"] == "swap":

@@ -9,7 +9,7 @@ from servesim.config.registry import make_policy, preset
 from servesim.core import BlockPool, Policy, Request
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
-from servesim.engine.loop import Loop
+from servesim.engine.loop import Loop, build_loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies.nano_vllm import NanoVLLM
@@ -309,14 +309,14 @@ def test_v1_allocates_blocks_per_chunk_and_may_preempt_a_half_done_prompt() -> N
 
 
 def test_v1_may_preempt_the_first_request_and_then_runs_nothing_in_that_step() -> None:
-    policy = VLLMV1(policy="priority")
+    policy = VLLMV1(policy="priority", async_scheduling=False)
     played = serve(policy, [["a", 0, 2, 4, 1], ["b", 0.5, 2, 4, 0]], blocks=5)
     assert batches(played, "preempted", "t")[:5] == [
         ("a:2", [], 0),
         ("a:1 b:2", [], 1),
         ("", [["a", "recompute"]], 2),  # no block is free, and the first request has the lowest priority
-        ("b:1", [], 2),
-        ("b:1", [], 3),
+        ("b:1", [], 3),  # one tick later: the engine pauses
+        ("b:1", [], 4),
     ]
 
 
@@ -404,10 +404,28 @@ def test_a_failed_call_ends_its_prompts_and_decodes_and_no_other_request(fails: 
     """The call from 2 to 3 s runs a's third token and b's prompt. c arrives meanwhile and then runs alone."""
     arrivals = [("a", 0.0), ("b", 1.5), ("c", 2.5)]
     requests = [Request(id, arrival, 4, 6, fails_at_token=fails.get(id)) for id, arrival in arrivals]
-    policy = VLLMV1()
+    policy = VLLMV1(async_scheduling=False)
     server = Server(policy, 64, 4)
     Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0)), check=True).run()
     assert server.pool.free == 64
     assert [(r.outcome, r.finish, r.written) for r in requests] == [
         ("failed", 3.0, 3), ("failed", 3.0, 1), ("finished", 9.0, 6),
     ]  # fmt: skip
+
+
+def test_the_pause_of_v1_is_1_ms_and_a_setting() -> None:
+    """`b` has its first token at 2 s. Then `a` preempts itself, and `b` runs alone."""
+    for engine, end in (({}, 5.001), ({"empty_step": 0.5}, 5.5), ({"empty_step": 0}, 5.0)):
+        requests = [Request("a", 0.0, 2, 4, priority=1), Request("b", 0.5, 2, 4, priority=0)]
+        server = Server(VLLMV1(policy="priority", async_scheduling=False), 5, 1)
+        build_loop(server, engine, requests, SimulatedClock(LinearCost(base=1.0))).run()
+        assert requests[1].finish == pytest.approx(end, abs=1e-9)
+
+
+@pytest.mark.parametrize(("version", "calls"), [("0.11.0", 6), ("0.11.1", 5), ("0.32.0", 5)])
+def test_0_11_0_runs_one_more_asynchronous_decode_than_the_output_has_tokens(version: str, calls: int) -> None:
+    request = Request("a", 0, 20, 5)
+    policy = VLLMV1(version=version, scheduler_reserve_full_isl=version == "0.32.0", async_scheduling=True)
+    loop = Loop(Server(policy, 10, 16), Inbox([request]), SimulatedClock(LinearCost(base=1)))
+    loop.run()
+    assert (request.written, loop.calls) == (5, calls)

@@ -173,3 +173,26 @@ def test_a_sweep_that_nothing_wins_says_so(tmp_path: Path) -> None:
     same = sweeps.sweep_file(tmp_path, params={"policy.fix_delay_bugs": [False, True]})
     assert sweeps.sim("sweep", same, "-o", tmp_path / "same", "-j", 1, "-q") == 0
     assert "No winner: nothing beats the baseline" in page_text(tmp_path / "same" / "report.html")
+
+
+def test_a_prefix_cache_has_charts_of_its_hits_blocks_and_evictions(
+    tmp_path: Path, browser: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prefixes = {"count": 6, "tokens": 800, "share": 0.8}
+    base = sweeps.base(
+        policy={"name": "vllm-v1"}, engine={"num_blocks": 400}, workload={**sweeps.workload(300), "prefixes": prefixes},
+    )  # fmt: skip
+    params = {"policy.enable_prefix_caching": [False, True]}
+    file = sweeps.sweep_file(tmp_path, base=base, params=params, baseline={"policy.enable_prefix_caching": False})
+    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1) == 0
+    assert "prefix_hit_rate" in capsys.readouterr().out
+    page = tmp_path / "out" / "report.html"
+    charts = charts_of(page)
+    cache = [name for name in charts if name.startswith(("blocks", "hits", "evicted"))]
+    assert cache == ["blocks-winner", "blocks-baseline", "hits-winner", "evicted-winner"]
+    assert [line["name"] for line in charts["blocks-winner"]["data"]] == ["blocks used", "cached blocks"]
+    assert [line["name"] for line in charts["blocks-baseline"]["data"]] == ["blocks used"]
+    rates, evicted = charts["hits-winner"]["data"][0]["y"], charts["evicted-winner"]["data"][0]["y"]
+    assert 20 < len(rates) <= 61 and 0 < max(rates) <= 100
+    assert evicted == sorted(evicted) and evicted[-1] > 0
+    check_page(browser, page, 1400, "cache_1400.png")

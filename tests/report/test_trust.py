@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import yaml
+from servesim import api
+from servesim.cli import main
 from servesim.config.scenario import Scenario
 from servesim.costs.device_profile import load_profile
+from servesim.policies import VLLMV1
 from servesim.report.recorded_runs import compared_rows, record_runs
 from servesim.report.trust import capacity_fact, policy_fact, profile_facts, sweep_facts
 from servesim.study.rate_summary import RateSummary
@@ -30,7 +34,7 @@ def test_a_measured_profile_names_its_source_and_its_error() -> None:
     facts = {fact.name: fact for fact in profile_facts("h200-llama2-7b")}
     assert facts["Profile"].text == "h200-llama2-7b: NVIDIA H200, bfloat16, llama2-7b"
     assert "14790 samples" in facts["Measured"].text and facts["Measured"].text.endswith("on 2026-11-15")
-    note = load_profile("h200-llama2-7b").backend_note
+    note = load_profile("h200-llama2-7b").source_note
     assert note is not None and facts["Backend"].text == f"P{note[1:]}." and "step times of vLLM" in note
     assert facts["Held-out error"].text.startswith("prefill 2.6 %, decode 1.5 %, mixed 2.6 %")
     contest = {fact.name: fact for fact in profile_facts("ascend910b4-llama2-7b")}
@@ -49,9 +53,26 @@ def test_policies_name_their_recordings() -> None:
         return Scenario.model_validate(sweeps.base(policy={"name": name}))
 
     proven = policy_fact([scenario("vllm-v1")])
-    assert proven.tone == "good" and "vllm-v1: recordings of the real scheduler of 0.32.0" in proven.text
+    assert proven.tone == "good" and "vllm-v1: recordings of the real schedulers of 0.11.0" in proven.text
     mixed = policy_fact([scenario("vllm-v1"), scenario("nano-vllm")])
     assert mixed.tone == "check" and "nano-vllm: not validated" in mixed.text
+
+
+def test_every_report_says_how_the_policy_was_validated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    workload = {"requests": 4, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 20, "output": 3}}
+    tree = {"policy": {"name": "vllm-v1"}, "profile": {"base": 0.01}, "workload": workload}
+    text = VLLMV1().traits.validated_against
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump(tree))
+    assert main(["run", str(tmp_path / "s.yaml")]) == 0
+    assert f"\npolicy validated against: {text}\n" in capsys.readouterr().out
+    note = f"Policy validated: vllm-v1: {text}"
+    assert note in api.run(tree)._repr_html_()
+    mixed = api.compare(tree, {**tree, "policy": {"name": "srpt"}}, replications=2)
+    assert note in mixed._repr_html_() and "srpt: not validated" in mixed._repr_html_()
+    mixed.report(tmp_path / "page.html")
+    assert "srpt: not validated" in (tmp_path / "page.html").read_text()
+    keys = {"params": {"policy.max_num_seqs": [2, 4]}, "objectives": ["mean_e2el_ms"]}
+    assert note in api.sweep({"base": tree, **keys})._repr_html_()
 
 
 def test_the_panel_counts_the_model_calls_outside_the_measured_range(tmp_path: Path) -> None:

@@ -108,3 +108,38 @@ def test_a_queue_log_keeps_a_bounded_number_of_points_over_the_whole_run() -> No
     assert 50 <= len(log.times) <= 100 and len(log.times) == len(log.queues)
     assert log.times == sorted(log.times) and log.times[-1] >= 0.95 * run.end
     assert max(queue.running for queue in log.queues) == 1
+
+
+def shared_prompts(**policy: Any) -> dict[str, Any]:
+    """Return a scenario whose prompts share prefixes, with few blocks, so that cached ones are evicted."""
+    prefixes = {"count": 4, "tokens": 160, "share": 0.8}
+    return sweeps.base(
+        policy={"name": "vllm-v1", **policy}, engine={"num_blocks": 80},
+        workload={**sweeps.workload(80, 4.0), "prefixes": prefixes},
+    )  # fmt: skip
+
+
+def test_counters_of_the_prefix_cache_end_at_the_metrics_and_blocks_add_up(tmp_path: Path) -> None:
+    events, run = run_with_timeline(tmp_path / "t.json", shared_prompts())
+    result = run.result()
+    counters: dict[str, Events] = {}
+    for event in events:
+        if event["ph"] == "C":
+            counters.setdefault(event["name"], []).append(event["args"])
+    assert result["prefix_cache_hits"] > 0 and result["prefix_cache_evictions"] > 0
+    ends = {"queries": result["prefix_cache_queries"], "hits": result["prefix_cache_hits"]}
+    assert counters["prefix cache (tokens)"][-1] == ends
+    assert counters["prefix cache hits so far (%)"][-1] == {"hits": pytest.approx(100 * result["prefix_hit_rate"])}
+    assert counters["evicted blocks"][-1] == {"evicted": result["prefix_cache_evictions"]}
+    total = run.server.pool.total
+    assert all(sum(args.values()) == total and min(args.values()) >= 0 for args in counters["blocks"])
+    cached = sum(free.length for free in run.server.prefix_cache.free_runs() if free.hashed)  # type: ignore[union-attr]
+    assert counters["blocks"][-1]["cached"] == cached > 0
+    slices = {e["id"]: e["args"].get("cached", 0) for e in events if e["ph"] == "e" and "outcome" in e["args"]}
+    assert slices == {str(request.id): request.cached_tokens for request in run.requests}
+
+
+def test_a_run_without_a_prefix_cache_has_no_counters_of_it(tmp_path: Path) -> None:
+    events, _ = run_with_timeline(tmp_path / "t.json", shared_prompts(enable_prefix_caching=False))
+    names = {event["name"] for event in events if event["ph"] == "C"}
+    assert names == {"queues", "blocks"}

@@ -108,13 +108,8 @@ def _read_samplings(columns: Columns, table: Table, names: Sequence[str]) -> Non
 
 def parse_lists(table: Table, column: str) -> list[Any]:
     """Return a column of lists, in files with comma-separated values as JSON."""
-    lists = []
-    for i, value in enumerate(table.columns[column]):
-        try:
-            lists.append(json.loads(value) if type(value) is str else value)
-        except (ValueError, RecursionError):
-            raise table.error(i, column, "a list in JSON, e.g. [20, 35]") from None
-    return lists
+    parse = lambda value: json.loads(value) if type(value) is str else value  # noqa: E731
+    return table.each(column, parse, "a list in JSON, e.g. [20, 35]")
 
 
 def _read_contents(columns: Columns, table: Table, content: str, answer: str) -> None:
@@ -134,16 +129,14 @@ def _read_contents(columns: Columns, table: Table, content: str, answer: str) ->
 
 def parse_contents(table: Table, column: str) -> list[Pieces]:
     """Return a column of contents: JSON lists of [name, tokens], or NAME:TOKENS separated by spaces."""
-    contents = []
-    for i, value in enumerate(table.columns[column]):
-        try:
-            pieces = parse_pieces(value) if type(value) is str else [(name, tokens) for name, tokens in value]
-            if not all(type(name) in (str, int) and type(tokens) is int and tokens > 0 for name, tokens in pieces):
-                raise ValueError(pieces)
-        except (ValueError, TypeError):
-            raise table.error(i, column, "texts and their tokens, e.g. system:1500 question:40") from None
-        contents.append(pieces)
-    return contents
+    return table.each(column, parse_content, "texts and their tokens, e.g. system:1500 question:40")
+
+
+def parse_content(value: Any) -> Pieces:
+    pieces = parse_pieces(value) if type(value) is str else [(name, tokens) for name, tokens in value]
+    if not all(type(name) in (str, int) and type(tokens) is int and tokens > 0 for name, tokens in pieces):
+        raise ValueError(value)
+    return pieces
 
 
 def parse_names(table: Table, column: str) -> list[Name]:

@@ -80,6 +80,16 @@ class Table:
             result[i] = value
         return result
 
+    def each(self, column: str, parse: Callable[[Any], Any], expected: str) -> list[Any]:
+        """Return a column, each entry parsed by itself; `parse` raises ValueError or TypeError for a wrong one."""
+        parsed = []
+        for i, value in enumerate(self.columns[column]):
+            try:
+                parsed.append(parse(value))
+            except (ValueError, TypeError, RecursionError):
+                raise self.error(i, column, expected) from None
+        return parsed
+
     def text(self, column: str) -> list[str]:
         """Return a column of names as text; JSON may hold numbers."""
         values = self.columns[column]
@@ -94,17 +104,14 @@ class Table:
         converted = None if self.typed else convert_all_ids(values)
         if converted is not None:
             return converted
-        return [self._ids(i, column, value) for i, value in enumerate(values)]
+        return self.each(column, self._ids, "hash ids, whole numbers")
 
-    def _ids(self, index: int, column: str, value: Any) -> Sequence[int]:
-        try:
-            if type(value) is str and not self.typed:
-                return tuple(map(int, value.split()))
-            if type(value) is list and (not value or set(map(type, value)) == {int}):
-                return tuple(value)
-        except ValueError:
-            pass
-        raise self.error(index, column, "hash ids, whole numbers")
+    def _ids(self, value: Any) -> Sequence[int]:
+        if type(value) is str and not self.typed:
+            return tuple(map(int, value.split()))
+        if type(value) is not list or not set(map(type, value)) <= {int}:
+            raise ValueError(value)
+        return tuple(value)
 
     def _convert(
         self, column: str, parse: Callable[[Any, bool], Any], kind: type, expected: str, minimum: float, maximum: float

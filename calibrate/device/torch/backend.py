@@ -4,6 +4,9 @@ A step is one packed forward pass for prompts, decodes or both. It is padded to 
 prompts and mixed steps by tokens. On CUDA every bucket is a recorded graph. The host then fills one array, copies it,
 starts the graph and reads the tokens. Larger steps run without graph and padding; they are long enough
 to hide the launch time. A prompt of one token runs as a decode at position 0.
+
+On CUDA a step can be launched while the one before runs. Its unknown tokens are copied on the device, from the result
+of that step into the input, before its graph starts. The CPU computes a step when its tokens are collected.
 """
 # mypy: allow-untyped-calls
 # (parts of torch.cuda have no annotations)
@@ -13,6 +16,7 @@ from __future__ import annotations
 import platform
 import subprocess
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Optional, TypeVar
@@ -24,7 +28,7 @@ from servesim.core import BadInput
 
 from .model import Llama, random_weights, stored_weights
 from .operators import Batch, ReferenceOperators
-from .packing import GraphShape, Packer
+from .packing import GraphShape, PackedStep, Packer
 
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)  # padded rows of a decode step
 TOKEN_BUCKETS = (32, 64, 96, 128, 160, 192, 256, 320, 384, 512)  # padded tokens of prefill and mixed steps
@@ -41,6 +45,10 @@ class TorchBackend(Backend):
     """Runs steps with torch; see the module docstring."""
 
     name = "torch"
+    packer: Packer
+    selection: TokenSelection
+    staging: list[torch.Tensor]  # input on the host: while the device uses one buffer, the host fills the other one
+    ints: torch.Tensor  # input on the device
 
     def __init__(
         self,
@@ -56,6 +64,8 @@ class TorchBackend(Backend):
     ) -> None:
         check_choice("sampling", sampling, VARIANTS)
         self.sampling, self.samplings = sampling, VARIANTS
+        # It has buffers for two steps. Tokens that the host selects are not on the device when the next step starts.
+        self.max_steps_in_flight = 2 if sampling == "device" else 1
         if threads is not None and (type(threads) is not int or threads < 1):
             raise BadInput(f"threads: expected at least 1, got {threads!r}")
         available = torch.cuda.is_available()
@@ -75,34 +85,68 @@ class TorchBackend(Backend):
         self.graphs: dict[GraphShape, Any] = {}
         self.host: list[torch.Tensor] = []
         self.loaded: Optional[Llama] = None
+        self.buffer = 0  # of `staging`, filled last
+        self.launched: deque[tuple[PackedStep, int]] = deque()  # steps in flight, and the buffer of each
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
     ) -> None:
         self.graphs, self.loaded, self.host = {}, None, []
+        self.launched.clear()
         self.model, self.blocks, self.block_size = model, blocks, block_size
         self.dtype = getattr(torch, self.dtype_name or (model.dtype if self.cuda else "float32"))
         self._convert_memory_errors(lambda: self._build(host_blocks, weights))
 
-    def step(self, rows: Sequence[Row]) -> list[int]:
-        self.compute(rows)
-        return self.select_tokens(self.sampling)
+    def launch(self, rows: Sequence[Row]) -> None:
+        assert len(self.launched) < self.max_steps_in_flight, f"{len(self.launched)} steps are in flight"
+        step = self._pack(rows)
+        if self.cuda:
+            self._run(step, self.buffer)
+            if self.sampling == "device":
+                self.selection.start_copy(self.next_tokens, self.buffer)
+        self.launched.append((step, self.buffer))
+
+    def collect(self) -> list[int]:
+        step, buffer = self.launched.popleft()
+        if not self.cuda:
+            self._run(step, buffer)
+        self.order = step.order
+        if not self.cuda or self.sampling == "host":
+            return self.select_tokens(self.sampling)
+        return self._in_order(self.selection.finish_copy(step.rows, buffer))
 
     def compute(self, rows: Sequence[Row]) -> None:
-        llama = self._llama()
-        shape, used, self.order = self.packer.pack(rows)
+        step = self._pack(rows)
+        self._run(step, self.buffer)
+        self.order = step.order
+
+    def _pack(self, rows: Sequence[Row]) -> PackedStep:
+        """Write the rows into the buffer that the step in flight does not use."""
+        self._llama()
+        self.buffer = 1 - self.buffer
+        self.packer.buffer = self.staging[self.buffer].numpy()
+        return self.packer.pack(rows, self.launched[-1][0] if self.launched else None)
+
+    def _run(self, step: PackedStep, buffer: int) -> None:
+        """Start a packed step; on the CPU, compute it."""
+        llama, used, staging = self._llama(), step.used, self.staging[buffer]
 
         def run() -> tuple[torch.Tensor, torch.Tensor]:
+            ints = staging
             if self.cuda:
-                self.ints[:used].copy_(self.staging[:used], non_blocking=True)
-            graph = self.graphs.get(shape)
+                ints = self.ints
+                ints[:used].copy_(staging[:used], non_blocking=True)
+            if step.unknown:
+                target, source = ints[used - 2 * step.unknown : used].long().chunk(2)
+                ints[target] = self.next_tokens[source].int()
+            graph = self.graphs.get(step.shape)
             if graph is None:
-                return llama.forward(Batch(shape, self.ints))
+                return llama.forward(Batch(step.shape, ints))
             graph.replay()
             return llama.logits, llama.next_tokens
 
         logits, next_tokens = self._convert_memory_errors(run)
-        self.last_logits, self.next_tokens = logits[: len(rows)], next_tokens[: len(rows)]
+        self.last_logits, self.next_tokens = logits[: step.rows], next_tokens[: step.rows]
 
     def select_tokens(self, sampling: str) -> list[int]:
         def run() -> list[int]:
@@ -121,15 +165,17 @@ class TorchBackend(Backend):
             tokens[row] = token
         return tokens
 
-    def logits(self, rows: Optional[Sequence[int]] = None) -> np.ndarray[Any, Any]:
+    def logits(self, rows: Optional[Sequence[int]] = None) -> Any:
+        if self.launched and self.cuda:
+            return None
         places = np.arange(len(self.last_logits)) if self.order is None else np.argsort(self.order)
         chosen = torch.from_numpy(places if rows is None else places[list(rows)]).to(self.device)
         # Chosen on the device, so that only these are copied. The next step writes to the memory of all.
-        logits: np.ndarray[Any, Any] = self.last_logits[chosen].float().cpu().numpy()
-        return logits
+        return self.last_logits[chosen].float().cpu().numpy()
 
     def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
         """Start the copies. The device runs later steps and copies after them."""
+        assert self.cuda or not self.launched, "the CPU has not computed the step in flight"
         device: tuple[Any, int] = self._llama().cache, self.blocks
         host: tuple[Any, int] = self.host, len(self.host)
         (source, sources), (target, targets) = (device, host) if to_host else (host, device)
@@ -179,11 +225,11 @@ class TorchBackend(Backend):
             weights = random_weights(model, device, self.dtype, self.seed)
         else:
             weights = stored_weights(model, device, self.dtype, path)
-        self.staging = torch.zeros(INPUT_SIZE, dtype=torch.int32, pin_memory=self.cuda)
-        self.ints = torch.zeros_like(self.staging, device=device) if self.cuda else self.staging
+        self.staging = [torch.zeros(INPUT_SIZE, dtype=torch.int32, pin_memory=self.cuda) for _ in range(2)]
+        self.ints = torch.zeros_like(self.staging[0], device=device) if self.cuda else self.staging[0]
         row_buckets = [rows for rows in self.row_buckets if rows <= max(blocks, 1)]  # each row needs at least one block
         self.packer = Packer(
-            self.staging.numpy(), blocks, self.block_size, model.context, model.vocab, operators.tile, row_buckets,
+            self.staging[0].numpy(), blocks, self.block_size, model.context, model.vocab, operators.tile, row_buckets,
             self.token_buckets,
         )  # fmt: skip
         llama = Llama(weights, operators, cache, max(row_buckets))
@@ -205,7 +251,7 @@ class TorchBackend(Backend):
         pool = torch.cuda.graph_pool_handle()
         for shape in self.packer.graph_shapes():
             used = self.packer.fill_with_padding(shape)
-            self.ints[:used].copy_(self.staging[:used])
+            self.ints[:used].copy_(self.staging[0][:used])
             batch = Batch(shape, self.ints)
             llama.forward(batch)  # compiles kernels; the libraries choose theirs
             torch.cuda.synchronize(self.device)
@@ -235,43 +281,58 @@ class TokenSelection:
     """Selects the next token of each row: on the device as a part of the model call, or on the host from the logits.
 
     Of equal logits, the first one is selected.
-    A copy to pinned memory and a busy wait react faster than a blocking copy. Steps with more rows than `logits` are
-    copied without it.
+    A copy to pinned memory and a busy wait react faster than a blocking copy. It has two buffers, so that the tokens of
+    one step can be copied while those of another one are read. Logits of more rows than usual are copied without it.
     """
 
     def __init__(self, logits: torch.Tensor, cuda: bool) -> None:
         self.cuda = cuda
-        rows, vocab = logits.shape
+        self.rows, vocab = logits.shape
         if cuda:
-            self.host_tokens = torch.zeros(rows, dtype=torch.int64, pin_memory=True)
+            self.host_tokens = [torch.zeros(self.rows, dtype=torch.int64, pin_memory=True) for _ in range(2)]
             self.host_logits = torch.zeros(0, vocab)
-            self.done = torch.cuda.Event()
+            self.copied = [torch.cuda.Event() for _ in range(2)]
 
     def read_tokens(self, next_tokens: torch.Tensor) -> list[int]:
         """Return tokens that the device has selected."""
-        if self.cuda and len(next_tokens) <= len(self.host_tokens):
-            next_tokens = self._copy(next_tokens, self.host_tokens)
+        if self.cuda:
+            self.start_copy(next_tokens, 0)
+            return self.finish_copy(len(next_tokens), 0)
         tokens: list[int] = next_tokens.tolist()
+        return tokens
+
+    def start_copy(self, next_tokens: torch.Tensor, buffer: int) -> None:
+        """Start the copy of tokens into one of the buffers, after the work that the device has now."""
+        if len(next_tokens) > len(self.host_tokens[buffer]):
+            self.host_tokens[buffer] = torch.zeros(len(next_tokens), dtype=torch.int64, pin_memory=True)
+        self._copy(next_tokens, self.host_tokens[buffer], buffer)
+
+    def finish_copy(self, rows: int, buffer: int) -> list[int]:
+        """Wait for a copy and return the tokens."""
+        self._wait(buffer)
+        tokens: list[int] = self.host_tokens[buffer][:rows].tolist()
         return tokens
 
     def select_on_host(self, logits: torch.Tensor) -> list[int]:
         """Copy the logits to the host and select there, with numpy: threads of torch would make single steps slow."""
         logits = logits.float()
-        if self.cuda and len(logits) <= len(self.host_tokens):
+        if self.cuda and len(logits) <= self.rows:
             if not len(self.host_logits):  # many megabytes, which only this variant needs
-                shape = len(self.host_tokens), logits.shape[1]
-                self.host_logits = torch.zeros(*shape, pin_memory=True)
-            logits = self._copy(logits, self.host_logits)
+                self.host_logits = torch.zeros(self.rows, logits.shape[1], pin_memory=True)
+            logits = self._copy(logits, self.host_logits, 0)
+            self._wait(0)
         tokens: list[int] = logits.cpu().numpy().argmax(axis=1).tolist()
         return tokens
 
-    def _copy(self, source: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    def _copy(self, source: torch.Tensor, target: torch.Tensor, buffer: int) -> torch.Tensor:
         target = target[: len(source)]
         target.copy_(source, non_blocking=True)
-        self.done.record()
-        while not self.done.query():
-            time.sleep(0)  # releases the interpreter lock for other threads
+        self.copied[buffer].record()
         return target
+
+    def _wait(self, buffer: int) -> None:
+        while not self.copied[buffer].query():
+            time.sleep(0)  # releases the interpreter lock for other threads
 
 
 def _versions(cuda: bool) -> dict[str, Optional[str]]:

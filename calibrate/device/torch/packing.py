@@ -2,6 +2,7 @@
 
 Rows of one token come first, then longer rows, whose queries are cut into tiles. Lengths are tokens. The buffer holds
     header | token ids | positions | slots | last token of each row | offset of each row's table | tiles | tables
+If tokens of the step before are not known yet, their places follow: in this buffer, then in the results of that step.
 For a given graph shape, all sections before the tables have fixed offsets, as a recorded graph needs. The device is
 idle while this code runs before every step, so it uses few and small array operations.
 """
@@ -61,6 +62,8 @@ class PackedStep(NamedTuple):
     shape: GraphShape
     used: int  # integers to copy
     order: Optional[list[int]]  # packed row i is the caller's row order[i]; None if the orders are equal
+    rows: int
+    unknown: int = 0  # tokens that the step before generates; their places are at the end
 
 
 class FlatRows(NamedTuple):
@@ -118,8 +121,8 @@ class Packer:
         self.buffer[shape.slots : shape.last] = self.padding_slot
         return shape.end
 
-    def pack(self, rows: Sequence[Row]) -> PackedStep:
-        """Write the rows into the buffer."""
+    def pack(self, rows: Sequence[Row], previous: Optional[PackedStep] = None) -> PackedStep:
+        """Write the rows into the buffer. Their unknown tokens are those of the previous step."""
         lengths = [len(row.tokens) for row in rows]
         if 0 in lengths:
             raise ValueError("step: expected at least one token in each row")
@@ -128,25 +131,29 @@ class Packer:
         if 0 < singles < len(rows):
             order = sorted(range(len(rows)), key=lambda index: lengths[index] != 1)
             rows = [rows[index] for index in order]
-        flat = self._flatten(rows)
+        flat = self._flatten(rows, 0 if previous is None else previous.rows)
         shape = self.graph_shape(len(flat.ids), len(rows), singles)
-        return PackedStep(shape, self._write(shape, flat, singles), order)
+        packed = PackedStep(shape, self._write(shape, flat, singles), order, len(rows))
+        return packed if previous is None else self._write_unknown(packed, flat, previous)
 
     def _token_shape(self, tokens: int, mixed: bool) -> GraphShape:
         return GraphShape(tokens, min(tokens, self.row_buckets[-1]), True, mixed)
 
-    def _flatten(self, rows: Sequence[Row]) -> FlatRows:
+    def _flatten(self, rows: Sequence[Row], previous: int) -> FlatRows:
         if not rows:
             raise ValueError("step: expected at least one row")
         tokens, first, tables = zip(*rows)
         lengths, blocks = np.array([*map(len, tokens)]), np.array([*map(len, tables)])
         ids, joined_tables = _join(tokens, int(lengths.sum())), _join(tables, int(blocks.sum()))
         flat = FlatRows(ids, joined_tables, lengths, np.array(first), blocks)
-        self._check(flat)
+        self._check(flat, previous)
         return flat
 
-    def _check(self, flat: FlatRows) -> None:
-        """Raise ValueError for rows that would read or write outside the device arrays."""
+    def _check(self, flat: FlatRows, previous: int) -> None:
+        """Raise ValueError for rows that would read or write outside the device arrays.
+
+        `previous` is the number of rows of the step before.
+        """
         ids, tables, ends = flat.ids, flat.tables, flat.first + flat.lengths
         if flat.first.min() < 0 or ends.max() > self.context:
             raise ValueError(f"step: positions {flat.first.min()}..{ends.max() - 1} outside 0..{self.context - 1}")
@@ -154,8 +161,8 @@ class Packer:
             row = np.flatnonzero(flat.blocks * self.block_size < ends)[0]
             raise ValueError(f"step: {flat.blocks[row]} blocks of {self.block_size} cannot hold {ends[row]} tokens")
         # Read as unsigned, negative numbers are too large and fail the same check.
-        if ids.view(np.uint32).max() >= self.vocab:
-            raise ValueError(f"step: token ids {ids.min()}..{ids.max()} outside 0..{self.vocab - 1}")
+        if ids.view(np.uint32).max() >= self.vocab and (ids.min() < -previous or ids.max() >= self.vocab):
+            raise ValueError(f"step: token ids {ids.min()}..{ids.max()} outside {-previous}..{self.vocab - 1}")
         if tables.view(np.uint32).max() >= self.blocks:
             raise ValueError(f"step: blocks {tables.min()}..{tables.max()} outside 0..{self.blocks - 1}")
 
@@ -180,6 +187,18 @@ class Packer:
             tiles[:, 0] = table_at[tiles[:, 0]]
             buffer[shape.end : tables_at] = tiles.ravel()
         return used
+
+    def _write_unknown(self, packed: PackedStep, flat: FlatRows, previous: PackedStep) -> PackedStep:
+        unknown = np.flatnonzero(flat.ids < 0)
+        start, count = packed.used, len(unknown)
+        if start + 2 * count > len(self.buffer):
+            raise OutOfMemory(f"a step of {len(flat.ids)} tokens and {len(flat.tables)} table entries is too large")
+        rows = -1 - flat.ids[unknown]
+        self.buffer[start : start + count] = HEADER + unknown
+        self.buffer[start + count : start + 2 * count] = (
+            rows if previous.order is None else np.argsort(previous.order)[rows]
+        )
+        return packed._replace(used=start + 2 * count, unknown=count)
 
     def _write_tokens(self, shape: GraphShape, flat: FlatRows, starts: Any, table_at: Any) -> None:
         buffer, live, position = self.buffer, len(flat.ids), flat.first

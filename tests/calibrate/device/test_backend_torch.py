@@ -221,7 +221,7 @@ def test_tiles_of_long_rows_are_sorted_by_keys() -> None:
     buffer = np.zeros(2000, np.int32)
     packer = Packer(buffer, 100, 16, 512, 256, tile=8, row_buckets=[4], token_buckets=[])
     rows = [Row([1] * 10, 20, [5, 6]), Row([7], 3, [9]), Row([2] * 8, 0, [8])]
-    shape, used, order = packer.pack(rows)
+    shape, used, order, *_ = packer.pack(rows)
     assert order == [1, 0, 2]
     assert shape == (19, 3, True, True)
     assert buffer[:2].tolist() == [3, 1]

@@ -68,7 +68,7 @@ def test_exact_step_times_give_exact_costs() -> None:
 
 
 def test_mixed_steps_are_fitted() -> None:
-    fit = calibrate(COST, "vllm-v1")
+    fit = calibrate(COST, {"name": "vllm-v1", "async_scheduling": False})
     mixed = Shape(1, 64, 64, 4096, 0, 8, 8, 1000)
     assert_times(fit, COST, [*STEPS, prompt(128, 2), mixed], 0.01)
 

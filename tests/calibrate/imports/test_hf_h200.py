@@ -41,4 +41,33 @@ def test_the_run_of_a_foreign_engine_is_simulated_again(
 def test_the_policy_follows_the_contract(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(ROOT)
     settings = ["--set", "max_batch_tokens=64", "--set", "max_requests_per_batch=8"]
-    assert main(["policies", "check", POLICY, *settings]) == 0, capsys.readouterr()
+    for sharing in ("false", "true"):
+        command = ["policies", "check", POLICY, *settings, "--set", f"allow_block_sharing={sharing}"]
+        assert main(command) == 0, capsys.readouterr()
+
+
+def test_shared_blocks_are_found_after_the_step_that_fills_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two equal prompts in one step share nothing; later ones find all whole blocks before their last token."""
+    monkeypatch.chdir(ROOT)
+    rows = ["a,0,100,20,system:96", "b,0,100,20,system:96", "c,0.1,100,20,system:96", "d,0.2,96,20,system:96"]
+    trace = tmp_path / "trace.csv"
+    trace.write_text("\n".join(["id,arrival_s,prompt_tokens,output_tokens,content", *rows]))
+    cost = '{"prefill": 0.01, "prefill_token": 0.0001, "decode_step": 0.01}'
+    command = [
+        "run",
+        "--trace",
+        str(trace),
+        "--policy",
+        POLICY,
+        "--set",
+        f"profile={cost}",
+        "-o",
+        str(tmp_path / "run"),
+    ]
+    settings = ["--set", "engine.num_blocks=64", "--set", "engine.block_size=32"]
+    assert main([*command, *settings, "--set", "policy.allow_block_sharing=true"]) == 0
+    with open(tmp_path / "run" / "requests.csv", encoding="utf-8") as file:
+        cached = [int(row["cached_tokens"]) for row in csv.DictReader(file)]
+    assert cached == [0, 0, 96, 64]

@@ -181,7 +181,7 @@ def foreign_log(folder: Path, first_use: float) -> Path:
             "arrivals": {"kind": "poisson", "rate": 8},
             "lengths": {"prompt": [20, 700], "output": [10, 60]},
         },
-        "policy": {"name": "vllm-v1", "max_num_batched_tokens": 1024},
+        "policy": {"name": "vllm-v1", "max_num_batched_tokens": 1024, "async_scheduling": False},
     }
     profile = Profile("x", COST, {"first_use": {"tokens": 64, "seconds": first_use}})
     log = InMemorySteps()

@@ -58,14 +58,15 @@ def test_every_requested_setting_is_in_the_table(
     assert "host" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("workload", ["prefixes", "prefix-burst", "turns"])
-def test_a_recorded_run_with_a_prefix_cache_has_the_decisions_of_its_simulation(
+@pytest.mark.parametrize("workload", ["prefixes", "prefix-burst", "turns", "steps-light", "steps-busy"])
+def test_a_recorded_run_has_the_decisions_of_its_simulation(
     workload: str, scripts: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from replay_session import Recorder, ReplaySession
-    from replay_settings import CACHE_SETTINGS
+    from replay_settings import WORKLOADS
     from replay_table import compare_all
 
+    settings = WORKLOADS[workload]["settings"]
     backend = FakeBackend(COST)
     backend.load(MODELS["tiny"], 3001, 16, 4)
     session = ReplaySession(backend, MODELS["tiny"], argparse.Namespace(blocks=3000, limit=20, no_in_situ=False))
@@ -74,17 +75,28 @@ def test_a_recorded_run_with_a_prefix_cache_has_the_decisions_of_its_simulation(
         "about.json", {**backend.describe(), "versions": {}, "dtype": "none", "kernels": "none", "date": "now"}
     )
     requests = session.requests(workload)
-    results = {setting: session.run(setting, workload, requests, 4) for setting in CACHE_SETTINGS}
+    results = {setting: session.run(setting, workload, requests, 4) for setting in settings}
     for setting, result in results.items():
         recorder.put(f"{workload}/{setting}.json.gz", result)
     recorder.write()
     profile = "h200-llama2-7b"
     assert compare_all(argparse.Namespace(compare=str(tmp_path), profile=profile, write=None)) == 0
     said = capsys.readouterr().out
-    for setting in CACHE_SETTINGS:
+    for setting in settings:
         calls = len(results[setting]["told"]["calls"])
+        assert f"| {calls} of {calls} |" in said
         assert f"{calls} of {calls} model calls match with measured step times" in said
+    if "async" in settings:
+        assert count_waiting(results["sync"]) == 0
+        assert count_waiting(results["async"]) > calls // 2
+        return
     cache = results["vllm-v1"]["told"]["prefix_cache"]
     assert 0 < cache["hits"] < cache["queries"]
     assert f"prefix cache: {cache['hits']} hits in {cache['queries']} tokens" in said
     assert results["no-cache"]["told"]["prefix_cache"] is None
+
+
+def count_waiting(recorded: dict[str, Any]) -> int:
+    """Return the number of model calls that were launched before the call before them had ended."""
+    calls = recorded["told"]["calls"]
+    return sum(call[1] == before[2] for before, call in zip(calls, calls[1:]))

@@ -304,3 +304,39 @@ def test_verify_of_a_replay_prints_what_the_replay_printed(
     verified = capsys.readouterr().out.splitlines()
     assert len(verified) > 20
     assert replayed[1 : len(verified)] == verified[1:]
+
+
+ANSWERS = """id,arrival_s,prompt_tokens,output_tokens,n,sequence_tokens
+a,0.0,30,12,3,"[12, 5, 9]"
+b,0.01,20,6,,
+c,0.02,25,4,2,
+"""
+
+
+@pytest.mark.live
+def test_each_of_several_answers_is_replayed_as_a_request(tmp_path: Path) -> None:
+    (tmp_path / "trace.csv").write_text(ANSWERS)
+    changes = {"trace": str(tmp_path / "trace.csv"), "workload": None, "policy": {"name": "vllm-v1"}}
+    command = ["replay", write_scenario(tmp_path, **changes), "--backend", "fake", "-o", str(tmp_path / "out")]
+    assert main([*command, "--check-tokens", "all"]) == 0
+    requests = {str(request.id): request.output for request in read_sent(tmp_path / "out" / "live" / "sent.jsonl")}
+    assert requests == {"0_a": 12, "1_a": 5, "2_a": 9, "b": 6, "0_c": 4, "1_c": 4}
+    live, simulated = (json.loads((tmp_path / "out" / run / "result.json").read_text()) for run in ("live", "sim"))
+    assert live["completed"] == simulated["completed"] == 6
+    assert live["prefix_cache_hits"] == simulated["prefix_cache_hits"] == 2 * 24 + 24  # whole blocks of 8 tokens
+
+
+def test_several_answers_that_cannot_be_measured_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "trace.csv").write_text(ANSWERS)
+    base = {**SCENARIO, "trace": str(tmp_path / "trace.csv"), "workload": None, "policy": {"name": "vllm-v1"}}
+    groups = {"name": "vllm", "append_rule": "any_free"}
+    assert main(["replay", write_scenario(tmp_path, **{**base, "policy": groups}), "--backend", "fake"]) == 2
+    assert "request a: n: expected one answer, got several: this policy runs all answers as one" in (
+        capsys.readouterr().err
+    )
+    sweep = tmp_path / "sweep.yaml"
+    sweep.write_text(yaml.safe_dump({"base": base, "params": {"policy.max_num_seqs": [2, 8]}}))
+    assert main(["tune", str(sweep), "--backend", "fake", "-o", str(tmp_path / "tuned"), "-q"]) == 2
+    assert "request a: n: expected one answer, got several: sim tune" in capsys.readouterr().err

@@ -18,7 +18,7 @@ from servesim.calibrate.server.service import Service
 from .serving import ask, idle_state, post, raw, service
 
 STATE = {"running": 2, "waiting": 3, "swapped": 1, "free_blocks": 25, "total_blocks": 100, "preemptions": 2,
-         "prefix_cache_queries": 40, "prefix_cache_hits": 24}  # fmt: skip
+         "prefix_cache_queries": 40, "prefix_cache_hits": 24, "prefix_cache_evictions": 5}  # fmt: skip
 
 
 def samples(text: bytes) -> dict[str, float]:
@@ -87,6 +87,7 @@ def test_times_of_one_request(queued: Optional[float], count: int) -> None:
     assert found["vllm:num_preemptions_total"] == 2
     assert found["vllm:prefix_cache_queries_total"] == 40
     assert found["vllm:prefix_cache_hits_total"] == 24
+    assert found["vllm:prefix_cache_evictions_total"] == 5
     assert found["vllm:num_requests_waiting"] == 3
     assert found["vllm:kv_cache_usage_perc"] == 0.75
 

@@ -1,0 +1,333 @@
+"""SGLang's prefill: settings, order of the waiting queue, and the prompts of one step with their budgets."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Final, NamedTuple, Optional
+
+from servesim.core import (
+    FOREVER,
+    NOT_CACHED,
+    CachedPrefix,
+    CacheDraft,
+    Chunk,
+    Policy,
+    Queue,
+    Request,
+    Stuck,
+    View,
+    require_at_least,
+    require_effect,
+    require_one_of,
+)
+from servesim.core.native import mypyc_attr
+
+VERSIONS: Final = ("0.4.6", "0.5.18")
+CACHE_ORDERS: Final = ("lpm", "dfs-weight")
+MAX_SORTED: Final = 128  # with more waiting requests, longest prefix match is first come, first served
+IN_BATCH_TOKENS: Final = 32  # a request that shares this number of tokens with an uncached one waits for it
+
+# Requests that were looked up in the radix cache, and their tokens.
+Lookups = list[tuple[Request, int]]
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class SGLangSettings(Policy):
+    """The settings of SGLang."""
+
+    version: str = "0.5.18"  # version whose rules apply: 0.4.6 or 0.5.18
+    schedule_policy: str = "fcfs"  # fcfs, lof (longest limit first), lpm (longest cached prefix first), dfs-weight
+    disable_radix_cache: bool = False  # requests share no blocks
+    max_prefill_tokens: int = 16384  # prompt tokens per prefill; a single prompt may be longer
+    chunked_prefill_size: Optional[int] = 8192  # tokens per prefill step; null: whole prompts
+    max_running_requests: Optional[int] = None  # maximum decoding requests; null: SGLang's estimate
+    schedule_conservativeness: float = 1.0  # factor of init_new_token_ratio
+    enable_mixed_chunk: bool = False  # mixed steps: decodes run with prompts
+    disable_overlap_schedule: bool = False  # decide a step after the last one has ended, not while it runs
+    prefill_decode_interval: int = 0  # decode steps after a prefill step, before the next one (0.5.18)
+    ignore_eos: bool = False  # the requests set ignore_eos: admission expects every output to reach its limit
+    init_new_token_ratio: float = 0.7  # first fraction of future output tokens that admissions reserve
+    min_new_token_ratio_factor: float = 0.14  # lowest fraction, relative to the first one
+    new_token_ratio_decay_steps: int = 600  # decode steps from the first to the lowest fraction
+    retract_decode_steps: int = 20  # decode steps that must fit after a preemption (0.4.6); part of the new fraction
+    clip_max_new_tokens: int = 4096  # maximum future output tokens that are counted per request
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 1, "max_prefill_tokens", "chunked_prefill_size", "max_running_requests")
+        require_at_least(self, 1, "new_token_ratio_decay_steps", "retract_decode_steps", "clip_max_new_tokens")
+        require_at_least(self, 0, "schedule_conservativeness", "init_new_token_ratio", "min_new_token_ratio_factor")
+        require_at_least(self, 0, "prefill_decode_interval")
+        require_one_of(self, version=VERSIONS, schedule_policy=("fcfs", "lof", *CACHE_ORDERS))
+        require_effect(self, not self.is_old, "version: 0.5.18", "prefill_decode_interval")
+
+    @property
+    def is_old(self) -> bool:
+        """Whether the rules are those of 0.4.6."""
+        return self.version == "0.4.6"
+
+
+class Tried(NamedTuple):
+    """What the attempt of a prefill did to the radix cache and to the waiting queue, also if it admitted no request."""
+
+    lookups: Lookups
+    order: Optional[list[Request]] = None  # the new order of the waiting queue
+    looks_up_again: bool = False  # each request that is tried is looked up, also if the order has done so
+
+
+NOTHING_TRIED: Final = Tried([])
+
+
+def order_by_cache(policy: str, waiting: Queue, cache: CacheDraft, left_out: int) -> tuple[list[Request], Lookups]:
+    """Return the waiting queue in its new order, and all lookups. A lookup leaves out tokens at the end."""
+    lookups = [(request, request.length - left_out) for request in waiting]
+    if policy == "dfs-weight":
+        return cache.by_weight(lookups), lookups
+    ranks: dict[Request, int] = {}
+    uncached: dict[Hashable, Lookups] = {}  # by the first text of their prompts
+    for request, tokens in lookups:
+        found = cache.matched(request, tokens)
+        ranks[request] = -min(found, request.length - 1)
+        if found <= IN_BATCH_TOKENS and request.content is not None:
+            similar = uncached.setdefault(request.content.names[0], [])
+            if any(
+                cache.common_tokens(request, other, min(tokens, length)) >= IN_BATCH_TOKENS for other, length in similar
+            ):
+                ranks[request] = 1  # last
+            else:
+                similar.append((request, tokens))
+    return sorted(waiting, key=lambda request: ranks[request]), lookups
+
+
+def known_length(request: Request) -> int:
+    """Return the tokens of a request that the scheduler knows: not the one of a step that still runs."""
+    return request.prompt + request.written - request.in_flight
+
+
+def out_of_memory(phase: str, view: View) -> Stuck:
+    """Return the error with which SGLang ends."""
+    reason = f"SGLang ends with an error: {phase} out of memory. Try to lower your batch size"
+    return Stuck(reason, list(view.running), view.now)
+
+
+class PrefillAdder:
+    """The prompts of one prefill step, and what is left of its budgets. SGLang has a class of this name.
+
+    0.5.18 counts whole pages, and one page more for each request. 0.4.6 counts tokens.
+    """
+
+    def __init__(self, policy: SGLangSettings, view: View, ended: list[tuple[int, Request]], full: bool) -> None:
+        self.policy, self.view = policy, view
+        self.full = full  # no other request is admitted until the running batch shrinks
+        self.chunks: list[Chunk] = []
+        self.continues = False  # whether the last prompt continues in the next step
+        self.page = 1 if policy.is_old else view.pool.block_size
+        self.margin = 0 if policy.is_old else self.page
+        self.ended = ended  # requests that have finished and are still in the running batch
+        self.rows = view.decoding + len(ended)
+        self.blocks = view.pool.free + view.pool.evictable  # less the cached blocks that this step uses
+        mixed = self.rows if policy.enable_mixed_chunk else 0
+        self.now_offset = mixed  # tokens that this step takes
+        # and those that requests may generate later
+        self.total_offset = mixed + self._reserved(view.state.new_token_ratio)
+        self.input_left = policy.max_prefill_tokens - mixed
+        size = policy.chunked_prefill_size
+        self.chunk_left = FOREVER if size is None else size - mixed
+        self.cache = view.prefix_cache
+        if self.cache is not None:
+            self.cache.start()
+        self.tried = NOTHING_TRIED
+        self.lengths: list[tuple[int, int]] = []  # with ignore_eos: (tokens to generate, tokens held) of all requests
+
+    def _running_batch(self) -> list[Request]:
+        """Return the running batch of SGLang: requests that ended since the last decode was decided are still in it."""
+        view = self.view
+        batch = list(view.running)
+        for index, request in self.ended:
+            batch.insert(index, request)
+        for request in view.prefilling:
+            batch.remove(request)
+        return batch
+
+    def _reserved(self, ratio: float) -> float:
+        """Return the tokens that are reserved for the running batch. The order of the sum matters for its rounding."""
+        clip, reserved = self.policy.clip_max_new_tokens, 0.0
+        view, most = self.view, self._most_reserved(ratio)
+        if len(view.waiting) < 8:
+            needs = sum([request.length + clip + 2 * self.margin for request in (*view.waiting, *view.prefilling)])
+            if most + self.rows + needs < self.free:  # all fit, so the exact sum changes nothing
+                return most
+        for request in self._running_batch():
+            left = request.max_tokens + request.prompt - known_length(request)
+            reserved += (left if left < clip else clip) * ratio
+        return reserved
+
+    def _most_reserved(self, ratio: float) -> float:
+        """Return an upper bound of the sum, without a loop over the running batch."""
+        cohort = self.view.cohort
+        future = cohort.max_length - cohort.context + sum([request.max_tokens for _, request in self.ended])
+        return future * ratio * (1 + 1e-9)
+
+    @property
+    def free(self) -> int:
+        """Tokens that the step and later ones can take."""
+        return self.blocks * self.view.pool.block_size
+
+    def fill(self) -> None:
+        """Continue the partly computed prompt, then admit from waiting until a budget is used up."""
+        prefilling, max_rows = self.view.prefilling, self._max_rows()
+        if self.rows >= max_rows and (self.policy.is_old or not prefilling):
+            self.full = True
+            return
+        waiting = self._order_waiting()
+        for request in prefilling:
+            room = self.chunk_left
+            if not self.policy.is_old and int(self.free - self.total_offset) > 0:
+                room = min(room, int(self.free - self.total_offset))
+            if room > 0:
+                self._append(request, min(request.pending, room), NOT_CACHED)
+        max_new = max_rows - self.rows
+        if not self.policy.is_old:  # a prompt that continues keeps its row, and counts as a new one too
+            max_new = min(max_new, max_rows - self.view.decoding - len(prefilling))
+        for request in waiting:
+            if self.full or len(self.chunks) >= max_new:
+                self.full = True
+                return
+            if not self._add(request):
+                return
+
+    def _order_waiting(self) -> Queue:
+        """Return the waiting queue in the order of this step. An order that needs the radix cache is stored."""
+        waiting, kind = self.view.waiting, self.policy.schedule_policy
+        if self.cache is None:
+            return waiting
+        if kind not in CACHE_ORDERS or (kind == "lpm" and len(waiting) > MAX_SORTED):
+            self.tried = Tried([], None, True)
+            return waiting
+        order, lookups = order_by_cache(kind, waiting, self.cache, 1 if self.policy.is_old else 0)
+        self.tried = Tried(lookups, None if order == list(waiting) else order, not self.policy.is_old)
+        return order
+
+    def _max_rows(self) -> int:
+        policy, pool, context = self.policy, self.view.pool, self.view.max_model_len
+        tokens = pool.total * pool.block_size
+        estimate = min(max(0 if context is None else int(tokens / context * 512), 2048), 4096)
+        if policy.is_old:
+            return policy.max_running_requests or min(tokens // 2, estimate + 1)
+        return min(policy.max_running_requests or estimate, tokens // 2)
+
+    def _add(self, request: Request) -> bool:
+        """Add a request if it fits. Return whether to try the next request."""
+        prefix, room = self._find(request), self.chunk_left
+        rest = request.length - prefix.tokens
+        if self.policy.ignore_eos and self.cache is None:
+            if not self._outputs_fit(request):
+                self.full = True
+                return False
+            whole = rest <= room
+        else:
+            left = self.free - self.total_offset - self._need(request, rest)
+            if left <= 0:
+                self.full = True
+                return False
+            if self.chunks and self._exceeds_input(rest):
+                return False
+            left -= prefix.idle_blocks * self.view.pool.block_size
+            if left < 0 or (left == 0 and not self.policy.is_old):
+                self.full = True
+                return False
+            room = room // self.page * self.page
+            whole = self._round_up(rest) <= self.chunk_left
+        if not whole and room <= 0:
+            return False
+        self._append(request, rest if whole else room, prefix)
+        if self.free <= self.total_offset or self.free <= self.now_offset:
+            self.full = True
+            return False
+        return self.input_left > 0 and self.chunk_left > 0
+
+    def _find(self, request: Request) -> CachedPrefix:
+        """Look up the cached prefix of a waiting request."""
+        if self.cache is None:
+            return NOT_CACHED
+        prefix = self.cache.find(request, self.blocks)
+        if prefix.tokens and self.tried.looks_up_again:
+            self.tried.lookups.append((request, request.length - 1))
+        return prefix
+
+    def _need(self, request: Request, rest: int) -> int:
+        """Return the tokens that a request needs until its end. 0.4.6 counts generated tokens twice."""
+        output = request.max_tokens
+        if not self.policy.is_old:
+            output = max(output - request.written, 0)
+        return rest + min(output, self.policy.clip_max_new_tokens) + self.margin
+
+    def _exceeds_input(self, rest: int) -> bool:
+        if self.policy.is_old:
+            return rest > self.input_left
+        return self.policy.chunked_prefill_size is None and self._round_up(rest) >= self.input_left
+
+    def _outputs_fit(self, request: Request) -> bool:
+        """Whether all requests can generate up to their limits if this one is admitted (ignore_eos)."""
+        free, rest = self.free - self.now_offset, request.length
+        if self.policy.is_old:
+            room = free - request.prompt
+        else:
+            room = free - self._round_up(rest)
+            if room < 0 or self._round_up(rest) > self.free - self.total_offset:
+                return False
+        self._list_lengths(request)
+        lengths = self.lengths
+        for index, (left, held) in enumerate(lengths):
+            count = len(lengths) - index
+            if self.policy.is_old:
+                steps = lengths[index + 1][0] if count > 1 else left
+                if room - steps * count <= 0:
+                    return False
+            elif room - left * count <= count:
+                return False
+            room += held
+        return True
+
+    def _list_lengths(self, request: Request) -> None:
+        """Add a request to `lengths`. Behind the longest one SGLang inserts it at the wrong place."""
+        lengths, requests = self.lengths, [request]
+        if not lengths:
+            requests += [*self._running_batch(), *(chunk.request for chunk in self.chunks)]
+        new = [(r.max_tokens + r.prompt - known_length(r), known_length(r)) for r in requests]
+        new = [(left, held) for left, held in new if left > 0]
+        if not lengths:
+            lengths += sorted(new, key=lambda length: length[0])
+        elif new:
+            places = [index for index, (left, _) in enumerate(lengths) if left >= new[0][0]]
+            lengths.insert(places[0] if places else len(lengths) - 1, new[0])
+
+    def _round_up(self, tokens: int) -> int:
+        return -(-tokens // self.page) * self.page
+
+    def _append(self, request: Request, tokens: int, prefix: CachedPrefix) -> None:
+        self.continues = tokens < request.pending - prefix.tokens
+        output = 0 if self.continues else min(request.max_tokens, self.policy.clip_max_new_tokens)
+        rounded = self._round_up(tokens)
+        self.chunks.append(Chunk(request, tokens, cached=prefix.tokens))
+        if self.cache is not None and prefix.tokens:
+            self.cache.admit(request, prefix, tokens)
+            self.blocks -= prefix.idle_blocks
+        self.now_offset += rounded + self.margin
+        self.total_offset += rounded + output + self.margin
+        self.input_left -= rounded
+        self.chunk_left -= rounded
+
+    def check_memory(self, decode: bool) -> None:
+        """Raise Stuck if the step needs more memory than is free: SGLang does not test this before."""
+        view, pool = self.view, self.view.pool
+        left = self.blocks
+        for chunk in self.chunks:
+            cached = chunk.cached or chunk.request.cached
+            left -= pool.blocks_for(cached + chunk.tokens) - pool.blocks_for(cached)
+        if left < 0:
+            raise out_of_memory("Prefill", view)
+        if decode and left < view.decode_block_need:
+            raise out_of_memory("Decode", view)

@@ -1,0 +1,127 @@
+"""How each policy was validated: its engine family, the recordings per version, and what it does not model.
+
+RECORDINGS is the only place with these numbers; a test compares it with tests/recordings.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from servesim.core import BadInput
+from servesim.policies import POLICIES
+
+from .class_source import docstring
+from .registry import about_preset, make_policy, preset, presets
+from .scenario import Scenario
+
+RECORDINGS: dict[str, dict[str, int]] = {  # policy -> version of its engine -> recordings of that version
+    "vllm-v1": {
+        "0.11.0": 6, "0.14.0": 7, "0.19.0": 7, "0.23.0": 1, "0.24.0": 1, "0.27.0": 7, "0.32.0": 55,
+    },
+    "vllm": {"0.3.3": 1, "0.4.0": 2, "0.4.2": 5, "0.5.0": 2, "0.6.1": 8, "0.8.5": 1},
+    "vllm-chunked": {"0.4.2": 1, "0.5.0": 0, "0.6.1": 1, "0.8.5": 1},
+    "sglang": {"0.4.6": 34, "0.5.18": 22},
+    "llm-serving": {"7342f33": 74},
+    "sarathi": {"96f9911": 2},
+    "sarathi-alternating": {"96f9911": 0},
+    "static": {"96f9911": 2},
+    "lightllm": {"4b037f68": 5},
+    "splitfuse": {"8abdd98": 3},
+    "orca": {"OSDI 2022": 0},
+    "nano-vllm": {"bb823b3": 0},
+    "mlfq": {"187a274": 0},
+    "srpt": {"187a274": 0},
+}  # fmt: skip
+
+
+MODIFIED = ("moon", "yyds", "vidur")  # presets of engines that their authors changed: no recording shows their rules
+
+
+class Family(NamedTuple):
+    """Policies of engines with common code."""
+
+    policies: tuple[str, ...]
+    not_modelled: str
+
+
+FAMILIES = {
+    "vLLM V1": Family(
+        ("vllm-v1",), "speculative decoding, LoRA, multimodal prompts, KV connectors, data and pipeline parallelism"
+    ),
+    "vLLM v0": Family(
+        ("vllm", "vllm-chunked"), "prefix cache, speculative decoding, LoRA, multimodal prompts, multi-step scheduling"
+    ),
+    "SGLang": Family(("sglang",), "speculative decoding, LoRA, priorities, hierarchical cache, data parallelism"),
+    "llm-serving": Family(("llm-serving",), "versions after May 2024"),
+    "Sarathi-Serve": Family(("sarathi", "sarathi-alternating", "static"), "pipeline parallelism"),
+    "LightLLM": Family(("lightllm",), "prompt cache, versions after April 2024"),
+    "others": Family(
+        ("splitfuse", "orca", "nano-vllm", "mlfq", "srpt"), "pipeline parallelism, prefix cache of nano-vllm"
+    ),
+}
+
+
+class Entry(NamedTuple):
+    """A policy or a preset, as `sim policies list` shows it."""
+
+    name: str
+    about: str
+    family: str
+    version: str
+    recordings: int
+    validated_against: str
+    not_modelled: str
+
+
+def list_policies(unvalidated: bool) -> list[Entry]:
+    """Return the policies, family by family; those that are not validated on request only."""
+    entries = []
+    for family, (policies, _) in FAMILIES.items():
+        for name in policies:
+            versions = [version for version, count in RECORDINGS[name].items() if count] or list(RECORDINGS[name])
+            version = " to ".join(dict.fromkeys((versions[0], versions[-1])))
+            about = docstring(POLICIES[name]).splitlines()[0]
+            entries.append(entry(name, about, family, version, {"name": name}, sum(RECORDINGS[name].values())))
+    return [row for row in entries if unvalidated or is_validated(row.validated_against)]
+
+
+def list_presets(unvalidated: bool) -> list[Entry]:
+    """Return the presets of the listed policies."""
+    families = {policy: family for family, (policies, _) in FAMILIES.items() for policy in policies}
+    entries = []
+    for name in presets():
+        settings = preset(name)["policy"]
+        counts = RECORDINGS[settings["name"]]
+        version = version_of(name, settings, counts)
+        about = about_preset(name) or ""
+        entries.append(entry(name, about, families[settings["name"]], version, settings, counts.get(version, 0)))
+    return [row for row in entries if unvalidated or is_validated(row.validated_against)]
+
+
+def version_of(name: str, settings: Mapping[str, Any], counts: Mapping[str, int]) -> str:
+    """Return the engine version of a preset: a setting, part of its name, or the only version of its policy."""
+    named = re.search(r"\d+(\.\d+)+", name)
+    if name in MODIFIED:
+        return "modified"
+    return str(settings.get("version") or (named[0] if named else next(iter(counts))))
+
+
+def entry(name: str, about: str, family: str, version: str, settings: Mapping[str, Any], count: int) -> Entry:
+    validated = make_policy(settings).traits.validated_against
+    return Entry(name, about, family, version, count, validated, FAMILIES[family].not_modelled)
+
+
+def is_validated(text: str) -> bool:
+    """Whether `Traits.validated_against` names more than source code."""
+    return not text.startswith("not validated")
+
+
+def describe_validation(scenario: Scenario) -> str:
+    """Return what the decisions of a scenario's policy were compared with. A policy file is not loaded for this."""
+    try:
+        known = scenario.policy_is_loadable
+        return scenario.make_policy().traits.validated_against if known else "own policy, not loaded"
+    except BadInput as bad:
+        return f"cannot be loaded now: {bad}"

@@ -1,0 +1,73 @@
+"""Dimensions of public models, from their config.json on Hugging Face, and how users name models and devices."""
+
+from __future__ import annotations
+
+import re
+
+from servesim.core import BadInput
+from servesim.files.read import did_you_mean, quote
+
+from .model_arithmetic import MODELS, MORE_SIZES, SIZES, Model
+from .public_devices import DEVICES, Device, device_of
+
+HALF = "bfloat16"
+# layers, hidden, heads, kv_heads, intermediate, vocab, context;
+# then head size (if not hidden / heads), experts, experts per token, intermediate size of a shared expert
+TABLE: dict[str, tuple[int, ...]] = {
+    "llama-2-13b": (40, 5120, 40, 40, 13824, 32000, 4096),
+    "llama-2-70b": (80, 8192, 64, 8, 28672, 32000, 4096),
+    "codellama-34b": (48, 8192, 64, 8, 22016, 32000, 16384),
+    "llama-3-8b": (32, 4096, 32, 8, 14336, 128256, 8192),
+    "llama-3-70b": (80, 8192, 64, 8, 28672, 128256, 8192),
+    "llama-3.1-8b": (32, 4096, 32, 8, 14336, 128256, 131072),
+    "llama-3.1-70b": (80, 8192, 64, 8, 28672, 128256, 131072),
+    "llama-3.3-70b": (80, 8192, 64, 8, 28672, 128256, 131072),
+    "llama-4-scout": (48, 5120, 40, 8, 8192, 202048, 10485760, 128, 16, 1, 8192),
+    "qwen2.5-3b": (36, 2048, 16, 2, 11008, 151936, 32768),
+    "qwen2.5-7b": (28, 3584, 28, 4, 18944, 152064, 32768),
+    "qwen2.5-14b": (48, 5120, 40, 8, 13824, 152064, 32768),
+    "qwen2.5-32b": (64, 5120, 40, 8, 27648, 152064, 32768),
+    "qwen2.5-72b": (80, 8192, 64, 8, 29568, 152064, 32768),
+    "qwen3-4b": (36, 2560, 32, 8, 9728, 151936, 40960, 128),
+    "qwen3-8b": (36, 4096, 32, 8, 12288, 151936, 40960, 128),
+    "qwen3-14b": (40, 5120, 40, 8, 17408, 151936, 40960, 128),
+    "qwen3-32b": (64, 5120, 64, 8, 25600, 151936, 40960, 128),
+    "qwen3-30b-a3b": (48, 2048, 32, 4, 768, 151936, 40960, 128, 128, 8),
+    "mistral-7b": (32, 4096, 32, 8, 14336, 32000, 32768),
+    "mistral-nemo": (40, 5120, 32, 8, 14336, 131072, 131072, 128),
+    "mixtral-8x7b": (32, 4096, 32, 8, 14336, 32000, 32768, 0, 8, 2),
+    "mixtral-8x22b": (56, 6144, 48, 8, 16384, 32768, 65536, 0, 8, 2),
+    "gpt-oss-20b": (24, 2880, 64, 8, 2880, 201088, 131072, 64, 32, 4),
+    "gpt-oss-120b": (36, 2880, 64, 8, 2880, 201088, 131072, 64, 128, 4),
+}
+COLUMNS = (*SIZES, "context", *MORE_SIZES)
+PUBLIC_MODELS = {
+    **MODELS,
+    **{name: Model(name=name, dtype=HALF, **dict(zip(COLUMNS, sizes))) for name, sizes in TABLE.items()},
+}
+
+
+def plain_name(name: str) -> str:
+    """Return the letters and digits of a name, without the organisation and `Meta`."""
+    plain = re.sub("[^a-z0-9]", "", name.lower().rsplit("/", 1)[-1])
+    return plain[4:] if plain.startswith("meta") else plain
+
+
+def find_model(name: str, where: str = "--model") -> Model:
+    """Return the public model with this name; organisation, capitals and what follows the size do not matter."""
+    plain = plain_name(name)
+    found = [known for known in PUBLIC_MODELS if plain.startswith(plain_name(known))]
+    if not found:
+        hint = did_you_mean(name.rsplit("/", 1)[-1], PUBLIC_MODELS) or f"; known: {', '.join(PUBLIC_MODELS)}"
+        raise BadInput(f"{where}: expected a known model or its config.json, got {quote(name)}{hint}")
+    return PUBLIC_MODELS[max(found, key=len)]
+
+
+def find_device(name: str) -> Device:
+    """Return the device with this name; capitals, spaces and dashes do not matter."""
+    known = {plain_name(key): device for key, device in DEVICES.items()}
+    found = known.get(plain_name(name)) or device_of({"device": name})
+    if found is None:
+        hint = did_you_mean(name, DEVICES)
+        raise BadInput(f"--device: expected one of {', '.join(DEVICES)}, got {quote(name)}{hint}")
+    return found

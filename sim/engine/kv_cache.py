@@ -1,0 +1,137 @@
+"""What a server asks of a prefix cache, whatever the engine; its counters, and the texts of the requests it knows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Optional
+
+from servesim.core import BlockPool, Chunk, Request
+
+from .host_cache import HostCache
+from .texts import Text
+
+
+class PrefixCacheStats:
+    """What vLLM counts at each admission (before 0.27: lookup), in tokens, and the cached blocks handed out again."""
+
+    __slots__ = (
+        "_apart", "evicted_blocks", "hits", "preempted_hits", "preempted_queries", "preempted_requests",
+        "queries", "requests",
+    )  # fmt: skip
+
+    def __init__(self, apart: bool = True) -> None:
+        self._apart = apart  # whether preempted requests are counted apart
+        self.requests = 0  # admissions of requests that were never preempted
+        self.queries = 0  # their tokens
+        self.hits = 0  # of these, cached
+        self.preempted_requests = 0  # admissions after a preemption; not part of vLLM's hit rate
+        self.preempted_queries = 0
+        self.preempted_hits = 0
+        self.evicted_blocks = 0
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of a run. The hit rate leaves out preempted requests, as that of vLLM does."""
+        return {
+            "prefix_hit_rate": self.hits / max(1, self.queries),
+            "prefix_cache_queries": self.queries,
+            "prefix_cache_hits": self.hits,
+            "prefix_cache_preempted_queries": self.preempted_queries,
+            "prefix_cache_preempted_hits": self.preempted_hits,
+            "prefix_cache_evictions": self.evicted_blocks,
+        }
+
+    def count(self, request: Request, cached: int) -> None:
+        """Count an admission or a lookup."""
+        tokens = request.prompt + request._written
+        if request.preemptions and self._apart:
+            self.preempted_requests += 1
+            self.preempted_queries += tokens
+            self.preempted_hits += cached
+        else:
+            self.requests += 1
+            self.queries += tokens
+            self.hits += cached
+
+
+class KvCache:
+    """The prefix cache of one server. A method that does nothing here is for some engines only."""
+
+    __slots__ = ("_texts", "evicts_missing", "host", "keeps_results", "lookups", "pool", "stats")
+
+    def __init__(self, pool: BlockPool, counts_preempted_apart: bool = True) -> None:
+        self.pool = pool
+        self.stats = PrefixCacheStats(counts_preempted_apart)
+        self.lookups: list[tuple[Request, int]] = []  # those that the next step counts, with the tokens that they found
+        self.host: Optional[HostCache] = None  # host memory for evicted blocks
+        self.evicts_missing = False  # whether an eviction has no effect on later steps but that of its missing blocks
+        self.keeps_results = False  # whether it caches what a step has computed, not what a step will compute
+        self._texts: dict[Request, Text] = {}  # requests that may share blocks, or find their own ones again
+
+    def text_of(self, request: Request) -> Optional[Text]:
+        """Return the text of a request, or None if the cache cannot have it."""
+        text = self._texts.get(request)
+        if text is None and request.content is not None:
+            text = self._texts[request] = Text(request)
+        return text
+
+    @property
+    def idle_blocks(self) -> int:
+        """Cached blocks that no request holds."""
+        return self.pool.evictable
+
+    def most_cached_blocks(self, request: Request) -> int:
+        """Return the blocks of a waiting request that can come from the cache: its last token is always computed."""
+        return (request.prompt + request._written - 1) // self.pool.block_size
+
+    def look_up(self, request: Request, tokens: int) -> None:
+        """Note that the engine has looked up the first tokens of a request."""
+
+    def count_lookups(self) -> None:
+        """Count the lookups of the step that starts now."""
+        for request, tokens in self.lookups:
+            self.stats.count(request, tokens)
+        self.lookups.clear()
+
+    def admit(self, request: Request, cached: int) -> int:
+        """Count an admission, and hold the blocks of the first `cached` tokens. Return how many were free or copied."""
+        raise NotImplementedError
+
+    def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
+        """Note that a running request computes these tokens in this step. `decoding_before`: see `BlockTree.update`."""
+
+    def evict(self, blocks: int) -> None:
+        """Evict cached blocks that no request holds, so that they are free."""
+
+    def make_room(self, blocks: int, taken: int = 0) -> None:
+        """Evict if fewer blocks than these are free. `taken` of them are already taken from the pool."""
+
+    def make_room_for(self, chunks: Sequence[Chunk], decodes: int, decode_blocks: int) -> None:
+        """Evict as the engine does before it takes the blocks of a step, which are already taken from the pool.
+
+        `decode_blocks` of them are those of the decodes.
+        """
+
+    def keep(self, request: Request, tokens: int) -> int:
+        """Cache the first tokens of a running request. Return how many tokens more requests hold than before."""
+        return 0
+
+    def release(self, request: Request, known: int, may_return: bool) -> int:
+        """Release the blocks of a request with this number of known tokens, which may be admitted again later.
+
+        Return how many of these tokens no running request holds any more.
+        """
+        raise NotImplementedError
+
+    def update_all(self, decoding_before: int = 0) -> None:
+        """Cache what all running requests have computed, because afterwards not all of them advance."""
+
+    def update_beside(self, requests: Iterable[Request]) -> None:
+        """Cache the blocks that this step fills in decodes of the same texts as these requests, which do not decode."""
+
+    def clear(self) -> None:
+        """Forget all blocks that no request holds, for example because a model call has failed to write them."""
+        raise NotImplementedError
+
+    def check(self, running: Iterable[Request], tokens: int) -> None:
+        """Verify all counts between two steps, and the number of tokens that running requests hold."""
+        raise NotImplementedError

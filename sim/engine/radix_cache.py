@@ -1,0 +1,301 @@
+"""The radix cache of SGLang: a tree of texts whose nodes own KV blocks, locks of running requests, eviction of leaves.
+
+How it works. A node is a number of blocks that follow one another in a text; its children continue the text in
+different ways. A request that is admitted locks the nodes of its cached prefix. When its prompt, or a piece of it, is
+computed, the tree takes over its blocks; those that the tree already had are freed. The rest follows when the request
+ends. Blocks of the tree are not free: if a step lacks blocks, leaves without a lock are evicted as a whole, those
+first that were not used for the longest time.
+
+Why it is exact. Every walk through the tree is a use, also that of a request which then waits, and splits the node in
+which it ends. SGLang 0.4.6 gives each node of a walk a later time than its parent, 0.5.18 gives all the same: only
+leaves are evicted, and of two leaves at most one is on a walk, so one number per walk is enough. A leaf that a walk
+adds is younger than the lower part of the node that it splits.
+A request without content shares nothing. So its blocks enter the tree only when they may be evicted: when it ends, in
+nodes that no request looks for, or when it is retracted, because it can find them again.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Sequence
+from heapq import heappop, heappush
+from typing import Optional
+
+from servesim.core import BlockPool, Chunk, Request
+
+from .kv_cache import KvCache
+from .texts import Text, block_key, equal_tokens, piece_at
+
+
+class Node:
+    """A part of a text, and the blocks that hold it."""
+
+    __slots__ = ("added", "children", "key", "length", "listed", "locks", "parent", "start", "text", "used")
+
+    def __init__(self, parent: Optional[Node], key: Hashable, text: Optional[Text], start: int, length: int) -> None:
+        self.parent = parent  # None: the root
+        self.key = key  # what its first block says
+        self.text = text  # a text that has these blocks at this place
+        self.start = start  # blocks before it
+        self.length = length
+        self.children: dict[Hashable, Node] = {}
+        self.added = 0  # number of the walk that added it to its parent
+        self.locks = 0  # running requests that use it
+        self.used = 0  # number of the last walk
+        self.listed = False  # whether it is in the list of leaves
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+class RadixCache(KvCache):
+    """The tree of one server."""
+
+    __slots__ = ("_alone", "_leaves", "_listings", "_walks", "nodes", "outside", "root")
+
+    def __init__(self, pool: BlockPool, evicts_need: bool) -> None:
+        super().__init__(pool)
+        self.keeps_results = True
+        self.root = Node(None, None, None, 0, 0)
+        self.outside = Node(None, None, None, 0, 0)  # its children are texts that no request looks for
+        # running requests that share nothing: first and last walk, and the blocks where the pieces of the prompt end
+        self._alone: dict[Request, list[int]] = {}
+        self.nodes: dict[Request, Node] = {}  # running requests, and the last node that they lock
+        self.evicts_missing = not evicts_need  # otherwise all blocks that a step needs are evicted, if one is missing
+        self._walks = 0
+        self._listings = 0
+        # heap of the leaves without a lock: the walk that used them when they were listed, a number, the node
+        self._leaves: list[tuple[int, int, Node]] = []
+
+    def find(self, text: Text, blocks: int) -> tuple[Node, int]:
+        """Return how many of the first blocks of a text the tree has, and the node in which they end."""
+        size, node, end, piece = self.pool.block_size, self.root, 0, 0
+        while end == node.end and end < blocks:
+            piece = piece_at(text, piece, end * size)
+            child = node.children.get(block_key(text, piece, end * size, size))
+            if child is None:
+                break
+            assert child.text is not None
+            node = child
+            end = min(blocks, node.end, equal_tokens(text, child.text, piece, node.end * size) // size)
+        return node, end
+
+    def _walk(self, text: Text, blocks: int) -> Node:
+        """Use the first blocks of a text, as far as the tree has them. Return the node at whose end they end."""
+        node, end = self.find(text, blocks)
+        self._walks += 1
+        if end < node.end:
+            node.used = self._walks
+            node = self._split(node, end - node.start)
+        above: Optional[Node] = node
+        while above is not None:
+            above.used = self._walks
+            above = above.parent
+        return node
+
+    def _split(self, node: Node, blocks: int) -> Node:
+        """Give the first blocks of a node a node of their own, and return it."""
+        parent, text, size = node.parent, node.text, self.pool.block_size
+        assert parent is not None and text is not None and 0 < blocks < node.length
+        head = Node(parent, node.key, text, node.start, blocks)
+        head.locks, head.added = node.locks, node.added
+        parent.children[node.key] = head
+        node.start += blocks
+        node.length -= blocks
+        start = node.start * size
+        node.key = block_key(text, bisect_right(text.ends, start), start, size)
+        node.parent = head
+        head.children[node.key] = node
+        return head
+
+    def _insert(self, text: Text, blocks: int) -> tuple[Node, int]:
+        """Add the first blocks of a text. Return its last node, and how many blocks the tree had."""
+        node, size = self._walk(text, blocks), self.pool.block_size
+        had = node.end
+        if had < blocks:
+            key = block_key(text, bisect_right(text.ends, had * size), had * size, size)
+            child = node.children[key] = Node(node, key, text, had, blocks - had)
+            self._walks += 1
+            child.used = child.added = self._walks
+            self.pool.evictable += child.length
+            self._list(child)
+            node = child
+        return node, had
+
+    def _add_alone(self, text: Optional[Text], ends: Sequence[int], added: int, used: int) -> None:
+        """Add a text that no other request shares, in nodes that end at these blocks. None: no request looks for it."""
+        node, size = self.outside if text is None else self.root, self.pool.block_size
+        for end in ends:
+            start = node.end
+            if end > start:
+                key: Hashable = used
+                if text is not None:
+                    key = block_key(text, bisect_right(text.ends, start * size), start * size, size)
+                child = node.children[key] = Node(node, key, text, start, end - start)
+                child.added, child.used = added, used
+                node = child
+        if node.parent is not None:
+            self.pool.evictable += node.end
+            self._list(node)
+
+    def _list(self, node: Node) -> None:
+        """Note that a node may be evicted next, if it is a leaf without a lock."""
+        if not (node.listed or node.locks or node.children or node.parent is None):
+            node.listed = True
+            self._listings += 1
+            heappush(self._leaves, (node.used, self._listings, node))
+
+    def _lock(self, node: Node) -> int:
+        """Lock a node and those above it. Return how many of their blocks had no lock."""
+        taken = 0
+        while node.parent is not None:
+            if not node.locks:
+                taken += node.length
+            node.locks += 1
+            node = node.parent
+        self.pool.evictable -= taken
+        return taken
+
+    def _unlock(self, node: Node) -> int:
+        """Unlock a node and those above it. Return how many of their blocks have no lock any more."""
+        given = 0
+        while node.parent is not None:
+            node.locks -= 1
+            if not node.locks:
+                given += node.length
+                self._list(node)
+            node = node.parent
+        self.pool.evictable += given
+        return given
+
+    def look_up(self, request: Request, tokens: int) -> None:
+        text = self.text_of(request)
+        if text is not None:
+            self._walk(text, tokens // self.pool.block_size)
+
+    def admit(self, request: Request, cached: int) -> int:
+        self.stats.count(request, cached)
+        if not cached:
+            return 0
+        text, size = self.text_of(request), self.pool.block_size
+        assert text is not None, f"the plan uses {cached} cached tokens, and {request} shares no text"
+        node, found = self.find(text, self.most_cached_blocks(request))
+        assert cached <= found * size and not cached % size, (
+            f"{request}: {cached} cached tokens planned, {found * size} found"
+        )
+        if cached < node.end * size:
+            node = self._walk(text, cached // size)
+        self.nodes[request] = node
+        return self._lock(node)
+
+    def make_room(self, blocks: int, taken: int = 0) -> None:
+        free = self.pool.free + taken
+        if free < blocks:
+            self.evict(blocks - free if self.evicts_missing else blocks)
+
+    def make_room_for(self, chunks: Sequence[Chunk], decodes: int, decode_blocks: int) -> None:
+        # SGLang counts up to a block per prompt and per decode too many, if a block has several tokens.
+        pool = self.pool
+        if chunks:
+            need = taken = 0
+            for chunk in chunks:
+                cached = chunk.request._cached
+                need += chunk.tokens if pool.block_size == 1 else chunk.tokens + pool.block_size
+                taken += pool.blocks_for(cached + chunk.tokens) - pool.blocks_for(cached)
+            self.make_room(pool.blocks_for(need), taken + decode_blocks)
+        self.make_room(decodes, decode_blocks)
+        assert pool.free >= 0, f"the step needs {-pool.free} more blocks than are free"
+
+    def evict(self, blocks: int) -> None:
+        """Evict leaves without a lock, until at least this number of blocks is gone."""
+        pool, leaves = self.pool, self._leaves
+        while blocks > 0 and leaves:
+            used, _, node = heappop(leaves)
+            node.listed = False
+            if used != node.used:
+                self._list(node)
+            elif not node.locks and not node.children:
+                assert node.parent is not None
+                del node.parent.children[node.key]
+                blocks -= node.length
+                pool.free += node.length
+                pool.evictable -= node.length
+                self.stats.evicted_blocks += node.length
+                self._list(node.parent)
+
+    def keep(self, request: Request, tokens: int) -> int:
+        text, size = self.text_of(request), self.pool.block_size
+        if text is None:
+            self._walks += 1
+            pieces = self._alone.setdefault(request, [self._walks, 0])
+            pieces[1] = self._walks
+            pieces.append(tokens // size)
+            return 0
+        before = self.nodes.get(request, self.root)
+        node, had = self._insert(text, tokens // size)
+        self.pool.free += had - before.end
+        taken = self._lock(node)
+        self._unlock(before)
+        self.nodes[request] = node
+        return (taken - (node.end - before.end)) * size
+
+    def release(self, request: Request, known: int, may_return: bool) -> int:
+        size, text = self.pool.block_size, self.text_of(request)
+        if text is None:
+            self._release_alone(request, known, may_return)
+            return known
+        node = self.nodes.pop(request, self.root)
+        own = request._blocks - node.end
+        if not may_return:
+            if known:
+                own -= known // size - self._insert(text, known // size)[1]
+            self._texts.pop(request, None)
+        self.pool.free += own
+        request._blocks = 0
+        return known - (node.end - self._unlock(node)) * size
+
+    def _release_alone(self, request: Request, known: int, may_return: bool) -> None:
+        """Release the blocks of a request that shares nothing."""
+        added, used, *ends = self._alone.pop(request, (0, 0))
+        text = None
+        if may_return:
+            text = self._texts[request] = Text(request)
+        elif known:
+            self._walks += 1
+            used, ends = self._walks, [*ends, known // self.pool.block_size]
+        self._add_alone(text, ends, added, used)
+        self.pool.free += request._blocks - (ends[-1] if ends else 0)
+        request._blocks = 0
+
+    def clear(self) -> None:
+        self.evict(self.pool.evictable)
+
+    def check(self, running: Iterable[Request], tokens: int) -> None:
+        pool, cached, idle = self.pool, 0, 0
+        locks: dict[Node, int] = {}
+        for last in self.nodes.values():
+            above: Optional[Node] = last
+            while above is not None:
+                locks[above] = locks.get(above, 0) + 1
+                above = above.parent
+        nodes = [*self.root.children.values(), *self.outside.children.values()]
+        while nodes:
+            node = nodes.pop()
+            parent = node.parent
+            assert parent is not None and parent.children[node.key] is node and node.length > 0
+            assert node.start == parent.end, "a block is cached, the block before it is not"
+            assert node.locks == locks.get(node, 0), f"{node.locks} locks, {locks.get(node, 0)} requests"
+            assert node.listed or node.locks or node.children, "a leaf without a lock can never be evicted"
+            cached += node.length
+            idle += 0 if node.locks else node.length
+            nodes += node.children.values()
+        assert idle == pool.evictable, f"{idle} cached blocks without a lock, {pool.evictable} counted"
+        own = 0
+        for request in running:
+            end = self.nodes[request].end if request in self.nodes else 0
+            own += request.blocks - end
+            tokens -= request.cached - end * pool.block_size
+        assert tokens == (cached - idle) * pool.block_size, f"wrong number of stored tokens: {tokens} in the tree"
+        lost = pool.total - own - cached - pool.free
+        assert lost == pool.lost, f"{own} held + {cached} cached + {pool.free} free, {lost - pool.lost} blocks are lost"

@@ -1,0 +1,193 @@
+"""Profiles derived by arithmetic: hand-computed bytes, identity, order of models and devices, and real runs."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from servesim.core import BadInput, Shape, StepCost
+from servesim.costs.derivation import Setting, derive_cost, derive_profile, setting_of
+from servesim.costs.device_profile import Profile, load_profile, write_profile
+from servesim.costs.kv_memory import memory_of_profile
+from servesim.costs.linear import LinearCost
+from servesim.costs.model_arithmetic import MODELS, known_peak
+from servesim.costs.profile_verdict import RANKING, verdict_on
+from servesim.costs.public_devices import DEVICES, device_of
+from servesim.costs.public_models import PUBLIC_MODELS, find_device, find_model
+from servesim.report.trust import profile_facts
+
+H200 = load_profile("h200-llama2-7b")
+MEASURED = setting_of(H200)
+SHAPES = (
+    Shape(decode_rows=1, decode_live=1, context=500),
+    Shape(decode_rows=64, decode_live=64, context=40_000),
+    Shape(1, 17, 17, 17 * 17, 17 * 500, 20, 20, 12_000),
+    Shape(1, 2048, 2048, 2048**2),
+)
+
+
+def derived(**changes: object) -> StepCost:
+    return derive_cost(H200.cost, MEASURED, replace(MEASURED, **changes))  # type: ignore[arg-type]
+
+
+def test_mixtral_reads_the_bytes_that_we_computed_by_hand() -> None:
+    model = PUBLIC_MODELS["mixtral-8x7b"]
+    # attention: q and o 4096 x 4096, k and v 4096 x 1024; router 4096 x 8; an expert: 3 matrices of 4096 x 14336
+    attention, router, expert = 2 * 4096 * 4096 + 2 * 4096 * 1024, 4096 * 8, 3 * 4096 * 14336
+    assert model.layer_weights == 32 * (attention + router + 8 * expert) == 46_440_382_464
+    assert model.active_weights == 32 * (attention + router + 2 * expert)
+    assert model.weights_read(1) == pytest.approx(model.active_weights + 32000 * 4096)  # one token: 2 of 8 experts
+    assert model.weights_read(2) == pytest.approx(32 * (attention + router + 3.5 * expert) + 32000 * 4096)
+    assert model.weights_read(1000) == pytest.approx(model.weights)
+    setting = Setting(model, DEVICES["H100"], "float16", 2)
+    assert setting.read(1000) == pytest.approx(2 * (46_440_382_464 + 131_072_000) / (2 * 3.35e12))
+    assert setting.kv_bytes == 2 * 2 * 32 * 8 * 128 / 2  # bytes, keys and values, layers, heads, size; two devices
+
+
+def test_a_decode_step_on_four_devices_is_the_sum_that_we_computed_by_hand() -> None:
+    cost = derived(model=PUBLIC_MODELS["llama-3.1-70b"], device=DEVICES["H100"], degree=4)
+    share = 524_288 / 4.8e12 / 1.1827e-07  # of the bandwidth of the H200, by the measured time of a cached token
+    fixed = 0.00461944 - 2 * 6_607_077_376 / 4.8e12 / share  # of a measured step of one row
+    weights = 80 * (2 * 8192 * 128 * (64 + 8) + 3 * 8192 * 28672) + 128256 * 8192
+    read = 2 * weights / (4 * 3.35e12) / share
+    all_reduce = 5e-6 * 2 + 2 * 8192 * 1.5 / (0.7 * 450e9)  # two doublings; 2 x 3/4 of the hidden state of a token
+    row = 3.17374e-06 * 80 / 32
+    assert cost.decode(1, 1, 0) == pytest.approx(fixed * 80 / 32 + read + 160 * all_reduce + row, rel=1e-4)
+    cache = (2 * 2 * 80 * 8 * 128 / 4 / 3.35e12) / (524_288 / 4.8e12)
+    more = 1.1827e-07 * 10_000 + 1.61036e-06 * 100  # the second term: per square root
+    assert cost.decode(1, 1, 10_000) - cost.decode(1, 1, 0) == pytest.approx(cache * more, rel=1e-4)
+
+
+def test_the_head_size_of_a_model_is_not_always_hidden_over_heads() -> None:
+    model = PUBLIC_MODELS["qwen3-32b"]  # 64 heads of 128, hidden 5120
+    assert model.kv_values == 2 * 64 * 8 * 128
+    assert model.layer_weights == 64 * (2 * 5120 * 128 * (64 + 8) + 3 * 5120 * 25600)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [("llama-3.1-8b", 8.03), ("llama-3.1-70b", 70.6), ("qwen2.5-32b", 32.8), ("qwen3-30b-a3b", 30.5),
+     ("mixtral-8x22b", 140.6), ("mistral-nemo", 12.2), ("gpt-oss-120b", 116.8), ("llama-4-scout", 107.8)],
+)  # fmt: skip
+def test_public_models_have_their_published_number_of_parameters(name: str, billions: float) -> None:
+    model = PUBLIC_MODELS[name]
+    assert (model.weights + model.vocab * model.hidden) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_without_a_change_the_derived_costs_are_the_measured_ones() -> None:
+    linear = LinearCost(base=2e-3, prefill=1e-3, prefill_token=2e-5, decode_step=3e-3, decode_row=1e-5, context=1e-7)
+    for cost in (H200.cost, linear):
+        same = derive_cost(cost, MEASURED, MEASURED)
+        assert [same.seconds(s) for s in SHAPES] == pytest.approx([cost.seconds(s) for s in SHAPES], rel=1e-9)
+    profile = derive_profile(H200, MEASURED, "same")
+    assert profile.about["derived"]["changed"] == [] and profile.uncertainty.session == H200.uncertainty.session
+
+
+@pytest.mark.parametrize("kind", ["parts", "linear"])
+def test_a_larger_model_is_slower_and_a_faster_device_is_faster(kind: str) -> None:
+    linear = LinearCost(base=5e-3, prefill_token=2e-5, decode_row=1e-5, context=1.2e-7)
+    cost = H200.cost if kind == "parts" else linear
+    for shape in SHAPES:
+        models = ["qwen2.5-3b", "llama2-7b", "llama-2-13b", "codellama-34b", "llama-2-70b"]
+        new = [replace(MEASURED, model=PUBLIC_MODELS[name]) for name in models]
+        times = [derive_cost(cost, MEASURED, setting).seconds(shape) for setting in new]
+        if shape.context < 40_000:  # grouped heads of a larger model read fewer bytes of a long context
+            assert times == sorted(times) and times[0] < times[-1]
+        devices = [replace(MEASURED, device=DEVICES[name]) for name in ("H200", "H100", "A100-80GB", "A10", "L4")]
+        times = [derive_cost(cost, MEASURED, setting).seconds(shape) for setting in devices]
+        assert times == sorted(times) and times[0] < times[-1]
+
+
+def test_eight_bits_and_more_devices_make_a_large_model_faster() -> None:
+    model = PUBLIC_MODELS["llama-3.1-70b"]
+    times = [
+        derived(model=model, dtype=dtype, degree=degree).seconds(SHAPES[0])
+        for dtype, degree in (("bfloat16", 1), ("float8", 1), ("float8", 2), ("float8", 4))
+    ]
+    assert times == sorted(times, reverse=True)
+    assert times[1] > times[0] / 2  # the fixed time stays, and all-reduces are added
+    assert times[2] > times[1] / 2
+
+
+def test_a_mixture_of_experts_reads_more_experts_with_more_rows() -> None:
+    cost = derived(model=PUBLIC_MODELS["mixtral-8x7b"])
+    one, sixteen = (cost.decode(rows, rows, 0) for rows in (1, 16))
+    dense = H200.cost.decode(16, 16, 0) - H200.cost.decode(1, 1, 0)
+    assert sixteen > 2 * one and dense < 0.1 * one
+
+
+def test_a_derived_profile_is_marked_and_its_intervals_are_wide(tmp_path: Path) -> None:
+    new = Setting(find_model("mistralai/Mixtral-8x7B-v0.1"), find_device("h100"), "bfloat16", 2)
+    profile = derive_profile(H200, new, "derived")
+    write_profile(tmp_path, profile.about, profile.cost)
+    read = load_profile(tmp_path)
+    assert "other model, other device, other tensor parallelism" in (read.source_note or "")
+    verdict = verdict_on(read)
+    assert verdict.grade == RANKING and "no step was measured" in verdict.text
+    assert any(fact.name == "Derived" and fact.tone == "check" for fact in profile_facts(read))
+    draws = [read.draw(random.Random(seed)).seconds(SHAPES[1]) for seed in range(200)]
+    low, high = sorted(draws)[10], sorted(draws)[-10]
+    assert high / low > 1.25
+    assert read.uncertainty.draws and not read.mean_errors
+    memory = memory_of_profile(read.about)
+    assert memory is not None and memory.per_token == 2 * 32 * 8 * 128 * 2 // 2
+    assert 0.95 < setting_of(read).read(64) / new.read(64) < 1.05  # a derived profile can be derived from
+
+
+def test_the_time_of_top_p_grows_with_the_vocabulary() -> None:
+    profile = derive_profile(H200, replace(MEASURED, model=PUBLIC_MODELS["llama-3.1-8b"]), "large")
+    assert profile.sampling["top_p"].row == pytest.approx(H200.sampling["top_p"].row * 128256 / 32000)
+    assert H200.for_run("top_p").cost.seconds(SHAPES[1]) > H200.cost.seconds(SHAPES[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("meta-llama/Meta-Llama-3.1-8B-Instruct", "llama-3.1-8b"), ("Llama-2-7b-hf", "llama2-7b"),
+     ("Qwen/Qwen2.5-32B-Instruct", "qwen2.5-32b"), ("Qwen/Qwen3-30B-A3B-Instruct-2507", "qwen3-30b-a3b"),
+     ("mistralai/Mistral-Nemo-Instruct-2407", "mistral-nemo"), ("openai/gpt-oss-20b", "gpt-oss-20b")],
+)  # fmt: skip
+def test_models_are_found_by_the_names_of_hugging_face(name: str, expected: str) -> None:
+    assert find_model(name).name == expected
+
+
+def test_devices_are_found_by_the_names_that_drivers_show() -> None:
+    assert device_of({"device": "NVIDIA H100 80GB HBM3"}) == DEVICES["H100"]
+    assert device_of({"device": "NVIDIA A100-SXM4-80GB"}) == DEVICES["A100-80GB"]
+    assert device_of({"device": "NVIDIA L40"}) is None  # neither an L4 nor an L40S
+    assert find_device("rtx 4090") == DEVICES["RTX-4090"]
+    assert known_peak({"device": "NVIDIA H200", "dtype": "bfloat16"}) is not None
+    assert all(device.source for device in DEVICES.values())
+
+
+@pytest.mark.parametrize(
+    ("about", "message"),
+    [({"model": "llama2-7b"}, "no known device"), ({"device": "NVIDIA H200"}, "model: expected a known model"),
+     ({"device": "NVIDIA H200", "model": "llama2-7b", "dtype": "int3"}, "dtype: expected one of")],
+)  # fmt: skip
+def test_a_profile_without_known_figures_cannot_be_derived_from(about: dict[str, str], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        setting_of(Profile("mine", LinearCost(base=1.0), about))
+
+
+def test_a_model_that_only_has_the_name_of_a_known_one_keeps_its_sizes() -> None:
+    own = replace(MODELS["llama2-7b"], layers=16)
+    assert derive_profile(H200, replace(MEASURED, model=own), "own").about["model"]["layers"] == 16
+
+
+@pytest.mark.slow
+def test_runs_of_other_models_and_devices_are_predicted(shared: Path) -> None:
+    """Two of the runs that `benchmarks/proof_derive.py` predicts; nothing but the front end is fitted."""
+    root = Path(__file__).resolve().parents[2]
+    sys.path.insert(0, str(root / "benchmarks"))
+    import proof_derive
+
+    data = shared / "data" / "measured" / "blis-validation"
+    if not data.is_dir():
+        pytest.skip("needs the runs in ../shared/data/measured/blis-validation, which are absent")
+    for name in ("59-qwen3", "27-mixtral-8x7b-tp2-general-lite"):
+        rows = {row["metric"]: row for row in proof_derive.predict_blis_validation(data, name)}
+        assert rows["e2e_mean_ms"]["predicted"] == pytest.approx(rows["e2e_mean_ms"]["measured"], rel=0.08)
+        assert rows["ttft_mean_ms"]["predicted"] == pytest.approx(rows["ttft_mean_ms"]["measured"], rel=0.178)

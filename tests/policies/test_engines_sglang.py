@@ -1,0 +1,51 @@
+"""SGLang: the policy reproduces every recorded decision of 0.4.6 and 0.5.18."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from servesim.core import Policy
+from servesim.policies import POLICIES
+
+from .recordings import ENGINES, compare, load, play, recording_names
+
+FIELDS = (
+    "chunked_prefill_size", "schedule_policy", "schedule_conservativeness", "max_running_requests",
+    "max_prefill_tokens", "enable_mixed_chunk", "ignore_eos",
+)  # fmt: skip
+
+
+def sglang(meta: dict[str, Any]) -> Policy:
+    """Return the policy for SGLang."""
+    knobs = meta["knobs"]
+    fields = {name: knobs[name] for name in FIELDS if name in knobs}
+    fields["disable_radix_cache"] = not knobs.get("radix_cache")
+    fields["disable_overlap_schedule"] = not knobs.get("overlap")
+    return POLICIES["sglang"](version=meta["version"].removeprefix("v"), **fields)
+
+
+ENGINES["sglang-scheduler"] = sglang
+
+NAMES = recording_names("sglang", folder="sglang")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_decision_of_sglang_is_reproduced(name: str) -> None:
+    recording = load(name)
+    played = play(recording)
+    played.rows = played.busy_steps  # idle turns are not recorded
+    compare(recording, played)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_fast_forward_gives_the_same_result_for_a_recording(name: str) -> None:
+    recording = load(name)
+    single, fast = play(recording), play(recording, fast_forward=True)
+    for id, request in single.requests.items():
+        other = fast.requests[id]
+        assert (request.first_token, request.finish, request.preemptions) == (
+            other.first_token,
+            other.finish,
+            other.preemptions,
+        )
