@@ -14,6 +14,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from typing import Any, Callable, Optional, Union
 
 from servesim.calibrate.device.backend import Backend
@@ -22,7 +23,6 @@ from servesim.calibrate.probe.host_overhead import (
     HostSample,
     fit_overhead,
     host_sample,
-    measure_overlap,
     overhead_samples,
 )
 from servesim.config.registry import make_policy
@@ -54,7 +54,7 @@ RESULT_FIELDS = (
 CACHE_COUNTS = (
     "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
 )  # fmt: skip
-WARM_UP_TOKENS = 16  # maximum output length of a warm-up request
+WARM_UP_TOKENS = 32  # maximum output length of a warm-up request
 REPORT_INTERVAL_S = 0.5  # seconds between two progress reports; the stop file is checked as often
 
 
@@ -223,23 +223,21 @@ def replay(
         live = LiveDriver(
             args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor, history
         )
-    stuck, sampler, overlap = None, DeviceSampler(), (0.0, 0.0)
+    stuck, sampler = None, DeviceSampler()
     with sampler if isinstance(clock, WallClock) else contextlib.nullcontext():
         with use_access(args.get("code")):
-            overhead = warm_up(backend, args, requests[: args.get("warm_up", 0)])
-            if overhead and live.overlaps:
-                overlap = measure_overlap(backend)
+            warm = warm_up(backend, args, requests[: args.get("warm_up", 0)])
         try:
             live.run()
         except Stuck as error:
             stuck = str(error)
-    host = fit_overhead(overhead)
+    overhead = [] if warm is None else warm.host_parts if warm.overlaps else overhead_samples(warm.calls)
     return {
         "backend": about,
         "stuck": stuck,
-        "host": [host.step, host.row, host.prompt, host.token],
+        "host": astuple(fit_overhead(overhead)),
         "host_parts": overhead,
-        "overlap": overlap,
+        "warm_up_calls": [] if warm is None else [call.flat() for call in warm.calls],
         **run_result(live, requests),
         "counters": counters_to_json(sampler, getattr(clock, "origin", 0.0)),
         "decisions": notes.rows,
@@ -313,17 +311,19 @@ def check_fits(requests: Sequence[Request], engine: Mapping[str, Any], about: Ma
             )
 
 
-def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]) -> list[HostSample]:
-    """Serve these requests as two bursts that are not measured: the first calls are slow.
+def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]) -> Optional[LiveDriver]:
+    """Serve these requests as two bursts: the first calls are slow. Return the second burst.
 
-    Return the host overhead of each step of the second burst.
+    Its steps show the host overhead, and what overlaps with steps in flight. The answers get shorter one by one, so
+    that there are steps of every number of rows.
     """
-    overhead: list[HostSample] = []
+    live = None
     engine = {**args["engine"], "reject_oversized": "always", "front_end": None}
-    for _ in range(2 if requests else 0):  # the second burst runs warm and shows the host overhead
+    lengths = [1 + index % WARM_UP_TOKENS for index in range(len(requests))]
+    for _ in range(2 if requests else 0):
         burst = [
-            Request(f"warm-up {r.id}", 0.0, r.prompt, min(WARM_UP_TOKENS, r.output), min(WARM_UP_TOKENS, r.limit))
-            for r in requests
+            Request(f"warm-up {r.id}", 0.0, r.prompt, min(length, r.output), min(length, r.limit))
+            for length, r in zip(lengths, requests)
         ]
         make_prompt = prompt_maker(0, args["vocab"])
         prompts = {request: make_prompt(request) for request in burst}
@@ -332,8 +332,7 @@ def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Reques
         )
         with contextlib.suppress(Stuck):  # a stuck engine gets stuck in the run again, which reports it
             live.run()
-        overhead = live.host_parts if live.overlaps else overhead_samples(live.calls)
-    return overhead
+    return live
 
 
 def stop_asked(args: Mapping[str, Any]) -> bool:

@@ -1,27 +1,23 @@
 """Host time of a step (scheduling, block tables, building rows), fitted to live calls. Times are seconds.
 
 With asynchronous scheduling, the host works while the device runs the step before: the host time then includes the
-launch of the step. A step also takes less time than one of a probe, which waits for its launch and for its tokens.
+launch of the step. A step then takes less time than one of a probe, which waits for its launch and for its tokens.
 Used in the worker and in the simulation: Python 3.9 and numpy.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from itertools import combinations
-from statistics import median
 from typing import Any
 
-from servesim.calibrate.device.backend import Backend, Row
-from servesim.core import Shape
+from servesim.core import Shape, StepCost
+from servesim.costs.derived import without_host
 from servesim.costs.parts import HostPart
 from servesim.engine.step import ModelCall
 
 SLOW_RATIO = 10.0  # calls above this multiple of the median are excluded as outliers
 MIN_CALLS = 20  # needed for a fit of all terms
-OVERLAP_ROWS = (1, 16, 64)  # decodes of the steps that measure how much of a step overlaps
-OVERLAP_STEPS = 25  # per number of rows
 
 
 def measured_host(result: Mapping[str, Any]) -> HostPart:
@@ -44,39 +40,33 @@ def overhead_samples(calls: Sequence[ModelCall]) -> list[HostSample]:
     return [host_sample(call.called - call.start, call.shape) for call in calls[1:]]
 
 
-def measure_overlap(backend: Backend) -> tuple[float, float]:
-    """Return by how many seconds per step, and per row, a step is shorter if it is launched during the one before."""
-    import numpy as np
+def fit_saved(calls: Sequence[ModelCall], cost: StepCost) -> HostPart:
+    """Return by how many seconds calls in flight were shorter than the same calls alone, which have this cost.
 
-    saved = [max(0.0, time_steps(backend, rows, False) - time_steps(backend, rows, True)) for rows in OVERLAP_ROWS]
-    row, step = np.polyfit(OVERLAP_ROWS, saved, 1).tolist()
-    return (step, row) if step >= 0 <= row else (median(saved), 0.0)
-
-
-def time_steps(backend: Backend, rows: int, in_flight: bool) -> float:
-    """Return the median seconds between the ends of equal decode steps, one by one or with two in flight."""
-    backend.launch([Row([1], 1, [1])] * rows)
-    ends = []
-    for _ in range(OVERLAP_STEPS):
-        if in_flight:
-            backend.launch([Row([-1 - row], 1, [1]) for row in range(rows)])
-            backend.collect()
-        else:
-            backend.collect()
-            backend.launch([Row([1], 1, [1])] * rows)
-        ends.append(time.perf_counter())
-    backend.collect()
-    return median(end - start for start, end in zip(ends, ends[1:]))
+    The first calls follow an idle device: nothing overlaps with them.
+    """
+    cost = without_host(cost)
+    samples = [host_sample(cost.seconds(call.shape) - (call.end - call.start), call.shape) for call in calls[2:]]
+    return fit_terms(samples)
 
 
 def fit_overhead(samples: Sequence[Sequence[float]]) -> HostPart:
     """Fit the host time to the result of `overhead_samples`."""
     import numpy as np
 
+    if not samples:
+        return HostPart()
+    limit = SLOW_RATIO * np.median([sample[0] for sample in samples])
+    return fit_terms([sample for sample in samples if sample[0] <= limit])
+
+
+def fit_terms(samples: Sequence[Sequence[float]]) -> HostPart:
+    """Return the least-squares fit whose terms are not negative; of few samples, the median."""
+    import numpy as np
+
     if len(samples) < MIN_CALLS:
-        return HostPart(float(np.median([sample[0] for sample in samples])) if samples else 0.0)
+        return HostPart(max(0.0, float(np.median([sample[0] for sample in samples]))) if samples else 0.0)
     table = np.array(samples, dtype=float)
-    table = table[table[:, 0] <= SLOW_RATIO * np.median(table[:, 0])]
     design, seconds = np.column_stack([np.ones(len(table)), table[:, 1:]]), table[:, 0]
     best, best_error = HostPart(), float("inf")
     for count in range(1, design.shape[1] + 1):  # the worker has no scipy; with four terms, all subsets are few

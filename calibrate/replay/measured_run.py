@@ -53,7 +53,7 @@ class MeasuredRun(Run):
     model_calls: Sequence[ModelCall] = ()
     decisions: Sequence[Mapping[str, Any]] = ()
     host: Sequence[float] = ()  # host overhead, measured in the warm-up: the fields of costs.parts.HostPart
-    overlap: Sequence[float] = (0.0, 0.0)  # seconds per step and row that a step in flight is shorter than a probed one
+    warm_up_calls: Sequence[ModelCall] = ()
     stopped: bool = False  # before all requests were served
     extra: Mapping[str, Any] = field(default_factory=dict)  # further metrics
     token_check: Optional[TokenCheck] = None
@@ -130,7 +130,7 @@ def run_from_result(
         model_calls=calls,
         decisions=result["decisions"],
         host=result["host"],
-        overlap=result.get("overlap", (0.0, 0.0)),
+        warm_up_calls=[model_call(row) for row in result.get("warm_up_calls", ())],
         stopped=result["stopped"],
         token_check=check_from_worker(result.get("token_check")),
         extra={"late_s": result["late"], "blocks_left": result["blocks_left"], "blocks": result["blocks"]},

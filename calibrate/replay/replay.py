@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 from servesim.calibrate.live.setup import DeviceSession, check_same_device
-from servesim.calibrate.probe.host_overhead import measured_host
+from servesim.calibrate.probe.host_overhead import fit_saved, measured_host
 from servesim.config.overrides import override, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.core.content import Content
-from servesim.costs.derived import SampledCost, SamplingTerm
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import NO_HOST, HostPart
@@ -224,10 +223,7 @@ def profile_of_run(profile: Profile, live: MeasuredRun, host: HostPart) -> Profi
     profile = profile.for_run(live.scenario.engine.sampling, host)
     if live.scenario.make_policy().traits.steps_in_flight == 1 or live.backend.get("backend") == "fake":
         return profile
-    if any(live.overlap):
-        step, row = live.overlap
-        profile = replace(profile, cost=SampledCost(profile.cost, SamplingTerm(-step, -row)))
-    return profile.overlapped()
+    return profile.overlapped(fit_saved(live.warm_up_calls, profile.cost))
 
 
 def write_replay(replayed: ReplayedScenario, folder: Path, single: bool) -> None:

@@ -80,30 +80,38 @@ def host_of(cost: StepCost) -> tuple[HostPart, float]:
 
 
 class OverlappedCost(StepCost):
-    """Step times of an engine with steps in flight: host time counts only where it exceeds the device."""
+    """Step times of an engine with steps in flight: host time counts only where it exceeds the device.
 
-    def __init__(self, cost: StepCost) -> None:
+    `saved`: by how much a step on the device is shorter than one alone, because its launch overlaps too.
+    """
+
+    def __init__(self, cost: StepCost, saved: HostPart) -> None:
         self.cost = without_host(cost)
         self.host, self.factor = host_of(cost)
+        self.saved = saved
 
     @property
     def deterministic(self) -> bool:
         return self.cost.deterministic
 
     def seconds(self, shape: Shape) -> float:
-        rows = shape.prefill_rows + shape.decode_live
-        host = self.factor * self.host.seconds(rows, shape.prefill_rows, shape.prefill_live)
-        return max(self.cost.seconds(shape), host)
+        terms = shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_live
+        device = self.cost.seconds(shape) - self.saved.seconds(*terms)
+        return max(0.0, device, self.factor * self.host.seconds(*terms))
 
     def decode(self, rows: int, live: int, context: int) -> float:
         line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
         if line is not None:
             return line[0] + line[1] * context
-        return max(self.cost.decode(rows, live, context), self.factor * self.host.seconds(live))
+        device = self.cost.decode(rows, live, context) - self.saved.seconds(live)
+        return max(0.0, device, self.factor * self.host.seconds(live))
 
     def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
         line = self.cost.linear_in_context(rows, live)
-        return line if line is not None and line[0] >= self.factor * self.host.seconds(live) else None
+        if line is None:
+            return None
+        fixed = line[0] - self.saved.seconds(live)
+        return (fixed, line[1]) if fixed >= max(0.0, self.factor * self.host.seconds(live)) else None
 
 
 class SamplingTerm(NamedTuple):

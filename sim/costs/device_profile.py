@@ -102,9 +102,14 @@ class Profile:
         profile = replace(self, cost=CostWithHost(self.cost, host)) if host != NO_HOST else self
         return profile._with_sampling(sampling)
 
-    def overlapped(self) -> Profile:
-        """Return the profile of an engine with steps in flight: the host works while the device runs."""
-        return replace(self, cost=OverlappedCost(self.cost)) if host_of(self.cost)[0] != NO_HOST else self
+    def overlapped(self, saved: HostPart = NO_HOST) -> Profile:
+        """Return the profile of an engine with steps in flight: the host works while the device runs.
+
+        `saved`: by how much such a step is shorter than one of the profile.
+        """
+        if saved == NO_HOST == host_of(self.cost)[0]:
+            return self
+        return replace(self, cost=OverlappedCost(self.cost, saved))
 
     def _with_sampling(self, variant: Optional[str]) -> Profile:
         used, terms = self.sampling_used, self.sampling

@@ -6,7 +6,9 @@ starts the graph and reads the tokens. Larger steps run without graph and paddin
 to hide the launch time. A prompt of one token runs as a decode at position 0.
 
 On CUDA a step can be launched while the one before runs. Its unknown tokens are copied on the device, from the result
-of that step into the input, before its graph starts. The CPU computes a step when its tokens are collected.
+of that step into the input, before its graph starts. The launch of a step without graph takes many milliseconds, so
+another thread does it: the tokens of the step before can be read meanwhile. The CPU computes a step when its tokens are
+collected.
 """
 # mypy: allow-untyped-calls
 # (parts of torch.cuda have no annotations)
@@ -18,6 +20,7 @@ import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any, Optional, TypeVar
 
@@ -87,6 +90,8 @@ class TorchBackend(Backend):
         self.loaded: Optional[Llama] = None
         self.buffer = 0  # of `staging`, filled last
         self.launched: deque[tuple[PackedStep, int]] = deque()  # steps in flight, and the buffer of each
+        self.thread = ThreadPoolExecutor(1)  # launches steps without graph; it starts with the first one
+        self.launching: Optional[Future[None]] = None
 
     def load(
         self, model: Model, blocks: int, block_size: int, host_blocks: int = 0, weights: Optional[str] = None
@@ -99,15 +104,30 @@ class TorchBackend(Backend):
 
     def launch(self, rows: Sequence[Row]) -> None:
         assert len(self.launched) < self.max_steps_in_flight, f"{len(self.launched)} steps are in flight"
+        self._finish_launch()
         step = self._pack(rows)
-        if self.cuda:
-            self._run(step, self.buffer)
-            if self.sampling == "device":
-                self.selection.start_copy(self.next_tokens, self.buffer)
+        if self.cuda and self.launched and step.shape not in self.graphs:
+            self.launching = self.thread.submit(self._start, step, self.buffer)
+        elif self.cuda:
+            self._start(step, self.buffer)
         self.launched.append((step, self.buffer))
+
+    def _start(self, step: PackedStep, buffer: int) -> None:
+        """Start a packed step and the copy of its tokens."""
+        self._run(step, buffer)
+        if self.sampling == "device":
+            self.selection.start_copy(self.next_tokens, buffer)
+
+    def _finish_launch(self) -> None:
+        """Wait until the other thread has launched its step."""
+        if self.launching is not None:
+            launching, self.launching = self.launching, None
+            launching.result()
 
     def collect(self) -> list[int]:
         step, buffer = self.launched.popleft()
+        if not self.launched:
+            self._finish_launch()
         if not self.cuda:
             self._run(step, buffer)
         self.order = step.order
@@ -176,6 +196,7 @@ class TorchBackend(Backend):
     def _swap(self, pairs: Sequence[tuple[int, int]], to_host: bool) -> None:
         """Start the copies. The device runs later steps and copies after them."""
         assert self.cuda or not self.launched, "the CPU has not computed the step in flight"
+        self._finish_launch()
         device: tuple[Any, int] = self._llama().cache, self.blocks
         host: tuple[Any, int] = self.host, len(self.host)
         (source, sources), (target, targets) = (device, host) if to_host else (host, device)
@@ -186,6 +207,7 @@ class TorchBackend(Backend):
             target[target_block].copy_(source[source_block], non_blocking=True)
 
     def synchronize(self) -> None:
+        self._finish_launch()
         if self.cuda:
             torch.cuda.synchronize(self.device)
 
@@ -273,7 +295,8 @@ class TorchBackend(Backend):
             if not any(text in str(error) for text in OUT_OF_MEMORY):
                 raise
             message = str(error).splitlines()[0]
-        self.synchronize()  # the copy of the input may still run
+        if self.cuda:
+            torch.cuda.synchronize(self.device)  # the copy of the input may still run
         raise OutOfMemory(message)
 
 

@@ -17,7 +17,7 @@ from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live import driver
 from servesim.calibrate.live.driver import RESULT_FIELDS, replay
 from servesim.calibrate.live.setup import replay_arguments
-from servesim.calibrate.probe.host_overhead import measure_overlap
+from servesim.calibrate.probe.host_overhead import fit_saved
 from servesim.calibrate.replay.measured_run import run_from_result
 from servesim.calibrate.replay.replay import as_backend_scenario, profile_of_run
 from servesim.calibrate.replay.resimulate import resimulate
@@ -30,6 +30,7 @@ from servesim.costs.linear import LinearCost
 from servesim.costs.parts import HostPart
 from servesim.engine.clocks import VirtualClock
 from servesim.engine.simulated import SimulatedClock
+from servesim.engine.step import ModelCall, model_call
 from servesim.policies.vllm_v1 import VLLMV1
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.run_folder import run_data
@@ -165,19 +166,28 @@ def test_on_torch_tokens_are_those_of_a_synchronous_run_and_measured_times_give_
 
 def test_a_step_in_flight_takes_the_time_of_the_device_or_that_of_the_host() -> None:
     result = run_live(fake_backend(), scenario_of(40), draw_requests(1), clock=VirtualClock(COST))
-    result["backend"]["backend"], result["overlap"] = "torch", [0.001, 0.0001]
-    profile, shape = Profile("flat", LinearCost(base=0.010)), Shape(decode_rows=4, decode_live=4, context=40)
-    for steps, host, expected in (
-        (2, HostPart(step=0.002), 0.010 - 0.0014),  # what overlaps is a part of a probed step
-        (2, HostPart(step=0.012), 0.012),
-        (1, HostPart(step=0.002), 0.012),
+    alone, saved = LinearCost(base=0.010, prefill_token=1e-5), HostPart(step=0.001, row=0.0001, token=2e-6)
+    shapes = [Shape(decode_rows=rows, decode_live=rows, context=40 * rows) for rows in range(1, 17)]
+    shapes += [Shape(prefill_rows=1, prefill_tokens=n, prefill_live=n, squares=n * n) for n in range(50, 800, 50)]
+    warm_up = []
+    for shape in shapes:
+        rows = shape.prefill_rows + shape.decode_live
+        seconds = alone.seconds(shape) - saved.seconds(rows, shape.prefill_rows, shape.prefill_live)
+        warm_up.append(ModelCall(0.0, 0.0, seconds, shape).flat())
+    result["backend"]["backend"], result["warm_up_calls"] = "torch", warm_up
+    profile, four, prompt = Profile("flat", alone), shapes[3], shapes[-1]
+    for steps, host, shape, expected in (
+        (2, HostPart(step=0.002), four, 0.010 - 0.0014),  # what overlaps is a part of a step alone
+        (2, HostPart(step=0.002), prompt, 0.010 + 0.0075 - 0.0011 - 0.0015),
+        (2, HostPart(step=0.012), four, 0.012),
+        (1, HostPart(step=0.002), four, 0.012),
     ):
         scenario = scenario_of(40, async_scheduling=steps > 1)
         live = run_from_result(scenario, profile, draw_requests(1), result)
         assert profile_of_run(profile, live, host).cost.seconds(shape) == pytest.approx(expected)
 
 
-def test_the_warm_up_measures_what_overlaps() -> None:
+def test_the_warm_up_shows_what_overlaps() -> None:
     """Launching a step of this device takes the host 4 ms. In flight, that is hidden by the step before."""
 
     class SlowLaunch(FakeBackend):
@@ -187,8 +197,10 @@ def test_the_warm_up_measures_what_overlaps() -> None:
 
     backend = SlowLaunch({"base": 0.02})
     backend.load(MICRO, 64, 4)
-    step, row = measure_overlap(backend)
-    assert 0.003 < step + 16 * row < 0.02
+    result = run_live(backend, scenario_of(40), draw_requests(1), warm_up=30)
+    calls = [model_call(row) for row in result["warm_up_calls"]]
+    saved = fit_saved(calls, LinearCost(base=0.024))
+    assert 0.003 < saved.seconds(rows=4) < 0.01
 
 
 def test_a_stopped_run_leaves_no_step_on_the_device(tmp_path: Path) -> None:
