@@ -23,6 +23,15 @@ DENSE = ("meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "nvidia/Llama-3.1-8B-Inst
 SETTINGS = {"policy": {"name": "vllm-v1", "max_num_batched_tokens": 8192}, "engine": {"num_blocks": 200_000}}
 ROUNDS = 10  # requests per open request
 SHORTEST = 0.8  # of the stated length: lengths are uniform from this fraction
+# Experts of a layer, experts per token, and weights of all experts (layers x experts x 3 matrices), by config.json.
+EXPERTS = {
+    "MiniMaxAI/MiniMax-M2.5": (256, 8, 62 * 256 * 3 * 3072 * 1536),
+    "moonshotai/Kimi-K2.5": (384, 8, 60 * 384 * 3 * 7168 * 2048),
+    "openai/gpt-oss-120b": (128, 4, 36 * 128 * 3 * 2880 * 2880),
+}
+BYTES = {"fp8": 1.0, "fp4": 9 / 16, "int4": 9 / 16}  # of a weight; 4 bits and a scale for 16 weights
+BANDWIDTH = {"h100_sxm": 3.35e12, "h200_sxm": 4.8e12, "b200_sxm": 8e12, "b300_sxm": 8e12}  # bytes per second
+BANDWIDTH_SHARE = 0.7  # that reads of experts reach, before the fit
 
 
 def read_curves(path: Path, models: tuple[str, ...] = DENSE) -> dict[str, list[dict[str, str]]]:
@@ -38,17 +47,31 @@ def read_curves(path: Path, models: tuple[str, ...] = DENSE) -> dict[str, list[d
 
 def runs_of(points: list[dict[str, str]]) -> Runs:
     """Return the runs of a curve; only the first and the last one are fitted."""
-    step = float(points[0]["tpot_mean_ms"]) / 1e3
+    step, experts = float(points[0]["tpot_mean_ms"]) / 1e3, expert_terms(points[0])
+    base = 0.8 * step
+    if experts:
+        unused = (1 - experts["expert_share"]) ** int(points[0]["concurrency"])
+        base = max(0.2 * step, 0.9 * step - experts["experts"] * (1 - unused))
     return runs_from(
         {
             "scenario": SETTINGS,
-            "cost": {"kind": "linear", "base": 0.8 * step, "prefill_token": 5e-5, "decode_row": 0.02 * step,
-                     "context": 1e-8},
-            "free": {"base": 1.0, "prefill_token": 1.0, "decode_row": 1.0, "context": 0.3},
+            "cost": {"kind": "linear", "base": base, "prefill_token": 5e-5, "decode_row": 0.02 * step, "context": 1e-8,
+                     **experts},
+            "free": {"base": 1.0, "prefill_token": 1.0, "decode_row": 1.0, "context": 0.3,
+                     **({"experts": 0.5} if experts else {})},
             "runs": [entry(row, row in (points[0], points[-1])) for row in points],
         },
         "curve",
     )  # fmt: skip
+
+
+def expert_terms(row: dict[str, str]) -> dict[str, float]:
+    """Return the share of the experts that a token uses, and the seconds to read all of them from memory."""
+    if row["model"] not in EXPERTS:
+        return {}
+    experts, per_token, weights = EXPERTS[row["model"]]
+    bandwidth = int(row["moe_tp"]) * int(row["moe_ep"]) * BANDWIDTH[row["system"]] * BANDWIDTH_SHARE
+    return {"experts": weights * BYTES[row["precision"]] / bandwidth, "expert_share": per_token / experts}
 
 
 def entry(row: dict[str, str], fit: bool) -> dict[str, Any]:

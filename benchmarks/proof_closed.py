@@ -25,7 +25,7 @@ def predict_gpt_oss(data: Path) -> list[Row]:
     """Fit concurrencies up to 16; predict the higher ones."""
     rows = table_of_document(data / "measured" / "published" / "vllm-0.22-gptoss-h200.md", "C")
     scenario = {
-        "policy": {"name": "vllm-v1", "max_num_seqs": 256, "max_num_batched_tokens": 8192,
+        "policy": {"name": "vllm-v1", "version": "0.22.0", "max_num_seqs": 256, "max_num_batched_tokens": 8192,
                    "enable_prefix_caching": False},
         "engine": {"num_blocks": 103_690, "max_model_len": 10_240},
     }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Runs of BLIS's validation set, predicted with profiles that `sim calibrate derive` computes: python proof_derive.py
+"""Runs of BLIS's validation set, predicted with profiles that `sim calibrate derive` computes.
 
 All step times come from the bundled profile of Llama-2-7B on an H200, which we measured. One training run of the set
 (Llama-2-7B, H100) gives the seconds of the front end; no other figure of the set is used.
@@ -6,47 +6,88 @@ All step times come from the bundled profile of Llama-2-7B on an H200, which we 
 
 from __future__ import annotations
 
-import csv
 import random
-import statistics
-import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import servesim
+from proof_rows import Row, table
 from servesim.config.memory import MemoryBudget
 from servesim.costs.derivation import Setting, derive_profile, setting_of
 from servesim.costs.device_profile import load_profile, write_profile
 from servesim.costs.kv_memory import RESERVE, UTILISATION, device_memory, memory_of_profile
 from servesim.costs.public_models import find_device, find_model
 
-DATA = Path(__file__).resolve().parents[2] / "shared" / "data" / "measured" / "blis-validation"
+SETS = {"validation": "derived profiles: blis-validation", "training": "derived profiles: training runs of BLIS"}
 SOURCE = "h200-llama2-7b"
 FRONT_END_RUN = "20260217-155451-llama-2-7b-tp1-codegen"  # of the training part
-METRICS = {"e2e_mean_ms": "mean_e2el_ms", "ttft_mean_ms": "mean_ttft_ms", "tpot_mean_ms": "mean_tpot_ms"}
+FIGURES = {"e2e_mean_ms": ("E2E mean", "mean_e2el_ms"), "ttft_mean_ms": ("TTFT mean", "mean_ttft_ms"),
+           "tpot_mean_ms": ("TPOT mean", "mean_tpot_ms")}  # fmt: skip
 PROMPTS, GROUPS, PAUSE, SPREAD = 100, 10, 5.0, 0.05  # prompts come round; seconds between stages; of prompt lengths
 # vLLM samples as generation_config.json of the model says: these models ask for top-p.
 TOP_P = ("Llama-2", "Llama-3", "Llama-4", "Qwen")
+CALIBRATED = "Llama-2-7B on an H200; front end of one run of Llama-2-7B on an H100"
+ASSUMED = (
+    "Poisson arrivals; 100 prompts that come round; asynchronous scheduling and prefix caching on; KV blocks from the "
+    "memory of the device where they are not published; top-p sampling where the model asks for it"
+)
+QUEUE_RATIO = 4.5  # TTFT / TPOT: about 3 where no request waits
+QUEUED = "requests wait in this run: a small error of the step time is a large error of the queueing time"
+OTHER_DEVICE = "the efficiencies were measured on an H200; those of this GPU differ"
 
 
-def predict_blis_validation(data: Path = DATA, only: Optional[str] = None) -> list[dict[str, Any]]:
-    """Return rows with run, part, metric, measured and predicted (milliseconds) of all runs."""
-    with (data / "runs.csv").open(newline="") as runs, (data / "measured.csv").open(newline="") as figures:
-        settings = {run["run"]: run for run in csv.DictReader(runs)}
-        measured = {row["run"]: row for row in csv.DictReader(figures) if row["stage"] == "all"}
-    first = simulate(settings[FRONT_END_RUN], 0.0)
+def predict_blis_validation(data: Path, only: str = "") -> list[Row]:
+    """Predict every run but the one that gives the front end; `only`: runs whose names contain this text."""
+    folder = data / "measured" / "blis-validation"
+    settings = {run["run"]: run for run in table(folder / "runs.csv")}
+    measured = {row["run"]: row for row in table(folder / "measured.csv") if row["stage"] == "all"}
+    others = factors_of_others(folder / "predictions.csv.gz")
+    first = simulate(settings.pop(FRONT_END_RUN), 0.0)
     front_end = (float(measured[FRONT_END_RUN]["ttft_mean_ms"]) - first["mean_ttft_ms"]) / 1e3
-    chosen = [run for run in settings.values() if only is None or only in run["run"]]
+    chosen = [run for run in settings.values() if only in run["run"]]
     with ProcessPoolExecutor() as pool:
         results = list(pool.map(simulate, chosen, [max(0.0, front_end)] * len(chosen)))
-    return [
-        {"run": run["run"], "part": run["part"], "metric": metric, "predicted": result[own],
-         "measured": float(measured[run["run"]][metric])}
-        for run, result in zip(chosen, results) for metric, own in METRICS.items()
-    ]  # fmt: skip
+    rows = []
+    for run, result in zip(chosen, results):
+        figures = measured[run["run"]]
+        for column, (quantity, own) in FIGURES.items():
+            value = float(figures[column])
+            rivals = {name: value * factors[column] for name, factors in others[run["run"]].items()}
+            rows.append(Row(SETS[run["part"]], run["run"], quantity, value, result[own], CALIBRATED, rivals, ASSUMED,
+                            reason_of(run, figures)))  # fmt: skip
+    return rows
+
+
+def reason_of(run: Mapping[str, str], figures: Mapping[str, str]) -> str:
+    """Return why the prediction of a run may be bad."""
+    if float(figures["ttft_mean_ms"]) > QUEUE_RATIO * float(figures["tpot_mean_ms"]):
+        return QUEUED
+    return "" if run["hardware"] == "H100" else OTHER_DEVICE
+
+
+def factors_of_others(path: Path) -> dict[str, dict[str, dict[str, float]]]:
+    """Return predicted / measured of other simulators by run, simulator and column.
+
+    LLMServingSim predicts the first 100 requests of a run, and is compared with these.
+    """
+    pairs: dict[tuple[str, str], dict[str, tuple[float, float]]] = defaultdict(dict)
+    for row in table(path):
+        if row["stage"] == "all":
+            pair = float(row["predicted_ms"]), float(row["measured_ms"])
+            pairs[row["run"], row["simulator"]][row["metric"]] = pair
+    factors: dict[str, dict[str, dict[str, float]]] = defaultdict(dict)
+    for (run, simulator), of_run in pairs.items():
+        (e2e, e2e_measured), (ttft, ttft_measured) = of_run["e2e_mean"], of_run["ttft_mean"]
+        factors[run][simulator] = {
+            "e2e_mean_ms": e2e / e2e_measured,
+            "ttft_mean_ms": ttft / ttft_measured,
+            "tpot_mean_ms": (e2e - ttft) / (e2e_measured - ttft_measured),
+        }
+    return factors
 
 
 def simulate(run: Mapping[str, str], front_end: float) -> dict[str, float]:
@@ -68,12 +109,13 @@ def simulate(run: Mapping[str, str], front_end: float) -> dict[str, float]:
                 "name": "vllm-v1",
                 "max_num_seqs": int(run["max_num_seqs"]),
                 "max_num_batched_tokens": int(run["max_num_batched_tokens"]),
-                "version": "0.23.0",
+                "version": "0.15.1",
+                "scheduler_reserve_full_isl": False,
             },
             engine={"num_blocks": blocks, "max_model_len": 4096, "client_timeout": 300, "sampling": sampling},
             profile=folder,
         )
-    return {own: float(result.metrics[own]) for own in METRICS.values()}
+    return {own: float(result.metrics[own]) for _, own in FIGURES.values()}
 
 
 def memory_blocks(about: Mapping[str, Any], run: Mapping[str, str]) -> int:
@@ -103,21 +145,3 @@ def write_trace(run: Mapping[str, str], path: Path) -> None:
             prompt = number % PROMPTS
             content = f"system{prompt % GROUPS}:{system} question{prompt}:{lengths[prompt]}"
             file.write(f"{arrival:.6f},{system + lengths[prompt]},{run['output_tokens']},{content}\n")
-
-
-def main() -> None:
-    rows = predict_blis_validation(only=sys.argv[1] if len(sys.argv) > 1 else None)
-    for row in rows:
-        error = row["predicted"] / row["measured"] - 1
-        print(f"{row['run']:<48}{row['metric']:<14}{row['measured']:>10.1f}{row['predicted']:>10.1f}{error:>+9.1%}")
-    for part in ("validation", "training"):
-        for metric in METRICS:
-            errors = [
-                abs(r["predicted"] / r["measured"] - 1) for r in rows if (r["part"], r["metric"]) == (part, metric)
-            ]
-            if errors:
-                print(f"{part}: {metric}: median error {statistics.median(errors):.1%} of {len(errors)} runs")
-
-
-if __name__ == "__main__":
-    main()

@@ -73,7 +73,7 @@ def entry(setting: str, rows: list[dict[str, str]], folder: Path) -> dict[str, A
     text = "\n".join(f"{time},{prompt},{output},{content}" for time, prompt, output, content in sorted(requests))
     path.write_text(f"arrival_s,prompt_tokens,output_tokens,content\n{text}\n", encoding="utf-8")
     policy = {"name": "vllm-v1", "max_num_seqs": 1024, "max_num_batched_tokens": BUDGETS.get(setting, 8192),
-              "version": "0.23.0"}  # fmt: skip
+              "version": "0.14.1", "scheduler_reserve_full_isl": False}  # fmt: skip
     scenario = {"trace": str(path), "policy": policy, "engine": {"num_blocks": TOKENS[setting] // 16}}
     return {"name": setting, "scenario": scenario, "reported": {"mean_ttft_ms": 1.0}}
 

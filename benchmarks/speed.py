@@ -1,10 +1,13 @@
 """Speed of the simulator: CPU seconds on one core for the 10,000-request file, compared with a bare SimPy loop.
 
-    python benchmarks/speed.py [--only TEXT] [--million] [--trace FILE]
+    python benchmarks/speed.py [--only PART | --policies] [--million] [--trace FILE]
 
 Times include per-request results and exclude the import. Machines differ, so every time is also printed as the number
 of bare SimPy timeouts that run in the same time, measured in the same process, and as the seconds on a machine with
 0.7 M timeouts per second. Targets are for that machine and for a compiled installation.
+
+Policies: those that people choose between must take at most 1.3 times the time that vllm-v1 took when it decided every
+step after the last one had returned (V1_SECONDS). Settings that change the engine have rows of their own.
 
 Ten times the tokens: the same requests with outputs ten times as long. Arrival times, KV blocks and max_model_len are
 also multiplied by ten, so that the load is the same. Without more blocks, most requests would be preempted many times.
@@ -52,7 +55,14 @@ BATCH = {"decode_batch": 128, "max_num_seqs": 128, "max_batch_size": 128, "max_b
 USER_POLICY = {"name": f"{ROOT / 'examples' / 'my_policy.py'}:Gather", "batch": 128}
 # Targets in seconds at REFERENCE_RATE.
 TARGET, PLAIN_TARGET, USER_TARGET, MILLION_TARGET = 0.12, 0.45, 0.20, 16.0
-POLICY_TARGETS = {name: {"sglang": 0.30, "mlfq": 0.45}.get(name, 0.25) for name in POLICIES}
+V1_SECONDS = 0.117  # vllm-v1 without asynchronous scheduling, in version 0.2.0 before it could do so
+POLICY_TARGET, SLOW_POLICY_TARGETS = 1.3 * V1_SECONDS, {"mlfq": 0.45}
+POLICY_VARIANTS: dict[str, dict[str, Any]] = {
+    "vllm-v1, synchronous": {"name": "vllm-v1", "async_scheduling": False},
+    "sglang, no radix cache": {"name": "sglang", "disable_radix_cache": True},
+    "sglang, no overlap": {"name": "sglang", "disable_overlap_schedule": True},
+    "sglang, neither of them": {"name": "sglang", "disable_radix_cache": True, "disable_overlap_schedule": True},
+}
 TEN_TIMES_TARGET = CACHE_TARGET = 1.3  # times the time
 MOONCAKE_TARGET = 3.0
 PARTS = ("first", "plain", "policies", "user", "tokens", "cache")
@@ -200,6 +210,14 @@ def time_plain(trace_file: str, folder: str) -> None:
     print_row("llm-serving, plain Python", Timing(*json.loads(child.stdout)), PLAIN_TARGET)
 
 
+def time_policies(trace: Trace) -> None:
+    """Time every built-in policy, and settings that change what its engine does in a step."""
+    for label, settings in {**{name: {"name": name} for name in POLICIES}, **POLICY_VARIANTS}.items():
+        case = Case(label, trace, {**policy_settings(settings["name"]), **settings}, repeats=5)
+        seconds = SLOW_POLICY_TARGETS.get(label, POLICY_TARGET)
+        print_row(label, median_timing(time_cases(case)[0]), target(seconds))
+
+
 def time_ten_times(trace: Trace) -> None:
     """Time the default policy with outputs ten times as long, and print the ratio of the times."""
     for label, at_once in (("ten times the tokens", False), ("the same, all arrive at 0", True)):
@@ -282,6 +300,8 @@ def main() -> None:
     parser.add_argument("--trace", default=str(TRACE), help="trace file to simulate")
     parser.add_argument("--only", metavar="PART", choices=PARTS,
                         help=f"print one part of the table: {', '.join(PARTS)}")  # fmt: skip
+    parser.add_argument("--policies", dest="only", action="store_const", const="policies",
+                        help="the same as --only policies")  # fmt: skip
     parser.add_argument("--million", action="store_true", help="also simulate a million requests")
     parser.add_argument("--json", action="store_true", help="print the first row as JSON: seconds, timeouts/s, steps")
     args = parser.parse_args()
@@ -298,9 +318,7 @@ def main() -> None:
         if "plain" in parts:
             time_plain(args.trace, folder)
         if "policies" in parts:
-            for name, seconds in POLICY_TARGETS.items():
-                case = Case(name, trace, policy_settings(name))
-                print_row(name, median_timing(time_cases(case)[0]), target(seconds))
+            time_policies(trace)
         if "user" in parts:
             case = Case("user's policy, interpreted", trace, USER_POLICY, repeats=5)
             print_row(case.label, median_timing(time_cases(case)[0]), target(USER_TARGET))

@@ -123,8 +123,9 @@ class SGLang(SGLangSettings):
         return SGLangState(self.first_ratio)
 
     def advance_state(self, state: Any, steps: int) -> Any:
-        ratio = self._decay(state.new_token_ratio, steps)
-        return SGLangState(ratio, state.batch_is_full, decodes_left=max(state.decodes_left - steps, 0))
+        old: SGLangState = state
+        ratio = self._decay(old.new_token_ratio, steps)
+        return SGLangState(ratio, old.batch_is_full, decodes_left=max(old.decodes_left - steps, 0))
 
     def _decay(self, ratio: float, steps: int) -> float:
         """Return the new_token_ratio after this many decode steps."""
@@ -150,7 +151,7 @@ class SGLang(SGLangSettings):
         if wait:
             wait -= 1
         elif view.prefilling or (view.waiting and not full):
-            adder = PrefillAdder(self, view, view.ended[:ended], full)
+            adder = PrefillAdder(self, view, state.new_token_ratio, view.ended[:ended], full)
             adder.fill()
             full, tried = adder.full, adder.tried
             if adder.chunks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Optional
+from typing import Final, Optional
 
 from servesim.core import (
     FOREVER,
@@ -69,12 +69,14 @@ class SGLangSettings(Policy):
         return self.version == "0.4.6"
 
 
-class Tried(NamedTuple):
+class Tried:
     """What the attempt of a prefill did to the radix cache and to the waiting queue, also if it admitted no request."""
 
-    lookups: Lookups
-    order: Optional[list[Request]] = None  # the new order of the waiting queue
-    looks_up_again: bool = False  # each request that is tried is looked up, also if the order has done so
+    __slots__ = ("lookups", "order")
+
+    def __init__(self, lookups: Lookups, order: Optional[list[Request]] = None) -> None:
+        self.lookups = lookups
+        self.order = order  # the new order of the waiting queue
 
 
 NOTHING_TRIED: Final = Tried([])
@@ -118,7 +120,9 @@ class PrefillAdder:
     0.5.18 counts whole pages, and one page more for each request. 0.4.6 counts tokens.
     """
 
-    def __init__(self, policy: SGLangSettings, view: View, ended: list[tuple[int, Request]], full: bool) -> None:
+    def __init__(
+        self, policy: SGLangSettings, view: View, ratio: float, ended: list[tuple[int, Request]], full: bool
+    ) -> None:
         self.policy, self.view = policy, view
         self.full = full  # no other request is admitted until the running batch shrinks
         self.chunks: list[Chunk] = []
@@ -131,7 +135,7 @@ class PrefillAdder:
         mixed = self.rows if policy.enable_mixed_chunk else 0
         self.now_offset = mixed  # tokens that this step takes
         # and those that requests may generate later
-        self.total_offset = mixed + self._reserved(view.state.new_token_ratio)
+        self.total_offset = mixed + self._reserved(ratio)
         self.input_left = policy.max_prefill_tokens - mixed
         size = policy.chunked_prefill_size
         self.chunk_left = FOREVER if size is None else size - mixed
@@ -139,6 +143,7 @@ class PrefillAdder:
         if self.cache is not None:
             self.cache.start()
         self.tried = NOTHING_TRIED
+        self.looks_up_again = True  # each request that is tried, also if the order has done so
         self.lengths: list[tuple[int, int]] = []  # with ignore_eos: (tokens to generate, tokens held) of all requests
 
     def _running_batch(self) -> list[Request]:
@@ -156,7 +161,11 @@ class PrefillAdder:
         clip, reserved = self.policy.clip_max_new_tokens, 0.0
         view, most = self.view, self._most_reserved(ratio)
         if len(view.waiting) < 8:
-            needs = sum([request.length + clip + 2 * self.margin for request in (*view.waiting, *view.prefilling)])
+            needs = (len(view.waiting) + len(view.prefilling)) * (clip + 2 * self.margin)
+            for request in view.waiting:
+                needs += request.length
+            for request in view.prefilling:
+                needs += request.length
             if most + self.rows + needs < self.free:  # all fit, so the exact sum changes nothing
                 return most
         for request in self._running_batch():
@@ -167,7 +176,9 @@ class PrefillAdder:
     def _most_reserved(self, ratio: float) -> float:
         """Return an upper bound of the sum, without a loop over the running batch."""
         cohort = self.view.cohort
-        future = cohort.max_length - cohort.context + sum([request.max_tokens for _, request in self.ended])
+        future = cohort.max_length - cohort.context
+        for _, request in self.ended:
+            future += request.max_tokens
         return future * ratio * (1 + 1e-9)
 
     @property
@@ -201,13 +212,11 @@ class PrefillAdder:
     def _order_waiting(self) -> Queue:
         """Return the waiting queue in the order of this step. An order that needs the radix cache is stored."""
         waiting, kind = self.view.waiting, self.policy.schedule_policy
-        if self.cache is None:
-            return waiting
-        if kind not in CACHE_ORDERS or (kind == "lpm" and len(waiting) > MAX_SORTED):
-            self.tried = Tried([], None, True)
+        if self.cache is None or kind not in CACHE_ORDERS or (kind == "lpm" and len(waiting) > MAX_SORTED):
             return waiting
         order, lookups = order_by_cache(kind, waiting, self.cache, 1 if self.policy.is_old else 0)
-        self.tried = Tried(lookups, None if order == list(waiting) else order, not self.policy.is_old)
+        self.tried = Tried(lookups, None if order == list(waiting) else order)
+        self.looks_up_again = not self.policy.is_old
         return order
 
     def _max_rows(self) -> int:
@@ -253,7 +262,9 @@ class PrefillAdder:
         if self.cache is None:
             return NOT_CACHED
         prefix = self.cache.find(request, self.blocks)
-        if prefix.tokens and self.tried.looks_up_again:
+        if prefix.tokens and self.looks_up_again:
+            if self.tried is NOTHING_TRIED:
+                self.tried = Tried([])
             self.tried.lookups.append((request, request.length - 1))
         return prefix
 

@@ -33,7 +33,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 from commands import reference
 from contest_table import HEAD as CONTEST_HEAD
 from contest_table import contest_rows
-from proof_table import NOTE_HEAD, SINGLE_HEAD, SUMMARY_HEAD, note_rows, single_rows, summary_rows
+from proof_table import (
+    NOTE_HEAD,
+    SINGLE_HEAD,
+    SUMMARY_HEAD,
+    TARGET_HEAD,
+    note_rows,
+    single_rows,
+    summary_rows,
+    target_rows,
+)
 from run_doc_examples import ROOT, pages
 
 SECTION = re.compile(r"(<!-- generated: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
@@ -224,6 +233,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "h200-before": benchmark_table("h200_before", "`benchmarks/h200_replay.py`"),
     "kbk": benchmark_table("kbk", "`benchmarks/kbk_replay.py`"),
     "proof-summary": lambda: table(SUMMARY_HEAD, summary_rows()),
+    "proof-targets": lambda: table(TARGET_HEAD, target_rows()),
     "proof-notes": lambda: table(NOTE_HEAD, note_rows()),
     "proof-runs": lambda: table(SINGLE_HEAD, single_rows()),
     "speed": benchmark_table("speed", "`tools/speed_table.py`"),

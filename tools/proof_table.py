@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 from run_doc_examples import ROOT
 
@@ -13,7 +14,7 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from proof_rows import Row, median_error, read_rows
 
 RESULT = ROOT / "benchmarks" / "results" / "proof.csv"
-MOST_ROWS = 30  # of a set whose rows are shown one by one
+MOST_ROWS = 60  # of a set whose rows are shown one by one
 SUMMARY_HEAD = ("set", "figure", "runs", "calibrated on", "median error", "worst", "median error of others")
 
 
@@ -78,5 +79,67 @@ def note_rows() -> list[tuple[str, str, str]]:
     return lines
 
 
+def largest(rows: Sequence[Row]) -> float:
+    """Return the largest absolute error."""
+    return max(abs(row.error) for row in rows)
+
+
+def outside(rows: Sequence[Row]) -> float:
+    """Return the share of counts that differ by more than 3 and by more than 15 %."""
+    return sum(abs(row.predicted - row.measured) > max(3, 0.15 * row.measured) for row in rows) / len(rows)
+
+
+class Target(NamedTuple):
+    """A bound that was set before the runs were predicted."""
+
+    text: str
+    set: str  # beginning of its name
+    quantities: tuple[str, ...]
+    bound: float
+    measure: Callable[[Sequence[Row]], float] = median_error
+    run: str = ""  # part of its name
+
+
+LATENCIES = ("E2E mean", "TTFT mean", "TPOT mean")
+TARGETS = (
+    Target("each figure of the RTX 4090 within 3 %", "layer profile alone", LATENCIES, 0.03, largest, "RTX 4090"),
+    Target("each figure of the RTX PRO 6000 within 3 %", "layer profile alone", LATENCIES, 0.03, largest, "PRO 6000"),
+    Target("median of E2E at most 2 %", "blis-h100", ("E2E mean",), 0.02),
+    Target("median of TTFT at most 5 %", "blis-h100", ("TTFT mean",), 0.05),
+    Target("median of E2E below 8 %", "derived profiles: blis-validation", ("E2E mean",), 0.08),
+    Target("median of TTFT below 17.8 %", "derived profiles: blis-validation", ("TTFT mean",), 0.178),
+    Target("median of TPOT at most 5 %", "silicon curves, dense", ("TPOT mean",), 0.05),
+    Target("median of TPOT at most 5 %", "silicon curves, mixtures", ("TPOT mean",), 0.05),
+    Target("counters exact", "ispass26: prefix", ("prefix queries (tokens)", "prefix hits (tokens)"), 0.0, largest),
+    Target("preemptions within 15 %", "vLLM 44594", ("preemptions",), 0.15, largest),
+    Target("throughput within 3 %", "vLLM 44594", ("out tok/s",), 0.03, largest),
+    Target("the best setting", "vLLM 44594", ("watermark with the best throughput",), 0.0, largest),
+    Target("retractions within 3 or 15 % (share of rows outside)", "SGLang", ("retractions",), 0.0, outside),
+    Target("wall time within 3 %", "SGLang", ("wall s",), 0.03, largest),
+    Target("P99 of TTFT within 15 %", "SGLang", ("TTFT p99 s",), 0.15, largest),
+    Target("median of latency at most 6 %", "vLLM 0.22", ("mean e2el",), 0.06),
+    Target("median of TTFT at most 6 %", "vLLM 0.22", ("mean ttft",), 0.06),
+    Target("median of TPOT at most 6 %", "vLLM 0.22", ("mean tpot",), 0.06),
+    Target("best budget, or within 2 % of it", "vLLM 0.22", ("measured latency of the chosen budget",), 0.02, largest),
+)
+
+
+def target_rows() -> list[tuple[str, ...]]:
+    """Return every target and whether it is met."""
+    lines, rows = [], rows_of()
+    for target in TARGETS:
+        of_target = [
+            row
+            for row in rows
+            if row.set.startswith(target.set) and row.quantity in target.quantities and target.run in row.run
+        ]
+        if of_target:
+            value = target.measure(of_target)
+            # Six digits are stored, so a count that is equal has an error of exactly 0.
+            lines.append((of_target[0].set, target.text, percent(value), "met" if value <= target.bound else "missed"))
+    return lines
+
+
+TARGET_HEAD = ("set", "target", "figure", "")
 NOTE_HEAD = ("set", "assumed", "why some predictions are bad")
 SINGLE_HEAD = ("set", "run", "figure", "measured", "predicted", "error", "errors of others")

@@ -26,7 +26,7 @@ STAGE_FILES = (  # about Sarathi-Serve's chunk schedule, Triton's pipelines and 
     "policies/sarathi.py", "docs/policies.md", "calibrate/device/torch/fused_operators.py", "benchmarks/gpu_tune.py",
     "traces/make/", "tests/traces/make/", "tests/config/test_numbers.py", "docs/traces.md", "docs/structure.md",
     "docs/imports.md", "docs/calibrate.md", "calibrate/logs/", "tests/calibrate/logs/test_reported.py",
-    "benchmarks/fuzz_targets.py", "benchmarks/proof_derive.py", "benchmarks/proof_blis.py",
+    "benchmarks/fuzz_targets.py", "benchmarks/proof_derive.py", "benchmarks/proof_blis.py", "tests/test_proof.py",
 )  # fmt: skip
 WORDS = ("whoever", "somebody", "nobody", "everybody", "so many", "is told", "anew", "aloud")
 

@@ -36,6 +36,7 @@ KERNELS, MOE_KERNELS = 9, 14  # of a layer: norms, projections, rotary, attentio
 SHARES = (0.6, 0.95)  # of the bandwidth: a fit to few runs can be outside
 ALL_REDUCE = 5e-6  # seconds of a small all-reduce between two devices; each doubling of the devices adds as much
 LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-reduces reach
+MANY_TOKENS = 1e6  # a call that uses all experts
 SPREAD = 0.1  # standard deviation of all times of a derived profile: benchmarks/proof_derive.py has the errors
 KEPT = (
     "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "host_time",
@@ -175,6 +176,10 @@ def derive_linear(cost: LinearCost, change: Change) -> LinearCost:
     cost = scaled(cost, change.attention, "prefill_square", "prefill_cross")
     cost = scaled(cost, change.kernels, "prefill_row", "decode_live")
     cost = scaled(cost, change.cache, "context")
+    if cost.experts:
+        model = change.new.model
+        cost = scaled(cost, change.new.read(MANY_TOKENS) / change.old.read(MANY_TOKENS), "experts")
+        cost = replace(cost, expert_share=model.experts_per_token / model.experts if model.experts else 1.0)
     return replace(cost, swap_block=cost.swap_block * change.copy)
 
 

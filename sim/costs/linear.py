@@ -25,6 +25,8 @@ class LinearCost(StepCost):
     decode_live: float = 0.0
     context: float = 0.0  # per cached token that is read
     swap_block: float = 0.0
+    experts: float = 0.0  # to read all experts of the model; a step reads those that its tokens use
+    expert_share: float = 0.0  # not seconds: the share of the experts that a token uses
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle through the constructor: nothing can set the fields of a compiled frozen object."""
@@ -47,6 +49,7 @@ class LinearCost(StepCost):
                 + self.decode_live * shape.decode_live
                 + self.context * shape.context
             )
+        seconds += self._experts(shape.prefill_tokens + shape.decode_rows)
         return seconds + self.swap_block * shape.swapped
 
     def decode(self, rows: int, live: int, context: int) -> float:
@@ -54,4 +57,9 @@ class LinearCost(StepCost):
         return fixed + slope * context
 
     def linear_in_context(self, rows: int, live: int) -> tuple[float, float]:
-        return self.base + (self.decode_step + self.decode_row * rows + self.decode_live * live), self.context
+        decode = self.decode_step + self.decode_row * rows + self.decode_live * live
+        return self.base + decode + self._experts(rows), self.context
+
+    def _experts(self, tokens: int) -> float:
+        """Return the seconds to read the expected number of experts: every token draws its own."""
+        return self.experts * (1.0 - (1.0 - self.expert_share) ** tokens) if self.experts else 0.0

@@ -34,7 +34,10 @@ def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
     if kind == "parts":
         return parts_from(terms, where)
     check_keys(terms, [f.name for f in fields(LinearCost)], where)
-    return LinearCost(**{name: check_number(value, f"{where}.{name}") for name, value in terms.items()})
+    limits = {"expert_share": 1.0}
+    return LinearCost(
+        **{k: check_number(value, f"{where}.{k}", maximum=limits.get(k, MAX_COST)) for k, value in terms.items()}
+    )
 
 
 def check_keys(terms: Mapping[str, Any], known: list[str], where: str) -> None:

@@ -19,6 +19,7 @@ from typing import Final, Optional
 from servesim.core import FOREVER, DecodeCohort, Request
 
 from .groups import group_of
+from .step import StepInFlight
 
 NO_MEMBERS: Final[AbstractSet[Request]] = frozenset()
 
@@ -27,8 +28,8 @@ class Cohort(DecodeCohort):
     """The decoding requests of one server."""
 
     __slots__ = (
-        "_finish_steps", "_finishing", "_reserved", "block_offsets", "block_size", "busy", "known", "last_end", "left",
-        "new_members", "next_finish", "pairs_run", "rows_run",
+        "_finish_steps", "_finishing", "_reserved", "block_offsets", "block_size", "busy", "flight", "known",
+        "last_end", "new_members", "next_finish", "pairs_run", "rows_run",
     )  # fmt: skip
 
     def __init__(self, block_size: int) -> None:
@@ -44,9 +45,8 @@ class Cohort(DecodeCohort):
         self._finishing: dict[int, list[Request]] = {}  # members by the step at which they finish
         self.block_offsets = [0] * block_size  # members by (cached - steps) modulo block_size
         self._reserved: dict[Request, int] = {}  # members that hold more blocks than their tokens need, and how many
-        # Of the newest step in flight: members all of whose tokens were known at its decision, and those that left.
-        self.known: AbstractSet[Request] = NO_MEMBERS
-        self.left: list[Request] = []
+        self.flight: Optional[StepInFlight] = None  # the newest step that was in flight
+        self.known: AbstractSet[Request] = NO_MEMBERS  # members all of whose tokens were known at its decision
 
     def join(self, request: Request) -> None:
         """Add a request whose prompt is complete."""
@@ -102,7 +102,8 @@ class Cohort(DecodeCohort):
             self.new_members.remove(request)
         request._joined_busy_s = 0.0
         if in_flight and steps:
-            self.left.append(request)
+            assert self.flight is not None
+            self.flight.note_left(request)
             request._in_flight += 1
             request._joined_busy_s = self.busy
         elif steps:
@@ -132,9 +133,9 @@ class Cohort(DecodeCohort):
 
     def unknown_tokens(self, request: Request) -> int:
         """Return how many cached tokens of a running request, 0 or 1, had no known value when its step was decided."""
-        if not self.in_flight or request in self.known:
+        if not self.in_flight or self.flight is None or request in self.known:
             return 0
-        return int(self.steps > request._joined_step if request._cohort is not None else request in self.left)
+        return int(self.steps > request._joined_step if request._cohort is not None else request in self.flight.left)
 
     def advance(self, steps: int, end: float, busy: float) -> list[Request]:
         """Count `steps` decode steps of all members. The last one ended at `end`, and they took `busy` seconds.
@@ -145,25 +146,32 @@ class Cohort(DecodeCohort):
         self.last_end = end
         if self.new_members:
             self.new_members.clear()
-        finished = self.count_steps(steps)
-        for request in finished:
-            self.leave(request)
+        self.count_steps(steps)
+        finished: list[Request] = []
+        if self.next_finish <= self.steps:
+            finished = self.pop_finishing()
+            for request in finished:
+                self.leave(request)
         if self.groups:
             self._advance_groups(finished)
         return finished
 
-    def count_steps(self, steps: int) -> list[Request]:
-        """Count `steps` decode steps of all members. Return those that get their last token in the last step."""
+    def count_steps(self, steps: int) -> None:
+        """Count `steps` decode steps of all members."""
         self.steps += steps
         rows, context = self.size * steps, self.context
         self.rows_run += rows
         self.pairs_run += steps * context + rows * (steps + 1) // 2
         self.context = context + rows
+
+    def pop_finishing(self) -> list[Request]:
+        """Return the members that get their last token in the newest step. Call it if `next_finish` is reached."""
         finishing: list[Request] = []
         while self.next_finish <= self.steps:
             step = heappop(self._finish_steps)
             self.next_finish = self._finish_steps[0] if self._finish_steps else FOREVER
-            members = self._finishing.pop(step)
+            members = self._finishing[step]
+            del self._finishing[step]  # compiled, this is faster than `pop`
             if len(members) > 1:
                 members.sort(key=attrgetter("serial"))
             for request in members:

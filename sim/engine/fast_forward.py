@@ -20,15 +20,24 @@ from servesim.core import Plan, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
-from .in_flight import launch_decodes, receive_decodes
+from .in_flight import launch_decodes, launch_further, receive_decodes
 from .loop import Loop
 from .results import free_finished, record_decode
-from .step import Padding, Step, StepInFlight
+from .step import NO_REQUESTS, Padding, Step, StepInFlight
 
-# The cost of a decode: padded rows, seconds at context 0, seconds per context token, whether the cost is linear.
-DecodeCost = tuple[int, float, float, bool]
 MANY_BLOCKS: Final = 1 << 40  # more than any segment allocates; sums of a larger number would be slow
 LOOP_STEPS: Final = 4  # up to this number of steps, `_run_few` is faster than `run_steps`
+
+
+class DecodeCost:
+    """The cost of a decode with a number of live rows."""
+
+    __slots__ = ("fixed", "linear", "rows", "slope")
+
+    def __init__(self, rows: int, linear: Optional[tuple[float, float]]) -> None:
+        self.rows = rows  # with padding
+        self.linear = linear is not None  # in the context
+        self.fixed, self.slope = linear or (0.0, 0.0)  # seconds at context 0, and per context token
 
 
 class FastForward(HeldSteps):
@@ -53,7 +62,7 @@ class FastForward(HeldSteps):
     @property
     def max_rows(self) -> int:
         """The largest number of decode rows, including padding."""
-        return max((rows for costs in self._costs.values() for rows, _, _, _ in costs.values()), default=0)
+        return max((cost.rows for costs in self._costs.values() for cost in costs.values()), default=0)
 
     def run(self, step: Step, now: float) -> float:
         loop, inbox, server, cohort, pool, decode = self._hot_objects
@@ -71,7 +80,7 @@ class FastForward(HeldSteps):
                 free = MANY_BLOCKS
             first_free = free
             cost = costs.get(live) or self._decode_cost(live, extra)
-            rows, fixed, slope, linear = cost
+            rows, fixed, slope, linear = cost.rows, cost.fixed, cost.slope, cost.linear
             limit = cohort.next_finish - cohort.steps
             if limit > hold:
                 limit = hold
@@ -146,7 +155,7 @@ class FastForward(HeldSteps):
         while True:  # one segment
             live, context, now = cohort.size, cohort.context, before.end
             cost = costs.get(live) or self._decode_cost(live, extra)
-            rows, fixed, slope, linear = cost
+            rows, fixed, slope, linear = cost.rows, cost.fixed, cost.slope, cost.linear
             if linear:
                 duration = fixed + slope * context
             elif not 0.0 <= (duration := decode(rows, live, context)) <= MAX_STEP:
@@ -156,13 +165,13 @@ class FastForward(HeldSteps):
             use.add_steps(1, live, blocks, 0)
             if blocks > use.peak_blocks:
                 use.peak_blocks = blocks
-            launch_decodes(server, flight, 1)
+            launch_decodes(server, flight)
             self.padding_rows += rows - live
             finished = loop.receive(before)
             decided, hold = decided + 1, hold - 1
             goes_on = past_finish or not finished
             if goes_on and hold and now < horizon and not flight.ends and cohort.size == live:
-                steps, now, flight, context = self._run_ahead(step, flight, cost, live, context, hold, horizon)
+                steps, now, context = self._run_ahead(flight, cost, live, context, hold, horizon)
                 decided, hold = decided + steps, hold - steps
                 self.padding_rows += (rows - live) * steps
             if context > self.max_context:
@@ -177,18 +186,19 @@ class FastForward(HeldSteps):
         return now
 
     def _run_ahead(
-        self, step: Step, first: StepInFlight, cost: DecodeCost, live: int, context: int, hold: int, horizon: float
-    ) -> tuple[int, float, StepInFlight, int]:
-        """Launch further decode steps, and receive `first` and all of them but the last.
+        self, flight: StepInFlight, cost: DecodeCost, live: int, context: int, hold: int, horizon: float
+    ) -> tuple[int, float, int]:
+        """Launch further decode steps, and receive the one in flight and all of them but the last.
 
-        Return their number, the time of the next decision, the step in flight, and the largest context.
+        Return their number, the time of the next decision, and the largest context.
         """
         loop, _, server, cohort, pool, decode = self._hot_objects
-        rows, fixed, slope, linear = cost
+        rows, fixed, slope, linear = cost.rows, cost.fixed, cost.slope, cost.linear
         cache = self._cache
-        free = first_free = min(pool.free - step.plan.keep_free + (0 if cache is None else pool.evictable), MANY_BLOCKS)
+        free = pool.free - flight.step.plan.keep_free + (0 if cache is None else pool.evictable)
+        free = first_free = min(free, MANY_BLOCKS)
         limit, steps, free_sum, first_context = min(cohort.next_finish - cohort.steps, hold), 0, 0, context
-        decision, now = first.start, first.end
+        decision, now = flight.start, flight.end
         while steps < limit:
             if not linear:  # the time of the next step
                 if steps:
@@ -204,7 +214,7 @@ class FastForward(HeldSteps):
             if ran < count:
                 break
         if not steps:
-            return 0, decision, first, context
+            return 0, decision, context
         blocks, use = pool.held, server.kv_use
         use.add_steps(steps, live, blocks, steps * first_free - free_sum)
         pool.free -= first_free - free
@@ -212,15 +222,16 @@ class FastForward(HeldSteps):
             cache.make_room(live, cohort.block_offsets[(1 - cohort.steps - steps) % cohort.block_size])
         if blocks + first_free - free > use.peak_blocks:
             use.peak_blocks = blocks + first_free - free
-        last = StepInFlight(step, decision, now, live)
-        launch_decodes(server, last, steps)
-        loop.receive(first)
+        first_end = flight.end
+        launch_further(server, flight, steps, decision, now)
+        loop.calls += steps
+        if not loop.fast_path:
+            loop.notify_end(flight.step, first_end, first_end, NO_REQUESTS)
         if steps > 1:
             if linear:
                 server.token_gaps.add_linear(fixed, slope, first_context, live, steps - 1)
-            receive_decodes(server, live, steps - 1, first.end, decision)
-            loop.calls += steps - 1
-        return steps, decision, last, context
+            receive_decodes(server, live, steps - 1, first_end, decision)
+        return steps, decision, context
 
     def _bounds(self, plan: Plan) -> tuple[int, float, bool]:
         """Return the steps that a plan may run, the time limit, and whether it continues when a request finishes."""
@@ -235,7 +246,7 @@ class FastForward(HeldSteps):
         self, cost: DecodeCost, live: int, context: int, now: float, limit: int, horizon: float, free: int, offset: int
     ) -> tuple[int, int, float, int, int]:
         """Run at most LOOP_STEPS steps in a loop. Return steps, limit, end, context and free blocks."""
-        rows, fixed, slope, linear = cost
+        rows, fixed, slope, linear = cost.rows, cost.fixed, cost.slope, cost.linear
         gaps, cohort = self.loop.server.token_gaps, self.loop.server.cohort
         offsets, block_size = cohort.block_offsets, cohort.block_size
         steps, free_sum = 1, 0
@@ -265,8 +276,7 @@ class FastForward(HeldSteps):
         for number in linear or ():  # if neither is negative, no step time is
             if not 0.0 <= number <= MAX_STEP:
                 check_seconds(self.cost, number)
-        cost = (rows, *(linear or (0.0, 0.0)), linear is not None)
-        self._costs[extra][live] = cost
+        self._costs[extra][live] = cost = DecodeCost(rows, linear)
         return cost
 
     def _run_long(
@@ -277,7 +287,7 @@ class FastForward(HeldSteps):
 
         Return steps, end, context, free blocks and horizon.
         """
-        rows, fixed, slope, linear = cost
+        rows, fixed, slope, linear = cost.rows, cost.fixed, cost.slope, cost.linear
         gaps, offsets = self.loop.server.token_gaps, self.loop.server.cohort.block_offsets
         while steps < limit:
             if now >= horizon:

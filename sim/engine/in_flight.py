@@ -27,7 +27,7 @@ from servesim.core import Request
 from .cohort import NO_MEMBERS
 from .results import count_kv_use, mark_finished, positions
 from .server import Server
-from .step import Step, StepInFlight
+from .step import NO_REQUESTS, Step, StepInFlight
 
 
 def launch(server: Server, step: Step, end: float) -> StepInFlight:
@@ -39,27 +39,27 @@ def launch(server: Server, step: Step, end: float) -> StepInFlight:
         if step.decode_rows:
             flight.requests += [request for request in server.running if request._cohort is not None]
     if step.decode_rows:
-        launch_decodes(server, flight, 1)
+        launch_decodes(server, flight)
     if step.chunks:
         _launch_chunks(server, flight)
-    for request in step.paused:
-        server.cohort.join(request)
-    flight.ends.sort(key=attrgetter("_admission"))
+    if step.paused:
+        for request in step.paused:
+            server.cohort.join(request)
+    _sort(flight.ends)
     server.flight = flight
     if is_only_one:
         keep_cut_prompts(server, flight)
     return flight
 
 
-def launch_decodes(server: Server, flight: StepInFlight, steps: int) -> None:
-    """Count decode steps of the cohort, the last of which is a step in flight."""
-    cohort, before = server.cohort, server.flight
-    if cohort.left and server.prefix_cache is not None:  # their last block is known when they end: after equal blocks
-        server.prefix_cache.update_beside(cohort.left)
-    server.view.ended = []
-    cohort.left = flight.left
+def launch_decodes(server: Server, flight: StepInFlight) -> None:
+    """Count a decode step of the cohort."""
+    cohort, before, cache = server.cohort, server.flight, server.prefix_cache
+    if cohort.flight is not None and cohort.flight.left and cache is not None:
+        cache.update_beside(cohort.flight.left)  # their last block is known when they end: after equal blocks
+    cohort.flight = flight
     cohort.known = NO_MEMBERS
-    if server.prefix_cache is not None:
+    if cache is not None:
         if before is None:
             cohort.known = {request for request in server.running if request._cohort is not None}
         elif before.step.paused:
@@ -67,20 +67,39 @@ def launch_decodes(server: Server, flight: StepInFlight, steps: int) -> None:
     cohort.in_flight += 1
     if cohort.new_members:
         flight.joined, cohort.new_members = cohort.new_members, []
-    for request in cohort.count_steps(steps):
-        written = request.written  # above stop_at: the step before this one returns its last token
-        if written <= request.stop_at and _ends(server, flight, request, written):
-            cohort.leave(request, in_flight=True)
-    flight.ends.sort(key=attrgetter("_admission"))
+    _count_decodes(server, flight, 1)
     server.flight = flight
     if cohort.known:  # after the next decode, the newest token of these is unknown again: not all advance alike
-        assert server.prefix_cache is not None
-        server.prefix_cache.update_all()
+        assert cache is not None
+        cache.update_all()
+
+
+def _count_decodes(server: Server, flight: StepInFlight, steps: int) -> None:
+    """Count decode steps, the last of which is in flight, and note which requests end there."""
+    cohort, view = server.cohort, server.view
+    if view.ended:
+        view.ended = []
+    cohort.count_steps(steps)
+    if cohort.next_finish <= cohort.steps:
+        for request in cohort.pop_finishing():
+            written = request.written  # above stop_at: the step before this one returns its last token
+            if written <= request.stop_at and _ends(server, flight, request, written):
+                cohort.leave(request, in_flight=True)
+        _sort(flight.ends)
+
+
+def launch_further(server: Server, flight: StepInFlight, steps: int, start: float, end: float) -> None:
+    """Count further decode steps of the same rows: the last one is in flight, and the newest one until now returns."""
+    joined, first_start, first_end = flight.joined, flight.start, flight.end
+    flight.joined, flight.start, flight.end = NO_REQUESTS, start, end
+    server.cohort.known = NO_MEMBERS
+    _count_decodes(server, flight, steps)
+    _deliver_rows(server, joined, flight.rows, first_end, first_end - first_start)
 
 
 def _launch_chunks(server: Server, flight: StepInFlight) -> None:
     """Count the chunks. Requests whose prompt is complete join the cohort."""
-    step = flight.step
+    step, sampled = flight.step, []
     totals = server.work.start_prompts(step.decode_rows, step.context)
     for chunk in step.chunks:
         request, tokens = chunk.request, chunk.tokens
@@ -90,18 +109,25 @@ def _launch_chunks(server: Server, flight: StepInFlight) -> None:
             continue
         request._written = written = request._written + 1
         request._in_flight = 1
-        flight.sampled.append(request)
+        sampled.append(request)
         if request._in_prefilling:
             server.remove_from_prefilling(request)
-        is_last = written >= request.stop_at or written == request.fails_at_token
+        is_last = written >= request.stop_at or (server.may_fail and written == request.fails_at_token)
         if not (is_last and _ends(server, flight, request, written)):
             server.cohort.join(request)
+    flight.sampled = sampled
+
+
+def _sort(requests: list[Request]) -> None:
+    """Put requests into the order of the batch."""
+    if len(requests) > 1:
+        requests.sort(key=attrgetter("_admission"))
 
 
 def _ends(server: Server, flight: StepInFlight, request: Request, written: int) -> bool:
     """Note that a step returns the last token of a request. Return whether the scheduler knows that."""
-    flight.ends.append(request)
-    if written == request.fails_at_token:
+    flight.note_end(request)
+    if server.may_fail and written == request.fails_at_token:
         flight.fails = True
     return server.traits.foresees_ends and written >= request.max_tokens
 
@@ -122,18 +148,25 @@ def deliver(server: Server, flight: StepInFlight, now: float) -> list[Request]:
     """Record the results of a step that has returned, and return the finished requests."""
     if flight is server.flight:
         server.flight = None
-    server.pool.free += flight.late_blocks
-    server.pool.lost -= flight.late_blocks
+    if flight.late_blocks:
+        server.pool.free += flight.late_blocks
+        server.pool.lost -= flight.late_blocks
     step, seconds = flight.step, now - flight.start
     if step.decode_rows:
-        _deliver_decodes(server, flight, now, seconds)
+        server.cohort.in_flight -= 1
+        _deliver_rows(server, flight.joined, flight.rows, now, seconds)
+        for request in flight.left:
+            request.last_token = now
+            request._in_flight -= 1
+            request.decoding += server.cohort.busy - request._joined_busy_s
     if step.chunks:
         _deliver_chunks(server, flight, now, seconds)
     elif not step.decode_rows and step.plan.padding_rows:
         server.work.prefill.steps += 1
         server.work.prefill.seconds += seconds
-    for request in step.paused:
-        request._joined_busy_s = server.cohort.busy
+    if step.paused:
+        for request in step.paused:
+            request._joined_busy_s = server.cohort.busy
     finished = _finish(server, flight, now) if flight.fails or flight.ends or flight.sampled else []
     if server.flight is not None:
         keep_cut_prompts(server, server.flight)
@@ -143,29 +176,25 @@ def deliver(server: Server, flight: StepInFlight, now: float) -> list[Request]:
 def keep_cut_prompts(server: Server, flight: StepInFlight) -> None:
     """Let a radix cache take over prompts that a step computes in part. SGLang does so before the next decision."""
     cache = server.prefix_cache
-    if cache is not None and cache.keeps_results:
+    if cache is not None and cache.keeps_results and len(server.prefilling):
         for chunk in flight.step.chunks:
             if chunk.request._in_prefilling:
                 server.kv_use.tokens += cache.keep(chunk.request, chunk.request._cached)
 
 
-def _deliver_decodes(server: Server, flight: StepInFlight, now: float, seconds: float) -> None:
-    cohort, gaps, old_members = server.cohort, server.token_gaps, flight.rows
-    cohort.in_flight -= 1
-    for request in flight.joined:
+def _deliver_rows(server: Server, joined: list[Request], rows: int, now: float, seconds: float) -> None:
+    """Record the tokens of a decode step."""
+    cohort, gaps, old_members = server.cohort, server.token_gaps, rows
+    for request in joined:
         assert request.last_token is not None
         old_members -= 1
         gaps.add(now - request.last_token, 1)
     if old_members:
         assert cohort.last_end is not None
         gaps.add(now - cohort.last_end, old_members)
-    server.tokens_generated += flight.rows
+    server.tokens_generated += rows
     cohort.busy += seconds
     cohort.last_end = now
-    for request in flight.left:
-        request.last_token = now
-        request._in_flight -= 1
-        request.decoding += cohort.busy - request._joined_busy_s
 
 
 def receive_decodes(server: Server, rows: int, steps: int, start: float, end: float) -> None:
@@ -195,22 +224,25 @@ def _deliver_chunks(server: Server, flight: StepInFlight, now: float, seconds: f
 
 def _finish(server: Server, flight: StepInFlight, now: float) -> list[Request]:
     """Finish requests in the order of the batch, and free their blocks unless a later plan does."""
-    finished = [r for r in (flight.requests if flight.fails else flight.ends) if r.status != "done"]
+    finished, cache = flight.requests if flight.fails else flight.ends, server.prefix_cache
+    if server.may_fail:  # also the step before it, and then some of them are done
+        finished = [request for request in finished if request.status != "done"]
     if flight.fails:
-        finished.sort(key=attrgetter("_admission"))
-    if server.traits.lists_ended:
+        _sort(finished)
+    if finished and server.traits.lists_ended:
         running = [request for request in finished if request.status == "running"]  # a failed one may wait
-        server.view.ended = positions(server.running, running) + server.view.ended
-    cache, requests = server.prefix_cache, finished
-    if cache is not None and cache.keeps_results and flight.sampled:  # in SGLang, prompts are first in a batch
-        requests = flight.sampled + [request for request in finished if request not in flight.sampled]
-    ends = set(finished)
-    for request in requests:
-        if request in ends:
+        ended = positions(server.running, running)
+        server.view.ended = ended + server.view.ended if server.view.ended else ended
+    if cache is not None and cache.keeps_results:  # in SGLang, prompts are first in a batch
+        for request in flight.sampled:
+            if request in finished:
+                _finish_one(server, request, now, flight.fails)
+            else:
+                known = request.prompt + request.written - request.in_flight - 1  # without the token of this step
+                server.kv_use.tokens += cache.keep(request, known)
+    for request in finished:
+        if request.status != "done":
             _finish_one(server, request, now, flight.fails)
-        elif cache is not None:
-            known = request.prompt + request.written - request.in_flight - 1  # without the token of this step
-            server.kv_use.tokens += cache.keep(request, known)
     return finished
 
 
@@ -218,13 +250,14 @@ def _finish_one(server: Server, request: Request, now: float, failed: bool) -> N
     server.take_out(request)
     request.last_token = now
     mark_finished(server, request, now, failed)
-    cache, late = server.prefix_cache, server.traits.frees_extra_token_late
-    extra = max(0, request._cached - (request.prompt + request._written - 1))
-    if extra and late:
-        _keep_extra_block(server, request)
+    cache, extra = server.prefix_cache, max(0, request._cached - (request.prompt + request._written - 1))
+    if extra:
+        if server.traits.frees_extra_token_late:
+            _keep_extra_block(server, request)
+        elif cache is not None and cache.keeps_results:
+            extra = 0  # the cache knows it
     if not server.traits.frees_blocks_late:
-        knows_extra = cache is not None and cache.keeps_results and not late
-        server.free_blocks(request, 0 if knows_extra else extra)
+        server.free_blocks(request, extra)
 
 
 def _keep_extra_block(server: Server, request: Request) -> None:

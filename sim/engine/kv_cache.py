@@ -69,7 +69,7 @@ class KvCache:
 
     def text_of(self, request: Request) -> Optional[Text]:
         """Return the text of a request, or None if the cache cannot have it."""
-        text = self._texts.get(request)
+        text = self._texts.get(request) if self._texts else None
         if text is None and request.content is not None:
             text = self._texts[request] = Text(request)
         return text

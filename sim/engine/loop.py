@@ -19,7 +19,7 @@ from .inbox import Inbox
 from .plans import start_step
 from .results import finish_step
 from .server import Server
-from .step import Step, StepInFlight
+from .step import NO_REQUESTS, Step, StepInFlight
 
 MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
@@ -91,7 +91,7 @@ class Loop:
     def step(self) -> Optional[float]:
         """Run one step, or fast-forward. Return None to continue, else the time of the next event (inf: all done)."""
         server, now = self.server, self.now
-        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else []
+        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else NO_REQUESTS
         if not self._no_max_wait:
             server.promote(now)
         view = server.view

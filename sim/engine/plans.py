@@ -17,8 +17,9 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
     step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
     cache = server.prefix_cache
     if cache is not None:
-        for request, tokens in plan.lookups:
-            cache.look_up(request, tokens)
+        if plan.lookups:
+            for request, tokens in plan.lookups:
+                cache.look_up(request, tokens)
         if cache.lookups:
             cache.count_lookups()
     if plan.moves is not NO_MOVES:
@@ -161,9 +162,10 @@ def _decode(server: Server, step: Step) -> None:
 
 def _decode_some(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
     """Start a decode step of the cohort members that have a chunk."""
-    chosen = {chunk.request for chunk in chunks if chunk.request._cohort is not None}
-    if not chosen:
+    rows = [chunk.request for chunk in chunks if chunk.request._cohort is not None]
+    if not rows:
         return
+    chosen = set(rows)
     if len(chosen) < server.cohort.size:
         if server.prefix_cache is not None:
             server.prefix_cache.update_all()

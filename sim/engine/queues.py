@@ -97,15 +97,55 @@ class FifoQueue(RequestQueue):
     def remove(self, request: Request) -> None:
         self._items.remove(request)
 
-    def position(self, request: Request) -> int:
-        return self._items.index(request)
-
     def reorder(self, requests: Sequence[Request]) -> None:
         check_same_requests(requests, self._items)
         self._items = deque(requests)
 
     def oldest(self) -> float:
         return self._arrivals.oldest(self._items, self._items[0].status)
+
+
+class BatchQueue(RequestQueue):
+    """A first-in, first-out queue of running requests: few, and they leave in any order.
+
+    A list that is searched by identity: compiled, this is several times faster than `deque.remove`.
+    """
+
+    __slots__ = ("_items",)
+
+    def __init__(self) -> None:
+        self._items: list[Request] = []
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._items)
+
+    def __reversed__(self) -> Iterator[Request]:
+        return reversed(self._items)
+
+    def __getitem__(self, index: int, /) -> Request:
+        return self._items[index]
+
+    def push(self, request: Request) -> None:
+        self._items.append(request)
+
+    def remove(self, request: Request) -> None:
+        del self._items[self.position(request)]
+
+    def position(self, request: Request) -> int:
+        for index, other in enumerate(self._items):
+            if other is request:
+                return index
+        raise ValueError(f"{request} is not in the queue")
+
+    def reorder(self, requests: Sequence[Request]) -> None:
+        check_same_requests(requests, self._items)
+        self._items = list(requests)
+
+    def oldest(self) -> float:
+        return min([request.arrival for request in self._items])
 
 
 class SortedQueue(RequestQueue):
@@ -296,4 +336,4 @@ def running_queues(order: str) -> tuple[RequestQueue, RequestQueue]:
         return SlotQueue(), SortedQueue(attrgetter("slot"))
     if order == "arrival":
         return SortedQueue(attrgetter("arrival")), SortedQueue(attrgetter("arrival"))
-    return FifoQueue(), FifoQueue()
+    return BatchQueue(), BatchQueue()

@@ -10,8 +10,9 @@ Why it is exact. Every walk through the tree is a use, also that of a request wh
 which it ends. SGLang 0.4.6 gives each node of a walk a later time than its parent, 0.5.18 gives all the same: only
 leaves are evicted, and of two leaves at most one is on a walk, so one number per walk is enough. A leaf that a walk
 adds is younger than the lower part of the node that it splits.
-A request without content shares nothing. So its blocks enter the tree only when they may be evicted: when it ends, in
-nodes that no request looks for, or when it is retracted, because it can find them again.
+A request without content shares nothing. So its blocks enter the tree only when it is retracted, because then it can
+find them again. When it ends, no request looks for its text: it waits for its eviction in a list outside the tree, in
+the order of the walks.
 """
 
 from __future__ import annotations
@@ -49,18 +50,31 @@ class Node:
         return self.start + self.length
 
 
+class OwnText:
+    """The text of a request that shares nothing, without the nodes that it would have in the tree."""
+
+    __slots__ = ("added", "ends", "next", "used")
+
+    def __init__(self, walk: int) -> None:
+        self.added = walk  # number of the first walk
+        self.used = walk  # and of the last
+        self.ends: list[int] = []  # blocks before the end of each node
+        self.next: Optional[OwnText] = None  # the text that ended after it
+
+
 class RadixCache(KvCache):
     """The tree of one server."""
 
-    __slots__ = ("_alone", "_leaves", "_listings", "_walks", "nodes", "outside", "root")
+    __slots__ = ("_alone", "_leaves", "_listings", "_newest", "_oldest", "_walks", "nodes", "root")
 
     def __init__(self, pool: BlockPool, evicts_need: bool) -> None:
         super().__init__(pool)
         self.keeps_results = True
         self.root = Node(None, None, None, 0, 0)
-        self.outside = Node(None, None, None, 0, 0)  # its children are texts that no request looks for
-        # running requests that share nothing: first and last walk, and the blocks where the pieces of the prompt end
-        self._alone: dict[Request, list[int]] = {}
+        self._alone: dict[Request, OwnText] = {}  # running requests that share nothing
+        # texts that no request looks for are a list in the order of their last walk: first and last one
+        self._oldest: Optional[OwnText] = None
+        self._newest: Optional[OwnText] = None
         self.nodes: dict[Request, Node] = {}  # running requests, and the last node that they lock
         self.evicts_missing = not evicts_need  # otherwise all blocks that a step needs are evicted, if one is missing
         self._walks = 0
@@ -123,21 +137,18 @@ class RadixCache(KvCache):
             node = child
         return node, had
 
-    def _add_alone(self, text: Optional[Text], ends: Sequence[int], added: int, used: int) -> None:
-        """Add a text that no other request shares, in nodes that end at these blocks. None: no request looks for it."""
-        node, size = self.outside if text is None else self.root, self.pool.block_size
-        for end in ends:
+    def _add_alone(self, text: Text, own: OwnText) -> None:
+        """Add a text that no other request shares."""
+        node, size = self.root, self.pool.block_size
+        for end in own.ends:
             start = node.end
             if end > start:
-                key: Hashable = used
-                if text is not None:
-                    key = block_key(text, bisect_right(text.ends, start * size), start * size, size)
+                key = block_key(text, bisect_right(text.ends, start * size), start * size, size)
                 child = node.children[key] = Node(node, key, text, start, end - start)
-                child.added, child.used = added, used
+                child.added, child.used = own.added, own.used
                 node = child
-        if node.parent is not None:
-            self.pool.evictable += node.end
-            self._list(node)
+        self.pool.evictable += node.end
+        self._list(node)
 
     def _list(self, node: Node) -> None:
         """Note that a node may be evicted next, if it is a leaf without a lock."""
@@ -209,8 +220,12 @@ class RadixCache(KvCache):
 
     def evict(self, blocks: int) -> None:
         """Evict leaves without a lock, until at least this number of blocks is gone."""
-        pool, leaves = self.pool, self._leaves
-        while blocks > 0 and leaves:
+        leaves, own = self._leaves, self._oldest
+        while blocks > 0 and (leaves or own is not None):
+            if own is not None and (not leaves or own.used < leaves[0][0]):
+                blocks -= self._evict_own(own, blocks)
+                own = self._oldest
+                continue
             used, _, node = heappop(leaves)
             node.listed = False
             if used != node.used:
@@ -219,18 +234,29 @@ class RadixCache(KvCache):
                 assert node.parent is not None
                 del node.parent.children[node.key]
                 blocks -= node.length
-                pool.free += node.length
-                pool.evictable -= node.length
-                self.stats.evicted_blocks += node.length
+                self._free_evicted(node.length)
                 self._list(node.parent)
+
+    def _evict_own(self, own: OwnText, blocks: int) -> int:
+        """Evict the oldest text outside the tree from its end, until these blocks are gone. Return their number."""
+        ends, evicted = own.ends, 0
+        while ends and evicted < blocks:
+            end = ends.pop()
+            evicted += end - ends[-1] if ends else end
+        if not ends:
+            self._oldest = own.next
+        self._free_evicted(evicted)
+        return evicted
+
+    def _free_evicted(self, blocks: int) -> None:
+        self.pool.free += blocks
+        self.pool.evictable -= blocks
+        self.stats.evicted_blocks += blocks
 
     def keep(self, request: Request, tokens: int) -> int:
         text, size = self.text_of(request), self.pool.block_size
         if text is None:
-            self._walks += 1
-            pieces = self._alone.setdefault(request, [self._walks, 0])
-            pieces[1] = self._walks
-            pieces.append(tokens // size)
+            self._keep_alone(request, self._alone.get(request), tokens)
             return 0
         before = self.nodes.get(request, self.root)
         node, had = self._insert(text, tokens // size)
@@ -255,18 +281,40 @@ class RadixCache(KvCache):
         request._blocks = 0
         return known - (node.end - self._unlock(node)) * size
 
+    def _keep_alone(self, request: Request, own: Optional[OwnText], tokens: int) -> OwnText:
+        """Note that the first tokens of a request that shares nothing would now be in the tree."""
+        self._walks += 1
+        if own is None:
+            own = self._alone[request] = OwnText(self._walks)
+        own.used = self._walks
+        own.ends.append(tokens // self.pool.block_size)
+        return own
+
     def _release_alone(self, request: Request, known: int, may_return: bool) -> None:
         """Release the blocks of a request that shares nothing."""
-        added, used, *ends = self._alone.pop(request, (0, 0))
-        text = None
-        if may_return:
-            text = self._texts[request] = Text(request)
+        own, cached = self._alone.get(request), 0
+        if may_return:  # from now on, it can find its own blocks again
+            self._texts[request] = Text(request)
         elif known:
-            self._walks += 1
-            used, ends = self._walks, [*ends, known // self.pool.block_size]
-        self._add_alone(text, ends, added, used)
-        self.pool.free += request._blocks - (ends[-1] if ends else 0)
+            own = self._keep_alone(request, own, known)
+        if own is not None:
+            del self._alone[request]
+            cached = own.ends[-1]
+            if may_return:
+                self._add_alone(self._texts[request], own)
+            elif cached:
+                self.pool.evictable += cached
+                self._append_own(own)
+        self.pool.free += request._blocks - cached
         request._blocks = 0
+
+    def _append_own(self, own: OwnText) -> None:
+        """Add a text to the list of those that no request looks for."""
+        if self._oldest is None or self._newest is None:
+            self._oldest = own
+        else:
+            self._newest.next = own
+        self._newest = own
 
     def clear(self) -> None:
         self.evict(self.pool.evictable)
@@ -279,7 +327,14 @@ class RadixCache(KvCache):
             while above is not None:
                 locks[above] = locks.get(above, 0) + 1
                 above = above.parent
-        nodes = [*self.root.children.values(), *self.outside.children.values()]
+        own, walk = self._oldest, 0
+        while own is not None:
+            assert own.ends == sorted(own.ends) and own.used > walk, "texts in a wrong order"
+            cached += own.ends[-1]
+            idle += own.ends[-1]
+            walk = own.used
+            own = own.next
+        nodes = list(self.root.children.values())
         while nodes:
             node = nodes.pop()
             parent = node.parent
@@ -291,11 +346,11 @@ class RadixCache(KvCache):
             idle += 0 if node.locks else node.length
             nodes += node.children.values()
         assert idle == pool.evictable, f"{idle} cached blocks without a lock, {pool.evictable} counted"
-        own = 0
+        held = 0
         for request in running:
             end = self.nodes[request].end if request in self.nodes else 0
-            own += request.blocks - end
+            held += request.blocks - end
             tokens -= request.cached - end * pool.block_size
         assert tokens == (cached - idle) * pool.block_size, f"wrong number of stored tokens: {tokens} in the tree"
-        lost = pool.total - own - cached - pool.free
-        assert lost == pool.lost, f"{own} held + {cached} cached + {pool.free} free, {lost - pool.lost} blocks are lost"
+        lost = pool.total - held - cached - pool.free
+        assert lost == pool.lost, f"{held} held + {cached} cached + {pool.free} free, {lost - pool.lost} are lost"

@@ -91,7 +91,7 @@ def record_decode(server: Server, start: float, now: float, steps: int, first: f
     server.tokens_generated += cohort.size * steps
     finished = cohort.advance(steps, now, now - start)
     if server.traits.lists_ended:
-        server.view.ended = positions(server.running, finished)
+        server.view.ended = positions(server.running, finished) if finished else []
     if finished:
         failed = server.may_fail and _fail_decode(server, finished)
         for request in finished:
@@ -101,7 +101,10 @@ def record_decode(server: Server, start: float, now: float, steps: int, first: f
 
 def positions(running: RequestQueue, requests: list[Request]) -> list[tuple[int, Request]]:
     """Return the positions of requests in the running queue, in ascending order, and the requests."""
-    return sorted([(running.position(request), request) for request in requests])
+    found = [(running.position(request), request) for request in requests]
+    if len(found) > 1:
+        found.sort()
+    return found
 
 
 def _fail_decode(server: Server, finished: list[Request]) -> bool:

@@ -97,9 +97,8 @@ class SimulatedClock(Clock):
             if not (
                 request._cached or request.sampling is not None or (chunk.tokens == 1 and traits.last_token_decodes)
             ):
-                seconds, padding = self._single_chunks.get(chunk.tokens) or self._single_chunk(
-                    chunk.tokens, step, traits
-                )
+                known = self._single_chunks.get(chunk.tokens)
+                seconds, padding = self._single_chunk(chunk.tokens, step, traits) if known is None else known
                 self._padding_tokens += padding
                 return seconds
         shape = step_shape(step, self.padding, traits)

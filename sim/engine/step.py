@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple, Optional
 from servesim.core import Chunk, Plan, Request, Shape, Traits
 
 MAX_NEW_GAPS: Final = 4096  # token gaps that are not packed yet
+NO_REQUESTS: Final[list[Request]] = []  # never changed: a list per field and step would take time
 
 
 class Step:
@@ -77,13 +78,27 @@ class StepInFlight:
         self.start = start
         self.end = end  # when it returns
         self.rows = rows  # decode rows whose token will count
-        self.joined: list[Request] = []  # rows that decode for the first time since they joined the cohort
-        self.sampled: list[Request] = []  # requests whose prompt it completes
-        self.ends: list[Request] = []  # requests that get their last token
-        self.left: list[Request] = []  # rows that have left the cohort since then
+        self.joined = NO_REQUESTS  # rows that decode for the first time since they joined the cohort
+        self.sampled = NO_REQUESTS  # requests whose prompt it completes
+        self.ends = NO_REQUESTS  # requests that get their last token
+        self.left = NO_REQUESTS  # rows that have left the cohort since then
         self.late_blocks = 0  # of requests that have finished, freed when it returns
         self.fails = False  # the model call fails; then `requests` has all its rows
-        self.requests: list[Request] = []
+        self.requests = NO_REQUESTS
+
+    def note_left(self, request: Request) -> None:
+        """Note that a row has left the cohort."""
+        if self.left:
+            self.left.append(request)
+        else:
+            self.left = [request]
+
+    def note_end(self, request: Request) -> None:
+        """Note that it returns the last token of a request."""
+        if self.ends:
+            self.ends.append(request)
+        else:
+            self.ends = [request]
 
     def drop(self, request: Request) -> None:
         """Throw away the token of a request."""
@@ -271,4 +286,5 @@ def step_shape(step: Step, padding: Padding, traits: Traits) -> Shape:
     elif extra:
         rows += extra
         padded += extra * padding.pad_tokens(max((chunk.tokens for chunk in chunks), default=0))
-    return Shape(rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks)
+    numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks)
+    return tuple.__new__(Shape, numbers)  # `Shape(...)` runs Python code of `NamedTuple`, also if this is compiled

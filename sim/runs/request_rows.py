@@ -22,10 +22,11 @@ STATES = ("front_end", "queued", "prefill", "stalled", "decoding", "swapped")
 def request_row(request: Request) -> tuple[Any, ...]:
     """Return the row of a request in requests.csv, in the order of COLUMNS."""
     front_end, queued, prefilling, stalled, decoding, swapped = seconds_in_states(request)
+    ttft, tpot, e2el = latencies(request)  # compiled, this is faster than a star in the tuple
     return (
         request.id, request.sent, request.first_token, request.client_end, request.prompt, request.written,
         request.priority, request.session, request.preemptions, request.cached_tokens,
-        queued, prefilling, stalled, decoding, swapped, front_end, request.outcome, *latencies(request),
+        queued, prefilling, stalled, decoding, swapped, front_end, request.outcome, ttft, tpot, e2el,
     )  # fmt: skip
 
 

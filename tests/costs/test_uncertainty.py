@@ -100,5 +100,5 @@ def test_a_scaled_cost_is_linear_in_the_same_way() -> None:
 
 def test_error_for_draws_of_another_cost_model(tmp_path: Path) -> None:
     write_profile(tmp_path, {"name": "x", "uncertainty": {"draws": [[0.1, 0.2]]}}, TRUE)
-    with pytest.raises(BadInput, match=r"uncertainty.draws\[0\]: expected 11 numbers of at least 0, .* got 2"):
+    with pytest.raises(BadInput, match=r"uncertainty.draws\[0\]: expected 13 numbers of at least 0, .* got 2"):
         load_profile(tmp_path)
