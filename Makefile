@@ -1,4 +1,4 @@
-# `make demo` runs an example sweep, `make compile` compiles the engine, `make test` checks a change in about six minutes,
+# `make demo` runs an example sweep, `make compile` compiles the engine, `make test` checks a change in about ten minutes,
 # `make test-all` also runs the slow checks.
 # They create the virtual environments they need.
 PYTHON ?= python3
@@ -9,7 +9,7 @@ PARALLEL := -n auto --maxprocesses 8
 PLAIN_TESTS := tests/policies/test_engines_vllm.py tests/policies/test_engines_other.py tests/policies/test_llm_serving.py
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
 
-.PHONY: demo compile test test-all lint docs bench kbk clean
+.PHONY: demo compile test test-all lint docs bench kbk vllm clean
 
 # servesim is installed as a wheel, so that the demo and the tests use the same files as users. The demo does not need
 # the compiled engine, so it does not wait for it; an environment that is compiled stays compiled.
@@ -43,6 +43,10 @@ lint: $(VENV)/.packages
 kbk:
 	tools/kbk_env.sh
 
+# An environment with vLLM for the CPU. With SERVESIM_VLLM_PYTHON set, `make test-all` also runs the tests of a real server.
+vllm:
+	tools/vllm_env.sh
+
 # The suite tests the compiled package. Plain Python repeats the recordings only: tests/compiled compares the bytes that
 # both write for 500 scenarios.
 test: $(VENV)/.compiled lint
@@ -67,4 +71,4 @@ bench: $(VENV)/.compiled
 	$(BIN)/python benchmarks/speed.py --million
 
 clean:
-	rm -rf $(VENV) .venv-kbk build dist demo-out .cache
+	rm -rf $(VENV) .venv-kbk .venv-vllm build dist demo-out .cache

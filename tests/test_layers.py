@@ -23,7 +23,9 @@ RUNS = CONFIG | {"engine", "runs", "version"}
 STUDY = RUNS | {"statistics", "study"}
 LIVE = STUDY | {"calibrate.device", "calibrate.probe", "calibrate.live"}
 REPLAY = LIVE | {"calibrate.client", "calibrate.replay"}
-CALIBRATE = REPLAY | {f"calibrate.{name}" for name in ("endpoint", "imports", "logs", "server", "tune")}
+CALIBRATE = REPLAY | {
+    f"calibrate.{name}" for name in ("endpoint", "engines", "imports", "logs", "server", "tune", "vllm")
+}
 RESULTS = STUDY | {"report"}
 ALLOWED: dict[str, set[str]] = {
     "core": set(),
@@ -51,8 +53,10 @@ ALLOWED: dict[str, set[str]] = {
     "calibrate.server": REPLAY,
     "calibrate.endpoint": REPLAY,
     "calibrate.logs": STUDY,
+    "calibrate.engines": STUDY | {"calibrate.device"},
     "calibrate.imports": STUDY | {"calibrate.device", "calibrate.probe"},
     "calibrate.tune": REPLAY | {"calibrate.logs", "calibrate.tune"},
+    "calibrate.vllm": REPLAY | {"calibrate.imports"},
     "frames": REPLAY | RESULTS,
     "api": REPLAY | RESULTS | {"frames"},
     "commands": CALIBRATE | RESULTS | {"frames", "testing", "api"},
@@ -63,7 +67,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 # Modules that run inside a server or on a device host: Python 3.9, from a plain copy of the folders.
 ON_HOSTS = (
-    "calibrate.adapter.llm_serving", "calibrate.device.standalone", "calibrate.device.worker", "calibrate.device.fake",
+    "calibrate.adapter.llm_serving", "calibrate.adapter.vllm_recorder", "calibrate.adapter.vllm_scheduler",
+    "calibrate.device.standalone", "calibrate.device.worker", "calibrate.device.fake", "calibrate.engines.driver",
     "calibrate.probe.measure", "calibrate.live.driver", "calibrate.server.engine_process", "policies",
 )  # fmt: skip
 STDLIB = set(sys.stdlib_module_names)

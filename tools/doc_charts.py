@@ -165,20 +165,23 @@ def batch_drain() -> Any:
 
 
 def proof() -> Any:
-    """Median errors of predicted runs: servesim and other simulators, by set and figure."""
-    lines = [(f"{name}: {quantity}", rows) for name, quantity, rows in groups(rows_of())][::-1]
-    figure, axes = plt.subplots(figsize=(11, 0.8 + 0.24 * len(lines)))
-    others: list[tuple[float, int]] = []
-    ours: list[tuple[float, int]] = []
-    for height, (_, rows) in enumerate(lines):
-        ours.append((max(0.05, 100 * median_error(rows)), height))
-        others += [(max(0.05, 100 * error), height) for error in rivals_of(rows).values()]
-    axes.scatter(*zip(*others), s=26, color=GREY, label="other simulators, the same runs")
-    axes.scatter(*zip(*ours), s=34, color=GREEN, label="servesim", zorder=3)
-    axes.set(xscale="log", xlabel="median absolute error (%, log scale; 0.05 stands for less)", ylim=(-0.7, len(lines)))
+    """Median errors of predicted runs, one line per set, one dot per figure: servesim and other simulators."""
+    ours: dict[str, list[float]] = {}
+    others: dict[str, list[float]] = {}
+    for name, _, rows in groups(rows_of()):
+        ours.setdefault(name, []).append(max(0.05, 100 * median_error(rows)))
+        others.setdefault(name, []).extend(max(0.05, 100 * error) for error in rivals_of(rows).values())
+    names = sorted(ours, key=lambda name: bool(others[name]))  # with other simulators at the top
+    figure, axes = plt.subplots(figsize=(9, 0.9 + 0.27 * len(names)))
+    for errors, colour, size, label in (
+        (others, GREY, 24, "other simulators, the same runs"), (ours, GREEN, 32, "servesim"),
+    ):  # fmt: skip
+        dots = [(error, height) for height, name in enumerate(names) for error in errors[name]]
+        axes.scatter(*zip(*dots), s=size, color=colour, label=label, zorder=3 if errors is ours else 2)
+    axes.set(xscale="log", xlabel="median absolute error (%, log scale; 0.05 stands for less)", ylim=(-0.7, len(names)))
     axes.set_xticks([0.05, 0.2, 1, 5, 20, 100, 500], ["0.05", "0.2", "1", "5", "20", "100", "500"])
     axes.minorticks_off()
-    axes.set_yticks(range(len(lines)), [name for name, _ in lines], fontsize="small")
+    axes.set_yticks(range(len(names)), names, fontsize="small")
     axes.grid(axis="y", lw=0.3)
     axes.legend(fontsize="small", loc="lower right")
     return figure

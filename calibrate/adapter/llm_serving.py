@@ -8,7 +8,6 @@ a queue for preempted requests and the policy state. Python 3.9, standard librar
 from __future__ import annotations
 
 import importlib
-import json
 import logging
 import os
 import sys
@@ -20,31 +19,23 @@ from weakref import WeakKeyDictionary
 
 from servesim.core import BadInput, BlockPool, Chunk, Plan, Policy, Preemption, Request, View
 from servesim.engine.cohort import Cohort
-from servesim.engine.queues import FifoQueue, RequestQueue, SortedQueue
-from servesim.policies import POLICIES
+from servesim.engine.queues import FifoQueue, SortedQueue
 
 from .grouped_prefill import install_repair
+from .policy_state import POLICY_VARIABLE, PolicyState, policy_from
 
 LIVE_STATUSES = ("RUNNING", "INPUT_OUTOFRANGE")  # of occupied slots
-POLICY_VARIABLE = "SERVESIM_POLICY"  # environment: {"name": ..., fields...}
 
 
-class Adapter:
-    """A policy and its state between two steps of the server."""
+class Adapter(PolicyState):
+    """A policy inside one server."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
         if policy.traits.running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
             raise BadInput("adapter: expected a policy of the llm-serving family (with slots and KV blocks)")
-        self.policy = policy
-        self.clock = clock
-        self.state: Any = policy.initial_state()
+        super().__init__(policy, clock)
         self.swapped: deque[Any] = deque()  # preempted entries that wait in a separate queue
         self.prompts: list[int] = []  # slots that the next call prefills
-        self._promoted: list[Request] = []  # requests moved to the front after `max_wait`, in this order
-        self._requests: WeakKeyDictionary[Any, Request] = WeakKeyDictionary()
-        self._serial = 0
-        self._prefill: Optional[float] = None  # start of the current prefill
-        self._last_prefill: Optional[tuple[float, float]] = None
 
     def fill_slots(self, schedule: Any) -> None:
         """Fill the slots of a schedule, as `_continuous_batch_pa` does in the stock server."""
@@ -52,15 +43,10 @@ class Adapter:
             self.policy = self.policy.replace(decode_batch=schedule.batch_size)
         schedule.try_initialize_paddings_pa()
         now = self.clock()
-        if self._prefill is not None:
-            self._last_prefill, self._prefill = (self._prefill, now), None
         view, entries = self.read_state(schedule, now)
-        plan = self.policy.decide(view)
-        self.state = plan.state
+        plan = self.decide(view)
         self.apply(plan, schedule, entries)
         self.prompts = sorted(self._slot(chunk, schedule, entries) for chunk in plan.chunks)
-        if plan.chunks:
-            self._prefill = now
 
     def read_state(self, schedule: Any, now: float) -> tuple[View, dict[Request, Any]]:
         """Return the policy's view of the server, and the entry of each request."""
@@ -70,11 +56,11 @@ class Adapter:
         pool.free = len(cache.pool.free_blocks)
         cohort = Cohort(cache.block_size)
         entries: dict[Request, Any] = {}
-        waiting, swapped, finished = self._waiting(), FifoQueue(), FifoQueue()
+        waiting, swapped, finished = self.waiting_queue(), FifoQueue(), FifoQueue()
         running, prefilling = SortedQueue(attrgetter("slot")), SortedQueue(attrgetter("slot"))
         for slot, entry in enumerate(slots):
             if is_live(entry):
-                request = self._request(entry, now)
+                request = self.request_of(entry, now)
                 entries[request] = entry
                 update(request, entry, "running", slot)
                 running.push(request)
@@ -84,46 +70,23 @@ class Adapter:
                     cohort.join(request)
         self._sync_queue(schedule.waiting_request_queue, waiting, "waiting", now, entries)
         self._sync_queue(self.swapped, swapped, "swapped", now, entries)
-        self._promote(waiting, now)
+        self.promote(waiting, now)
         view = View(waiting, running, swapped, prefilling, finished, pool, cohort, schedule.max_input_len)
-        view.now, view.state, view.last_prefill = now, self.state, self._last_prefill
+        view.now = now
         return view, entries
-
-    def _waiting(self) -> RequestQueue:
-        return SortedQueue(self._sort_key) if self.policy.is_sorted else FifoQueue()
-
-    def _sort_key(self, request: Request) -> Any:
-        return self.policy.sort_key(request), request.arrival, request.serial
 
     def _sync_queue(self, source: Any, queue: Any, status: str, now: float, entries: dict[Request, Any]) -> None:
         for entry in source:
-            request = self._request(entry, now)
+            request = self.request_of(entry, now)
             entries[request] = entry
             update(request, entry, status)
             queue.push(request)
 
-    def _promote(self, waiting: Any, now: float) -> None:
-        """Move requests that have waited longer than `max_wait` to the front, after those moved earlier."""
-        max_wait = self.policy.max_wait
-        if max_wait is None or not isinstance(waiting, SortedQueue):
-            return
-        queued = set(waiting)
-        earlier = [request for request in self._promoted if request in queued]
-        late = [request for request in queued.difference(earlier) if request.arrival + max_wait <= now]
-        self._promoted = earlier + sorted(late, key=lambda request: (request.arrival, request.serial))
-        for request in self._promoted:
-            waiting.move_to_front(request)
-
-    def _request(self, entry: Any, now: float) -> Request:
+    def make_request(self, entry: Any, now: float) -> Request:
         """Return the request of an entry. Its arrival time is the first time the adapter sees it."""
-        request = self._requests.get(entry)
-        if request is None:
-            data = entry.get_entry_data()
-            limit = data.get_max_token_len()
-            request = Request(entry.request_id, now, data.get_prompt_len(), max(1, limit), limit)
-            request.serial, self._serial = self._serial, self._serial + 1
-            self._requests[entry] = request
-        return request
+        data = entry.get_entry_data()
+        limit = data.get_max_token_len()
+        return Request(entry.request_id, now, data.get_prompt_len(), max(1, limit), limit)
 
     def apply(self, plan: Plan, schedule: Any, entries: dict[Request, Any]) -> None:
         """Apply a plan to the server's slots and queues; the server runs the model call itself."""
@@ -144,8 +107,7 @@ class Adapter:
         data.set_decode_index(0)
         entry.is_prompt = True
         entry.cache_engine.release_cache()
-        if preemption.request in self._promoted:
-            self._promoted.remove(preemption.request)
+        self.forget_promotion(preemption.request)
         if preemption.queue == "swapped":
             self.swapped.append(entry)
         elif preemption.queue == "sorted" and not self.policy.is_sorted:
@@ -181,23 +143,6 @@ def update(request: Request, entry: Any, status: str, slot: Optional[int] = None
     request._written = entry.get_entry_data().get_output_len()
     request._cached = entry.cache_engine.num_token if cached else 0
     request._blocks = len(entry.cache_engine.block_table) if cached else 0
-
-
-def policy_from(text: str) -> Policy:
-    """Parse a policy from {"name": ..., fields...}."""
-    try:
-        fields = dict(json.loads(text))
-    except (ValueError, TypeError):
-        raise BadInput(
-            f'{POLICY_VARIABLE}: expected a JSON object such as {{"name": "llm-serving"}}, got {text!r}'
-        ) from None
-    name = fields.pop("name", "llm-serving")
-    if name not in POLICIES:
-        raise BadInput(f"{POLICY_VARIABLE}: no policy {name!r}; known: {', '.join(POLICIES)}")
-    try:
-        return POLICIES[name](**fields)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{POLICY_VARIABLE}: {error}") from None
 
 
 def check(policy: Policy, schedule: Any) -> None:

@@ -122,6 +122,9 @@ class LoadGenerator:
     async def _exchange(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Post a request and read its stream to the end."""
         headers = {"Connection": "close"} if self.api.closes else {}
+        name = str(sent.request.id)
+        if name.isascii() and name.isprintable():  # the log of a server then has the ids of the trace
+            headers["X-Request-Id"] = name
         body = self.api.body(sent.request)
         async with session.post(self.url, json=body, headers=headers) as response:
             if response.status != 200:

@@ -1,4 +1,4 @@
-"""What a server counts itself: vLLM's counters at /metrics, read before and after a load; and the round trip.
+"""What a server says itself: vLLM's version, its counters at /metrics before and after a load; and the round trip.
 
 A client sees no preemptions, and its latencies include the network, HTTP and its own delays. The counters of the server
 have both without them. `sim serve` has the same names.
@@ -6,6 +6,7 @@ have both without them. `sim serve` has the same names.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import statistics
@@ -26,6 +27,19 @@ SAMPLE = re.compile(r"^(vllm:\w+)(?:\{.*\})? (\S+)$", re.MULTILINE)
 TIMEOUT_S = 10.0
 ROUND_TRIPS = 5
 ServerCounts = Mapping[str, float]
+
+
+def vllm_version(url: str) -> Optional[str]:
+    """Return the version of a vLLM server without a suffix such as +cpu; None if it is another server."""
+    answers = []
+    try:
+        for path in ("/v1/models", "/version"):
+            with urlopen(HttpRequest(url + path, headers=key_header()), timeout=TIMEOUT_S) as response:
+                answers.append(json.load(response))
+        models, version = answers[0]["data"], str(answers[1]["version"])
+        return version.partition("+")[0] if any(model.get("owned_by") == "vllm" for model in models) else None
+    except (OSError, ValueError, HTTPException, LookupError, TypeError, AttributeError):
+        return None
 
 
 def read_counters(url: str) -> ServerCounts:

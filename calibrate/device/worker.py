@@ -31,7 +31,11 @@ BACKENDS = {  # name -> module, class
     "kbk": ("servesim.calibrate.device.kbk.backend", "KbkBackend"),
     "torch": ("servesim.calibrate.device.torch.backend", "TorchBackend"),
 }
+ENGINES = {"vllm": ("servesim.calibrate.engines.vllm", "VllmEngine")}  # installed engines, the same
 JOBS = {  # long calls that report progress: name -> module, function
+    "engine_decide": ("servesim.calibrate.engines.driver", "decide"),
+    "engine_settings": ("servesim.calibrate.engines.driver", "settings"),
+    "engine_start": ("servesim.calibrate.engines.driver", "start"),
     "probe": ("servesim.calibrate.probe.measure", "run"),
     "replay": ("servesim.calibrate.live.driver", "replay"),
     "serve": ("servesim.calibrate.server.engine_process", "serve"),
@@ -85,9 +89,10 @@ def bad_input(message: str) -> NoReturn:
 def open_backend(args: dict[str, Any]) -> Backend:
     """Build the backend that the open call names."""
     name = args["backend"]
-    if name not in BACKENDS:
+    known = {**BACKENDS, **ENGINES}
+    if name not in known:
         bad_input(f"backend: unknown {name!r}, expected one of {', '.join(BACKENDS)}")
-    module, kind = BACKENDS[name]
+    module, kind = known[name]
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:

@@ -59,7 +59,7 @@ def write_log_samples(folder: Path, steps: Sequence[TimedStep], slow: Optional[N
     write_samples(folder / "samples.csv", samples_of(steps), overwrite=False, flagged=flagged)
 
 
-def write_log_profile(folder: Path, steps: Sequence[TimedStep], fit: StepLogFit, source: Mapping[str, str]) -> None:
+def write_log_profile(folder: Path, steps: Sequence[TimedStep], fit: StepLogFit, source: Mapping[str, Any]) -> None:
     """Write samples.csv and profile.yaml; `source` has the keys that say how the steps were measured."""
     write_log_samples(folder, steps, fit.slow)
     write_profile(folder, {**fit.profile.about, **source}, fit.profile.cost)

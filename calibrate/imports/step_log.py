@@ -7,7 +7,11 @@ A step log has one row per step, as CSV or JSON lines, with its start time and i
 
 The duration of a step is `seconds`, or the time until the next step starts. A log may contain a sample of the steps:
 then `step` tells which rows are adjacent, and only their durations are known. Host time is part of a duration. Steps
-that start at the same time, because stamps are rounded, share the time until the next stamp.
+that start at the same time, because stamps are rounded, share the time until the next stamp. With asynchronous
+scheduling, a step starts before the end of the one before: then its duration is the time between the two ends.
+
+The recorder of vLLM (calibrate/adapter/vllm_recorder.py) writes such a log: `batch` has the prompt chunks, and
+`decode_rows` and `context` the other rows. Its first line is a `header` with the settings of the server.
 """
 
 from __future__ import annotations
@@ -37,7 +41,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
     "decode_rows": ("decode_rows", "decode_requests"),
     "context": ("context", "context_tokens"),
 }
-COUNTS = ("prefill_rows", "prefill_tokens", "prefill_cached", "decode_rows", "context")  # instead of a batch
+COUNTS = ("prefill_rows", "prefill_tokens", "prefill_cached", "decode_rows", "context")  # without a batch, or beside it
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 IDLE_GAPS = 5.0  # a gap between two steps of more than this many median gaps: the engine had nothing to do
 
@@ -63,17 +67,22 @@ class TimedStep(NamedTuple):
 
 def read_step_log(path: Path, columns: Mapping[str, str] | None = None, unit: str = "s") -> list[TimedStep]:
     """Return the steps of a log whose durations are known, in order."""
+    timed = list(durations(read_logged_steps(path, columns, unit)))
+    if not timed:
+        raise BadInput(f"{path}: expected seconds, or two adjacent steps with start times; no duration is known")
+    return timed
+
+
+def read_logged_steps(path: Path, columns: Mapping[str, str] | None = None, unit: str = "s") -> list[LoggedStep]:
+    """Return all steps of a log, in order."""
     names = {field: ((columns[field],) if columns and field in columns else names) for field, names in NAMES.items()}
-    steps = [parse_step(row, names, UNITS[unit], where) for row, where in read_rows(path)]
+    steps = [parse_step(row, names, UNITS[unit], where) for row, where in read_rows(path) if "header" not in row]
     for one, two in zip(steps, steps[1:]):
         if one.start is not None and two.start is not None and two.start < one.start:
             raise BadInput(
                 f"{path}: step {two.number}: expected start times in order, got {two.start:g} s after {one.start:g} s"
             )
-    timed = list(durations(steps))
-    if not timed:
-        raise BadInput(f"{path}: expected seconds, or two adjacent steps with start times; no duration is known")
-    return timed
+    return steps
 
 
 def read_rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
@@ -87,6 +96,9 @@ def read_rows(path: Path) -> Iterator[tuple[Mapping[str, Any], str]]:
     if start == "[":
         rows = enumerate(parse_json(path, text), 1)
     else:
+        last = text.rpartition("\n")[2]
+        if not last.endswith("}"):  # of a program that was killed
+            text = text.removesuffix(last)
         lines = enumerate(text.splitlines(), 1)
         rows = ((number, parse_json(path, line, number)) for number, line in lines if line.strip())
     for number, row in rows:
@@ -110,10 +122,12 @@ def parse_step(row: Mapping[str, Any], names: Mapping[str, Sequence[str]], unit:
         raise BadInput(f"{where}: expected seconds, or the start time of the step as {' or '.join(names['start'])}")
     if start is not None and end is not None and end < start:
         raise BadInput(f"{where}: expected the end of the step after its start, got {end:g} s and {start:g} s")
-    if known["batch"]:
+    counts = {field: int(number(field, 0, MAX_NUMBER) or 0) for field in COUNTS}
+    if known["batch"] and (row[known["batch"]] or not counts["decode_rows"]):
         requests, shape = parse_batch(row[known["batch"]], f"{where}: {known['batch']}")
+        rows = shape.decode_rows + counts["decode_rows"]  # those that the batch leaves out
+        shape = shape._replace(decode_rows=rows, decode_live=rows, context=shape.context + counts["context"])
     else:
-        counts = {field: int(number(field, 0, MAX_NUMBER) or 0) for field in COUNTS}
         requests, shape = frozenset(), counted_shape(counts, where)
     step, waiting = number("step", 0, MAX_NUMBER), number("waiting", 0, MAX_NUMBER)
     position = int(where.rpartition(" ")[2]) if step is None else int(step)
@@ -169,7 +183,8 @@ def durations(steps: Sequence[LoggedStep]) -> Iterator[TimedStep]:
     """Yield the steps whose durations are known."""
     host = host_gap(steps)
     for first, last in same_stamps(steps):
-        seconds = duration(steps[last], steps[last + 1] if last + 1 < len(steps) else None, host) or 0.0
+        before, after = steps[first - 1] if first else None, steps[last + 1] if last + 1 < len(steps) else None
+        seconds = duration(steps[last], before, after, host) or 0.0
         if seconds > 0:
             yield from (TimedStep(step.shape, seconds / (last + 1 - first)) for step in steps[first : last + 1])
 
@@ -193,20 +208,23 @@ def follows(one: LoggedStep, two: Optional[LoggedStep]) -> bool:
 
 
 def host_gap(steps: Sequence[LoggedStep]) -> float:
-    """Return the median time from the end of a step to the start of the next one; 0 if the log has no ends."""
+    """Return the median time from the end of a step to the start of the next one; 0 if it starts before, or no ends."""
     pairs = [(one.end, two.start) for one, two in zip(steps, steps[1:]) if follows(one, two)]
     gaps = [start - end for end, start in pairs if end is not None and start is not None]
-    return float(np.median(gaps)) if gaps else 0.0
+    return max(0.0, float(np.median(gaps))) if gaps else 0.0
 
 
-def duration(one: LoggedStep, two: Optional[LoggedStep], host: float) -> Optional[float]:
+def duration(one: LoggedStep, before: Optional[LoggedStep], two: Optional[LoggedStep], host: float) -> Optional[float]:
     """Return the seconds of a step, from its own times or from the start of the next one; None if not known."""
     if one.seconds is not None or one.start is None:
         return one.seconds
     next_start = two.start if two is not None and follows(one, two) else None
     if one.end is not None:
-        gap = host if next_start is None else next_start - one.end  # negative if the next step starts before the end
-        return one.end - one.start + (gap if gap <= IDLE_GAPS * max(host, 0.0) else host)
+        start = one.start
+        if before is not None and before.end is not None and follows(before, one):
+            start = max(start, before.end)  # asynchronous: the device first ends that step
+        gap = host if next_start is None else max(0.0, next_start - one.end)
+        return one.end - start + (gap if gap <= IDLE_GAPS * host else host)
     if two is None or next_start is None or not was_busy(one, two):
         return None
     return next_start - one.start

@@ -68,6 +68,7 @@ def format_comparison(
     if comparison.token_check is not None:
         check = comparison.token_check
         lines.append(f"token check of the measured run: {check['equal']} of {check['checked']} answers equal")
+    lines += [f"note: {note}" for note in comparison.notes]
     if tolerance is not None:
         outside = comparison.outside(tolerance, checked)
         names = ", ".join(f"{row.metric} {format_percent(row.error)}" for row in outside)

@@ -21,6 +21,7 @@ from servesim.calibrate.client.server_counters import (
     counted_between,
     read_counters,
     round_trip_ms,
+    vllm_version,
 )
 from servesim.calibrate.live.recorded_answers import spread_sample
 from servesim.config.scenario import Scenario
@@ -88,6 +89,7 @@ def replay_against(
     forget_unknown_answers(requests, api.prompts)
     live = run_from_responses(generator, scenario, profile or Profile("none", LinearCost()), requests)
     add_server_counts(live, target.url, before)
+    live.extra = {**live.extra, "notes": version_notes(scenario, vllm_version(target.url))}
     if sample and not generator.stopped:
         live.token_check = check_over_http(target.url, api, generator, sample, target.timeout, line)
     line.end()
@@ -112,6 +114,17 @@ def add_server_counts(live: MeasuredRun, url: str, before: ServerCounts) -> None
         **live.extra, "preemptions": counts.pop("preemptions", None), "server": counts, "server_latencies": latencies,
         "round_trip_ms": None if latencies else round_trip_ms(url),
     }  # fmt: skip
+
+
+def version_notes(scenario: Scenario, version: Optional[str]) -> list[str]:
+    """Return a note if a vLLM server has another version than the rules of the policy."""
+    simulated = scenario.policy.get("version") or getattr(scenario.make_policy(), "version", None)
+    if version is None or scenario.policy["name"] != "vllm-v1" or version == simulated:
+        return []
+    return [
+        f"the server runs vLLM {version}, but the rules of {simulated} are simulated: set policy.version, or compare "
+        "the decisions with `sim policies prove vllm-v1 --engine vllm`"
+    ]
 
 
 def forget_unknown_answers(requests: Sequence[Request], prompts: Prompts) -> None:

@@ -133,6 +133,7 @@ class Comparison:
     calls_matched: Optional[tuple[int, int]] = None  # with measured step times: equal leading calls, all calls
     outcomes: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     token_check: Optional[Mapping[str, Any]] = None  # of the measured run: its totals
+    notes: Sequence[str] = ()  # of the measured run
 
     def row(self, metric: str) -> MetricRow:
         """Return the row of a metric."""
@@ -153,6 +154,7 @@ class Comparison:
             "latencies": [vars(latency) for latency in self.latencies],
             "calls_matched": self.calls_matched,
             "outcomes": self.outcomes,
+            "notes": list(self.notes),
             **({} if self.token_check is None else {"token_check": self.token_check}),
         }
 
@@ -193,6 +195,7 @@ def compare(
         None if calls_matched is None else (calls_matched, len(measured.calls)),
         {"simulated": simulated.result.get("outcomes", {}), "measured": measured.result.get("outcomes", {})},
         token_check_totals(measured),
+        measured.result.get("notes") or (),
     )
 
 

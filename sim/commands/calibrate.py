@@ -12,6 +12,7 @@ from servesim.core import BadInput
 from .calibrate_derive import register_derive
 from .calibrate_endpoint import register_endpoint
 from .calibrate_import import register_import
+from .calibrate_vllm import register_vllm
 from .notes import print_note, print_path
 from .options import add_device_options, add_json, add_trust, fraction
 
@@ -26,6 +27,7 @@ def register(commands: Any) -> None:
     register_fit(kinds)
     register_check(kinds)
     register_logs(kinds)
+    register_vllm(kinds)
     register_endpoint(kinds)
     register_import(kinds)
     register_derive(kinds)

@@ -10,7 +10,13 @@ from typing import Any
 
 from servesim.core import BadInput
 
+from .notes import print_note
 from .options import MODEL_HELP, add_server_options
+
+ASYNCHRONOUS = (
+    "with asynchronous scheduling, the default of vLLM, token times do not show when a step starts: prefills look too "
+    "short; `sim calibrate vllm` records the steps, or start the server with --no-async-scheduling"
+)
 
 
 def register_endpoint(kinds: Any) -> None:
@@ -72,6 +78,7 @@ def calibrate_endpoint(args: argparse.Namespace) -> int:
 
 def measure_and_fit(args: argparse.Namespace) -> int:
     """Measure, fit, print and write; return the exit code."""
+    from servesim.calibrate.client.server_counters import vllm_version
     from servesim.calibrate.endpoint.fit import (
         NotEnoughData,
         describe_server,
@@ -90,6 +97,8 @@ def measure_and_fit(args: argparse.Namespace) -> int:
     design, folder, model = design_of(args), Path(args.output), read_model(args.model)
     prompt_seed = args.prompt_seed or str(time.time_ns())
     caller = detect_api(args.url, args.api, args.served_model, args.timeout, prompt_seed)
+    if vllm_version(args.url):
+        print_note(args, ASYNCHRONOUS)
     design = design.within(caller.max_length, args.lengths is not None)
     measured = measure_endpoint(caller, design, folder, args.budget, prompt_seed, args.resume, args.quiet)
     if measured.end_reason == "interrupted":

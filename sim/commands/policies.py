@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 from servesim.core import Policy
 
+from . import policies_prove
 from .options import add_json, add_trust
 
 SEEDS = 8  # random workloads per check
@@ -38,6 +39,7 @@ def register(commands: Any) -> None:
     )
     add_trust(check)
     check.set_defaults(run=run_check)
+    policies_prove.register(actions)
 
 
 def list_policies(args: argparse.Namespace) -> int:

@@ -93,7 +93,7 @@ def run_scenario(args: argparse.Namespace) -> int:
         run.warnings = run_warnings(scenario, run.profile, trace)
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
-    for remark in remarks_of(args, scenario):
+    for remark in filter(None, [*remarks_of(args, scenario), run.server.policy.remark(run.server.view.state)]):
         print_note(args, remark)
     for text in run.warnings:
         if text != run.profile.source_note:  # the table has it

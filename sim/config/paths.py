@@ -54,6 +54,7 @@ def change_paths(tree: Mapping[str, Any], change: Change) -> Tree:
         ("trace", in_trace),
         ("policy", in_policy),
         ("profile", in_profile),
+        ("proof", in_trace),
         ("workload", in_workload),
     ):
         if key in result:
@@ -78,7 +79,8 @@ def in_trace(trace: Any, change: Change) -> Any:
 
 def in_policy(policy: Any, change: Change) -> Any:
     if isinstance(policy, Mapping):
-        return {**policy, "name": in_policy(policy["name"], change)} if names_file(policy.get("name")) else policy
+        files = [key for key in ("name", "scheduler_cls") if names_file(policy.get(key))]
+        return {**policy, **{key: in_policy(policy[key], change) for key in files}}
     if not names_file(policy) or not usable(policy):
         return policy
     path, sign, name = policy.rpartition(":") if ".py:" in policy else (policy, "", "")

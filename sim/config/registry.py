@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import math
 from collections.abc import Iterable, Mapping
@@ -21,18 +22,22 @@ from .user_code import class_line, error_text, is_user_class, load_file, names_f
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 SIMPLE_TYPES = {int, float, bool, str, type(None)}
 HINTS: dict[type[Policy], dict[str, Any]] = {}
+ENGINE = "engine"  # the policy of an installed engine; it needs a worker process, so it is loaded by its name
 
 
 def policy_class(name: str) -> type[Policy]:
     """Return a policy by its name in POLICIES, as FILE.py:NAME, or from an entry point."""
     if name in POLICIES:
         return POLICIES[name]
+    if name == ENGINE:
+        kind: type[Policy] = importlib.import_module("servesim.calibrate.engines.policy").EnginePolicy
+        return kind
     if names_file(name):
         return from_file(name if ".py:" in name else f"{name}:")
     for point in entry_points("servesim.policies"):
         if point.name == name:
             return from_entry_point(point)
-    known = ", ".join(POLICIES)
+    known = ", ".join([*POLICIES, ENGINE])
     hint = f"; {name} is a preset: --preset {name}" if name in presets() else did_you_mean(name, POLICIES)
     raise BadInput(f"policy.name: no policy {quote(name)}; known: {known}, or path/to/file.py:Name{hint}")
 
@@ -78,6 +83,11 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
     kind = policy_class(name)
     hints = hints_of(kind)
     known = [field.name for field in fields(kind)]
+    if "flags" in known:  # those of an engine, which checks them itself
+        settings["flags"] = [
+            *settings.get("flags", ()),
+            *((key, settings.pop(key)) for key in sorted(set(settings) - set(known))),
+        ]
     for key, value in settings.items():
         if key not in known:
             raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}{did_you_mean(key, known)}")

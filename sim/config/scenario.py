@@ -21,7 +21,7 @@ from servesim.policies import POLICIES
 
 from .memory import ModelKey, blocks_of, host_copy_times
 from .overrides import Tree, as_section
-from .registry import hints_of, make_policy
+from .registry import ENGINE, hints_of, make_policy
 from .user_code import code_access, names_file
 
 
@@ -198,6 +198,7 @@ class Scenario(Keys):
     profile: Union[str, dict[str, Any]] = Field(
         "ascend910b4-llama2-7b", description="step costs: bundled profile, profile folder, or a cost mapping"
     )
+    proof: Optional[str] = Field(None, description="stored result of `sim policies prove`, which reports show")
     seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of the run")
     slo: Slo = Field(Slo(), description="SLO: latency bounds of a good response, milliseconds")
     noise: bool = Field(False, description="add random noise to step times, from the residuals of the profile")
@@ -232,8 +233,8 @@ class Scenario(Keys):
 
     @property
     def policy_is_loadable(self) -> bool:
-        """Whether this command may load the policy: a built-in one, or a file if commands may load files now."""
-        return code_access() is not None or not names_file(self.policy["name"])
+        """Whether this command may load the policy: a built-in one, or a file or an engine if it may run code now."""
+        return code_access() is not None or not (names_file(self.policy["name"]) or self.policy["name"] == ENGINE)
 
     def decode_buckets(self, policy: Policy) -> list[int]:
         """Return the padded decode batch sizes; llm-serving always decodes all of its slots."""

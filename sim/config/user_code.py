@@ -68,8 +68,8 @@ def names_file(name: Any) -> bool:
     return isinstance(name, str) and (".py:" in name or name.endswith(".py"))
 
 
-def load_file(path: str, name: str) -> ModuleType:
-    """Load a user file if that is allowed. This is the only place that executes code of a user file."""
+def find_file(path: str, name: str) -> Path:
+    """Return a user file if it may be executed."""
     access = _access.get()
     if access is None:
         raise BadInput(f"policy {show_path(name)}: {DOES_NOT_RUN}")
@@ -87,6 +87,12 @@ def load_file(path: str, name: str) -> ModuleType:
             f"policy {show_path(name)}: {file} is outside the working folder; it is code that would be executed: "
             "if you trust it, use --trust (in Python: trust=True)"
         )
+    return file
+
+
+def load_file(path: str, name: str) -> ModuleType:
+    """Load a user file if that is allowed. This is the only place that executes code of a user file here."""
+    file = find_file(path, name)
     try:
         return load_module(file, read_text(file, MAX_BYTES))
     except BadInput as bad:

@@ -10,10 +10,11 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
+from servesim.files.read import read_json
 from servesim.policies import POLICIES
 
 from .class_source import docstring
-from .registry import about_preset, make_policy, preset, presets
+from .registry import ENGINE, about_preset, make_policy, preset, presets
 from .scenario import Scenario
 
 RECORDINGS: dict[str, dict[str, int]] = {  # policy -> version of its engine -> recordings of that version
@@ -120,8 +121,22 @@ def is_validated(text: str) -> bool:
 
 def describe_validation(scenario: Scenario) -> str:
     """Return what the decisions of a scenario's policy were compared with. A policy file is not loaded for this."""
+    if scenario.policy["name"] == ENGINE:  # to ask for its version would start it
+        return "the installed engine itself decides"
     try:
         known = scenario.policy_is_loadable
-        return scenario.make_policy().traits.validated_against if known else "own policy, not loaded"
+        text = scenario.make_policy().traits.validated_against if known else "own policy, not loaded"
+        return text if scenario.proof is None else f"{text}; {describe_proof(scenario, scenario.proof)}"
     except BadInput as bad:
         return f"cannot be loaded now: {bad}"
+
+
+def describe_proof(scenario: Scenario, file: str) -> str:
+    """Return what a stored result of `sim policies prove` says about the policy of a scenario."""
+    proof = read_json(file)
+    if not isinstance(proof, dict) or not {"policy", "version", "text"} <= proof.keys():
+        raise BadInput(f"proof: {file}: expected a file of `sim policies prove --store`")
+    name, version = scenario.policy["name"], getattr(scenario.make_policy(), "version", "")
+    if (proof["policy"], proof["version"]) != (name, version):
+        return f"{file} is about {proof['policy']} {proof['version']}, not about {name} {version}"
+    return str(proof["text"])

@@ -90,7 +90,7 @@ NO_MOVES: Final = Moves()
 # The fields of Plan in addition to those of Moves.
 STEP_FIELDS: Final = (
     "chunks", "decode", "decode_first", "reorder_running", "padding_rows", "wake_at", "hold", "keep_free",
-    "hold_past_finish", "lookups", "state",
+    "hold_past_finish", "lookups", "state", "free_blocks",
 )  # fmt: skip
 
 
@@ -124,6 +124,7 @@ class Plan:
         lookups: Sequence[tuple[Request, int]] = (),
         state: Any = None,
         make_room: int = 0,
+        free_blocks: Optional[int] = None,
     ) -> None:
         if preempt or admit or reject or swap_in or prefetch or release or make_room or reorder_waiting is not None:
             self.moves = Moves(release, preempt, reorder_waiting, swap_in, prefetch, admit, reject, make_room)
@@ -146,6 +147,7 @@ class Plan:
         # Requests that the radix cache was asked for before all else, in order, and their tokens: this counts as use.
         self.lookups = lookups
         self.state = state  # policy state, part of the next view
+        self.free_blocks = free_blocks  # free blocks afterwards, if an installed engine counts them
 
     # Properties, because `__getattr__` would make every access to a field of a plan slower.
     @property

@@ -33,7 +33,8 @@ class Traits(NamedTuple):
     resumed_token_decodes: bool = False  # the same for a preempted request that has generated tokens
     rejects_full_prompts: bool = False  # a prompt of max_model_len tokens or more is rejected on arrival
     # prefix cache, by its order of free blocks: hashed_last (vLLM since 0.24), append (vLLM before) | radix cache of
-    # SGLang, by what it evicts if blocks are missing: radix (those that are missing), radix_need (all) | "": no cache
+    # SGLang, by what it evicts if blocks are missing: radix (those that are missing), radix_need (all) |
+    # installed: that of an installed engine | "": no cache
     prefix_cache: str = ""
     # what its statistics count: admission | lookup: also a head that cannot run | lookup-all: preempted ones not apart
     prefix_cache_counts: str = "admission"
@@ -86,6 +87,10 @@ class Policy:
     def advance_state(self, state: Any, steps: int) -> Any:
         """Return the policy state after this many further steps of a held plan."""
         return state
+
+    def remark(self, state: Any) -> str:
+        """Return what a command says about a run that has ended with this policy state."""
+        return ""
 
     def sort_key(self, request: Request) -> Any:
         """Return the sort key of a waiting request. The key must not change while the request waits."""

@@ -15,7 +15,7 @@ from servesim.core import FOREVER, NOT_CACHED, BlockPool, CachedPrefix, CacheDra
 
 from .block_tree import NO_DRAFT
 from .cohort import Cohort
-from .kv_cache import KvCache
+from .kv_cache import InstalledCache, KvCache
 from .prefix_cache import PrefixCache
 from .radix_cache import RadixCache
 from .radix_draft import RadixDraft
@@ -142,6 +142,8 @@ def make_cache(
     kind = traits.prefix_cache
     if not kind:
         return None, None
+    if kind == "installed":
+        return InstalledCache(pool), None
     if kind.startswith("radix"):
         radix_cache = RadixCache(pool, evicts_need=kind == "radix_need")
         return radix_cache, RadixDraft(radix_cache)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from servesim.core import NO_MOVES, Chunk, Plan, Request
 
 from .groups import group_of
-from .kv_cache import KvCache
+from .kv_cache import InstalledCache, KvCache
 from .server import Server
 from .step import Step
 
@@ -40,6 +40,8 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
         server.reorder_running(plan.reorder_running)
     if server.unreleased:
         server.release_preempted()
+    if plan.free_blocks is not None and isinstance(cache, InstalledCache):
+        server.kv_use.tokens += cache.correct(plan.free_blocks)
     server.view.state = plan.state
     return step
 

@@ -106,6 +106,7 @@ def result(
     facts = [mean_error(name, [error for _, metric, error in errors if metric == name]) for name in checked]
     taus = ", ".join(f"{metric} {tau:+.2f}" for metric, tau in ranks.items() if tau is not None)
     notes = [f"Rank agreement of the scenarios (Kendall's tau): {taus}."] if taus else []
+    notes += dict.fromkeys(note for run in runs for note in run.result.get("notes", ()))
     return ResultCard(title, verdict, met, big, facts=facts, notes=notes)
 
 

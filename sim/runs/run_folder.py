@@ -198,6 +198,7 @@ def read_steps(path: Path) -> list[ModelCall]:
 
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
 DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
+SERVER_LOG = "decisions.jsonl"  # of an adapter, which writes line by line
 TIMELINE, DEVICE = "timeline.json.gz", "device.csv"
 PERCENTILE_NAME = re.compile(r"p(\d+(?:\.\d+)?)_(ttft|tpot|e2el)_ms")
 
@@ -307,7 +308,8 @@ def read_run(folder: Path) -> RunData:
     for name in (RESULT, REQUESTS, MANIFEST):
         if not (folder / name).exists():
             raise BadInput(f"{folder}: expected a folder of `sim run -o` or `sim replay -o`; it has no {name}")
-    sent, steps, log = folder / SENT, folder / STEPS, folder / DECISIONS
+    sent, steps = folder / SENT, folder / STEPS
+    log = folder / (SERVER_LOG if (folder / SERVER_LOG).exists() else DECISIONS)
     return RunData(
         read_result(folder / RESULT),
         read_requests(folder / REQUESTS),

@@ -203,6 +203,7 @@ def check_command(line: str, where: str) -> bool:
 OTHER_COMMANDS = (
     ".",
     "chmod",
+    "cp",
     "kill",
     "aiperf",
     "guidellm",
@@ -251,7 +252,7 @@ def check_words(inner: argparse.ArgumentParser, words: list[str], where: str) ->
         check_words(actions.choices[words[0].split("|")[0]], words[1:], where)
         return
     options = {option for action in inner._actions for option in action.option_strings}
-    for word in words:
+    for word in words[: words.index("--")] if "--" in words else words:  # the rest is for another program
         if word.startswith("-") and not re.fullmatch(r"-[\d.]+", word):
             assert word in options, f"{where}: no option {word}"
 

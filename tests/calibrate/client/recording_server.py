@@ -34,6 +34,7 @@ class RecordingServer(ThreadingHTTPServer):
         self.prompts: list[Any] = []
         self.delay = 0.0  # seconds until the answer
         self.metrics = ""  # text at /metrics
+        self.version = ""  # at /version
 
     @property
     def url(self) -> str:
@@ -63,6 +64,8 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self.path == "/metrics":
             self.send(self.server.metrics, 404)
+        elif self.path == "/version":
+            self.send(self.server.version and json.dumps({"version": self.server.version}), 404)
         else:
             models = self.server.models
             self.send("" if models is None else json.dumps({"object": "list", "data": models}), 404)

@@ -116,6 +116,18 @@ def test_every_kind_of_server_failure_is_counted() -> None:
     assert client_metrics(load)["short_answers"] == {"requests": 0, "tokens": 0, "asked": 0}
 
 
+def test_a_server_gets_the_ids_of_the_trace() -> None:
+    got = []
+
+    async def handle(request: web.Request, _: int) -> web.StreamResponse:
+        got.append(request.headers.get("X-Request-Id"))
+        return web.Response(body=LAST)
+
+    with server(handle) as url:
+        send(url, LlmServing(), [Request(7, 0.0, 3, 2), Request("a b", 0.05, 3, 2), Request("a\nb", 0.1, 3, 2)], 10.0)
+    assert got == ["7", "a b", None]
+
+
 def test_an_unreachable_server_is_reported_at_once() -> None:
     load = send("http://127.0.0.1:9", LlmServing(), make_requests(20), timeout=60.0)
     assert outcomes(load) == {"broken": 20}

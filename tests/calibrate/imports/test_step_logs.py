@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import random
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -85,12 +86,32 @@ def test_a_line_that_is_logged_twice_is_counted_once(tmp_path: Path) -> None:
     assert [(step.shape.decode_rows, round(step.seconds, 6)) for step in steps] == [(1, 0.02), (2, 0.02), (3, 0.02)]
 
 
-def test_a_step_that_starts_before_the_last_one_ends_counts_once(tmp_path: Path) -> None:
-    """Asynchronous scheduling: a step takes 30 ms, and one starts every 20 or 24 ms."""
-    starts = [0.0, 0.020, 0.044, 0.064, 0.088]
-    rows = [{"start": start, "end": start + 0.03, "batch": [["a", 1, 5]]} for start in starts]
+def test_with_asynchronous_scheduling_a_step_has_its_own_time_on_the_device(tmp_path: Path) -> None:
+    """The engine decides a step when the last but one ends, 1 ms of host time later. The device runs one at a time."""
+    truth = [0.030, 0.020, 0.050, 0.020, 0.024]
+    ends = list(accumulate(truth, initial=0.002))[1:]
+    starts = [0.002, 0.003, *(end + 0.001 for end in ends[:-2])]
+    rows = [{"start": start, "end": end, "batch": [["a", 1, 5]]} for start, end in zip(starts, ends)]
+    rows.append({"start": 9.0, "end": 9.01, "batch": [["b", 7, 0]]})  # after a pause without requests
     steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
-    assert [step.seconds for step in steps[:4]] == pytest.approx([0.020, 0.024, 0.020, 0.024])
+    assert [step.seconds for step in steps] == pytest.approx([*truth, 0.01])
+
+
+def test_a_recording_of_vllm_has_chunks_and_counts_and_may_end_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    rows = [
+        {"header": {"engine": "vllm", "version": "0.32.0"}},
+        {"step": 1, "start": 0.0, "end": 0.03, "batch": [["a", 40, 10]], "decode_rows": 3, "context": 70},
+        {"step": 2, "start": 0.031, "end": 0.05, "batch": [], "decode_rows": 4, "context": 121},
+    ]
+    log = write_jsonl(tmp_path / "steps.jsonl", rows)
+    with log.open("a", encoding="utf-8") as file:
+        file.write('{"step": 3, "start": 0.051, "ba')
+    steps = read_step_log(log)
+    assert [step.shape for step in steps] == [
+        Shape(1, 40, 40, 1600, 400, 3, 3, 70),
+        Shape(decode_rows=4, decode_live=4, context=121),
+    ]
+    assert [step.seconds for step in steps] == pytest.approx([0.031, 0.020])
 
 
 def test_the_rows_may_be_a_json_list(tmp_path: Path) -> None:

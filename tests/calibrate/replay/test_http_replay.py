@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 from pathlib import Path
 from typing import Any, Optional
@@ -217,6 +218,38 @@ def metrics_of(folder: Path) -> dict[str, dict[str, Any]]:
     (comparison,) = json.loads((folder / "verify.json").read_text())["comparisons"]
     metrics: dict[str, dict[str, Any]] = comparison["metrics"]
     return metrics
+
+
+@pytest.mark.parametrize(
+    ("owner", "version", "policy", "noted"),
+    [
+        ("vllm", "0.27.1+cpu", "vllm-v1", True),
+        ("vllm", "0.32.0+cu129", "vllm-v1", False),
+        ("vllm", "0.27.1", "vllm-chunked", False),  # the policy has no version
+        ("servesim", "0.2.0", "vllm-v1", False),
+        ("vllm", "", "vllm-v1", False),
+    ],
+)
+def test_another_version_of_vllm_is_noted_with_the_command_that_compares_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], owner: str, version: str, policy: str, noted: bool
+) -> None:
+    trace = write_trace(tmp_path, [{"prompt_tokens": 50}, {"prompt_tokens": 60}])
+    out = tmp_path / "out"
+    with recording_server(models=[{"id": "m", "owned_by": owner}]) as server:
+        server.version = version
+        options = ["--policy", policy, "--url", server.url, "--quiet", "-o", str(out)]
+        assert main(["replay", "--trace", trace, *options]) == 0
+    note = (
+        "the server runs vLLM 0.27.1, but the rules of 0.32.0 are simulated: set policy.version, or compare the "
+        "decisions with `sim policies prove vllm-v1 --engine vllm`"
+    )
+    assert (f"note: {note}\n" in capsys.readouterr().out) is noted
+    stored = json.loads((out / "verify.json").read_text(encoding="utf-8"))["comparisons"][0]["notes"]
+    assert stored == ([note] if noted else [])
+    page = html.unescape((out / "report.html").read_text(encoding="utf-8"))
+    assert ("the server runs vLLM 0.27.1, but the rules of 0.32.0" in page) is noted
+    assert main(["verify", str(out / "sim"), str(out / "live")]) == 0
+    assert (note in capsys.readouterr().out) is noted
 
 
 def test_what_a_server_does_not_count_is_not_a_measured_zero(

@@ -1,0 +1,203 @@
+"""The policy `engine`: the scheduler of an installed engine decides, in a worker process with the user's interpreter.
+
+servesim gives the workload, the costs, the clock and the metrics. The engine counts its own blocks and finds cached
+tokens itself. One worker per process serves all runs, because the import of an engine takes many seconds.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from servesim.calibrate.device.worker_client import START_TIMEOUT_S, Worker, WorkerFailed
+from servesim.config.user_code import find_file, names_file
+from servesim.core import Chunk, Plan, Policy, PolicyError, Preemption, Request, Traits, View
+from servesim.core.policy import require_one_of
+
+ENGINES = {"vllm": "vLLM"}
+FORESEES_ENDS = (0, 11, 1)  # first version that does not run a request again whose last token is in flight
+WORKERS: dict[tuple[int, str], Worker] = {}  # by process and engine: a forked process starts its own
+SETTINGS: dict[tuple[Optional[str], str], dict[str, Any]] = {}  # what the engine said, by its interpreter and its flags
+
+
+@dataclass(frozen=True)
+class EnginePolicy(Policy):
+    """The scheduler of an engine that is installed on this machine. Its flags are further fields."""
+
+    engine: str = "vllm"  # engine: vllm, of the interpreter in SERVESIM_VLLM_PYTHON (default: this one)
+    flags: tuple[Any, ...] = ()  # flags of the engine, as pairs; write them as fields, e.g. max_num_seqs: 64
+    scheduler_cls: Optional[str] = None  # your scheduler class: package.module.Class, or FILE.py:Class
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_one_of(self, engine=tuple(ENGINES), order=("arrival",), max_wait=(None,))
+
+    @property
+    def title(self) -> str:
+        """Name and version of the installed engine."""
+        return f"{ENGINES[self.engine]} {self.settings()['version']}"
+
+    @property
+    def traits(self) -> Traits:
+        settings = self.settings()
+        return Traits(
+            engine=f"the installed {self.title}",
+            validated_against=f"it is the scheduler of the installed {self.title}",
+            arrival_is_send_time=True,
+            rejects_oversized=False,
+            rejects_full_prompts=True,
+            resumed_token_decodes=True,
+            empty_step=0.001,
+            prefix_cache="installed" if settings["prefix_cache"] else "",
+            steps_in_flight=settings["steps_in_flight"],
+            foresees_ends=version_numbers(settings["version"]) >= FORESEES_ENDS,
+        )
+
+    def settings(self) -> dict[str, Any]:
+        """Return what the engine makes of the flags. It starts the worker."""
+        flags = self.all_flags()
+        key = os.environ.get(f"SERVESIM_{self.engine.upper()}_PYTHON"), repr(flags)
+        if key not in SETTINGS:
+            SETTINGS[key] = call(self.engine, "engine_settings", flags=flags)
+        return SETTINGS[key]
+
+    def all_flags(self) -> dict[str, Any]:
+        """Return the flags of the engine. A scheduler in a file needs the permission to run that file."""
+        flags, name = dict(self.flags), self.scheduler_cls
+        if name is not None:
+            path, _, attribute = name.rpartition(":")
+            flags["scheduler_cls"] = f"{find_file(path, name)}:{attribute}" if names_file(name) else name
+        return flags
+
+    def initial_state(self) -> Session:
+        return Session(self)
+
+    def decide(self, view: View) -> Plan:
+        plan: Plan = view.state.decide(view)
+        return plan
+
+    def remark(self, state: Session) -> str:
+        speed = state.decisions / state.seconds if state.seconds else 0.0
+        return f"{self.title} decided {state.decisions:,} steps, {speed:,.0f} per second"
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Return the release of a version such as 0.32.0rc1+cpu as numbers."""
+    numbers = []
+    for part in text.split("+")[0].split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        numbers.append(int(digits or 0))
+    return tuple(numbers)
+
+
+def call(engine: str, name: str, **args: Any) -> Any:
+    """Call the worker of an engine. Start it if there is none. Its failure is one line."""
+    key = os.getpid(), engine
+    try:
+        if key not in WORKERS:
+            WORKERS[key] = Worker(engine)
+            atexit.register(close, key)
+        return WORKERS[key].call(name, START_TIMEOUT_S, **args)
+    except WorkerFailed as failed:
+        close(key)
+        raise PolicyError(f"policy engine: {failed}") from None
+
+
+def close(key: tuple[int, str]) -> None:
+    """End a worker of this process."""
+    if key[0] == os.getpid() and key in WORKERS:
+        WORKERS.pop(key).close()
+
+
+class Session:
+    """One run of an engine: what it knows of the requests, and the steps that it decided."""
+
+    def __init__(self, policy: EnginePolicy) -> None:
+        self.policy = policy
+        self.decisions = 0
+        self.seconds = 0.0  # that decisions took
+        self._overlaps = False
+        self._requests: list[Request] = []  # by their number in the engine
+        self._live: dict[Request, int] = {}  # those that are not done, as the engine knows
+        self._names: dict[Hashable, int] = {}  # named texts
+        self._steps = 0
+        self._out: list[tuple[int, list[tuple[int, int]]]] = []  # steps whose results the engine does not have
+        self._is_idle = True  # the last plan had no model call
+
+    def decide(self, view: View) -> Plan:
+        """Return the decision of the engine as a plan."""
+        start = time.perf_counter()
+        if not self.decisions:
+            call(
+                self.policy.engine, "engine_start", flags=self.policy.all_flags(), blocks=view.pool.total,
+                block_size=view.pool.block_size, max_model_len=view.max_model_len,
+            )  # fmt: skip
+            self._overlaps = self.policy.traits.steps_in_flight > 1
+        count = len(self._out) - (1 if self._overlaps and not self._is_idle else 0)
+        results, self._out = self._out[:count], self._out[count:]
+        reply = call(
+            self.policy.engine, "engine_decide", now=view.now, results=results, aborts=self._aborted(view),
+            arrivals=self._arrivals(view),
+        )  # fmt: skip
+        self.decisions += 1
+        plan = self._plan(reply)
+        self.seconds += time.perf_counter() - start
+        return plan
+
+    def _aborted(self, view: View) -> list[int]:
+        """Return requests that have left although the engine does not know it."""
+        if len(self._live) <= len(view.waiting) + len(view.running):
+            return []
+        gone = [request for request in self._live if request.status == "done"]
+        numbers = [self._live.pop(request) for request in gone]
+        return [number for number, request in zip(numbers, gone) if request.outcome != "finished"]
+
+    def _arrivals(self, view: View) -> list[dict[str, Any]]:
+        """Return new requests. They are at the end of the waiting queue."""
+        new: list[Request] = []
+        for request in reversed(view.waiting):
+            if request in self._live:
+                break
+            new.append(request)
+        rows = []
+        for request in reversed(new):
+            number = self._live[request] = len(self._requests)
+            self._requests.append(request)
+            content = request.content
+            pieces = [(("prompt", number), request.prompt)] if content is None else content.pieces
+            answer = None if content is None else content.answer
+            rows.append({
+                "number": number, "arrival": request.arrival, "priority": request.priority, "limit": request.limit,
+                "text": [(self._name(name), tokens) for name, tokens in pieces],
+                "answer": self._name(("answer", number) if answer is None else answer),
+            })  # fmt: skip
+        return rows
+
+    def _name(self, name: Hashable) -> int:
+        return self._names.setdefault(name, len(self._names))
+
+    def _plan(self, reply: dict[str, Any]) -> Plan:
+        rows: list[tuple[int, int]] = []
+        chunks: list[Chunk] = []
+        for number, tokens, cached in reply["scheduled"]:
+            request = self._requests[number]
+            is_new = request.status != "running"
+            if not is_new and (cached != request.cached or tokens > request.pending):
+                raise PolicyError(
+                    f"policy engine: {self.policy.title} computes tokens {cached} to {cached + tokens} of request "
+                    f"{request.id}, expected {request.cached} to at most {request.length}; this is not simulated"
+                )
+            chunks.append(Chunk(request, tokens, cached=cached if is_new else 0))
+            if cached + tokens == request.length:
+                written = request.written + 1
+                rows.append((number, int(written == request.stop_at < request.max_tokens)))
+        self._is_idle = not chunks
+        if chunks:
+            self._steps += 1
+            self._out.append((self._steps, rows))
+        preempt = [Preemption(self._requests[number]) for number in reply["preempted"]]
+        return Plan(preempt=preempt, chunks=chunks, state=self, free_blocks=reply["free"])

@@ -1,0 +1,189 @@
+"""Compare a policy with the scheduler of an installed engine, decision by decision.
+
+Every scenario runs twice: the engine decides, then the policy. The clock, the costs and the requests are the same. So
+the decisions are equal until the first one that follows another rule.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Optional
+
+from servesim.config.registry import make_policy, preset, presets
+from servesim.config.scenario import Scenario
+from servesim.core import BadInput, Policy
+from servesim.core.policy import field_values
+from servesim.runs.decision_log import InMemoryLog
+from servesim.runs.simulate import simulate
+
+from .policy import EnginePolicy, version_numbers
+
+COMPARED = ("t", "chunks", "preempted", "cached", "free", "finished")  # of a line of the decision log
+SHOWN = {"chunks": "batch", "preempted": "preempted", "cached": "cached", "free": "free blocks", "finished": "finished",
+         "waiting": "waiting", "running": "running"}  # fmt: skip
+PROVABLE = {"vllm-v1": "vllm"}  # policy: the engine whose rules it has
+LONGEST = 1000  # maximum tokens of prompt and output in random scenarios
+COST = {"kind": "linear", "base": 0.005, "prefill_token": 0.0001, "decode_row": 0.0005, "context": 1e-7}
+
+
+@dataclass
+class Proof:
+    """The result of a comparison."""
+
+    policy: str
+    version: str  # whose rules the policy applied
+    engine: str  # name and version of the installed engine
+    scenarios: int = 0
+    steps: int = 0
+    equal: int = 0  # of these steps
+    asynchronous: int = 0  # steps that were decided before the last one had returned
+    cached: int = 0  # steps that used cached tokens
+    preemptions: int = 0
+    difference: Optional[dict[str, Any]] = None  # the first one: scenario, step, and the line of either log
+
+    def text(self) -> str:
+        """Return one line for reports."""
+        return f"decisions checked against the installed {self.engine}: {self.equal:,} of {self.steps:,} steps"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the content of a stored result."""
+        return {"text": self.text(), **asdict(self)}
+
+
+def rules_of(
+    name: str, settings: Mapping[str, Any], engine: str, scheduler: Optional[str] = None
+) -> tuple[Policy, EnginePolicy]:
+    """Return a policy with the rules of the installed version, and the policy of the engine."""
+    if PROVABLE.get(name) != engine:
+        pairs = ", ".join(f"{policy} --engine {engine}" for policy, engine in PROVABLE.items())
+        raise BadInput(f"policy {name} and engine {engine}: cannot be compared; possible: {pairs}")
+    installed = EnginePolicy(engine=engine, scheduler_cls=scheduler)
+    release = version_numbers(installed.settings()["version"])
+    known = [preset(title)["policy"] for title in presets() if preset(title)["policy"]["name"] == name]
+    known = [tree for tree in known if version_numbers(tree["version"]) <= release] or known
+    nearest = max(
+        known, key=lambda tree: version_numbers(tree["version"])
+    )  # the rules since then, if there are new ones
+    try:
+        return make_policy({**nearest, "version": ".".join(map(str, release)), **settings}), installed
+    except BadInput as bad:
+        if "policy.version" not in str(bad) or "version" in settings:
+            raise
+    return make_policy({**nearest, **settings}), installed
+
+
+def engine_policy(policy: Policy, installed: EnginePolicy) -> dict[str, Any]:
+    """Return the installed engine with the settings of a policy, as a section of a scenario."""
+    known, common = set(installed.settings()["flags"]), {field.name for field in fields(Policy)}
+    values = {key: value for key, value in field_values(policy).items() if key not in common | {"version"}}
+    for field in fields(policy):
+        if getattr(policy, field.name) != field.default and field.name in common:
+            raise BadInput(f"policy.{field.name}: no engine has this setting, got {getattr(policy, field.name)!r}")
+    flags = {("scheduling_policy" if key == "policy" else key): value for key, value in values.items()}
+    flags = {key: value for key, value in flags.items() if key in known and value is not None}
+    chosen = {} if installed.scheduler_cls is None else {"scheduler_cls": installed.scheduler_cls}
+    return {"name": "engine", "engine": installed.engine, **flags, **chosen}
+
+
+def cases(policy: Policy, name: str, seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the names and the trees of scenarios: the presets of the policy, then random ones."""
+    settings = {"name": name, **field_values(policy)}
+    numbers = iter(range(count))
+    for title in presets():
+        tree = preset(title)
+        if tree["policy"]["name"] == name and next(numbers, None) is not None:
+            changed = {key: value for key, value in tree["policy"].items() if key not in ("name", "version")}
+            scenario = random_scenario(random.Random(f"{seed} {title}"))
+            yield f"settings of {title}", {**scenario, "policy": {**settings, **changed}}
+    for number in numbers:
+        rng = random.Random(f"{seed} {number}")
+        yield f"random {number}", {**random_scenario(rng), "policy": random_settings(rng, settings)}
+
+
+def random_settings(rng: random.Random, settings: dict[str, Any]) -> dict[str, Any]:
+    """Return random settings of vLLM that its version has."""
+    budget, seats = rng.choice([32, 64, 256, 2048]), rng.choice([2, 8, 16, 32])
+    choices = {
+        "max_num_seqs": seats,
+        "max_num_active_seqs": rng.choice([None, None, seats // 2]),
+        "max_num_batched_tokens": budget,
+        "enable_chunked_prefill": budget < LONGEST or rng.random() < 0.5,
+        "long_prefill_token_threshold": rng.choice([0, 0, 20, 100]),
+        "long_prefill_token_threshold_adaptive": rng.random() < 0.2,
+        "enable_prefix_caching": rng.random() < 0.7,
+        "async_scheduling": rng.random() < 0.7,
+        "scheduler_reserve_full_isl": rng.random() < 0.7,
+        "watermark": rng.choice([0.0, 0.0, 0.05]),
+        "policy": rng.choice(["fcfs", "fcfs", "priority"]),
+    }
+    chosen = dict(settings)
+    for key, value in choices.items():
+        try:
+            make_policy({**chosen, key: value})
+        except BadInput:  # the version does not have it
+            continue
+        chosen[key] = value
+    return chosen
+
+
+def random_scenario(rng: random.Random) -> dict[str, Any]:
+    """Return a small server with an overload: preemptions, chunks, shared prompts, stop tokens, priorities."""
+    block_size = rng.choice([4, 16, 16, 32])
+    blocks = rng.randint(800, 3000) // block_size
+    workload: dict[str, Any] = {
+        "requests": rng.randint(40, 90),
+        "arrivals": {"kind": "poisson", "rate": rng.choice([2, 10, 50])},
+        "lengths": {"prompt": [1, rng.choice([40, 200, 400])], "output": [1, rng.choice([20, 100, 200])]},
+        "priorities": {0: 1, 1: 1, 2: 1},
+    }
+    if rng.random() < 0.5:
+        workload["limit"] = rng.choice([120, 300])  # answers end by a stop token, those above it by the limit
+    if rng.random() < 0.7:
+        workload["prefixes"] = {"count": rng.randint(1, 4), "tokens": [10, 150], "share": 0.8}
+    if rng.random() < 0.3:
+        workload["sessions"] = {"turns": [1, 4], "think_time": 0.5}
+    engine = {"num_blocks": blocks, "block_size": block_size, "max_model_len": rng.choice([600, LONGEST])}
+    return {"workload": workload, "engine": engine, "profile": COST, "seed": rng.randrange(1000)}
+
+
+def policy_version(policy: Policy) -> str:
+    """Return the version whose rules a policy applies."""
+    return str(field_values(policy)["version"])
+
+
+def new_proof(policy: Policy, name: str, installed: EnginePolicy) -> Proof:
+    """Return a result without steps."""
+    return Proof(name, policy_version(policy), installed.title)
+
+
+def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolicy) -> None:
+    """Run one scenario with both, and add its steps to the proof."""
+    if scenario.policy["name"] != proof.policy:
+        raise BadInput(f"{label}: policy.name: expected {proof.policy}, got {scenario.policy['name']!r}")
+    policy = scenario.make_policy()
+    other = scenario.model_copy(update={"policy": engine_policy(policy, installed)})
+    theirs, ours = decisions(other), decisions(scenario)
+    proof.scenarios += 1
+    for number in range(max(len(theirs), len(ours))):
+        rows = [lines[number] if number < len(lines) else {} for lines in (theirs, ours)]
+        proof.steps += 1
+        different = [key for key in COMPARED if rows[0].get(key) != rows[1].get(key)]
+        if different:
+            proof.difference = {
+                "scenario": label, "step": number, "fields": different, "engine": rows[0], "policy": rows[1],
+                "tree": scenario.model_dump(exclude_unset=True),
+            }  # fmt: skip
+            return
+        proof.equal += 1
+        proof.asynchronous += policy.traits.steps_in_flight > 1
+        proof.cached += any(tokens for _, tokens in rows[0].get("cached", ()))
+        proof.preemptions += len(rows[0]["preempted"])
+
+
+def decisions(scenario: Scenario) -> list[dict[str, Any]]:
+    """Return the decision log of a scenario."""
+    log = InMemoryLog()
+    simulate(scenario, observers=[log])
+    return log.rows

@@ -1,0 +1,4 @@
+"""Calibrate a vLLM server from its recorded steps, and check the result on the server.
+
+It imports imports, client and replay. Only commands imports it.
+"""

@@ -1,0 +1,138 @@
+"""`sim calibrate vllm`: record the steps of a server under loads, fit them, and check the result with another load."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Optional
+
+from servesim.calibrate.imports.fit_steps import fit_log, write_log_profile
+from servesim.calibrate.imports.step_log import LoggedStep, durations, host_gap
+from servesim.calibrate.replay.http_client import Target, replay_against
+from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
+from servesim.config.overrides import read_scenario_file
+from servesim.config.scenario import scenario_from
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.files.write import comment, write_yaml
+from servesim.version import __version__
+
+from .loads import CHECK_RATE, FIT_RATE, LoadClient, LoadFailed, LoadPlan
+from .recording import Recording, front_end_seconds, open_recording
+
+LOAD_TIMES = 3  # all loads together, in seconds of the two with a rate
+METRICS = ("makespan", "mean_ttft_ms", "mean_tpot_ms", "mean_e2el_ms")
+LARGE_ERROR = 0.1  # of one of these: the dominant cause is named
+SMALL_EFFECT = 0.02  # a smaller one is not a cause
+PROVE = "sim policies prove vllm-v1 --engine vllm"
+HOW = "vllm: recorded steps of the server, host time between them included"
+COMMENT = "Settings of the server that `sim calibrate vllm` recorded. The workload is that of its check."
+Note = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class FittedServer:
+    """A server whose step times are known: files, and the steps that were fitted."""
+
+    recording: Recording
+    steps: Sequence[LoggedStep]
+    profile: Profile
+    scenario: Path
+
+
+def fit_server(target: Target, steps_file: Path, plan: LoadPlan, folder: Path, quiet: bool, note: Note) -> FittedServer:
+    """Send the loads, fit the recorded steps, and write profile/ and scenario.yaml of a folder."""
+    recording = open_recording(steps_file)
+    about = f"vLLM {recording.version}, {recording.model_name}, {recording.header['num_blocks']:,} KV blocks"
+    note(f"{about}; the loads take about {max(1, round(LOAD_TIMES * plan.seconds / 60))} min")
+    client = LoadClient(target, plan, recording.max_model_len, recording.header["scheduler"]["max_num_seqs"], quiet)
+    client.send_singles("warm-up")
+    before = len(recording.steps())
+    singles = client.send_singles("single requests")
+    front_end = front_end_seconds(recording.steps()[before:], singles.sent_requests)
+    rate = client.send_bursts()
+    note(f"bursts: {rate:.3g} requests/s; loads of {FIT_RATE * rate:.3g} and {CHECK_RATE * rate:.3g} requests/s follow")
+    client.send_rate(FIT_RATE * rate)
+    steps = recording.steps()[before:]
+    write_fit(recording, steps, front_end, folder / "profile")
+    workload = plan.workload(CHECK_RATE * rate, recording.max_model_len)
+    write_yaml(folder / "scenario.yaml", recording.scenario("profile", workload), comment(COMMENT))
+    return FittedServer(recording, steps, load_profile(folder / "profile"), folder / "scenario.yaml")
+
+
+def write_fit(recording: Recording, steps: Sequence[LoggedStep], front_end: Optional[float], folder: Path) -> None:
+    """Fit recorded steps, and write samples.csv and profile.yaml."""
+    header = recording.header
+    timed = list(durations(steps))
+    about = {"name": folder.name, "device": header["device"], "model": recording.model}
+    fit = fit_log(timed, about, str(recording.path), width=0)  # the warm-up has prepared the shapes
+    source = {
+        "how": HOW,
+        "date": time.strftime("%Y-%m-%d"),
+        "versions": {"servesim": __version__, "vllm": header["version"]},
+        "tensor_parallel": header["parallel"].get("tensor_parallel_size"),
+        "front_end": {"seconds": front_end, "lag": None, "end_lag": None},
+    }
+    write_log_profile(folder, timed, fit, source)
+
+
+def check_server(target: Target, fitted: FittedServer, quiet: bool) -> ReplayedScenario:
+    """Send the workload of the scenario, which has another rate than the fitted loads, simulate it, and compare."""
+    scenario = scenario_from(read_scenario_file(fitted.scenario), str(fitted.scenario))
+    replayed = replay_against(target, "check", scenario, replay_requests(scenario), fitted.profile, quiet)
+    if replayed.interrupted:
+        raise KeyboardInterrupt
+    if failed := [request for request in replayed.live.requests if request.outcome != "finished"]:
+        reasons = "; ".join(replayed.live.extra["reasons"])
+        raise LoadFailed(f"check: {len(failed)} of {len(replayed.live.requests)} requests failed: {reasons}")
+    return replayed
+
+
+def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional[str]:
+    """Return why the check failed, with the largest effect first; None if all errors are small."""
+    assert replayed.comparison is not None
+    rows = [replayed.comparison.row(metric) for metric in METRICS]
+    if not any(row.exceeds(LARGE_ERROR) for row in rows):
+        return None
+    recording = fitted.recording
+    if recording.version != recording.simulated_version:
+        rules = f"the rules of {recording.simulated_version} are simulated"
+        return f"version: {recording.version} runs, {rules}; `{PROVE}` compares them"
+    if recording.unsimulated:
+        return f"settings that are not simulated: {', '.join(recording.unsimulated)}"
+    effects = {**step_effects(fitted), **server_effects(replayed)}
+    text, size = max(effects.items(), key=lambda effect: effect[1])
+    return text if size >= SMALL_EFFECT else f"the decisions: no other cause was found; `{PROVE}` compares them"
+
+
+def step_effects(fitted: FittedServer) -> dict[str, float]:
+    """Return how much the steps and the host time of the check differ from those of the fit, by their description."""
+    checked = [step for step in fitted.recording.steps() if step.number > fitted.steps[-1].number]
+    timed = list(durations(checked))
+    measured = sum(step.seconds for step in timed)
+    predicted = sum(fitted.profile.cost.duration(step.shape) for step in timed)
+    before, now = host_gap(fitted.steps), host_gap(checked)
+    step = measured / max(1, len(timed))
+    host = (now - before) / step
+    error = measured / predicted - 1
+    return {
+        f"host time: {1e3 * now:.3g} ms between two steps in the check, {1e3 * before:.3g} ms before": abs(host),
+        f"step times: the steps of the check took {error:+.1%} of the predicted time more": abs(error - host),
+    }
+
+
+def server_effects(replayed: ReplayedScenario) -> dict[str, float]:
+    """Return how much KV capacity and front end differ between simulation and server, by their description."""
+    assert replayed.comparison is not None
+    preemptions, ttft = replayed.comparison.row("preemptions"), replayed.comparison.row("mean_ttft_ms")
+    effects = {}
+    if preemptions.simulated is not None and preemptions.measured is not None:
+        difference = abs(preemptions.simulated - preemptions.measured) / len(replayed.live.requests)
+        text = f"KV capacity: {preemptions.measured:.0f} preemptions, {preemptions.simulated:.0f} simulated; "
+        effects[text + "compare engine.num_blocks with the log of the server"] = difference
+    if ttft.outside_server is not None and ttft.measured:
+        simulated, measured = ttft.outside_server
+        text = f"front end: {measured:.3g} ms of the TTFT are outside the engine, {simulated:.3g} ms simulated"
+        effects[text] = abs(simulated - measured) / ttft.measured
+    return effects

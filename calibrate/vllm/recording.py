@@ -1,0 +1,135 @@
+"""The recorded steps of a vLLM server: its version and settings as a scenario, and the time of its front end."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+from servesim.calibrate.client.load_generator import SentRequest
+from servesim.calibrate.imports.step_log import LoggedStep, read_logged_steps
+from servesim.core import BadInput, field_values
+from servesim.costs.model_config import KEYS
+from servesim.files.read import parse_json, quote
+from servesim.policies.vllm_v1 import NEWEST, OLDEST, SETTING_SINCE, VLLMV1, is_version, version_number
+
+HEADER_TIMEOUT_S = 10.0
+WRITTEN_S = 0.5  # until the recorder has written the last step
+POLICY_FIELDS = (
+    "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "policy", "watermark",
+    "long_prefill_token_threshold", "long_prefill_token_threshold_adaptive", "scheduler_reserve_full_isl",
+    "async_scheduling",
+)  # fmt: skip
+UNSIMULATED = {  # settings that change decisions, and their values without effect
+    ("parallel", "data_parallel_size"): 1,
+    ("parallel", "pipeline_parallel_size"): 1,
+    ("scheduler", "prefill_schedule_interval"): 1,
+    ("scheduler", "max_num_scheduled_tokens"): None,
+    ("cache", "kv_offloading_size"): None,
+    ("cache", "sliding_window"): None,
+}
+
+
+@dataclass(frozen=True)
+class Recording:
+    """A step log that a server writes while it runs."""
+
+    path: Path
+    header: Mapping[str, Any]
+
+    @property
+    def version(self) -> str:
+        """The version of vLLM, without a suffix such as +cpu."""
+        return str(self.header["version"]).partition("+")[0]
+
+    @property
+    def simulated_version(self) -> str:
+        """The nearest version whose rules are simulated."""
+        found = re.match(r"\d+\.\d+\.\d+", self.version)
+        number = version_number(found[0]) if found and is_version(found[0]) else NEWEST
+        return ".".join(map(str, min(max(number, OLDEST), NEWEST)))
+
+    @property
+    def unsimulated(self) -> list[str]:
+        """The settings of the server that are not simulated."""
+        found = [f"{name}_config" for name in self.header["features"]]
+        for (section, name), neutral in UNSIMULATED.items():
+            value = self.header[section].get(name, neutral)
+            if value not in (neutral, None):
+                found.append(f"{name}={value}")
+        return found
+
+    @property
+    def max_model_len(self) -> int:
+        return int(self.header["model"]["max_model_len"])
+
+    @property
+    def model_name(self) -> str:
+        """The last part of the path or name of the model."""
+        return Path(str(self.header["model"]["model"])).name
+
+    @property
+    def model(self) -> Any:
+        """The key `model` of a profile: the sizes if the server knows them all, else the name."""
+        sizes, name = self.header["model_sizes"], self.model_name
+        known = {key: sizes.get(own) for key, own in KEYS.items()}
+        known["kv_heads"] = known["kv_heads"] or known["heads"]
+        return {"name": name, **known} if all(known.values()) else name
+
+    def scenario(self, profile: str, workload: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a scenario with the settings of the server. V1 never uses the first block."""
+        scheduler, version = self.header["scheduler"], self.simulated_version
+        later = {name for name, first in SETTING_SINCE.items() if version_number(version) < first}
+        fields = {name: scheduler[name] for name in POLICY_FIELDS if name in scheduler and name not in later}
+        fields.update({name: False for name in later if field_values(VLLMV1())[name]})
+        fields["enable_prefix_caching"] = bool(self.header["cache"].get("enable_prefix_caching"))
+        return {
+            "workload": dict(workload),
+            "policy": {"name": "vllm-v1", "version": version, **fields},
+            "engine": {
+                "num_blocks": self.header["num_blocks"] - 1,
+                "block_size": self.header["block_size"],
+                "max_model_len": self.max_model_len,
+            },
+            "profile": profile,
+        }
+
+    def steps(self) -> list[LoggedStep]:
+        """Return the steps so far."""
+        time.sleep(WRITTEN_S)
+        return read_logged_steps(self.path)
+
+
+def open_recording(path: Path) -> Recording:
+    """Return the recording of a running server; wait a moment for its first line."""
+    deadline = time.monotonic() + HEADER_TIMEOUT_S
+    while not (path.is_file() and b"\n" in path.read_bytes()[:1_000_000]):
+        if time.monotonic() > deadline:
+            raise BadInput(f"{path}: expected the steps of vLLM's recorder, got no line: does the server run with it?")
+        time.sleep(0.2)
+    with path.open(encoding="utf-8") as file:
+        header = parse_json(path, file.readline(), 1)
+    content = header.get("header") if isinstance(header, dict) else None
+    if not isinstance(content, dict) or content.get("engine") != "vllm":
+        raise BadInput(f"{path}: row 1: expected the header of vLLM's recorder, got {quote(header)}")
+    return Recording(path, content)
+
+
+def front_end_seconds(steps: Sequence[LoggedStep], sent: Sequence[SentRequest]) -> Optional[float]:
+    """Return the median time outside the engine until the first token, of requests that were sent one by one."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for step in steps:
+        for id in step.requests:
+            first.setdefault(id, step.start or 0.0)
+            last[id] = step.end or 0.0
+    answered = [one for one in sent if one.times and one.sent_at is not None]
+    if not answered or len(first) != len(answered):
+        return None  # other clients
+    pairs = zip(answered, first)
+    outside = [one.times[0] - (one.sent_at or 0.0) - (last[id] - first[id]) for one, id in pairs]
+    return max(0.0, float(np.median(outside)))

@@ -1,0 +1,251 @@
+"""An installed engine in a worker process: a small vLLM in these tests, the real one in test_real_vllm.py."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .running import FAKE, SCENARIO, Result, command, environment, rows
+
+SCHEDULERS = """
+import os
+import time
+from vllm.v1.core.scheduler import Scheduler
+
+class PreemptsOldest(Scheduler):
+    def victim(self):
+        return self.running[0]
+
+class ShortestFirst(Scheduler):
+    def schedule(self):
+        self.waiting.sort(key=lambda request: request.num_prompt_tokens)
+        return super().schedule()
+
+class Raises(Scheduler):
+    def schedule(self):
+        if len(self.running) > 2:
+            raise KeyError("no such block")
+        return super().schedule()
+
+class Killed(Scheduler):
+    def schedule(self):
+        if len(self.running) > 2:
+            os.kill(os.getpid(), 9)
+        return super().schedule()
+
+class Slow(Scheduler):
+    def schedule(self):
+        time.sleep(600)
+
+class ReadsTheClock(Scheduler):
+    def schedule(self):
+        assert all(request.arrival_time <= time.time() for request in self.waiting), "the wall clock"
+        assert time.monotonic() < 100
+        return super().schedule()
+
+class Speculates(Scheduler):
+    def schedule(self):
+        output = super().schedule()
+        for id in output.num_scheduled_tokens:
+            if len(self.requests[id].outputs) > 2:
+                output.num_scheduled_tokens[id] += 2
+                self.requests[id].num_computed_tokens += 2
+        return output
+"""
+
+
+def workers() -> list[str]:
+    """Return the worker processes that are running."""
+    found = []
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = file.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.endswith(b"calibrate/device/worker.py") for word in words):
+            environment = (file.parent / "environ").read_bytes()
+            if str(FAKE).encode() in environment:
+                found.append(file.parent.name)
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "own.yaml").write_text(SCENARIO)
+    (tmp_path / "own.py").write_text(SCHEDULERS)
+    text = SCENARIO.replace("name: vllm-v1", "name: engine, engine: vllm")
+    (tmp_path / "engine.yaml").write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("is_async", ["true", "false"])
+def test_the_engine_in_the_loop_gives_the_same_requests_as_the_policy(folder: Path, is_async: str) -> None:
+    setting = ("--set", f"policy.async_scheduling={is_async}")
+    ours = Result(folder, "run", "own.yaml", "-o", "ours", "--json", "--no-fast-forward", *setting)
+    theirs = Result(folder, "run", "engine.yaml", "-o", "theirs", "--json", *setting)
+    assert (ours.code, theirs.code) == (0, 0), theirs.error
+    assert rows(folder, "ours") == rows(folder, "theirs")
+    assert sum(int(row["preemptions"]) for row in rows(folder, "ours")) > 3
+    first, second = json.loads(ours.out), json.loads(theirs.out)
+    assert {key for key in first if first[key] != second[key]} == set()
+    assert "vLLM 0.32.0 decided" in theirs.error and "per second" in theirs.error
+
+
+def test_equal_decisions_are_counted_and_stored_and_shown_in_reports(folder: Path) -> None:
+    result = Result(
+        folder, "policies", "prove", "vllm-v1", "--scenarios", "0", "--scenario", "own.yaml", "--store", "proof.json"
+    )
+    assert result.code == 0, result.error
+    proof = json.loads((folder / "proof.json").read_text())
+    assert (
+        proof["equal"] == proof["steps"] > 100 and proof["preemptions"] > 3 and proof["asynchronous"] == proof["steps"]
+    )
+    text = f"decisions checked against the installed vLLM 0.32.0: {proof['steps']:,} of {proof['steps']:,} steps"
+    assert f"{proof['steps']:,} of {proof['steps']:,} steps equal in 1 scenarios" in result.out
+    assert text in Result(folder, "run", "own.yaml", "--set", "proof=proof.json").out
+    (folder / "proved.yaml").write_text(SCENARIO + "proof: proof.json\n")
+    (folder / "sweep.yaml").write_text(
+        "base: proved.yaml\nparams: {policy.max_num_seqs: [4, 12]}\nobjectives: [makespan]\n"
+    )
+    assert Result(folder, "sweep", "sweep.yaml", "-o", "out", "-j", "1").code == 0
+    assert text in (folder / "out" / "report.html").read_text()
+    older = Result(folder, "run", "own.yaml", "--set", "proof=proof.json", "--set", "policy.version=0.27.0")
+    assert "proof.json is about vllm-v1 0.32.0, not about vllm-v1 0.27.0" in older.out and text not in older.out
+
+
+def test_a_changed_rule_is_found_at_its_first_decision_with_both_states(folder: Path) -> None:
+    result = Result(
+        folder, "policies", "prove", "vllm-v1", "--scenarios", "0", "--scenario", "own.yaml",
+        "--scheduler-cls", "own.py:PreemptsOldest", "--store", "proof.json",
+    )  # fmt: skip
+    assert result.code == 3
+    found = json.loads((folder / "proof.json").read_text())["difference"]
+    assert "preempted" in found["fields"]
+    ours = Result(folder, "run", "own.yaml", "--decisions", "log.jsonl")
+    log = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    assert ours.code == 0
+    assert found["step"] == next(line["step"] for line in log if line["preempted"])  # the first preemption
+    assert found["engine"]["preempted"][0][0] == found["policy"]["running"][0]
+    assert "first difference: own.yaml, step" in result.out
+    for label in ("batch", "preempted", "free blocks", "waiting", "running"):
+        assert f"\n{label} " in result.out
+
+
+def test_a_scheduler_class_of_the_user_is_swept_against_the_stock_one(folder: Path) -> None:
+    (folder / "sweep.yaml").write_text(
+        "base: engine.yaml\n"
+        "params: {policy.scheduler_cls: [null, own.py:ShortestFirst], policy.max_num_seqs: [4, 12]}\n"
+        "objectives: [mean_ttft_ms]\n"
+    )
+    result = Result(folder, "sweep", "sweep.yaml", "-o", "out", "-j", "2")
+    assert result.code == 0, result.error
+    with (folder / "out" / "summary.csv").open() as file:
+        means = {
+            (row["policy.scheduler_cls"], row["policy.max_num_seqs"]): float(row["mean_ttft_ms"])
+            for row in csv.DictReader(file)
+        }
+    assert len(means) == 4
+    for seats in ("4", "12"):
+        assert means["own.py:ShortestFirst", seats] < means["", seats]
+    assert workers() == []
+
+
+FAULTS: list[tuple[str, dict[str, Any], int, str]] = [
+    ("Raises", {}, 1, "policy engine: vllm worker: engine_decide failed, KeyError: 'no such block'"),
+    ("Killed", {}, 1, "died in engine_decide, killed by SIGKILL"),
+    ("Speculates", {}, 1, "this is not simulated"),
+    ("Missing", {}, 2, "policy.scheduler_cls: "),
+    ("", {"engine": Path(os.devnull)}, 2, "cannot import vllm; install it there, or name another interpreter"),
+    ("", {"SERVESIM_VLLM_PYTHON": "/no/python"}, 2, "--worker-python: cannot run /no/python: No such file"),
+    ("", {"SERVESIM_VLLM_PYTHON": "/bin/false"}, 1, "died in open, exit code 1"),
+]
+
+
+@pytest.mark.parametrize(("scheduler", "options", "code", "message"), FAULTS)
+def test_a_fault_is_one_line_and_leaves_no_process(
+    folder: Path, scheduler: str, options: dict[str, Any], code: int, message: str
+) -> None:
+    setting = ("--set", f"policy.scheduler_cls=own.py:{scheduler}") if scheduler else ()
+    result = Result(folder, "run", "engine.yaml", "-q", *setting, **options)
+    assert (result.code, len(result.lines)) == (code, 1), result.error
+    assert message in result.lines[0]
+    assert workers() == []
+
+
+@pytest.mark.parametrize(("scheduler", "options", "code", "message"), [FAULTS[0], FAULTS[4]])
+def test_a_fault_of_a_proof_is_one_line(
+    folder: Path, scheduler: str, options: dict[str, Any], code: int, message: str
+) -> None:
+    words = ("--scheduler-cls", f"own.py:{scheduler}") if scheduler else ()
+    result = Result(
+        folder, "policies", "prove", "vllm-v1", "-q", "--scenario", "own.yaml", "--scenarios", "0", *words, **options
+    )
+    assert (result.code, len(result.lines)) == (code, 1), result.error
+    assert message in result.lines[0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("policy.max_num_seq=4", "policy.max_num_seq: vLLM 0.32.0 has no such flag"),
+        ("policy.block_size=4", "policy.block_size: expected engine.block_size"),
+        (
+            "policy.max_num_seqs=99",
+            "vLLM 0.32.0 refuses these flags: max_num_batched_tokens must be at least max_num_seqs.",
+        ),
+        ("policy.engine=orca", "policy.engine: expected one of vllm, got 'orca'"),
+        ("policy.scheduler_cls=../own.py:A", "no such file"),
+    ],
+)
+def test_a_flag_that_the_engine_refuses_is_one_line(folder: Path, setting: str, message: str) -> None:
+    result = Result(folder, "run", "engine.yaml", "-q", "--set", setting)
+    assert (result.code, len(result.lines)) == (2, 1), result.error
+    assert message in result.lines[0]
+
+
+def test_a_scheduler_file_outside_the_working_folder_needs_trust(folder: Path) -> None:
+    inner = folder / "inner"
+    inner.mkdir()
+    (inner / "engine.yaml").write_text((folder / "engine.yaml").read_text())
+    setting = ("--set", f"policy.scheduler_cls={folder}/own.py:ShortestFirst")
+    refused = Result(inner, "run", "engine.yaml", "-q", *setting)
+    assert refused.code == 2 and "outside the working folder" in refused.error
+    assert Result(inner, "run", "engine.yaml", "-q", "--trust", *setting).code == 0
+
+
+def test_a_scheduler_that_reads_the_clock_sees_the_simulated_time(folder: Path) -> None:
+    result = Result(folder, "run", "engine.yaml", "-q", "--set", "policy.scheduler_cls=own.py:ReadsTheClock")
+    assert result.code == 0, result.error
+
+
+def test_only_a_policy_with_the_rules_of_the_engine_can_be_proved(folder: Path) -> None:
+    result = Result(folder, "policies", "prove", "orca", "-q")
+    assert result.code == 2 and "possible: vllm-v1 --engine vllm" in result.error
+    other = Result(folder, "policies", "prove", "vllm-v1", "-q", "--scenarios", "0", "--scenario", "engine.yaml")
+    assert other.code == 2 and "engine.yaml: policy.name: expected vllm-v1, got 'engine'" in other.error
+
+
+def test_a_killed_command_leaves_no_worker(folder: Path) -> None:
+    words = ["run", "engine.yaml", "--set", "policy.scheduler_cls=own.py:Slow"]
+    process = subprocess.Popen(command(*words), cwd=folder, env=environment())
+    try:
+        wait_until(lambda: len(workers()) == 1)
+    finally:
+        process.kill()
+        process.wait()
+    wait_until(lambda: workers() == [])
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.1)

@@ -1,0 +1,197 @@
+"""`sim calibrate vllm` by command, with a stand-in for vLLM: the files, the table, and its faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from servesim.cli import main
+from servesim.config.overrides import read_scenario_file
+from servesim.core import Shape
+from servesim.costs.device_profile import load_profile
+
+STANDIN = Path(__file__).with_name("vllm_standin.py")
+QUICK = ["--seconds", "2", "--prompt-tokens", "100", "--output-tokens", "12"]
+
+
+@pytest.fixture
+def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A package `vllm` that this interpreter imports."""
+    package = tmp_path / "packages" / "vllm"
+    (package / "entrypoints" / "openai").mkdir(parents=True)
+    (package / "__init__.py").write_text("__version__ = '0.32.0+cpu'\n", encoding="utf-8")
+    shutil.copy(STANDIN, package / "entrypoints" / "openai" / "api_server.py")
+    path = os.pathsep.join(filter(None, [str(package.parent), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.delenv("SERVESIM_VLLM_PYTHON", raising=False)
+    return package
+
+
+def child_is_gone(log: Path) -> bool:
+    """Whether the child process of the server, whose number is in its log, has ended."""
+    found = re.search(r"child (\d+)", log.read_text(encoding="utf-8"))
+    assert found is not None
+    for _ in range(50):
+        try:
+            state = Path(f"/proc/{found[1]}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        except OSError:
+            return True
+        if state == "Z":
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.slow
+def test_a_server_gives_a_profile_a_scenario_and_a_table(
+    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["calibrate", "vllm", *QUICK, "-q", "-o", str(out), "--", "sleeps"]) == 0
+    printed = capsys.readouterr().out
+    assert re.search(r"^\*mean_ttft_ms +\d", printed, re.MULTILINE)
+    scenario = read_scenario_file(out / "scenario.yaml")
+    assert scenario["engine"] == {"num_blocks": 4096, "block_size": 16, "max_model_len": 1024}
+    assert scenario["policy"]["version"] == "0.32.0" and scenario["policy"]["max_num_seqs"] == 64
+    profile = load_profile(out / "profile")
+    step = profile.cost.duration(Shape(decode_rows=4, decode_live=4, context=400))
+    assert 0.004 < step < 0.008  # the stand-in sleeps for 4.4 ms
+    assert profile.front_end > 0
+    assert (out / "report.html").exists() and (out / "verify.json").exists()
+    assert child_is_gone(out / "server.log")
+
+
+@pytest.mark.slow
+def test_a_server_of_the_user_is_calibrated_and_still_runs(
+    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    steps, out = tmp_path / "steps.jsonl", tmp_path / "out"
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, str(STANDIN), "--model", "sleeps", "--port", str(port)]
+    server = subprocess.Popen(
+        command, env={**os.environ, "SERVESIM_STEPS": str(steps)}, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert server.stdout is not None
+        child = server.stdout.readline().split()[1]
+        for _ in range(100):
+            if steps.exists() and steps.stat().st_size:
+                break
+            time.sleep(0.1)
+        url = ["--url", f"http://127.0.0.1:{port}/v1", "--steps", str(steps)]
+        assert main(["calibrate", "vllm", *QUICK, "-o", str(out), *url, "--json"]) == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out)["comparisons"][0]["metrics"]["mean_tpot_ms"]["measured"] > 4
+        assert "sim: vLLM 0.32.0, sleeps, 4,097 KV blocks; the loads take about 1 min" in said.err
+        assert server.poll() is None
+    finally:
+        server.kill()
+        server.wait()
+        subprocess.run(["kill", child], check=False)
+    assert main(["calibrate", "vllm", "-q", "-o", str(tmp_path / "again"), *url]) == 1
+    error = capsys.readouterr().err
+    assert "cannot list the models" in error and "recorded steps are kept in" in error and error.count("\n") == 1
+
+
+def test_a_server_that_does_not_start_is_one_line(
+    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["calibrate", "vllm", "-q", "-o", str(out), "--", "dies"]) == 1
+    error = capsys.readouterr().err
+    assert error == (
+        "sim: vLLM ended, exit code 1: ValueError: max_num_batched_tokens is smaller than max_num_seqs; "
+        f"log: {out / 'server.log'}\n"
+    )
+
+
+def test_a_server_that_is_killed_keeps_the_steps(
+    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["calibrate", "vllm", "-q", "-o", str(out), "--", "killed"]) == 1
+    error = capsys.readouterr().err
+    steps = out / "steps.jsonl"
+    assert re.fullmatch(r"sim: vLLM ended, killed by SIGKILL; log: \S+; 12 recorded steps are kept in .*\n", error), (
+        error
+    )
+    assert len(steps.read_text(encoding="utf-8").splitlines()) == 1 + 12  # two requests of 6 tokens
+    assert child_is_gone(out / "server.log")
+    assert main(["calibrate", "import", "steps", str(steps), "--no-fit", "-o", str(tmp_path / "kept")]) == 0
+
+
+def test_a_killed_command_leaves_no_server(vllm: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "servesim", "calibrate", "vllm", "-q", "-o", str(out), "--", "sleeps"]
+    process = subprocess.Popen(command)
+    for _ in range(300):
+        if (out / "steps.jsonl").exists():
+            break
+        time.sleep(0.1)
+    server = re.search(r"child (\d+)", (out / "server.log").read_text(encoding="utf-8"))
+    assert server is not None
+    parent = int(Path(f"/proc/{server[1]}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[1])
+    process.kill()
+    process.wait()
+    for _ in range(100):
+        if not Path(f"/proc/{parent}").exists():
+            break
+        time.sleep(0.1)
+    subprocess.run(["kill", server[1]], check=False)  # of the stand-in; vLLM's own children end with it
+    assert not Path(f"/proc/{parent}").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--", "-x"], "after --: expected the model first, then the flags of vLLM, got '-x'"),
+        (["--", "m", "--host=0.0.0.0"], "after --: expected no --host: the server listens on 127.0.0.1"),
+        (["--", "m", "--scheduler-cls", "x"], "after --: expected no --scheduler-cls: the recorder is the scheduler"),
+        ([], "expected either -- MODEL FLAGS, or --url URL and --steps FILE"),
+        (["--url", "http://127.0.0.1:9"], "expected either -- MODEL FLAGS, or --url URL and --steps FILE"),
+        (["--worker-python", "/no/python", "--", "m"], "--worker-python: cannot run /no/python: No such file"),
+        (["--seconds", "0", "--", "m"], "--seconds: expected 1 to 1000000, got 0"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["calibrate", "vllm", "-o", str(tmp_path / "out"), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_a_port_in_use_is_one_line(vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        assert main(["calibrate", "vllm", "-o", str(tmp_path / "out"), "--", "m", "--port", str(port)]) == 2
+    assert f"--port {port}: cannot listen there: Address already in use" in capsys.readouterr().err
+
+
+def test_an_interpreter_without_vllm_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SERVESIM_VLLM_PYTHON", raising=False)
+    assert main(["calibrate", "vllm", "-o", str(tmp_path / "out"), "--", "m"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("sim: vLLM is not installed for ") and error.count("\n") == 1
+
+
+def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    steps = tmp_path / "steps.jsonl"
+    steps.write_text('{"step": 1, "start": 0.0, "decode_rows": 1}\n', encoding="utf-8")
+    url = ["--url", "http://127.0.0.1:9", "--steps", str(steps)]
+    assert main(["calibrate", "vllm", "-q", "-o", str(tmp_path / "out"), *url]) == 2
+    assert "row 1: expected the header of vLLM's recorder" in capsys.readouterr().err

@@ -1,0 +1,115 @@
+"""Profile and scenario from a recording of a real vLLM server, its prediction of a measured run, causes of errors."""
+
+from __future__ import annotations
+
+import gzip
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from servesim.calibrate.client.load_generator import SentRequest
+from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
+from servesim.calibrate.replay.verify import Comparison, compare
+from servesim.calibrate.vllm import recording as recording_module
+from servesim.calibrate.vllm.calibration import METRICS, FittedServer, dominant_cause, write_fit
+from servesim.calibrate.vllm.recording import Recording, front_end_seconds, open_recording
+from servesim.config.scenario import scenario_from
+from servesim.core import Request
+from servesim.costs.derived import ScaledCost
+from servesim.costs.device_profile import Profile, load_profile
+from servesim.runs.run_folder import read_run, run_data
+from servesim.runs.simulate import simulate
+from servesim.traces.trace import Trace
+
+FIRST_CHECKED = 1075  # step of the recording; earlier ones are fitted
+FRONT_END = 0.0097  # seconds, measured with single requests
+
+
+@pytest.fixture
+def recording(recordings: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recording:
+    """The steps of vLLM 0.32.0 on a CPU, with its default flags."""
+    monkeypatch.setattr(recording_module, "WRITTEN_S", 0.0)
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(gzip.decompress((recordings / "vllm-server" / "steps.jsonl.gz").read_bytes()))
+    return open_recording(path)
+
+
+@pytest.fixture
+def fitted(recording: Recording, tmp_path: Path) -> FittedServer:
+    steps = [step for step in recording.steps() if step.number < FIRST_CHECKED]
+    write_fit(recording, steps, FRONT_END, tmp_path / "profile")
+    return FittedServer(recording, steps, load_profile(tmp_path / "profile"), tmp_path / "scenario.yaml")
+
+
+def compared(fitted: FittedServer, recordings: Path, profile: Profile) -> ReplayedScenario:
+    """Simulate the requests of the measured run, and compare."""
+    measured = read_run(recordings / "vllm-server" / "live")
+    assert measured.scenario is not None and measured.scenario.workload is not None
+    tree = fitted.recording.scenario(str(profile.path), measured.scenario.workload)
+    scenario = scenario_from(tree)
+    assert scenario.policy == measured.scenario.policy
+    requests = replay_requests(scenario)
+    run = simulate(scenario, Trace(list(requests), "replay", "synth"), profile=profile)
+    live: Any = SimpleNamespace(requests=requests)
+    return ReplayedScenario("check", live, measured, run, run_data(run), compare(run_data(run), measured))
+
+
+def test_a_load_that_was_not_fitted_is_predicted(fitted: FittedServer, recordings: Path) -> None:
+    """Measured on an idle machine, at another rate than the fitted loads."""
+    replayed = compared(fitted, recordings, fitted.profile)
+    assert replayed.comparison is not None
+    errors = {metric: replayed.comparison.row(metric).error for metric in METRICS}
+    assert all(error is not None and abs(error) < 0.06 for error in errors.values()), errors
+    assert dominant_cause(fitted, replayed) is None
+
+
+def test_slower_steps_are_named_as_the_cause(fitted: FittedServer, recordings: Path) -> None:
+    profile = Profile("fast", ScaledCost(fitted.profile.cost, 0.7), fitted.profile.about, fitted.profile.path)
+    cause = dominant_cause(replace(fitted, profile=profile), compared(fitted, recordings, profile))
+    assert cause is not None and cause.startswith("step times: the steps of the check took +4")
+
+
+def test_another_cause_is_named(fitted: FittedServer, recordings: Path) -> None:
+    """The errors are large in all cases."""
+    profile = Profile("fast", ScaledCost(fitted.profile.cost, 0.7), fitted.profile.about, fitted.profile.path)
+    replayed = compared(fitted, recordings, profile)
+    header = fitted.recording.header
+    old = replace(fitted, recording=replace(fitted.recording, header={**header, "version": "0.9.1"}))
+    assert "version: 0.9.1 runs, the rules of 0.11.0 are simulated" in str(dominant_cause(old, replayed))
+    drafts = replace(fitted, recording=replace(fitted.recording, header={**header, "features": ["speculative"]}))
+    assert dominant_cause(drafts, replayed) == "settings that are not simulated: speculative_config"
+    comparison = replayed.comparison
+    assert isinstance(comparison, Comparison)
+    rows = [replace(row, measured=60.0) if row.metric == "preemptions" else row for row in comparison.rows]
+    preempted = replace(replayed, comparison=replace(comparison, rows=rows))
+    assert str(dominant_cause(fitted, preempted)).startswith("KV capacity: 60 preemptions, 0 simulated")
+    rows = [
+        replace(row, outside_server=(1.0, 0.9 * (row.measured or 0))) if row.metric == "mean_ttft_ms" else row
+        for row in comparison.rows
+    ]
+    slow_http = replace(replayed, comparison=replace(comparison, rows=rows))
+    assert str(dominant_cause(fitted, slow_http)).startswith("front end: 228 ms of the TTFT are outside the engine")
+
+
+def test_the_scenario_of_an_older_version_has_only_its_settings(recording: Recording) -> None:
+    old = replace(recording, header={**recording.header, "version": "0.14.0"})
+    policy = old.scenario("p", {})["policy"]
+    assert policy["version"] == "0.14.0" and policy["max_num_seqs"] == 128
+    assert not {"watermark", "max_num_active_seqs"} & set(policy)
+    made: Any = scenario_from({**old.scenario("ascend910b4-llama2-7b", {}), "workload": None}).make_policy()
+    assert made.version == "0.14.0" and made.scheduler_reserve_full_isl is False
+
+
+def test_the_front_end_is_the_time_outside_the_engine(recording: Recording) -> None:
+    steps = recording.steps()
+    ids = [f"r{number}" for number in range(12, 24)]  # single requests
+    single = [step for step in steps if step.requests & set(ids)]
+    sent = []
+    for id in ids:
+        own = [step for step in single if id in step.requests]
+        engine = (own[-1].end or 0.0) - (own[0].start or 0.0)
+        sent.append(SentRequest(Request(id, 0.0, 1, 1), 0.0, sent_at=5.0, times=[5.0 + engine + 0.012]))
+    assert front_end_seconds(single, sent) == pytest.approx(0.012)
+    assert front_end_seconds(single, sent[:-1]) is None  # a request of another client
