@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 EXTRAS := dev,replay,search,cluster,parquet,tokenizers,notebooks
 PARALLEL := -n auto --maxprocesses 8
 PLAIN_TESTS := tests/policies/test_engines_vllm.py tests/policies/test_engines_other.py tests/policies/test_llm_serving.py
-SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.csv*')
+SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name '*.csv*')
 
 .PHONY: demo compile test test-all lint docs bench kbk vllm clean
 

@@ -169,8 +169,3 @@ STEP_LOG = b"".join(
     % (k, 0.031 * k, 0.031 * k + 0.02, 30 + k)
     for k in range(12)
 )
-VLLM_LOG = b"".join(
-    b"INFO Iteration(%d): %d context requests, %d context tokens, 2 generation requests, 2 generation tokens, "
-    b"iteration elapsed time: %.2f ms\n" % (k, k % 2, 40 * (k % 2), 9 + 3 * (k % 2))
-    for k in range(8)
-)

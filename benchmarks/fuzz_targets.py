@@ -25,7 +25,6 @@ from fuzz_seeds import (
     SWEEP,
     SWEEP_OPTIONS,
     TRACE_SCENARIO,
-    VLLM_LOG,
     WORKLOADS,
     Command,
     Files,
@@ -88,6 +87,7 @@ def scenarios() -> list[Input]:
         ("run", "f.yaml", "--json", "--decisions", "out/d.jsonl.gz", "--timeline", "out/t.json"),
         ("config", "validate", "f.yaml"),
         ("compare", "f.yaml", "f.yaml", "--replications", "2", "-j", "1", "-q"),
+        ("check", "f.yaml", "--subject-to", "mean_ttft_ms<=500", "-j", "1", "-q", "--junit", "out/x.xml"),
         ("replay", "f.yaml", *SERVER),
     ]
     capacity = (
@@ -249,12 +249,11 @@ def imports() -> list[Input]:
         ("calibrate", "import", "steps", "a.jsonl", "-o", "out", "--first-use", "64"),
         ("calibrate", "import", "steps", "a.jsonl", "-o", "out", "--no-fit", "--time-unit", "ms"),
     ]
-    log: Command = ("calibrate", "import", "vllm-log", "a.log", "-o", "out")
     results = [
         Input(TRACES[name], [("calibrate", "import", "results", next(iter(TRACES[name])), "-o", "out")])
         for name in ("vllm-bench", "guidellm-results", "aiperf-results")
     ]
-    return [vidur, layers, Input({"a.jsonl": STEP_LOG}, steps), Input({"a.log": VLLM_LOG}, [log]), *results]
+    return [vidur, layers, Input({"a.jsonl": STEP_LOG}, steps), *results]
 
 
 @cache
@@ -270,6 +269,7 @@ def all_files() -> list[Input]:
         ("sweep", "w.yaml", *SWEEP_OPTIONS, "-o", "out"), ("search", "se.yaml", *SWEEP_OPTIONS, "-o", "out"),
         ("capacity", "f.yaml", "--subject-to", "mean_ttft_ms<=500", "-j", "1", "-q", "--precision", "0.5", "-o", "out"),
         ("compare", "f.yaml", "f.yaml", "--replications", "2", "-j", "1", "-q"), ("compare", "a", "a"),
+        ("check", "f.yaml", "--baseline", "f.yaml", "--subject-to", "makespan<=baseline", "-j", "1", "-q"),
         ("report", "e", "-o", "out/r.html"), ("verify", "a", "a"), ("replay", "f.yaml", *SERVER),
         ("trace", "convert", "t.csv"), ("trace", "inspect", "t.csv"), ("trace", "synth", "f.yaml"),
         ("trace", "synth", "-X", "2", "-T", "2"), ("policies", "show", "vllm"), ("config", "validate", "f.yaml"),

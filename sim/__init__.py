@@ -1,7 +1,7 @@
 """servesim: a simulator of LLM-serving schedulers, calibrated and validated on real hardware.
 
-The Python API is `run`, `sweep`, `search`, `compare`, `capacity`, `replay` and `load` (see api.py). It is loaded on
-first use: importing the package itself needs the standard library only.
+The Python API is `run`, `sweep`, `search`, `compare`, `check`, `capacity`, `replay`, `load` and `explore` (see api.py).
+It is loaded on first use: importing the package itself needs the standard library only.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -12,9 +12,9 @@ if __name__ != "servesim":
 from .version import __version__
 
 if TYPE_CHECKING:
-    from .api import capacity, compare, load, replay, run, search, sweep
+    from .api import capacity, check, compare, explore, load, replay, run, search, sweep
 
-__all__ = ["__version__", "capacity", "compare", "load", "replay", "run", "search", "sweep"]
+__all__ = ["__version__", "capacity", "check", "compare", "explore", "load", "replay", "run", "search", "sweep"]
 
 
 def __getattr__(name: str) -> Any:

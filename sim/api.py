@@ -1,4 +1,4 @@
-"""The Python API: run, sweep, search, compare, capacity, replay and load. Results hold pandas frames.
+"""The Python API: run, sweep, search, compare, check, capacity, replay, load and explore. Results hold pandas frames.
 
     import servesim
     stock = servesim.run(preset="contest-baseline", workload={"contest": {"X": 0.5, "T": 3000}})
@@ -14,9 +14,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional, Union
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 import pandas as pd
+from servesim.config.first_scenario import flow
+from servesim.config.overrides import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Policy
@@ -25,6 +27,7 @@ from servesim.costs.device_profile import load_profile
 from servesim.files.scratch import ScratchFolder
 from servesim.runs.intervals import simulate_draws
 from servesim.runs.simulate import load_trace as load_requests
+from servesim.study.check import Check, run_check
 from servesim.study.compared_runs import from_scenario
 from servesim.study.executor import Executor, open_executor
 from servesim.study.experiment_file import name_of_file, valid_name
@@ -53,7 +56,10 @@ from .frames.replay import ReplayResult, replay_of
 from .frames.run import Result, run_scenario
 from .frames.sweep import SweepResult
 
-__all__ = ["capacity", "compare", "load", "replay", "run", "search", "sweep"]
+if TYPE_CHECKING:
+    from .explorer.notebook import Explorer
+
+__all__ = ["capacity", "check", "compare", "explore", "load", "replay", "run", "search", "sweep"]
 
 
 def run(
@@ -232,6 +238,67 @@ def compare(
         simulate = partial(from_scenario, replications=replications, executor=pool, draws=draws)
         first, second = (compared_runs(side, name, settings, simulate) for side, name in ((a, "a"), (b, "b")))
     return compare_runs(first, second, metrics, confidence, tolerance)
+
+
+def check(
+    scenario: Source = None,
+    *,
+    subject_to: Union[str, Sequence[str]],
+    baseline: Source = None,
+    preset: Optional[str] = None,
+    settings: Optional[Mapping[str, Any]] = None,
+    replications: int = 10,
+    intervals: Union[bool, int] = True,
+    confidence: float = 0.95,
+    jobs: Optional[int] = 1,
+    executor: str = "local",
+    trust: bool = False,
+    **keys: Any,
+) -> Check:
+    """Check that a scenario meets constraints, as `sim check`: `verdict` is met, undecided or broken.
+
+    `subject_to` is a constraint such as "p99_ttft_ms <= 500", or a list of them. With a `baseline` (a file or a mapping
+    of scenario keys), it may be "p99_ttft_ms <= 1.05 * baseline". `preset`, `settings` and `keys` are those of
+    `capacity`, and apply to the baseline too. `rows` has the verdict of every constraint.
+    """
+    check_replications(replications, "replications")
+    check_fraction(confidence, "confidence")
+    draws = check_draws(intervals)
+
+    def side(source: Source, role: str) -> tuple[dict[str, Any], str]:
+        tree = merge_scenario(source, preset, scenario_keys(keys), settings)
+        return tree, str(source) if isinstance(source, (str, Path)) else scenario_from(tree, role).name or role
+
+    with allow_code(trust), open_executor(executor, jobs, replications + draws) as pool:
+        other = None if baseline is None else side(baseline, "baseline")
+        return run_check(side(scenario, "scenario"), other, subject_to, pool, replications, draws, confidence)
+
+
+def explore(
+    scenario: Union[str, Path, None] = None,
+    *,
+    preset: Optional[str] = None,
+    settings: Optional[Mapping[str, Any]] = None,
+    height: int = 900,
+    jobs: Optional[int] = None,
+    trust: bool = False,
+) -> Explorer:
+    """Show the page of `sim explore` in a notebook: the settings of a scenario file as controls, its result as charts.
+
+    The page is served on 127.0.0.1 until `stop()` of the result, or until Python ends. `height` is in pixels. `jobs` is
+    the number of worker processes, None for one per core. `settings` are the first values of controls. `trust` is that
+    of `run`.
+    """
+    from .explorer.notebook import Explorer
+    from .explorer.server import ExploreServer
+    from .explorer.state import Origin
+
+    file = None if scenario is None else str(scenario)
+    with allow_code(trust):
+        origin = Origin(file, None if file is None else read_scenario_file(file))
+        first = origin.first_state(preset, {key: flow(value) for key, value in (settings or {}).items()})
+        origin.scenario(first)
+    return Explorer(ExploreServer(origin, first, jobs=jobs), height)
 
 
 def replay(

@@ -21,7 +21,7 @@ from .commands.options import leaf_commands
 from .version import describe
 
 GROUPS = (
-    "run", "sweep", "compare", "tune", "report", "export", "calibrate", "replay", "verify",
+    "run", "explore", "sweep", "compare", "check", "tune", "report", "export", "calibrate", "replay", "verify",
     "serve", "trace", "policies", "config", "completion",
 )  # fmt: skip
 ABOUT = "Simulate the scheduler of an LLM server, find the best policy, and verify it on the device."

@@ -55,7 +55,7 @@ def test_importing_the_package_needs_only_the_standard_library() -> None:
 
 
 def test_package_has_exactly_its_documented_names() -> None:
-    assert [callable(getattr(servesim, name)) for name in servesim.__all__[1:]] == [True] * 7
+    assert [callable(getattr(servesim, name)) for name in servesim.__all__[1:]] == [True] * 9
     with pytest.raises(AttributeError, match="no attribute 'walk'"):
         servesim.walk  # type: ignore[attr-defined]  # noqa: B018
 

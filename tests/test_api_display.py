@@ -53,6 +53,7 @@ def test_html_of_every_result_is_escaped(tmp_path: Path, monkeypatch: pytest.Mon
         servesim.sweep(base=BASE, params=params, rates=[2, 4], subject_to="p99_ttft_ms <= 8000"),
         servesim.sweep(base=slow, params=params, rates=[2, 4]),  # names the winner at each rate
         servesim.compare(base, {**WIDE, "name": EVIL}, replications=2),
+        servesim.check(base, subject_to="makespan <= 9", replications=2),
         servesim.replay(quick, backend="fake"),
         servesim.load(tmp_path),
     ]

@@ -1,4 +1,4 @@
-"""The Python API: search, compare and capacity, and the answers of sweeps."""
+"""The Python API: search, compare, check and capacity, and the answers of sweeps."""
 
 from __future__ import annotations
 
@@ -90,6 +90,20 @@ def test_compare_gives_the_numbers_of_the_command(tmp_path: Path, capsys: pytest
     assert changed.verdict == "A and B are the same in every metric."
 
 
+def test_check_gives_the_numbers_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [write(tmp_path / "a.yaml", BASE), write(tmp_path / "b.yaml", WIDE)]
+    bounds = ["mean_ttft_ms <= 1", "makespan <= 1.5 * baseline"]
+    options = [word for bound in bounds for word in ("--subject-to", bound)]
+    theirs = command(capsys, "check", files[1], "--baseline", files[0], *options, "--replications", 3)
+    ours = servesim.check(WIDE, baseline=BASE, subject_to=bounds, replications=3)
+    assert ours.verdict == theirs["verdict"] == "broken" and ours.text == theirs["text"]
+    assert ours.as_json()["constraints"] == theirs["constraints"]
+    assert [row.verdict for row in ours.rows] == ["broken", "met", "met"]
+    equal = servesim.check(files[1], baseline=BASE, subject_to="makespan <= 1", settings={"policy.max_num_seqs": 6})
+    assert equal.rows[0].change is not None and equal.rows[0].change.outcome == "the same", "settings apply to both"
+    assert servesim.check(BASE, subject_to="makespan <= 1e9", intervals=False).rows[0].value.n == 10
+
+
 def test_compare_takes_results_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, b = servesim.run(BASE), servesim.run(WIDE)
     both = servesim.compare(a, b)
@@ -173,6 +187,9 @@ def test_capacity_takes_scenario_keys_and_says_if_no_rate_meets_the_constraints(
         (lambda: servesim.compare(BASE, BASE, tolerance="5 %"), "tolerance: expected a fraction"),  # type: ignore[arg-type]
         (lambda: servesim.compare(BASE, BASE, metrics=5), "metrics: expected names of metrics, got 5"),  # type: ignore[arg-type]
         (lambda: servesim.compare(BASE, "nowhere.yaml"), "nowhere.yaml: no such file"),
+        (lambda: servesim.check(BASE, subject_to=[]), "subject_to: expected at least one constraint"),
+        (lambda: servesim.check(BASE, subject_to="makespan <= baseline"), "expected a number, because there is no"),
+        (lambda: servesim.check(BASE, subject_to="makespan <= 9", confidence=2), "confidence: expected a fraction"),
         (lambda: servesim.search(5), "search: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
         (lambda: servesim.sweep(5), "sweep: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
     ],
@@ -224,10 +241,11 @@ def test_results_without_an_answer_say_so(swept: Any) -> None:
     "call",
     [
         lambda base, trust: servesim.compare(base, base, replications=1, trust=trust),
+        lambda base, trust: servesim.check(base, subject_to="makespan <= 1000", replications=1, trust=trust),
         lambda base, trust: servesim.capacity(base, subject_to="makespan <= 1000", precision=0.5, trust=trust),
         lambda base, trust: servesim.search(base=base, params={"policy.decode_batch": [4]}, trials=1, trust=trust),
     ],
-    ids=["compare", "capacity", "search"],
+    ids=["compare", "check", "capacity", "search"],
 )
 def test_policy_files_of_other_folders_need_trust(
     call: Callable[[Any, bool], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

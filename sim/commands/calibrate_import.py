@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from servesim.core import BadInput
-from servesim.core.limits import MAX_NUMBER, is_number
 
 from .options import MODEL_HELP
 
@@ -17,7 +16,7 @@ def register_import(kinds: Any) -> None:
     imported = kinds.add_parser("import", help="convert measurements of another tool into a profile or a measured run")
     sources = imported.add_subparsers(metavar="SOURCE", required=True)
     register_tables(sources)
-    register_step_logs(sources)
+    register_steps(sources)
     results = sources.add_parser(
         "results",
         help="a result file of vllm bench serve --save-detailed, guidellm or aiperf: a measured run",
@@ -49,8 +48,8 @@ def register_tables(sources: Any) -> None:
         add_output(parser, run)
 
 
-def register_step_logs(sources: Any) -> None:
-    """Add the sources that have the steps of an engine."""
+def register_steps(sources: Any) -> None:
+    """Add the source that has the steps of an engine."""
     steps = sources.add_parser(
         "steps",
         help="the step log of an engine, CSV or JSON lines: a profile",
@@ -61,26 +60,15 @@ def register_step_logs(sources: Any) -> None:
         "--column", action="append", default=[], metavar="FIELD=NAME", help="name of a field in this file (repeatable)"
     )
     steps.add_argument("--time-unit", choices=["s", "ms", "us", "ns"], default="s", help="unit of the times")
-    log = sources.add_parser(
-        "vllm-log",
-        help="a vLLM log with --enable-logging-iteration-details: a profile",
-        description="Read the lines `Iteration(N): ...` of a vLLM log, write them as samples.csv and fit them.",
-    )
-    log.add_argument("file", metavar="FILE", help="log of the vLLM server")
-    log.add_argument(
-        "--mean-context", type=float, default=0.0, metavar="TOKENS",
-        help="mean cached tokens of a decoding request, which the log does not have (default: 0)",
+    steps.add_argument("--device", metavar="TEXT", help="name of the device, for profile.yaml")
+    steps.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
+    steps.add_argument(
+        "--first-use", type=int, metavar="TOKENS",
+        help="the engine prepares a new shape (CUDA graph, compilation) for each multiple of this many tokens; 0: "
+        "it does not (default: found from the slow steps)",
     )  # fmt: skip
-    for parser, run in ((steps, import_steps), (log, import_vllm_log)):
-        parser.add_argument("--device", metavar="TEXT", help="name of the device, for profile.yaml")
-        parser.add_argument("--model", metavar="MODEL", help=MODEL_HELP)
-        parser.add_argument(
-            "--first-use", type=int, metavar="TOKENS",
-            help="the engine prepares a new shape (CUDA graph, compilation) for each multiple of this many tokens; 0: "
-            "it does not (default: found from the slow steps)",
-        )  # fmt: skip
-        parser.add_argument("--no-fit", action="store_true", help="write samples.csv only")
-        add_output(parser, run)
+    steps.add_argument("--no-fit", action="store_true", help="write samples.csv only")
+    add_output(steps, import_steps)
 
 
 def add_output(parser: Any, run: Any, about: str = "profile folder to write") -> None:
@@ -124,36 +112,12 @@ def print_profile(args: argparse.Namespace) -> int:
 
 
 def import_steps(args: argparse.Namespace) -> int:
-    """Fit a step log."""
-    from servesim.calibrate.imports.step_log import NAMES, read_step_log
-
-    columns = {}
-    for text in args.column:
-        field, equals, name = text.partition("=")
-        if field not in NAMES or not equals or not name:
-            raise BadInput(f"--column: expected FIELD=NAME with a field of {', '.join(NAMES)}, got {text!r}")
-        columns[field] = name
-    how = f"fitted to the step log {Path(args.file).name}; host time included"
-    return fit_steps(args, read_step_log(Path(args.file), columns, args.time_unit), {"how": how})
-
-
-def import_vllm_log(args: argparse.Namespace) -> int:
-    """Fit the steps of a vLLM log."""
-    from servesim.calibrate.imports.vllm_log import read_vllm_log
-
-    if not is_number(args.mean_context, 0, MAX_NUMBER):
-        raise BadInput(f"--mean-context: expected a number of at least 0, got {args.mean_context:g}")
-    log = read_vllm_log(Path(args.file), args.mean_context)
-    about = {"how": f"fitted to vLLM's iteration details {Path(args.file).name}; host time {log.about_host}"}
-    print(f"host time: {log.about_host}")
-    return fit_steps(args, log.steps, about if log.host is not None else {**about, "host_time": "missing"})
-
-
-def fit_steps(args: argparse.Namespace, steps: Any, source: Mapping[str, str]) -> int:
-    """Fit steps, unless asked not to, and write samples.csv and profile.yaml; `source` has further keys."""
+    """Fit a step log, unless asked not to, and write samples.csv and profile.yaml."""
     from servesim.calibrate.imports.fit_steps import first_uses, fit_log, write_log_profile, write_log_samples
+    from servesim.calibrate.imports.step_log import read_step_log
     from servesim.costs.model_config import read_model
 
+    steps = read_step_log(Path(args.file), columns_of(args.column), args.time_unit)
     folder = Path(args.output)
     summary = f"{len(steps)} steps, {sum(step.seconds for step in steps):.2f} s; samples: {folder / 'samples.csv'}"
     if args.no_fit:
@@ -162,7 +126,8 @@ def fit_steps(args: argparse.Namespace, steps: Any, source: Mapping[str, str]) -
         return 0
     about = {"name": folder.resolve().name, "device": args.device, "model": read_model(args.model)}
     fit = fit_log(steps, about, args.file, args.first_use)  # a log that cannot be fitted leaves no file
-    write_log_profile(folder, steps, fit, source)
+    how = f"fitted to the step log {Path(args.file).name}; host time included"
+    write_log_profile(folder, steps, fit, {"how": how})
     print(summary)
     if fit.slow is not None:
         seconds = fit.profile.about["first_use"]["seconds"]
@@ -170,6 +135,19 @@ def fit_steps(args: argparse.Namespace, steps: Any, source: Mapping[str, str]) -
     for kind, error in fit.profile.error.items():
         print(f"held-out error  {kind:<8} {error['mean']:>8.2%}")
     return print_profile(args)
+
+
+def columns_of(options: Sequence[str]) -> dict[str, str]:
+    """Return the names of fields in a step log."""
+    from servesim.calibrate.imports.step_log import NAMES
+
+    columns = {}
+    for text in options:
+        field, equals, name = text.partition("=")
+        if field not in NAMES or not equals or not name:
+            raise BadInput(f"--column: expected FIELD=NAME with a field of {', '.join(NAMES)}, got {text!r}")
+        columns[field] = name
+    return columns
 
 
 def import_results(args: argparse.Namespace) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
@@ -221,10 +222,10 @@ def add_intervals(group: Any, runs: str) -> None:
     )  # fmt: skip
 
 
-def add_subject_to(group: Any, misses: str, required: bool = False) -> None:
-    """Add --subject-to; `misses` says what follows if a run misses a constraint."""
+def add_subject_to(group: Any, misses: str, required: bool = False, baseline: bool = False) -> None:
+    """Add --subject-to; `misses` says what follows if a run misses a constraint, or which other ones there are."""
     group.add_argument(
-        "--subject-to", action="append", type=bound, metavar="BOUND", required=required,
+        "--subject-to", action="append", type=partial(bound, baseline=baseline), metavar="BOUND", required=required,
         help=f"constraint, e.g. 'p99_ttft_ms <= 2000'; {misses} (repeatable)",
     )  # fmt: skip
 
@@ -253,12 +254,12 @@ def add_ranking(group: Any) -> None:
     )  # fmt: skip
 
 
-def bound(text: str) -> str:
+def bound(text: str, baseline: bool) -> str:
     """Check a constraint, so that the error names the option and not the sweep file."""
     from servesim.statistics.constraints import parse_bound
 
     try:
-        parse_bound(text, "bound")
+        parse_bound(text, "bound", baseline)
     except BadInput as bad:
         raise argparse.ArgumentTypeError(str(bad)) from None
     return text

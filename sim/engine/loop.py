@@ -25,7 +25,10 @@ MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
 
 class Observer(Protocol):
-    """Receives a call at the start and at the end of every step, for example the decision log."""
+    """Receives a call at the start and at the end of every step, for example the decision log.
+
+    One with `every_step = False` leaves fast-forward on: held steps are then one call at their start and end.
+    """
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         """A plan has been carried out. Its model call has not started."""

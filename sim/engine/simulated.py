@@ -40,8 +40,9 @@ class SimulatedClock(Clock):
         self._cold = {kind: seconds for kind, seconds in zip(("prefill", "decode"), cold_start) if seconds}
 
     def make_fast_forward(self, loop: Loop) -> Optional[FastForward]:
-        """Return the object that runs held steps as one event. Observers need every step, so they turn it off."""
-        if self.allow_fast_forward and not loop.observers:
+        """Return the object that runs held steps as one event. Observers that need every step turn it off."""
+        needed = any(getattr(observer, "every_step", True) for observer in loop.observers)
+        if self.allow_fast_forward and not needed:
             self.fast_forward = FastForward(loop, self.cost, self.padding, self.take_cold_start)
         return self.fast_forward
 

@@ -29,24 +29,28 @@ def write_page(path: Path, template: str, **content: Any) -> None:
 
     `names` of the content are put before the hover texts of points whose trace has the meta text `named`.
     """
+    charts = [chart for value in content.values() for chart in charts_in(value)]
+    drawn = {"names": content.get("names", {}), "charts": {chart.id: chart.as_json() for chart in charts}}
+    figures = json.dumps(finite(drawn), separators=(",", ":"))
+    script = plotly_script() if charts else ""
+    text = render(template, **content, figures=figures.replace("<", "\\u003c"), plotly=script)
+    with open_text(path) as file:
+        file.write(text)
+
+
+def render(template: str, folder: Path = TEMPLATES, **content: Any) -> str:
+    """Return a template with its content and the colours of the charts; the templates of reports are parts of it."""
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
+        loader=FileSystemLoader([folder, TEMPLATES]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    charts = [chart for value in content.values() for chart in charts_in(value)]
-    drawn = {"names": content.get("names", {}), "charts": {chart.id: chart.as_json() for chart in charts}}
-    figures = json.dumps(finite(drawn), separators=(",", ":"))
     style = {"light": LIGHT, "dark": DARK, "font": FONT}
-    text = environment.get_template(template).render(
-        **content, figures=figures.replace("<", "\\u003c"), style=style, plotly=plotly_script() if charts else ""
-    )
-    with open_text(path) as file:
-        file.write(text)
+    return environment.get_template(template).render(**content, style=style)
 
 
 def charts_in(value: Any) -> list[Chart]:

@@ -1,6 +1,7 @@
 """A constraint: an upper or lower bound of a metric, such as `p99_ttft_ms <= 2000`.
 
-A value violates a bound by a fraction of the bound, so violations of different metrics can be compared.
+A value violates a bound by a fraction of the bound, so violations of different metrics can be compared. A check against
+a baseline also has bounds such as `p99_ttft_ms <= 1.05 * baseline`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from servesim.runs.metric_table import METRICS, is_metric
 
 from .number_format import format_metric
 
-PATTERN = re.compile(r"\s*(\w+(?:\[[^\[\]<>]*\])?)\s*(<=|>=)\s*([-+.\w]+)\s*")
+PATTERN = re.compile(r"\s*(\w+(?:\[[^\[\]<>]*\])?)\s*(<=|>=)\s*([-+.\w]+)(\s*\*\s*baseline)?\s*")
+VERDICTS = ("met", "undecided", "broken")  # the worst last
 
 
 class Bound(NamedTuple):
@@ -25,10 +27,18 @@ class Bound(NamedTuple):
 
     metric: str
     sign: str  # <= | >=
-    value: float
+    value: float  # of the metric, or of its ratio to the baseline
+    of_baseline: bool = False
 
     def __str__(self) -> str:
-        return f"{self.metric} {self.sign} {repr(float(self.value)).removesuffix('.0')}"
+        number = repr(float(self.value)).removesuffix(".0")
+        relative = "baseline" if self.value == 1 else f"{number} * baseline"
+        return f"{self.metric} {self.sign} {relative if self.of_baseline else number}"
+
+    def verdict(self, low: float, high: float) -> str:
+        """Return whether all values of an interval meet the bound, none does (also without a value), or only some."""
+        best, worst = (low, high) if self.sign == "<=" else (high, low)
+        return "met" if not self.violation(worst) else "broken" if self.violation(best) else "undecided"
 
     def violation(self, value: float) -> float:
         """Return by which fraction of the bound a value misses it: 0 if it meets it, infinity without a value."""
@@ -38,11 +48,12 @@ class Bound(NamedTuple):
         return max(0.0, excess / (abs(self.value) or 1.0))
 
 
-def parse_bound(spec: Any, where: str = "subject_to") -> Bound:
-    """Read `p99_ttft_ms <= 2000`."""
+def parse_bound(spec: Any, where: str = "subject_to", baseline: bool = False) -> Bound:
+    """Read `p99_ttft_ms <= 2000`; with a baseline also `p99_ttft_ms <= 1.05 * baseline` and `... <= baseline`."""
     match = PATTERN.fullmatch(spec) if isinstance(spec, str) else None
+    alone = match is not None and match[3] == "baseline" and not match[4]
     try:
-        value = float(match[3]) if match else math.nan
+        value = 1.0 if alone else float(match[3]) if match else math.nan
     except ValueError:
         value = math.nan
     if match is None or not is_number(value):
@@ -50,13 +61,15 @@ def parse_bound(spec: Any, where: str = "subject_to") -> Bound:
         raise BadInput(f"{where}: expected {example}, got {quote(spec)}")
     if not is_metric(match[1]):
         raise BadInput(f"{where}: {spec.strip()}: no metric {match[1]!r}{did_you_mean(match[1], METRICS)}")
-    return Bound(match[1], match[2], value)
+    if (alone or match[4]) and not baseline:
+        raise BadInput(f"{where}: {spec.strip()}: expected a number; only `sim check` compares with a baseline")
+    return Bound(match[1], match[2], value, alone or bool(match[4]))
 
 
-def parse_bounds(specs: Any, where: str = "subject_to") -> tuple[Bound, ...]:
+def parse_bounds(specs: Any, where: str = "subject_to", baseline: bool = False) -> tuple[Bound, ...]:
     """Read one bound or a list of bounds; equal bounds count once."""
     items = specs if isinstance(specs, (list, tuple)) else [specs]
-    return tuple(dict.fromkeys(parse_bound(item, where) for item in items))
+    return tuple(dict.fromkeys(parse_bound(item, where, baseline) for item in items))
 
 
 def missed_bounds(bounds: Sequence[Bound], means: Mapping[str, float]) -> dict[Bound, float]:

@@ -48,12 +48,12 @@ def parse_objective(spec: Any, where: str = "objectives") -> Objective:
     return Objective(metric, goal)
 
 
-def check_figures(metrics: Sequence[str], profiles: Sequence[Any]) -> None:
-    """Raise BadInput if a profile lacks what an objective needs: peak figures or power. None is no profile."""
+def check_figures(metrics: Sequence[str], profiles: Sequence[Any], where: str = "objectives") -> None:
+    """Raise BadInput if a profile lacks what a metric needs: peak figures or power. None is no profile."""
     needing = [metric for metric in metrics if metric_named(metric).needs]
     for source in {str(source): source for source in profiles if source is not None}.values() if needing else ():
         profile = load_profile(source)
         for metric in needing:
             missing = missing_figures(metric, profile.about)
             if missing is not None:
-                raise BadInput(f"objectives: {metric}: profile {profile.name}: {missing}")
+                raise BadInput(f"{where}: {metric}: profile {profile.name}: {missing}")

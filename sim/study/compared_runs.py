@@ -15,13 +15,13 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.config.overrides import Tree, override, read_scenario_file
-from servesim.config.scenario import scenario_from
+from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
 from servesim.runs.metrics import time_per_token
 from servesim.runs.request_rate import format_rate
 from servesim.runs.run_folder import RESULT, read_run
-from servesim.statistics.intervals import interval
+from servesim.statistics.intervals import Interval, interval
 
 from .executor import Executor
 from .experiment import planned_draws
@@ -56,9 +56,9 @@ class ComparedRuns:
         """Return the change of a metric in each draw of the cost model."""
         return draw_effects(metric, self.records, self.draws)
 
-    def mean(self, metric: str) -> float:
-        """Return the mean of a metric over the runs."""
-        return interval([run[metric] for run in self.runs.values() if metric in run]).mean
+    def mean(self, metric: str, confidence: float = 0.95) -> Interval:
+        """Return the mean of a metric over the runs, with the interval of the replications."""
+        return interval([run[metric] for run in self.runs.values() if metric in run], confidence)
 
 
 def paired_values(a: ComparedRuns, b: ComparedRuns, metric: str) -> tuple[str, list[float], list[float]]:
@@ -67,7 +67,7 @@ def paired_values(a: ComparedRuns, b: ComparedRuns, metric: str) -> tuple[str, l
         keys = [key for key in mine if key in other and metric in mine[key] and metric in other[key]]
         if len(keys) > 1:
             return kind, [mine[key][metric] for key in keys], [other[key][metric] for key in keys]
-    return "one run", [a.mean(metric)], [b.mean(metric)]
+    return "one run", [a.mean(metric).mean], [b.mean(metric).mean]
 
 
 def paired_draws(a: ComparedRuns, b: ComparedRuns, metric: str) -> list[tuple[float, float]]:
@@ -126,10 +126,17 @@ def from_scenario(
         if "error" in record:
             raise BadInput(f"{name}: {record['error']}")
     fitted, drawn = [record for _, record in records[:count]], [record for _, record in records[count:]]
-    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["metrics"] for r in fitted}
+    return from_records(scenario, name, fitted, drawn)
+
+
+def from_records(
+    scenario: Scenario, name: str, records: Sequence[Record], draws: Sequence[Record] = ()
+) -> ComparedRuns:
+    """Return the replications of a scenario, which have just run."""
+    runs: MetricsByPair = {replication_seed(scenario.seed, r["replication"]): r["metrics"] for r in records}
     runs = dict(sorted(runs.items(), key=str))
     known = scenario.model_dump(mode="json")
-    return ComparedRuns(name, runs, draws=drawn, records=fitted, scenario=known, simulated=True)
+    return ComparedRuns(name, runs, draws=draws, records=records, scenario=known, simulated=True)
 
 
 def from_sweep(

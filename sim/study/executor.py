@@ -126,9 +126,13 @@ class Pool:
             self._submit(context, chunk._replace(retries=chunk.retries + 1), pending)
 
     def _submit(self, context: str, chunk: Chunk, pending: dict[Future[Any], Chunk]) -> None:
+        pending[self.submit(run_tasks, context, chunk.tasks)] = chunk
+
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Call a function in a worker; the workers start with the first call."""
         if self._futures is None:
             self._futures = self._start()
-        pending[self._futures.submit(run_tasks, context, chunk.tasks)] = chunk
+        return self._futures.submit(function, *arguments)
 
     def close(self) -> None:
         """End the workers, even in the middle of a run."""
@@ -169,26 +173,6 @@ class ChunkSizer:
         return max(1, min(int(CHUNK_SECONDS / max(self._run_seconds, 1e-6)), fair_size, MAX_CHUNK_RUNS))
 
 
-def process_pool(jobs: int) -> Pool:
-    """Return a pool of `jobs` processes on this machine."""
-    children: set[Any] = set()
-
-    def start() -> Futures:
-        before = set(multiprocessing.active_children())
-        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer=exit_with_parent)
-        for _ in range(jobs):  # start all workers now, so that `children` lists all of them
-            pool.submit(os.getpid)
-        children.update(set(multiprocessing.active_children()) - before)
-        return pool
-
-    def stop(pool: Futures) -> None:
-        for child in children:
-            child.terminate()
-        pool.shutdown(wait=True, cancel_futures=True)
-
-    return Pool(start, lambda: jobs, stop, SharedTraces())
-
-
 def exit_with_parent() -> None:
     """In a worker: ignore Ctrl-C and exit when the parent process ends for any reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -200,6 +184,26 @@ def exit_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def process_pool(jobs: int, initializer: Callable[..., None] = exit_with_parent, *arguments: Any) -> Pool:
+    """Return a pool of `jobs` processes on this machine. Each calls `initializer` first, with arguments to share."""
+    children: set[Any] = set()
+
+    def start() -> Futures:
+        before = set(multiprocessing.active_children())
+        pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), initializer, arguments)
+        for _ in range(jobs):  # start all workers now, so that `children` lists all of them
+            pool.submit(os.getpid)
+        children.update(set(multiprocessing.active_children()) - before)
+        return pool
+
+    def stop(pool: Futures) -> None:
+        for child in children:
+            child.terminate()
+        pool.shutdown(wait=True, cancel_futures=True)
+
+    return Pool(start, lambda: jobs, stop, SharedTraces())
 
 
 class DaskPool(Pool):

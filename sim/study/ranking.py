@@ -276,6 +276,18 @@ def dominates(point: Sequence[float], other: Sequence[float]) -> bool:
     return all(a <= b for a, b in zip(point, other)) and any(a < b for a, b in zip(point, other))
 
 
+def find_invalid(runs: Sequence[Record]) -> dict[str, str]:
+    """Return why the metrics of runs are not those of a server, as a name and a text; empty if they are."""
+    for run in runs:
+        if "error" in run:
+            return {"failed": f"a run failed: {run['error']}"}
+        if run.get("stuck"):
+            return {"stuck": f"the engine gets {run['stuck']}"}
+        if run.get("refused"):
+            return {"refused": f"the real engine does not start: {'; '.join(run['refused'])}"}
+    return {}
+
+
 def draw_effects(metric: str, runs: Sequence[Record], draws: Sequence[Record]) -> dict[int, float]:
     """Return the change of a metric in each draw: its value minus that of the same requests with the fitted costs."""
     fitted = {run["replication"]: run.get("metrics", {}).get(metric) for run in runs}

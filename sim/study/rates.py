@@ -21,7 +21,7 @@ from servesim.statistics.constraints import Bound, describe_miss, missed_bounds
 from .experiment import Experiment
 from .grid import Assignment
 from .pilot_runs import MIN_TURNOVER
-from .ranking import CANNOT_WIN, CONFIRM_REPLICATION_OFFSET, Row
+from .ranking import CANNOT_WIN, CONFIRM_REPLICATION_OFFSET, Row, find_invalid
 from .single_run import Record, RunKey, Task
 
 MAX_DOUBLINGS = 12  # of the highest rate, and halvings of the lowest one, in a bisection
@@ -140,24 +140,21 @@ def build_curves(experiment: Experiment, records: Mapping[RunKey, Record]) -> li
         label, points = experiment.label(config), []
         for rate, group in sorted(runs.get(config, {}).items()):
             row = Row(config, assignment, label, sorted(group, key=lambda run: int(run["replication"])))
-            row.missed = missed_bounds(
-                experiment.subject_to, {bound.metric: row.mean(bound.metric) for bound in experiment.subject_to}
-            )
-            points.append(RatePoint(rate, row, find_problems(row, experiment.unserved)))
+            points.append(rate_point(rate, row, experiment.subject_to, experiment.unserved))
         curves.append(Curve(config, assignment, label, points, experiment.subject_to))
     return curves
 
 
+def rate_point(rate: float, row: Row, bounds: Sequence[Bound], unserved: float) -> RatePoint:
+    """Return a configuration at one rate, with the constraints that it misses."""
+    row.missed = missed_bounds(bounds, {bound.metric: row.mean(bound.metric) for bound in bounds})
+    return RatePoint(rate, row, find_problems(row, unserved))
+
+
 def find_problems(row: Row, unserved: float) -> dict[str, str]:
     """Return why a configuration does not meet the constraints at one rate; empty if it does."""
-    error = next((run["error"] for run in row.runs if "error" in run), None)
-    if error is not None:
-        return {"failed": f"a run failed: {error}"}
-    if any(run.get("stuck") for run in row.runs):
-        return {"stuck": "the engine gets stuck"}
-    refused = next((run["refused"] for run in row.runs if run.get("refused")), None)
-    if refused is not None:
-        return {"refused": f"the real engine does not start: {'; '.join(refused)}"}
+    if problem := find_invalid(row.runs):
+        return problem
     if row.mean("failed") > unserved:
         return {"unserved": f"leaves {row.mean('failed'):g} requests unserved"}
     missed = {bound.metric: describe_miss(bound, row.mean(bound.metric)) for bound in row.missed}

@@ -13,7 +13,7 @@ import errno
 import json
 import pickle
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -28,6 +28,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import code_access, describe_error, error_text, use_access
 from servesim.core import BadInput, PolicyError
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.engine.loop import Observer
 from servesim.files.scratch import ScratchFolder
 from servesim.files.write import open_bytes
 from servesim.runs.intervals import Draw
@@ -169,8 +170,10 @@ class RunContext:
     _drawn: dict[str, list[Profile]] = field(default_factory=dict)  # for the draws of a profile
 
     @gc_disabled()  # until the requests are freed: otherwise the collector scans them all at the end of `simulate`
-    def run(self, task: Task) -> Record:
-        """Return the record of a run; after an error it holds the message."""
+    def run(
+        self, task: Task, observers: Sequence[Observer] = (), details: Callable[[Run], Record] = lambda _: {}
+    ) -> Record:
+        """Return the record of a run with its `details`; after an error it holds the message."""
         record: Record = {"config": task.config, "replication": task.replication}
         draw = task.draw
         if draw is not None:
@@ -179,9 +182,11 @@ class RunContext:
             record["rate"] = task.rate
         try:
             scenario = self.scenario(task)
-            trace, profile = self.trace(scenario, task), self.profile(scenario)
-            run = simulate(scenario, trace, profile=profile) if draw is None else self._simulate(scenario, trace, draw)
-            return {**record, "seed": scenario.seed, **self.record(run)}
+            trace = self.trace(scenario, task)
+            drawn = scenario if draw is None else draw.scenario(scenario)
+            profile = self.profile(scenario) if draw is None else self._drawn_profile(scenario, draw)
+            run = simulate(drawn, trace, observers, profile=profile)
+            return {**record, "seed": scenario.seed, **self.record(run), **details(run)}
         except Exception as error:  # an error in one configuration must not end the sweep
             return {**record, **error_record(error)}
 
@@ -222,12 +227,12 @@ class RunContext:
             self._profiles[key] = load_profile(scenario.profile)
         return self._profiles[key]
 
-    def _simulate(self, scenario: Scenario, trace: Trace, draw: Draw) -> Run:
-        """Simulate with the cost model of a draw."""
+    def _drawn_profile(self, scenario: Scenario, draw: Draw) -> Profile:
+        """Return the profile with the cost model of a draw."""
         key = json.dumps([scenario.profile, draw.total], sort_keys=True, default=str)
         if key not in self._drawn:
             self._drawn[key] = self.profile(scenario).representatives(draw.total)
-        return simulate(draw.scenario(scenario), trace, profile=self._drawn[key][draw.number])
+        return self._drawn[key][draw.number]
 
     def record(self, run: Run) -> Record:
         """Return the metrics and flags of a run, with the keys of runs.jsonl."""

@@ -32,7 +32,7 @@ def sim(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 
 MEANT = {
-    "rum": "no command rum; known: run, sweep,",
+    "rum": "no command rum; known: run, explore, sweep,",
     "run --ploicy vllm": "sim run: unrecognized arguments: --ploicy; did you mean --policy?",
     "run -X many": "sim run: argument -X: invalid float value: 'many'; see sim run --help",
     "run": "expected a trace or a workload, got neither; try --trace FILE or `sim config init FILE`",

@@ -1,0 +1,85 @@
+"""`sim check`: constraints of a scenario, for continuous integration."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from servesim.core.limits import DEFAULT_DRAWS, check_fraction, check_replications
+
+from .notes import note_uncertainty, print_warning
+from .options import (
+    add_executor_options,
+    add_json,
+    add_scenario_options,
+    add_subject_to,
+    draws,
+    fraction,
+    scenario_tree,
+)
+
+CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
+
+
+def register(commands: Any) -> None:
+    check = commands.add_parser(
+        "check", help="check that a scenario meets constraints, for continuous integration",
+        description="Simulate a scenario several times and check its constraints. Exit code: 0 if all are met, 1 if "
+        "the interval of a metric contains its limit (undecided), 3 if a constraint is broken.",
+    )  # fmt: skip
+    add_scenario_options(check)
+    how = check.add_argument_group("check")
+    add_subject_to(how, "with --baseline also 'p99_ttft_ms <= 1.05 * baseline'", required=True, baseline=True)
+    how.add_argument(
+        "--baseline", metavar="FILE",
+        help="scenario to compare with, on the same random numbers; the options above apply to it too",
+    )  # fmt: skip
+    how.add_argument("--replications", type=int, default=10, metavar="N", help="replications (default 10)")
+    how.add_argument(
+        "--intervals", type=lambda text: 0 if text == "0" else draws(text), default=DEFAULT_DRAWS, metavar="N",
+        help=f"random cost models that agree with the calibration (default {DEFAULT_DRAWS}); 0: none",
+    )  # fmt: skip
+    how.add_argument(
+        "--confidence", type=fraction, default=0.95, metavar="FRACTION", help="confidence level (default 95%%)"
+    )
+    how.add_argument("--allow-undecided", action="store_true", help="exit with 0 if no constraint is broken")
+    out = check.add_argument_group("output")
+    out.add_argument("--junit", metavar="FILE", help="write JUnit XML: one test case per constraint")
+    out.add_argument(
+        "--summary", metavar="FILE", help="add the result as Markdown to this file, e.g. $GITHUB_STEP_SUMMARY"
+    )
+    add_json(out)
+    add_executor_options(check)
+    check.set_defaults(run=run_check_command, X=None, T=None)  # no options of the contest
+
+
+def run_check_command(args: argparse.Namespace) -> int:
+    """Check, print and write the files; return the exit code of the worst verdict."""
+    import json
+
+    from servesim.files.terminal import screen_of
+    from servesim.runs.run_warnings import scenario_warnings
+    from servesim.study.check import run_check
+    from servesim.study.check_files import append_summary, write_junit
+    from servesim.study.executor import open_executor
+
+    check_fraction(args.confidence, "--confidence")
+    check_replications(args.replications, "--replications")
+    scenario = scenario_tree(args), args.scenario or args.preset or "scenario"
+    baseline = None
+    if args.baseline:
+        baseline = scenario_tree(argparse.Namespace(**{**vars(args), "scenario": args.baseline})), args.baseline
+    with open_executor(args.executor, args.jobs, args.replications + args.intervals) as executor:
+        options = (executor, args.replications, args.intervals, args.confidence, "--subject-to")
+        check = run_check(scenario, baseline, args.subject_to, *options)
+    if check.runs.draws:
+        note_uncertainty(args, check.runs.profile)
+    for text in scenario_warnings(scenario[0]):
+        print_warning(text)
+    print(json.dumps(check.as_json(), indent=1) if args.json else check.format(screen_of(sys.stdout)))
+    if args.junit:
+        write_junit(check, args.junit, args.allow_undecided)
+    if args.summary:
+        append_summary(check, args.summary)
+    return 0 if args.allow_undecided and check.verdict == "undecided" else CODES[check.verdict]

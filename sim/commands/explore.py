@@ -1,0 +1,63 @@
+"""`sim explore`: a local page with the settings of a scenario as controls and its result as charts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import Any
+
+from servesim.core import BadInput
+
+from .options import add_setting, add_trust
+
+
+def register(commands: Any) -> None:
+    explore = commands.add_parser(
+        "explore", help="try settings on a local page: sliders on the left, results on the right",
+        description="Show a scenario on a local page. The settings are controls, and the results follow while a slider "
+        "moves. Only this machine reaches the page, with the address that the command prints.",
+    )  # fmt: skip
+    explore.add_argument(
+        "scenario", nargs="?", metavar="FILE",
+        help="scenario YAML file, or an llm-serving configuration (default: a vLLM server on an H200)",
+    )  # fmt: skip
+    explore.add_argument("--preset", metavar="NAME", help="preset to start from, with the requests of FILE")
+    add_setting(explore, "first value of a control, e.g. policy.max_num_seqs=64 (repeatable)")
+    add_trust(explore)
+    server = explore.add_argument_group("server")
+    server.add_argument("--port", type=int, default=0, metavar="N", help="port of 127.0.0.1 (default: a free one)")
+    server.add_argument("--no-browser", action="store_true", help="print the address, open no browser")
+    server.add_argument("-j", "--jobs", type=int, metavar="N", help="worker processes (default: one per core)")
+    explore.set_defaults(run=explore_scenario)
+
+
+def explore_scenario(args: argparse.Namespace) -> int:
+    """Serve the page until interrupted."""
+    from servesim.config.overrides import override, read_scenario_file
+    from servesim.explorer.server import ExploreServer
+    from servesim.explorer.state import Origin
+
+    if not 0 <= args.port < 65536:
+        raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
+    override({}, args.set)  # reports a setting without =
+    settings = dict(setting.partition("=")[::2] for setting in args.set)
+    origin = Origin(args.scenario, read_scenario_file(args.scenario) if args.scenario else None)
+    first = origin.first_state(args.preset, settings)
+    origin.scenario(first)
+    server = ExploreServer(origin, first, args.port, args.jobs)
+
+    def ready() -> None:
+        print(f"explore at {server.url}\nCtrl-C stops it.", flush=True)
+        if not args.no_browser and has_browser():
+            import webbrowser
+
+            webbrowser.open(server.url)
+
+    server.run(ready)
+    return 0
+
+
+def has_browser() -> bool:
+    """Whether a window can open: a browser of the terminal would take the terminal away."""
+    return sys.platform in ("darwin", "win32") or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))

@@ -1,0 +1,243 @@
+"""The controls of the page, from the schema of the scenario and the fields of its policy.
+
+A policy checks its fields itself. So the values that a field accepts come from the message of that check.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from typing import Any, Optional
+
+from servesim.config.class_source import field_help
+from servesim.config.first_scenario import flow
+from servesim.config.overrides import Tree
+from servesim.config.registry import hints_of, policy_class, presets, type_options
+from servesim.config.scenario import EngineConfig, Scenario, Slo, TraceFile
+from servesim.config.user_code import use_access
+from servesim.core import BadInput, Policy
+from servesim.costs.device_profile import bundled_profiles
+from servesim.policies import POLICIES
+from servesim.runs.request_rate import RATE_KEYS
+from servesim.traces.make.workload import workload_from
+
+from .state import WORKLOADS, Choice, Origin, key_value, scenario_policy
+
+SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario sets them
+SHOWN_ENGINE = ("num_blocks", "block_size", "max_model_len")
+HALF_STEPS = (1, 1.5, 2, 3, 4, 6, 8)  # of a slider, per factor of 8
+WHOLE_CHOICES = ("start", "policy", "workload")  # the server changes several settings for these
+KINDS = {"boolean": "switch", "integer": "number", "number": "number"}
+
+
+@dataclass
+class Control:
+    """A control: `text` is its value as in `--set`; `ticks` are the values of its slider."""
+
+    key: str
+    group: str
+    kind: str  # number | choice | switch | text | combo (a text with suggestions)
+    help: str = ""
+    text: str = ""
+    default: str = ""  # shown while the text is empty
+    choices: Sequence[str] = ()
+    ticks: Sequence[float] = ()
+    rare: bool = False
+    label: str = field(default="")
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "label": self.label or self.key.partition(".")[2] or self.key}
+
+
+def controls_of(origin: Origin, choice: Choice) -> list[Control]:
+    """Return all controls of a scenario. Wrong settings have controls too, so that they can be corrected."""
+    tree, base = origin.tree(choice), origin.base(choice)
+    if scenario_policy(base) != scenario_policy(tree):
+        base = {key: value for key, value in base.items() if key != "policy"}
+    found = [*main_choices(origin, choice, tree), *request_controls(tree)]
+    with use_access(origin.code(tree)):
+        found += policy_controls(scenario_policy(tree))
+    hidden = {"num_blocks"} if key_value(tree, "engine.device_memory") else set()
+    engine = section_controls(EngineConfig.model_json_schema(), "engine", "engine", tree.get("engine") or {})
+    found += [control for control in engine if control.key.partition(".")[2] not in hidden]
+    found += section_controls(Slo.model_json_schema(), "slo", "SLO (milliseconds)", tree.get("slo") or {})
+    properties = Scenario.model_json_schema()["properties"]
+    run = {"properties": {name: properties[name] for name in ("seed", "noise")}}
+    found += section_controls(run, "", "run", tree)
+    for control in found:
+        value, start = key_value(tree, control.key), key_value(base, control.key)
+        if control.key not in WHOLE_CHOICES:
+            control.text = "" if value is None else flow(value)
+        set_range(control, start if start is not None else value)
+        if control.key in RATE_KEYS:
+            control.label = "request rate"
+        section, _, name = control.key.partition(".")
+        usual = section == "slo" or control.key == "trace.path" or (section == "engine" and name in SHOWN_ENGINE)
+        control.rare = control.rare and value is None and not usual
+    return found
+
+
+def main_choices(origin: Origin, choice: Choice, tree: Tree) -> list[Control]:
+    """Return the choices that replace a whole section: start, policy, profile, workload."""
+    own = [origin.own_policy] if origin.own_policy and origin.own_policy not in POLICIES else []
+    starts = ([""] if origin.file else []) + list(presets())
+    form = "trace" if tree.get("trace") is not None else "as it is"
+    profile = tree.get("profile", Scenario.model_fields["profile"].default)
+    known = list(dict.fromkeys([*bundled_profiles(), *([profile] if isinstance(profile, str) else [])]))
+    about = "scenario file or preset; requests, profile and memory stay"
+    return [
+        Control("start", "scenario", "choice", about, choice.start, choices=starts),
+        Control("policy", "scenario", "choice", "scheduling policy", str(scenario_policy(tree)),
+                choices=[*POLICIES, *own]),
+        Control("profile", "scenario", "combo", "step times: a bundled profile, or a profile folder",
+                choices=known, default=str(profile)),
+        Control("workload", "requests", "choice", "kind of requests; `trace` reads a file", form,
+                choices=["as it is", *WORKLOADS, "trace"]),
+    ]  # fmt: skip
+
+
+def request_controls(tree: Tree) -> list[Control]:
+    """Return the controls of the trace or the workload."""
+    trace, workload = tree.get("trace"), tree.get("workload")
+    if trace is not None:
+        keys = trace if isinstance(trace, Mapping) else {"path": trace}
+        return section_controls(TraceFile.model_json_schema(), "trace", "requests", keys)
+    try:
+        schema = type(workload_from(workload)).model_json_schema()
+    except BadInput:
+        return []
+    found = section_controls(schema, "workload", "requests", workload or {})
+    return sorted(found, key=lambda control: not control.key.endswith((".rate", ".X")))  # the request rate first
+
+
+def policy_controls(name: Any) -> list[Control]:
+    """Return the fields of a policy; those that every policy has are rare."""
+    try:
+        kind = policy_class(name)
+    except BadInput:
+        return []
+    common, comments = {item.name for item in fields(Policy)}, field_help(kind)
+    own = [item for item in fields(kind) if item.name not in common]
+    found = []
+    for item in sorted(fields(kind), key=lambda item: item.name in common):
+        control = Control(f"policy.{item.name}", "policy", "text", comments.get(item.name, ""))
+        default = item.default if item.default_factory is MISSING else item.default_factory()
+        control.default = flow(default)
+        types = type_options(hints_of(kind)[item.name])
+        if bool in types:
+            control.kind, control.choices = "switch", ("true", "false")
+        elif str in types:
+            control.choices = accepted_texts(kind, item.name)
+            control.kind = "choice" if control.choices else "text"
+        elif {int, float} & set(types):
+            control.kind = "number"
+        control.rare = item not in own[:SHOWN_FIELDS]
+        found.append(control)
+    return found
+
+
+def accepted_texts(kind: Any, name: str) -> tuple[str, ...]:
+    """Return the texts that a field accepts; empty if it accepts any text."""
+
+    def listed(value: Any) -> list[str]:
+        try:
+            kind(**{name: value})
+        except Exception as error:  # the check of a user's policy may raise any error
+            match = re.search(rf"^{name}: expected one of (.*), got ", str(error))
+            return ["null" if text == "None" else text for text in match[1].split(", ")] if match else []
+        return []
+
+    return tuple(text for text in listed("?") if not listed(None if text == "null" else text))
+
+
+def section_controls(schema: Mapping[str, Any], prefix: str, group: str, values: Mapping[str, Any]) -> list[Control]:
+    """Return the controls of one section and of the sections in it."""
+    return list(walk(schema, schema.get("$defs", {}), prefix, group, values))
+
+
+def walk(
+    schema: Mapping[str, Any], types: Mapping[str, Any], prefix: str, group: str, values: Mapping[str, Any]
+) -> Iterator[Control]:
+    """Yield the controls of the properties of a schema; a section that may have several kinds has that of its value."""
+    for name, rule in schema.get("properties", {}).items():
+        key, value = f"{prefix}.{name}".lstrip("."), values.get(name)
+        options = [resolve(option, types) for option in alternatives(rule)]
+        inner = pick(options, value, values.get("kind"))
+        if name == "kind":
+            continue  # another kind has other keys, so it is not one setting
+        if inner is not None:
+            yield from walk(inner, types, key, group, value if isinstance(value, Mapping) else {})
+        elif value is not None or not any("properties" in option for option in options):
+            yield leaf(key, group, rule, options)
+
+
+def alternatives(rule: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the schemas that a property may have."""
+    found = rule.get("anyOf") or rule.get("oneOf")
+    if found is None:
+        return [rule]
+    return [inner for option in found for inner in alternatives(option)]
+
+
+def resolve(option: Mapping[str, Any], types: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema that a reference names."""
+    reference = option.get("$ref")
+    return types[reference.rpartition("/")[2]] if reference else option
+
+
+def pick(options: Sequence[Mapping[str, Any]], value: Any, kind: Any) -> Optional[Mapping[str, Any]]:
+    """Return the schema of a section: that of its kind, or the only one; None for a plain value."""
+    sections = [option for option in options if "properties" in option]
+    if not sections or (value is not None and not isinstance(value, Mapping)):
+        return None
+    wanted = (value or {}).get("kind", kind)
+    fitting = [option for option in sections if option["properties"].get("kind", {}).get("const") == wanted]
+    if value is None:
+        return sections[0] if len(sections) == 1 == len([o for o in options if o.get("type") != "null"]) else None
+    known = [option for option in sections if set(value) <= set(option["properties"])]
+    return (fitting or known or sections)[0]
+
+
+def leaf(key: str, group: str, rule: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> Control:
+    """Return the control of a plain value."""
+    control = Control(key, group, "text", rule.get("description", ""), rare=True)
+    default = rule.get("default")
+    control.default = "" if default is None else flow(default)
+    for option in options:
+        if "enum" in option or "const" in option:
+            control.kind, control.choices = "choice", list(option.get("enum") or [option["const"]])
+        elif option.get("type") in KINDS and not any(other.get("type") == "string" for other in options):
+            control.kind = KINDS[option["type"]]
+            control.choices = ("true", "false") if control.kind == "switch" else ()
+    return control
+
+
+def set_range(control: Control, start: Any) -> None:
+    """Give a number a slider around the value that the scenario starts from, else around its default."""
+    if control.kind != "number":
+        return
+    try:
+        centre = float(control.default if start is None else start)
+    except (TypeError, ValueError):
+        return
+    whole = centre == int(centre) and "." not in control.default and "rate" not in control.key
+    control.ticks = slider_ticks(abs(centre), whole and not control.key.endswith(("X", "mean", "sd")))
+
+
+def slider_ticks(centre: float, whole: bool) -> list[float]:
+    """Return the values of a slider: from a small part of its centre to several times as much, evenly by factors."""
+    if not whole and centre <= 1:
+        return [round(0.05 * step, 2) for step in range(21)] if centre else [0, *slider_ticks(2.0, False)]
+    top = max(256.0, 8 * centre) if whole else 8 * centre
+    low = max(1.0, centre / 64) if whole else centre / 8
+    ticks = {0.0} if centre == 0 else set()
+    power = 8.0 ** math.floor(math.log(low, 8))
+    while power <= top:
+        ticks |= {step * power for step in HALF_STEPS}
+        power *= 8
+    inside = [tick for tick in ticks if (low <= tick <= top and abs(tick - centre) > 0.01 * centre) or tick == 0]
+    return sorted(
+        {int(tick) for tick in [*inside, centre]} if whole else {centre, *(float(f"{t:.3g}") for t in inside)}
+    )

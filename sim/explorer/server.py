@@ -1,0 +1,246 @@
+"""The server of `sim explore`: only this machine reaches it, and only with the token in the address.
+
+It treats the page as any other client: it checks sizes, JSON and keys, and executes no code that the page names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import json
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, Optional
+
+from aiohttp import web
+from servesim.config.user_code import use_access
+from servesim.core import BadInput
+from servesim.core.errors import WorkerLost
+from servesim.report.page import TEMPLATES, plotly_script, render
+from servesim.runs.metric_table import metrics_in
+from servesim.study.executor import process_count
+
+from .controls import controls_of
+from .runner import Job, Runner
+from .session import Answer
+from .state import MAX_VARIANTS, Origin, PageState, error_json, read_state
+
+HOST = "127.0.0.1"
+PAGE = Path(__file__).with_name("page")
+MAX_BODY_BYTES = 1 << 18
+MAX_PAGES = 64  # open pages that are known
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'self'; connect-src 'self'; img-src data: blob:"
+HEADERS = {"Cache-Control": "no-store", "Referrer-Policy": "no-referrer", "X-Content-Type-Options": "nosniff"}
+
+
+class ExploreServer:
+    """The page of one origin, and the jobs of its open copies."""
+
+    def __init__(self, origin: Origin, first: PageState, port: int = 0, jobs: Optional[int] = None) -> None:
+        self.origin, self.first = origin, first
+        self.port, self.workers = port, process_count(jobs)
+        self.token = secrets.token_urlsafe(24)
+        self._jobs: dict[str, Job] = {}  # the last job of each page
+        self._ending: set[asyncio.Task[None]] = set()
+        self._runner: Optional[Runner] = None
+        self._stop: Callable[[], object] = lambda: None
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port}/{self.token}/"
+
+    @property
+    def runner(self) -> Runner:
+        assert self._runner is not None, "the server has not started"
+        return self._runner
+
+    def application(self) -> web.Application:
+        """Return the web application; every path starts with the token."""
+        app = web.Application(middlewares=[self._check_client, json_errors], client_max_size=MAX_BODY_BYTES)
+        scripts: dict[str, Callable[[], str]] = {
+            "plotly.js": plotly_script,
+            "charts.js": partial((TEMPLATES / "charts.js").read_text, encoding="utf-8"),
+            "explore.js": partial((PAGE / "explore.js").read_text, encoding="utf-8"),
+        }
+        app.add_routes([
+            web.get(f"/{self.token}/", self._page),
+            *(web.get(f"/{self.token}/{name}", send_script(read)) for name, read in scripts.items()),
+            web.post(f"/{self.token}/scenario", self._scenario),
+            web.post(f"/{self.token}/copy", self._copy),
+            web.post(f"/{self.token}/run", self._run),
+        ])  # fmt: skip
+        return app
+
+    @web.middleware
+    async def _check_client(self, request: web.Request, handler: Any) -> web.StreamResponse:
+        """Refuse requests without the token, and those that a foreign page sends under a name of this machine."""
+        given = request.path.split("/")[1]
+        local = request.host.rpartition(":")[0] in (HOST, "localhost")
+        if not local or not hmac.compare_digest(given.encode(errors="replace"), self.token.encode()):
+            return web.json_response({"detail": "expected the address that sim explore printed"}, status=403)
+        response: web.StreamResponse = await handler(request)
+        return response
+
+    async def _page(self, request: web.Request) -> web.Response:
+        first = {
+            "state": self.first.model_dump(), "file": self.origin.file, "metrics": metrics_in("summary"),
+            "variants": MAX_VARIANTS,
+        }  # fmt: skip
+        text = json.dumps(first).replace("<", "\\u003c")
+        name = self.origin.file or "sim explore"
+        page = render("index.html", PAGE, title=name, first=text)
+        return web.Response(text=page, content_type="text/html", headers={**HEADERS, "Content-Security-Policy": POLICY})
+
+    async def _scenario(self, request: web.Request) -> web.Response:
+        """Return the controls of a state, after one of the choices that change several settings."""
+        body = await read_body(request)
+        state = read_state(body.get("state"))
+        choose = body.get("choose")
+        if isinstance(choose, dict):
+            state = self.origin.choose(state, str(choose.get("key")), str(choose.get("value")))
+        try:
+            controls = controls_of(self.origin, state)
+        except BadInput as bad:
+            return web.json_response({"error": error_json(bad, self.origin.where(state), state.settings)})
+        rows = [control.as_json() for control in controls]
+        return web.json_response({"state": state.model_dump(), "controls": rows}, headers=HEADERS)
+
+    async def _copy(self, request: web.Request) -> web.Response:
+        state = read_state((await read_body(request)).get("state"))
+        return web.json_response(self.origin.copies(state), headers=HEADERS)
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        """Send the answer to a state as JSON lines. A newer state of the same page, or a closed connection, ends it."""
+        body = await read_body(request)
+        state, page = read_state(body.get("state")), str(body.get("page"))[:64]
+        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "application/x-ndjson"})
+        await response.prepare(request)
+        job = self.runner.start_job()
+        self._cancel(self._jobs.pop(page, None))
+        self._jobs[page] = job
+        while len(self._jobs) > MAX_PAGES:
+            self._cancel(self._jobs.pop(next(iter(self._jobs))))
+
+        async def send(message: dict[str, Any]) -> None:
+            if not job.cancelled:
+                await response.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+
+        try:
+            await Answer(self.origin, self.runner, job, state, send).run()
+        except BadInput as bad:
+            await send({"kind": "error", **error_json(bad, self.origin.where(state), state.settings)})
+        except WorkerLost as lost:
+            await send({"kind": "error", "key": "", "text": str(lost)})
+        except asyncio.CancelledError:
+            if not job.cancelled:  # the page has gone
+                raise
+        finally:
+            self._cancel(job)
+        with contextlib.suppress(ConnectionError):
+            await response.write_eof()
+        return response
+
+    def _cancel(self, job: Optional[Job]) -> None:
+        """End the runs of a job in the background: the page does not wait for it."""
+        if job is not None and not job.cancelled:
+            task = asyncio.get_running_loop().create_task(self.runner.cancel(job))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+    async def serve(self, ready: Callable[[], object] = lambda: None) -> None:
+        """Serve until SIGINT, SIGTERM or `stop`. Calls `ready` when it listens."""
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        self._stop = lambda: loop.call_soon_threadsafe(stop.set)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            with contextlib.suppress(ValueError, RuntimeError, NotImplementedError):  # not in the main thread
+                loop.add_signal_handler(number, stop.set)
+        app = web.AppRunner(self.application(), handler_cancellation=True, shutdown_timeout=0.5, access_log=None)
+        await app.setup()
+        try:
+            site = web.TCPSite(app, HOST, self.port)
+            try:
+                await site.start()
+            except OSError as error:
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise BadInput(f"--port {self.port}: cannot listen: {reason}") from None
+            self.port = app.addresses[0][1]
+            self._runner = Runner(self.workers)
+            ready()
+            await stop.wait()
+        finally:
+            for job in self._jobs.values():
+                self._cancel(job)
+            await app.cleanup()
+            if self._runner is not None:
+                self._runner.close()
+
+    def run(self, ready: Callable[[], object]) -> None:
+        """Serve in this thread."""
+        with use_access(None):  # a request gets the permission of the command only for the file that it named
+            asyncio.run(self.serve(ready))
+
+    def start(self) -> ExploreServer:
+        """Serve in another thread, for notebooks; return when it listens."""
+        ready = threading.Event()
+        failure: list[BaseException] = []
+
+        def serve() -> None:
+            try:
+                asyncio.run(self.serve(ready.set))
+            except BaseException as error:
+                failure.append(error)
+                ready.set()
+
+        self._thread = threading.Thread(target=serve, name="sim explore", daemon=True)
+        self._thread.start()
+        ready.wait()
+        if failure:
+            raise failure[0]
+        return self
+
+    def stop(self) -> None:
+        """End the server and its workers."""
+        with contextlib.suppress(RuntimeError):  # it has ended
+            self._stop()
+        thread = getattr(self, "_thread", None)
+        if thread is not None:
+            thread.join()
+
+
+def send_script(read: Callable[[], str]) -> Callable[[web.Request], Any]:
+    """Return the handler of a script."""
+
+    async def handler(request: web.Request) -> web.Response:
+        headers = {**HEADERS, "Cache-Control": "private, max-age=3600"} if read is plotly_script else HEADERS
+        return web.Response(text=read(), content_type="text/javascript", headers=headers)
+
+    return handler
+
+
+async def read_body(request: web.Request) -> dict[str, Any]:
+    """Return the JSON object of a request."""
+    try:
+        body = json.loads(await request.read())
+    except (ValueError, RecursionError):
+        raise BadInput("page: expected JSON") from None
+    if not isinstance(body, dict):
+        raise BadInput("page: expected a JSON object")
+    return body
+
+
+@web.middleware
+async def json_errors(request: web.Request, handler: Any) -> web.StreamResponse:
+    """Return rejections as JSON with one line."""
+    try:
+        response: web.StreamResponse = await handler(request)
+        return response
+    except BadInput as bad:
+        return web.json_response({"detail": str(bad)}, status=400)
+    except web.HTTPException as error:
+        return web.json_response({"detail": error.reason}, status=error.status)

@@ -1,0 +1,127 @@
+"""One answer to the page: the runs of its scenarios, and what is sent when."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+from servesim.core import BadInput
+from servesim.statistics.constraints import Bound, parse_bounds
+
+from .answer import BASELINE, CURRENT, Shown, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
+from .runner import Job, Runner, RunTask
+from .state import Origin, PageState
+
+PROGRESS_SECONDS = 0.25  # between two messages
+SETTLE_SECONDS = 0.25  # until the curves over the rate run: a moving slider does not need them
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class Answer:
+    """Sends the current scenario first, then the pinned ones, replications, and curves over the request rate."""
+
+    def __init__(self, origin: Origin, runner: Runner, job: Job, state: PageState, send: Send) -> None:
+        self.origin, self.runner, self.job, self.state, self.send = origin, runner, job, state, send
+        tree, scenario = origin.scenario(state)
+        self.shown = [Shown(CURRENT, 0, tree, scenario)]
+        for number, pin in enumerate(state.pins, 1):
+            name = BASELINE if number == 1 else f"variant {number - 1}"
+            try:
+                self.shown.append(Shown(name, number, *origin.scenario(pin, like=tree)))
+            except BadInput as bad:
+                raise BadInput(f"{name}: {bad}") from None
+        bounds = [line for line in state.subject_to.splitlines() if line.strip()]
+        self.bounds: Sequence[Bound] = parse_bounds(bounds) if bounds else slo_bounds(scenario.slo.model_dump())
+
+    async def run(self) -> None:
+        """Send everything, with the progress in between."""
+        progress = asyncio.create_task(self._send_progress())
+        try:
+            await self.send({"kind": "applied", "settings": self.origin.applied(self.state)})
+            await self._run_first()
+            await self._run_replications()
+            await asyncio.sleep(SETTLE_SECONDS)
+            await self._run_rates()
+            await self.send({"kind": "done"})
+        finally:
+            progress.cancel()
+
+    async def _send_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            part = self.runner.progress(self.job)
+            await self.send({"kind": "progress", "part": part, "ended": self.job.ended, "planned": self.job.planned})
+
+    def _task(self, item: Shown, **keys: Any) -> RunTask:
+        return RunTask(item.tree, code=self.origin.code(item.tree), **keys)
+
+    async def _run_first(self) -> None:
+        """Run each scenario once. The current one is sent as soon as it has ended, with those that are known."""
+        waiting = {}
+        for item in self.shown:
+            known = self.runner.known(self._task(item))
+            if known is None:
+                waiting[item.number] = asyncio.create_task(self.runner.run(self.job, self._task(item)))
+            else:
+                item.runs = [known]
+        try:
+            if 0 in waiting:
+                self.shown[0].runs = [checked(await waiting.pop(0), CURRENT)]
+            await self._send_picture()
+            for number, run in waiting.items():
+                self.shown[number].runs = [checked(await run, self.shown[number].name)]
+            if waiting:
+                await self._send_picture()
+        finally:
+            for run in waiting.values():
+                run.cancel()
+
+    async def _send_picture(self) -> None:
+        await self.send(picture_json(self.shown))
+        if len(self.shown) == 1 or (self.shown[1].runs and self.state.replications == 1):
+            await self._send_verdict()
+
+    async def _send_verdict(self) -> None:
+        await self.send(verdict_json(self.shown, self.state.metric, self.bounds))
+
+    async def _run_replications(self) -> None:
+        """Run further replications of the scenarios that depend on the seed, then send the verdict with interval."""
+        if self.state.replications == 1:
+            return
+        pairs = [
+            (item, replication)
+            for replication in range(1, self.state.replications)
+            for item in self.shown
+            if item.scenario.varies
+        ]
+        tasks = [self._task(item, replication=replication) for item, replication in pairs]
+        for (item, _), record in zip(pairs, await self.runner.run_all(self.job, tasks)):
+            item.runs.append(checked(record, item.name))
+        await self._send_verdict()
+
+    async def _run_rates(self) -> None:
+        """Run all scenarios at other request rates."""
+        if any(not item.own_rate for item in self.shown):
+            text = "The requests have no rate: they wait for each other, or all arrive at once."
+            await self.send({"kind": "rates", "charts": [], "caption": text})
+            return
+        plan = [
+            (item, rate, self._task(item, rate=rate, rate_factor=factor))
+            for item in self.shown
+            for rate, factor in planned_rates(item.own_rate or 1.0).items()
+        ]
+        records = await self.runner.run_all(self.job, [task for _, _, task in plan])
+        for (item, rate, _), record in zip(plan, records):
+            item.rates[rate] = record
+        for item in self.shown:
+            item.rates[item.own_rate or 1.0] = item.runs[0]
+        await self.send(rates_json(self.shown, self.bounds))
+
+
+def checked(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the record of a run; raise BadInput with its error."""
+    if "error" in record:
+        text = str(record["error"]).removeprefix("configuration 0: ")
+        raise BadInput(text if name == CURRENT else f"{name}: {text}")
+    return record

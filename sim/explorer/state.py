@@ -1,0 +1,220 @@
+"""The state of the page: a start (FILE or a preset) and settings, in the form of the options of `sim run`.
+
+A setting is a key and a text, as in `--set KEY=TEXT`. So the page checks a scenario in the words of the command line,
+and the command that it copies has the same result.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Annotated, Any, Optional
+
+from pydantic import Field, StringConstraints
+from servesim.config.export import TARGETS, export_text
+from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
+from servesim.config.overrides import Tree, merge, nesting_order, override, with_preset
+from servesim.config.registry import ENGINE, presets
+from servesim.config.scenario import Scenario, scenario_from
+from servesim.config.user_code import CodeAccess, code_access, names_file, use_access
+from servesim.core import BadInput
+from servesim.core.limits import is_number
+from servesim.files.checked import Int, Keys, validate
+from servesim.files.read import show_path
+from servesim.files.write import yaml_text
+from servesim.files.yaml_reader import parse
+from servesim.runs.metric_table import metrics_in
+from servesim.runs.request_rate import rate_key_value, scenario_at_rate
+
+MAX_SETTINGS, MAX_TEXT = 200, 20_000  # settings of a scenario; characters of one text
+MAX_VARIANTS = 4
+MAX_REPLICATIONS = 100
+FIRST_PRESET = "vllm-v1-0.32"  # of a page without a file
+REQUESTS = ("trace", "workload", "slo", "seed", "noise")  # sections that all scenarios of the page share
+MEMORY = ("num_blocks", "device_memory", "gpu_memory_utilization", "model", "reserve")
+KEPT_COUNTS = {  # a new value of this rate keeps the number of requests: another key follows
+    "workload.contest.X": "workload.contest.T",
+    "workload.arrivals.rate": "workload.duration",
+}
+WORKLOADS = {
+    "poisson": GPU_WORKLOAD,
+    "closed loop": GPU_WORKLOAD.replace("arrivals: {kind: poisson, rate: 4}", "concurrency: 32"),
+    "contest": CONTEST_WORKLOAD,
+}
+Text = Annotated[str, StringConstraints(max_length=MAX_TEXT)]
+
+
+class Choice(Keys):
+    """One scenario of the page."""
+
+    start: Text = ""  # a preset; empty: FILE
+    settings: dict[Text, Text] = Field({}, max_length=MAX_SETTINGS)
+
+
+class PageState(Choice):
+    """The scenario of the controls, the pinned ones (the first is the baseline), and how they are compared."""
+
+    pins: list[Choice] = Field([], max_length=1 + MAX_VARIANTS)
+    replications: Int = Field(1, ge=1, le=MAX_REPLICATIONS)
+    subject_to: Text = ""  # constraints, one per line
+    metric: Text = metrics_in("compare")[0]
+
+
+def read_state(body: Any) -> PageState:
+    """Check the state that the page sends."""
+    return validate(PageState, body, "page")
+
+
+class Origin:
+    """What the command line named: a scenario file, its keys, and whether its own policy file may run."""
+
+    def __init__(self, file: Optional[str] = None, tree: Optional[Tree] = None) -> None:
+        self.file, self.file_tree = file, tree or {}
+        self.own_policy = None if file is None else scenario_policy(self.file_tree)
+        self._code = code_access()
+
+    def code(self, tree: Tree) -> Optional[CodeAccess]:
+        """Return the permission to load a policy file: that of the command, for the policy of its scenario file."""
+        return self._code if scenario_policy(tree) == self.own_policy else None
+
+    def first_state(self, preset: Optional[str] = None, settings: Optional[Mapping[str, str]] = None) -> PageState:
+        """Return the state of a new page; `settings` are those of the command line."""
+        choice = Choice() if self.file and preset is None else self.start_from(preset or FIRST_PRESET, self.file_tree)
+        settings = {**choice.settings, **(settings or {})}
+        return PageState(start=choice.start, settings=settings, pins=[Choice(start=choice.start, settings=settings)])
+
+    def base(self, choice: Choice) -> Tree:
+        """Return the scenario that the settings of a choice change."""
+        if choice.start:
+            return with_preset({"preset": choice.start})
+        if self.file is None:
+            raise BadInput("start: expected a preset, because the page has no scenario file")
+        return self.file_tree
+
+    def where(self, choice: Choice) -> str:
+        """Return how messages name the scenario, as those of `sim run` do."""
+        return "scenario" if choice.start or self.file is None else self.file
+
+    def applied(self, choice: Choice) -> dict[str, str]:
+        """Return the settings, sections before their keys; a new request rate keeps the number of requests."""
+        settings = dict(sorted(choice.settings.items(), key=nesting_order))
+        for key, other in KEPT_COUNTS.items():
+            with suppress(BadInput):  # reported when all settings are applied
+                rate: Any = parse(settings[key], key) if key in settings and other not in settings else None
+                before = apply(self.base(choice), {name: text for name, text in settings.items() if name != key})
+                old = rate_key_value(before)
+                if old and is_number(rate, 1e-9) and rate != old:
+                    value = key_value(scenario_at_rate(before, rate, rate / old) or {}, other)
+                    if value is not None and value != key_value(before, other):
+                        settings[other] = repr(float(value))
+        return settings
+
+    def tree(self, choice: Choice) -> Tree:
+        """Return the keys of a scenario."""
+        tree = apply(self.base(choice), self.applied(choice))
+        self.check_files(tree)
+        return tree
+
+    def scenario(self, choice: Choice, like: Optional[Tree] = None) -> tuple[Tree, Scenario]:
+        """Return a checked scenario; `like`: another one whose requests it gets, so that both can be compared."""
+        tree = self.tree(choice)
+        if like is not None:
+            tree = {key: value for key, value in tree.items() if key not in REQUESTS}
+            tree |= {key: like[key] for key in REQUESTS if key in like}
+        with use_access(self.code(tree)):
+            return tree, scenario_from(tree, self.where(choice))
+
+    def check_files(self, tree: Tree) -> None:
+        """Raise BadInput for code that the command line did not name, and for standard input."""
+        name = scenario_policy(tree)
+        if (names_file(name) or name == ENGINE) and name != self.own_policy:
+            raise BadInput(
+                f"policy.name: {show_path(str(name))}: the page executes only the policy file of its scenario file; "
+                "name it there and run `sim explore FILE`"
+            )
+        trace = tree.get("trace")
+        if (trace.get("path") if isinstance(trace, Mapping) else trace) == "-":
+            raise BadInput("trace.path: expected a file; the page does not read standard input")
+
+    def command(self, choice: Choice) -> str:
+        """Return the command that runs a scenario."""
+        source = ["--preset", choice.start] if choice.start else [str(self.file)]
+        words = [word for key, text in self.applied(choice).items() for word in ("--set", f"{key}={text}")]
+        return shlex.join(["sim", "run", *source, *words])
+
+    def copies(self, choice: Choice) -> dict[str, str]:
+        """Return what can be copied, by name: the command, the YAML, and the settings of every server."""
+        tree, _ = self.scenario(choice)
+        texts = {"command": self.command(choice) + "\n", "YAML": yaml_text(tree)}
+        for target in TARGETS:
+            try:
+                with use_access(self.code(tree)):
+                    texts[target] = export_text(tree, target, source=self.where(choice))
+            except BadInput as bad:
+                texts[target] = f"# {bad}\n"
+        return texts
+
+    def start_from(self, name: str, tree: Tree) -> Choice:
+        """Return a preset with the requests, the profile and the memory of another scenario, if that has them."""
+        base = with_preset({"preset": name})
+        contest = scenario_policy(base) == "llm-serving"
+        usual = CONTEST if contest else GPU
+        kept = {key: tree[key] for key in (*REQUESTS, "profile") if tree.get(key) is not None}
+        if not {"trace", "workload"} & kept.keys():
+            kept |= parse(CONTEST_WORKLOAD if contest else GPU_WORKLOAD, "workload")
+        new = {key: value for key, value in usual.items() if key != "engine"} | kept
+        engine = (tree or usual).get("engine") or {}
+        fixed = "num_blocks" in (base.get("engine") or {})
+        new |= {f"engine.{key}": engine[key] for key in MEMORY if key in engine and not fixed}
+        return Choice(start=name, settings={key: flow(value) for key, value in new.items()})
+
+    def choose(self, state: PageState, key: str, value: str) -> PageState:
+        """Return the state after another start, policy or kind of workload is chosen: keys of the old one go."""
+        settings = dict(state.settings)
+        if key == "start":
+            if value and value not in presets():
+                raise BadInput(f"start: no preset {value!r}")
+            choice = self.start_from(value, self.tree(state)) if value else Choice()
+            return state.model_copy(update={"start": choice.start, "settings": choice.settings})
+        section = "policy" if key == "policy" else "workload"
+        gone = ("policy",) if section == "policy" else ("workload", "trace")
+        settings = {name: text for name, text in settings.items() if name.partition(".")[0] not in gone}
+        base = self.base(state)
+        if section == "policy":
+            settings |= {} if scenario_policy(base) == value else {"policy": value}
+        elif value == "trace":
+            settings |= {"trace": "{path: }", **({"workload": "null"} if base.get("workload") else {})}
+        elif value in WORKLOADS:
+            settings["workload"] = flow(parse(WORKLOADS[value], "workload")["workload"])
+            settings |= {"trace": "null"} if base.get("trace") else {}
+        return state.model_copy(update={"settings": settings})
+
+
+def apply(tree: Tree, settings: Mapping[str, str]) -> Tree:
+    """Return a scenario with settings, as `--set` applies them."""
+    return override(tree, [f"{key}={text}" for key, text in settings.items()])
+
+
+def scenario_policy(tree: Tree) -> Any:
+    """Return the name of the policy of a scenario."""
+    policy = merge({"policy": {"name": "llm-serving"}}, {"policy": tree.get("policy") or {}})["policy"]
+    return policy.get("name") if isinstance(policy, Mapping) else policy
+
+
+def key_value(tree: Mapping[str, Any], key: str) -> Any:
+    """Return the value of a key, None if nothing sets it."""
+    value: Any = tree
+    for name in key.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def error_json(error: BadInput, where: str, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return an error with the key of the control that it belongs to: the message names it, or a file that it sets."""
+    text = str(error)
+    rest = text.removeprefix(f"{where}: ")
+    files = [key for key, value in settings.items() if value and rest.startswith(value.strip("'\""))]
+    key = re.match(r"(?:--set )?([\w.]+)", rest)
+    return {"key": files[0] if files else key[1] if key else "", "text": text}

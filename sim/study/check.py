@@ -1,0 +1,235 @@
+"""Check a scenario against constraints: each one is met, undecided or broken.
+
+The interval of a metric decides. It has the variation between replications and the uncertainty of the profile; a
+constraint is undecided if the interval contains its limit. The ratio to a baseline decides a constraint such as
+`p99_ttft_ms <= 1.05 * baseline`, in pairs with the same random numbers. Unserved requests make the latencies of the
+others shorter, so every check has a constraint on `failed`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from servesim.config.overrides import Tree
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
+from servesim.costs.device_profile import load_profile
+from servesim.files.terminal import PLAIN, Screen, align_columns
+from servesim.runs.metric_table import metric_named
+from servesim.runs.run_warnings import source_notes
+from servesim.statistics.constraints import VERDICTS, Bound, describe_bounds, parse_bounds
+from servesim.statistics.intervals import Interval, replications_for, with_draws
+from servesim.statistics.number_format import format_mean, format_metric
+from servesim.statistics.objective import Objective, check_figures
+
+from .columns import EVERYWHERE, Column, html_result, json_row, printed_cells, wrapped_heads
+from .compare import Difference, difference, signed_change
+from .compared_runs import ComparedRuns, from_scenario
+from .executor import Executor
+from .ranking import Row, find_invalid
+from .table import format_count
+from .verdict import LABEL_MEANINGS
+
+NO_VALUE = Interval(math.nan, None, 0)
+
+
+@dataclass(frozen=True)
+class CheckedBound:
+    """A constraint, and the metric of the runs that it limits."""
+
+    bound: Bound
+    value: Interval  # of the replications and the draws of the cost model
+    sampling: Interval  # of the replications only
+    change: Optional[Difference] = None  # from the baseline
+    problem: str = ""  # why the runs have no value
+
+    @property
+    def limit(self) -> float:
+        """The limit of the metric."""
+        if not self.bound.of_baseline:
+            return self.bound.value
+        return math.nan if self.change is None else self.bound.value * self.change.a
+
+    @property
+    def verdict(self) -> str:
+        """Met, undecided or broken."""
+        mean, half_width, _ = self.value
+        if math.isnan(mean) or not self.bound.of_baseline:
+            return self.bound.verdict(mean - (half_width or 0.0), mean + (half_width or 0.0))
+        if self.change is None:
+            return "undecided"
+        change, low, high = self.change.relative
+        return self.bound.verdict(1 + (change if low is None else low), 1 + (change if high is None else high))
+
+    @property
+    def reason(self) -> str:
+        """Why a constraint is undecided or broken, if the numbers do not say it."""
+        if math.isnan(self.value.mean):
+            return self.problem or f"the runs have no {self.bound.metric}"
+        if self.verdict != "undecided":
+            return ""
+        if self.bound.of_baseline and self.change is None:
+            return "the baseline has no value"
+        return f"the interval contains the limit{self.advice}"
+
+    @property
+    def advice(self) -> str:
+        """How many replications would decide: the calibration uncertainty stays, whatever their number."""
+        total, sampled = self.value.half_width or 0.0, self.sampling.half_width
+        rest = (self.value.mean - self.limit) ** 2 - max(0.0, total**2 - (sampled or 0.0) ** 2)
+        if self.bound.of_baseline or not sampled or rest <= 0:
+            return ""
+        return f"; about {replications_for(math.sqrt(rest), self.sampling):,} replications decide"
+
+
+@dataclass(frozen=True)
+class Check:
+    """The constraints of a scenario with their verdicts."""
+
+    runs: ComparedRuns = field(repr=False)
+    baseline: Optional[ComparedRuns] = field(repr=False)
+    rows: Sequence[CheckedBound] = field(repr=False)
+    confidence: float
+
+    @property
+    def verdict(self) -> str:
+        """The worst verdict."""
+        return max((row.verdict for row in self.rows), key=VERDICTS.index)
+
+    @property
+    def text(self) -> str:
+        """The worst verdict with its constraints, and what the intervals are based on."""
+        worst = describe_bounds([row.bound for row in self.rows if row.verdict == self.verdict])
+        named = "All constraints are met" if self.verdict == "met" else f"{self.verdict.capitalize()}: {worst}"
+        return f"{named}. {self.basis}"
+
+    @property
+    def basis(self) -> str:
+        """What the intervals are based on."""
+        varies, count, draws = scenario_from(self.runs.scenario).varies, len(self.runs.runs), len(self.runs.draws)
+        if count == 1 and not draws:
+            exact = "Nothing in the run is random: the verdicts are exact."
+            return "One run of random requests: the verdicts have no intervals." if varies else exact
+        parts = [format_count(count, "replication")] if varies else []
+        parts += [f"{draws} draws of the cost model (calibration uncertainty)"] if draws else []
+        return f"{100 * self.confidence:g} % intervals of {' and '.join(parts)}."
+
+    @property
+    def sides(self) -> dict[str, ComparedRuns]:
+        """The scenario, and the baseline if there is one."""
+        return {"scenario": self.runs} | ({} if self.baseline is None else {"baseline": self.baseline})
+
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on the validity of the values."""
+        notes = source_notes(side.profile for side in self.sides.values())
+        for side in self.sides.values():
+            problem = find_invalid(side.records)
+            labels = ["saturated"] if Row(0, {}, side.name, side.records).is_saturated and not problem else []
+            labels += ["outside profile"] if any(run.get("outside_profile") for run in side.records) else []
+            texts = [f"{label}: {LABEL_MEANINGS[label]}" for label in labels]
+            texts += problem.values() if side is self.baseline else ()  # the table has that of the scenario
+            notes += [f"{side.name}: {text}" for text in texts]
+        return notes
+
+    @property
+    def columns(self) -> list[Column]:
+        """The columns of the table; those of the baseline only if there is one."""
+        return [column for column in COLUMNS if self.baseline is not None or column not in BASELINE_COLUMNS]
+
+    @property
+    def cells(self) -> list[list[str]]:
+        """The cells of the table; the first line is its head."""
+        return printed_cells(self.columns, self.rows)
+
+    def format(self, screen: Screen = PLAIN) -> str:
+        """Return the names of the scenarios, the table, the verdict and the notes."""
+        lines = [f"{role}: {side.name}" for role, side in self.sides.items()]
+        lines += align_columns(self.cells, screen, wrapped_heads(COLUMNS))
+        return "\n".join([*lines, self.text, *(f"note: {note}" for note in self.notes)])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the check as JSON."""
+        rows = [json_row(self.columns, row) for row in self.rows]
+        names = {role: side.name for role, side in self.sides.items()}
+        return {**names, "verdict": self.verdict, "constraints": rows, "text": self.text, "notes": self.notes}
+
+    def _repr_html_(self) -> str:
+        return html_result(f"Check: {self.runs.name}", self.cells, [self.text, *self.notes])
+
+
+def describe_change(row: CheckedBound) -> str:
+    """Return the change from the baseline: in percent with its interval, or absolute if the baseline is 0."""
+    if row.change is None:
+        return "–"
+    mean, low, high = row.change.relative
+    if math.isinf(mean):
+        return signed_change(row.change)
+    return f"{100 * mean:+.2f} %" + ("" if low is None or high is None else f" [{100 * low:+.2f}, {100 * high:+.2f}]")
+
+
+def change_column(name: str, value: Any, **options: Any) -> Column:
+    """Return a column of the change from the baseline."""
+    return Column(name, lambda row: None if row.change is None else value(row.change), **options)
+
+
+BASELINE_COLUMNS = (
+    change_column("baseline", lambda change: change.a, shown=EVERYWHERE,
+                  text=lambda row: format_metric(row.change and row.change.a, row.bound.metric)),
+    change_column("change", lambda change: change.relative.mean, text=describe_change, shown=EVERYWHERE),
+    change_column("change_low", lambda change: change.relative.low),
+    change_column("change_high", lambda change: change.relative.high),
+)  # fmt: skip
+COLUMNS = (  # a row is a CheckedBound
+    Column("constraint", lambda row: str(row.bound), shown=EVERYWHERE),
+    Column("limit", lambda row: row.limit, lambda row: format_metric(row.limit, row.bound.metric), shown=EVERYWHERE),
+    Column("value", lambda row: row.value.mean, lambda row: format_mean(row.value, row.bound.metric), shown=EVERYWHERE),
+    Column("half_width", lambda row: row.value.half_width),
+    *BASELINE_COLUMNS,
+    Column("verdict", lambda row: row.verdict, lambda row: f"{row.verdict}{row.reason and f': {row.reason}'}",
+           shown=EVERYWHERE, wrap=True),
+    Column("reason", lambda row: row.reason),
+)  # fmt: skip
+
+
+def run_check(
+    scenario: tuple[Tree, str], baseline: Optional[tuple[Tree, str]], subject_to: Any, executor: Executor,
+    replications: int, draws: int, confidence: float = 0.95, where: str = "subject_to",
+) -> Check:  # fmt: skip
+    """Simulate a scenario, and a baseline if there is one, and check the constraints; both are trees with names."""
+    bounds = parse_bounds(subject_to, where, baseline=True)
+    if not bounds:
+        raise BadInput(f"{where}: expected at least one constraint")
+    relative = next((bound for bound in bounds if bound.of_baseline), None)
+    if relative is not None and baseline is None:
+        raise BadInput(f"{where}: {relative}: expected a number, because there is no baseline")
+    sides = [scenario] if baseline is None else [scenario, baseline]
+    profiles = [scenario_from(*side).profile for side in sides]
+    check_figures([bound.metric for bound in bounds], profiles, where)
+    known = [load_profile(profile).uncertainty for profile in profiles]
+    draws = draws if any(uncertainty.draws or uncertainty.session for uncertainty in known) else 0
+    runs = [from_scenario(*side, replications, executor, draws) for side in sides]
+    return check_runs(runs[0], runs[1] if baseline else None, bounds, confidence)
+
+
+def check_runs(
+    runs: ComparedRuns, baseline: Optional[ComparedRuns], bounds: Sequence[Bound], confidence: float = 0.95
+) -> Check:
+    """Check constraints, and that the scenario leaves no more requests unserved than the baseline, else none."""
+    problem = ", ".join(find_invalid([*runs.records, *runs.draws]).values())
+    valid = baseline if baseline is None or not find_invalid(baseline.records) else None
+    if not any(bound.metric == "failed" for bound in bounds):
+        bounds = [*bounds, Bound("failed", "<=", 0.0) if valid is None else Bound("failed", "<=", 1.0, True)]
+    rows = []
+    for bound in bounds:
+        metric, change = bound.metric, None
+        sampling = NO_VALUE if problem else runs.mean(metric, confidence)
+        value = with_draws(sampling, list(runs.effects(metric).values()), confidence)
+        if valid is not None and not math.isnan(value.mean):
+            change = difference(valid, runs, Objective(metric, metric_named(metric).goal), confidence)
+            change = None if math.isnan(change.a) else change
+        rows.append(CheckedBound(bound, value, sampling, change, problem))
+    return Check(runs, baseline, rows, confidence)

@@ -1,0 +1,125 @@
+"""Controls from the schema and the policies, and settings as options of `sim run`."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from servesim.cli import main
+from servesim.config.overrides import read_scenario_file
+from servesim.config.registry import hints_of, presets, type_options
+from servesim.config.scenario import EngineConfig, scenario_from
+from servesim.explorer.controls import accepted_texts, controls_of, slider_ticks
+from servesim.explorer.state import WORKLOADS, Choice, Origin, PageState
+from servesim.policies import POLICIES
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_every_field_of_a_policy_has_a_control(name: str) -> None:
+    origin = Origin()
+    state = origin.choose(origin.first_state(), "policy", name)
+    controls = {control.key: control for control in controls_of(origin, state)}
+    kind = POLICIES[name]
+    assert {f"policy.{field.name}" for field in fields(kind)} <= set(controls)
+    for field in fields(kind):
+        control, types = controls[f"policy.{field.name}"], type_options(hints_of(kind)[field.name])
+        assert control.help
+        if bool in types:
+            assert control.kind == "switch"
+        elif {int, float} & set(types):
+            assert control.kind == "number"
+            assert bool(control.ticks) == (control.default != "null" or control.text != "")
+        for text in control.choices if control.kind == "choice" else ():
+            assert kind(**{field.name: None if text == "null" else text})
+        if control.kind == "text":
+            assert field.name in ("version", "flags") or not accepted_texts(kind, field.name)
+    assert controls["policy.order"].choices[0] == "arrival" and controls["policy.order"].kind == "choice"
+
+
+def test_every_key_of_the_engine_has_a_control_or_sections_of_controls() -> None:
+    origin = Origin()
+    keys = {control.key for control in controls_of(origin, origin.first_state("contest-baseline"))}
+    missing = {
+        name for name in EngineConfig.model_fields
+        if not any(key == f"engine.{name}" or key.startswith(f"engine.{name}.") for key in keys)
+    }  # fmt: skip
+    assert missing == {"model"}  # a name or a section
+
+
+@pytest.mark.parametrize("name", sorted(presets()))
+def test_every_preset_starts_with_requests(name: str) -> None:
+    origin = Origin()
+    state = origin.first_state(name)
+    _, scenario = origin.scenario(state)
+    assert scenario.workload is not None
+    for kind in WORKLOADS:
+        origin.scenario(origin.choose(state, "workload", kind))
+
+
+def test_a_preset_keeps_requests_profile_and_memory_of_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(
+        "policy: {name: vllm-v1, max_num_seqs: 7}\nworkload: {contest: {X: 5, T: 9}}\nseed: 4\n"
+        "profile: h200-llama2-7b\nengine: {device_memory: 80GB, block_size: 32}\nslo: {ttft: 70}\n"
+    )
+    origin = Origin(str(file), read_scenario_file(file))
+    tree, _ = origin.scenario(origin.choose(origin.first_state(), "start", "sarathi"))
+    assert tree["policy"]["name"] == "sarathi" and tree["policy"].get("max_num_seqs") != 7
+    assert (tree["workload"], tree["seed"], tree["slo"]) == ({"contest": {"X": 5, "T": 9}}, 4, {"ttft": 70})
+    assert (tree["profile"], tree["engine"]["device_memory"]) == ("h200-llama2-7b", "80GB")
+    assert tree["engine"].get("block_size") != 32
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"policy": "orca", "policy.max_num_seqs": "3", "workload.contest.X": "3"},
+        {"workload": "{requests: 30, arrivals: {kind: poisson, rate: 9}, lengths: {kind: contest}}", "seed": "5"},
+        {
+            "workload": "{duration: 5, arrivals: {kind: poisson, rate: 9}, lengths: {kind: contest}}",
+            "workload.arrivals.rate": "18",
+        },
+        {"engine.prefill_buckets": "[256, 520]", "policy.order": "shortest-output", "slo.ttft": "1e3"},
+    ],
+)
+def test_the_command_has_the_scenario_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settings: dict[str, str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a b.yaml").write_text("preset: contest-baseline\nworkload: {contest: {X: 8, T: 5}}\n")
+    origin = Origin("a b.yaml", read_scenario_file("a b.yaml"))
+    choice = Choice(settings=settings)
+    words = shlex.split(origin.command(choice))
+    assert words[:3] == ["sim", "run", "a b.yaml"]
+    assert main([*words[1:], "-o", "out", "-q"]) == 0
+    written = json.loads(Path("out/manifest.json").read_text())["scenario"]
+    assert scenario_from(written) == origin.scenario(choice)[1]
+    Path("copy.yaml").write_text(origin.copies(choice)["YAML"])
+    assert scenario_from(read_scenario_file("copy.yaml")) == origin.scenario(choice)[1]
+    capsys.readouterr()
+
+
+def test_a_rate_of_a_duration_keeps_the_number_of_requests() -> None:
+    origin = Origin("f", {"workload": {"duration": 60, "arrivals": {"kind": "poisson", "rate": 2}}})
+    assert origin.applied(Choice(settings={"workload.arrivals.rate": "8"}))["workload.duration"] == "15.0"
+    own = {"workload.arrivals.rate": "8", "workload.duration": "60"}
+    assert origin.applied(Choice(settings=own)) == dict(sorted(own.items(), reverse=True))
+
+
+@pytest.mark.parametrize("centre", [0, 1, 4, 16, 500, 2048, 10**7])
+def test_the_ticks_of_a_slider_rise_and_have_its_start(centre: int) -> None:
+    for whole in (True, False):
+        ticks = slider_ticks(float(centre), whole)
+        assert ticks == sorted(set(ticks)) and 10 <= len(ticks) < 60
+        assert centre in ticks and min(ticks) >= 0
+        assert not whole or all(isinstance(tick, int) for tick in ticks)
+
+
+def test_the_first_state_pins_itself_as_the_baseline() -> None:
+    state = Origin().first_state("orca", {"policy.max_num_seqs": "9"})
+    assert isinstance(state, PageState)
+    assert [(pin.start, pin.settings) for pin in state.pins] == [("orca", state.settings)]
+    assert state.settings["policy.max_num_seqs"] == "9"

@@ -1,0 +1,387 @@
+"""The server of `sim explore` without a browser: token, sizes, bad requests, code, cancelling, replications."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import servesim
+from servesim.cli import main
+from servesim.config.overrides import read_scenario_file
+from servesim.config.scenario import scenario_from
+from servesim.core import BadInput
+from servesim.explorer.server import MAX_BODY_BYTES, ExploreServer
+from servesim.runs.simulate import simulate
+
+from .conftest import post, wait_until
+
+
+def messages(server: ExploreServer, state: Any, page: str = "test") -> list[dict[str, Any]]:
+    """Return all messages of one answer."""
+    status, text = post(server.url, "run", {"state": state, "page": page})
+    assert status == 200, text
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def one(found: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    """Return the last message of a kind."""
+    return [message for message in found if message["kind"] == kind][-1]
+
+
+def values(picture: dict[str, Any], column: int = 0) -> dict[str, float]:
+    """Return the metrics of a scenario in the table."""
+    return {row["metric"]: row["cells"][column]["value"] for row in picture["table"]}
+
+
+def test_the_picture_has_the_numbers_of_a_run(server: ExploreServer, scenario: Path) -> None:
+    found = messages(server, {"settings": {"policy.decode_batch": "8"}})
+    tree = read_scenario_file(scenario)
+    run = simulate(scenario_from({**tree, "policy": {**tree["policy"], "decode_batch": 8}})).result()
+    shown = values(one(found, "picture"))
+    assert len(shown) > 8
+    assert all(value == run[metric] for metric, value in shown.items())
+    charts = {chart["id"]: chart for chart in one(found, "picture")["charts"]}
+    assert {"cdf-0", "cdf-1", "cdf-2", "time-waiting", "time-running", "time-kv", "time-breakdown"} == set(charts)
+    assert max(charts["time-running"]["data"][0]["y"]) == 8
+    assert found[-1] == {"kind": "done"}
+
+
+def test_pinned_scenarios_get_the_requests_of_the_controls(server: ExploreServer) -> None:
+    rate = {"workload.contest.X": "2"}
+    pins = [{"settings": {}}, {"settings": {"policy.decode_batch": "32", "workload.contest.X": "9"}}]
+    picture = one(messages(server, {"settings": rate, "pins": pins}), "picture")
+    assert values(picture, 0) == values(picture, 1)
+    alone = one(messages(server, {"settings": {**rate, "policy.decode_batch": "32"}}), "picture")
+    assert values(picture, 2) == values(alone)
+
+
+def test_a_new_rate_keeps_the_number_of_requests(server: ExploreServer) -> None:
+    for rate in ("1", "4", "7.3"):
+        found = messages(server, {"settings": {"workload.contest.X": rate}})
+        assert one(found, "picture")["requests"] == 240
+
+
+def test_the_verdict_with_replications_is_that_of_sim_compare(server: ExploreServer, scenario: Path) -> None:
+    state = {"settings": {"policy.decode_batch": "32"}, "pins": [{}], "replications": 4, "metric": "mean_ttft_ms"}
+    verdict = one(messages(server, state), "verdict")
+    compared = servesim.compare(
+        str(scenario), {**read_scenario_file(scenario), "policy": {"decode_batch": 32, "delay_variant": "queue"}},
+        replications=4, metrics=["mean_ttft_ms"],
+    )  # fmt: skip
+    relative = compared.table.loc["mean_ttft_ms"]
+    low, high = 100 * relative["relative_low"], 100 * relative["relative_high"]
+    assert f"interval {low:+.2f} to {high:+.2f} %" in verdict["text"]
+    assert verdict["better"] == "current"
+    assert verdict["pairs"].startswith("4 pairs of replications")
+
+
+def test_curves_over_the_rate_have_open_points_above_the_constraint(server: ExploreServer) -> None:
+    state = {"settings": {}, "subject_to": "p99_ttft_ms <= 3000"}
+    rates = one(messages(server, state), "rates")
+    throughput, latency = rates["charts"]
+    points = dict(zip(latency["data"][0]["x"], zip(latency["data"][0]["y"], latency["data"][0]["marker"]["symbol"])))
+    assert 4 in points and len(points) == 7
+    limit = 3 if "(s)" in latency["layout"]["yaxis"]["title"]["text"] else 3000
+    assert {symbol for value, symbol in points.values() if value > limit} == {"circle-open"}
+    assert "circle" in {symbol for _, symbol in points.values()}
+    assert throughput["data"][0]["x"] == latency["data"][0]["x"]
+    assert rates["caption"].startswith("Highest rate within the constraints, one run per rate: current: ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"policy.decode_batch": "0"}, "policy.decode_batch"),
+        ({"policy.order": "none"}, "policy.order"),
+        ({"engine.block_size": "abc"}, "engine.block_size"),
+        ({"workload.contest.X": "-1"}, "workload.contest.X"),
+        ({"policy.no_such": "1"}, "policy.no_such"),
+        ({"profile": "no-such"}, "profile"),
+        ({"slo.ttft": "[1"}, "slo.ttft"),
+    ],
+)
+def test_an_error_names_its_key_in_the_words_of_the_command_line(
+    server: ExploreServer, scenario: Path, capsys: pytest.CaptureFixture[str], settings: dict[str, str], key: str
+) -> None:
+    error = one(messages(server, {"settings": settings}), "error")
+    assert error["key"] == key
+    words = [word for name, text in settings.items() for word in ("--set", f"{name}={text}")]
+    assert main(["run", str(scenario), *words]) == 2
+    assert capsys.readouterr().err.strip() == f"sim: {error['text']}"
+
+
+def test_only_the_address_with_the_token_answers(server: ExploreServer) -> None:
+    good, bad = server.url, server.url.replace(server.token, "x" * len(server.token))
+    assert post(good, "copy", {"state": {}})[0] == 200
+    for path in ("", "explore.js", "plotly.js"):
+        assert post(bad, path, b"")[0] == 403
+    for path in ("run", "scenario", "copy"):
+        assert post(bad, path, {"state": {}})[0] == 403
+    assert post(f"http://127.0.0.1:{server.port}/", "run", {"state": {}})[0] == 403
+
+
+def test_a_foreign_name_of_this_machine_is_refused(server: ExploreServer) -> None:
+    """A page of another site can resolve its own name to 127.0.0.1."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port)
+    connection.request("POST", f"/{server.token}/copy", "{}", {"Host": f"evil.example:{server.port}"})
+    assert connection.getresponse().status == 403
+
+
+def test_it_listens_on_the_loopback_address_only(server: ExploreServer) -> None:
+    port = f":{server.port:04X} "
+    lines = Path("/proc/net/tcp").read_text().splitlines() + Path("/proc/net/tcp6").read_text().splitlines()
+    listening = [line.split()[1] for line in lines if port in line[:45] and line.split()[3] == "0A"]
+    assert listening == [f"0100007F{port.strip()}"]
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"", 400),
+        (b"not JSON", 400),
+        (b"[1]", 400),
+        (b"[" * 100_000, 400),
+        ({"state": {"replications": 0}}, 400),
+        ({"state": {"replications": 10**9}}, 400),
+        ({"state": {"pins": [{}] * 6}}, 400),
+        ({"state": {"settings": {"a": 1}}}, 400),
+        ({"state": {"settings": {f"k{n}": "1" for n in range(300)}}}, 400),
+        ({"state": {"settings": {"name": "x" * 30_000}}}, 400),
+        ({"state": {"no": 1}}, 400),
+        (b"x" * (MAX_BODY_BYTES + 1), 413),
+    ],
+)
+@pytest.mark.parametrize("path", ["run", "scenario", "copy"])
+def test_a_bad_request_is_one_line(server: ExploreServer, path: str, body: Any, status: int) -> None:
+    got, text = post(server.url, path, body)
+    assert (got, list(json.loads(text))) == (status, ["detail"])
+    assert "\n" not in json.loads(text)["detail"]
+
+
+POLICY_FILE = """
+from dataclasses import dataclass
+from pathlib import Path
+from servesim.policies.orca import Orca
+Path(__file__).with_suffix(".executed").touch()
+@dataclass(frozen=True)
+class Mine(Orca):
+    extra: int = 3  # a field of my own
+"""
+
+
+def test_the_page_executes_no_policy_file(server: ExploreServer, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(POLICY_FILE)
+    for settings in (
+        {"policy": f"{tmp_path}/mine.py:Mine"},
+        {"policy.name": f"{tmp_path}/mine.py"},
+        {"policy": "engine"},
+    ):
+        error = one(messages(server, {"settings": settings}), "error")
+        assert "executes only the policy file of its scenario file" in error["text"]
+        for path in ("scenario", "copy"):
+            assert "executes only" in post(server.url, path, {"state": {"settings": settings}})[1]
+        body = {"state": {}, "choose": {"key": "policy", "value": next(iter(settings.values()))}}
+        assert "executes only" in post(server.url, "scenario", body)[1]
+    pinned = one(messages(server, {"pins": [{"settings": {"policy": f"{tmp_path}/mine.py:Mine"}}]}), "error")
+    assert pinned["text"].startswith("baseline: policy.name")
+    assert not (tmp_path / "mine.executed").exists()
+
+
+def test_the_policy_file_of_the_scenario_file_runs_with_permission(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine.py").write_text(POLICY_FILE)
+    (tmp_path / "mine.yaml").write_text("policy: mine.py:Mine\nworkload: {contest: {X: 20, T: 1}}\n")
+    monkeypatch.chdir(tmp_path)
+    with servesim.explore("mine.yaml", jobs=1) as explorer:
+        _, text = post(explorer.url, "scenario", {"state": {}})
+        assert '"policy.extra"' in text, text
+        _, text = post(explorer.url, "run", {"state": {"settings": {"policy.extra": "5"}}})
+        assert '"kind":"picture"' in text, text
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    with pytest.raises(BadInput, match="outside the working folder"):
+        servesim.explore("../mine.yaml")
+
+
+def test_standard_input_is_no_trace_of_the_page(server: ExploreServer) -> None:
+    error = one(messages(server, {"settings": {"trace.path": "'-'", "workload": "null"}}), "error")
+    assert error["key"] == "trace.path"
+
+
+def slow_state(number: int = 0) -> dict[str, Any]:
+    """Return a state whose run takes many seconds."""
+    return {"settings": {"workload.contest": "{X: 4, T: 100000}", "seed": str(number)}}
+
+
+def open_run(server: ExploreServer, state: Any, page: str) -> socket.socket:
+    """Send a state and return the open connection."""
+    body = json.dumps({"state": state, "page": page}).encode()
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+    head = f"POST /{server.token}/run HTTP/1.1\r\nHost: 127.0.0.1:1\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
+    return connection
+
+
+def is_idle(server: ExploreServer) -> bool:
+    """Whether no run is left: a quick one gets a worker at once."""
+    return not any(job.futures for job in server._jobs.values())
+
+
+def test_a_slow_run_tells_its_progress_and_ends_with_its_connection(server: ExploreServer) -> None:
+    connection = open_run(server, slow_state(), "slow")
+    reader = connection.makefile("rb")
+    seen: list[float] = []
+    while len(seen) < 3 or seen[-1] == 0:
+        line = reader.readline()
+        if b'"progress"' in line:
+            seen.append(json.loads(line)["part"])
+    assert seen == sorted(seen) and 0 < seen[-1] < 1
+    job = server._jobs["slow"]
+    reader.close()
+    connection.close()
+    wait_until(lambda: job.cancelled and not job.futures, 20)
+    began = time.monotonic()
+    messages(server, {"settings": {"seed": "77"}})
+    assert time.monotonic() - began < 20
+
+
+SLOW_POLICY = """
+import time
+from dataclasses import dataclass
+from servesim.policies.orca import Orca
+@dataclass(frozen=True)
+class Slow(Orca):
+    def decide(self, view):
+        time.sleep(600)
+"""
+
+
+def test_a_worker_that_does_not_react_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "slow.py").write_text(SLOW_POLICY)
+    (tmp_path / "slow.yaml").write_text("policy: slow.py:Slow\nworkload: {contest: {X: 20, T: 1}}\n")
+    monkeypatch.chdir(tmp_path)
+    others = set(children())
+    with servesim.explore("slow.yaml", jobs=1) as explorer:
+        server = explorer._server
+        connection = open_run(server, {}, "slow")
+        wait_until(lambda: "slow" in server._jobs and any(f.running() for f in server._jobs["slow"].futures))
+        [worker] = set(children()) - others
+        connection.close()
+        wait_until(lambda: worker not in children(), 30)
+        assert messages(server, {"settings": {"policy": "orca"}})[-1] == {"kind": "done"}
+        assert len(set(children()) - others) == 1
+    assert set(children()) <= others
+
+
+def test_fifty_states_of_one_page_leave_one_answer_and_no_process(server: ExploreServer) -> None:
+    messages(server, {"settings": {}})
+    before = children()
+    connections = [open_run(server, slow_state(number), "many") for number in range(50)]
+    answer = messages(server, {"settings": {"policy.decode_batch": "12"}}, "many")
+    assert answer[-1] == {"kind": "done"}
+    wait_until(lambda: is_idle(server), 30)
+    for connection in connections:
+        connection.close()
+    assert len(children()) == len(before) == 2
+    again = messages(server, {"settings": {"policy.decode_batch": "12"}}, "again")
+    assert values(one(again, "picture")) == values(one(answer, "picture"))
+
+
+def children() -> list[int]:
+    """Return the worker processes of this process."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
+            if parent == os.getpid() and b"spawn_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_a_worker_that_dies_is_replaced(server: ExploreServer) -> None:
+    messages(server, {"settings": {"seed": "5"}})
+    answers: list[Any] = []
+    thread = threading.Thread(
+        target=lambda: answers.append(messages(server, {"settings": {"workload.contest": "{X: 4, T: 400}"}}, "dies"))
+    )
+    thread.start()
+    wait_until(lambda: "dies" in server._jobs and server.runner.progress(server._jobs["dies"]) > 0)
+    os.kill(children()[0], 9)
+    thread.join(60)
+    assert answers[0][-1] == {"kind": "done"}
+
+
+def test_the_command_prints_the_address_and_ends_with_its_workers(scenario: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "servesim",
+        "explore",
+        str(scenario),
+        "--no-browser",
+        "--set",
+        "policy.decode_batch=9",
+    ]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        url = process.stdout.readline().split()[-1]
+        assert "decode_batch=9" in post(url, "copy", {"state": json.loads(first_state(url))})[1]
+        process.terminate()
+        assert process.wait(20) == 0
+
+
+def first_state(url: str) -> str:
+    """Return the first state that the page has, as JSON."""
+    with urllib.request.urlopen(url, timeout=30) as answer:
+        text = answer.read().decode()
+    return json.dumps(json.loads(text.partition('id="first">')[2].partition("</script>")[0])["state"])
+
+
+def test_a_used_port_and_a_bad_file_are_one_line(
+    server: ExploreServer, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bad.yaml").write_text("policy: {decode_batch: 0}\nworkload: {contest: {X: 1, T: 5}}\n")
+    for words, reason in (
+        ([str(scenario), "--port", str(server.port)], "cannot listen: Address already in use"),
+        ([str(tmp_path / "bad.yaml")], "policy.decode_batch: expected at least 1, got 0"),
+        ([str(scenario), "--set", "policy.decode_batch"], "expected KEY=VALUE"),
+        ([str(scenario), "--port", "99999"], "expected 0 to 65535"),
+        ([str(scenario), "--jobs", "0"], "expected at least 1"),
+        (["--preset", "no-such"], "no such preset"),
+    ):
+        assert main(["explore", "--no-browser", *words]) == 2
+        error = capsys.readouterr().err
+        assert reason in error and error.count("\n") == 1, error
+
+
+def test_in_a_notebook_it_is_a_frame_that_ends_with_stop(scenario: Path) -> None:
+    explorer = servesim.explore(str(scenario), settings={"policy.decode_batch": 4}, height=500, jobs=1)
+    html = explorer._repr_html_()
+    assert f'<iframe src="{explorer.url}" height="500"' in html
+    assert '"policy.decode_batch": "4"' in first_state(explorer.url)
+    assert one(messages(explorer._server, {}), "picture")["requests"] == 240
+    explorer.stop()
+    with pytest.raises(OSError, match="refused"):
+        post(explorer.url, "copy", {})
+    explorer.stop()
+
+
+def test_a_page_without_a_file_starts_with_a_server_of_vllm() -> None:
+    with servesim.explore(jobs=1) as explorer:
+        command = json.loads(post(explorer.url, "copy", {"state": json.loads(first_state(explorer.url))})[1])
+    assert command["command"].startswith("sim run --preset vllm-v1-")
+    assert "vllm serve MODEL" in command["vllm"]
+    assert command["sglang"].startswith("# policy vllm-v1: only sglang policies")

@@ -1,0 +1,61 @@
+"""Runs that the page watches: the same results, fast-forward stays on, cancelling."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from servesim.config.overrides import with_preset
+from servesim.config.registry import presets
+from servesim.config.scenario import scenario_from
+from servesim.explorer import worker
+from servesim.runs.simulate import load_trace, simulate
+from servesim.study.single_run import Task, context_json
+
+WORKLOAD = {"requests": 80, "arrivals": {"kind": "poisson", "rate": 6}, "lengths": {"kind": "contest"}}
+
+
+class Counting(worker.Watch):
+    """Also counts its calls."""
+
+    calls = 0
+
+    def on_step_start(self, *arguments: Any) -> None:
+        self.calls += 1
+        super().on_step_start(*arguments)
+
+
+@pytest.fixture
+def shared() -> Iterator[list[Any]]:
+    """Share arrays as the server does."""
+    worker._shared[:] = [[0] * 8, [0.0] * 8]
+    yield worker._shared
+    worker._shared.clear()
+
+
+@pytest.mark.parametrize("preset", sorted(presets()))
+def test_a_watched_run_has_the_same_result(shared: list[Any], preset: str) -> None:
+    tree = {**with_preset({"preset": preset}), "workload": WORKLOAD}
+    tree["engine"] = {**tree.get("engine", {}), "num_blocks": 2048 // tree["engine"].get("block_size", 16)}
+    scenario = scenario_from(tree)
+    trace = load_trace(scenario)
+    watch = Counting(3, len(trace))
+    plain, watched = simulate(scenario, trace), simulate(scenario, trace, [watch])
+    assert watched.result() == plain.result()
+    times = [[(r.first_token, r.finish, r.queued, r.decoding) for r in run.requests] for run in (plain, watched)]
+    assert times[0] == times[1]
+    assert shared[1][3] == pytest.approx(plain.result()["completed"] / len(trace))
+    if plain.server.policy.traits.running_order == "slot":
+        assert watch.calls < plain.calls  # held steps are one event
+
+
+def test_a_cancelled_run_ends_and_returns_nothing(shared: list[Any]) -> None:
+    context, task = context_json({}), Task(0, 0, {**with_preset({"preset": "contest-baseline"}), "workload": WORKLOAD})
+    record = worker.run_watched(context, task, 1, True)
+    assert record["requests"] == 80 and max(record["running"]) == 1
+    shared[0][1] = 1
+    assert worker.run_watched(context, task, 1, True) == {}
+    scenario = scenario_from(dict(task.assignment))
+    with pytest.raises(worker.Cancelled):
+        simulate(scenario, load_trace(scenario), [worker.Watch(1, 80)])
