@@ -48,7 +48,7 @@ vllm:
 	tools/vllm_env.sh
 
 # The suite tests the compiled package. Plain Python repeats the recordings only: tests/compiled compares the bytes that
-# both write for 500 scenarios.
+# both write for 800 scenarios.
 test: $(VENV)/.compiled lint
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
 	$(BIN)/python tools/plain_copy.py $(VENV)/plain

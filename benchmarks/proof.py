@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
+from proof_ascend import predict_gpustack, predict_mindie_pair
 from proof_blis import predict_blis
 from proof_budget import predict_budget
 from proof_closed import predict_gpt_oss, predict_trainium
@@ -41,8 +42,10 @@ SETS: dict[str, tuple[str, Family]] = {
     "derive": ("measured/blis-validation", predict_blis_validation),
     "layers": ("measured/llmservingsim-rtxpro6000", predict_layers),
     "ascend": ("measured/vllm-ascend-docs", predict_ascend),
+    "gpustack": ("ascend-public/gpustack_910b.csv", predict_gpustack),
     "gpt-oss": ("measured/published/vllm-0.22-gptoss-h200.md", predict_gpt_oss),
     "llama-70b": ("measured/published/vllm-0.14-llama70b-h200.md", predict_llama_70b),
+    "mindie-pair": ("ascend-public/scheduler_pairs.csv", predict_mindie_pair),
     "qwen3-30b": ("measured/llmservingsim-rtxpro6000", predict_qwen),
     "seed-oss": ("measured/published/vllm-neuron-prefill-first.md", predict_seed_oss),
     "series": ("measured/llmservingsim-ispass26", predict_series),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Optional
 
@@ -46,6 +47,33 @@ def is_version(text: str) -> bool:
 def version_number(text: str) -> tuple[int, ...]:
     """Return a version as numbers, which can be compared."""
     return tuple(map(int, text.split(".")))
+
+
+class Budget:
+    """What is left for further requests while a step is planned. A scheduler with more limits has a subclass."""
+
+    __slots__ = ("free", "tokens")
+
+    def __init__(self, tokens: int, free: int) -> None:
+        self.tokens = tokens
+        self.free = free  # blocks
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether no further request can run."""
+        return self.tokens <= 0
+
+    def limit(self, request: Request, computed: int, tokens: int) -> int:
+        """Return how many of these tokens a request may compute; -1: no further request can run."""
+        return tokens
+
+    def spend(self, request: Request, computed: int, tokens: int) -> None:
+        """Give tokens to a request of which some tokens are computed already."""
+        self.tokens -= tokens
+
+    def state(self) -> Any:
+        """Return the policy state after the step."""
+        return None
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -137,30 +165,54 @@ class VLLMV1(Policy):
         return (request.priority, super().sort_key(request)) if self.policy == "priority" else super().sort_key(request)
 
     def decide(self, view: View) -> Plan:
-        tokens, free = self.max_num_batched_tokens - view.decoding, view.pool.free - view.decode_block_need
+        return self.schedule(view, self.max_num_batched_tokens)
+
+    def schedule(self, view: View, budget: int) -> Plan:
+        """Return the plan of a step with this token budget."""
+        tokens, free = budget - view.decoding, view.pool.free - view.decode_block_need
         if tokens >= 0 and free >= 0 and not view.waiting and not view.prefilling:
             return DECODE_PAST_FINISH if view.decoding else IDLE_PLAN
         max_chunk = self._max_chunk(len(view.running) + len(view.waiting))
         if tokens < 0 or free < 0:  # some requests do not run in this step, or are preempted
-            return self._schedule_one_by_one(view, max_chunk)
+            return self.schedule_one_by_one(
+                view, view.running, max_chunk, self.make_budget(view, budget, view.pool.free)
+            )
         in_order = prefilling_is_last(view.running, view.prefilling)
+        left = self.make_budget(view, tokens, free)
         chunks: list[Chunk] = []
         for request in view.prefilling:
-            size = self._chunk_tokens(view, request, min(max_chunk, tokens) if in_order else max_chunk)
-            free -= view.pool.blocks_for(request.cached + size) - request.blocks
-            tokens -= size
-            if size:
+            if in_order and left.is_spent:
+                break
+            computed = request.cached
+            size = self._chunk_tokens(view, request, min(max_chunk, left.tokens) if in_order else max_chunk)
+            size = left.limit(request, computed, size)
+            if size > 0:
+                left.free -= view.pool.blocks_for(computed + size) - request.blocks
+                left.spend(request, computed, size)
                 chunks.append(Chunk(request, size))
-        if tokens < 0 or free < 0:
-            return self._schedule_one_by_one(view, max_chunk)
-        admitted, may_grow = self._admit(view, chunks, max_chunk, tokens, free) if view.waiting else ([], False)
+        if left.tokens < 0 or left.free < 0:
+            return self.schedule_one_by_one(
+                view, view.running, max_chunk, self.make_budget(view, budget, view.pool.free)
+            )
+        admitted: list[Chunk] = []
+        may_grow = bool(view.waiting) and self.admit(view, chunks, admitted, max_chunk, left)
+        state = left.state()
         if not chunks and not admitted:
-            return (DECODE_ONCE if may_grow else DECODE_UNTIL_FINISH) if view.decoding else IDLE_PLAN
+            if not view.decoding:  # nothing runs, so nothing changes
+                return IDLE_PLAN if view.state is None else Plan(state=view.state)
+            plan = DECODE_ONCE if may_grow else DECODE_UNTIL_FINISH
+            return plan if state is None else Plan(decode=True, hold=plan.hold, state=state)
         if in_order or not view.decoding:
-            return Plan(chunks=chunks + admitted if chunks else admitted, decode=view.decoding > 0, decode_first=True)
+            if chunks:
+                admitted = chunks + admitted
+            return Plan(chunks=admitted, decode=view.decoding > 0, decode_first=True, state=state)
         by_request = {chunk.request: chunk for chunk in chunks}
         batch = [by_request.get(r) or Chunk(r, 1) for r in view.running if r.decodes or r in by_request]
-        return Plan(chunks=batch + admitted)
+        return Plan(chunks=batch + admitted, state=state)
+
+    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
+        """Return what is left for requests: tokens and blocks."""
+        return Budget(tokens, free)
 
     def _max_chunk(self, requests: int) -> int:
         """Return the maximum tokens of one prompt in this step. From 0.31 on, the only request has no limit."""
@@ -174,12 +226,17 @@ class VLLMV1(Policy):
         size = 0 if request.awaits_end else min(request.pending, tokens)
         return size if view.max_model_len is None else min(size, view.max_model_len - 1 - request.cached)
 
-    def _admit(
-        self, view: View, running: list[Chunk], max_chunk: int, tokens: int, free: int
-    ) -> tuple[list[Chunk], bool]:
-        """Admit from the head of waiting, after the chunks of running requests.
+    def candidates(self, view: View, admitted: Sequence[Chunk], left: Budget) -> Iterable[Request]:
+        """Return the waiting requests in the order in which they are tried.
 
-        Only the blocks of the first chunk are allocated. Also return whether the head may soon find more cached blocks.
+        `admitted` and `left` change while the result is used: they are those of this step so far.
+        """
+        return view.waiting
+
+    def admit(self, view: View, running: Sequence[Chunk], chunks: list[Chunk], max_chunk: int, left: Budget) -> bool:
+        """Add the first chunks of waiting requests, after those of running requests.
+
+        Only the blocks of the first chunk are allocated. Return whether the head may soon find more cached blocks.
         """
         pool, cache, max_admitted, prefix = (
             view.pool,
@@ -189,65 +246,74 @@ class VLLMV1(Policy):
         )
         if cache is not None:
             cache.start(running)
+        if max_admitted <= 0 or left.is_spent:
+            return False
         watermark_blocks = int(self.watermark * (pool.total + 1))  # vLLM counts the null block, the pool does not
-        chunks: list[Chunk] = []
         cached = shared = 0  # tokens, and blocks that other requests hold too
-        for request in view.waiting:
-            if len(chunks) >= max_admitted or tokens <= 0:
-                break
+        for request in self.candidates(view, chunks, left):
             length = request.length
             if cache is not None:
-                prefix = cache.find(request, free)
+                prefix = cache.find(request, left.free)
                 cached, shared = prefix.tokens, prefix.tokens // pool.block_size - prefix.idle_blocks
             size = min(length - cached, max_chunk)
-            if size > tokens and not self.enable_chunked_prefill:
+            if size > left.tokens and not self.enable_chunked_prefill:
                 break
-            size = min(size, tokens)
+            size = left.limit(request, cached, min(size, left.tokens))
             need = pool.blocks_for(length if self.scheduler_reserve_full_isl else cached + size)
-            if need - shared + (watermark_blocks if view.running or chunks else 0) > free:
+            if size < 0 or need - shared + (watermark_blocks if view.running or chunks else 0) > left.free:
                 break
-            free -= pool.blocks_for(cached + size) - shared
-            tokens -= size
+            left.free -= pool.blocks_for(cached + size) - shared
+            left.spend(request, cached, size)
             chunks.append(Chunk(request, size, cached=cached))
             if cache is not None:
                 cache.admit(request, prefix, size)
-        return chunks, prefix.may_grow
+            if len(chunks) >= max_admitted or left.is_spent:
+                break
+        return prefix.may_grow
 
-    def _schedule_one_by_one(self, view: View, max_chunk: int) -> Plan:
-        """Schedule the running requests in order. If blocks are missing, preempt."""
-        pool, cache, free, tokens = view.pool, view.prefix_cache, view.pool.free, self.max_num_batched_tokens
+    def victim(self, running: Sequence[Request]) -> Request:
+        """Return the running request that is preempted next."""
+        return running[-1] if self.policy == "fcfs" else max(running, key=priority_key)
+
+    def schedule_one_by_one(self, view: View, order: Iterable[Request], max_chunk: int, left: Budget) -> Plan:
+        """Schedule the running requests in this order. If blocks are missing, preempt."""
+        pool, cache = view.pool, view.prefix_cache
         if cache is not None:
             cache.start()
-        running = list(view.running)
+        running = list(order)
         scheduled: dict[Request, int] = {}  # tokens per request, in batch order
         preempt: list[Preemption] = []
         index = 0
-        while index < len(running) and tokens > 0:
+        while index < len(running) and not left.is_spent:
             request = running[index]
-            size = self._chunk_tokens(view, request, min(max_chunk, tokens))
+            size = left.limit(request, request.cached, self._chunk_tokens(view, request, min(max_chunk, left.tokens)))
+            if size < 0:
+                break
             need = pool.blocks_for(request.cached + size) - request.blocks if size else 0
             first_victim = len(preempt)
-            while need > free:
-                victim = running[-1] if self.policy == "fcfs" else max(running, key=priority_key)
+            while need > left.free:
+                victim = self.victim(running)
                 running.remove(victim)
                 returned_tokens = scheduled.pop(victim, 0)  # the victim was already scheduled in this step
                 preempt.append(Preemption(victim, tokens=returned_tokens))
                 if cache is not None:
-                    free += cache.preempt(victim, returned_tokens)
+                    left.free += cache.preempt(victim, returned_tokens)
                 else:
-                    free += pool.blocks_for(victim.cached + returned_tokens) if returned_tokens else victim.blocks
+                    left.free += pool.blocks_for(victim.cached + returned_tokens) if returned_tokens else victim.blocks
                 if returned_tokens:
-                    tokens += returned_tokens
+                    left.tokens += returned_tokens
                     index -= 1
                 if victim is request:  # no request gets the blocks of these victims
                     preempt[first_victim:] = [victim._replace(frees_last=True) for victim in preempt[first_victim:]]
-                    return Plan(preempt=preempt, chunks=[Chunk(r, size) for r, size in scheduled.items()])
+                    chunks = [Chunk(r, size) for r, size in scheduled.items()]
+                    return Plan(preempt=preempt, chunks=chunks, state=left.state())
             if size:
                 scheduled[request] = size
-                free -= need
-                tokens -= size
+                left.free -= need
+                left.spend(request, request.cached, size)
             index += 1
         chunks = [Chunk(r, size) for r, size in scheduled.items()]
+        admitted: list[Chunk] = []
         if not preempt:
-            chunks += self._admit(view, chunks, max_chunk, tokens, free)[0]
-        return Plan(preempt=preempt, chunks=chunks)
+            self.admit(view, chunks, admitted, max_chunk, left)
+        return Plan(preempt=preempt, chunks=chunks + admitted, state=left.state())

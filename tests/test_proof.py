@@ -14,6 +14,7 @@ from .conftest import ROOT
 sys.path.insert(0, str(ROOT / "benchmarks"))
 from closed_loops import expert_terms
 from proof import merge
+from proof_ascend import predict_mindie_pair
 from proof_blis import Fitted, rate_of
 from proof_budget import arrivals
 from proof_derive import factors_of_others
@@ -144,3 +145,12 @@ def test_other_data_sets_of_a_server_follow_from_two_loads_of_one(shared: Path) 
     rows = [r for r in predict_ascend(shared / "data") if r.quantity == "TPOT mean"]
     assert len(rows) == 10
     assert max(abs(r.error) for r in rows) < 0.05
+
+
+@pytest.mark.slow
+def test_two_settings_of_mindie_trade_ttft_for_tpot(shared: Path) -> None:
+    rows = {(r.run, r.quantity): r for r in predict_mindie_pair(shared / "data")}
+    assert len(rows) == 4
+    assert abs(rows["throughput 1000/1", "TPOT P99"].error) < 0.1
+    assert abs(rows["throughput 1000/1", "TTFT mean"].error) < 0.25
+    assert rows["throughput 1000/1", "TTFT mean"].predicted > 10 * rows["prefill first", "TTFT max"].predicted

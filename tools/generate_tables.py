@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
@@ -69,9 +69,16 @@ def policy_tables() -> str:
     )]  # fmt: skip
     sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in FAMILIES.items())))
     common = {field.name for field in fields(Policy)}
+    names = {kind: name for name, kind in POLICIES.items()}
     for name, kind in POLICIES.items():
-        doc = " ".join(docstring(kind).split())
-        sections.append(f"### {name}\n\n{doc}\n\n{field_table(kind, lambda field: field not in common)}")
+        doc, defaults = " ".join(docstring(kind).split()), {field.name: field.default for field in fields(kind)}
+        base = next((known for known in POLICIES.values() if known in kind.__mro__[1:]), Policy)
+        shared = common | {field.name for field in fields(base) if field.default == defaults[field.name]}
+        if shared >= defaults.keys():  # no field of its own
+            shared = common
+        elif base in names:
+            doc += f"\n\nThe other fields are those of `{names[base]}`."
+        sections.append(f"### {name}\n\n{doc}\n\n{field_table(kind, shared)}")
     return "\n".join(sections)
 
 
@@ -85,13 +92,15 @@ def recording_table() -> str:
 
 def common_field_table() -> str:
     """Return the fields that every policy has."""
-    return field_table(Policy, lambda field: True)
+    return field_table(Policy, set())
 
 
-def field_table(kind: type[Policy], include: Callable[[str], bool]) -> str:
-    """Return the fields of a policy class, with their defaults and help texts."""
+def field_table(kind: type[Policy], without: Set[str]) -> str:
+    """Return the fields of a policy class except some, with their defaults and help texts."""
     help_texts = field_help(kind)
-    rows = [[f"`{f.name}`", f"`{f.default}`", help_texts.get(f.name, "")] for f in fields(kind) if include(f.name)]
+    rows = [
+        [f"`{f.name}`", f"`{f.default}`", help_texts.get(f.name, "")] for f in fields(kind) if f.name not in without
+    ]
     return table(("field", "default", "meaning"), rows)
 
 

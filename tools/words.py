@@ -21,7 +21,9 @@ MAY_NAME_OLD_IDENTIFIERS = ("CHANGELOG.md",)
 METAPHORS = ("desk", "doorman", "guest", "workout", "tale", "stage", "turnstile", "story", "sitting")
 PLURALS = {"doormen": "doorman", "stories": "story", **{f"{word}s": word for word in METAPHORS}}
 OLD_IDENTIFIERS = ("outlive_nobody", "_let_go")
-FOREIGN_IDENTIFIERS = ("chunk_schedule_stages", "num_stages")  # options of Sarathi-Serve and of Triton
+FOREIGN_IDENTIFIERS = (  # options of Sarathi-Serve, Triton and MindIE
+    "chunk_schedule_stages", "num_stages", "stage_policy", "STAGE_POLICIES", "stageSelectPolicy",
+)  # fmt: skip
 STAGE_FILES = (  # about Sarathi-Serve's chunk schedule, Triton's pipelines and load tests, which have stages
     "policies/sarathi.py", "docs/policies.md", "calibrate/device/torch/fused_operators.py", "benchmarks/gpu_tune.py",
     "traces/make/", "tests/traces/make/", "tests/config/test_numbers.py", "docs/traces.md", "docs/structure.md",

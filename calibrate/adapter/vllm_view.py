@@ -87,12 +87,13 @@ class BlockDraft(CacheDraft):
         self._next: Optional[Any] = None  # of the free list
         self._dropped: Counter[int] = Counter()  # references of preempted requests, by block id
 
-    def start(self, chunks: Iterable[Chunk] = ()) -> None:
+    def start(self, chunks: Iterable[Chunk] = (), decodes: bool = True) -> None:
         self._planned, self._used, self._evicted = set(), set(), set()
         self._next, self._dropped = self._pool.free_block_queue.fake_free_list_head.next_free_block, Counter()
         tokens = {chunk.request.id: chunk.tokens for chunk in chunks}
-        for entry in self._scheduler.running:  # one that is not a prompt decodes
-            self._plan(entry, entry.num_computed_tokens + tokens.get(entry.request_id, not entry.is_prefill_chunk))
+        for entry in self._scheduler.running:
+            decode = int(decodes and not entry.is_prefill_chunk)  # one that is not a prompt decodes
+            self._plan(entry, entry.num_computed_tokens + tokens.get(entry.request_id, decode))
 
     def _plan(self, entry: Any, tokens: int) -> None:
         self._planned.update(entry.block_hashes[: tokens // self._scheduler.block_size])

@@ -85,6 +85,8 @@ class LiveDriver:
         monitor: Optional[Callable[[LiveDriver], bool]] = None,
         make_history: Callable[[BlockTables, PromptMaker], TokenHistory] = TokenHistory,
     ) -> None:
+        if engine.get("data_parallel_size", 1) > 1:
+            raise BadInput("engine.data_parallel_size: expected 1, a live run has one rank")
         scheduler = make_policy(policy)
         with user_errors(scheduler):
             server = build_server(scheduler, engine)

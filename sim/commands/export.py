@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from .notes import print_messages
 from .options import SERVERS
 
 
@@ -15,7 +16,7 @@ def register(commands: Any) -> None:
         description="Print the command or the configuration with which a real server runs the policy of a scenario. "
         "Comments list what it cannot express.",
     )  # fmt: skip
-    export.add_argument("scenario", metavar="FILE", help="scenario YAML file, or the folder of a run or of a sweep")
+    export.add_argument("scenario", metavar="FILE", help="scenario file, or the folder of a run or of a sweep")
     export.add_argument("--to", required=True, choices=SERVERS, help="the server")
     export.add_argument("--model", default="MODEL", metavar="NAME", help="model that the server loads (default: MODEL)")
     export.add_argument(
@@ -57,6 +58,7 @@ def run_export(args: argparse.Namespace) -> int:
     except BadInput as bad:
         raise BadInput(f"{args.scenario}: {bad}") from None
     text = exported.render(args.scenario)
+    print_messages(exported)
     if args.output in (None, "-"):
         print(text, end="")
         return 0

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from servesim.config.exported import Exported
 
 
 def print_note(args: argparse.Namespace, text: str) -> None:
@@ -16,6 +19,12 @@ def print_note(args: argparse.Namespace, text: str) -> None:
 def print_warning(text: str) -> None:
     """Print a warning on standard error, also with --quiet: the result may be wrong for the user's server."""
     print(f"sim: warning: {text}", file=sys.stderr, flush=True)
+
+
+def print_messages(exported: Exported) -> None:
+    """Print on standard error what an exported file has no comments for."""
+    for line in [] if exported.has_comments else exported.messages:
+        print(f"sim: {line}", file=sys.stderr)
 
 
 def print_path(args: argparse.Namespace, text: str) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
 
 MODEL_HELP = "model, for profile.yaml: a name, or a folder or config.json of Hugging Face, which has its sizes"
-SERVERS = ("vllm", "sglang", "llm-serving")  # of config/export.py, which is slow to import
+SERVERS = ("vllm", "sglang", "llm-serving", "mindie")  # of config/export.py, which is slow to import
 
 
 def leaf_commands(parser: Any) -> Iterator[Any]:
@@ -32,7 +32,7 @@ def add_scenario_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that `scenario_tree` reads, without those of `add_contest_options`."""
     group = parser.add_argument_group("scenario")
     group.add_argument(
-        "scenario", nargs="?", metavar="FILE", help="scenario YAML file, or an llm-serving configuration"
+        "scenario", nargs="?", metavar="FILE", help="scenario YAML file, or a configuration of llm-serving or MindIE"
     )
     group.add_argument(
         "--preset", metavar="NAME", help="preset to start from; `sim policies list` lists them (default: none)"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
 
-from .notes import note_uncertainty, print_path, print_warning
+from .notes import note_uncertainty, print_messages, print_path, print_warning
 from .options import (
     SERVERS,
     add_executor_options,
@@ -296,4 +296,5 @@ def emit(tree: Mapping[str, Any], folder: Path, server: str) -> Path:
     exported = export_scenario(scenario_from(tree), server)
     path = folder / exported.file_name
     write_text(path, exported.render("best.yaml"))
+    print_messages(exported)
     return path

@@ -8,95 +8,28 @@ compared with. The rules of an older version of v0 are listed.
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Optional
 
 from servesim.core import BadInput, Policy, field_values
 from servesim.files.checked import format_bytes
 from servesim.files.read import show_path
-from servesim.files.write import comment, yaml_text
-from servesim.policies.vllm_v1 import SETTING_SINCE
+from servesim.files.write import yaml_text
+from servesim.policies.vllm_v1 import SETTING_SINCE, VLLMV1
 
+from .export_ascend import CONFIGS, DYNAMIC_BATCH, NOT_EXPRESSED, plugin_flags
+from .exported import MODEL, Exported, changed_engine_keys, changed_fields, note_on_blocks, shell_command
 from .llm_serving_yaml import from_llm_serving, to_llm_serving
 from .memory import model_memory
-from .overrides import Tree
-from .scenario import EngineConfig, Scenario, scenario_from
-
-MODEL = "MODEL"  # in a command, if the user names no model
-MEMORY_KEYS = {"num_blocks", "device_memory", "gpu_memory_utilization", "model", "reserve"}
-DESCRIBES = {  # keys that describe a server or its clients, but set nothing
-    "front_end": "the delay of the front end is a property of the server",
-    "empty_step": "a property of the server",
-    "client_timeout": "a setting of the clients",
-    "start": "warm up the server yourself",
-    "cold_start": "a property of the device",
-}
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The settings of one server."""
-
-    server: str  # name and version, e.g. vLLM 0.32
-    file_name: str  # for a sweep that writes it beside best.yaml
-    text: str  # shell command or YAML
-    notes: Sequence[str] = ()
-    not_expressed: Sequence[str] = field(default_factory=list)
-
-    def render(self, source: str) -> str:
-        """Return the text with comments: where it comes from, what to know, what is missing."""
-        missing = [f"not expressed: {line}" for line in self.not_expressed]
-        comments = [f"{self.server}, from {source}", *self.notes, *missing]
-        return "".join(comment(line) for line in comments) + self.text
-
-
-def shell_command(words: Sequence[str], flags: Mapping[str, Any], environment: Mapping[str, Any]) -> str:
-    """Return a command with one flag per line. The value True is a flag without a value, None leaves the flag out."""
-    lines = [f"{name}={shlex.quote(str(value))}" for name, value in environment.items()]
-    lines.append(shlex.join(words))
-    for flag, value in flags.items():
-        if value is not None:
-            lines.append(f"  {flag}" if value is True else f"  {flag} {shlex.quote(str(value))}")
-    return " \\\n".join(lines) + "\n"
-
-
-def changed_fields(policy: Policy, expressed: Collection[str], why: Mapping[str, str]) -> list[str]:
-    """Return the fields of a policy that are not expressed and differ from the defaults, with the reason."""
-    defaults = field_values(type(policy)())
-    return [
-        f"policy.{name}={value}: {why.get(name, 'the server has no such setting')}"
-        for name, value in field_values(policy).items()
-        if name not in expressed and value != defaults[name]
-    ]
-
-
-def changed_engine_keys(engine: EngineConfig, expressed: Collection[str]) -> list[str]:
-    """Return the keys of the engine section that are not expressed and differ from the defaults."""
-    defaults = EngineConfig()
-    return [
-        f"engine.{name}: {DESCRIBES.get(name, 'the server has no such setting')}"
-        for name in EngineConfig.model_fields
-        if name not in expressed and name not in MEMORY_KEYS and getattr(engine, name) != getattr(defaults, name)
-    ]
-
-
-def note_on_blocks(scenario: Scenario, flag: str) -> list[str]:
-    """Return a note if the scenario does not say how many KV blocks the device has."""
-    engine = scenario.engine
-    if engine.device_memory is not None or "num_blocks" in engine.model_fields_set:
-        return []
-    return [
-        f"{flag}: {engine.num_blocks:,} KV blocks is the default of scenarios, not what fits on your device; "
-        "set engine.device_memory and simulate again"
-    ]
-
+from .mindie_json import from_mindie, is_mindie, to_mindie
+from .overrides import Tree, read_mapping
+from .scenario import Scenario, scenario_from
 
 V0 = "vLLM 0.8.5 (v0 engine)"
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128)  # of older versions; 0.11.1 and later also accept 256
 ANY_BLOCK_SIZE = (0, 18, 0)
-VLLM_ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks", "host_cache"}
+VLLM_ENGINE_KEYS = {"block_size", "max_model_len", "host_blocks", "host_cache", "data_parallel_size"}
 V1_FIELDS = {
     "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
     "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
@@ -121,13 +54,15 @@ OFFLOADING = "--kv-offloading-size: vLLM copies a block to the host when it is f
 
 def vllm_command(scenario: Scenario, model: str = MODEL) -> Exported:
     """Return the `vllm serve` command of a scenario with a policy of vLLM."""
-    return v1_command(scenario, model) if scenario.policy["name"] == "vllm-v1" else v0_command(scenario, model)
+    v0 = scenario.policy["name"] in ("vllm", "vllm-chunked")
+    return v0_command(scenario, model) if v0 else v1_command(scenario, model)
 
 
 def v1_command(scenario: Scenario, model: str) -> Exported:
     """Return the command of the V1 engine. One more block than simulated: V1 never uses the first one."""
     policy: Any = scenario.make_policy()
     engine, host = scenario.engine, scenario.engine.host_cache
+    plugin, plugin_fields, plugin_notes = plugin_flags(scenario.policy["name"], policy)
     by_default = policy.is_since((0, 14, 0))  # asynchronous scheduling
     reserve = switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl)
     flags = {
@@ -143,19 +78,23 @@ def v1_command(scenario: Scenario, model: str) -> Exported:
         **switch("enable-prefix-caching", policy.enable_prefix_caching),
         "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
         **({} if policy.async_scheduling == by_default else switch("async-scheduling", policy.async_scheduling)),
+        "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
+        **plugin,
     }
-    notes = [*memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
+    notes = [*plugin_notes, *memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
     if host is not None:
         notes.insert(0, OFFLOADING)
     if by_default and not policy.async_scheduling:
         notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
-    missing = changed_fields(policy, V1_FIELDS, {}) + changed_engine_keys(engine, VLLM_ENGINE_KEYS)
+    missing = changed_fields(policy, V1_FIELDS | plugin_fields, NOT_EXPRESSED)
+    missing += changed_engine_keys(engine, VLLM_ENGINE_KEYS)
     if not policy.is_since(ANY_BLOCK_SIZE):
         sizes = (*BLOCK_SIZES, 256) if policy.is_since((0, 11, 1)) else BLOCK_SIZES
         missing += refuse_block_size(flags, engine.block_size, sizes, policy.version)
     if engine.host_blocks:
         missing.append(f"engine.host_blocks={engine.host_blocks}: V1 does not swap")
-    server, command = f"vLLM {policy.version} (V1 engine)", shell_command(["vllm", "serve", model], flags, {})
+    command = shell_command(["vllm", "serve", model], flags, {})
+    server = f"vLLM {policy.version} (V1 engine)" if type(policy) is VLLMV1 else policy.traits.engine
     return Exported(server, "vllm.sh", command, notes, missing)
 
 
@@ -317,6 +256,34 @@ def llm_serving_file(scenario: Scenario, model: str = MODEL) -> Exported:
     return Exported("llm-serving, contest version of 2024", "llm-serving.yaml", yaml_text(config), notes, missing)
 
 
+NO_BASE = "only the keys of the scheduler; to change a copy of your own file, add --set server_config=config.json"
+ASYNC = "start the server with MINDIE_ASYNC_SCHEDULING_ENABLE=1: asynchronous scheduling is not a key of config.json"
+
+
+def mindie_file(scenario: Scenario, model: str = MODEL) -> Exported:
+    """Return MindIE's config.json: the file of the scenario with the changed keys, else all keys of the scheduler."""
+    file, engine, policy = scenario.server_config, scenario.engine, field_values(scenario.make_policy())
+    tree = {} if file is None else read_mapping(file, "configuration")
+    base = tree if is_mindie(tree) else None
+    config = to_mindie(policy, engine.model_dump(), base, None if model == MODEL else model)
+    missing = changed_engine_keys(engine, {"block_size", "max_model_len", "host_blocks"})
+    if not refusals_of(scenario):  # else `export_scenario` says why the server does not start
+        again = field_values(scenario_from(from_mindie(config, file or "config.json")).make_policy())
+        lost = [name for name, value in policy.items() if value != again[name] and name != "async_scheduling"]
+        missing += [f"policy.{name}={policy[name]}: not a key of config.json" for name in lost]
+    blocks = f"simulated with {engine.num_blocks:,} KV blocks and {engine.host_blocks:,} in host memory; compare them"
+    notes = [
+        *([NO_BASE] if base is None else []),
+        *([ASYNC] if policy["async_scheduling"] else []),
+        *(
+            note_on_blocks(scenario, "npuMemSize")
+            or [f"{blocks} with npuBlockNum and cpuBlockNum in the log of the server"]
+        ),
+    ]
+    text = json.dumps(config, indent=4, ensure_ascii=False) + "\n"
+    return Exported("MindIE 3.0.0", "mindie.json", text, notes, missing, has_comments=False)
+
+
 class Target(NamedTuple):
     """A server, and the policies that reproduce its scheduler."""
 
@@ -325,9 +292,10 @@ class Target(NamedTuple):
 
 
 TARGETS = {
-    "vllm": Target(("vllm-v1", "vllm", "vllm-chunked"), vllm_command),
+    "vllm": Target(("vllm-v1", "vllm", "vllm-chunked", *CONFIGS, DYNAMIC_BATCH, "vllm-mindspore"), vllm_command),
     "sglang": Target(("sglang",), sglang_command),
     "llm-serving": Target(("llm-serving",), llm_serving_file),
+    "mindie": Target(("mindie",), mindie_file),
 }
 
 

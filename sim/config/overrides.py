@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Union
 
 from servesim.core import BadInput
-from servesim.files.read import quote, show_path
+from servesim.files.read import quote, read_json, show_path
 from servesim.files.yaml_reader import parse, read_yaml
 
 from .llm_serving_yaml import from_llm_serving, is_llm_serving
+from .mindie_json import from_mindie, is_mindie
 from .paths import resolve_paths, resolve_sweep_paths
 from .registry import preset
 
@@ -24,11 +25,20 @@ MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
 
 def read_scenario_file(path: Union[str, Path]) -> Tree:
-    """Read a scenario file or an llm-serving configuration; load its preset first. Paths: see paths.py."""
+    """Read a scenario file or the configuration of a server; load its preset first. Paths: see paths.py."""
     tree = read_mapping(path, "scenario")
-    if is_llm_serving(tree):
-        tree = from_llm_serving(tree, str(path))
+    if is_llm_serving(tree) or is_mindie(tree):
+        return {"server_config": str(path), **server_scenario(tree, path)}
     return with_preset(resolve_paths(tree, Path(path).parent))
+
+
+def server_scenario(tree: Tree, path: Union[str, Path]) -> Tree:
+    """Return the scenario of a server's own configuration."""
+    if is_llm_serving(tree):
+        return from_llm_serving(tree, str(path))
+    if is_mindie(tree):
+        return from_mindie(tree, str(path))
+    raise BadInput(f"{path}: expected the config.json of MindIE or the YAML configuration of llm-serving")
 
 
 def read_sweep_file(path: Union[str, Path], what: str = "sweep") -> Tree:
@@ -42,16 +52,20 @@ def read_mapping(path: Union[str, Path], what: str) -> Tree:
         raise BadInput(f"-: expected a {what} file; only a trace is read from standard input, with --trace -")
     if str(path).lower().removesuffix(".gz").endswith(TRACE_ENDINGS):
         raise BadInput(f"{path}: expected a {what} file (YAML), not a trace; for a trace use --trace {path}")
-    tree = read_yaml(path)
+    tree = read_json(path) if str(path).endswith(".json") else read_yaml(path)  # YAML does not allow all tabs of JSON
     if not isinstance(tree, dict):
         raise BadInput(f"{path}: expected a mapping of {what} keys, got {type(tree).__name__}")
     return tree
 
 
 def with_preset(tree: Tree) -> Tree:
-    """Load the preset that the key `preset` names; the other keys override it."""
+    """Load the preset that `preset` names, then the file of `server_config`; the other keys override them."""
     overrides = {key: value for key, value in tree.items() if key != "preset"}
-    return merge(preset(str(tree["preset"])) if "preset" in tree else {}, overrides)
+    base = preset(str(tree["preset"])) if "preset" in tree else {}
+    file = tree.get("server_config")
+    if isinstance(file, str):
+        base = merge(base, server_scenario(read_mapping(file, "configuration"), file))
+    return merge(base, overrides)
 
 
 def as_section(key: str, value: Any) -> Any:

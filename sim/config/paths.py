@@ -55,6 +55,7 @@ def change_paths(tree: Mapping[str, Any], change: Change) -> Tree:
         ("policy", in_policy),
         ("profile", in_profile),
         ("proof", in_trace),
+        ("server_config", in_trace),
         ("workload", in_workload),
     ):
         if key in result:

@@ -14,7 +14,7 @@ from pydantic import (
     model_validator,
 )
 from servesim.core import BadInput, Policy
-from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
+from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RANKS, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
 from servesim.files.checked import ByteSize, Int, Keys, Number, invalid_error, validate
 from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
@@ -75,6 +75,12 @@ class EngineConfig(Keys):
     max_generate_length: Optional[Int] = Field(
         None, gt=0, le=MAX_INT, description="paged llm-serving stops a request at this many tokens, without an error"
     )
+    data_parallel_size: Int = Field(
+        1,
+        gt=0,
+        le=MAX_RANKS,
+        description="ranks in lock step, each with these blocks; sessions, and requests without one, take them in turn",
+    )
     prefill_buckets: list[Int] = Field(
         [], description="padded prompt lengths: a prompt is padded to the next larger one (llm-serving: gears)"
     )
@@ -89,7 +95,7 @@ class EngineConfig(Keys):
         None,
         ge=0,
         le=MAX_SECONDS,
-        description="seconds of a step that preempts requests but runs no model (default: 0.001 for vllm-v1, else 0)",
+        description="seconds of a step that runs no model (default: 0.001 for vllm-v1 and mindie, else 0)",
     )
     client_timeout: Optional[Number] = Field(
         None, gt=0, le=MAX_SECONDS, description="seconds after which a client gives up"
@@ -198,6 +204,10 @@ class Scenario(Keys):
     profile: Union[str, dict[str, Any]] = Field(
         "ascend910b4-llama2-7b", description="step costs: bundled profile, profile folder, or a cost mapping"
     )
+    server_config: Optional[str] = Field(
+        None,
+        description="MindIE's config.json or llm-serving's YAML: policy and engine of the real server",
+    )
     proof: Optional[str] = Field(None, description="stored result of `sim policies prove`, which reports show")
     seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of the run")
     slo: Slo = Field(Slo(), description="SLO: latency bounds of a good response, milliseconds")
@@ -254,6 +264,8 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
             policy = scenario.make_policy()
             if scenario.engine.host_cache is not None:
                 check_host_cache(scenario, policy)
+            if scenario.engine.data_parallel_size > 1 and policy.traits.steps_in_flight > 1:
+                raise BadInput("engine.data_parallel_size: expected 1, or a policy with async_scheduling: false")
         return with_blocks(scenario)
     except BadInput as bad:
         raise BadInput(f"{where}: {bad}") from None

@@ -23,7 +23,16 @@ RECORDINGS: dict[str, dict[str, int]] = {  # policy -> version of its engine -> 
     },
     "vllm": {"0.3.3": 1, "0.4.0": 2, "0.4.2": 5, "0.5.0": 2, "0.6.1": 8, "0.8.5": 1},
     "vllm-chunked": {"0.4.2": 1, "0.5.0": 0, "0.6.1": 1, "0.8.5": 1},
+    "vllm-ascend": {"0.9.1": 2, "0.11.0": 10},
+    "vllm-ascend-dynamic-batch": {"0.13.0": 5},
+    "vllm-ascend-short-first": {"0.25.1rc1": 6},
+    "vllm-ascend-batch-jobs": {"0.25.1rc1": 4},
+    "vllm-ascend-profiling-chunk": {"0.25.1rc1": 3},
+    "vllm-ascend-recompute": {"0.25.1rc1": 2},
+    "vllm-ascend-balance": {"0.25.1rc1": 2},
+    "vllm-mindspore": {"0.5.1": 7},
     "sglang": {"0.4.6": 34, "0.5.18": 22},
+    "mindie": {"3.0.0": 35},
     "llm-serving": {"7342f33": 74},
     "sarathi": {"96f9911": 2},
     "sarathi-alternating": {"96f9911": 0},
@@ -54,7 +63,26 @@ FAMILIES = {
     "vLLM v0": Family(
         ("vllm", "vllm-chunked"), "prefix cache, speculative decoding, LoRA, multimodal prompts, multi-step scheduling"
     ),
+    "vLLM on Ascend": Family(
+        (
+            "vllm-ascend",
+            "vllm-ascend-dynamic-batch",
+            "vllm-ascend-short-first",
+            "vllm-ascend-batch-jobs",
+            "vllm-ascend-profiling-chunk",
+            "vllm-ascend-recompute",
+            "vllm-ascend-balance",
+            "vllm-mindspore",
+        ),
+        "asynchronous scheduling except with short requests first, need_timing of profiling chunks, KV transfer, "
+        "priorities with the prefix cache in vllm-mindspore, speculative decoding, LoRA, multimodal prompts",
+    ),
     "SGLang": Family(("sglang",), "speculative decoding, LoRA, priorities, hierarchical cache, data parallelism"),
+    "MindIE-LLM": Family(
+        ("mindie",),
+        "prefix cache, several answers (n > 1) and beam search, speculative decoding, P/D disaggregation, data "
+        "parallelism, sequence and context parallelism",
+    ),
     "llm-serving": Family(("llm-serving",), "versions after May 2024"),
     "Sarathi-Serve": Family(("sarathi", "sarathi-alternating", "static"), "pipeline parallelism"),
     "LightLLM": Family(("lightllm",), "prompt cache, versions after April 2024"),
@@ -106,7 +134,8 @@ def version_of(name: str, settings: Mapping[str, Any], counts: Mapping[str, int]
     named = re.search(r"\d+(\.\d+)+", name)
     if name in MODIFIED:
         return "modified"
-    return str(settings.get("version") or (named[0] if named else next(iter(counts))))
+    version = str(settings.get("version") or (named[0] if named else next(iter(counts))))
+    return next((known for known in counts if known.startswith(version)), version)
 
 
 def entry(name: str, about: str, family: str, version: str, settings: Mapping[str, Any], count: int) -> Entry:

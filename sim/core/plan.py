@@ -61,6 +61,8 @@ class Preemption(NamedTuple):
     # free after those of the chunks are taken, not before.
     tokens: int = 0
     frees_last: bool = False
+    # A defect of vllm-mindspore: its blocks are free now, but the step still computes its next token.
+    after_step: bool = False
     make_room: int = 0  # with a radix cache: blocks that must be free afterwards, as far as blocks can be evicted
 
 
@@ -79,6 +81,7 @@ class Moves(NamedTuple):
     release: Sequence[Request] = ()  # finished requests whose blocks are freed only now
     preempt: Sequence[Preemption] = ()
     reorder_waiting: Optional[Sequence[Request]] = None  # the new order of the waiting queue
+    reorder_swapped: Optional[Sequence[Request]] = None  # the new order of the swapped queue
     swap_in: Sequence[Request] = ()  # back from the host; they decode in this step if the plan decodes
     prefetch: Sequence[Request] = ()  # blocks copied back early; the requests stay in the swapped queue
     admit: Sequence[Request] = ()  # move to running without blocks
@@ -125,9 +128,15 @@ class Plan:
         state: Any = None,
         make_room: int = 0,
         free_blocks: Optional[int] = None,
+        reorder_swapped: Optional[Sequence[Request]] = None,
     ) -> None:
-        if preempt or admit or reject or swap_in or prefetch or release or make_room or reorder_waiting is not None:
-            self.moves = Moves(release, preempt, reorder_waiting, swap_in, prefetch, admit, reject, make_room)
+        if (
+            preempt or admit or reject or swap_in or prefetch or release or make_room
+            or reorder_waiting is not None or reorder_swapped is not None
+        ):  # fmt: skip
+            self.moves = Moves(
+                release, preempt, reorder_waiting, reorder_swapped, swap_in, prefetch, admit, reject, make_room
+            )
         else:
             self.moves = NO_MOVES
         # In batch order. The first chunk of a waiting or swapped request admits it. Without `decode`, a one-token chunk
@@ -161,6 +170,10 @@ class Plan:
     @property
     def reorder_waiting(self) -> Optional[Sequence[Request]]:
         return self.moves.reorder_waiting
+
+    @property
+    def reorder_swapped(self) -> Optional[Sequence[Request]]:
+        return self.moves.reorder_swapped
 
     @property
     def swap_in(self) -> Sequence[Request]:

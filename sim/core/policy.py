@@ -29,8 +29,10 @@ class Traits(NamedTuple):
     rejects_oversized: bool = True  # a request that can never fit is rejected on arrival
     arrival_is_send_time: bool = False  # the front end stamps a request before the scheduler sees it
     frees_blocks_late: bool = False  # finished requests hold their blocks until a plan releases them
+    finished_stay: bool = False  # with frees_blocks_late: until then they also stay in their queue, with status done
     last_token_decodes: bool = False  # if one token of a prompt is left, it runs as a decode row
     resumed_token_decodes: bool = False  # the same for a preempted request that has generated tokens
+    first_chunk_prefills: bool = False  # not so for the first chunk after an admission
     rejects_full_prompts: bool = False  # a prompt of max_model_len tokens or more is rejected on arrival
     # prefix cache, by its order of free blocks: hashed_last (vLLM since 0.24), append (vLLM before) | radix cache of
     # SGLang, by what it evicts if blocks are missing: radix (those that are missing), radix_need (all) |
@@ -39,6 +41,7 @@ class Traits(NamedTuple):
     # what its statistics count: admission | lookup: also a head that cannot run | lookup-all: preempted ones not apart
     prefix_cache_counts: str = "admission"
     empty_step: float = 0.0  # seconds of a step that moves requests but runs no model
+    polls: bool = False  # a step that does nothing takes as long, if a request waits, runs or is swapped
     keeps_ties: bool = False  # equal sort keys: in the order in which requests join the queue, not by arrival
     frees_extra_token_late: bool = False  # with 2 steps in flight: the token after the last one, when its step returns
     lists_ended: bool = False  # fill View.ended

@@ -15,7 +15,7 @@ CLIENT_FIELDS = (
 # Its progress in a server: the other attributes of Request.
 PROGRESS_FIELDS = (
     "sent", "serial", "status", "slot", "max_tokens", "stop_at", "host_blocks", "prompt_done", "preemptions",
-    "cached_tokens", "outcome", "reason", "visible_at", "scheduled", "first_token", "last_token", "finish",
+    "cached_tokens", "outcome", "reason", "visible_at", "received", "scheduled", "first_token", "last_token", "finish",
     "client_end", "queued", "prefilling", "decoding", "swapped", "state_since",
     "_written", "_cached", "_blocks", "_cohort", "_joined_step", "_finish_step", "_joined_busy_s",
     "_in_prefilling", "_in_flight", "_admission",
@@ -142,6 +142,7 @@ class Request(ClientRequest):
         self.outcome: Optional[str] = None
         self.reason: Optional[str] = None
         self.visible_at: Optional[float] = None  # end of its front-end time; its queueing time starts here
+        self.received = self.arrival  # time at which the scheduler saw it: between two steps
         self.scheduled: Optional[float] = None  # time of its first step
         self.first_token: Optional[float] = None  # time of its first token
         self.last_token: Optional[float] = None  # time of its newest token

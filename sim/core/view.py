@@ -89,8 +89,8 @@ class CacheDraft:
 
     __slots__ = ()
 
-    def start(self, chunks: Iterable[Chunk] = ()) -> None:
-        """Forget the earlier draft. In this step, running requests compute these chunks."""
+    def start(self, chunks: Iterable[Chunk] = (), decodes: bool = True) -> None:
+        """Forget the earlier draft. In this step, running requests compute these chunks, and the others decode."""
         raise NotImplementedError
 
     def find(self, request: Request, free: int) -> CachedPrefix:
@@ -130,7 +130,7 @@ class View:
 
     __slots__ = (
         "now", "waiting", "running", "swapped", "prefilling", "finished", "pool", "cohort", "max_model_len",
-        "last_prefill", "prefix_cache", "state", "has_groups", "ended",
+        "last_prefill", "prefix_cache", "state", "has_groups", "ended", "ranks",
     )  # fmt: skip
 
     def __init__(
@@ -159,6 +159,7 @@ class View:
         # `running`. Inserted there in this order, they are where they were. Newest first; without those of a prefill,
         # unless the next step was decided before the prefill returned.
         self.ended: list[tuple[int, Request]] = []
+        self.ranks: Sequence[int] = ()  # running requests of each data-parallel rank after the last step, in lock step
         self.has_groups = False  # a request with several sequences has arrived
         self.last_prefill: Optional[tuple[float, float]] = None  # start and end of the last step with a chunk
         self.state: Any = None  # `state` of the policy's last plan

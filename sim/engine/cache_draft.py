@@ -37,7 +37,7 @@ class Draft(CacheDraft):
         self._evicted = 0  # blocks that the step takes from the front of the free list
         self._used = 0  # cached blocks that it takes out of the free list
 
-    def start(self, chunks: Iterable[Chunk] = ()) -> None:
+    def start(self, chunks: Iterable[Chunk] = (), decodes: bool = True) -> None:
         self._number += 1
         self._evicted = self._used = 0
         self.cache.lookups.clear()
@@ -46,14 +46,14 @@ class Draft(CacheDraft):
             self.cache.host.settle()
         if self._planned:
             self._planned.clear()
-        self._decoding_before = FOREVER
+        self._decoding_before = FOREVER if decodes else 0
         for chunk in chunks:
             request = chunk.request
             holding = self.cache.holdings.get(request)
             if holding is not None and not request.decodes:
                 self._decoding_before = min(self._decoding_before, request._admission)
                 self._plan(holding.text, request._cached + chunk.tokens)
-        if self._decoding_before < FOREVER:  # requests that decode after it cache their blocks later than it
+        if decodes and self._decoding_before < FOREVER:  # those that decode behind it cache their blocks later
             for holding in reversed(self.cache.holdings.values()):  # the newest first
                 if holding.request._admission <= self._decoding_before:
                     break

@@ -57,6 +57,7 @@ class FastForward(HeldSteps):
         cache = server.prefix_cache
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
         self._cache = cache if cache is not None and cache.evicts_missing else None
+        self._finished_stay = server.traits.finished_stay
         self._hot_objects = (loop, loop.inbox, server, server.cohort, server.pool, cost.decode)  # looked up once
 
     @property
@@ -131,7 +132,9 @@ class FastForward(HeldSteps):
 
     def _take_blocks(self, keep_free: int) -> bool:
         """Take the blocks of the next step. Return False if they are missing."""
-        _, _, _, cohort, pool, _ = self._hot_objects
+        _, _, server, cohort, pool, _ = self._hot_objects
+        if self._finished_stay:  # the next step of a plan that holds past a finish takes them from the queue
+            server.release_finished()
         needed, cache = cohort.block_offsets[-cohort.steps % cohort.block_size], self._cache
         if needed + keep_free > (pool.free if cache is None else pool.free + pool.evictable):
             return False

@@ -247,7 +247,7 @@ def _finish(server: Server, flight: StepInFlight, now: float) -> list[Request]:
 
 
 def _finish_one(server: Server, request: Request, now: float, failed: bool) -> None:
-    server.take_out(request)
+    server.take_out(request, server.traits.finished_stay)
     request.last_token = now
     mark_finished(server, request, now, failed)
     cache, extra = server.prefix_cache, max(0, request._cached - (request.prompt + request._written - 1))

@@ -92,8 +92,11 @@ class KvCache:
             self.stats.count(request, tokens)
         self.lookups.clear()
 
-    def admit(self, request: Request, cached: int) -> int:
-        """Count an admission, and hold the blocks of the first `cached` tokens. Return how many were free or copied."""
+    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
+        """Count an admission, and hold the blocks of the first `cached` tokens. Return how many were free or copied.
+
+        `decodes`: requests decode in this step, and their blocks are cached before those of the admission.
+        """
         raise NotImplementedError
 
     def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
@@ -142,7 +145,7 @@ class InstalledCache(KvCache):
 
     __slots__ = ()
 
-    def admit(self, request: Request, cached: int) -> int:
+    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         self.stats.count(request, cached)
         return 0  # the next count of the engine has them
 

@@ -33,6 +33,13 @@ class KvUse:
         self.token_sum += self.tokens * steps + live * (steps * (steps + 1) // 2)
         self.tokens += live * steps
 
+    def add(self, other: KvUse) -> None:
+        """Add the sums of another server of the same size; the peak is that of the fuller one."""
+        self.block_sum += other.block_sum
+        self.token_sum += other.token_sum
+        self.shared_sum += other.shared_sum
+        self.peak_blocks = max(self.peak_blocks, other.peak_blocks)
+
     def metrics(self, pool: BlockPool, calls: int) -> dict[str, float]:
         """Return the metrics of a run with this number of model calls."""
         if not self.block_sum:

@@ -63,11 +63,15 @@ class Loop:
         self.compute = compute  # runs a model call on a device, or starts one in flight; None in a simulation
         self.collect = collect  # waits for a call in flight
         # seconds of a step that moves requests but runs no model; None: that of the engine
+        self._polls = server.traits.polls
         self.empty_step = server.traits.empty_step if empty_step is None else empty_step
+        if self._polls and not self.empty_step:
+            raise BadInput("engine.empty_step: expected more than 0 for an engine that polls, got 0")
         self.now = 0.0
         self.calls = 0  # model calls that have ended
         self._idle = True  # no model call has run since the last wait
         self._steps_without_call = 0  # steps since the last call or wait
+        self._polled: list[Step] = []  # steps without a call; observers see their end after that of the step in flight
         self._unreported: list[Request] = []  # finished; their clients have not seen the end
         self._last_progress = 0  # the last call that generated a token
         self._tokens_generated = 0
@@ -93,18 +97,8 @@ class Loop:
 
     def step(self) -> Optional[float]:
         """Run one step, or fast-forward. Return None to continue, else the time of the next event (inf: all done)."""
-        server, now = self.server, self.now
-        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else NO_REQUESTS
-        if not self._no_max_wait:
-            server.promote(now)
-        view = server.view
-        view.now, state = now, view.state
-        plan = self._decide(view)
-        if not isinstance(plan, Plan):
-            raise PlanError(plan)
-        step = start_step(server, plan, now)
-        if step.has_moves or self.observers:
-            self._notify_start(step, arrived, now)
+        server, now, state = self.server, self.now, self.server.view.state
+        step = self.start(now)
         if self._overlaps:
             return self._send(step, state)
         if not (step.decode_rows or step.chunks or step.runs_model):
@@ -116,9 +110,29 @@ class Loop:
             return None
         if self.compute is not None:
             self.compute(step)
-        self.now = now = self.clock.finish_call(step, now, server.traits)
-        self._finish(step, now, finish_step(server, step, now))
+        self.finish(step, self.clock.finish_call(step, now, server.traits))
         return None
+
+    def start(self, now: float) -> Step:
+        """Deliver arrivals, call the policy and carry out its plan. Return the step, whose model call can start."""
+        server = self.server
+        arrived = self._deliver(now) if self.inbox.next_arrival <= now or self.inbox.delayed else NO_REQUESTS
+        if not self._no_max_wait:
+            server.promote(now)
+        view = server.view
+        view.now = now
+        plan = self._decide(view)
+        if not isinstance(plan, Plan):
+            raise PlanError(plan)
+        step = start_step(server, plan, now)
+        if step.has_moves or self.observers:
+            self._notify_start(step, arrived, now)
+        return step
+
+    def finish(self, step: Step, now: float) -> None:
+        """Record the results of a model call that ends now."""
+        self.now = now
+        self._finish(step, now, finish_step(self.server, step, now))
 
     def _send(self, step: Step, state: Any) -> Optional[float]:
         """Send a step to the device. If the one before it is still out, or if there is no call, wait for that."""
@@ -126,6 +140,9 @@ class Loop:
         if not (step.decode_rows or step.chunks or step.runs_model):
             if before is None:
                 return self._step_without_call(step, state)
+            if self._polls:
+                self._poll(step, before)
+                return None
             self.receive(before)
             if step.has_moves or step.plan.state != state:
                 for observer in self.observers:
@@ -144,6 +161,18 @@ class Loop:
             self.receive(before)
         return None
 
+    def _poll(self, step: Step, before: StepInFlight) -> None:
+        """Wait for the next decision of an engine that polls, although a step is in flight."""
+        wake_at = self.now + self.empty_step
+        if self.server.idle():
+            wake_at = max(wake_at, self.inbox.next_arrival)
+        if self.observers and (step.has_moves or not self.server.idle()):
+            self._polled.append(step)
+        if before.end <= wake_at:
+            self.receive(before)
+        if wake_at < math.inf:
+            self.now = max(self.now, wake_at)
+
     def receive(self, flight: StepInFlight) -> list[Request]:
         """Wait for a step in flight and record its results. Return the finished requests."""
         if self.collect is not None:
@@ -154,6 +183,11 @@ class Loop:
         self.now = now = flight.end
         finished = deliver(self.server, flight, now)
         self._finish(flight.step, now, finished)
+        if self._polled:
+            polled, self._polled = self._polled, []
+            for step in polled:
+                for observer in self.observers:
+                    observer.on_step_end(self.server, step, step.decided, [])
         return finished
 
     def _deliver(self, now: float) -> list[Request]:
@@ -169,18 +203,27 @@ class Loop:
 
     def _step_without_call(self, step: Step, state: Any) -> Optional[float]:
         """Return the time of the next decision: None if a request moved or the state changed, else the next event."""
-        if step.has_moves or step.plan.state != state:
+        moved, next_arrival = step.has_moves or step.plan.state != state, self.inbox.next_arrival
+        is_idle = self.server.idle()
+        polls = self._polls and (not is_idle or (step.has_moves and next_arrival < math.inf))
+        if moved or polls:
             for observer in self.observers:
                 observer.on_step_end(self.server, step, self.now, [])
         elif not self.inbox.delayed:
             return self._go_idle(step.plan, self.now)
-        else:
+        if polls or not moved:
             self._idle = True  # no model call blocks the front end, so the scheduler sees all requests
+        if polls:
+            self._report_all(self.now)
         self._steps_without_call += 1
-        if self._steps_without_call == MAX_STEPS_WITHOUT_CALL:
-            reason = f"{MAX_STEPS_WITHOUT_CALL} steps at the same time without a model call"
-            raise self._stuck(reason, "moved requests or changed its state in each of them")
-        return self.now + self.empty_step if self.empty_step and step.has_moves and not self.server.idle() else None
+        if self._steps_without_call >= MAX_STEPS_WITHOUT_CALL and not (polls and next_arrival < math.inf):
+            steps = f"{MAX_STEPS_WITHOUT_CALL} steps"
+            if polls:
+                raise self.stuck(f"no progress, {steps} without a model call", "returned no work")
+            reason = f"{steps} at the same time without a model call"
+            raise self.stuck(reason, "moved requests or changed its state in each of them")
+        takes_time = polls or (self.empty_step and step.has_moves and not is_idle)
+        return self.now + self.empty_step if takes_time else None
 
     def _go_idle(self, plan: Plan, now: float) -> float:
         """Report finished requests and return the time of the next event. Raise Stuck if there is none."""
@@ -191,7 +234,7 @@ class Loop:
         next_event = min(self.inbox.next_arrival, wake_at)
         if next_event == math.inf:
             if not self.server.idle():
-                raise self._stuck("no request runs and no request will arrive", "returned no work")
+                raise self.stuck("no request runs and no request will arrive", "returned no work")
             if self.inbox.unreleased():
                 raise Stuck(
                     "these requests wait for a request that does not exist or never finished",
@@ -199,10 +242,10 @@ class Loop:
                     now,
                 )
         elif wake_at <= now and self.inbox.next_arrival > now:
-            raise self._stuck(f"the plan has wake_at={wake_at:g} s, which is not later than now", "returned this time")
+            raise self.stuck(f"the plan has wake_at={wake_at:g} s, which is not later than now", "returned this time")
         return next_event
 
-    def _stuck(self, reason: str, action: str) -> Stuck:
+    def stuck(self, reason: str, action: str) -> Stuck:
         """Return the error of an engine that can never run again; `action` is what the policy did."""
         return Stuck(reason, self.server.all_requests(), self.now, describe_cause(self.server, action))
 
@@ -216,7 +259,7 @@ class Loop:
             self._tokens_generated, self._last_progress = server.tokens_generated, self.calls
         elif self.calls - self._last_progress > self._max_calls_without_token:
             reason = f"no token in the last {self.calls - self._last_progress} model calls"
-            raise self._stuck(reason, "returned plans that generate none")
+            raise self.stuck(reason, "returned plans that generate none")
 
     def _notify_start(self, step: Step, arrived: list[Request], now: float) -> None:
         for rejection in step.plan.moves.reject:

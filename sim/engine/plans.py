@@ -55,8 +55,7 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
     _refuse_repeated("admit", moves.admit)
     _refuse_repeated("reject", [rejection.request for rejection in moves.reject])
     for request in moves.release:
-        server.finished.remove(request)
-        server.free_blocks(request)
+        server.release(request)
     if moves.make_room and server.prefix_cache is not None:
         server.prefix_cache.make_room(moves.make_room)
     if moves.preempt and server.prefix_cache is not None:
@@ -64,9 +63,15 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
     for preemption in moves.preempt:
         if server.record_moves:
             step.preempted = [*step.preempted, (preemption.request, preemption.mode, preemption.request.slot)]
-        step.copied_blocks += server.preempt(preemption, now)
+        if preemption.after_step:
+            step.leaving = [*step.leaving, preemption.request]
+            server.pool.free += server.pool.blocks_for(preemption.request.length)
+        else:
+            step.copied_blocks += server.preempt(preemption, now)
     if moves.reorder_waiting is not None:
         server.waiting.reorder(moves.reorder_waiting)
+    if moves.reorder_swapped is not None:
+        server.swapped.reorder(moves.reorder_swapped)
     for request in moves.swap_in:
         step.copied_blocks += server.swap_in(request, now)
     for request in moves.prefetch:
@@ -110,9 +115,9 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
             has_decodes = True
             continue
         cached = request._cached
-        is_first = not cached
+        is_first = not cached or request.status == "waiting"
         if cache is not None and request.status != "running":
-            cached = _use_cached(server, chunk)
+            cached = _use_cached(server, chunk, step.decode_rows > 0)
         pending = request.prompt + request._written - cached
         assert 0 < tokens <= pending, f"a chunk has {tokens} tokens, {request} has {pending} pending"
         if request.status != "running":
@@ -126,7 +131,7 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
         if request.sampling is not None:
             group_of(request).cover(needed)
         if cache is not None:
-            cache.schedule(request, tokens, request._admission)
+            cache.schedule(request, tokens, request._admission if step.decode_rows else 0)
         if is_first:
             request.queued += step.start - request.state_since
             if request.scheduled is None:
@@ -137,11 +142,11 @@ def _start_chunks(server: Server, chunks: Sequence[Chunk], step: Step) -> None:
     step.chunks = [chunk for chunk in chunks if chunk.request._cohort is None] if has_decodes else chunks
 
 
-def _use_cached(server: Server, chunk: Chunk) -> int:
+def _use_cached(server: Server, chunk: Chunk, decodes: bool) -> int:
     """Give a request that is admitted the blocks of its cached tokens. Return their number."""
     request, cached = chunk.request, chunk.cached
     assert server.prefix_cache is not None and not chunk.blocks, "a prefix cache does not reserve blocks"
-    taken = server.prefix_cache.admit(request, cached)
+    taken = server.prefix_cache.admit(request, cached, decodes)
     server.kv_use.tokens += taken * server.pool.block_size
     request._cached = cached
     request.cached_tokens += cached

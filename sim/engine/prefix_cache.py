@@ -56,7 +56,7 @@ class PrefixCache(KvCache):
         """The free blocks that hold text. With free order "append", partly filled ones count too."""
         return min(self.count - self.blank, self.pool.free)
 
-    def admit(self, request: Request, cached: int) -> int:
+    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         if not self.counts_lookups:
             self.stats.count(request, cached)
         text = self.text_of(request)
@@ -65,7 +65,8 @@ class PrefixCache(KvCache):
             return 0
         self._settle()
         size = self.pool.block_size
-        found = size * self.tree.match(text, self.most_cached_blocks(request), NO_DRAFT).blocks
+        decoding_before = FOREVER if decodes else 0
+        found = size * self.tree.match(text, self.most_cached_blocks(request), NO_DRAFT, decoding_before).blocks
         copied = max(0, cached - found) // size
         if copied and self.host is not None:
             self.host.copy(text, found // size, cached // size)

@@ -185,7 +185,7 @@ class RadixCache(KvCache):
         if text is not None:
             self._walk(text, tokens // self.pool.block_size)
 
-    def admit(self, request: Request, cached: int) -> int:
+    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
         self.stats.count(request, cached)
         if not cached:
             return 0

@@ -24,7 +24,7 @@ class RadixDraft(CacheDraft):
         self._locked: dict[Node, int] = {}  # nodes without a lock, and how many of their blocks the plan locks
         self._unlocked: dict[Node, int] = {}  # locks that the plan removes
 
-    def start(self, chunks: Iterable[Chunk] = ()) -> None:
+    def start(self, chunks: Iterable[Chunk] = (), decodes: bool = True) -> None:
         self._locked.clear()
         self._unlocked.clear()
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
+from typing import Any, Optional
 
-from servesim.core import Chunk, Request
+from servesim.core import Chunk, Preemption, Request
+from servesim.core.request import CLIENT_FIELDS
 
 from .groups import group_of
 from .queues import RequestQueue
@@ -25,9 +27,20 @@ def finish_step(server: Server, step: Step, now: float) -> list[Request]:
     if step.paused:
         for request in step.paused:
             server.cohort.join(request)
+    for request in step.leaving:
+        _preempt_after_step(server, request, now)
     if finished or (step.chunks and server.prefix_cache is not None):
         free_finished(server, finished, step.chunks)
     return finished
+
+
+def _preempt_after_step(server: Server, request: Request, now: float) -> None:
+    """Preempt a request whose blocks were free before its last token. The engine takes one token for computed."""
+    server.pool.free -= request.blocks
+    if request.status == "running":
+        server.preempt(Preemption(request), now)
+        request._cached = 1
+        server.kv_use.tokens += 1
 
 
 def free_finished(server: Server, finished: list[Request], chunks: Sequence[Chunk] = ()) -> None:
@@ -187,7 +200,8 @@ def _finish_failed_rows(server: Server, step: Step, now: float, finished: list[R
 
 
 def _finish(server: Server, request: Request, now: float, failed: bool) -> None:
-    server.running.remove(request)
+    if not server.traits.finished_stay:
+        server.running.remove(request)
     mark_finished(server, request, now, failed)
 
 
@@ -204,3 +218,26 @@ def mark_finished(server: Server, request: Request, now: float, failed: bool) ->
     request.status = "done"
     request.finish = request.client_end = now
     server.done.append(request)
+
+
+def find_change(
+    server: Server, before: Sequence[tuple[Any, ...]], requests: Sequence[Request]
+) -> Optional[tuple[Request, str]]:
+    """Return the first request, and its field, that no longer has the value of the client or of the server.
+
+    `before`: the client fields of the requests when the client sent them. This is here because it is compiled here.
+    """
+    arrival_is_send_time = server.traits.arrival_is_send_time
+    for request, old_fields in zip(requests, before):
+        if request.client_fields() != old_fields:
+            for name, old, new in zip(CLIENT_FIELDS, old_fields, request.client_fields()):
+                if old != new and (name != "arrival" or request.follows is None):  # a follower is sent later
+                    return request, "sent" if name == "arrival" else name
+        if request.visible_at is None:
+            continue
+        if request.arrival != (request.sent if arrival_is_send_time else request.visible_at):
+            return request, "arrival"
+        most = server.limits.most_tokens(request)
+        if (request.max_tokens, request.stop_at) != (most, min(request.output, most)):
+            return request, "max_tokens" if request.max_tokens != most else "stop_at"
+    return None

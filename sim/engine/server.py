@@ -25,7 +25,6 @@ from servesim.core import (
     Request,
     View,
 )
-from servesim.core.request import CLIENT_FIELDS
 
 from .cache_draft import make_cache
 from .cohort import Cohort
@@ -106,7 +105,7 @@ class Server:
 
     def submit(self, request: Request, now: float, visible_at: float) -> None:
         """Add an arrival to waiting, or reject it if it can never run. Its queueing time starts at `visible_at`."""
-        request.visible_at = request.state_since = visible_at
+        request.visible_at, request.state_since, request.received = visible_at, visible_at, now
         request.arrival = request.sent if self.traits.arrival_is_send_time else visible_at
         request.max_tokens = most = self.limits.most_tokens(request)
         if request.stop_at > most:
@@ -264,17 +263,33 @@ class Server:
         if self.flight is not None and request.in_flight:
             self.flight.drop(request)
 
-    def take_out(self, request: Request) -> None:
-        """Remove a request from its queue for good. It loses its token in flight."""
+    def take_out(self, request: Request, stays: bool = False) -> None:
+        """Remove a request from its queue for good, unless it stays. It runs no more and loses its token in flight."""
         self.drop_token_in_flight(request)
         if request.status == "running":
             if request._cohort is not None:
                 self.cohort.leave(request)
             elif request._in_prefilling:
                 self.remove_from_prefilling(request)
-            self.running.remove(request)
-        else:
+            if not stays:
+                self.running.remove(request)
+        elif not stays:
             (self.waiting if request.status == "waiting" else self.swapped).remove(request)
+
+    def release(self, request: Request) -> None:
+        """Free the blocks of a request that has finished, and remove it from its queue if it is still there."""
+        self.finished.remove(request)
+        if self.traits.finished_stay:  # one that runs has blocks, one that is swapped has them on the host
+            queue = self.running if request._blocks else self.swapped if request.host_blocks else self.waiting
+            queue.remove(request)
+            self.pool.host_free += request.host_blocks
+            request.host_blocks = 0
+        self.free_blocks(request)
+
+    def release_finished(self) -> None:
+        """Release all requests that have finished."""
+        for request in list(self.finished):
+            self.release(request)
 
     def _requeue(self, request: Request, queue: str) -> None:
         if queue == "swapped":
@@ -345,12 +360,14 @@ class Server:
         if self.prefix_cache is not None:
             self.prefix_cache.check(self.running, self.kv_use.tokens)
         else:
-            stored = [*self.running, *(r for r in (*self.finished, *self.swapped) if r._blocks)]
+            finished = () if self.traits.finished_stay else self.finished
+            stored = [*self.running, *(r for r in (*finished, *self.swapped) if r._blocks)]
             used = sum(request.blocks for request in stored) + pool.lost
             assert pool.free + used == pool.total, f"{pool.free} free + {used} used != {pool.total} blocks"
             for request in (*self.running, *self.swapped):
                 if request.sampling is not None:
                     group_of(request).check()
+            stored += self.waiting  # see _preempt_after_step
             assert self.kv_use.tokens == sum(map(stored_tokens, stored)), "wrong number of stored tokens"
         on_host = sum(request.host_blocks for request in self.swapped)
         assert pool.host_free + pool.host_lost + on_host == pool.host_total, "host blocks lost"
@@ -363,37 +380,15 @@ class Server:
             pool.blocks_for(r.cached + 1) > r.blocks for r in single
         ), "wrong block_offsets"
         assert set(cohort.groups) == set(decoding) - set(single), "wrong groups of the cohort"
-        prompts = [request for request in self.running if not (request.decodes or request.awaits_end)]
+        ended = set(self.finished)
+        prompts = [r for r in self.running if not (r.decodes or r.awaits_end or r in ended)]
         assert list(self.prefilling) == prompts, "wrong prefilling"
         for status, queue in (("waiting", self.waiting), ("running", self.running), ("swapped", self.swapped)):
-            assert all(request.status == status for request in queue), f"a request in {status} has another status"
+            assert all(r.status == status or r in ended for r in queue), f"a request in {status} has another status"
         for request in self.waiting:
-            assert request.blocks == request.cached == request.host_blocks == 0, f"{request} waits but holds blocks"
+            assert request.blocks == request.host_blocks == 0, f"{request} waits but holds blocks"
         for request in decoding:
             assert request.pending == 1 and request.blocks >= pool.blocks_for(request.cached), f"{request} lacks blocks"
         assert len(set(self.all_requests())) == len(self.waiting) + len(self.running) + len(self.swapped), (
             "a request is in two queues"
         )
-
-
-def find_change(
-    server: Server, before: Sequence[tuple[Any, ...]], requests: Sequence[Request]
-) -> Optional[tuple[Request, str]]:
-    """Return the first request, and its field, that no longer has the value of the client or of the server.
-
-    `before`: the client fields of the requests when the client sent them. This is here because it is compiled here.
-    """
-    arrival_is_send_time = server.traits.arrival_is_send_time
-    for request, old_fields in zip(requests, before):
-        if request.client_fields() != old_fields:
-            for name, old, new in zip(CLIENT_FIELDS, old_fields, request.client_fields()):
-                if old != new and (name != "arrival" or request.follows is None):  # a follower is sent later
-                    return request, "sent" if name == "arrival" else name
-        if request.visible_at is None:
-            continue
-        if request.arrival != (request.sent if arrival_is_send_time else request.visible_at):
-            return request, "arrival"
-        most = server.limits.most_tokens(request)
-        if (request.max_tokens, request.stop_at) != (most, min(request.output, most)):
-            return request, "max_tokens" if request.max_tokens != most else "stop_at"
-    return None

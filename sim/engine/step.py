@@ -17,7 +17,8 @@ class Step:
     """One step: a plan that has been carried out, and its model call if it has one."""
 
     __slots__ = (
-        "admitted", "chunks", "context", "copied_blocks", "decided", "decode_rows", "has_moves", "hold", "paused",
+        "admitted", "chunks", "context", "copied_blocks", "decided", "decode_rows", "has_moves", "hold", "leaving",
+        "paused",
         "plan", "preempted", "shared_copies", "start",
     )  # fmt: skip
 
@@ -29,6 +30,7 @@ class Step:
         self.decode_rows = 0  # live rows
         self.context = 0  # cached tokens that the decoding rows read
         self.paused: Sequence[Request] = ()  # decoding requests that do not run in this step
+        self.leaving: Sequence[Request] = ()  # preempted when the step ends; their blocks are free already
         self.copied_blocks = 0  # to and from the host
         self.shared_copies = 0  # blocks that several sequences of a request held, copied before one writes into it
         self.hold = 0  # further identical steps: all requests decode, and nothing else happens
@@ -246,9 +248,11 @@ def runs_as_decode(chunk: Chunk, traits: Traits) -> bool:
     request = chunk.request
     if request.sampling is not None:
         return readmitted_as_decode(request)
-    return chunk.tokens == 1 == request.pending and (
-        traits.last_token_decodes or (traits.resumed_token_decodes and request._written > 0)
-    )
+    if chunk.tokens != 1 or request.pending != 1:
+        return False
+    if traits.first_chunk_prefills and request._cached == chunk.cached:  # it was admitted in this step
+        return False
+    return traits.last_token_decodes or (traits.resumed_token_decodes and request._written > 0)
 
 
 def readmitted_as_decode(request: Request) -> bool:

@@ -39,6 +39,11 @@ class KindTotals:
         self.prompt_pairs += tokens * cached - tokens * (tokens - 1) // 2
         self.prompt_cached += cached - tokens
 
+    def add(self, other: KindTotals) -> None:
+        """Add the sums of another server."""
+        for name in (*COUNTERS, "seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     @property
     def tokens(self) -> int:
         """Tokens that were computed, without padding."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 from servesim.config.memory import host_copy_times
 from servesim.config.scenario import EngineConfig, Scenario
@@ -15,8 +15,10 @@ from servesim.core import BadInput, ClientRequest, Policy, PolicyError, Request,
 from servesim.costs.derived import HostCopyCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.clocks import Clock
+from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
-from servesim.engine.server import Server, find_change
+from servesim.engine.results import find_change
+from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Padding
 from servesim.engine.work_totals import KindTotals
@@ -179,8 +181,13 @@ def simulate(
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
     answers = split_answers(requests, scenario.make_policy().traits) if has_samplings(trace.requests) else {}
-    loop, clock = build_simulation(scenario, with_answers(requests, answers), observers, fast_forward, profile)
-    return run_loop(loop, clock, scenario, profile, requests, answers)
+    ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
+    by_rank = requests_by_rank(ran, ranks) if ranks > 1 else [ran]
+    loop, clock = build_simulation(scenario, by_rank[0], observers, fast_forward and ranks == 1, profile)
+    if ranks == 1:
+        return run_loop(loop, clock, scenario, profile, requests, answers)
+    others = [build_scenario_loop(scenario, more, clock, observers, profile.front_end) for more in by_rank[1:]]
+    return run_loop(LockStep([loop, *others]), clock, scenario, profile, requests, answers)
 
 
 def build_simulation(
@@ -217,7 +224,7 @@ def cold_start_seconds(config: EngineConfig, profile: Profile) -> tuple[float, f
 
 
 def run_loop(
-    loop: Loop,
+    loop: Union[Loop, LockStep],
     clock: SimulatedClock,
     scenario: Scenario,
     profile: Profile,
@@ -234,15 +241,20 @@ def run_loop(
         except Stuck as error:
             stuck = error
     server, largest = loop.server, clock.largest_shape
+    if isinstance(loop, LockStep):
+        work, clock.idle_s = loop.add_totals(), loop.idle_s
+    else:
+        work = server.work.by_kind()
     if scenario.engine.host_cache is not None:
         largest = largest._replace(swapped=0)  # the profile does not give the time of these copies
     join_answers(requests, answers or {})
     run = Run(
         scenario, profile, requests, measure(scenario, requests, server), server, loop.calls, loop.now - clock.idle_s,
         loop.now, *clock.padding_counts, profile.outside_range(largest._asdict()), stuck,
-        work=server.work.by_kind(), ran=ran,
+        work=work, ran=ran,
     )  # fmt: skip
-    clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it
+    if isinstance(loop, Loop):
+        clock.fast_forward = loop.fast_forward = None  # without this cycle, the requests of the run are freed with it
     return run
 
 

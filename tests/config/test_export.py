@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -46,6 +47,8 @@ OPTIONS = {
     },
 }  # fmt: skip
 OPTIONS["vllm-chunked"] = OPTIONS["vllm"]
+ASCEND = tuple(name for name in TARGETS["vllm"].policies if name.startswith(("vllm-ascend", "vllm-mindspore")))
+OPTIONS.update(dict.fromkeys(ASCEND, OPTIONS["vllm-v1"] | {"--additional-config", "--data-parallel-size"}))
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies that has a flag
     "vllm-v1": [
         {},
@@ -56,6 +59,7 @@ SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies t
     ],
     "vllm": [{}, {"max_num_batched_tokens": 4096, "delay_factor": 0.5, "preemption_mode": "swap"}],
     "vllm-chunked": [{}, {"max_num_partial_prefills": 2, "long_prefill_token_threshold": 99}],
+    **{name: [{"max_num_batched_tokens": 8192}] for name in ASCEND},
     "sglang": [
         {},
         {"chunked_prefill_size": None, "max_running_requests": 9, "enable_mixed_chunk": True,
@@ -88,6 +92,44 @@ def test_every_flag_exists_in_the_real_parser(policy: str, fields: dict[str, Any
     flags = {word for word in words_of(exported) if word.startswith("--")}
     assert flags <= OPTIONS[policy]
     assert exported.not_expressed == []
+
+
+SECTION = "scheduler_config"
+
+
+@pytest.mark.parametrize(
+    ("policy", "fields", "config"),
+    [
+        ("vllm-ascend", {}, {"ascend_scheduler_config": {"enabled": True}}),
+        ("vllm-ascend", {"max_long_partial_prefills": 2, "long_prefill_token_threshold": 99},
+         {"ascend_scheduler_config":
+          {"enabled": True, "max_long_partial_prefills": 2, "long_prefill_token_threshold": 99}}),
+        ("vllm-ascend", {"enable_pd_transfer": True, "decode_max_num_seqs": 400},
+         {"ascend_scheduler_config": {"enabled": True, "enable_pd_transfer": True, "decode_max_num_seqs": 400}}),
+        ("vllm-ascend-dynamic-batch", {"slo_limits_for_dynamic_batch": 50}, {"SLO_limits_for_dynamic_batch": 50}),
+        ("vllm-ascend-short-first", {"threshold": 64, "long_max_wait_ms": 500},
+         {SECTION: {"short_request_first_config": {"enabled": True, "threshold": 64, "long_max_wait_ms": 500}}}),
+        ("vllm-ascend-batch-jobs", {"max_jobs": 5},
+         {SECTION: {"batch_job_sched_config": {"enabled": True, "max_jobs": 5}}}),
+        ("vllm-ascend-profiling-chunk", {"min_chunk": 256},
+         {SECTION: {"profiling_chunk_config": {"enabled": True, "min_chunk": 256}}}),
+        ("vllm-ascend-recompute", {}, {SECTION: {"recompute_scheduler_enable": True}}),
+        ("vllm-ascend-balance", {}, {SECTION: {"enable_balance_scheduling": True}}),
+    ],
+)  # fmt: skip
+def test_a_plugin_gets_its_settings_as_json(policy: str, fields: dict[str, Any], config: dict[str, Any]) -> None:
+    exported = export_scenario(scenario(policy, fields, num_blocks=900), "vllm")
+    words = words_of(exported)
+    assert json.loads(words[words.index("--additional-config") + 1]) == config
+    assert exported.not_expressed == []
+
+
+def test_what_the_plugin_reads_elsewhere_is_listed() -> None:
+    table = {"slo_limits_for_dynamic_batch": 9, "profile_table": [[32, 1, 16, 7.0]]}
+    exported = export_scenario(scenario("vllm-ascend-dynamic-batch", table), "vllm")
+    assert "profile_table.csv" in exported.not_expressed[0]
+    ranks = scenario("vllm-ascend-balance", num_blocks=900, data_parallel_size=3)
+    assert " ".join(words_of(export_scenario(ranks, "vllm"))).count("--data-parallel-size 3") == 1
 
 
 def test_flags_have_the_values_of_the_scenario() -> None:

@@ -1,4 +1,4 @@
-"""docs/recipes.md: its commands print the outputs shown, and the six main recipes answer their questions correctly."""
+"""docs/recipes.md: its commands print the outputs shown, and the main recipes answer their questions correctly."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_ten_questions_and_a_link_to_each() -> None:
     text = PAGE.read_text(encoding="utf-8")
     questions = re.findall(r"^## (\d+)\. (.+\?)$", text, re.MULTILINE)
     links = re.findall(r"^(\d+)\. \[(.+\?)\]\(#\1-[\w-]+\)$", text, re.MULTILINE)
-    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 11))
+    assert questions == links and [int(number) for number, _ in questions] == list(range(1, 12))
 
 
 def test_the_policy_on_the_page_is_the_example() -> None:
@@ -131,7 +131,7 @@ def test_the_winner_meets_the_ttft_at_12_requests_per_second_and_is_exported(rec
     arrivals = [float(row["arrival_s"]) for row in recipes.rows("chat.csv")]
     scenario = yaml.safe_load(best.read_text())
     assert scenario["trace"]["rate"] == 12.0 and again["completed"] == len(arrivals) == 400
-    flags = dict(re.findall(r"--(max-num-[\w-]+) (\d+)", recipes.output("sim export")))
+    flags = dict(re.findall(r"--(max-num-[\w-]+) (\d+)", recipes.output("sim export ttft")))
     expected = {name: str(scenario["policy"][name.replace("-", "_")]) for name in flags}
     assert flags == expected and set(flags) == {"max-num-seqs", "max-num-batched-tokens"}
 
@@ -250,3 +250,21 @@ def test_eight_thousand_blocks_are_enough(recipes: Recipes) -> None:
     relations = {row.assignment["engine.num_blocks"]: row for row in summary.rows}
     assert [relations[blocks].relation.outcome for blocks in (8000, 6000, 4000)] == ["equal", "worse", "worse"]
     assert relations[6000].mean("preemptions") == 0 < relations[4000].mean("preemptions")
+
+
+def test_the_best_config_json_of_mindie_is_the_users_file_with_two_other_values(recipes: Recipes) -> None:
+    summary = load_summary(recipes.folder / "mindie")
+    assert isinstance(summary, Summary) and summary.winner is not None
+    feasible = [row for row in summary.rows if row.mean("p99_ttft_ms") <= 2500]
+    assert 1 < len(feasible) < len(summary.rows)  # the constraint separates
+    assert summary.winner is min(feasible, key=lambda row: row.mean("p99_tpot_ms"))
+    own, best = (json.loads((recipes.folder / name).read_text()) for name in ("config.json", "best.json"))
+    schedules = [file["BackendConfig"].pop("ScheduleConfig") for file in (own, best)]
+    assert own == best
+    changed = {key: value for key, value in schedules[1].items() if schedules[0].get(key) != value}
+    assert changed == {"supportSelectBatch": True, "decodeTimeMsPerReq": 5}
+    # the exported file is a scenario again, with the result of the winner
+    sweep = yaml.safe_load((recipes.folder / "mindie.yaml").read_text())["base"]
+    again = recipes.folder / "mindie-again.yaml"
+    again.write_text(yaml.safe_dump({**sweep, "server_config": "best.json", "trace": {"path": "chat.csv", "rate": 3}}))
+    assert simulate(again)["p99_tpot_ms"] == pytest.approx(summary.winner.mean("p99_tpot_ms"), rel=1e-9)

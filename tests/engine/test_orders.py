@@ -21,12 +21,16 @@ BATCH_SIZE_FIELDS = (
     "max_batch_size",
 )
 # SRPT has a fixed order. In MLFQ the level comes before the order, so all requests join the same level here.
-FAMILIES = sorted(name for name in POLICIES if name != "srpt")
+# Batch jobs of vllm-ascend have an order of their own, and `order` is for equal prompts of a job.
+FAMILIES = sorted(name for name in POLICIES if name not in ("srpt", "vllm-ascend-batch-jobs"))
 # nano-vllm limits the prefill only, not the batch, and it gets stuck when KV blocks are short.
-BOUNDED = sorted(name for name in POLICIES if name != "nano-vllm")
+BOUNDED = sorted(name for name in POLICIES if name not in ("nano-vllm", "vllm-ascend-batch-jobs"))
 EXTRA_FIELDS: dict[str, dict[str, Any]] = {
     "mlfq": {"use_skip_join": False, "base_quantum": 1000.0},
     "splitfuse": {"wait_for_flush": True},
+    "vllm-ascend-recompute": {"kv_consumer": False},  # a decode node does not finish preempted requests
+    # its seats do not limit the running requests; with these weights, a prompt starts when no request runs
+    "mindie": {"max_prefill_batch_size": 1, "stage_policy": "throughput", "decode_time_ms_per_req": 0},
 }
 
 

@@ -250,7 +250,7 @@ def test_rare_settings_show_by_search(browser: Any, server: ExploreServer) -> No
     hidden = "return document.querySelector('.control[data-key=\"engine.empty_step\"]').hidden"
     assert page.run(hidden)
     search = "const s = document.getElementById('search'); s.value = arguments[0]; s.dispatchEvent(new Event('input'))"
-    page.run(search, "preempts no model")
+    page.run(search, "runs no model")
     assert not page.run(hidden)
     assert page.run("return document.querySelectorAll('.control:not([hidden])').length") == 1
     page.run(search, "")

@@ -1,7 +1,8 @@
 """Play recordings of real engines with a servesim policy, and compare them step by step.
 
 A recording is {meta, requests, steps, per_request} under a virtual integer clock. One tick is 1 s here, so times
-compare exactly. ENGINES maps each engine to its policy.
+compare exactly. Rules of MindIE depend on the time, so its ticks are microseconds; times are rounded to ticks.
+ENGINES maps each engine to its policy.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from servesim.core.content import content_of_pieces
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.kv_cache import PrefixCacheStats
+from servesim.engine.lock_step import LockStep
 from servesim.engine.loop import Loop
 from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch, runs_as_decode
+from servesim.policies.mindie import MindIEState
 from servesim.policies.sglang import SGLangState
 
 from ..conftest import RECORDINGS
@@ -46,8 +49,14 @@ class Recording:
     prefix_cache_stats: Optional[dict[str, int]] = None
     groups: dict[Any, dict[str, Any]] = field(default_factory=dict)  # id -> the sequences of a request
     limits: dict[Any, int] = field(default_factory=dict)  # SGLang: output limits
+    jobs: dict[Any, str] = field(default_factory=dict)  # vllm-ascend: id -> name of its batch job
+    rank: dict[Any, int] = field(default_factory=dict)  # vllm-ascend: id -> data-parallel rank
 
     def __post_init__(self) -> None:
+        if self.jobs:
+            self.name_jobs()
+        if self.knobs.get("stop_by_eos"):
+            self.max_tokens = {id: self.knobs["max_model_len"] for id, *_ in self.requests}
         if self.meta.get("engine") == "sglang-scheduler":  # write it as other recordings do: in blocks
             knobs, self.max_tokens = self.knobs, self.limits
             page = knobs.get("page_size", 1)
@@ -58,15 +67,54 @@ class Recording:
                 step["free_after"] //= page
                 if "retracted" in step:
                     step["preempted"] = step.pop("retracted")
+        if self.tick < 1:  # write it as other recordings do
+            names = {"npuBlockNum": "num_blocks", "cacheBlockSize": "block_size", "maxSeqLen": "max_model_len"}
+            names["cpuBlockNum"] = "num_cpu_blocks"
+            self.knobs.update({ours: self.knobs[name] for name, ours in names.items() if name in self.knobs})
+            for step in self.steps:
+                step.setdefault("swap_blocks", 0)
+        if self.meta.get("engine", "").startswith(("sglang", "vllm-ascend", "vllm-mindspore")):  # only hits are listed
+            for step in self.steps if self.content else ():
+                step["hits"] = step.pop("cached", [])
+        if self.rank:  # write what the rank of a request says in its place; a rank without work has no step of ours
+            self.steps = [step for step in self.steps if step["sched"] or "preempted" in step]
+            for step in self.steps:
+                del step["rank"]
         for step in self.steps if self.groups else ():  # write what is absent, and the batch as other recordings do
             step["sequences"] = [sequences for *_, sequences in step["sched"]]
             step["sched"] = [row[:3] for row in step["sched"]]
             step["swap_in"] = step.pop("swapped_in", [])
             step["copies"], step["swap_blocks"] = step.get("copies", 0), step.get("swap_blocks", 0)
 
+    def name_jobs(self) -> None:
+        """Write the job of a request into its id, where the engine reads it."""
+        named = {id: f"#job_name[{job}]#{id}" if job else id for id, job in self.jobs.items()}
+        for rows in (self.requests, self.per_request, *(step["sched"] for step in self.steps)):
+            for row in rows:
+                row[0] = named[row[0]]
+        for step in self.steps:
+            if "preempted" in step:
+                step["preempted"] = [named[id] for id in step["preempted"]]
+
     @property
     def knobs(self) -> dict[str, Any]:
         return self.meta["knobs"]
+
+    @property
+    def tick(self) -> float:
+        """Seconds of a tick."""
+        return 1e-6 if "1 us" in self.meta.get("clock", "") else 1.0
+
+    def ticks(self, seconds: Optional[float]) -> Optional[float]:
+        """Return a time of a run as a recording has it."""
+        return seconds if self.tick == 1 or seconds is None else round(seconds / self.tick)
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """The cost of a step in seconds, as fields of LinearCost."""
+        names = {"base": "c0", "prefill_token": "per_prefill_token", "decode_live": "per_decode_seq"}
+        names["swap_block"] = "per_swap_block"
+        return {field: self.meta["cost"][name] * self.tick for field, name in names.items()}
 
     def answer(self, id: Any) -> Any:
         """Return the name of the text that a request generates."""
@@ -116,7 +164,7 @@ class Recording:
         """Return the requests."""
         return [
             Request(
-                id, t, prompt, output, self.max_tokens.get(id, output), priority=level,
+                id, t * self.tick, prompt, output, self.max_tokens.get(id, output), priority=level,
                 content=content_of_pieces(self.pieces(id), self.answer(id)) if id in self.content else None,
                 sampling=self.sampling(id),
             )
@@ -177,26 +225,36 @@ class StepLog:
             "start": step.start if step.runs_model else step.decided,
             "sched": [[id, tokens, "D" if id in decoding else "P"] for id, tokens in batch(server.running, step)],
             "cached": [[request.id, request.cached] for request, _ in step.admitted],
+            "hits": [[request.id, request.cached] for request, _ in step.admitted if request.cached],
             "preempted": [[request.id, mode] for request, mode, _ in step.preempted],
             "sequences": [requests[id].sequences for id, _ in batch(server.running, step)],
             "copies": step.shared_copies,
             "swap_blocks": step.copied_blocks,
             "swap_in": [request.id for request in server.running if request in swapped_in],
-            "ignored": [rejection.request.id for rejection in step.plan.moves.reject],
+            "ignored": [gone.request.id for gone in step.plan.moves.reject if gone.reason != "recomputed"],
+            "recomputed": [gone.request.id for gone in step.plan.moves.reject if gone.reason == "recomputed"],
             "flushed": [request.id for request in step.plan.moves.release],
             "free_gpu": server.pool.free,
             "free_after": server.pool.free,
             "evictable": server.pool.evictable * server.pool.block_size,
             "free_cpu": server.pool.host_free,
+            "seen": list(server.view.ranks),
             "waiting": [request.id for request in server.waiting],
             "running": [request.id for request in server.running],
             "swapped": [request.id for request in server.swapped],
         }
-        if isinstance(server.view.state, SGLangState):
-            self.row["new_token_ratio"] = server.view.state.new_token_ratio
+        state = server.view.state
+        if isinstance(state, SGLangState):
+            self.row["new_token_ratio"] = state.new_token_ratio
+        if isinstance(state, MindIEState):
+            self.row["mode"] = state.kind
+            self.row["queues"] = [len(server.waiting), len(server.running), len(server.swapped)]
+            if state.feedback is not None and state.feedback.dynamic is not None:
+                self.row["limits"] = [state.feedback.dynamic.seats, state.feedback.dynamic.prefill_seats]
         if isinstance(server.prefix_cache, PrefixCache) and self.counts_hashes:
             self.row["hashes"] = count_hashes(server.prefix_cache, server, step)
-        self.open = {step: row for step, row in self.open.items() if row["sched"] or row["preempted"]}
+        if not server.traits.polls:
+            self.open = {step: row for step, row in self.open.items() if row["sched"] or row["preempted"]}
         self.open[step] = self.row
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
@@ -228,7 +286,8 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
 
 def empty_step(policy: Policy) -> float:
     """Return the ticks of a decision that runs no model: the recordings read a pause of an engine as one tick."""
-    return 1.0 if policy.traits.empty_step else 0.0
+    traits = policy.traits
+    return traits.empty_step if traits.polls else 1.0 if traits.empty_step else 0.0
 
 
 def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bool = False, **knobs: Any) -> PlayedRun:
@@ -236,32 +295,30 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
     if policy is None:
         policy = ENGINES[recording.meta["engine"]](recording.meta)
     knobs = {**recording.knobs, **knobs}
-    cost = recording.meta["cost"]
     requests = recording.make_requests()
-    server = Server(
-        policy,
-        knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.traits.reserved_blocks,
-        knobs.get("block_size", 1),
-        host_blocks=knobs.get("num_cpu_blocks", 0),
-        max_model_len=knobs.get("max_model_len"),
-    )
     log = StepLog()
-    cost_model = LinearCost(
-        base=cost["c0"],
-        prefill_token=cost["per_prefill_token"],
-        decode_live=cost["per_decode_seq"],
-        swap_block=cost["per_swap_block"],
-    )
-    observers = () if fast_forward else (log,)
-    loop = Loop(
-        server, Inbox(requests), SimulatedClock(cost_model), observers, check=True, empty_step=empty_step(policy)
-    )
+    clock = SimulatedClock(LinearCost(**recording.cost))
+    loops = []
+    for rank in range(knobs.get("ranks", 1)):
+        server = Server(
+            policy,
+            knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.traits.reserved_blocks,
+            knobs.get("block_size", 1),
+            host_blocks=knobs.get("num_cpu_blocks", 0),
+            max_model_len=knobs.get("max_model_len"),
+        )
+        inbox = Inbox([request for request in requests if recording.rank.get(request.id, 0) == rank])
+        observers = () if fast_forward else (log,)
+        loops.append(Loop(server, inbox, clock, observers, check=True, empty_step=empty_step(policy)))
+    loop = LockStep(loops) if recording.rank else loops[0]
     stuck = None
     try:
         loop.run()
     except Stuck as error:
         stuck = error
-    return PlayedRun(log.rows, {request.id: request for request in requests}, server, loop.now, stuck)
+    for row in log.rows:
+        row.update({key: recording.ticks(row[key]) for key in ("t", "start", "ret")})
+    return PlayedRun(log.rows, {request.id: request for request in requests}, loop.server, loop.now, stuck)
 
 
 def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = False) -> None:
@@ -271,7 +328,7 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
     """
     for index, (expected, actual) in enumerate(zip(recording.steps, played.rows)):
         wrong = [key for key in expected if key != "beams" and not matches(key, expected, actual, unlisted_victims)]
-        optional = ("preempted", "swap_in", "ignored", *(("finished",) if "ret" in expected else ()))
+        optional = ("preempted", "swap_in", "ignored", "recomputed", *(("finished",) if "ret" in expected else ()))
         wrong += [key for key in optional if key not in expected and actual[key]]
         if unlisted_victims and "preempted" not in expected:
             wrong = [key for key in wrong if key != "preempted"]
@@ -289,8 +346,6 @@ def compare(recording: Recording, played: PlayedRun, unlisted_victims: bool = Fa
 def matches(key: str, expected: dict[str, Any], actual: dict[str, Any], unlisted_victims: bool) -> bool:
     """Return whether one field of a step is as recorded."""
     recorded, got = expected[key], actual[key]
-    if key == "cached" and "evictable" in expected:  # SGLang lists hits only
-        got = [row for row in got if row[1]]
     if key == "preempted":
         if recorded and not isinstance(recorded[0], list):  # ids without the mode
             got = [id for id, _ in got]
@@ -321,6 +376,7 @@ def compare_requests(recording: Recording, played: PlayedRun) -> None:
     """Assert first token, finish time and number of preemptions of every request."""
     for id, *recorded in recording.per_request:
         request = played.requests[id]
-        got = [request.first_token, request.finish if request.outcome == "finished" else None, request.preemptions]
+        end = request.finish if request.outcome == "finished" else None
+        got = [recording.ticks(request.first_token), recording.ticks(end), request.preemptions]
         got += [request.cached_tokens] if len(recorded) > 3 else []
         assert got == recorded, f"request {id}: {got} played, {recorded} recorded"

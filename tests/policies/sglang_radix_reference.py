@@ -37,7 +37,7 @@ class RadixEngine(Engine):
 
     def write(self, batch: Batch, now: int, start: Optional[int]) -> None:
         super().write(batch, now, start)
-        self.rows[-1].update(cached=self.cached, evictable=self.tree.evictable)
+        self.rows[-1].update(hits=self.cached, evictable=self.tree.evictable)
         self.cached = []
 
     # -- the tree -------------------------------------------------------------------------------------------------

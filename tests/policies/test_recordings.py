@@ -9,7 +9,14 @@ from pathlib import Path
 from servesim.config.validation import FAMILIES, RECORDINGS, list_policies
 from servesim.policies import POLICIES
 
-from . import test_engines_other, test_engines_sglang, test_engines_vllm, test_llm_serving
+from . import (
+    test_engines_ascend,
+    test_engines_mindie,
+    test_engines_other,
+    test_engines_sglang,
+    test_engines_vllm,
+    test_llm_serving,
+)
 from .recordings import ENGINES, FOLDER, load, recording_names
 
 
@@ -23,11 +30,13 @@ def test_the_checksums_list_exactly_the_recordings(recordings: Path) -> None:
     files = {file.relative_to(recordings).as_posix() for file in recordings.glob("*/**/*") if file.is_file()}
     assert files == set(checksums(recordings))
     assert sum(name.startswith("llm-serving/") for name in files) == 16
-    assert sum(name.startswith("engines/") for name in files) == 34 + 43 + 9 + 32 + 56
+    assert sum(name.startswith("engines/") for name in files) == 34 + 43 + 9 + 32 + 56 + 76
+    assert sum(name.startswith("engines/ascend/") for name in files) == 76
     assert sum(name.startswith("engines/prefix/") for name in files) == 43
     assert sum(name.startswith("engines/groups/") for name in files) == 9
     assert sum(name.startswith("engines/sglang/") for name in files) == 56
     assert sum(name.startswith("engines/versions/") for name in files) == 32
+    assert sum(name.endswith("__mindie-3.0.0.json.gz") for name in files) == 35
 
 
 def test_every_recording_is_unchanged(recordings: Path) -> None:
@@ -36,7 +45,7 @@ def test_every_recording_is_unchanged(recordings: Path) -> None:
 
 
 def test_every_recording_of_an_engine_is_compared_with_a_policy(recordings: Path) -> None:
-    folders = ("", "prefix", "groups", "versions", "sglang")
+    folders = ("", "prefix", "groups", "versions", "sglang", "ascend")
     files = [name for folder in folders for name in recording_names("", folder=folder)]
     assert {load(name).meta["engine"] for name in files} == set(ENGINES)
     compared = [
@@ -48,7 +57,9 @@ def test_every_recording_of_an_engine_is_compared_with_a_policy(recordings: Path
         *files_of(test_engines_other.test_every_decision_of_sarathi_is_reproduced),
         *files_of(test_engines_other.test_every_decision_of_lightllm_is_reproduced),
         *files_of(test_engines_other.test_every_step_of_mii_is_reproduced),
+        *files_of(test_engines_ascend.test_every_decision_of_ascend_is_reproduced),
         *files_of(test_engines_sglang.test_every_decision_of_sglang_is_reproduced),
+        *files_of(test_engines_mindie.test_every_round_of_mindie_is_reproduced),
     ]
     assert sorted(compared) == sorted(files)
 

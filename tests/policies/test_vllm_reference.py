@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 from servesim.policies import POLICIES
 
+from .ascend_reference import AscendScheduler, EnhancedScheduler, ShortFirst
 from .recordings import PlayedRun, Recording, compare, play
 from .vllm_reference import V1, Engine, Job
 from .vllm_v0_reference import V0, Chunked
 
 COST = {"c0": 5000, "per_prefill_token": 100, "per_decode_seq": 200, "per_swap_block": 300}
-REFERENCES: dict[str, type[Engine]] = {"vllm": V0, "vllm-chunked": Chunked, "vllm-v1": V1}
+REFERENCES: dict[str, type[Engine]] = {
+    "vllm": V0, "vllm-chunked": Chunked, "vllm-v1": V1, "vllm-ascend": AscendScheduler,
+    "vllm-mindspore": EnhancedScheduler, "vllm-ascend-short-first": ShortFirst,
+}  # fmt: skip
 
 
 def scenario(rng: random.Random, family: str) -> tuple[list[list[Any]], dict[str, Any], dict[str, Any]]:
@@ -30,9 +34,16 @@ def scenario(rng: random.Random, family: str) -> tuple[list[list[Any]], dict[str
     blocks = rng.choice([max(1, need - 2), need + 1, need + 2, need * 2, need * 3, need * 6, need + 150])
     memory = {"block_size": size, "num_blocks": blocks, "max_model_len": max_len, "num_cpu_blocks": 0}
     fields: dict[str, Any] = {"max_num_seqs": rng.choice([1, 2, 4, 8, 16, 64])}
+    if family in ("vllm-ascend", "vllm-mindspore"):
+        return requests, memory, {**fields, **whole_prompt_fields(rng, family, max_len)}
     fields["watermark"] = rng.choice([0.0, 0.01, 0.05, 0.1])
-    if family == "vllm-v1":
+    if family in ("vllm-v1", "vllm-ascend-short-first"):
         fields.update(v1_fields(rng, max_len), async_scheduling=False)
+    if family == "vllm-ascend-short-first":
+        fields.update(
+            policy="fcfs", version="0.32.0", threshold=max_len // 6, long_max_wait_ms=rng.choice([0.0, 1e8, 3e8])
+        )
+    if family in ("vllm-v1", "vllm-ascend-short-first"):
         return requests, memory, fields
     fields.update(v0_fields(rng))
     if fields["preemption_mode"] == "swap":
@@ -51,6 +62,18 @@ def v1_fields(rng: random.Random, max_len: int) -> dict[str, Any]:
         "policy": rng.choice(["fcfs", "priority"]),
         "enable_prefix_caching": False,  # see tests/engine/test_prefix_cache.py
     }
+
+
+def whole_prompt_fields(rng: random.Random, family: str, max_len: int) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "max_num_batched_tokens": rng.choice([max_len, max_len // 2, max_len * 3]), "enable_prefix_caching": False,
+    }  # fmt: skip
+    if family == "vllm-mindspore":
+        return {**fields, "policy": rng.choice(["fcfs", "priority"])}
+    if rng.random() < 0.3:
+        return {**fields, "enable_pd_transfer": True, "decode_max_num_seqs": rng.choice([0, 3, 12])}
+    fields["long_prefill_token_threshold"] = rng.choice([0, 8, 40])
+    return {**fields, "max_long_partial_prefills": rng.choice([None, 1, 3])}
 
 
 def v0_fields(rng: random.Random) -> dict[str, Any]:
@@ -99,6 +122,9 @@ def test_policy_matches_reference_implementation(family: str, seed: int) -> None
     if fields.get("swap_order") == "arrival":  # engine and policy sort the swapped queue when they read it
         for row in reference.rows:
             del row["swapped"]
+    if fields.get("enable_pd_transfer") or family == "vllm-mindspore":  # some that do not run are still in `running`
+        for row in reference.rows:
+            del row["running"], row["waiting"], row["swapped"]
     policy = POLICIES[family](**fields)
     played = play(recording, policy)
     if reference.error == "endless":  # a livelock: the simulator stops it after many steps without a token

@@ -48,6 +48,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sarathi": {"chunk_size": 16, "max_num_seqs": 6},
     "splitfuse": {"max_ragged_batch_size": 24},
     "sglang": {"chunked_prefill_size": 16, "disable_radix_cache": True, "disable_overlap_schedule": True},
+    "vllm-ascend-recompute": {"kv_consumer": False},  # a decode node does not finish preempted requests
 }
 BLOCKS = {"nano-vllm": 90}  # with few blocks this engine fails, as the real one does
 # What must happen in a burst, whatever the step times are.

@@ -1,0 +1,325 @@
+"""Schedulers of vllm-ascend that change the waiting queue of vLLM V1: short requests first, and batch jobs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple, Optional
+
+from servesim.core import Chunk, Plan, Request, Stuck, View, require_at_least
+from servesim.core.native import mypyc_attr
+
+from .vllm_ascend_v1 import AscendV1, with_state
+from .vllm_v1 import VLLMV1, Budget
+
+IMMEDIATE, SHORT, LONG = range(3)  # lanes of the waiting queue
+
+
+class Pin(NamedTuple):
+    """Policy state: the head of this lane was tried last and could not run. It is the head until a request is added."""
+
+    lane: int
+    waiting: int  # requests in the queue after the step
+
+
+class PinBudget(Budget):
+    """The budget of a step, and the pin after it."""
+
+    __slots__ = ("pin",)
+
+    def __init__(self, tokens: int, free: int, pin: Optional[Pin]) -> None:
+        super().__init__(tokens, free)
+        self.pin = pin
+
+    def spend(self, request: Request, computed: int, tokens: int) -> None:
+        self.tokens -= tokens
+        if request.status == "waiting":
+            self.pin = None
+
+    def state(self) -> Any:
+        return self.pin
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class AscendShortFirst(AscendV1):
+    """vllm-ascend since 0.24: short prompts first; a long one goes first when it has waited for a limit."""
+
+    async_scheduling: bool = True  # decide a step while the last one runs
+    threshold: int = 256  # most prompt tokens of a short request
+    long_max_wait_ms: float = 0.0  # milliseconds after which a long request goes before short ones; 0: never
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 0, "threshold", "long_max_wait_ms")
+        require_fcfs(self)
+
+    @property
+    def can_overlap(self) -> bool:
+        return True
+
+    @property
+    def scheduler(self) -> str:
+        return "ShortRequestFirst of vllm-ascend 0.25.1rc1"
+
+    def lane(self, request: Request) -> int:
+        if request.preemptions or request.written:
+            return IMMEDIATE
+        return SHORT if request.prompt <= self.threshold else LONG
+
+    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
+        pin: Optional[Pin] = view.state
+        return PinBudget(tokens, free, pin if pin is not None and pin.waiting == len(view.waiting) else None)
+
+    def candidates(self, view: View, admitted: Sequence[Chunk], left: Budget) -> Iterator[Request]:
+        assert isinstance(left, PinBudget)
+        lanes: tuple[list[Request], list[Request], list[Request]] = ([], [], [])
+        for request in view.waiting:
+            lanes[self.lane(request)].append(request)
+        immediate, short, long = lanes
+        due = len(long)
+        if self.long_max_wait_ms <= 0 or not short:
+            due = 0
+        else:
+            wait = self.long_max_wait_ms / 1000
+            due = next((index for index, request in enumerate(long) if view.now - request.received < wait), due)
+        order = [*immediate, *long[:due], *short, *long[due:]]
+        if left.pin is not None:
+            head = lanes[left.pin.lane][0]
+            order.remove(head)
+            order.insert(0, head)
+        for request in order:
+            left.pin = Pin(self.lane(request), len(order) - len(admitted))
+            yield request
+
+
+def require_fcfs(policy: VLLMV1) -> None:
+    """Raise a ValueError for priorities: vllm-ascend does not start with them and this scheduler."""
+    if policy.policy != "fcfs":
+        raise ValueError(f"policy: expected fcfs with this scheduler, got {policy.policy!r}")
+
+
+JOB_NAME: Final = re.compile(r"#job_name\[(.*?)\]#")  # in the id of a request
+COLD_REQUESTS: Final = 3  # of a job, before its predictions count
+DEFAULT_PREDICTION: Final = 128  # output tokens
+MOST_SAMPLES: Final = 10
+WEIGHT: Final = 0.1  # of a new sample
+
+
+def job_of(request: Request) -> str:
+    """Return the name of a request's job; empty: it has none, and belongs to the default job."""
+    found = JOB_NAME.search(request.id) if isinstance(request.id, str) and "#" in request.id else None
+    return "" if found is None else found[1]
+
+
+class JobsState:
+    """Policy state of the batch jobs. A class, because a named tuple is slow if compiled."""
+
+    __slots__ = ("admitted", "cold", "counts", "head", "known", "outputs")
+
+    def __init__(
+        self,
+        outputs: dict[str, tuple[float, int]],
+        counts: dict[str, int],
+        cold: dict[str, dict[int, tuple[Request, ...]]],
+        known: set[Request],
+        head: Optional[Request],
+        admitted: list[Request],
+    ) -> None:
+        self.outputs = outputs  # job -> average output tokens, and how many outputs it has seen
+        self.counts = counts  # job with waiting requests -> how many it has counted, at most COLD_REQUESTS
+        self.cold = cold  # job -> prompt tokens -> requests that go before all others
+        self.known = known  # waiting requests that are counted
+        self.head = head  # tried, and could not run; it stays the head
+        self.admitted = admitted  # their outputs will be counted
+
+    def _values(self) -> tuple[Any, ...]:
+        return self.outputs, self.counts, self.cold, self.known, self.head, self.admitted
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobsState) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # nothing needs it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JobsState, self._values()
+
+
+class JobBudget(Budget):
+    """The budget of a step, and the jobs while it is planned. They are read when a request can be admitted."""
+
+    __slots__ = ("admitted", "cold", "counts", "head", "is_open", "jobs", "outputs", "policy", "view")
+
+    def __init__(self, policy: AscendBatchJobs, view: View, tokens: int, free: int) -> None:
+        super().__init__(tokens, free)
+        self.policy = policy
+        self.view = view
+        self.is_open = False
+
+    def open(self) -> None:
+        """Read the jobs: count the outputs that have ended and the requests that have come since the last time."""
+        state: JobsState = self.view.state
+        self.is_open = True
+        self.outputs, self.counts, self.head = dict(state.outputs), dict(state.counts), state.head
+        self.cold = {job: dict(requests) for job, requests in state.cold.items()}
+        if len(state.admitted) == len(self.view.running):  # no request has left
+            self.admitted = list(state.admitted)
+        else:
+            self.learn(state.admitted)
+            self.admitted = list(self.view.running)
+        self.jobs: dict[str, list[Request]] = {job: [] for job in self.counts}
+        for request in self.view.waiting:
+            job = job_of(request)
+            if request not in state.known:
+                self.count(job, request)
+            self.jobs.setdefault(job, []).append(request)
+
+    def learn(self, requests: Sequence[Request]) -> None:
+        """Count the outputs of requests that have ended by themselves."""
+        ended = [request for request in requests if request.outcome == "finished"]
+        if len(ended) > 1:
+            ended.sort(key=lambda request: request.finish or 0.0)
+        for request in ended:
+            average, samples = self.outputs.get(job_of(request), (0.0, 0))
+            if request.written < request.max_tokens and samples < MOST_SAMPLES:
+                average = average + WEIGHT * (request.written - average) if samples else float(request.written)
+                self.outputs[job_of(request)] = average, samples + 1
+
+    def count(self, job: str, request: Request) -> None:
+        """Count a new waiting request: the first ones of a job are cold."""
+        self.counts.setdefault(job, 0)
+        self.outputs.setdefault(job, (0.0, 0))
+        if len(self.outputs) > self.policy.max_jobs:
+            raise Stuck("vllm-ascend raises an error: more names of jobs than max_jobs", [request], request.received)
+        if self.counts[job] < COLD_REQUESTS:
+            self.counts[job] += 1
+            same = self.cold.setdefault(job, {})
+            same[request.prompt] = (*same.get(request.prompt, ()), request)
+
+    def spend(self, request: Request, computed: int, tokens: int) -> None:
+        self.tokens -= tokens
+        if request.status == "waiting":
+            self.take(request)
+
+    def take(self, request: Request) -> None:
+        """Remove an admitted request from its job."""
+        job = job_of(request)
+        self.head = None
+        self.admitted.append(request)
+        self.jobs[job].remove(request)
+        same = self.cold.get(job, {})
+        if request in same.get(request.prompt, ()):
+            same[request.prompt] = tuple([other for other in same[request.prompt] if other is not request])
+            if not same[request.prompt]:
+                del same[request.prompt]
+            if not same:
+                del self.cold[job]
+        if not self.jobs[job]:
+            del self.jobs[job], self.counts[job]
+
+    def blocks_wanted(self, request: Request, computed: int) -> int:
+        """Return the blocks that a request wants in the next step, as the engine estimates them."""
+        after, size = computed + self.policy.step_tokens(request, computed), self.view.pool.block_size
+        tokens, room = self.policy.step_tokens(request, after), -after % size
+        return -(-(tokens - room) // size) if tokens > room else 0
+
+    def available_tokens(self, admitted: Sequence[Chunk]) -> int:
+        """Return the tokens of the blocks that are free and not reserved for the next step."""
+        reserve, most = self.policy.reserve_margin_blocks, self.policy.reserve_max_blocks
+        size = self.view.pool.block_size
+        for chunk in admitted:
+            reserve += self.blocks_wanted(chunk.request, chunk.cached)
+        for request in self.view.running:
+            if reserve >= most:
+                break
+            computed = request.cached
+            if computed < request.prompt:
+                reserve += self.blocks_wanted(request, computed)
+            elif (computed + 1) % size == 0:  # a decode, whose next token needs a block
+                reserve += 1
+        return (self.free - min(reserve, most)) * size
+
+    def choose(self, tokens: int) -> Request:
+        """Return the next request: of a cold job, else of the job that the predictions put first."""
+        if self.cold:
+            return next(iter(next(iter(self.cold.values())).values()))[0]
+        job = self.first_job(tokens > self.policy.low_available_tokens_threshold)
+        requests = self.jobs[job]
+        fitting = [request for request in requests if request.prompt <= tokens]
+        return max(fitting, key=lambda r: r.prompt) if fitting else min(requests, key=lambda r: r.prompt)
+
+    def first_job(self, plenty: bool) -> str:
+        """Return the job that goes first, if there is plenty of memory or not."""
+        predicted = {job: self.prediction(job) for job in self.jobs}
+        long = [job for job in predicted if predicted[job] > self.policy.short_decode_token_threshold]
+        short = [job for job in predicted if job not in long]
+        if long and short:
+            return max(long if plenty else short, key=lambda job: predicted[job])
+        choose = max if plenty else min
+        return choose(predicted, key=lambda job: predicted[job])
+
+    def prediction(self, job: str) -> int:
+        average, samples = self.outputs.get(job, (0.0, 0))
+        return int(average) if samples else DEFAULT_PREDICTION
+
+    def state(self) -> Any:
+        if not self.is_open:
+            return self.view.state
+        known = {request for requests in self.jobs.values() for request in requests}
+        return JobsState(self.outputs, self.counts, self.cold, known, self.head, self.admitted)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+@dataclass(frozen=True)
+class AscendBatchJobs(AscendV1):
+    """vllm-ascend since 0.25: batch jobs with long outputs first. A job is `#job_name[NAME]#` in the request id."""
+
+    max_jobs: int = 20  # most names of jobs
+    reserve_margin_blocks: int = 2  # blocks to keep free, more than the running requests want in the next step
+    reserve_max_blocks: int = 8  # most blocks to keep free
+    low_available_tokens_threshold: int = 4096  # with fewer tokens of free blocks, jobs with short outputs go first
+    short_decode_token_threshold: int = 32  # most predicted output tokens of a short job
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_at_least(self, 1, "max_jobs")
+        require_at_least(
+            self, 0, "reserve_margin_blocks", "reserve_max_blocks", "low_available_tokens_threshold",
+            "short_decode_token_threshold",
+        )  # fmt: skip
+        require_fcfs(self)
+
+    @property
+    def scheduler(self) -> str:
+        return "BatchJobAwareScheduler of vllm-ascend 0.25.1rc1"
+
+    def initial_state(self) -> Any:
+        return JobsState({}, {}, {}, set(), None, [])
+
+    def step_tokens(self, request: Request, computed: int) -> int:
+        """Return the tokens that a request is expected to compute in a step."""
+        return min(request.prompt - computed, self.max_num_batched_tokens) if computed < request.prompt else 1
+
+    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
+        return JobBudget(self, view, tokens, free)
+
+    def candidates(self, view: View, admitted: Sequence[Chunk], left: Budget) -> Iterator[Request]:
+        assert isinstance(left, JobBudget)
+        left.open()
+        while left.jobs:
+            tokens = left.available_tokens(admitted)
+            if tokens <= 0:  # the engine takes the queue for empty
+                return
+            left.head = request = left.head or left.choose(tokens)
+            yield request
+
+    def decide(self, view: View) -> Plan:
+        plan = self.schedule(view, self.max_num_batched_tokens)
+        if plan.state is None:  # no request waits, and none is partly computed
+            return with_state(plan, view.state)
+        if plan.preempt:
+            plan = plan._replace(preempt=[gone._replace(queue="back") for gone in plan.preempt])
+        if plan.hold and len(view.running) < self.max_num_seqs:
+            plan.hold = 0  # the reserve may become smaller
+        return plan
