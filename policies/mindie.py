@@ -40,7 +40,7 @@ class MindIEState:
         self.waste = waste  # seats that decodes have left empty, weighted (throughput)
         self.waste_step = waste_step  # what one more held step adds to it
         self.resumed = resumed  # preempted requests in waiting
-        # requests at the back of running, behind those in the order of arrival; -1: these are in another order
+        # the requests before the last `tail` of running are in the order of arrival; -1: in another order
         self.tail = tail
         self.feedback = feedback  # None: the settings need no results
 
@@ -228,7 +228,7 @@ class MindIE(MindIESettings):
         prompts = done.admitted + done.running_chunks
         chunks = [chunk for chunk in prompts if chunk.tokens]
         decodes.sort(key=by_arrival)
-        ahead, order = len(view.running) - state.tail, None
+        ahead, order = max(0, len(view.running) - state.tail), None  # requests of the tail may be aborted
         is_behind = not (decodes and ahead) or by_arrival(view.running[ahead - 1]) < by_arrival(decodes[0])
         if not is_behind or decodes + [c.request for c in prompts] != tail + [c.request for c in done.admitted]:
             order = [request for request in islice(view.running, ahead) if request.status != "done"] + decodes

@@ -216,6 +216,8 @@ class Round:
 
     def _fits(self, request: Request, need: int, tokens: int, is_new: bool) -> bool:
         """Whether a waiting request may start now. A new one that lacks blocks for too long asks for a preemption."""
+        if request.in_flight:  # preempted in an empty round: the value of its last token is not known
+            return False
         if not is_new and need == self.free:  # a defect: it waits until another number of blocks is free
             return False
         if need > self.view.pool.total:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Optional
 
@@ -20,7 +20,7 @@ class Pin(NamedTuple):
     """Policy state: the head of this lane was tried last and could not run. It is the head until a request is added."""
 
     lane: int
-    waiting: int  # requests in the queue after the step
+    time: float  # a request that the scheduler has seen later was added
 
 
 class PinBudget(Budget):
@@ -69,8 +69,7 @@ class AscendShortFirst(AscendV1):
         return SHORT if request.prompt <= self.threshold else LONG
 
     def make_budget(self, view: View, tokens: int, free: int) -> Budget:
-        pin: Optional[Pin] = view.state
-        return PinBudget(tokens, free, pin if pin is not None and pin.waiting == len(view.waiting) else None)
+        return PinBudget(tokens, free, view.state)
 
     def candidates(self, view: View, admitted: Sequence[Chunk], left: Budget) -> Iterator[Request]:
         assert isinstance(left, PinBudget)
@@ -85,13 +84,18 @@ class AscendShortFirst(AscendV1):
             wait = self.long_max_wait_ms / 1000
             due = next((index for index, request in enumerate(long) if view.now - request.received < wait), due)
         order = [*immediate, *long[:due], *short, *long[due:]]
-        if left.pin is not None:
-            head = lanes[left.pin.lane][0]
+        pin = left.pin
+        if pin is not None and lanes[pin.lane] and all(request.received <= pin.time for request in order):
+            head = lanes[pin.lane][0]
             order.remove(head)
             order.insert(0, head)
         for request in order:
-            left.pin = Pin(self.lane(request), len(order) - len(admitted))
+            left.pin = Pin(self.lane(request), view.now)
             yield request
+
+    def schedule_one_by_one(self, view: View, order: Iterable[Request], max_chunk: int, left: Budget) -> Plan:
+        plan = super().schedule_one_by_one(view, order, max_chunk, left)
+        return with_state(plan, None) if plan.preempt else plan  # a victim is added to the queue
 
 
 def require_fcfs(policy: VLLMV1) -> None:
@@ -161,8 +165,13 @@ class JobBudget(Budget):
         """Read the jobs: count the outputs that have ended and the requests that have come since the last time."""
         state: JobsState = self.view.state
         self.is_open = True
-        self.outputs, self.counts, self.head = dict(state.outputs), dict(state.counts), state.head
+        self.outputs, self.counts = dict(state.outputs), dict(state.counts)
+        self.head = state.head if state.head is not None and state.head.status == "waiting" else None
         self.cold = {job: dict(requests) for job, requests in state.cold.items()}
+        cold = [request for same in state.cold.values() for requests in same.values() for request in requests]
+        for request in cold:
+            if request.status != "waiting":  # aborted
+                self.remove_cold(request)
         if len(state.admitted) == len(self.view.running):  # no request has left
             self.admitted = list(state.admitted)
         else:
@@ -174,6 +183,8 @@ class JobBudget(Budget):
             if request not in state.known:
                 self.count(job, request)
             self.jobs.setdefault(job, []).append(request)
+        for job in [job for job, requests in self.jobs.items() if not requests]:  # all aborted
+            del self.jobs[job], self.counts[job]
 
     def learn(self, requests: Sequence[Request]) -> None:
         """Count the outputs of requests that have ended by themselves."""
@@ -208,6 +219,13 @@ class JobBudget(Budget):
         self.head = None
         self.admitted.append(request)
         self.jobs[job].remove(request)
+        self.remove_cold(request)
+        if not self.jobs[job]:
+            del self.jobs[job], self.counts[job]
+
+    def remove_cold(self, request: Request) -> None:
+        """Remove a request that does not wait any more from the cold ones, if it is one."""
+        job = job_of(request)
         same = self.cold.get(job, {})
         if request in same.get(request.prompt, ()):
             same[request.prompt] = tuple([other for other in same[request.prompt] if other is not request])
@@ -215,8 +233,6 @@ class JobBudget(Budget):
                 del same[request.prompt]
             if not same:
                 del self.cold[job]
-        if not self.jobs[job]:
-            del self.jobs[job], self.counts[job]
 
     def blocks_wanted(self, request: Request, computed: int) -> int:
         """Return the blocks that a request wants in the next step, as the engine estimates them."""

@@ -53,6 +53,32 @@ KNOBS: dict[str, Any] = {  # field values that cause many events in small runs; 
     "reserve": st.sampled_from(["request", "model"]),
     "async_scheduling": st.booleans(),
     "disable_overlap_schedule": st.booleans(),
+    "enable_chunked_prefill": st.booleans(),
+    "max_batch_size": st.integers(1, 6),
+    "max_prefill_batch_size": st.integers(1, 3),
+    "max_prefill_tokens": st.sampled_from([16, 24, 64]),
+    "stage_policy": st.sampled_from(["prefill-first", "throughput", "latency"]),
+    "prefill_time_ms_per_req": st.sampled_from([150, 2000]),
+    "decode_time_ms_per_req": st.sampled_from([50, 2000]),
+    "max_preempt_count": st.integers(0, 2),
+    "max_queue_delay_microseconds": st.sampled_from([1, 5000, 200_000]),
+    "max_iter_times": st.sampled_from([4, 512]),
+    "split_fuse": st.booleans(),
+    "prefill_chunk_size": st.sampled_from([4, 8, 16]),
+    "dynamic_batch_size": st.booleans(),
+    "enable_pd_transfer": st.booleans(),
+    "decode_max_num_seqs": st.integers(0, 8),
+    "max_long_partial_prefills": st.integers(1, 2),
+    "long_prefill_token_threshold": st.sampled_from([0, 5]),
+    "threshold": st.sampled_from([4, 10]),
+    "long_max_wait_ms": st.sampled_from([0.0, 2000.0]),
+    "reserve_margin_blocks": st.integers(0, 2),
+    "low_available_tokens_threshold": st.sampled_from([0, 20, 4096]),
+    "short_decode_token_threshold": st.sampled_from([4, 32]),
+    "fitted_a": st.sampled_from([0.0, 0.01]),
+    "fitted_b": st.sampled_from([0.0, 0.5]),
+    "min_chunk": st.sampled_from([1, 4]),
+    "kv_consumer": st.booleans(),
 }
 LIVE: dict[str, dict[str, Any]] = {"sglang": {"disable_radix_cache": True}}  # what live runs need
 
@@ -79,13 +105,15 @@ def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
         scenario = scenario_from({"policy": {"name": name, **policy, **LIVE.get(name, {})}, "engine": engine})
     except BadInput:
         assume(False)
-    requests = []
+    requests: list[list[Any]] = []
     for id in range(draw(st.integers(1, 9))):
         prompt, output = draw(st.integers(1, 18)), draw(st.integers(1, 12))
         after = draw(st.integers(0, id - 1)) if id and draw(st.integers(0, 5)) == 0 else None
         arrival = draw(st.integers(0, 40)) / 4
+        job = f"{id}#job_name[{draw(st.sampled_from('abc'))}]#" if name == "vllm-ascend-batch-jobs" else id
+        after = after if after is None else requests[after][0]
         requests.append(
-            [id, arrival, prompt, output, output + draw(st.integers(0, 2)), 0, None, None, after, 0.25, None]
+            [job, arrival, prompt, output, output + draw(st.integers(0, 2)), 0, None, None, after, 0.25, None]
         )
     return scenario, requests
 
@@ -159,6 +187,21 @@ def test_aborted_requests_free_all_their_blocks(name: str) -> None:
         assert tables.free_count + late_blocks == tables.total
 
     check()
+
+
+SPLIT_FUSE, THREE_LANES = ("mindie", {"split_fuse": True}), ("vllm-ascend-short-first", {"threshold": 4})
+
+
+@pytest.mark.parametrize(("name", "fields"), [*((name, {}) for name in sorted(POLICIES)), SPLIT_FUSE, THREE_LANES])
+def test_a_short_request_runs_after_the_head_of_the_queue_is_aborted(name: str, fields: dict[str, Any]) -> None:
+    """The first request leaves no blocks for the second, which is aborted when the third arrives."""
+    block_size = 1 if name == "lightllm" else 4
+    policy = {"name": name, **fields, **LIVE.get(name, {})}
+    scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 32 // block_size, "block_size": block_size}})
+    requests = [Request(0, 0.0, 16, 10, 10), Request(1, 0.5, 17, 4, 4), Request(2, 3.5, 3, 2, 2)]
+    remaining, _, _ = serve_with_aborts(scenario, requests, [(4, 1)])
+    assert remaining == []
+    assert [request.outcome for request in requests] == ["finished", "aborted", "finished"]
 
 
 def serve_with_aborts(
