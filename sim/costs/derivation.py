@@ -39,8 +39,8 @@ LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-redu
 MANY_TOKENS = 1e6  # a call that uses all experts
 SPREAD = 0.1  # standard deviation of all times of a derived profile: benchmarks/proof_derive.py has the errors
 KEPT = (
-    "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "host_time",
-    "noise", "grid",
+    "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "noise",
+    "grid",
 )  # fmt: skip
 
 

@@ -170,7 +170,6 @@ class ProfileFile(Stored):
     first_use: Optional[FirstUse] = None
     sampling: Optional[SamplingKeys] = None
     error: Optional[dict[str, Optional[ErrorKeys]]] = None
-    host_time: Optional[str] = None  # `missing`: the measured times do not have it
     loads: Optional[LoadKeys] = None
     noise: Optional[dict[str, Factors]] = None
     grid: Optional[dict[str, Annotated[list[AtLeast0], Field(min_length=2, max_length=2)]]] = None

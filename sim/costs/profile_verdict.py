@@ -63,7 +63,7 @@ class Verdict(NamedTuple):
 
 def verdict_on(profile: Profile) -> Verdict:
     """Return the verdict on a profile."""
-    return Verdict([*error_findings(profile), *host_findings(profile), *prompt_findings(profile), *gaps(profile)])
+    return Verdict([*error_findings(profile), *prompt_findings(profile), *gaps(profile)])
 
 
 def error_findings(profile: Profile) -> Iterator[Finding]:
@@ -94,15 +94,6 @@ def error_advice(profile: Profile) -> str:
     if "fit" in profile.about:
         return "add runs with other loads to the file of runs, or free other parameters"
     return "measure more of these steps on an idle machine, with other shapes and more repeats"
-
-
-def host_findings(profile: Profile) -> Iterator[Finding]:
-    """Yield that the measured times do not have the host time of a step."""
-    if profile.about.get("host_time") == "missing":
-        yield Finding(
-            RANKING, "host time is missing: real steps take longer",
-            "calibrate with whole steps: sim calibrate endpoint, or sim calibrate logs",
-        )  # fmt: skip
 
 
 def prompt_findings(profile: Profile) -> Iterator[Finding]:

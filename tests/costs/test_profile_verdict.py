@@ -51,7 +51,6 @@ def test_bundled_profiles_are_usable(name: str) -> None:
             {"loads": {"missed": {"decode_rows": 64}}}, RANKING,
             "decode_rows measured up to 32 only: the loads with 64 show no steady steps",
         ),
-        ({"host_time": "missing"}, RANKING, "host time is missing"),
     ],
 )  # fmt: skip
 def test_the_verdict_follows_from_errors_coverage_and_implausible_costs(
