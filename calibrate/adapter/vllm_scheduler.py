@@ -26,7 +26,7 @@ from servesim.core import BadInput, Plan, Policy, Request, Stuck
 from servesim.policies.vllm_v1 import VLLMV1
 
 from .policy_state import POLICY_VARIABLE, fields_from, make_policy
-from .vllm_log import open_log
+from .vllm_decisions import open_log
 from .vllm_view import VllmState, blocks_of
 
 PLANNING_POINT = "_reserve_prefill_lookahead"  # vLLM's scheduler asks it for the tokens of a request
@@ -137,10 +137,10 @@ class LoggedDecisions(Base):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.step_log = open_log()
+        self.decision_log = open_log()
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        log = self.step_log
+        log = self.decision_log
         if log is None:
             return super().schedule(*args, **kwargs)
         before = log.before(self)
@@ -150,8 +150,8 @@ class LoggedDecisions(Base):  # type: ignore[misc]
 
     def update_from_output(self, output: Any, result: Any) -> Any:
         messages = super().update_from_output(output, result)
-        if self.step_log is not None:
-            self.step_log.returned(self, output)
+        if self.decision_log is not None:
+            self.decision_log.returned(self, output)
         return messages
 
 

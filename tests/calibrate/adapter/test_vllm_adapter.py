@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 import pytest
 from servesim.calibrate.adapter import vllm_scheduler
-from servesim.calibrate.adapter.vllm_log import client_id
+from servesim.calibrate.adapter.vllm_decisions import client_id
 from servesim.calibrate.adapter.vllm_scheduler import NOT_POSSIBLE, LoggedScheduler, PolicyScheduler, planned_tokens
 from servesim.cli import main
 from servesim.core import BadInput, Chunk, Plan, Policy, Preemption, Request, View

@@ -36,7 +36,7 @@ class Before(NamedTuple):
     prompts: set[str]
 
 
-class StepLog:
+class DecisionLog:
     """Writes one line for every step that runs or preempts requests."""
 
     def __init__(self, file: TextIO) -> None:
@@ -89,12 +89,12 @@ class StepLog:
         if scheduler.kv_cache_manager.enable_caching:
             start = {id: scheduler.requests[id].num_computed_tokens - tokens[id] for id in admitted}
             line["cached"] = [[client_id(id), count] for id, count in start.items()]
-        self._started[id_of(output)] = line
+        self._started[id(output)] = line
         self.steps += 1
 
     def returned(self, scheduler: Any, output: Any) -> None:
         """Write the line of a step whose result vLLM has processed."""
-        line = self._started.pop(id_of(output), None)
+        line = self._started.pop(id(output), None)
         if line is None:
             return
         finished = client_ids(id for id in output.num_scheduled_tokens if id not in scheduler.requests)
@@ -103,17 +103,13 @@ class StepLog:
         self.file.flush()
 
 
-def id_of(output: Any) -> int:
-    return id(output)
-
-
 def free_blocks(scheduler: Any) -> int:
     """Return the number of free KV blocks."""
     free: int = scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
     return free
 
 
-def open_log() -> Optional[StepLog]:
+def open_log() -> Optional[DecisionLog]:
     """Return the log that the environment names; None without one."""
     path = os.environ.get(LOG_VARIABLE)
-    return StepLog(open(path, "a", encoding="utf-8")) if path else None
+    return DecisionLog(open(path, "a", encoding="utf-8")) if path else None
