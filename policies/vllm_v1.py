@@ -49,6 +49,7 @@ def version_number(text: str) -> tuple[int, ...]:
     return tuple(map(int, text.split(".")))
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Budget:
     """What is left for further requests while a step is planned. A scheduler with more limits has a subclass."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, Optional, Protocol
 
+from .native import mypyc_attr
 from .plan import Chunk
 from .request import DecodeCohort, Request
 
@@ -81,6 +82,7 @@ class CachedPrefix:
 NOT_CACHED: Final = CachedPrefix(0, 0, False, 0)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class CacheDraft:
     """The prefix cache while a policy plans a step. It changes nothing; a policy tells it what it has planned so far.
 

@@ -18,7 +18,7 @@ from servesim.policies import POLICIES
 USER = "tests/compiled/user_policies.py"
 CLASSES = (
     "FillBatch", "NewDefaults", "NewDefaultsByField", "Slots", "OwnInit", "NumpyCounts", "NumberForBool", "OwnState",
-    "PlainClass", "ShortestFirst", "WrappedVLLM", "VLLMDefaults",
+    "PlainClass", "ShortestFirst", "WrappedVLLM", "VLLMDefaults", "SmallChunksVLLM",
 )  # fmt: skip
 BAD_CLASSES = (
     "FloatHold", "DividesByZero", "EndlessRecursion", "StopsIteration", "RaisesFrom", "NoPlan", "NoSortKey",

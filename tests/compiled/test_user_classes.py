@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import pickle
-from collections.abc import Callable
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import FrozenInstanceError, asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import servesim
 from servesim import api
 from servesim.config.class_source import field_help
 from servesim.core import Chunk, ClientRequest, Plan, Policy, Request, Shape, StepCost, Stuck
@@ -21,9 +25,18 @@ from servesim.policies.vllm_v1 import VLLMV1
 from servesim.testing import ContractWorld, check_policy, draw_requests, simulated
 
 from . import user_policies
-from .user_policies import FillBatch, NewDefaults, NewDefaultsByField, OwnState, Slots, VLLMDefaults, WrappedVLLM
+from .user_policies import (
+    FillBatch,
+    NewDefaults,
+    NewDefaultsByField,
+    OwnState,
+    Slots,
+    SmallChunksVLLM,
+    VLLMDefaults,
+    WrappedVLLM,
+)
 
-GOOD = (FillBatch, NewDefaults, NewDefaultsByField, OwnState, Slots, VLLMDefaults, WrappedVLLM)
+GOOD = (FillBatch, NewDefaults, NewDefaultsByField, OwnState, Slots, SmallChunksVLLM, VLLMDefaults, WrappedVLLM)
 COPIES: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda value: pickle.loads(pickle.dumps(value)),
     "copy": copy.copy,
@@ -159,3 +172,30 @@ def test_a_sweep_runs_a_policy_of_a_file_in_worker_processes(tmp_path: Path, mon
     sweep = {"base": base, "params": {"policy.batch": [2, 4]}, "objectives": ["mean_ttft_ms"]}
     results = [api.sweep(sweep, jobs=jobs).runs.to_csv() for jobs in (1, 2)]
     assert results[0] == results[1]
+
+
+def test_classes_of_the_package_in_python_may_have_compiled_bases() -> None:
+    """A compiled class that is not marked refuses subclasses in Python, when the first instance is made."""
+    found = 0
+    for module in interpreted_modules():
+        for kind in vars(module).values():
+            if not isinstance(kind, type) or kind.__module__ != module.__name__:
+                continue
+            for base in kind.__bases__:
+                if str(getattr(sys.modules[base.__module__], "__file__", "")).endswith(".so"):
+                    base.__new__(kind)
+                    found += 1
+    assert found or str(sys.modules[Policy.__module__].__file__).endswith(".py")
+
+
+def interpreted_modules() -> Iterator[Any]:
+    """Import every module of the package that is not compiled, except those of engines that are not installed."""
+    for info in pkgutil.walk_packages(servesim.__path__, "servesim."):
+        try:
+            module = None if info.name.endswith("__main__") else importlib.import_module(info.name)
+        except ModuleNotFoundError as error:
+            if str(error.name).startswith("servesim"):
+                raise
+            continue
+        if module is not None and str(module.__file__).endswith(".py"):
+            yield module

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.core import FOREVER, Chunk, Plan, Policy, Request, Traits, View
-from servesim.policies.vllm_v1 import VLLMV1
+from servesim.policies.vllm_v1 import VLLMV1, Budget
 
 
 def prompts(view: View, batch: int) -> list[Chunk]:
@@ -148,6 +148,21 @@ class VLLMDefaults(VLLMV1):
     @property
     def traits(self) -> Traits:
         return super().traits._replace(engine="mine", reserved_blocks=3)
+
+
+class SmallChunks(Budget):
+    """The budget of a step with at most 16 tokens of one prompt."""
+
+    def limit(self, request: Request, computed: int, tokens: int) -> int:
+        return min(tokens, 16)
+
+
+@dataclass(frozen=True)
+class SmallChunksVLLM(VLLMV1):
+    """A built-in policy with another budget of a step."""
+
+    def make_budget(self, view: View, tokens: int, free: int) -> Budget:
+        return SmallChunks(tokens, free)
 
 
 @dataclass(frozen=True)
