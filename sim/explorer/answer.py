@@ -67,7 +67,7 @@ def picture_json(shown: Sequence[Shown]) -> dict[str, Any]:
     latencies = [Latencies(item.name, item.colour, item.runs[0]["quantiles"]) for item in done]
     breakdown = time_chart([(item.name, item.runs[0]["time_breakdown"]) for item in done])
     breakdown = replace(breakdown, title="Where the time of a request goes")
-    distributions = latency_charts(latencies, done[0].scenario.slo.seconds())
+    distributions = latency_charts(latencies, done[0].scenario.slo.seconds(), showlegend=False)
     for trace in (trace for chart in distributions for trace in chart.data):
         del trace["hovertext"]  # one text per point: most of the bytes of an answer
         trace["hovertemplate"] = f"{trace['name']}: %{{y:.1f}} % of requests up to %{{x:.4~g}}<extra></extra>"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from servesim.runs.request_rows import STATES
@@ -50,21 +50,25 @@ def time_chart(bars: Sequence[tuple[str, Mapping[str, float]]]) -> Chart:
     return Chart("time-breakdown", "Mean time of a request", data, layout)
 
 
-def latency_charts(runs: Sequence[Latencies], slo: Mapping[str, float]) -> list[Chart]:
-    """Return the distribution (CDF) of each latency in every run; `slo` has bounds in seconds, as of `Slo.seconds`."""
+def latency_charts(runs: Sequence[Latencies], slo: Mapping[str, float], **keys: Any) -> list[Chart]:
+    """Return the distribution (CDF) of each latency in every run.
+
+    `slo` has bounds in seconds, as of `Slo.seconds`; `keys` are further ones of the layout.
+    """
     charts: list[Chart] = []
     for name in dict.fromkeys(name for run in runs for name in run.quantiles):
         curves = [(run, run.quantiles[name]) for run in runs if name in run.quantiles]
         scale, unit = (1e3, "ms") if max(values[-1] for _, values in curves) < 1 else (1.0, "s")
         data = [cdf(run, [value * scale for value in values], name, unit) for run, values in curves]
+        positive = [x for trace in data for x in trace["x"] if x > 0]
         layout = {
-            "xaxis": value_axis(f"{name} ({unit})", [x for trace in data for x in trace["x"] if x > 0]),
-            "yaxis": {"title": {"text": "% of requests"}, "range": [0, 102]},
-            "height": 280,
-        }
+            "xaxis": value_axis(f"{name} ({unit})", positive), "height": 280,
+            "yaxis": {"title": {"text": "% of requests"}, "range": [0, 102]}, **keys,
+        }  # fmt: skip
         bound = slo.get(SLO_KEYS.get(name, ""))
         limits = [] if bound is None else [Limit("x", bound * scale, f"SLO {bound * scale:g} {unit}")]
-        charts.append(Chart(f"cdf-{len(charts)}", f"{name} of the requests", data, with_limits(layout, limits)))
+        layout = with_limits(layout, limits, positive)
+        charts.append(Chart(f"cdf-{len(charts)}", f"{name} of the requests", data, layout))
     return charts
 
 

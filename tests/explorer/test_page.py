@@ -109,6 +109,30 @@ def test_nothing_is_wider_than_the_window(browser: Any, server: ExploreServer) -
         browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
 
 
+def test_a_narrow_page_breaks_no_word_and_has_no_empty_line(browser: Any, server: ExploreServer) -> None:
+    page = Page(browser, server)
+    try:
+        size = {"width": 800, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        wait_until(lambda: page.run("return window.innerWidth") == 800)
+        broken = """return [...document.querySelectorAll('.control:not([hidden]) > label')].flatMap(label =>
+            [...label.childNodes].filter(part => {
+              const range = document.createRange();
+              range.selectNodeContents(part);
+              return range.getClientRects().length > 1;
+            })).map(part => part.textContent)"""
+        assert page.run(broken) == []
+        bar, button = "document.querySelector('.bar .actions')", "document.getElementById('open-copy')"
+        assert page.run(f"return {bar}.offsetHeight / {button}.offsetHeight") < 1.5
+        inside = """return [...document.querySelectorAll('[data-id^="cdf"] .plot')].filter(plot => {
+            const text = plot.querySelector('.annotation text')?.getBoundingClientRect();
+            return text && text.bottom > plot.querySelector('.scatterlayer').getBoundingClientRect().top + 1}).length"""
+        assert page.run("return document.querySelectorAll('[data-id^=\"cdf\"] .annotation').length") == 2
+        assert page.run(inside) == 0  # no curve is behind the text of an SLO
+    finally:
+        browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
 def test_a_slider_changes_the_numbers_within_a_second(browser: Any, server: ExploreServer) -> None:
     """The contest's 1,500 requests. Other programs may slow down a single change, so the fastest of several counts."""
     page = Page(browser, server, {"settings": {"workload.contest": "{X: 4, T: 375}"}, "pins": [{}]})

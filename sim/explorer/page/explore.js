@@ -61,7 +61,7 @@ function renderControls() {
 
 function renderControl(control) {
   const id = "c-" + control.key, value = control.text;
-  const row = make("div", { className: "control", dataset: { key: control.key } }, make("label", { htmlFor: id, textContent: control.label }));
+  const row = make("div", { className: "control", dataset: { key: control.key } }, make("label", { htmlFor: id }, ...breakable(control.label)));
   let input;
   if (control.kind === "switch") {
     input = make("input", { id, type: "checkbox", checked: (value || control.default) === "true" });
@@ -87,6 +87,9 @@ function renderControl(control) {
   row.classList.toggle("changed", control.key in state.settings);
   return row;
 }
+
+// A long name breaks after its dots, or else after its underscores.
+const breakable = name => name.split(name.includes(".") ? /(?<=\.)/ : /(?<=_)/).flatMap(part => [make("wbr"), part]);
 
 function optionsOf(control) {
   const usual = control.default === "" ? "default" : control.default + " (default)";
