@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, Optional, Union
 
 import pandas as pd
 from servesim.config.first_scenario import flow
-from servesim.config.overrides import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Policy
@@ -290,15 +289,12 @@ def explore(
     of `run`.
     """
     from .explorer.notebook import Explorer
-    from .explorer.server import ExploreServer
-    from .explorer.state import Origin
+    from .explorer.server import open_page
 
-    file = None if scenario is None else str(scenario)
+    texts = {key: flow(value) for key, value in (settings or {}).items()}
     with allow_code(trust):
-        origin = Origin(file, None if file is None else read_scenario_file(file))
-        first = origin.first_state(preset, {key: flow(value) for key, value in (settings or {}).items()})
-        origin.scenario(first)
-    return Explorer(ExploreServer(origin, first, jobs=jobs), height)
+        server = open_page(None if scenario is None else str(scenario), preset, texts, jobs=jobs)
+    return Explorer(server, height)
 
 
 def replay(

@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import Any
 
+from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, check_fraction, check_replications
 
 from .notes import note_uncertainty, print_warning
@@ -66,6 +67,8 @@ def run_check_command(args: argparse.Namespace) -> int:
 
     check_fraction(args.confidence, "--confidence")
     check_replications(args.replications, "--replications")
+    if args.baseline == "":  # a variable of a workflow that is not set: the check must not pass without its baseline
+        raise BadInput("--baseline: expected a file name, got ''")
     scenario = scenario_tree(args), args.scenario or args.preset or "scenario"
     baseline = None
     if args.baseline:

@@ -34,18 +34,14 @@ def register(commands: Any) -> None:
 
 def explore_scenario(args: argparse.Namespace) -> int:
     """Serve the page until interrupted."""
-    from servesim.config.overrides import override, read_scenario_file
-    from servesim.explorer.server import ExploreServer
-    from servesim.explorer.state import Origin
+    from servesim.config.overrides import override
+    from servesim.explorer.server import open_page
 
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
     override({}, args.set)  # reports a setting without =
     settings = dict(setting.partition("=")[::2] for setting in args.set)
-    origin = Origin(args.scenario, read_scenario_file(args.scenario) if args.scenario else None)
-    first = origin.first_state(args.preset, settings)
-    origin.scenario(first)
-    server = ExploreServer(origin, first, args.port, args.jobs)
+    server = open_page(args.scenario, args.preset, settings, args.port, args.jobs)
 
     def ready() -> None:
         print(f"explore at {server.url}\nCtrl-C stops it.", flush=True)

@@ -54,7 +54,8 @@ def read_mapping(path: Union[str, Path], what: str) -> Tree:
         raise BadInput(f"{path}: expected a {what} file (YAML), not a trace; for a trace use --trace {path}")
     tree = read_json(path) if str(path).endswith(".json") else read_yaml(path)  # YAML does not allow all tabs of JSON
     if not isinstance(tree, dict):
-        raise BadInput(f"{path}: expected a mapping of {what} keys, got {type(tree).__name__}")
+        found = "an empty file" if tree is None else type(tree).__name__
+        raise BadInput(f"{path}: expected a mapping of {what} keys, got {found}")
     return tree
 
 

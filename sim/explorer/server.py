@@ -13,17 +13,19 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
 from aiohttp import web
+from servesim.config.overrides import read_scenario_file
 from servesim.config.user_code import use_access
 from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
 from servesim.report.page import TEMPLATES, plotly_script, render
 from servesim.runs.metric_table import metrics_in
+from servesim.runs.simulate import load_trace
 from servesim.study.executor import process_count
 
 from .controls import controls_of
@@ -211,6 +213,16 @@ class ExploreServer:
         thread = getattr(self, "_thread", None)
         if thread is not None:
             thread.join()
+
+
+def open_page(
+    file: Optional[str], preset: Optional[str], settings: Mapping[str, str], port: int = 0, jobs: Optional[int] = None
+) -> ExploreServer:
+    """Return the server of a scenario file or a preset, after a check of the scenario and its requests."""
+    origin = Origin(file, None if file is None else read_scenario_file(file))
+    first = origin.first_state(preset, settings)
+    load_trace(origin.scenario(first)[1])
+    return ExploreServer(origin, first, port, jobs)
 
 
 def send_script(read: Callable[[], str]) -> Callable[[web.Request], Any]:

@@ -143,7 +143,7 @@ def load_trace(scenario: Scenario) -> Trace:
         from servesim.traces.make.synth import synthesise
 
         return synthesise(scenario.workload, scenario.seed)
-    raise BadInput("scenario: expected a trace or a workload, got neither; try --trace FILE or `sim config init FILE`")
+    raise BadInput("workload: expected a trace or a workload, got neither; try --trace FILE or `sim config init FILE`")
 
 
 def copy_requests(requests: Sequence[ClientRequest]) -> list[Request]:

@@ -41,6 +41,7 @@ SCENARIOS = {
     "a cost that is no number": (GOOD + "profile: {prefill: soon}\n", "profile.prefill: expected a number of seconds"),
     "invalid YAML": ("policy: {name: [\n", "not valid YAML"),
     "a list": ("- 1\n", "expected a mapping of scenario keys, got list"),
+    "an empty file": ("", "expected a mapping of scenario keys, got an empty file"),
     "trace and workload": (GOOD + "trace: x.csv\n", "expected one of trace and workload, got both"),
     "neither": ("policy: llm-serving\n", "expected a trace or a workload, got neither"),
     "a trace that is not there": ("trace: nowhere.csv\n", "nowhere.csv"),

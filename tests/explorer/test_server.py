@@ -354,9 +354,16 @@ def test_a_used_port_and_a_bad_file_are_one_line(
     server: ExploreServer, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.yaml").write_text("policy: {decode_batch: 0}\nworkload: {contest: {X: 1, T: 5}}\n")
+    (tmp_path / "empty.yaml").write_text("{}\n")
+    (tmp_path / "trace.yaml").write_text("trace: none.csv\n")
     for words, reason in (
         ([str(scenario), "--port", str(server.port)], "cannot listen: Address already in use"),
         ([str(tmp_path / "bad.yaml")], "policy.decode_batch: expected at least 1, got 0"),
+        (
+            [str(tmp_path / "empty.yaml"), "--port", str(server.port)],
+            "workload: expected a trace or a workload",
+        ),
+        ([str(tmp_path / "trace.yaml"), "--port", str(server.port)], "none.csv: no such file"),
         ([str(scenario), "--set", "policy.decode_batch"], "expected KEY=VALUE"),
         ([str(scenario), "--port", "99999"], "expected 0 to 65535"),
         ([str(scenario), "--jobs", "0"], "expected at least 1"),

@@ -244,6 +244,7 @@ def test_a_metric_without_a_value_is_broken(tmp_path: Path, capsys: pytest.Captu
         (("--subject-to", "makespan <= 2 * baseline"), "expected a number, because there is no baseline"),
         (("--subject-to", "makespan <= 5", "--baseline", "nowhere.yaml"), "nowhere.yaml: no such file"),
         (("--subject-to", "makespan <= 5", "--intervals", "1"), "expected a number of draws from 2"),
+        (("--subject-to", "makespan <= 5", "--baseline", ""), "--baseline: expected a file name, got ''"),
         (("--subject-to", "makespan <= 5", "--replications", "0"), "--replications: expected at least 1"),
         (("--subject-to", "makespan <= 5", "--confidence", "100%"), "--confidence: expected a fraction"),
         (("--subject-to", "energy <= 5"), "--subject-to: energy: profile"),
