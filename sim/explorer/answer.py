@@ -1,201 +1,126 @@
-"""What the page shows about its scenarios, as JSON: table of metrics, charts, verdict, curves over the request rate."""
+"""One answer to the page: the runs of its scenarios, and what is sent when."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Optional
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
-from servesim.config.overrides import Tree
-from servesim.config.scenario import Scenario
-from servesim.report.charts import Latencies, latency_charts, time_chart
-from servesim.report.page import finite
-from servesim.report.plots import Chart, Trace, line
-from servesim.report.rate_charts import CurveStyle, over_rate
-from servesim.runs.metric_table import metric_named, metrics_in
-from servesim.runs.request_rate import rate_key_value, round_rate
-from servesim.statistics.constraints import Bound, describe_bounds, missed_bounds
-from servesim.statistics.number_format import format_metric
-from servesim.statistics.objective import Objective, parse_objective
-from servesim.study.compare import Difference, compare, summarise
-from servesim.study.compared_runs import from_records
-from servesim.study.ranking import Row
-from servesim.study.rates import Curve, rate_point
-from servesim.study.single_run import Record
+from servesim.core import BadInput
+from servesim.statistics.constraints import Bound, parse_bounds
 
-CURRENT, BASELINE = "current", "baseline"
-COLOURS = ("@front", "@baseline", "@winner", "@swapped", "@queued", "@stalled")  # current, baseline, variants
-RATE_FACTORS = (0.25, 0.5, 0.75, 1.25, 1.5, 2.0)  # times the request rate, which has run before
-TABLE = (
-    "makespan", "output_throughput", "request_throughput", "request_goodput", "mean_ttft_ms", "p99_ttft_ms",
-    "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", "p99_e2el_ms", "failed", "preemptions", "peak_kv_usage",
-    "prefix_hit_rate",
-)  # fmt: skip
-TIMES = (
-    ("waiting", "Waiting requests", "requests"),
-    ("running", "Running requests", "requests"),
-    ("kv", "KV blocks in use", "% of the blocks"),
-)
-CONFIDENCE = 0.95
+from .results import CURRENT, NAMES, Shown, picture_json, planned_rates, rates_json, slo_bounds, verdict_json
+from .runner import Job, Runner, RunTask
+from .state import Origin, PageState
+
+PROGRESS_SECONDS = 0.25  # between two messages
+SETTLE_SECONDS = 0.25  # until the curves over the rate run: a moving slider does not need them
+Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-@dataclass
-class Shown:
-    """A scenario on the page and its runs so far."""
+class Answer:
+    """Sends the current scenario first, then the pinned ones, replications, and curves over the request rate."""
 
-    name: str  # current | baseline | variant N
-    number: int  # 0 is the current one
-    tree: Tree
-    scenario: Scenario
-    runs: list[Record] = field(default_factory=list)  # replications; the first has the details
-    rates: dict[float, Record] = field(default_factory=dict)
+    def __init__(self, origin: Origin, runner: Runner, job: Job, state: PageState, send: Send) -> None:
+        self.origin, self.runner, self.job, self.state, self.send = origin, runner, job, state, send
+        tree, scenario = origin.scenario(state)
+        self.shown = [Shown(0, tree, scenario)]
+        for number, pin in enumerate(state.pins, 1):
+            try:
+                self.shown.append(Shown(number, *origin.scenario(pin, like=tree)))
+            except BadInput as bad:
+                raise BadInput(f"{NAMES[number]}: {bad}") from None
+        bounds = [line for line in state.subject_to.splitlines() if line.strip()]
+        self.bounds: Sequence[Bound] = parse_bounds(bounds) if bounds else slo_bounds(scenario.slo.model_dump())
 
-    @property
-    def colour(self) -> str:
-        return COLOURS[self.number]
+    async def run(self) -> None:
+        """Send everything, with the progress in between."""
+        progress = asyncio.create_task(self._send_progress())
+        try:
+            await self.send({"kind": "applied", "settings": self.origin.applied(self.state)})
+            await self._run_first()
+            await self._run_replications()
+            await asyncio.sleep(SETTLE_SECONDS)
+            await self._run_rates()
+            await self.send({"kind": "done"})
+        finally:
+            progress.cancel()
 
-    @property
-    def own_rate(self) -> Optional[float]:
-        """Requests per second; None if they wait for each other or all arrive at once."""
-        measured: Optional[float] = self.runs[0].get("own_rate")
-        return measured and (rate_key_value(self.tree) or measured)
+    async def _send_progress(self) -> None:
+        while True:
+            await asyncio.sleep(PROGRESS_SECONDS)
+            part = self.runner.progress(self.job)
+            await self.send({"kind": "progress", "part": part, "ended": self.job.ended, "planned": self.job.planned})
 
+    def _task(self, item: Shown, **keys: Any) -> RunTask:
+        return RunTask(item.tree, code=self.origin.code(item.tree), **keys)
 
-def picture_json(shown: Sequence[Shown]) -> dict[str, Any]:
-    """Return the table, the charts and the notes of the scenarios that have run."""
-    done = [item for item in shown if item.runs]
-    latencies = [Latencies(item.name, item.colour, item.runs[0]["quantiles"]) for item in done]
-    breakdown = time_chart([(item.name, item.runs[0]["time_breakdown"]) for item in done])
-    breakdown = replace(breakdown, title="Where the time of a request goes")
-    distributions = latency_charts(latencies, done[0].scenario.slo.seconds(), showlegend=False)
-    for trace in (trace for chart in distributions for trace in chart.data):
-        del trace["hovertext"]  # one text per point: most of the bytes of an answer
-        trace["hovertemplate"] = f"{trace['name']}: %{{y:.1f}} % of requests up to %{{x:.4~g}}<extra></extra>"
-    charts = [*distributions, *over_time(done), breakdown]
-    return {
-        "kind": "picture",
-        "table": table_json(done),
-        "charts": [chart_json(chart) for chart in charts],
-        "notes": notes_of(done[0]),
-        "requests": done[0].runs[0]["requests"],
-    }
+    async def _run_first(self) -> None:
+        """Run each scenario once. The current one is sent as soon as it has ended, with those that are known."""
+        waiting = {}
+        for item in self.shown:
+            known = self.runner.known(self._task(item))
+            if known is None:
+                waiting[item.number] = asyncio.create_task(self.runner.run(self.job, self._task(item)))
+            else:
+                item.runs = [known]
+        try:
+            if 0 in waiting:
+                self.shown[0].runs = [checked(await waiting.pop(0), CURRENT)]
+            await self._send_picture()
+            for number, run in waiting.items():
+                self.shown[number].runs = [checked(await run, self.shown[number].name)]
+            if waiting:
+                await self._send_picture()
+        finally:
+            for run in waiting.values():
+                run.cancel()
 
+    async def _send_picture(self) -> None:
+        await self.send(picture_json(self.shown))
+        if len(self.shown) == 1 or (self.shown[1].runs and self.state.replications == 1):
+            await self._send_verdict()
 
-def chart_json(chart: Chart) -> dict[str, Any]:
-    """Return a chart without its height, which the page sets."""
-    drawn = chart.as_json()
-    layout = {key: value for key, value in drawn["layout"].items() if key != "height"}
-    content: dict[str, Any] = finite(
-        {"id": chart.id, "title": chart.title, "caption": chart.caption, **drawn, "layout": layout}
-    )
-    return content
+    async def _send_verdict(self) -> None:
+        await self.send(verdict_json(self.shown, self.state.metric, self.bounds))
 
+    async def _run_replications(self) -> None:
+        """Run further replications of the scenarios that depend on the seed, then send the verdict with interval."""
+        if self.state.replications == 1:
+            return
+        pairs = [
+            (item, replication)
+            for replication in range(1, self.state.replications)
+            for item in self.shown
+            if item.scenario.varies
+        ]
+        tasks = [self._task(item, replication=replication) for item, replication in pairs]
+        for (item, _), record in zip(pairs, await self.runner.run_all(self.job, tasks)):
+            item.runs.append(checked(record, item.name))
+        await self._send_verdict()
 
-def table_json(done: Sequence[Shown]) -> list[dict[str, Any]]:
-    """Return the rows of the table: a metric, and its text and value in every scenario."""
-    rows = []
-    for metric in TABLE:
-        values = [item.runs[0]["metrics"].get(metric) for item in done]
-        if any(values) or metric == "makespan":
-            texts = ["–" if value is None else format_metric(value, metric) for value in values]
-            cells = [{"text": text, "value": value} for text, value in zip(texts, values)]
-            rows.append({"metric": metric, "goal": metric_named(metric).goal, "cells": cells})
-    return rows
-
-
-def over_time(done: Sequence[Shown]) -> list[Chart]:
-    """Return queues and KV use over time, one line per scenario."""
-    charts = []
-    for name, title, unit in TIMES:
-        data: list[Trace] = []
-        for item in done:
-            run = item.runs[0]
-            if not run[name]:
-                continue
-            trace = line(item.name, list(zip(run["times"], run[name])), item.colour)
-            trace["hovertemplate"] = f"{item.name}: %{{y:,.4~g}} at %{{x:,.1f}} s<extra></extra>"
-            data.append({**trace, "line": {"color": item.colour, "width": 1.6, "shape": "hv"}})
-        if data:
-            axes = {"xaxis": {"title": {"text": "time (s)"}}, "yaxis": {"title": {"text": unit}, "rangemode": "tozero"}}
-            charts.append(Chart(f"time-{name}", title, data, axes))
-    return charts
-
-
-def notes_of(item: Shown) -> list[str]:
-    """Return what a reader must know about the current scenario."""
-    run = item.runs[0]
-    notes = [f"The engine gets stuck: {run['stuck']}."] if run["stuck"] else []
-    if run["outside_profile"]:
-        notes.append(f"Outside the measured range of the profile: {', '.join(run['outside_profile'])}.")
-    if run["saturated"]:
-        notes.append("Saturated: the backlog grows, so latencies depend on the length of the run.")
-    return [*notes, *(f"{text[:1].upper()}{text[1:]}." for text in run["warnings"])]
-
-
-def objectives_of(metric: str) -> list[Objective]:
-    """Return the metrics of the verdict, the chosen one first."""
-    first = parse_objective(metric, "metric")
-    return [first, *(parse_objective(name) for name in metrics_in("compare") if name != first.metric)]
-
-
-def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -> dict[str, Any]:
-    """Return the comparison of the current scenario with the baseline, as `sim compare` makes it."""
-    current = shown[0]
-    missed = {item.name: missed_bounds(bounds, means_of(item, bounds)) for item in shown if item.runs}
-    misses = [f"{name} misses {describe_bounds(list(found))}" for name, found in missed.items() if found]
-    means = f", by the means of {len(current.runs)} replications" if len(current.runs) > 1 else ""
-    limits = f"Constraints{means}: {'; '.join(misses) or 'all met'}." if bounds else ""
-    if len(shown) < 2:
-        return {"kind": "verdict", "better": "", "text": "", "limits": limits, "pairs": ""}
-    a, b = (from_records(item.scenario, item.name, item.runs) for item in (shown[1], current))
-    differences = compare(a, b, objectives_of(metric), CONFIDENCE)
-    size = max(row.change.n for row in differences)
-    return {
-        "kind": "verdict",
-        "better": better_side(differences[0]),
-        "text": summarise(differences, CURRENT).replace("A and B", "Baseline and current").replace(". cu", ". Cu"),
-        "limits": limits,
-        "pairs": f"{size} pairs of replications, {100 * CONFIDENCE:g} % intervals." if size > 1 else "",
-    }
+    async def _run_rates(self) -> None:
+        """Run all scenarios at other request rates."""
+        if any(not item.own_rate for item in self.shown):
+            text = "The requests have no rate: they wait for each other, or all arrive at once."
+            await self.send({"kind": "rates", "charts": [], "caption": text})
+            return
+        plan = [
+            (item, rate, self._task(item, rate=rate, rate_factor=factor))
+            for item in self.shown
+            for rate, factor in planned_rates(item.own_rate or 1.0).items()
+        ]
+        records = await self.runner.run_all(self.job, [task for _, _, task in plan])
+        for (item, rate, _), record in zip(plan, records):
+            item.rates[rate] = record
+        for item in self.shown:
+            item.rates[item.own_rate or 1.0] = item.runs[0]
+        await self.send(rates_json(self.shown, self.bounds))
 
 
-def means_of(item: Shown, bounds: Sequence[Bound]) -> dict[str, float]:
-    """Return the means of the bounded metrics."""
-    row = Row(item.number, {}, item.name, item.runs)
-    return {bound.metric: row.mean(bound.metric) for bound in bounds}
-
-
-def better_side(first: Difference) -> str:
-    """Return the better side by the first metric; empty if the difference is not significant."""
-    return {"better": CURRENT, "worse": BASELINE}.get(first.outcome, "")
-
-
-def planned_rates(own: float) -> dict[float, float]:
-    """Return the rates of the curves and their factors."""
-    return {round_rate(factor * own, 3): round_rate(factor * own, 3) / own for factor in RATE_FACTORS}
-
-
-def rates_json(shown: Sequence[Shown], bounds: Sequence[Bound]) -> dict[str, Any]:
-    """Return throughput over the request rate, and the first bounded metric; open points miss a constraint."""
-    curves = []
-    for item in shown:
-        runs = dict(sorted(item.rates.items()))
-        unserved = next(iter(runs.values())).get("metrics", {}).get("failed", 0.0)
-        rows = {rate: Row(item.number, {}, item.name, [run]) for rate, run in runs.items()}
-        points = [rate_point(rate, row, bounds, unserved) for rate, row in rows.items()]
-        curves.append(Curve(1 + item.number, {}, item.name, points, bounds, outcome=""))  # 0 is the baseline of a sweep
-    drawn = [(curve, CurveStyle(item.colour)) for curve, item in zip(curves, shown)]
-    latency = next((bound.metric for bound in bounds if bound.metric.endswith("_ms")), "p99_ttft_ms")
-    charts = [over_rate(drawn, metric, bounds, f"rate-{metric}") for metric in ("output_throughput", latency)]
-    texts = [f"{curve.label}: {curve.capacity.text}" for curve in curves if curve.capacity is not None]
-    caption = (
-        f"Highest rate within the constraints, one run per rate: {'; '.join(texts)}."
-        if texts
-        else "Set an SLO or a constraint."
-    )
-    return {"kind": "rates", "charts": [chart_json(chart) for chart in charts], "caption": caption}
-
-
-def slo_bounds(slo: Mapping[str, Optional[float]]) -> list[Bound]:
-    """Return the SLO as constraints on the P99, which the curves use if the page has no other constraint."""
-    return [Bound(f"p99_{name}_ms", "<=", value) for name, value in slo.items() if value is not None]
+def checked(record: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return the record of a run; raise BadInput with its error."""
+    if "error" in record:
+        text = str(record["error"]).removeprefix("configuration 0: ")
+        raise BadInput(text if name == CURRENT else f"{name}: {text}")
+    return record

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from typing import Any, Optional
 
+from pydantic import BaseModel
 from servesim.config.class_source import field_help
 from servesim.config.first_scenario import flow
 from servesim.config.overrides import Tree
 from servesim.config.registry import hints_of, policy_class, presets, type_options
-from servesim.config.scenario import EngineConfig, Scenario, Slo, TraceFile
+from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access
 from servesim.core import BadInput, Policy
 from servesim.costs.device_profile import bundled_profiles
@@ -26,7 +27,12 @@ from servesim.traces.make.workload import workload_from
 from .state import WORKLOADS, Choice, Origin, key_value, scenario_policy
 
 SHOWN_FIELDS = 6  # of a policy; further ones show by search, or if the scenario sets them
-SHOWN_ENGINE = ("num_blocks", "block_size", "max_model_len")
+SHOWN = ("trace.path", "engine.num_blocks", "engine.block_size", "engine.max_model_len",
+         "slo.ttft", "slo.tpot", "slo.e2el")  # fmt: skip
+GROUPS = {
+    "workload": "requests", "trace": "requests", "policy": "policy", "engine": "engine", "slo": "SLO (milliseconds)",
+    "seed": "run", "noise": "run",
+}  # fmt: skip
 HALF_STEPS = (1, 1.5, 2, 3, 4, 6, 8)  # of a slider, per factor of 8
 WHOLE_CHOICES = ("start", "policy", "workload")  # the server changes several settings for these
 KINDS = {"boolean": "switch", "integer": "number", "number": "number"}
@@ -37,7 +43,6 @@ class Control:
     """A control: `text` is its value as in `--set`; `ticks` are the values of its slider."""
 
     key: str
-    group: str
     kind: str  # number | choice | switch | text | combo (a text with suggestions)
     help: str = ""
     text: str = ""
@@ -45,10 +50,12 @@ class Control:
     choices: Sequence[str] = ()
     ticks: Sequence[float] = ()
     rare: bool = False
-    label: str = field(default="")
 
     def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "label": self.label or self.key.partition(".")[2] or self.key}
+        section, _, rest = self.key.partition(".")
+        label = "request rate" if self.key in RATE_KEYS else rest or section
+        group = "scenario" if self.key in ("start", "policy", "profile") else GROUPS[section]
+        return {**asdict(self), "label": label, "group": group}
 
 
 def controls_of(origin: Origin, choice: Choice) -> list[Control]:
@@ -59,23 +66,15 @@ def controls_of(origin: Origin, choice: Choice) -> list[Control]:
     found = [*main_choices(origin, choice, tree), *request_controls(tree)]
     with use_access(origin.code(tree)):
         found += policy_controls(scenario_policy(tree))
-    hidden = {"num_blocks"} if key_value(tree, "engine.device_memory") else set()
-    engine = section_controls(EngineConfig.model_json_schema(), "engine", "engine", tree.get("engine") or {})
-    found += [control for control in engine if control.key.partition(".")[2] not in hidden]
-    found += section_controls(Slo.model_json_schema(), "slo", "SLO (milliseconds)", tree.get("slo") or {})
-    properties = Scenario.model_json_schema()["properties"]
-    run = {"properties": {name: properties[name] for name in ("seed", "noise")}}
-    found += section_controls(run, "", "run", tree)
+    found += section_controls(Scenario, tree, names=("engine", "slo", "seed", "noise"))
+    if key_value(tree, "engine.device_memory"):
+        found = [control for control in found if control.key != "engine.num_blocks"]
     for control in found:
         value, start = key_value(tree, control.key), key_value(base, control.key)
         if control.key not in WHOLE_CHOICES:
             control.text = "" if value is None else flow(value)
         set_range(control, start if start is not None else value)
-        if control.key in RATE_KEYS:
-            control.label = "request rate"
-        section, _, name = control.key.partition(".")
-        usual = section == "slo" or control.key == "trace.path" or (section == "engine" and name in SHOWN_ENGINE)
-        control.rare = control.rare and value is None and not usual
+        control.rare = control.rare and value is None and control.key not in SHOWN
     return found
 
 
@@ -88,12 +87,11 @@ def main_choices(origin: Origin, choice: Choice, tree: Tree) -> list[Control]:
     known = list(dict.fromkeys([*bundled_profiles(), *([profile] if isinstance(profile, str) else [])]))
     about = "scenario file or preset; requests, profile and memory stay"
     return [
-        Control("start", "scenario", "choice", about, choice.start, choices=starts),
-        Control("policy", "scenario", "choice", "scheduling policy", str(scenario_policy(tree)),
-                choices=[*POLICIES, *own]),
-        Control("profile", "scenario", "combo", "step times: a bundled profile, or a profile folder",
+        Control("start", "choice", about, choice.start, choices=starts),
+        Control("policy", "choice", "scheduling policy", str(scenario_policy(tree)), choices=[*POLICIES, *own]),
+        Control("profile", "combo", "step times: a bundled profile, or a profile folder",
                 choices=known, default=str(profile)),
-        Control("workload", "requests", "choice", "kind of requests; `trace` reads a file", form,
+        Control("workload", "choice", "kind of requests; `trace` reads a file", form,
                 choices=["as it is", *WORKLOADS, "trace"]),
     ]  # fmt: skip
 
@@ -102,13 +100,11 @@ def request_controls(tree: Tree) -> list[Control]:
     """Return the controls of the trace or the workload."""
     trace, workload = tree.get("trace"), tree.get("workload")
     if trace is not None:
-        keys = trace if isinstance(trace, Mapping) else {"path": trace}
-        return section_controls(TraceFile.model_json_schema(), "trace", "requests", keys)
+        return section_controls(TraceFile, trace if isinstance(trace, Mapping) else {"path": trace}, "trace.")
     try:
-        schema = type(workload_from(workload)).model_json_schema()
+        found = section_controls(type(workload_from(workload)), workload or {}, "workload.")
     except BadInput:
         return []
-    found = section_controls(schema, "workload", "requests", workload or {})
     return sorted(found, key=lambda control: not control.key.endswith((".rate", ".X")))  # the request rate first
 
 
@@ -122,12 +118,12 @@ def policy_controls(name: Any) -> list[Control]:
     own = [item for item in fields(kind) if item.name not in common]
     found = []
     for item in sorted(fields(kind), key=lambda item: item.name in common):
-        control = Control(f"policy.{item.name}", "policy", "text", comments.get(item.name, ""))
+        control = Control(f"policy.{item.name}", "text", comments.get(item.name, ""))
         default = item.default if item.default_factory is MISSING else item.default_factory()
         control.default = flow(default)
         types = type_options(hints_of(kind)[item.name])
         if bool in types:
-            control.kind, control.choices = "switch", ("true", "false")
+            control.kind = "switch"
         elif str in types:
             control.choices = accepted_texts(kind, item.name)
             control.kind = "choice" if control.choices else "text"
@@ -152,25 +148,29 @@ def accepted_texts(kind: Any, name: str) -> tuple[str, ...]:
     return tuple(text for text in listed("?") if not listed(None if text == "null" else text))
 
 
-def section_controls(schema: Mapping[str, Any], prefix: str, group: str, values: Mapping[str, Any]) -> list[Control]:
-    """Return the controls of one section and of the sections in it."""
-    return list(walk(schema, schema.get("$defs", {}), prefix, group, values))
+def section_controls(
+    model: type[BaseModel], values: Mapping[str, Any], prefix: str = "", names: Sequence[str] = ()
+) -> list[Control]:
+    """Return the controls of a section and of the sections in it; of some properties if there are `names`."""
+    schema = model.model_json_schema()
+    rules = schema["properties"]
+    return list(walk({name: rules[name] for name in names or rules}, schema.get("$defs", {}), prefix, values))
 
 
 def walk(
-    schema: Mapping[str, Any], types: Mapping[str, Any], prefix: str, group: str, values: Mapping[str, Any]
+    rules: Mapping[str, Any], types: Mapping[str, Any], prefix: str, values: Mapping[str, Any]
 ) -> Iterator[Control]:
-    """Yield the controls of the properties of a schema; a section that may have several kinds has that of its value."""
-    for name, rule in schema.get("properties", {}).items():
-        key, value = f"{prefix}.{name}".lstrip("."), values.get(name)
+    """Yield the controls of properties; a section that may have several kinds has that of its value."""
+    for name, rule in rules.items():
+        key, value = prefix + name, values.get(name)
         options = [resolve(option, types) for option in alternatives(rule)]
-        inner = pick(options, value, values.get("kind"))
+        inner = pick(options, value)
         if name == "kind":
             continue  # another kind has other keys, so it is not one setting
         if inner is not None:
-            yield from walk(inner, types, key, group, value if isinstance(value, Mapping) else {})
+            yield from walk(inner["properties"], types, f"{key}.", value or {})
         elif value is not None or not any("properties" in option for option in options):
-            yield leaf(key, group, rule, options)
+            yield leaf(key, rule, options)
 
 
 def alternatives(rule: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -187,22 +187,21 @@ def resolve(option: Mapping[str, Any], types: Mapping[str, Any]) -> Mapping[str,
     return types[reference.rpartition("/")[2]] if reference else option
 
 
-def pick(options: Sequence[Mapping[str, Any]], value: Any, kind: Any) -> Optional[Mapping[str, Any]]:
-    """Return the schema of a section: that of its kind, or the only one; None for a plain value."""
+def pick(options: Sequence[Mapping[str, Any]], value: Any) -> Optional[Mapping[str, Any]]:
+    """Return the schema of a section: that of its kind or its keys, or the only one; None for a plain value."""
     sections = [option for option in options if "properties" in option]
-    if not sections or (value is not None and not isinstance(value, Mapping)):
-        return None
-    wanted = (value or {}).get("kind", kind)
-    fitting = [option for option in sections if option["properties"].get("kind", {}).get("const") == wanted]
     if value is None:
-        return sections[0] if len(sections) == 1 == len([o for o in options if o.get("type") != "null"]) else None
+        return sections[0] if sections and len([o for o in options if o.get("type") != "null"]) == 1 else None
+    if not sections or not isinstance(value, Mapping):
+        return None
+    kind = [option for option in sections if option["properties"].get("kind", {}).get("const", 0) == value.get("kind")]
     known = [option for option in sections if set(value) <= set(option["properties"])]
-    return (fitting or known or sections)[0]
+    return (kind or known or sections)[0]
 
 
-def leaf(key: str, group: str, rule: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> Control:
+def leaf(key: str, rule: Mapping[str, Any], options: Sequence[Mapping[str, Any]]) -> Control:
     """Return the control of a plain value."""
-    control = Control(key, group, "text", rule.get("description", ""), rare=True)
+    control = Control(key, "text", rule.get("description", ""), rare=True)
     default = rule.get("default")
     control.default = "" if default is None else flow(default)
     for option in options:
@@ -210,7 +209,6 @@ def leaf(key: str, group: str, rule: Mapping[str, Any], options: Sequence[Mappin
             control.kind, control.choices = "choice", list(option.get("enum") or [option["const"]])
         elif option.get("type") in KINDS and not any(other.get("type") == "string" for other in options):
             control.kind = KINDS[option["type"]]
-            control.choices = ("true", "false") if control.kind == "switch" else ()
     return control
 
 

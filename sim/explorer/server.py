@@ -14,7 +14,6 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -28,10 +27,11 @@ from servesim.runs.metric_table import metrics_in
 from servesim.runs.simulate import load_trace
 from servesim.study.executor import process_count
 
-from .controls import controls_of
+from .answer import Answer
+from .controls import WHOLE_CHOICES, controls_of
+from .results import COLOURS, NAMES
 from .runner import Job, Runner
-from .session import Answer
-from .state import MAX_VARIANTS, Origin, PageState, error_json, read_state
+from .state import REQUESTS, Origin, PageState, error_json, read_state
 
 HOST = "127.0.0.1"
 PAGE = Path(__file__).with_name("page")
@@ -65,14 +65,9 @@ class ExploreServer:
     def application(self) -> web.Application:
         """Return the web application; every path starts with the token."""
         app = web.Application(middlewares=[self._check_client, json_errors], client_max_size=MAX_BODY_BYTES)
-        scripts: dict[str, Callable[[], str]] = {
-            "plotly.js": plotly_script,
-            "charts.js": partial((TEMPLATES / "charts.js").read_text, encoding="utf-8"),
-            "explore.js": partial((PAGE / "explore.js").read_text, encoding="utf-8"),
-        }
         app.add_routes([
             web.get(f"/{self.token}/", self._page),
-            *(web.get(f"/{self.token}/{name}", send_script(read)) for name, read in scripts.items()),
+            web.get(f"/{self.token}/{{name:plotly|charts|explore}}.js", send_script),
             web.post(f"/{self.token}/scenario", self._scenario),
             web.post(f"/{self.token}/copy", self._copy),
             web.post(f"/{self.token}/run", self._run),
@@ -92,7 +87,7 @@ class ExploreServer:
     async def _page(self, request: web.Request) -> web.Response:
         first = {
             "state": self.first.model_dump(), "file": self.origin.file, "metrics": metrics_in("summary"),
-            "variants": MAX_VARIANTS,
+            "names": NAMES, "colours": COLOURS, "whole": WHOLE_CHOICES, "shared": REQUESTS,
         }  # fmt: skip
         text = json.dumps(first).replace("<", "\\u003c")
         name = self.origin.file or "sim explore"
@@ -225,14 +220,14 @@ def open_page(
     return ExploreServer(origin, first, port, jobs)
 
 
-def send_script(read: Callable[[], str]) -> Callable[[web.Request], Any]:
-    """Return the handler of a script."""
-
-    async def handler(request: web.Request) -> web.Response:
-        headers = {**HEADERS, "Cache-Control": "private, max-age=3600"} if read is plotly_script else HEADERS
-        return web.Response(text=read(), content_type="text/javascript", headers=headers)
-
-    return handler
+async def send_script(request: web.Request) -> web.Response:
+    """Return a script of the page; the browser keeps that of Plotly, which is large."""
+    name, headers = request.match_info["name"], HEADERS
+    if name == "plotly":
+        text, headers = plotly_script(), {**HEADERS, "Cache-Control": "private, max-age=3600"}
+    else:
+        text = ((PAGE if name == "explore" else TEMPLATES) / f"{name}.js").read_text("utf-8")
+    return web.Response(text=text, content_type="text/javascript", headers=headers)
 
 
 async def read_body(request: web.Request) -> dict[str, Any]:

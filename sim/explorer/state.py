@@ -172,17 +172,14 @@ class Origin:
 
     def choose(self, state: PageState, key: str, value: str) -> PageState:
         """Return the state after another start, policy or kind of workload is chosen: keys of the old one go."""
-        settings = dict(state.settings)
         if key == "start":
             if value and value not in presets():
                 raise BadInput(f"start: no preset {value!r}")
             choice = self.start_from(value, self.tree(state)) if value else Choice()
             return state.model_copy(update={"start": choice.start, "settings": choice.settings})
-        section = "policy" if key == "policy" else "workload"
-        gone = ("policy",) if section == "policy" else ("workload", "trace")
-        settings = {name: text for name, text in settings.items() if name.partition(".")[0] not in gone}
-        base = self.base(state)
-        if section == "policy":
+        base, gone = self.base(state), ("policy",) if key == "policy" else ("workload", "trace")
+        settings = {name: text for name, text in state.settings.items() if name.partition(".")[0] not in gone}
+        if key == "policy":
             settings |= {} if scenario_policy(base) == value else {"policy": value}
         elif value == "trace":
             settings |= {"trace": "{path: }", **({"workload": "null"} if base.get("workload") else {})}

@@ -62,6 +62,12 @@ def test_every_key_of_the_engine_has_a_control_or_sections_of_controls() -> None
     assert missing == {"model"}  # a name or a section
 
 
+def test_a_section_that_is_no_section_has_a_control_to_correct_it() -> None:
+    origin = Origin()
+    state = origin.first_state("contest-baseline", {"engine": "3"})
+    assert [control.text for control in controls_of(origin, state) if control.key == "engine"] == ["3"]
+
+
 @pytest.mark.parametrize("name", sorted(presets()))
 def test_every_preset_starts_with_requests(name: str) -> None:
     origin = Origin()

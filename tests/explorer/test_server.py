@@ -65,6 +65,15 @@ def test_pinned_scenarios_get_the_requests_of_the_controls(server: ExploreServer
     assert values(picture, 2) == values(alone)
 
 
+def test_a_picture_names_the_scenarios_that_have_run(server: ExploreServer) -> None:
+    seven = {"settings": {"policy.decode_batch": "7"}}
+    messages(server, seven)
+    state = {"settings": {"policy.decode_batch": "6"}, "pins": [{"settings": {"policy.decode_batch": "5"}}, seven]}
+    first, last = [message for message in messages(server, state) if message["kind"] == "picture"]
+    assert (first["columns"], last["columns"]) == ([0, 2], [0, 1, 2])
+    assert values(first, 1) == values(last, 2)
+
+
 def test_a_new_rate_keeps_the_number_of_requests(server: ExploreServer) -> None:
     for rate in ("1", "4", "7.3"):
         found = messages(server, {"settings": {"workload.contest.X": rate}})

@@ -5,8 +5,6 @@ const by = id => document.getElementById(id);
 const root = document.documentElement;
 const PATIENCE = 300; // milliseconds: a run that takes longer ends when the controls change again
 const HEIGHT = { usual: 215, rate: 265 }; // of charts, pixels; the time breakdown is as high as the table beside it
-const COLOURS = ["front", "baseline", "winner", "swapped", "queued", "stalled"];
-const WHOLE = ["start", "policy", "workload"]; // the server changes several settings for these
 const page = crypto.randomUUID();
 let state = readUrl() ?? first.state;
 let controls = [], charts = {};
@@ -70,7 +68,7 @@ function renderControl(control) {
     input = make("select", { id }, ...optionsOf(control));
     input.value = value;
     input.addEventListener("change", () => set(control, input.value));
-    if (WHOLE.includes(control.key) || Math.max(...[...input.options].map(option => option.text.length)) > 12) row.classList.add("long");
+    if (isWhole(control) || Math.max(...[...input.options].map(option => option.text.length)) > 12) row.classList.add("long");
   } else {
     input = make("input", { id, type: "text", value, placeholder: control.default || "not set", autocomplete: "off", spellcheck: false });
     if (control.kind === "number") input.inputMode = "decimal";
@@ -91,11 +89,11 @@ function renderControl(control) {
 // A long name breaks after its dots, or else after its underscores.
 const breakable = name => name.split(name.includes(".") ? /(?<=\.)/ : /(?<=_)/).flatMap(part => [make("wbr"), part]);
 
+const isWhole = control => first.whole.includes(control.key); // the server changes several settings for it
+
 function optionsOf(control) {
-  const usual = control.default === "" ? "default" : control.default + " (default)";
-  const named = control.choices.map(value => make("option", { value, textContent: value || first.file }));
-  const isSet = WHOLE.includes(control.key) || control.choices.includes(control.text);
-  return [...(isSet && WHOLE.includes(control.key) ? [] : [make("option", { value: "", textContent: usual })]), ...named];
+  const usual = make("option", { value: "", textContent: control.default === "" ? "default" : control.default + " (default)" });
+  return [...(isWhole(control) ? [] : [usual]), ...control.choices.map(value => make("option", { value, textContent: value || first.file }))];
 }
 
 // A slider moves over a list of values; the field beside it takes any value.
@@ -119,18 +117,14 @@ function nearest(ticks, value) {
 }
 
 async function set(control, text) {
-  const row = rowOf(control.key);
   showError(null);
-  if (WHOLE.includes(control.key)) {
-    await loadControls({ key: control.key, value: text });
-    return change();
-  }
-  if (text === "") {
+  if (isWhole(control)) await loadControls({ key: control.key, value: text });
+  else if (text === "") {
     delete state.settings[control.key];
     await loadControls();
   } else {
     state.settings[control.key] = text;
-    row?.classList.add("changed");
+    rowOf(control.key)?.classList.add("changed");
   }
   change();
 }
@@ -173,6 +167,7 @@ function change() {
   changes += 1;
   changedAt = performance.now();
   root.dataset.changes = changes;
+  showPins();
   saveUrl();
   next();
 }
@@ -246,8 +241,8 @@ const handlers = {
   },
   async picture(message, mine) {
     showError(null);
-    showTable(message.table, message.requests);
-    showNotes(message.notes);
+    showTable(message);
+    by("notes").replaceChildren(...message.notes.map(text => make("li", { textContent: text })));
     const isTime = figure => figure.id === "time-breakdown";
     await Promise.all([drawCharts(by("time"), message.charts.filter(isTime)), drawCharts(by("charts"), message.charts.filter(figure => !isTime(figure)))]);
     if (!mine.drawn) {
@@ -278,14 +273,14 @@ by("stop").addEventListener("click", () => {
 });
 
 // ---- results ----
-function showTable(rows, requests) {
-  const names = scenarioNames(rows[0]?.cells.length ?? 0);
-  const head = names.map((name, index) => {
-    const cell = make("th", { textContent: name });
-    cell.style.setProperty("--colour", `var(--${COLOURS[index]})`);
-    return cell;
-  });
-  const body = rows.map(row => {
+function coloured(element, number) {
+  element.style.setProperty("--colour", `var(--${first.colours[number]})`);
+  return element;
+}
+
+function showTable({ table, columns, requests }) {
+  const head = columns.map(number => coloured(make("th", { textContent: first.names[number] }), number));
+  const body = table.map(row => {
     const values = row.cells.map(cell => cell.value).filter(value => value !== null);
     const best = row.goal === "min" ? Math.min(...values) : Math.max(...values), differ = new Set(values).size > 1;
     return make("tr", {}, make("th", { textContent: row.metric }), ...row.cells.map(cell => make("td", {
@@ -293,12 +288,6 @@ function showTable(rows, requests) {
     })));
   });
   by("metrics").replaceChildren(make("thead", {}, make("tr", {}, make("th", { textContent: `${requests.toLocaleString("en")} requests` }), ...head)), make("tbody", {}, ...body));
-}
-
-const scenarioNames = count => ["current", "baseline", "variant 1", "variant 2", "variant 3", "variant 4"].slice(0, count);
-
-function showNotes(notes) {
-  by("notes").replaceChildren(...notes.map(text => make("li", { textContent: text })));
 }
 
 function drawCharts(place, figures) {
@@ -336,43 +325,42 @@ addEventListener("resize", redraw);
 // ---- pinned scenarios and terms ----
 function showPins() {
   by("pins").replaceChildren(...[state, ...state.pins].map((pin, index) => {
-    const item = make("li", {}, make("b", { textContent: scenarioNames(6)[index] }), make("span", { textContent: describe(pin) }));
-    item.style.setProperty("--colour", `var(--${COLOURS[index]})`);
+    const item = coloured(make("li", {}, make("b", { textContent: first.names[index] }), make("span", { textContent: describe(pin) })), index);
     if (index) {
       item.append(button("use", () => { Object.assign(state, { start: pin.start, settings: { ...pin.settings } }); return loadControls(); }));
       item.append(button("remove", () => { state.pins.splice(index - 1, 1); }));
     }
     return item;
   }));
-  by("pin-variant").disabled = state.pins.length > first.variants || !state.pins.length;
+  by("pin-variant").disabled = state.pins.length === first.names.length - 1 || !state.pins.length;
 }
 
 function button(text, action) {
   const made = make("button", { type: "button", textContent: text });
-  made.addEventListener("click", async () => { await action(); showPins(); change(); });
+  made.addEventListener("click", async () => { await action(); change(); });
   return made;
 }
 
 // The settings of a scenario in short; requests and SLO are those of the controls for all.
 function describe(pin) {
-  const own = Object.entries(pin.settings).filter(([key]) => !/^(workload|trace|slo|seed|noise)\b/.test(key));
+  const own = Object.entries(pin.settings).filter(([key]) => !first.shared.includes(key.split(".")[0]));
   const words = own.map(([key, text]) => `${key.split(".").pop()}=${text}`).join(", ");
   return [pin.start || first.file, words].filter(Boolean).join(": ");
 }
 
 const pinned = () => ({ start: state.start, settings: { ...state.settings } });
-by("pin-baseline").addEventListener("click", () => { state.pins[0] = pinned(); showPins(); change(); });
-by("pin-variant").addEventListener("click", () => { state.pins.push(pinned()); showPins(); change(); });
+by("pin-baseline").addEventListener("click", () => { state.pins[0] = pinned(); change(); });
+by("pin-variant").addEventListener("click", () => { state.pins.push(pinned()); change(); });
 by("metric").append(...first.metrics.map(name => make("option", { value: name, textContent: name })));
-for (const id of ["metric", "replications", "subject_to"]) {
-  by(id).addEventListener("change", () => {
-    const text = by(id).value.trim(), number = Number(text);
-    state[id] = id === "replications" ? (Number.isInteger(number) ? number : text) : id === "metric" ? text : text.replaceAll(/\s*;\s*/g, "\n");
-    change();
-  });
+const terms = { // how the text of a field becomes its value
+  metric: text => text,
+  replications: text => Number.isInteger(Number(text)) ? Number(text) : text,
+  subject_to: text => text.replaceAll(/\s*;\s*/g, "\n"),
+};
+for (const [id, read] of Object.entries(terms)) {
+  by(id).addEventListener("change", () => { state[id] = read(by(id).value.trim()); change(); });
 }
 by("search").addEventListener("input", filterControls);
-new MutationObserver(showPins).observe(root, { attributeFilter: ["data-changes"] });
 
 // ---- copy ----
 by("open-copy").addEventListener("click", async () => {
