@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Annotated, Any, Optional
 
 from pydantic import Field, StringConstraints
-from servesim.config.export import TARGETS, export_text
+from servesim.config.export import TARGETS, export_scenario
 from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
 from servesim.config.overrides import Tree, merge, nesting_order, override, with_preset
 from servesim.config.registry import ENGINE, presets
@@ -145,13 +145,19 @@ class Origin:
         return shlex.join(["sim", "run", *source, *words])
 
     def copies(self, choice: Choice) -> dict[str, str]:
-        """Return what can be copied, by name: the command, the YAML, and the settings of every server."""
-        tree, _ = self.scenario(choice)
+        """Return what can be copied, by name: the command, the YAML, and the settings of every server.
+
+        A file without comments has its remarks beside it: they name the settings that the server does not have.
+        """
+        tree, scenario = self.scenario(choice)
         texts = {"command": self.command(choice) + "\n", "YAML": yaml_text(tree)}
         for target in TARGETS:
             try:
                 with use_access(self.code(tree)):
-                    texts[target] = export_text(tree, target, source=self.where(choice))
+                    exported = export_scenario(scenario, target)
+                texts[target] = exported.render(self.where(choice))
+                if not exported.has_comments:
+                    texts[f"{target} remarks"] = "".join(f"{line}\n" for line in exported.messages)
             except BadInput as bad:
                 texts[target] = f"# {bad}\n"
         return texts

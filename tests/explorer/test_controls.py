@@ -121,6 +121,14 @@ def test_the_command_has_the_scenario_of_the_page(
     capsys.readouterr()
 
 
+def test_a_copied_configuration_without_comments_has_its_remarks_beside_it() -> None:
+    origin = Origin()
+    copies = origin.copies(origin.first_state("mindie-3.0", {"policy.order": "shortest-output"}))
+    assert json.loads(copies["mindie"])["BackendConfig"]["ScheduleConfig"]["maxBatchSize"] == 200
+    assert "not expressed: policy.order=shortest-output" in copies["mindie remarks"]
+    assert not [name for name in copies if name.endswith("remarks") and not name.startswith("mindie")]
+
+
 def test_a_rate_of_a_duration_keeps_the_number_of_requests() -> None:
     origin = Origin("f", {"workload": {"duration": 60, "arrivals": {"kind": "poisson", "rate": 2}}})
     assert origin.applied(Choice(settings={"workload.arrivals.rate": "8"}))["workload.duration"] == "15.0"
