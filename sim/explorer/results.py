@@ -14,10 +14,10 @@ from servesim.report.plots import Chart, Trace
 from servesim.report.rate_charts import CurveStyle, over_rate
 from servesim.runs.metric_table import metric_named, metrics_in
 from servesim.runs.request_rate import rate_key_value, round_rate
-from servesim.statistics.constraints import Bound, describe_bounds, missed_bounds
+from servesim.statistics.constraints import Bound, describe_bounds
 from servesim.statistics.number_format import format_metric
 from servesim.statistics.objective import Objective, parse_objective
-from servesim.study.compare import Difference, compare, summarise
+from servesim.study.compare import compare, summarise
 from servesim.study.compared_runs import from_records
 from servesim.study.ranking import Row
 from servesim.study.rates import Curve, rate_point
@@ -143,8 +143,8 @@ def objectives_of(metric: str) -> list[Objective]:
 def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -> dict[str, Any]:
     """Return the comparison of the current scenario with the baseline, as `sim compare` makes it."""
     current = shown[0]
-    missed = {item.name: missed_bounds(bounds, means_of(item, bounds)) for item in shown if item.runs}
-    misses = [f"{name} misses {describe_bounds(list(found))}" for name, found in missed.items() if found]
+    rows = [Row(item.number, {}, item.name, item.runs) for item in shown if item.runs]
+    misses = [f"{row.label} misses {describe_bounds(list(row.missed))}" for row in rows if row.find_missed(bounds)]
     means = f", by the means of {len(current.runs)} replications" if len(current.runs) > 1 else ""
     limits = f"Constraints{means}: {'; '.join(misses) or 'all met'}." if bounds else ""
     if len(shown) < 2:
@@ -154,22 +154,11 @@ def verdict_json(shown: Sequence[Shown], metric: str, bounds: Sequence[Bound]) -
     size = max(row.change.n for row in differences)
     return {
         "kind": "verdict",
-        "better": better_side(differences[0]),
+        "better": {"better": CURRENT, "worse": BASELINE}.get(differences[0].outcome, ""),
         "text": summarise(differences, CURRENT).replace("A and B", "Baseline and current").replace(". cu", ". Cu"),
         "limits": limits,
         "pairs": f"{size} pairs of replications, {100 * CONFIDENCE:g} % intervals." if size > 1 else "",
     }
-
-
-def means_of(item: Shown, bounds: Sequence[Bound]) -> dict[str, float]:
-    """Return the means of the bounded metrics."""
-    row = Row(item.number, {}, item.name, item.runs)
-    return {bound.metric: row.mean(bound.metric) for bound in bounds}
-
-
-def better_side(first: Difference) -> str:
-    """Return the better side by the first metric; empty if the difference is not significant."""
-    return {"better": CURRENT, "worse": BASELINE}.get(first.outcome, "")
 
 
 def planned_rates(own: float) -> dict[float, float]:
@@ -182,7 +171,7 @@ def rates_json(shown: Sequence[Shown], bounds: Sequence[Bound]) -> dict[str, Any
     curves = []
     for item in shown:
         runs = dict(sorted(item.rates.items()))
-        unserved = next(iter(runs.values())).get("metrics", {}).get("failed", 0.0)
+        unserved = next(iter(runs.values())).get("metrics", {}).get("failed", 0.0)  # at any rate, such as too long ones
         rows = {rate: Row(item.number, {}, item.name, [run]) for rate, run in runs.items()}
         points = [rate_point(rate, row, bounds, unserved) for rate, row in rows.items()]
         curves.append(Curve(1 + item.number, {}, item.name, points, bounds, outcome=""))  # 0 is the baseline of a sweep

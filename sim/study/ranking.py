@@ -49,6 +49,11 @@ class Row:
     draws: Sequence[Record] = ()  # runs with random cost models
     draws_won: int = 0  # draws in which it is the best configuration
 
+    def find_missed(self, bounds: Sequence[Bound]) -> dict[Bound, float]:
+        """Return the constraints that its means miss, and keep them."""
+        self.missed = missed_bounds(bounds, {bound.metric: self.mean(bound.metric) for bound in bounds})
+        return self.missed
+
     @property
     def eligible(self) -> bool:
         """Whether it can win."""
@@ -195,7 +200,7 @@ class Summary:
         row.complete = not no_value and not {"failed", "stuck", "serves fewer", "does not start"} & set(row.labels)
         bounds = self.experiment.subject_to
         if bounds:
-            row.missed = missed_bounds(bounds, {bound.metric: row.mean(bound.metric) for bound in bounds})
+            row.find_missed(bounds)
             row.labels += row.misses
 
     @property

@@ -16,7 +16,7 @@ from typing import NamedTuple, Optional
 
 from servesim.core.limits import MAX_RATE, MIN_RATE
 from servesim.runs.request_rate import format_rate, round_rate
-from servesim.statistics.constraints import Bound, describe_miss, missed_bounds
+from servesim.statistics.constraints import Bound, describe_miss
 
 from .experiment import Experiment
 from .grid import Assignment
@@ -147,7 +147,7 @@ def build_curves(experiment: Experiment, records: Mapping[RunKey, Record]) -> li
 
 def rate_point(rate: float, row: Row, bounds: Sequence[Bound], unserved: float) -> RatePoint:
     """Return a configuration at one rate, with the constraints that it misses."""
-    row.missed = missed_bounds(bounds, {bound.metric: row.mean(bound.metric) for bound in bounds})
+    row.find_missed(bounds)
     return RatePoint(rate, row, find_problems(row, unserved))
 
 
