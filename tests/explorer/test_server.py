@@ -115,6 +115,7 @@ def test_curves_over_the_rate_have_open_points_above_the_constraint(server: Expl
         ({"engine.block_size": "abc"}, "engine.block_size"),
         ({"workload.contest.X": "-1"}, "workload.contest.X"),
         ({"policy.no_such": "1"}, "policy.no_such"),
+        ({"workload.contest.T": "1e9"}, "workload.contest"),
         ({"profile": "no-such"}, "profile"),
         ({"slo.ttft": "[1"}, "slo.ttft"),
     ],

@@ -43,10 +43,10 @@ def contest(
     X, T = _number("X", X, MAX_RATE), _number("T", T, MAX_NUMBER)
     send_overhead = _number("send_overhead", send_overhead, MAX_SECONDS, zero=True)
     if int(T * X) < 1:
-        raise BadInput(f"contest: X*T: expected at least one request, got {X:g}*{T:g}")
+        raise BadInput(f"workload.contest: X*T: expected at least one request, got {X:g}*{T:g}")
     count = int(T * X)
     if count > MAX_REQUESTS:
-        raise BadInput(f"contest: X*T: expected at most {MAX_REQUESTS:,} requests, got {count:,}")
+        raise BadInput(f"workload.contest: X*T: expected at most {MAX_REQUESTS:,} requests, got {count:,}")
     columns = _read_lengths(lengths, count, seed, tokenizer)
     columns.arrival = list(contest_arrivals(count, X, seed, send_overhead).tolist())
     return build_trace(columns, f"contest X={X:g} T={T:g} seed={seed}", "contest")

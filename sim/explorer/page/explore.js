@@ -237,6 +237,7 @@ const handlers = {
   error({ key, text }, mine) {
     mine.drawn = true;
     showError({ key, text });
+    if (!by("verdict-text").textContent) by("better").textContent = "No result";
     root.dataset.shown = mine.number;
   },
   async picture(message, mine) {
