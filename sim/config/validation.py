@@ -58,7 +58,7 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "vLLM V1": Family(
-        ("vllm-v1",), "speculative decoding, LoRA, multimodal prompts, KV connectors, data and pipeline parallelism"
+        ("vllm-v1",), "speculative decoding, LoRA, multimodal prompts, KV connectors, pipeline parallelism, a router"
     ),
     "vLLM v0": Family(
         ("vllm", "vllm-chunked"), "prefix cache, speculative decoding, LoRA, multimodal prompts, multi-step scheduling"
