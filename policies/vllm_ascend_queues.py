@@ -77,20 +77,21 @@ class AscendShortFirst(AscendV1):
         for request in view.waiting:
             lanes[self.lane(request)].append(request)
         immediate, short, long = lanes
-        due = len(long)
-        if self.long_max_wait_ms <= 0 or not short:
-            due = 0
-        else:
+        due = 0  # long requests that have waited for the limit
+        if self.long_max_wait_ms > 0 and short:
             wait = self.long_max_wait_ms / 1000
-            due = next((index for index, request in enumerate(long) if view.now - request.received < wait), due)
+            due = next((index for index, request in enumerate(long) if view.now - request.received < wait), len(long))
         order = [*immediate, *long[:due], *short, *long[due:]]
         pin = left.pin
         if pin is not None and lanes[pin.lane] and all(request.received <= pin.time for request in order):
             head = lanes[pin.lane][0]
             order.remove(head)
             order.insert(0, head)
+        else:
+            left.pin = None
         for request in order:
-            left.pin = Pin(self.lane(request), view.now)
+            if left.pin is None:  # a pinned head that is tried again keeps its pin: a held plan does not change it
+                left.pin = Pin(self.lane(request), view.now)
             yield request
 
     def schedule_one_by_one(self, view: View, order: Iterable[Request], max_chunk: int, left: Budget) -> Plan:

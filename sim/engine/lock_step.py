@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import Request
 
 from .loop import Loop
-from .step import Step
 from .work_totals import KindTotals
 
 
@@ -62,37 +61,26 @@ class LockStep:
         """Run one step of all ranks, or wait. Return whether requests are left."""
         now, states = self.now, [loop.server.view.state for loop in self.loops]
         steps = [loop.start(now) for loop in self.loops]
-        ends = [
-            self.clock.finish_call(step, now, loop.server.traits)
-            for loop, step in zip(self.loops, steps)
-            if step.runs_model
-        ]
-        end, moved = max(ends, default=now), False
+        ends: list[float] = []
+        waits: list[Optional[float]] = []
         for loop, step, state in zip(self.loops, steps, states):
             if step.runs_model:
-                loop.finish(step, end)
-            elif step.has_moves or step.plan.state != state:
-                moved = True
-                for observer in loop.observers:
-                    observer.on_step_end(loop.server, step, now, [])
-            loop.now = end
-        if not ends:
-            end = now + self.loops[0].empty_step if moved else self._next_event(steps)
-            self.idle_s += 0.0 if end == math.inf else end - now
+                ends.append(self.clock.finish_call(step, now, loop.server.traits))
+            else:
+                waits.append(loop.next_decision(step, state))
+        end = max(ends) if ends else min(now if time is None else time for time in waits)
         if end == math.inf:
+            for loop in self.loops:
+                loop.require_done()
             return False
         self.now = end
+        for loop, step in zip(self.loops, steps):
+            if step.runs_model:
+                loop.finish(step, end)
+            loop.now = end
+        if not ends:
+            self.idle_s += end - now
         return True
-
-    def _next_event(self, steps: Sequence[Step]) -> float:
-        """Return the time of the next arrival on any rank; inf: all requests are done. Raise Stuck if some are left."""
-        times = [loop.inbox.next_arrival for loop in self.loops]
-        times += [step.plan.wake_at for step in steps if step.plan.wake_at is not None]
-        if min(times) == math.inf:
-            for loop in self.loops:
-                if not loop.server.idle():
-                    raise loop.stuck("no request runs and no request will arrive", "returned no work")
-        return min(times)
 
 
 def requests_by_rank(requests: Sequence[Request], ranks: int) -> list[list[Request]]:

@@ -102,9 +102,9 @@ class Loop:
         if self._overlaps:
             return self._send(step, state)
         if not (step.decode_rows or step.chunks or step.runs_model):
-            return self._step_without_call(step, state)
-        self._idle, self._steps_without_call = False, 0
+            return self._wait(step, state)
         if step.hold and self.fast_forward is not None:
+            self._idle, self._steps_without_call = False, 0
             self.now = self.fast_forward.run(step, now)
             self._tokens_generated, self._last_progress = server.tokens_generated, self.calls  # every step has a token
             return None
@@ -132,6 +132,7 @@ class Loop:
     def finish(self, step: Step, now: float) -> None:
         """Record the results of a model call that ends now."""
         self.now = now
+        self._idle, self._steps_without_call = False, 0
         self._finish(step, now, finish_step(self.server, step, now))
 
     def _send(self, step: Step, state: Any) -> Optional[float]:
@@ -139,7 +140,7 @@ class Loop:
         server, before = self.server, self.server.flight
         if not (step.decode_rows or step.chunks or step.runs_model):
             if before is None:
-                return self._step_without_call(step, state)
+                return self._wait(step, state)
             if self._polls:
                 self._poll(step, before)
                 return None
@@ -201,8 +202,18 @@ class Loop:
                 self._report_to_client(request, now)
         return arrived
 
-    def _step_without_call(self, step: Step, state: Any) -> Optional[float]:
-        """Return the time of the next decision: None if a request moved or the state changed, else the next event."""
+    def _wait(self, step: Step, state: Any) -> Optional[float]:
+        """Return the time of the next decision (see next_decision). Raise Stuck if all is idle and requests remain."""
+        time = self.next_decision(step, state)
+        if time == math.inf:
+            self.require_done()
+        return time
+
+    def next_decision(self, step: Step, state: Any) -> Optional[float]:
+        """Return the time of the decision after a step without a call. None: now, a request moved or the state changed.
+
+        inf: there is no event any more.
+        """
         moved, next_arrival = step.has_moves or step.plan.state != state, self.inbox.next_arrival
         is_idle = self.server.idle()
         polls = self._polls and (not is_idle or (step.has_moves and next_arrival < math.inf))
@@ -226,24 +237,22 @@ class Loop:
         return self.now + self.empty_step if takes_time else None
 
     def _go_idle(self, plan: Plan, now: float) -> float:
-        """Report finished requests and return the time of the next event. Raise Stuck if there is none."""
+        """Report finished requests and return the time of the next event (inf: none)."""
         self._idle, self._steps_without_call = True, 0
         self._report_all(now)
         times = [time for time in (plan.wake_at, self.server.next_promotion()) if time is not None]
         wake_at = min(times, default=math.inf)
         next_event = min(self.inbox.next_arrival, wake_at)
-        if next_event == math.inf:
-            if not self.server.idle():
-                raise self.stuck("no request runs and no request will arrive", "returned no work")
-            if self.inbox.unreleased():
-                raise Stuck(
-                    "these requests wait for a request that does not exist or never finished",
-                    self.inbox.unreleased(),
-                    now,
-                )
-        elif wake_at <= now and self.inbox.next_arrival > now:
+        if wake_at <= now and self.inbox.next_arrival > now:
             raise self.stuck(f"the plan has wake_at={wake_at:g} s, which is not later than now", "returned this time")
         return next_event
+
+    def require_done(self) -> None:
+        """Raise Stuck if requests remain although no event will come."""
+        if not self.server.idle():
+            raise self.stuck("no request runs and no request will arrive", "returned no work")
+        if unreleased := self.inbox.unreleased():
+            raise Stuck("these requests wait for a request that does not exist or never finished", unreleased, self.now)
 
     def stuck(self, reason: str, action: str) -> Stuck:
         """Return the error of an engine that can never run again; `action` is what the policy did."""

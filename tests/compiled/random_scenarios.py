@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Optional
 
 from servesim.config.registry import preset, presets
-from servesim.core import BadInput, ClientRequest, Policy
+from servesim.core import ClientRequest, Policy
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.imported_tables import VidurCost
 from servesim.policies import POLICIES
 from servesim.traces.trace import Trace, table_of
 
-from ..policy_values import VALUES
+from ..policy_values import VALUES, accepted, known_fields
 
 COUNT = 800
 BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
@@ -70,15 +70,9 @@ def random_case(number: int, policy: str) -> Case:
 
 def random_fields(rng: random.Random, kind: type[Policy]) -> dict[str, Any]:
     """Return valid fields of a policy: up to eight random values."""
-    known = sorted({field.name for field in fields(kind)} & set(VALUES))
+    known = known_fields(kind)
     chosen = rng.sample(known, rng.randint(0, min(8, len(known))))
-    values = {name: rng.choice(VALUES[name]) for name in chosen}
-    while True:
-        try:
-            kind(**values)
-            return values
-        except (BadInput, ValueError) as error:  # a value that this policy does not accept, or not with the others
-            del values[str(error).partition(":")[0]]
+    return accepted(kind, {name: rng.choice(VALUES[name]) for name in chosen})
 
 
 def random_engine(rng: random.Random) -> dict[str, Any]:

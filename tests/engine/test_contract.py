@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from servesim.core import Policy, Request
+from servesim.core import Request
 from servesim.core.content import content_of_pieces
 from servesim.policies import POLICIES
 from servesim.testing import (
@@ -19,20 +17,7 @@ from servesim.testing import (
     check_policy,
 )
 
-from ..policy_values import VALUES
-
-
-@st.composite
-def policies(draw: st.DrawFn, kind: type[Policy]) -> Policy:
-    """Draw a policy of one kind with random values of up to six fields."""
-    known = {field.name for field in fields(kind)}
-    chosen = draw(st.sets(st.sampled_from(sorted(known & set(VALUES))), max_size=6))
-    values = {name: draw(st.sampled_from(VALUES[name])) for name in sorted(chosen)}
-    while True:
-        try:
-            return kind(**values)
-        except ValueError as error:  # a value that this policy does not accept, or not with the others
-            del values[str(error).partition(":")[0]]
+from ..policy_values import VALUES, known_fields, policy_fields
 
 
 @st.composite
@@ -48,8 +33,10 @@ def worlds(draw: st.DrawFn) -> ContractWorld:
         prompt, priority = draw(st.integers(1, 20)), draw(st.integers(0, 2))
         text, shared = draw(st.sampled_from([None, None, "a", "b"])), draw(st.integers(0, prompt))
         content = None if text is None else content_of_pieces([(text, shared), (id, prompt - shared)])
+        job = draw(st.sampled_from([None, "a", "b", "c"]))  # of vllm-ascend, in the id
+        name = id if job is None else f"{id}#job_name[{job}]#"
         requests.append(
-            Request(id, now, prompt, output, limit, priority=priority, content=content, fails_at_token=fails)
+            Request(name, now, prompt, output, limit, priority=priority, content=content, fails_at_token=fails)
         )
     return ContractWorld(
         requests,
@@ -74,7 +61,13 @@ CHECKS = {
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_random_settings_follow_the_contract(name: str, check: str, data: st.DataObject) -> None:
-    CHECKS[check](data.draw(policies(POLICIES[name])), data.draw(worlds()))
+    kind = POLICIES[name]
+    CHECKS[check](kind(**data.draw(policy_fields(kind))), data.draw(worlds()))
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_random_settings_cover_all_fields(name: str) -> None:
+    assert set(known_fields(POLICIES[name])) <= set(VALUES)
 
 
 @pytest.mark.parametrize("name", POLICIES)

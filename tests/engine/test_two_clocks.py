@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.block_tables import BlockTables
 from servesim.calibrate.live.driver import block_tables, replay
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import ORDERS, BadInput, Request, Stuck
+from servesim.core import BadInput, Request, Stuck
 from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.linear import LinearCost
 from servesim.engine.clocks import VirtualClock
@@ -28,58 +27,9 @@ from servesim.policies import POLICIES
 from servesim.runs.decision_log import DecisionLog
 from servesim.runs.simulate import build_scenario_loop
 
+from ..policy_values import policy_fields
+
 COST = LinearCost(base=0.5, prefill_token=0.125, decode_live=0.25, swap_block=0.25)  # steps may end at arrival times
-KNOBS: dict[str, Any] = {  # field values that cause many events in small runs; each policy uses its own fields
-    "order": st.sampled_from(sorted(ORDERS)),
-    "max_wait": st.sampled_from([None, 3.0, 10.0]),
-    "decode_batch": st.integers(1, 5),
-    "prefill_batch": st.integers(1, 3),
-    "delay_factor": st.sampled_from([0.0, 0.5, 2.0]),
-    "delay_variant": st.sampled_from(["none", "queue", "request", "contest"]),
-    "preempted_to": st.sampled_from(["front", "sorted", "swapped"]),
-    "refill_from": st.sampled_from(["swapped", "waiting", "older"]),
-    "victim": st.sampled_from(["shortest", "longest", "newest", "oldest", "fewest-blocks"]),
-    "admission_hysteresis": st.integers(0, 2),
-    "strategy": st.sampled_from(["paged", "paged", "continuous", "static"]),
-    "max_num_seqs": st.integers(1, 6),
-    "max_num_batched_tokens": st.sampled_from([16, 24, 64]),
-    "preemption_mode": st.sampled_from([None, "recompute", "swap"]),
-    "chunk_size": st.integers(3, 12),
-    "watermark": st.sampled_from([0.0, 0.01, 0.1]),
-    "max_ragged_batch_size": st.sampled_from([6, 16]),
-    "max_ragged_sequence_count": st.integers(2, 6),
-    "batch_max_tokens": st.sampled_from([16, 40]),
-    "running_max_req_size": st.integers(1, 6),
-    "reserve": st.sampled_from(["request", "model"]),
-    "async_scheduling": st.booleans(),
-    "disable_overlap_schedule": st.booleans(),
-    "enable_chunked_prefill": st.booleans(),
-    "max_batch_size": st.integers(1, 6),
-    "max_prefill_batch_size": st.integers(1, 3),
-    "max_prefill_tokens": st.sampled_from([16, 24, 64]),
-    "stage_policy": st.sampled_from(["prefill-first", "throughput", "latency"]),
-    "prefill_time_ms_per_req": st.sampled_from([150, 2000]),
-    "decode_time_ms_per_req": st.sampled_from([50, 2000]),
-    "max_preempt_count": st.integers(0, 2),
-    "max_queue_delay_microseconds": st.sampled_from([1, 5000, 200_000]),
-    "max_iter_times": st.sampled_from([4, 512]),
-    "split_fuse": st.booleans(),
-    "prefill_chunk_size": st.sampled_from([4, 8, 16]),
-    "dynamic_batch_size": st.booleans(),
-    "enable_pd_transfer": st.booleans(),
-    "decode_max_num_seqs": st.integers(0, 8),
-    "max_long_partial_prefills": st.integers(1, 2),
-    "long_prefill_token_threshold": st.sampled_from([0, 5]),
-    "threshold": st.sampled_from([4, 10]),
-    "long_max_wait_ms": st.sampled_from([0.0, 2000.0]),
-    "reserve_margin_blocks": st.integers(0, 2),
-    "low_available_tokens_threshold": st.sampled_from([0, 20, 4096]),
-    "short_decode_token_threshold": st.sampled_from([4, 32]),
-    "fitted_a": st.sampled_from([0.0, 0.01]),
-    "fitted_b": st.sampled_from([0.0, 0.5]),
-    "min_chunk": st.sampled_from([1, 4]),
-    "kv_consumer": st.booleans(),
-}
 LIVE: dict[str, dict[str, Any]] = {"sglang": {"disable_radix_cache": True}}  # what live runs need
 
 
@@ -92,8 +42,7 @@ def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 @st.composite
 def scenarios(draw: Any, name: str) -> tuple[Scenario, list[list[Any]]]:
     """Draw settings of a policy, a small engine and requests, often with simultaneous arrivals."""
-    field_names = {field.name for field in fields(POLICIES[name])}
-    policy = {key: draw(value) for key, value in KNOBS.items() if key in field_names and draw(st.booleans())}
+    policy = draw(policy_fields(POLICIES[name]))
     block_size = 1 if name == "lightllm" else 4
     num_blocks = draw(st.integers(8, 24)) * (4 if block_size == 1 else 1)
     engine = {"num_blocks": num_blocks, "block_size": block_size, "host_blocks": 12}

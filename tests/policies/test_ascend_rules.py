@@ -13,7 +13,7 @@ from servesim.policies.vllm_ascend import VLLMAscend, VLLMMindSpore
 from servesim.policies.vllm_ascend_queues import AscendBatchJobs, AscendShortFirst
 from servesim.policies.vllm_ascend_v1 import AscendDynamicBatch, AscendProfilingChunk, AscendRecompute
 from servesim.runs.simulate import simulate
-from servesim.testing import ContractWorld, check_conservation
+from servesim.testing import ContractWorld, check_conservation, check_hold
 from servesim.traces.trace import Trace
 
 from ..scenarios import RunLog, serve
@@ -130,6 +130,11 @@ def test_a_request_that_waits_in_the_short_lane_is_overtaken_by_no_long_one() ->
     requests = [Request(id, number / 100, prompt, 3) for number, (id, prompt) in enumerate(rows)]
     log = run(AscendShortFirst(max_num_seqs=1, threshold=10, **NO_CACHE), requests)
     assert log.order() == ["first", "short", "long"]
+
+
+def test_a_head_that_waits_for_blocks_keeps_its_pin_while_a_plan_is_held() -> None:
+    requests = [Request("runs", 0, 8, 12), Request("waits", 0, 30, 3)]
+    check_hold(AscendShortFirst(**NO_CACHE), ContractWorld(requests, blocks=10))
 
 
 def test_chunks_of_a_prompt_become_smaller_as_its_context_grows() -> None:

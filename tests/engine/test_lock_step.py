@@ -1,0 +1,75 @@
+"""Data-parallel ranks in lock step, for random requests and settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from servesim.core import BadInput, Policy, Stuck
+from servesim.engine.inbox import Inbox
+from servesim.engine.lock_step import LockStep
+from servesim.engine.loop import Loop
+from servesim.engine.server import Server
+from servesim.engine.simulated import SimulatedClock
+from servesim.policies import POLICIES
+from servesim.runs.simulate import copy_requests
+from servesim.testing import ContractWorld, Outcome, Recorder, simulated
+
+from ..policy_values import known_fields, policy_fields
+from .test_contract import worlds
+
+NAMES = [name for name in POLICIES if name.startswith(("vllm-", "mindie", "mlfq", "llm-serving"))]
+
+
+def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, observer: Any = None) -> list[Outcome]:
+    """Serve the requests on the first ranks in turn; the others get none. The observer sees the first rank."""
+    requests, clock = copy_requests(world.requests), SimulatedClock(world.cost)
+    loops = []
+    for rank in range(ranks):
+        server = Server(
+            policy, world.blocks, world.block_size, world.host_blocks, world.max_model_len,
+            rejects_oversized=world.rejects,
+        )  # fmt: skip
+        inbox = Inbox(requests[rank::busy] if rank < busy else [], world.lag)
+        observers = () if observer is None or rank else (observer,)
+        loops.append(Loop(server, inbox, clock, observers, world.end_lag, check=True))
+    stuck = None
+    try:
+        LockStep(loops).run()
+    except (Stuck, BadInput) as error:
+        stuck = str(error)
+    return [Outcome(requests[rank::busy], loop.server, loop.calls, stuck) for rank, loop in enumerate(loops[:busy])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(data=st.data())
+def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -> None:
+    policy, world = draw_policy(name, data), data.draw(worlds())
+    alone, log = Recorder(), Recorder()
+    expected = simulated(policy, world, fast_forward=False, observer=alone)
+    (got,) = in_lock_step(policy, world, 3, 1, log)
+    assert log.steps == alone.steps
+    assert (got.times(), got.stuck, got.calls) == (expected.times(), expected.stuck, expected.calls)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given(data=st.data())
+def test_no_rank_loses_requests_or_blocks(name: str, data: st.DataObject) -> None:
+    for rank in in_lock_step(draw_policy(name, data), data.draw(worlds()), 3, data.draw(st.integers(2, 3))):
+        if rank.stuck is None:
+            assert all(request.outcome is not None and request.client_end is not None for request in rank.requests)
+            assert rank.server.tokens_generated == sum(request.written for request in rank.requests)
+            assert rank.server.pool.held == sum(request._blocks for request in rank.server.finished)
+
+
+def draw_policy(name: str, data: st.DataObject) -> Policy:
+    """Draw a policy that decides a step after the last one has returned."""
+    kind = POLICIES[name]
+    values = data.draw(policy_fields(kind))
+    if "async_scheduling" in known_fields(kind):
+        values["async_scheduling"] = False
+    return kind(**values)
