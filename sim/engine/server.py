@@ -219,7 +219,7 @@ class Server:
             if request._blocks:
                 group_of(request).free_blocks(request._cached, keeps_tables=request.host_blocks > 0)
                 request._blocks = 0
-        elif request._blocks:  # otherwise its tokens, if any, are on the host
+        elif request._blocks or request.status == "waiting":  # otherwise its tokens, if any, are on the host
             self.pool.free += request._blocks
             self.kv_use.tokens -= request._cached
             request._blocks = 0

@@ -205,3 +205,174 @@ class ShortFirst(V1):
         if short and head is not None and wait and self.now - head.received >= wait:
             return 2
         return 1 if short else 2
+
+
+class DynamicBatch(V1):
+    """The token budget comes from a table; decodes before unfinished prompts."""
+
+    def schedule(self) -> None:
+        self.running.sort(key=lambda job: job.computed < job.prompt)
+        decoding = [job for job in self.running if job.computed >= job.prompt]
+        most = self.knobs["max_num_batched_tokens"]
+        self.knobs["max_num_batched_tokens"] = self.budget(decoding) or most
+        super().schedule()
+        self.knobs["max_num_batched_tokens"] = most
+
+    def budget(self, decoding: list[Job]) -> int:
+        limit, chunks = self.knobs["slo_limits_for_dynamic_batch"], dict[tuple[int, int], int]()
+        for context, count, chunk, cost in self.knobs["profile_table"]:
+            if cost <= limit:
+                chunks[context, count] = max(chunk, chunks.get((context, count), 0))
+        if not decoding:
+            return 0
+        mean = sum(job.length for job in decoding) / len(decoding)
+        contexts, counts = (set(sorted({pair[index] for pair in chunks})) for index in range(2))  # noqa: C414 the order
+        context = next((key for key in contexts if key >= mean), None)
+        count = next((key for key in counts if key >= len(decoding)), None)
+        return chunks.get((context, count), 0)  # type: ignore[arg-type]
+
+
+class Recompute(V1):
+    """A victim is handed back."""
+
+    def victim(self) -> Job:
+        return self.running[-1]
+
+    def schedule(self) -> None:
+        super().schedule()
+        self.recomputed = [id for id, _ in self.preempted]
+        for job in [job for job in self.waiting if job.id in self.recomputed]:
+            self.waiting.remove(job)
+            job.preemptions = 0
+        self.preempted = []
+
+
+class ProfilingChunk(V1):
+    """A step has a time besides the tokens."""
+
+    def schedule(self) -> None:
+        self.target = self.left = self.time(self.knobs["max_num_batched_tokens"]) or 1.0
+        super().schedule()
+
+    def time(self, tokens: int) -> float:
+        return self.knobs["fitted_a"] * tokens**2 + self.knobs["fitted_b"] * tokens
+
+    def limit(self, job: Job, n: int) -> int:
+        if self.left <= 0:
+            return -1
+        if job.computed >= job.prompt:
+            return n
+        a, b = self.knobs["fitted_a"], 2 * self.knobs["fitted_a"] * job.computed + self.knobs["fitted_b"]
+        if a or b:
+            size = ((b * b + 4 * a * self.left) ** 0.5 - b) / (2 * a) if a else self.left / b
+            base = self.knobs["max_num_batched_tokens"]
+            chunk = max(int(base + self.knobs["smooth_factor"] * (size - base)), self.knobs["min_chunk"])
+            multiple = max(self.block_size, 64)
+            n = min(n, (chunk + multiple - 1) // multiple * multiple)
+        elif self.left != self.target:
+            return -1
+        return n
+
+    def take(self, job: Job, n: int) -> None:
+        super().take(job, n)
+        if job.computed < job.prompt:
+            self.left -= self.time(job.computed + n) - self.time(job.computed)
+
+
+class BatchJobs(V1):
+    """Jobs with long outputs first, and blocks in reserve. The job of a request is in its id."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.names: dict[str, list[Job]] = {}  # waiting requests of every job
+        self.cold: dict[str, dict[int, list[Job]]] = {}
+        self.counted: dict[str, int] = {}
+        self.samples: dict[str, list[int]] = {}
+        self.seen: set[Job] = set()  # that wait and are counted
+        self.head: Optional[Job] = None
+
+    def add(self, job: Job) -> None:
+        name = job.id.partition("#job_name[")[2].partition("]")[0]
+        self.seen.add(job)
+        self.names.setdefault(name, []).append(job)
+        if self.counted.setdefault(name, 0) < 3:
+            self.counted[name] += 1
+            self.cold.setdefault(name, {}).setdefault(job.prompt, []).append(job)
+
+    def schedule(self) -> None:
+        for job in self.jobs:
+            if job.finish is not None and job.held == 0 and job not in self.seen:
+                self.seen.add(job)
+                if self.knobs["stop_by_eos"] and job.length < self.knobs["max_model_len"]:
+                    self.samples.setdefault(job.id.partition("[")[2].partition("]")[0], []).append(job.generated)
+        for job in self.waiting:
+            if job not in self.seen:
+                self.add(job)
+        super().schedule()
+        victims = [self.waiting.popleft() for _ in self.preempted][::-1]
+        for job in victims:
+            self.waiting.append(job)
+            self.add(job)
+
+    def admit(self, scheduled: dict[Job, int], budget: int, threshold: int) -> None:
+        knobs = self.knobs
+        while self.waiting and budget > 0 and len(self.running) < knobs["max_num_seqs"]:
+            wanted = sum(map(self.wanted, self.running)) + knobs["reserve_margin_blocks"]
+            tokens = (self.free - min(wanted, knobs["reserve_max_blocks"])) * self.block_size
+            if tokens <= 0:
+                break
+            job = self.head = self.head or self.choose(tokens)
+            n = min(job.length, threshold) if threshold else job.length
+            if n > budget and not knobs["enable_chunked_prefill"]:
+                break
+            n = min(n, budget)
+            watermark = int(knobs.get("watermark", 0.0) * (self.total + 1)) if self.running else 0
+            if self.blocks(job.length if knobs["scheduler_reserve_full_isl"] else n) + watermark > self.free:
+                break
+            self.remove(job)
+            self.take(job, n)
+            self.running.append(job)
+            scheduled[job] = n
+            budget -= n
+
+    def remove(self, job: Job) -> None:
+        self.head = None
+        self.waiting.remove(job)
+        self.seen.remove(job)
+        for name, jobs in list(self.names.items()):
+            if job in jobs:
+                jobs.remove(job)
+                same = self.cold.get(name, {})
+                if job in same.get(job.prompt, []):
+                    same[job.prompt].remove(job)
+                    self.cold[name] = {prompt: rest for prompt, rest in same.items() if rest}
+                    if not self.cold[name]:
+                        del self.cold[name]
+                if not jobs:
+                    del self.names[name], self.counted[name]
+
+    def wanted(self, job: Job) -> int:
+        most, size = self.knobs["max_num_batched_tokens"], self.block_size
+        after = job.computed + (min(job.prompt - job.computed, most) if job.computed < job.prompt else 1)
+        tokens = min(job.prompt - after, most) if after < job.prompt else 1
+        return self.blocks(max(0, tokens - (size - after % size if after % size else 0)))
+
+    def choose(self, tokens: int) -> Job:
+        for buckets in self.cold.values():
+            return next(iter(buckets.values()))[0]
+        plenty = tokens > self.knobs["low_available_tokens_threshold"]
+        is_long = {name: self.predict(name) > self.knobs["short_decode_token_threshold"] for name in self.names}
+        names = list(self.names)
+        descending = plenty
+        if len(set(is_long.values())) == 2:
+            names, descending = [name for name in names if is_long[name] == plenty], True
+        name = sorted(names, key=self.predict, reverse=descending)[0]
+        jobs = self.names[name]
+        fitting = [job for job in jobs if job.prompt <= tokens]
+        return sorted(fitting, key=lambda job: -job.prompt)[0] if fitting else sorted(jobs, key=lambda j: j.prompt)[0]
+
+    def predict(self, name: str) -> int:
+        average: Optional[float] = None
+        for sample in self.samples.get(name, [])[:10]:
+            average = float(sample) if average is None else average + 0.1 * (sample - average)
+        return 128 if average is None else int(average)

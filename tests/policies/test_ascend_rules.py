@@ -8,7 +8,12 @@ import pytest
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Policy, Request
 from servesim.core.content import content_of_pieces
+from servesim.costs.linear import LinearCost
+from servesim.engine.inbox import Inbox
 from servesim.engine.lock_step import requests_by_rank
+from servesim.engine.loop import Loop
+from servesim.engine.server import Server
+from servesim.engine.simulated import SimulatedClock
 from servesim.policies.vllm_ascend import VLLMAscend, VLLMMindSpore
 from servesim.policies.vllm_ascend_queues import AscendBatchJobs, AscendShortFirst
 from servesim.policies.vllm_ascend_v1 import AscendDynamicBatch, AscendProfilingChunk, AscendRecompute
@@ -109,6 +114,18 @@ def test_a_request_preempted_after_it_was_scheduled_computes_one_token_less() ->
     written = sum(id == "low" for rows in before for id, _ in rows)
     again = next(rows for now, rows in log.steps if now > when and rows[0][0] == "low")
     assert again == [("low", 8 + written - 1)]
+
+
+def test_such_a_request_keeps_no_token_after_its_client_is_gone() -> None:
+    low = Request("low", 0, 8, 20, priority=2)
+    requests = [Request("ends", 0, 4, 7), low, Request("high", 0.5, 11, 8, priority=1)]
+    server = Server(VLLMMindSpore(policy="priority", **NO_CACHE), 11, 4, max_model_len=200)
+    loop = Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0), allow_fast_forward=False))
+    while not low.preemptions:
+        loop.step()
+    assert (low.status, low.cached) == ("waiting", 1)
+    loop.abort(low, loop.now, "gone")
+    server.check()
 
 
 def test_more_names_of_jobs_than_allowed_end_the_engine() -> None:

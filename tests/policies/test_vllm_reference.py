@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 from servesim.policies import POLICIES
 
-from .ascend_reference import AscendScheduler, EnhancedScheduler, ShortFirst
+from .ascend_reference import (
+    AscendScheduler,
+    BatchJobs,
+    DynamicBatch,
+    EnhancedScheduler,
+    ProfilingChunk,
+    Recompute,
+    ShortFirst,
+)
 from .recordings import PlayedRun, Recording, compare, play
 from .vllm_reference import V1, Engine, Job
 from .vllm_v0_reference import V0, Chunked
@@ -16,7 +24,9 @@ from .vllm_v0_reference import V0, Chunked
 COST = {"c0": 5000, "per_prefill_token": 100, "per_decode_seq": 200, "per_swap_block": 300}
 REFERENCES: dict[str, type[Engine]] = {
     "vllm": V0, "vllm-chunked": Chunked, "vllm-v1": V1, "vllm-ascend": AscendScheduler,
-    "vllm-mindspore": EnhancedScheduler, "vllm-ascend-short-first": ShortFirst,
+    "vllm-mindspore": EnhancedScheduler, "vllm-ascend-short-first": ShortFirst, "vllm-ascend-batch-jobs": BatchJobs,
+    "vllm-ascend-dynamic-batch": DynamicBatch, "vllm-ascend-profiling-chunk": ProfilingChunk,
+    "vllm-ascend-recompute": Recompute,
 }  # fmt: skip
 
 
@@ -37,13 +47,12 @@ def scenario(rng: random.Random, family: str) -> tuple[list[list[Any]], dict[str
     if family in ("vllm-ascend", "vllm-mindspore"):
         return requests, memory, {**fields, **whole_prompt_fields(rng, family, max_len)}
     fields["watermark"] = rng.choice([0.0, 0.01, 0.05, 0.1])
-    if family in ("vllm-v1", "vllm-ascend-short-first"):
-        fields.update(v1_fields(rng, max_len), async_scheduling=False)
-    if family == "vllm-ascend-short-first":
-        fields.update(
-            policy="fcfs", version="0.32.0", threshold=max_len // 6, long_max_wait_ms=rng.choice([0.0, 1e8, 3e8])
-        )
-    if family in ("vllm-v1", "vllm-ascend-short-first"):
+    if family.startswith(("vllm-v1", "vllm-ascend-")):
+        fields.update(v1_fields(rng, max_len), async_scheduling=False, version="0.32.0")
+        fields.update(ascend_fields(rng, family, max_len, fields["max_num_batched_tokens"]))
+        if family == "vllm-ascend-batch-jobs":
+            memory["stop_by_eos"] = rng.random() < 0.8
+            requests = [[f"#job_name[{rng.choice('abcd')}]#{id}", *row] for id, *row in requests]
         return requests, memory, fields
     fields.update(v0_fields(rng))
     if fields["preemption_mode"] == "swap":
@@ -62,6 +71,28 @@ def v1_fields(rng: random.Random, max_len: int) -> dict[str, Any]:
         "policy": rng.choice(["fcfs", "priority"]),
         "enable_prefix_caching": False,  # see tests/engine/test_prefix_cache.py
     }
+
+
+def ascend_fields(rng: random.Random, family: str, max_len: int, tokens: int) -> dict[str, Any]:
+    if family == "vllm-ascend-short-first":
+        return {"policy": "fcfs", "threshold": max_len // 6, "long_max_wait_ms": rng.choice([0.0, 1e8, 3e8])}
+    if family == "vllm-ascend-batch-jobs":
+        return {
+            "policy": "fcfs",
+            "reserve_margin_blocks": rng.choice([0, 2]),
+            "reserve_max_blocks": rng.choice([0, 4, 8]),
+            "low_available_tokens_threshold": rng.choice([0, 60, 600]),
+            "short_decode_token_threshold": rng.choice([10, 32, 200]),
+        }
+    if family == "vllm-ascend-dynamic-batch":
+        rows = [
+            (c, d, rng.randint(1, tokens), rng.randint(1, 9)) for c in (16, 32, 64, 128, 256) for d in (1, 2, 8, 16)
+        ]
+        return {"slo_limits_for_dynamic_batch": rng.choice([3.0, 7.0]), "profile_table": tuple(rows)}
+    if family == "vllm-ascend-profiling-chunk":
+        a, b = rng.choice([(0.0, 0.0), (1e-3, 0.0), (0.0, 0.5), (1e-3, 0.5), (0.1, 0.5)])
+        return {"fitted_a": a, "fitted_b": b, "smooth_factor": rng.choice([0.3, 1.0]), "min_chunk": rng.choice([1, 70])}
+    return {}
 
 
 def whole_prompt_fields(rng: random.Random, family: str, max_len: int) -> dict[str, Any]:

@@ -72,11 +72,12 @@ class Engine:
             self.preempted: list[list[str]] = []
             self.swap_in: list[str] = []
             self.ignored: list[str] = []
+            self.recomputed: list[str] = []
             self.copied = 0
             self.schedule()
             if self.error:
                 return
-            if not (self.batch or self.preempted or self.swap_in or self.ignored):
+            if not (self.batch or self.preempted or self.swap_in or self.ignored or self.recomputed):
                 if not arrivals:
                     self.error = "stuck"
                     return
@@ -85,7 +86,7 @@ class Engine:
             self.rows.append({
                 "t": self.now, "sched": [[job.id, n, "P" if job.prefill else "D"] for job, n in self.batch],
                 "preempted": self.preempted, "swap_in": self.swap_in, "ignored": self.ignored,
-                "free_gpu": self.free, "free_cpu": self.free_cpu,
+                "recomputed": self.recomputed, "free_gpu": self.free, "free_cpu": self.free_cpu,
                 "waiting": [job.id for job in self.waiting], "running": [job.id for job in self.running],
                 "swapped": [job.id for job in self.swapped],
             })  # fmt: skip
@@ -123,6 +124,15 @@ class Engine:
 class V1(Engine):
     """V1's synchronous scheduler."""
 
+    def victim(self) -> Job:
+        """Return the request to preempt."""
+        priority = self.knobs.get("policy") == "priority"
+        return max(self.running, key=lambda j: (j.priority, j.arrival)) if priority else self.running[-1]
+
+    def limit(self, job: Job, n: int) -> int:
+        """Return how many of these tokens a request may compute; -1: the pass ends."""
+        return n
+
     def schedule(self) -> None:
         knobs = self.knobs
         budget = knobs["max_num_batched_tokens"]
@@ -134,12 +144,14 @@ class V1(Engine):
         while index < len(self.running) and budget > 0 and not stop:
             job = self.running[index]
             n = min(job.remaining, threshold) if threshold > 0 else job.remaining
-            n = min(n, budget, knobs["max_model_len"] - 1 - job.computed)
+            n = self.limit(job, min(n, budget, knobs["max_model_len"] - 1 - job.computed))
             if n == 0:
                 index += 1
                 continue
+            if n < 0:
+                break
             while self.blocks(job.computed + n) - job.held > self.free:
-                victim = max(self.running, key=lambda j: (j.priority, j.arrival)) if priority else self.running[-1]
+                victim = self.victim()
                 self.running.remove(victim)
                 if victim in scheduled:
                     budget += scheduled.pop(victim)
@@ -181,7 +193,9 @@ class V1(Engine):
             n = min(job.length, threshold) if threshold else job.length
             if not knobs["enable_chunked_prefill"] and n > budget:
                 break
-            n = min(n, budget)
+            n = self.limit(job, min(n, budget))
+            if n < 0:
+                break
             watermark = int(knobs.get("watermark", 0.0) * (self.total + 1)) if self.running else 0
             if knobs["scheduler_reserve_full_isl"] and self.blocks(job.length) + watermark > self.free:
                 break
