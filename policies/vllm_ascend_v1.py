@@ -140,7 +140,7 @@ class AscendDynamicBatch(AscendV1):
             self._check(view, plan)
         plan = with_state(plan, table)
         full, enough = len(view.running) >= self.max_num_seqs, min(table.smallest, self.max_num_batched_tokens)
-        if plan.hold and (view.decoding > enough or (view.waiting and not full)):
+        if plan.hold and (view.decoding > enough or view.prefilling or (view.waiting and not full)):
             plan.hold = 0  # the budget depends on the contexts, which grow
         return plan
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
@@ -145,8 +146,15 @@ def accepted(kind: type[Policy], values: dict[str, Any]) -> dict[str, Any]:
             del values[name if name in values else next(reversed(values))]
 
 
+def random_fields(rng: random.Random, kind: type[Policy]) -> dict[str, Any]:
+    """Return values of up to eight fields."""
+    names = known_fields(kind)
+    chosen = rng.sample(names, rng.randint(0, min(8, len(names))))
+    return accepted(kind, {name: rng.choice(VALUES[name]) for name in chosen})
+
+
 @st.composite
 def policy_fields(draw: st.DrawFn, kind: type[Policy]) -> dict[str, Any]:
-    """Draw values of up to eight fields."""
+    """Draw values of up to eight fields, for Hypothesis."""
     chosen = draw(st.sets(st.sampled_from(known_fields(kind)), max_size=8))
     return accepted(kind, {name: draw(st.sampled_from(VALUES[name])) for name in sorted(chosen)})

@@ -6,14 +6,14 @@ import random
 from dataclasses import dataclass
 from typing import Any, Optional
 
-from servesim.config.registry import preset, presets
-from servesim.core import ClientRequest, Policy
+from servesim.config.registry import make_policy, preset, presets
+from servesim.core import ClientRequest
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.imported_tables import VidurCost
 from servesim.policies import POLICIES
 from servesim.traces.trace import Trace, table_of
 
-from ..policy_values import VALUES, accepted, known_fields
+from ..policy_values import random_fields
 
 COUNT = 800
 BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
@@ -52,6 +52,8 @@ def random_case(number: int, policy: str) -> Case:
         "seed": rng.randint(0, 99),
         "slo": rng.choice([{}, {"ttft": 100}, {"ttft": 500, "tpot": 20, "e2el": 3000}]),
     }
+    if make_policy(tree["policy"]).traits.steps_in_flight == 1:
+        tree["engine"]["data_parallel_size"] = rng.choice([1, 1, 1, 2, 3])
     profile = None
     kind = rng.choice(["linear", "linear", "one pass", "two parts", "bundled", "vidur"])
     if kind == "bundled":
@@ -66,13 +68,6 @@ def random_case(number: int, policy: str) -> Case:
     requests = random_requests(rng)
     trace = Trace(table_of(requests) if rng.random() < 0.5 else requests, "random", "synth")
     return Case(f"{number}-{policy}", tree, trace, profile, rng.random() < 0.7)
-
-
-def random_fields(rng: random.Random, kind: type[Policy]) -> dict[str, Any]:
-    """Return valid fields of a policy: up to eight random values."""
-    known = known_fields(kind)
-    chosen = rng.sample(known, rng.randint(0, min(8, len(known))))
-    return accepted(kind, {name: rng.choice(VALUES[name]) for name in chosen})
 
 
 def random_engine(rng: random.Random) -> dict[str, Any]:
@@ -134,8 +129,9 @@ def random_requests(rng: random.Random) -> list[ClientRequest]:
     for number in range(rng.randint(1, 30)):
         now += rng.choice([0, 0, 0, 0.012, 0.1, 0.5, 1])
         output = rng.randint(1, longest)
+        name = number if rng.random() < 0.6 else f"r{number}#job_name[{rng.choice('abc')}]#"  # a job of vllm-ascend
         request = ClientRequest(
-            number if rng.random() < 0.8 else f"r{number}", now, rng.randint(1, 60), output,
+            name, now, rng.randint(1, 60), output,
             rng.choice([None, output, output + 5, max(1, output - 3)]), priority=rng.randint(0, 2),
         )  # fmt: skip
         if with_sessions and requests and rng.random() < 0.5:

@@ -1,23 +1,19 @@
-"""504 random scenarios, 36 for every policy: equal with and without fast-forward, and on both clocks."""
+"""36 random scenarios for every policy: equal with and without fast-forward, and on both clocks."""
 
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
 from servesim.policies import POLICIES
 from servesim.testing import ContractWorld, check_fast_forward, check_live_matches_simulated, draw_requests
 
+from ..policy_values import random_fields
 
-def scenario(rng: random.Random, seed: int) -> tuple[dict[str, Any], ContractWorld]:
-    """Return fields of the policy and a server, often with few KV blocks."""
-    fields: dict[str, Any] = {}
-    if rng.random() < 0.3:
-        fields["order"] = rng.choice(["shortest-output", "longest-prompt", "priority"])
-    if rng.random() < 0.2:
-        fields["max_wait"] = rng.choice([0.05, 0.5])
-    return fields, ContractWorld(
+
+def world(rng: random.Random, seed: int) -> ContractWorld:
+    """Return a server, often with few KV blocks, and its requests."""
+    return ContractWorld(
         draw_requests(seed, rng.choice([12, 24, 40])),
         blocks=rng.choice([12, 24, 40, 64, 200]),
         block_size=rng.choice([1, 4, 16]),
@@ -33,7 +29,6 @@ def scenario(rng: random.Random, seed: int) -> tuple[dict[str, Any], ContractWor
 def test_random_scenarios_are_equal_with_and_without_fast_forward_and_on_both_clocks(name: str) -> None:
     rng = random.Random(name)
     for seed in range(36):
-        fields, setting = scenario(rng, seed)
-        policy = POLICIES[name](**fields)
+        setting, policy = world(rng, seed), POLICIES[name](**random_fields(rng, POLICIES[name]))
         check_fast_forward(policy, setting)
         check_live_matches_simulated(policy, setting)

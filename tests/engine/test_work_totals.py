@@ -17,6 +17,8 @@ from servesim.runs.simulate import Run, simulate
 from servesim.testing import draw_requests
 from servesim.traces.trace import Trace
 
+from ..policy_values import random_fields
+
 COST = {"base": 0.5, "prefill_token": 0.125, "decode_live": 0.25, "swap_block": 0.25}  # exact binary fractions
 
 
@@ -49,7 +51,10 @@ class RowByRow:
 def scenario(name: str, rng: random.Random) -> Scenario:
     engine = {"num_blocks": rng.choice([16, 40, 200]), "block_size": 4, "host_blocks": rng.choice([0, 32]),
               "max_model_len": 96}  # fmt: skip
-    return scenario_from({"policy": {"name": name}, "engine": engine, "profile": COST})
+    policy = random_fields(rng, POLICIES[name])
+    if POLICIES[name](**policy).traits.steps_in_flight == 1:
+        engine["data_parallel_size"] = rng.choice([1, 1, 2, 3])
+    return scenario_from({"policy": {"name": name, **policy}, "engine": engine, "profile": COST})
 
 
 def counters(run: Run) -> dict[str, dict[str, Any]]:
@@ -61,7 +66,7 @@ def counters(run: Run) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize("name", sorted(POLICIES))
 def test_sums_equal_those_of_all_rows_with_and_without_fast_forward(name: str) -> None:
     rng, compared = random.Random(name), 0
-    for seed in range(6):
+    for seed in range(10):
         try:
             case, trace = scenario(name, rng), Trace(draw_requests(seed, 24), "test", "synth")
             observer = RowByRow()

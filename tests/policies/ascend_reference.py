@@ -291,8 +291,11 @@ class BatchJobs(V1):
         self.seen: set[Job] = set()  # that wait and are counted
         self.head: Optional[Job] = None
 
+    def name(self, job: Job) -> str:
+        return job.id.partition("#job_name[")[2].partition("]")[0]
+
     def add(self, job: Job) -> None:
-        name = job.id.partition("#job_name[")[2].partition("]")[0]
+        name = self.name(job)
         self.seen.add(job)
         self.names.setdefault(name, []).append(job)
         if self.counted.setdefault(name, 0) < 3:
@@ -300,11 +303,6 @@ class BatchJobs(V1):
             self.cold.setdefault(name, {}).setdefault(job.prompt, []).append(job)
 
     def schedule(self) -> None:
-        for job in self.jobs:
-            if job.finish is not None and job.held == 0 and job not in self.seen:
-                self.seen.add(job)
-                if self.knobs["stop_by_eos"] and job.length < self.knobs["max_model_len"]:
-                    self.samples.setdefault(job.id.partition("[")[2].partition("]")[0], []).append(job.generated)
         for job in self.waiting:
             if job not in self.seen:
                 self.add(job)
@@ -313,6 +311,12 @@ class BatchJobs(V1):
         for job in victims:
             self.waiting.append(job)
             self.add(job)
+
+    def execute(self) -> None:
+        super().execute()
+        for job, _ in self.batch:
+            if job.finish is not None and self.knobs["stop_by_eos"] and job.length < self.knobs["max_model_len"]:
+                self.samples.setdefault(self.name(job), []).append(job.generated)
 
     def admit(self, scheduled: dict[Job, int], budget: int, threshold: int) -> None:
         knobs = self.knobs

@@ -18,7 +18,7 @@ from servesim.policies.vllm_ascend import VLLMAscend, VLLMMindSpore
 from servesim.policies.vllm_ascend_queues import AscendBatchJobs, AscendShortFirst
 from servesim.policies.vllm_ascend_v1 import AscendDynamicBatch, AscendProfilingChunk, AscendRecompute
 from servesim.runs.simulate import simulate
-from servesim.testing import ContractWorld, check_conservation, check_hold
+from servesim.testing import ContractWorld, check_conservation, check_fast_forward, check_hold
 from servesim.traces.trace import Trace
 
 from ..scenarios import RunLog, serve
@@ -75,6 +75,18 @@ def test_a_table_with_a_chunk_above_the_budget_ends_the_engine() -> None:
     )
     log = run(policy, [Request("a", 0, 40, 9), Request("b", 0.5, 150, 9)])
     assert log.stuck is not None and "AssertionError" in str(log.stuck)
+
+
+def test_a_prompt_goes_on_when_the_budget_of_the_table_grows() -> None:
+    """With few tokens of context, the decode takes the whole budget."""
+    table = ((16, 8, 1, 1.0), (64, 8, 32, 1.0))
+    policy = AscendDynamicBatch(
+        slo_limits_for_dynamic_batch=5, profile_table=table, max_num_batched_tokens=64, **NO_CACHE
+    )
+    requests = [Request("a", 0, 8, 40), Request("b", 0, 100, 2)]
+    batches = [rows for _, rows in run(policy, requests).steps]
+    assert batches[:2] == [[("a", 8), ("b", 56)], [("a", 1)]] and [("a", 1), ("b", 31)] in batches
+    check_fast_forward(policy, ContractWorld(requests, blocks=100, max_model_len=200))
 
 
 def test_a_prompt_that_fits_without_the_watermark_only_waits_forever() -> None:
