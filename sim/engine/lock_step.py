@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from servesim.core import Request
 
@@ -61,22 +61,25 @@ class LockStep:
         """Run one step of all ranks, or wait. Return whether requests are left."""
         now, states = self.now, [loop.server.view.state for loop in self.loops]
         steps = [loop.start(now) for loop in self.loops]
-        ends: list[float] = []
-        waits: list[Optional[float]] = []
-        for loop, step, state in zip(self.loops, steps, states):
+        ends = [
+            self.clock.finish_call(step, now, loop.server.traits)
+            for loop, step in zip(self.loops, steps)
+            if step.runs_model
+        ]
+        end = max(ends) if ends else math.inf
+        for loop, step, state in zip(self.loops, steps, states):  # in this order: observers see ends as they saw starts
             if step.runs_model:
-                ends.append(self.clock.finish_call(step, now, loop.server.traits))
-            else:
-                waits.append(loop.next_decision(step, state))
-        end = max(ends) if ends else min(now if time is None else time for time in waits)
+                loop.finish(step, end)
+                continue
+            time = loop.next_decision(step, state)
+            if not ends:
+                end = min(end, now if time is None else time)
         if end == math.inf:
             for loop in self.loops:
                 loop.require_done()
             return False
         self.now = end
-        for loop, step in zip(self.loops, steps):
-            if step.runs_model:
-                loop.finish(step, end)
+        for loop in self.loops:
             loop.now = end
         if not ends:
             self.idle_s += end - now
@@ -84,15 +87,23 @@ class LockStep:
 
 
 def requests_by_rank(requests: Sequence[Request], ranks: int) -> list[list[Request]]:
-    """Return the requests of each rank: a session stays on its rank; sessions and other requests take them in turn."""
+    """Return the requests of each rank: a session stays on its rank; sessions and other requests take them in turn.
+
+    A request that follows another one needs its rank: only there its end is known.
+    """
     by_rank: list[list[Request]] = [[] for _ in range(ranks)]
-    known: dict[Any, int] = {}  # session, or id without one -> rank
+    by_id: dict[Any, int] = {}
+    by_session: dict[Any, int] = {}
+    turns = 0
     for request in requests:
-        key = request.id if request.session is None else request.session
-        before = key if request.session is not None else request.follows  # a follow-up stays with its request
-        rank = known.get(before)
+        rank = None if request.follows is None else by_id.get(request.follows)
+        if rank is None and request.session is not None:
+            rank = by_session.get(request.session)
         if rank is None:
-            rank = len(known) % ranks
-        known[key] = rank
+            rank = turns % ranks
+            turns += 1
+        by_id[request.id] = rank
+        if request.session is not None:
+            by_session.setdefault(request.session, rank)
         by_rank[rank].append(request)
     return by_rank

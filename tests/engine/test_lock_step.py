@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
+from servesim.runs.decision_log import DecisionLog
 from servesim.runs.simulate import copy_requests
 from servesim.testing import ContractWorld, Outcome, Recorder, simulated
 
@@ -24,7 +26,7 @@ NAMES = [name for name in POLICIES if name.startswith(("vllm-", "mindie", "mlfq"
 
 
 def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, observer: Any = None) -> list[Outcome]:
-    """Serve the requests on the first ranks in turn; the others get none. The observer sees the first rank."""
+    """Serve the requests on the first ranks in turn; the others get none. The observer sees the busy ranks."""
     requests, clock = copy_requests(world.requests), SimulatedClock(world.cost)
     loops = []
     for rank in range(ranks):
@@ -33,7 +35,7 @@ def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, ob
             rejects_oversized=world.rejects,
         )  # fmt: skip
         inbox = Inbox(requests[rank::busy] if rank < busy else [], world.lag)
-        observers = () if observer is None or rank else (observer,)
+        observers = (observer,) if observer is not None and rank < busy else ()
         loops.append(Loop(server, inbox, clock, observers, world.end_lag, check=True))
     stuck = None
     try:
@@ -59,7 +61,12 @@ def test_ranks_without_requests_change_nothing(name: str, data: st.DataObject) -
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(data=st.data())
 def test_no_rank_loses_requests_or_blocks(name: str, data: st.DataObject) -> None:
-    for rank in in_lock_step(draw_policy(name, data), data.draw(worlds()), 3, data.draw(st.integers(2, 3))):
+    file = io.StringIO()
+    ranks = in_lock_step(
+        draw_policy(name, data), data.draw(worlds()), 3, data.draw(st.integers(2, 3)), DecisionLog(file)
+    )
+    assert len(file.getvalue().splitlines()) >= sum(rank.calls for rank in ranks)
+    for rank in ranks:
         if rank.stuck is None:
             assert all(request.outcome is not None and request.client_end is not None for request in rank.requests)
             assert rank.server.tokens_generated == sum(request.written for request in rank.requests)

@@ -216,6 +216,12 @@ def test_sessions_stay_on_a_rank_and_other_requests_take_them_in_turn() -> None:
     assert [[r.id for r in rank] for rank in requests_by_rank(requests, 2)] == [["a", "c", "d", "f"], ["b", "e"]]
 
 
+def test_a_request_runs_on_the_rank_of_the_request_that_it_follows() -> None:
+    first, other = Request("a", 0, 4, 2), Request("b", 0, 4, 2, session="s")
+    requests = [first, other, Request("c", 0, 4, 2, session="s", follows="a")]
+    assert [[r.id for r in rank] for rank in requests_by_rank(requests, 2)] == [["a", "c"], ["b"]]
+
+
 def test_a_full_rank_keeps_the_others_from_admitting() -> None:
     requests = [Request(f"r{n}", 0, 4, 9, session="full") for n in range(3)] + [Request("late", 1.5, 4, 2, session="b")]
     tree = {**TREE, "engine": {"num_blocks": 50, "data_parallel_size": 2}}
