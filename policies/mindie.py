@@ -14,7 +14,7 @@ from typing import Any, Optional
 from servesim.core import FOREVER, BlockPool, Chunk, Plan, Request, Traits, View
 from servesim.core.native import mypyc_attr
 
-from .mindie_feedback import DynamicBatch, Feedback, LatencyFit, microseconds, prefers_prefill
+from .mindie_feedback import Batch, DynamicBatch, Feedback, LatencyFit, microseconds, queue_of
 from .mindie_round import MindIESettings, Round, by_arrival
 
 
@@ -75,6 +75,7 @@ class MindIE(MindIESettings):
             finished_stay=True,
             empty_step=0.001,
             polls=True,
+            learns=self._learns,
             steps_in_flight=2 if self.async_scheduling else 1,
         )
 
@@ -92,13 +93,17 @@ class MindIE(MindIESettings):
         return refusals
 
     @property
+    def _learns(self) -> bool:
+        return not self.split_fuse and (self.stage_policy == "latency" or self.dynamic_batch_size)
+
+    @property
     def prefill_seats(self) -> int:
         """The seats of a prefill round at the start."""
         return self.max_prefill_batch_size or self.max_batch_size
 
     def initial_state(self) -> Any:
         is_latency = self.stage_policy == "latency"
-        if self.split_fuse or not (is_latency or self.dynamic_batch_size):
+        if not self._learns:
             return MindIEState()
         dynamic = DynamicBatch(self.max_batch_size, self.prefill_seats) if self.dynamic_batch_size else None
         return MindIEState(feedback=Feedback(LatencyFit() if is_latency else None, dynamic))
@@ -112,6 +117,22 @@ class MindIE(MindIESettings):
             tail=old.tail,
         )  # fmt: skip
 
+    def held_state(self, state: Any, now: float) -> Any:
+        old: MindIEState = state
+        if old.feedback is None:
+            return old
+        time, held = microseconds(now), old.feedback.out[0]
+        feedback, size = old.feedback.received(time, False), held.size
+        if feedback.dynamic is not None and feedback.dynamic.seats < size:
+            return None
+        if held.queue is not None:
+            fit = feedback.fit
+            assert fit is not None
+            if fit.decode[1] > 0 or self._prefers_prefill(fit, held.queue, size, 0, time):  # blocks count: decide again
+                return None
+        feedback = self._learn(feedback, Batch(time, False, (), size, 0, 0, held.queue), False, size, 0)
+        return MindIEState("D", resumed=old.resumed, feedback=feedback)
+
     def decide(self, view: View) -> Plan:
         state: MindIEState = view.state
         if not (view.running or view.waiting or view.swapped):
@@ -122,14 +143,16 @@ class MindIE(MindIESettings):
             if feedback.dynamic is not None:
                 seats, prefill_seats = feedback.dynamic.seats, feedback.dynamic.prefill_seats
         kind, waste = self._choose_kind(view, state, feedback, seats, prefill_seats)
-        if feedback is None:
-            plan = self._usual_round(view, state, kind, waste)
+        if kind == "P":
+            seats = prefill_seats
+        if feedback is None or not self.async_scheduling:
+            plan = self._usual_round(view, state, kind, waste, seats, feedback)
             if plan is not None:
                 return plan
-        done = Round(self, view, kind, prefill_seats if kind == "P" else seats, state.new_first)
+        done = Round(self, view, kind, seats, state.new_first)
         plan = done.plan()
         if feedback is not None:
-            feedback = self._learn(view, done, feedback)
+            feedback = self._learn_from(view, done, feedback.named(view))
         plan.state = self._after(state, done, waste, feedback)
         return plan
 
@@ -153,9 +176,19 @@ class MindIE(MindIESettings):
         if not view.waiting or not prefill_seats:
             return "D", 0
         assert feedback is not None and feedback.fit is not None
-        targets = self.prefill_expected_time, self.decode_expected_time
-        prefill = prefers_prefill(feedback.fit, view, seats, microseconds(view.now), *targets)
+        rows, blocks = len(view.running), view.pool.held
+        if rows > seats or view.swapped:
+            running, swapped = list(islice(view.running, seats)), list(islice(view.swapped, seats))
+            rows = len(running) + len(swapped)
+            blocks = sum([request.blocks for request in running])
+            blocks += sum([view.pool.blocks_for(request.length) for request in swapped])
+        prefill = self._prefers_prefill(feedback.fit, queue_of(view, seats), rows, blocks, microseconds(view.now))
         return "P" if prefill else "D", 0
+
+    def _prefers_prefill(self, fit: LatencyFit, queue: tuple[int, int], rows: int, blocks: int, now: int) -> bool:
+        """Whether less of the target time of prefills is left than of that of decodes."""
+        (tokens, arrival), targets = queue, (self.prefill_expected_time, self.decode_expected_time)
+        return fit.prefers_prefill(targets, (now - arrival) // 1000, tokens, rows, blocks)
 
     def _is_ripe(self, view: View, prefill_seats: int) -> bool:
         """Whether a prefill may start: its first request has waited long enough, or its batch is full."""
@@ -175,12 +208,14 @@ class MindIE(MindIESettings):
             waste += self.decode_time_ms_per_req * (seats - count)
         return ("D", waste) if self.prefill_time_ms_per_req * count > waste else ("P", 0)
 
-    def _usual_round(self, view: View, state: MindIEState, kind: str, waste: int) -> Optional[Plan]:
+    def _usual_round(
+        self, view: View, state: MindIEState, kind: str, waste: int, seats: int, feedback: Optional[Feedback]
+    ) -> Optional[Plan]:
         """Return the plan of a round without preempted requests in which all running requests fit; None: not so."""
         if kind == "P":
-            return None if state.resumed else self._prefill(view, state)
+            return None if state.resumed else self._prefill(view, state, seats, feedback)
         live = view.decoding + len(view.prefilling)
-        if live > self.max_batch_size or view.decoding > self.token_budget(view) or state.new_first or view.swapped:
+        if live > seats or view.decoding > self.token_budget(view) or state.new_first or view.swapped:
             return None
         release = [request for request in view.running if request.status == "done"] if view.finished else []
         free = view.pool.free + sum([request.blocks for request in release]) - view.decode_block_need
@@ -188,26 +223,41 @@ class MindIE(MindIESettings):
             return None
         if kind == "M":
             return None if state.resumed or state.tail < 0 else self._mix(view, state, release, free)
-        return self._decode(view, state, waste, release, free) if live else None
+        if not live:
+            return None
+        if feedback is not None:
+            joined = feedback.joined(view.running)
+            if joined is None or state.tail:
+                return None
+            queue = queue_of(view, seats) if view.waiting and feedback.dynamic is None else None
+            batch = Batch(microseconds(view.now), False, joined, live - len(joined), 0, view.pool.total - free, queue)
+            feedback = self._learn(feedback, batch, False, live, len(view.waiting))
+        return self._decode(view, state, waste, release, free, feedback)
 
-    def _prefill(self, view: View, state: MindIEState) -> Plan:
+    def _prefill(self, view: View, state: MindIEState, seats: int, feedback: Optional[Feedback]) -> Plan:
         """Return the plan of a prefill round. Candidates that are left stay in their order."""
         done = Round(self, view, "P", 0, state.new_first)
-        done.seats = self.prefill_seats
+        done.seats = seats
         done.admit(view.waiting)
-        return Plan(chunks=done.admitted, state=MindIEState("P", not done.admitted, done.new_first, tail=state.tail))
+        if feedback is not None:
+            feedback = self._learn_from(view, done, feedback)
+        after = MindIEState("P", not done.admitted, done.new_first, tail=state.tail, feedback=feedback)
+        return Plan(chunks=done.admitted, state=after)
 
-    def _decode(self, view: View, state: MindIEState, waste: int, release: list[Request], free: int) -> Plan:
+    def _decode(
+        self, view: View, state: MindIEState, waste: int, release: list[Request], free: int,
+        feedback: Optional[Feedback],
+    ) -> Plan:  # fmt: skip
         """Return the plan of a round in which all running requests decode."""
         order = None
         if state.tail:
             order = [request for request in view.running if request.status != "done"]
             order.sort(key=by_arrival)
-        hold, step, wake_at = self._hold(view, waste, free)
-        after = MindIEState("D", waste=waste, waste_step=step, resumed=state.resumed)
+        hold, step, wake_at = self._hold(view, waste, free, feedback)
+        after = MindIEState("D", waste=waste, waste_step=step, resumed=state.resumed, feedback=feedback)
         return Plan(
             release=release, decode=True, reorder_running=order, hold=hold, wake_at=wake_at,
-            hold_past_finish=not view.waiting, state=after,
+            hold_past_finish=not view.waiting and feedback is None, state=after,
         )  # fmt: skip
 
     def _mix(self, view: View, state: MindIEState, release: list[Request], free: int) -> Plan:
@@ -250,10 +300,14 @@ class MindIE(MindIESettings):
             return 0, None
         return FOREVER, (late - 1) * 1e-6
 
-    def _hold(self, view: View, waste: int, free: int) -> tuple[int, int, Optional[float]]:
+    def _hold(
+        self, view: View, waste: int, free: int, feedback: Optional[Feedback]
+    ) -> tuple[int, int, Optional[float]]:
         """Return how many further rounds decode all requests, what each adds to `waste`, and when they end at last."""
         if not view.waiting:
             return FOREVER, 0, None
+        if feedback is not None:  # `held_state` compares the laxities; the dynamic batch size changes the prompts
+            return FOREVER if feedback.dynamic is None else 0, 0, None
         if self.stage_policy == "throughput":
             count = view.decoding
             step = self.decode_time_ms_per_req * (self.max_batch_size - count)
@@ -265,22 +319,25 @@ class MindIE(MindIESettings):
             return 0, 0, None
         return FOREVER, 0, view.waiting[0].arrival + (self.max_queue_delay_microseconds - 1) * 1e-6
 
-    def _learn(self, view: View, done: Round, feedback: Feedback) -> Feedback:
-        """Return what the engine knows after a round."""
-        chunks = done.admitted
-        rows = [chunk.request for chunk in chunks] if done.kind == "P" else done.decodes
-        blocks = 0
-        if done.kind == "D":
-            blocks = sum([view.pool.blocks_for(request.cached + 1) for request in rows])
+    def _learn_from(self, view: View, done: Round, feedback: Feedback) -> Feedback:
+        """Return what the engine knows after a round with these chunks and decodes."""
+        chunks, is_prefill = done.admitted, done.kind == "P"
+        rows = [chunk.request for chunk in chunks] if is_prefill else done.decodes
         tokens = sum([chunk.tokens for chunk in chunks])
-        feedback = feedback.decided(microseconds(view.now), done.kind, rows, tokens, blocks, done.is_empty)
-        if feedback.dynamic is not None and (not done.is_empty or not feedback.dynamic.prefill_seats):
+        blocks = 0 if is_prefill else sum([view.pool.blocks_for(request.cached + 1) for request in rows])
+        batch = Batch(microseconds(view.now), is_prefill, rows, None, tokens, blocks)
+        moved = len(done.recomputes) - len(chunks)
+        live = len(view.running) + len(view.swapped) - moved - len(done.release)
+        return self._learn(feedback, batch, done.is_empty, live, len(view.waiting) + moved)
+
+    def _learn(self, feedback: Feedback, batch: Batch, is_empty: bool, live: int, waiting: int) -> Feedback:
+        """Return what the engine knows after a round; then this number of requests runs, is swapped or waits."""
+        feedback = feedback.decided(batch, is_empty)
+        if feedback.dynamic is not None and (not is_empty or not feedback.dynamic.prefill_seats):
             feedback.dynamic = dynamic = feedback.dynamic.copy()
-            if done.kind == "D" and not done.is_empty:
-                dynamic.rows = dynamic.rows.added([len(rows)])
-            moved = len(done.recomputes) - len(chunks)
-            live = len(view.running) + len(view.swapped) - moved - len(done.release)
-            dynamic.update(self.max_batch_size, self.decode_expected_time, live, len(view.waiting) + moved)
+            if not (batch.is_prefill or is_empty):
+                dynamic.rows = dynamic.rows.added(batch.size, batch.size)
+            dynamic.update(self.max_batch_size, self.decode_expected_time, live, waiting)
         return feedback
 
     def _after(self, state: MindIEState, done: Round, waste: int, feedback: Optional[Feedback]) -> MindIEState:

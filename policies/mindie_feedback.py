@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, Optional
 
-from servesim.core import Request, View
+from servesim.core import Queue, Request, View
 
 REFIT: Final = 400  # decodes after which the decode fit is solved again
 MAX_POINTS: Final = 1000  # decodes that it uses
@@ -24,54 +25,68 @@ def microseconds(seconds: float) -> int:
     return int(seconds * 1e6 + 0.5)
 
 
+SINGLE: Final = struct.Struct("f")
+
+
 def single(number: float) -> float:
     """Round a number to single precision."""
-    return float(struct.unpack("f", struct.pack("f", number))[0])
+    return float(SINGLE.unpack(SINGLE.pack(number))[0])
 
 
 class Recent:
-    """The newest values of a series, and their sum."""
+    """The newest values of a series, at most `limit` of them."""
 
-    __slots__ = ("_end", "_limit", "_values", "count", "total")
+    __slots__ = ("_counts", "_end", "_first", "_limit", "_sums")
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, counts: list[int], sums: list[int], end: int = 0, first: int = 0) -> None:
         self._limit = limit
-        self._values: list[int] = []
-        self._end = 0  # values of the list that count; those behind are of a later state
-        self.count = 0  # of all values so far
-        self.total = 0  # sum of the newest `limit` values
+        # the number of values, and their sum, after each entry; an entry is a value and how often it came
+        self._counts = counts
+        self._sums = sums
+        self._end = end  # index of the newest entry; those behind it are of a later state
+        self._first = first  # the entries behind this one belong to the newest values completely
 
-    def added(self, values: Sequence[int]) -> Recent:
-        """Return the series with more values."""
-        after = Recent(self._limit)
-        if len(self._values) == self._end < 2 * self._limit:
-            after._values = self._values
-        else:
-            after._values = self._values[max(0, self._end - self._limit) : self._end]
-        before = len(after._values)
-        after._values.extend(values)
-        after._end = len(after._values)
-        after.count = self.count + len(values)
-        after.total = self.total + sum(values)
-        first = max(0, after._end - self._limit)
-        if first:
-            after.total -= sum(after._values[max(0, before - self._limit) : first])
-        return after
+    @property
+    def count(self) -> int:
+        """The number of all values so far."""
+        return self._counts[self._end]
 
-    def weighted_mean(self) -> int:
-        """Return the mean of the newest values, each with itself as its weight, up to a sum of `limit`.
+    def added(self, value: int, times: int) -> Recent:
+        """Return the series with one more value, which came several times."""
+        limit, counts, sums, end, first = self._limit, self._counts, self._sums, self._end, self._first
+        if len(counts) > end + 1 or end > 2 * limit:
+            start = max(0, end - limit)
+            counts, sums, end, first = counts[start : end + 1], sums[start : end + 1], end - start, first - start
+        counts.append(counts[end] + times)
+        sums.append(sums[end] + value * times)
+        end += 1
+        while first < end - limit or counts[first] < counts[end] - limit:
+            first += 1
+        return Recent(limit, counts, sums, end, first)
 
-        The value that crosses the limit has what is above the limit as its weight: a defect of the engine.
+    def _cut_entry(self) -> tuple[int, int, int]:
+        """Return what the limit leaves for the entry that belongs to the newest values in part, its value and size."""
+        counts, sums, first = self._counts, self._sums, self._first
+        if first <= max(0, self._end - self._limit):
+            return 0, 0, 0
+        size = counts[first] - counts[first - 1]
+        left = self._limit - (counts[self._end] - counts[first])
+        return left, (sums[first] - sums[first - 1]) // size, size
+
+    def total(self) -> int:
+        """Return the sum of the newest values."""
+        left, value, _ = self._cut_entry()
+        return self._sums[self._end] - self._sums[self._first] + left * value
+
+    def defective_mean(self) -> int:
+        """Return the mean of the newest values as the engine computes it.
+
+        Its defect: of the entry that is cut, it takes the part that is too old.
         """
-        weight = total = 0
-        for index in range(self._end - 1, max(0, self._end - self._limit) - 1, -1):
-            value = self._values[index]
-            above = weight + value - self._limit
-            if above > 0:
-                return (total + value * above) // (weight + above)
-            weight += value
-            total += value * value
-        return total // weight if weight else 0
+        left, value, size = self._cut_entry()
+        total = self._sums[self._end] - self._sums[self._first] + (size - left) * value
+        count = self._counts[self._end] - self._counts[self._first] + size - left
+        return total // count if count else 0
 
 
 class LatencyFit:
@@ -88,59 +103,74 @@ class LatencyFit:
         # of the numbers that may still be booked: prefill, tokens, sequences, blocks
         self.statistics: tuple[tuple[bool, int, int, int], ...] = ()
 
+    def prefers_prefill(self, targets: tuple[int, int], waited: int, tokens: int, rows: int, blocks: int) -> bool:
+        """Whether less of the target time of prefills is left than of that of decodes.
+
+        The engine computes in single precision. This is slow here, so it is done only if it can matter.
+        """
+        (goal, decode_goal), (a, b, c) = targets, self.decode
+        prefill, decode = self.slope * tokens + self.intercept, a * rows + b * blocks + c
+        if goal and decode_goal:
+            left, decode_left = goal - waited - prefill, decode_goal - decode
+            difference = left / goal - decode_left / decode_goal
+            if abs(difference) > 1e-6 * ((abs(left) + prefill) / goal + (abs(decode_left) + decode) / decode_goal):
+                return difference < 0
+        prefill = single(single(single(self.slope) * tokens) + single(self.intercept))
+        return laxity(goal, goal - waited - prefill) < laxity(decode_goal, decode_goal - single(decode))
+
     def values(self) -> tuple[Any, ...]:
         return self.slope, self.intercept, self.decode, self.counts, self.sums, self.statistics
 
     def copy(self) -> LatencyFit:
         after = LatencyFit()
-        after.slope, after.intercept, after.decode, after.counts, after.sums, after.statistics = self.values()
+        after.slope, after.intercept, after.decode = self.slope, self.intercept, self.decode
+        after.counts, after.sums, after.statistics = self.counts, self.sums, self.statistics
         after.points = self.points
         return after
 
     def decided(self, number: int, is_empty: bool, statistics: tuple[bool, int, int, int]) -> LatencyFit:
         """Note a round, the `number`-th without a result. An empty one never gets a result: it raises all numbers."""
-        after, stored = self.copy(), self.statistics
+        stored = self.statistics
         if len(stored) < number:
             stored = (*stored, statistics)
+        elif not is_empty:
+            return self
+        after = self.copy()
         after.statistics = stored[1:] if is_empty else stored
         return after
 
     def booked(self, number: int, ms: int) -> LatencyFit:
         """Note a result of the newest round."""
-        after = self.copy()
         is_prefill, tokens, rows, blocks = self.statistics[number - 1]
-        if is_prefill:
-            after._add_prefill(tokens, ms)
-        else:
-            after._add_decode((rows, blocks, ms))
-        return after
+        return self._with_prefill(tokens, ms) if is_prefill else self._with_decode((rows, blocks, ms))
 
-    def _add_prefill(self, x: int, y: int) -> None:
+    def _with_prefill(self, x: int, y: int) -> LatencyFit:
         """Least squares. A point is kept if slope and intercept stay above 0; one with the only x is just counted."""
-        n = self.counts[0] + 1
+        n, slope, intercept = self.counts[0] + 1, self.slope, self.intercept
         sx, sy, sxx, sxy = self.sums[0] + x, self.sums[1] + y, self.sums[2] + x * x, self.sums[3] + x * y
-        divisor = n * sxx - sx * sx
+        sums, divisor = (sx, sy, sxx, sxy), n * sxx - sx * sx
         if n > 1 and not divisor:
-            self.counts = (n, *self.counts[1:])
-            return
-        if n > 1:
+            sums = self.sums
+        elif n > 1:
             slope = (n * sxy - sx * sy) / divisor
             intercept = (sy - slope * sx) / n
             if slope <= 0 or intercept <= 0:
-                if n == 2:
-                    self.counts, self.sums = (0, *self.counts[1:]), (0, 0, 0, 0)
-                return
-            self.slope, self.intercept = slope, intercept
-        self.counts, self.sums = (n, *self.counts[1:]), (sx, sy, sxx, sxy)
+                if n > 2:
+                    return self
+                n, sums, slope, intercept = 0, (0, 0, 0, 0), self.slope, self.intercept
+        after = self.copy()
+        after.slope, after.intercept, after.counts, after.sums = slope, intercept, (n, *self.counts[1:]), sums
+        return after
 
-    def _add_decode(self, point: tuple[int, int, int]) -> None:
-        prefills, decodes, used = self.counts
+    def _with_decode(self, point: tuple[int, int, int]) -> LatencyFit:
+        after, (prefills, decodes, used) = self.copy(), self.counts
         points = self.points if len(self.points) == used else self.points[:used]
         points.append(point)
         if not (decodes + 1) % REFIT:
             points = points[-MAX_POINTS:]
-            self._fit_decode(points)
-        self.points, self.counts = points, (prefills, decodes + 1, len(points))
+            after._fit_decode(points)
+        after.points, after.counts = points, (prefills, decodes + 1, len(points))
+        return after
 
     def _fit_decode(self, points: list[tuple[int, int, int]]) -> None:
         rows = [[0.0] * 4 for _ in range(3)]
@@ -172,33 +202,34 @@ class DynamicBatch:
 
     __slots__ = ("gaps", "is_odd", "low", "prefill_seats", "rows", "seats", "up")
 
-    def __init__(self, seats: int, prefill_seats: int) -> None:
+    def __init__(
+        self, seats: int, prefill_seats: int, rows: Optional[Recent] = None, gaps: Optional[Recent] = None
+    ) -> None:
         self.seats = seats
         self.prefill_seats = prefill_seats
         self.low, self.up = LEAST_SEATS, seats  # bounds of the search
         self.is_odd = False  # whether the last update was odd
-        self.rows = Recent(MAX_GAPS)  # sequences of decode rounds
-        self.gaps = Recent(MAX_GAPS)  # ms between two tokens of a request
+        # sequences of decode rounds, each as often as it is large; ms between two tokens of a request
+        self.rows = rows or Recent(MAX_GAPS, [0], [0])
+        self.gaps = gaps or Recent(MAX_GAPS, [0], [0])
 
     def values(self) -> tuple[Any, ...]:
         return (
-            self.seats, self.prefill_seats, self.low, self.up, self.is_odd, self.rows.count, self.rows.total,
-            self.gaps.count, self.gaps.total,
+            self.seats, self.prefill_seats, self.low, self.up, self.is_odd, self.rows.count, self.rows.total(),
+            self.gaps.count, self.gaps.total(),
         )  # fmt: skip
 
     def copy(self) -> DynamicBatch:
-        after = DynamicBatch(self.seats, self.prefill_seats)
-        after.low, after.up, after.is_odd, after.rows, after.gaps = (
-            self.low, self.up, self.is_odd, self.rows, self.gaps
-        )  # fmt: skip
+        after = DynamicBatch(self.seats, self.prefill_seats, self.rows, self.gaps)
+        after.low, after.up, after.is_odd = self.low, self.up, self.is_odd
         return after
 
     def update(self, most: int, target: int, live: int, waiting: int) -> None:
         """Choose the seats after a round. `live`: running and swapped requests, `most`: the configured seats."""
         if not (live or waiting):
             return
-        average, count = self.rows.weighted_mean(), self.gaps.count
-        late = self.gaps.total / min(count, MAX_GAPS) if count >= MIN_GAPS else 0.0
+        average, count = self.rows.defective_mean(), self.gaps.count
+        late = self.gaps.total() / min(count, MAX_GAPS) if count >= MIN_GAPS else 0.0
         if not average or not late:
             self.seats = LEAST_SEATS
             self.low = self.up = average
@@ -219,21 +250,50 @@ class DynamicBatch:
         self.prefill_seats = max(self.seats - live, 0)
 
 
+class Batch:
+    """What a round runs, as far as the engine learns from it."""
+
+    __slots__ = ("blocks", "is_prefill", "others", "queue", "rows", "time", "tokens")
+
+    def __init__(
+        self, time: int, is_prefill: bool, rows: Sequence[Request], others: Optional[int], tokens: int, blocks: int,
+        queue: Optional[tuple[int, int]] = None,
+    ) -> None:  # fmt: skip
+        self.time = time  # of the decision
+        self.is_prefill = is_prefill
+        self.rows = rows
+        self.others = others  # further rows, if all requests decode: see Feedback; None: not all
+        self.tokens = tokens  # of prompts
+        self.blocks = blocks  # of decodes
+        self.queue = queue  # `queue_of` the view, if it decides whether the next round decodes, too
+
+    @property
+    def size(self) -> int:
+        """The number of all rows."""
+        return len(self.rows) + (self.others or 0)
+
+    def values(self) -> tuple[Any, ...]:
+        return self.time, list(self.rows), self.others, self.queue
+
+
 class Feedback:
     """Rounds without a result, and what the engine has learned from results."""
 
-    __slots__ = ("dynamic", "fit", "last", "out")
+    __slots__ = ("dynamic", "fit", "last", "out", "since")
 
     def __init__(self, fit: Optional[LatencyFit], dynamic: Optional[DynamicBatch]) -> None:
         self.fit = fit
         self.dynamic = dynamic
-        self.out: tuple[tuple[int, Sequence[Request]], ...] = ()  # time of the decision, and its rows
-        self.last: dict[Request, int] = {}  # time of the newest result, for the dynamic batch size
+        self.out: tuple[Batch, ...] = ()
+        # For the dynamic batch size: the time of the newest result of a request. Those that decode and are not in
+        # `last` decoded together: `since` is their time. None: `last` has all.
+        self.last: dict[Request, int] = {}
+        self.since: Optional[int] = None
 
     def _values(self) -> tuple[Any, ...]:
         return (
-            self.fit and self.fit.values(), self.dynamic and self.dynamic.values(), self.last,
-            [(time, list(rows)) for time, rows in self.out],
+            self.fit and self.fit.values(), self.dynamic and self.dynamic.values(), self.last, self.since,
+            [batch.values() for batch in self.out],
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -241,34 +301,73 @@ class Feedback:
 
     __hash__ = None  # type: ignore[assignment]  # nothing needs it
 
-    def received(self, now: int, overlaps: bool) -> Feedback:
-        """Return what is known at a decision. If rounds overlap, a result comes when the next round starts to run."""
-        out = self.out
-        if len(out) < (2 if overlaps else 1):
-            return self
-        (time, rows), fit, dynamic = out[0], self.fit, self.dynamic
-        if fit is not None:
-            fit = fit.booked(len(out), (now - time) // 1000)
-        after = Feedback(fit, dynamic)
-        after.out = out[1:]
-        if dynamic is not None:
-            after.dynamic = dynamic = dynamic.copy()
-            rows = [row for row in rows if row.finish is None or microseconds(row.finish) >= now]
-            last = self.last
-            dynamic.gaps = dynamic.gaps.added([(now - last[row]) // 1000 for row in rows if row in last])
-            after.last = {row: time for row, time in last.items() if row.status != "done"}
-            after.last.update({row: now for row in rows if row.status != "done"})
+    def _copy(self) -> Feedback:
+        after = Feedback(self.fit, self.dynamic)
+        after.out, after.last, after.since = self.out, self.last, self.since
         return after
 
-    def decided(
-        self, now: int, kind: str, rows: Sequence[Request], tokens: int, blocks: int, is_empty: bool
-    ) -> Feedback:
-        """Return what is known after a decision."""
-        after = Feedback(self.fit, self.dynamic)
-        after.last, after.out = self.last, self.out if is_empty else (*self.out, (now, rows))
+    def received(self, now: int, overlaps: bool) -> Feedback:
+        """Return what is known at a decision. If rounds overlap, a result comes when the next round starts to run."""
+        out, after = self.out, self._copy()
+        if len(out) < (2 if overlaps else 1):
+            return self
+        batch, after.out = out[0], out[1:]
         if self.fit is not None:
-            is_prefill = kind == "P" and not is_empty
-            statistics = (is_prefill, tokens, 0 if is_prefill else len(rows), blocks)
+            after.fit = self.fit.booked(len(out), (now - batch.time) // 1000)
+        if self.dynamic is not None:
+            after.dynamic = self.dynamic.copy()
+            after._add_gaps(batch, now, after.dynamic)
+        return after
+
+    def _add_gaps(self, batch: Batch, now: int, dynamic: DynamicBatch) -> None:
+        """Note the times between the results of a batch and the results before them."""
+        last, gaps = self.last, dynamic.gaps
+        if batch.others:
+            assert self.since is not None
+            gaps = gaps.added((now - self.since) // 1000, batch.others)
+        rows = [row for row in batch.rows if row.finish is None or microseconds(row.finish) >= now]
+        for row in rows:
+            if row in last:
+                gaps = gaps.added((now - last[row]) // 1000, 1)
+        dynamic.gaps = gaps
+        if batch.others is not None:
+            self.since = now
+            self.last = {row: time for row, time in last.items() if row.status != "done" and not row.decodes}
+        else:
+            self.last = {row: time for row, time in last.items() if row.status != "done"}
+            self.last.update({row: now for row in rows if row.status != "done"})
+
+    def named(self, view: View) -> Feedback:
+        """Return the same with all requests in `last`: not all of them will decode."""
+        if self.since is None:
+            return self
+        after = self._copy()
+        after.last = {**{row: self.since for row in view.running if row.decodes}, **self.last}
+        after.since = None
+        return after
+
+    def joined(self, running: Queue) -> Optional[list[Request]]:
+        """Return the requests of `last` that decode; None if they are not the newest ones in running."""
+        count = sum([row.decodes for row in self.last])
+        joined: list[Request] = []
+        for row in reversed(running) if count else ():
+            if len(joined) == count:
+                break
+            if row.decodes:
+                if row not in self.last:
+                    return None
+                joined.append(row)
+        joined.reverse()
+        return joined
+
+    def decided(self, batch: Batch, is_empty: bool) -> Feedback:
+        """Return what is known after a decision."""
+        after = self._copy()
+        if not is_empty:
+            after.out = (*self.out, batch)
+        if self.fit is not None:
+            is_prefill = batch.is_prefill and not is_empty
+            statistics = (is_prefill, batch.tokens, 0 if is_prefill else batch.size, batch.blocks)
             after.fit = self.fit.decided(len(self.out) + 1, is_empty, statistics)
         return after
 
@@ -278,26 +377,7 @@ def laxity(target: int, left: float) -> float:
     return single(single(left) / target) if target else 0.0
 
 
-def prefers_prefill(fit: LatencyFit, view: View, seats: int, now: int, prefill_target: int, decode_target: int) -> bool:
-    """Whether less of the target time of prefills is left than of that of decodes."""
-    tokens = rows = blocks = 0
-    for index, request in enumerate(view.waiting):
-        if index == seats:
-            break
-        tokens += request.length
-    for index, request in enumerate(view.running):
-        if index == seats:
-            break
-        rows += 1
-        blocks += request.blocks
-    for index, request in enumerate(view.swapped):
-        if index == seats:
-            break
-        rows += 1
-        blocks += view.pool.blocks_for(request.length)
-    prefill = single(single(single(fit.slope) * tokens) + single(fit.intercept))
-    a, b, c = fit.decode
-    wait = (now - microseconds(view.waiting[0].arrival)) // 1000
-    return laxity(prefill_target, prefill_target - wait - prefill) < laxity(
-        decode_target, decode_target - single(a * rows + b * blocks + c)
-    )
+def queue_of(view: View, seats: int) -> tuple[int, int]:
+    """Return the tokens of the prompts that wait, as many as there are seats, and the arrival of the first."""
+    tokens = sum([request.length for request in islice(view.waiting, seats)])
+    return tokens, microseconds(view.waiting[0].arrival)

@@ -179,6 +179,9 @@ class ContractProbe(Policy):
     def advance_state(self, state: Any, steps: int) -> Any:
         return self.inner.advance_state(state, steps)
 
+    def held_state(self, state: Any, now: float) -> Any:
+        return self.inner.held_state(state, now)
+
     def sort_key(self, request: Request) -> Any:
         before = {f"request {request.id}": fields_of(request)}
         key = self.inner.sort_key(request)
@@ -210,14 +213,16 @@ class ContractProbe(Policy):
             same = same or (held.hold_past_finish and queues == unfinished and view.decoding > 0)
             short = view.cohort.blocks_needed() + held.keep_free > view.pool.free
             woken = held.wake_at is not None and view.now >= held.wake_at
-            if same and 0 < steps <= held.hold and not short and not woken:
+            learns = inner.traits.learns
+            state = inner.held_state(view.state, view.now) if learns else inner.advance_state(held.state, steps)
+            ended = short or woken or (learns and state is None)
+            if same and 0 < steps <= held.hold and not ended:
                 moves = plan.moves
                 assert plan.decode and not (
                     plan.chunks or moves.preempt or moves.admit or moves.swap_in or moves.reject
                 ), f"{inner} held a plan for {held.hold} steps and changed it after {steps}: {plan}"
-                assert plan.state == inner.advance_state(held.state, steps), (
-                    f"{inner}: advance_state() returns a wrong policy state"
-                )
+                method = "held_state" if learns else "advance_state"
+                assert plan.state == state, f"{inner}: {method}() returns a wrong policy state"
                 return
         is_held = plan.hold and plan.decode and not plan.chunks
         self.held[:] = (plan, view.cohort.steps, queues, view.decoding) if is_held else ()

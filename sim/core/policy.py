@@ -49,6 +49,7 @@ class Traits(NamedTuple):
     steps_in_flight: int = 1  # 2: the next step is decided before the last one has returned (asynchronous scheduling)
     foresees_ends: bool = False  # with 2: a request whose last token by a length limit is in flight does not run again
     drops_tokens_in_flight: bool = False  # with 2: a preempted request loses its token in flight and computes it again
+    learns: bool = False  # the scheduler learns from the time of every step: Policy.held_state follows held steps
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -89,6 +90,13 @@ class Policy:
 
     def advance_state(self, state: Any, steps: int) -> Any:
         """Return the policy state after this many further steps of a held plan."""
+        return state
+
+    def held_state(self, state: Any, now: float) -> Any:
+        """Return the policy state after one further step of a held plan, decided now; None: the plan changes.
+
+        The simulator calls it instead of `advance_state` if Traits.learns.
+        """
         return state
 
     def remark(self, state: Any) -> str:

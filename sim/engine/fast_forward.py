@@ -58,6 +58,7 @@ class FastForward(HeldSteps):
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
         self._cache = cache if cache is not None and cache.evicts_missing else None
         self._finished_stay = server.traits.finished_stay
+        self._learns = server.traits.learns
         self._hot_objects = (loop, loop.inbox, server, server.cohort, server.pool, cost.decode)  # looked up once
 
     @property
@@ -90,10 +91,10 @@ class FastForward(HeldSteps):
             elif not 0.0 <= (duration := decode(rows, live, context)) <= MAX_STEP:
                 check_seconds(self.cost, duration)
             now = first = start + (duration + cold)
-            few = limit <= LOOP_STEPS or horizon - now < LOOP_STEPS * duration
+            few = limit <= LOOP_STEPS or horizon - now < LOOP_STEPS * duration or self._learns
             if limit > 1 and now < horizon and (few or not linear):
                 steps, limit, now, context, free = self._run_few(cost, live, context, now, limit, horizon, free, offset)
-            if steps < limit and (now < horizon or inbox.lag > 1):
+            if steps < limit and (now < horizon or inbox.lag > 1) and not self._learns:
                 steps, now, context, free, horizon = self._run_long(
                     wake_at, cost, live, context, now, steps, limit, horizon, free, offset
                 )
@@ -126,7 +127,7 @@ class FastForward(HeldSteps):
             if hold <= 0 or not self._take_blocks(keep_free):
                 break
             cold = 0.0
-        if loop.calls - first_call > 1:
+        if loop.calls - first_call > 1 and not self._learns:
             server.view.state = loop.policy.advance_state(server.view.state, loop.calls - first_call - 1)
         return now
 
@@ -248,14 +249,17 @@ class FastForward(HeldSteps):
     def _run_few(
         self, cost: DecodeCost, live: int, context: int, now: float, limit: int, horizon: float, free: int, offset: int
     ) -> tuple[int, int, float, int, int]:
-        """Run at most LOOP_STEPS steps in a loop. Return steps, limit, end, context and free blocks."""
+        """Run at most LOOP_STEPS steps, or any number if the policy learns from each, in a loop.
+
+        Return steps, limit, end, context and free blocks.
+        """
         rows, fixed, slope, linear = cost.rows, cost.fixed, cost.slope, cost.linear
         gaps, cohort = self.loop.server.token_gaps, self.loop.server.cohort
         offsets, block_size = cohort.block_offsets, cohort.block_size
         steps, free_sum = 1, 0
-        for steps in range(2, (limit if limit < LOOP_STEPS else LOOP_STEPS) + 1):
+        for steps in range(2, (limit if limit < LOOP_STEPS or self._learns else LOOP_STEPS) + 1):
             needed = offsets[(offset - steps) % block_size]
-            if needed > free:
+            if needed > free or (self._learns and not self._learn(now)):
                 limit = steps = steps - 1
                 break
             free -= needed
@@ -271,6 +275,15 @@ class FastForward(HeldSteps):
                 break
         self._free_sum = free_sum
         return steps, limit, now, context, free
+
+    def _learn(self, now: float) -> bool:
+        """Let the policy learn from the last step. Return whether its plan still holds."""
+        view = self.loop.server.view
+        state = self.loop.policy.held_state(view.state, now)
+        if state is None:
+            return False
+        view.state = state
+        return True
 
     def _decode_cost(self, live: int, extra: int) -> DecodeCost:
         """Return the cost of a decode with this number of live rows, and cache it."""

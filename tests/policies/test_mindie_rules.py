@@ -102,13 +102,13 @@ def test_the_latency_predictor_learns_as_restated(seed: int) -> None:
 
 
 def test_a_series_keeps_the_sum_of_its_newest_values_in_every_state() -> None:
-    rng, states, values = random.Random(1), [Recent(50)], []
+    rng, states, values = random.Random(1), [Recent(50, [0], [0])], []
     for _ in range(300):
-        more = [rng.randint(1, 9) for _ in range(rng.randint(0, 7))]
-        states[-1].added([7])  # a decision that is made twice
-        states.append(states[-1].added(more))
-        values += more
-        assert (states[-1].count, states[-1].total) == (len(values), sum(values[-50:]))
+        value, times = rng.randint(1, 9), rng.randint(1, 60 if rng.random() < 0.1 else 7)
+        states[-1].added(7, 1)  # a decision that is made twice
+        states.append(states[-1].added(value, times))
+        values += [value] * times
+        assert (states[-1].count, states[-1].total()) == (len(values), sum(values[-50:]))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -119,7 +119,7 @@ def test_the_dynamic_batch_size_is_as_restated(seed: int) -> None:
     ours = DynamicBatch(32, 50)
     for _ in range(1500):
         rows, gap, live, waiting = rng.randint(1, 32), rng.randint(30, 70), rng.randint(0, 40), rng.randint(0, 3)
-        ours.rows, ours.gaps = ours.rows.added([rows]), ours.gaps.added([gap] * rows)
+        ours.rows, ours.gaps = ours.rows.added(rows, rows), ours.gaps.added(gap, rows)
         other.dynamic.rows.append(rows)
         other.dynamic.gaps.extend([gap] * rows)
         other.running.clear()
