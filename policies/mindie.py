@@ -14,7 +14,7 @@ from typing import Any, Optional
 from servesim.core import FOREVER, BlockPool, Chunk, Plan, Request, Traits, View
 from servesim.core.native import mypyc_attr
 
-from .mindie_feedback import Batch, DynamicBatch, Feedback, LatencyFit, microseconds, queue_of
+from .mindie_feedback import Batch, DynamicBatch, Feedback, LatencyFit, microseconds
 from .mindie_round import MindIESettings, Round, by_arrival
 
 
@@ -118,19 +118,22 @@ class MindIE(MindIESettings):
         )  # fmt: skip
 
     def held_state(self, state: Any, now: float) -> Any:
+        """All requests decode again, unless the latency predictor or the dynamic batch size wants something else."""
         old: MindIEState = state
         if old.feedback is None:
             return old
-        time, held = microseconds(now), old.feedback.out[0]
-        feedback, size = old.feedback.received(time, False), held.size
-        if feedback.dynamic is not None and feedback.dynamic.seats < size:
+        time, size, dynamic = microseconds(now), old.feedback.out[0].size, old.feedback.dynamic
+        if dynamic is not None and dynamic.seats < size:
             return None
-        if held.queue is not None:
-            fit = feedback.fit
-            assert fit is not None
-            if fit.decode[1] > 0 or self._prefers_prefill(fit, held.queue, size, 0, time):  # blocks count: decide again
+        feedback = old.feedback.received(time, False)
+        feedback.queue = old.feedback.queue
+        if feedback.queue is not None:
+            assert feedback.fit is not None
+            if feedback.fit.decode[1] > 0:  # the number of blocks counts, which only a view has
                 return None
-        feedback = self._learn(feedback, Batch(time, False, (), size, 0, 0, held.queue), False, size, 0)
+            if self._prefers_prefill(feedback, size, 0, time):
+                return None
+        self._learn(feedback, Batch(time, False, (), size, 0, 0), False, size, 0)
         return MindIEState("D", resumed=old.resumed, feedback=feedback)
 
     def decide(self, view: View) -> Plan:
@@ -142,6 +145,7 @@ class MindIE(MindIESettings):
             feedback = feedback.received(microseconds(view.now), self.async_scheduling)
             if feedback.dynamic is not None:
                 seats, prefill_seats = feedback.dynamic.seats, feedback.dynamic.prefill_seats
+            feedback.look_at_queue(view, seats)
         kind, waste = self._choose_kind(view, state, feedback, seats, prefill_seats)
         if kind == "P":
             seats = prefill_seats
@@ -152,7 +156,8 @@ class MindIE(MindIESettings):
         done = Round(self, view, kind, seats, state.new_first)
         plan = done.plan()
         if feedback is not None:
-            feedback = self._learn_from(view, done, feedback.named(view))
+            feedback.name_all(view)
+            self._learn_from(view, done, feedback)
         plan.state = self._after(state, done, waste, feedback)
         return plan
 
@@ -173,22 +178,23 @@ class MindIE(MindIESettings):
             return self._weigh(view, state.waste, seats)
         if not view.running:
             return "P", 0
-        if not view.waiting or not prefill_seats:
+        assert feedback is not None
+        if feedback.queue is None or not prefill_seats:
             return "D", 0
-        assert feedback is not None and feedback.fit is not None
         rows, blocks = len(view.running), view.pool.held
         if rows > seats or view.swapped:
             running, swapped = list(islice(view.running, seats)), list(islice(view.swapped, seats))
             rows = len(running) + len(swapped)
             blocks = sum([request.blocks for request in running])
             blocks += sum([view.pool.blocks_for(request.length) for request in swapped])
-        prefill = self._prefers_prefill(feedback.fit, queue_of(view, seats), rows, blocks, microseconds(view.now))
+        prefill = self._prefers_prefill(feedback, rows, blocks, microseconds(view.now))
         return "P" if prefill else "D", 0
 
-    def _prefers_prefill(self, fit: LatencyFit, queue: tuple[int, int], rows: int, blocks: int, now: int) -> bool:
+    def _prefers_prefill(self, feedback: Feedback, rows: int, blocks: int, now: int) -> bool:
         """Whether less of the target time of prefills is left than of that of decodes."""
-        (tokens, arrival), targets = queue, (self.prefill_expected_time, self.decode_expected_time)
-        return fit.prefers_prefill(targets, (now - arrival) // 1000, tokens, rows, blocks)
+        assert feedback.fit is not None and feedback.queue is not None
+        (tokens, arrival), targets = feedback.queue, (self.prefill_expected_time, self.decode_expected_time)
+        return feedback.fit.prefers_prefill(targets, (now - arrival) // 1000, tokens, rows, blocks)
 
     def _is_ripe(self, view: View, prefill_seats: int) -> bool:
         """Whether a prefill may start: its first request has waited long enough, or its batch is full."""
@@ -217,11 +223,11 @@ class MindIE(MindIESettings):
         live = view.decoding + len(view.prefilling)
         if live > seats or view.decoding > self.token_budget(view) or state.new_first or view.swapped:
             return None
-        release = [request for request in view.running if request.status == "done"] if view.finished else []
+        release = [request for request in view.finished if request.blocks]  # those in running
         free = view.pool.free + sum([request.blocks for request in release]) - view.decode_block_need
         if free < 0:
             return None
-        if kind == "M":
+        if kind == "M" and (view.waiting or state.tail or not live):
             return None if state.resumed or state.tail < 0 else self._mix(view, state, release, free)
         if not live:
             return None
@@ -229,23 +235,23 @@ class MindIE(MindIESettings):
             joined = feedback.joined(view.running)
             if joined is None or state.tail:
                 return None
-            queue = queue_of(view, seats) if view.waiting and feedback.dynamic is None else None
-            batch = Batch(microseconds(view.now), False, joined, live - len(joined), 0, view.pool.total - free, queue)
-            feedback = self._learn(feedback, batch, False, live, len(view.waiting))
-        return self._decode(view, state, waste, release, free, feedback)
+            batch = Batch(microseconds(view.now), False, joined, live - len(joined), 0, view.pool.total - free)
+            self._learn(feedback, batch, False, live, len(view.waiting))
+        return self._decode(view, state, kind, waste, release, free, feedback)
 
     def _prefill(self, view: View, state: MindIEState, seats: int, feedback: Optional[Feedback]) -> Plan:
         """Return the plan of a prefill round. Candidates that are left stay in their order."""
         done = Round(self, view, "P", 0, state.new_first)
         done.seats = seats
-        done.admit(view.waiting)
+        if seats:  # otherwise the round has no candidates
+            done.admit(view.waiting)
         if feedback is not None:
-            feedback = self._learn_from(view, done, feedback)
+            self._learn_from(view, done, feedback)
         after = MindIEState("P", not done.admitted, done.new_first, tail=state.tail, feedback=feedback)
         return Plan(chunks=done.admitted, state=after)
 
     def _decode(
-        self, view: View, state: MindIEState, waste: int, release: list[Request], free: int,
+        self, view: View, state: MindIEState, kind: str, waste: int, release: list[Request], free: int,
         feedback: Optional[Feedback],
     ) -> Plan:  # fmt: skip
         """Return the plan of a round in which all running requests decode."""
@@ -254,7 +260,7 @@ class MindIE(MindIESettings):
             order = [request for request in view.running if request.status != "done"]
             order.sort(key=by_arrival)
         hold, step, wake_at = self._hold(view, waste, free, feedback)
-        after = MindIEState("D", waste=waste, waste_step=step, resumed=state.resumed, feedback=feedback)
+        after = MindIEState(kind, waste=waste, waste_step=step, resumed=state.resumed, feedback=feedback)
         return Plan(
             release=release, decode=True, reorder_running=order, hold=hold, wake_at=wake_at,
             hold_past_finish=not view.waiting and feedback is None, state=after,
@@ -319,8 +325,8 @@ class MindIE(MindIESettings):
             return 0, 0, None
         return FOREVER, 0, view.waiting[0].arrival + (self.max_queue_delay_microseconds - 1) * 1e-6
 
-    def _learn_from(self, view: View, done: Round, feedback: Feedback) -> Feedback:
-        """Return what the engine knows after a round with these chunks and decodes."""
+    def _learn_from(self, view: View, done: Round, feedback: Feedback) -> None:
+        """Note a round with these chunks and decodes."""
         chunks, is_prefill = done.admitted, done.kind == "P"
         rows = [chunk.request for chunk in chunks] if is_prefill else done.decodes
         tokens = sum([chunk.tokens for chunk in chunks])
@@ -328,17 +334,16 @@ class MindIE(MindIESettings):
         batch = Batch(microseconds(view.now), is_prefill, rows, None, tokens, blocks)
         moved = len(done.recomputes) - len(chunks)
         live = len(view.running) + len(view.swapped) - moved - len(done.release)
-        return self._learn(feedback, batch, done.is_empty, live, len(view.waiting) + moved)
+        self._learn(feedback, batch, done.is_empty, live, len(view.waiting) + moved)
 
-    def _learn(self, feedback: Feedback, batch: Batch, is_empty: bool, live: int, waiting: int) -> Feedback:
-        """Return what the engine knows after a round; then this number of requests runs, is swapped or waits."""
-        feedback = feedback.decided(batch, is_empty)
-        if feedback.dynamic is not None and (not is_empty or not feedback.dynamic.prefill_seats):
-            feedback.dynamic = dynamic = feedback.dynamic.copy()
+    def _learn(self, feedback: Feedback, batch: Batch, is_empty: bool, live: int, waiting: int) -> None:
+        """Note a round, after which `live` requests run or are swapped."""
+        feedback.decided(batch, is_empty)
+        dynamic = feedback.dynamic
+        if dynamic is not None and (not is_empty or not dynamic.prefill_seats):
             if not (batch.is_prefill or is_empty):
                 dynamic.rows = dynamic.rows.added(batch.size, batch.size)
             dynamic.update(self.max_batch_size, self.decode_expected_time, live, waiting)
-        return feedback
 
     def _after(self, state: MindIEState, done: Round, waste: int, feedback: Optional[Feedback]) -> MindIEState:
         """Return the state after a round."""

@@ -111,9 +111,9 @@ class LatencyFit:
         (goal, decode_goal), (a, b, c) = targets, self.decode
         prefill, decode = self.slope * tokens + self.intercept, a * rows + b * blocks + c
         if goal and decode_goal:
-            left, decode_left = goal - waited - prefill, decode_goal - decode
-            difference = left / goal - decode_left / decode_goal
-            if abs(difference) > 1e-6 * ((abs(left) + prefill) / goal + (abs(decode_left) + decode) / decode_goal):
+            difference = (goal - waited - prefill) / goal - (decode_goal - decode) / decode_goal
+            error = 1e-6 * ((goal + waited + prefill) / goal + (decode_goal + decode) / decode_goal)
+            if difference > error or difference < -error:
                 return difference < 0
         prefill = single(single(single(self.slope) * tokens) + single(self.intercept))
         return laxity(goal, goal - waited - prefill) < laxity(decode_goal, decode_goal - single(decode))
@@ -253,19 +253,17 @@ class DynamicBatch:
 class Batch:
     """What a round runs, as far as the engine learns from it."""
 
-    __slots__ = ("blocks", "is_prefill", "others", "queue", "rows", "time", "tokens")
+    __slots__ = ("blocks", "is_prefill", "others", "rows", "time", "tokens")
 
     def __init__(
-        self, time: int, is_prefill: bool, rows: Sequence[Request], others: Optional[int], tokens: int, blocks: int,
-        queue: Optional[tuple[int, int]] = None,
-    ) -> None:  # fmt: skip
+        self, time: int, is_prefill: bool, rows: Sequence[Request], others: Optional[int], tokens: int, blocks: int
+    ) -> None:
         self.time = time  # of the decision
         self.is_prefill = is_prefill
         self.rows = rows
         self.others = others  # further rows, if all requests decode: see Feedback; None: not all
         self.tokens = tokens  # of prompts
         self.blocks = blocks  # of decodes
-        self.queue = queue  # `queue_of` the view, if it decides whether the next round decodes, too
 
     @property
     def size(self) -> int:
@@ -273,13 +271,13 @@ class Batch:
         return len(self.rows) + (self.others or 0)
 
     def values(self) -> tuple[Any, ...]:
-        return self.time, list(self.rows), self.others, self.queue
+        return self.time, list(self.rows), self.others
 
 
 class Feedback:
     """Rounds without a result, and what the engine has learned from results."""
 
-    __slots__ = ("dynamic", "fit", "last", "out", "since")
+    __slots__ = ("dynamic", "fit", "last", "out", "queue", "since")
 
     def __init__(self, fit: Optional[LatencyFit], dynamic: Optional[DynamicBatch]) -> None:
         self.fit = fit
@@ -289,11 +287,13 @@ class Feedback:
         # `last` decoded together: `since` is their time. None: `last` has all.
         self.last: dict[Request, int] = {}
         self.since: Optional[int] = None
+        # For the latency predictor: tokens of the prompts that wait, and the arrival of the first. None: none waits.
+        self.queue: Optional[tuple[int, int]] = None
 
     def _values(self) -> tuple[Any, ...]:
         return (
             self.fit and self.fit.values(), self.dynamic and self.dynamic.values(), self.last, self.since,
-            [batch.values() for batch in self.out],
+            self.queue, [batch.values() for batch in self.out],
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -301,22 +301,20 @@ class Feedback:
 
     __hash__ = None  # type: ignore[assignment]  # nothing needs it
 
-    def _copy(self) -> Feedback:
-        after = Feedback(self.fit, self.dynamic)
-        after.out, after.last, after.since = self.out, self.last, self.since
-        return after
-
     def received(self, now: int, overlaps: bool) -> Feedback:
-        """Return what is known at a decision. If rounds overlap, a result comes when the next round starts to run."""
-        out, after = self.out, self._copy()
-        if len(out) < (2 if overlaps else 1):
-            return self
-        batch, after.out = out[0], out[1:]
-        if self.fit is not None:
-            after.fit = self.fit.booked(len(out), (now - batch.time) // 1000)
-        if self.dynamic is not None:
-            after.dynamic = self.dynamic.copy()
-            after._add_gaps(batch, now, after.dynamic)
+        """Return what is known at a decision, as an object that the decision may change.
+
+        If rounds overlap, a result comes when the next round starts to run.
+        """
+        dynamic, out = self.dynamic, self.out
+        after = Feedback(self.fit, None if dynamic is None else dynamic.copy())
+        after.out, after.last, after.since = out, self.last, self.since
+        if len(out) >= (2 if overlaps else 1):
+            batch, after.out = out[0], out[1:]
+            if self.fit is not None:
+                after.fit = self.fit.booked(len(out), (now - batch.time) // 1000)
+            if after.dynamic is not None:
+                after._add_gaps(batch, now, after.dynamic)
         return after
 
     def _add_gaps(self, batch: Batch, now: int, dynamic: DynamicBatch) -> None:
@@ -330,21 +328,26 @@ class Feedback:
             if row in last:
                 gaps = gaps.added((now - last[row]) // 1000, 1)
         dynamic.gaps = gaps
-        if batch.others is not None:
+        is_all = batch.others is not None
+        if last:
+            left = [row for row in last if row.status != "done" and not (is_all and row.decodes)]
+            self.last = {row: last[row] for row in left}
+        if is_all:
             self.since = now
-            self.last = {row: time for row, time in last.items() if row.status != "done" and not row.decodes}
         else:
-            self.last = {row: time for row, time in last.items() if row.status != "done"}
-            self.last.update({row: now for row in rows if row.status != "done"})
+            self.last = {**self.last, **{row: now for row in rows if row.status != "done"}}
 
-    def named(self, view: View) -> Feedback:
-        """Return the same with all requests in `last`: not all of them will decode."""
-        if self.since is None:
-            return self
-        after = self._copy()
-        after.last = {**{row: self.since for row in view.running if row.decodes}, **self.last}
-        after.since = None
-        return after
+    def name_all(self, view: View) -> None:
+        """Put all requests into `last`: not all of them will decode."""
+        if self.since is not None:
+            self.last = {**{row: self.since for row in view.running if row.decodes}, **self.last}
+            self.since = None
+
+    def look_at_queue(self, view: View, seats: int) -> None:
+        """Note the prompts that wait, as many as there are seats."""
+        if self.fit is not None and view.waiting:
+            tokens = sum([request.length for request in islice(view.waiting, seats)])
+            self.queue = tokens, microseconds(view.waiting[0].arrival)
 
     def joined(self, running: Queue) -> Optional[list[Request]]:
         """Return the requests of `last` that decode; None if they are not the newest ones in running."""
@@ -360,24 +363,16 @@ class Feedback:
         joined.reverse()
         return joined
 
-    def decided(self, batch: Batch, is_empty: bool) -> Feedback:
-        """Return what is known after a decision."""
-        after = self._copy()
-        if not is_empty:
-            after.out = (*self.out, batch)
+    def decided(self, batch: Batch, is_empty: bool) -> None:
+        """Note a decision."""
         if self.fit is not None:
             is_prefill = batch.is_prefill and not is_empty
             statistics = (is_prefill, batch.tokens, 0 if is_prefill else batch.size, batch.blocks)
-            after.fit = self.fit.decided(len(self.out) + 1, is_empty, statistics)
-        return after
+            self.fit = self.fit.decided(len(self.out) + 1, is_empty, statistics)
+        if not is_empty:
+            self.out = (*self.out, batch)
 
 
 def laxity(target: int, left: float) -> float:
     """Return which part of a target time is left."""
     return single(single(left) / target) if target else 0.0
-
-
-def queue_of(view: View, seats: int) -> tuple[int, int]:
-    """Return the tokens of the prompts that wait, as many as there are seats, and the arrival of the first."""
-    tokens = sum([request.length for request in islice(view.waiting, seats)])
-    return tokens, microseconds(view.waiting[0].arrival)

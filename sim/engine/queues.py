@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, MutableSequence, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 from operator import attrgetter
@@ -65,14 +65,13 @@ class ArrivalIndex:
         return self._heap[0][0]
 
 
-class FifoQueue(RequestQueue):
-    """A first-in, first-out queue. Preempted requests may be pushed to the front."""
+class ItemsQueue(RequestQueue):
+    """A queue whose requests are in one deque or list."""
 
-    __slots__ = ("_arrivals", "_items")
+    __slots__ = ("_items",)
 
-    def __init__(self) -> None:
-        self._arrivals = ArrivalIndex()
-        self._items: deque[Request] = deque()
+    def __init__(self, items: MutableSequence[Request]) -> None:
+        self._items = items
 
     def __len__(self) -> int:
         return len(self._items)
@@ -86,12 +85,22 @@ class FifoQueue(RequestQueue):
     def __getitem__(self, index: int, /) -> Request:
         return self._items[index]
 
+
+class FifoQueue(ItemsQueue):
+    """A first-in, first-out queue. Preempted requests may be pushed to the front."""
+
+    __slots__ = ("_arrivals",)
+
+    def __init__(self) -> None:
+        super().__init__(deque())
+        self._arrivals = ArrivalIndex()
+
     def push(self, request: Request) -> None:
         self._items.append(request)
         self._arrivals.add(request)
 
     def push_front(self, request: Request) -> None:
-        self._items.appendleft(request)
+        self._items.insert(0, request)
         self._arrivals.add(request)
 
     def remove(self, request: Request) -> None:
@@ -105,28 +114,16 @@ class FifoQueue(RequestQueue):
         return self._arrivals.oldest(self._items, self._items[0].status)
 
 
-class BatchQueue(RequestQueue):
+class BatchQueue(ItemsQueue):
     """A first-in, first-out queue of running requests: few, and they leave in any order.
 
     A list that is searched by identity: compiled, this is several times faster than `deque.remove`.
     """
 
-    __slots__ = ("_items",)
+    __slots__ = ()
 
     def __init__(self) -> None:
-        self._items: list[Request] = []
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._items)
-
-    def __reversed__(self) -> Iterator[Request]:
-        return reversed(self._items)
-
-    def __getitem__(self, index: int, /) -> Request:
-        return self._items[index]
+        super().__init__([])
 
     def push(self, request: Request) -> None:
         self._items.append(request)
@@ -135,7 +132,9 @@ class BatchQueue(RequestQueue):
         del self._items[self.position(request)]
 
     def position(self, request: Request) -> int:
-        for index, other in enumerate(self._items):
+        items = self._items
+        assert isinstance(items, list)  # the compiler then uses its fast loop
+        for index, other in enumerate(items):
             if other is request:
                 return index
         raise ValueError(f"{request} is not in the queue")
