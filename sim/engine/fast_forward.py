@@ -4,7 +4,8 @@ How it works. A policy returns `hold=n`: it would return the same plan for n fur
 or lacks blocks. These steps need no decision, and the cohort makes a step of all requests O(1), so only their durations
 and blocks are left to compute. A segment ends if the hold ends, a request finishes, an arrival becomes visible,
 `wake_at` or `max_wait` is reached, or a step lacks blocks. If the plan also holds past the finish of requests
-(`hold_past_finish`), the next segment follows at once.
+(`hold_past_finish`), the next segment follows at once. A policy that learns from the time of every step (Traits.learns)
+is asked before each of them whether its plan still holds.
 
 Why it is exact. Every duration uses the formula of a single step (`fixed + slope * context`, or `StepCost.decode`).
 Durations are added to the time one by one, in the same order. So every float is rounded in the same way. Blocks are
