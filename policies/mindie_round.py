@@ -94,10 +94,17 @@ class Round:
         self.running_chunks: list[Chunk] = []
         self.popped = [0, 0, 0]  # requests taken from running, waiting and swapped
         self._window = 2 * seats
-        self.running: list[Request] = [] if kind == "P" else self._pop(view.running, 0)
-        self.waiting: list[Request] = [] if kind == "D" else self._pop(view.waiting, 1)
-        self.swapped: list[Request] = [] if kind == "P" else self._pop(view.swapped, 2)
+        self.running: list[Request] = []
+        self.waiting: list[Request] = []
+        self.swapped: list[Request] = []
+        if not seats:  # no candidates; a usual round finds its own
+            return
         if kind != "P":
+            self.running = self._pop(view.running, 0)
+        if kind != "D":
+            self.waiting = self._pop(view.waiting, 1)
+        if kind != "P":
+            self.swapped = self._pop(view.swapped, 2)
             self._pass_running()
             if not (self.swaps or self.recomputes):
                 self._pass_swapped()
