@@ -19,6 +19,7 @@ from servesim.core import (
     Preemption,
     Rejection,
     Request,
+    Traits,
     View,
     require_at_least,
     require_effect,
@@ -217,6 +218,10 @@ class VLLMMindSpore(PrefillFirst):
     @property
     def scheduler(self) -> str:
         return "EnhancedScheduler of vllm-mindspore 0.5.1"
+
+    @property
+    def traits(self) -> Traits:
+        return super().traits._replace(computes_victims=self.policy == "priority" and not self.enable_chunked_prefill)
 
     def decide(self, view: View) -> Plan:
         """Decide a step. The state has the requests that were preempted after they were scheduled in the same step.

@@ -29,6 +29,7 @@ class BlockTables:
         self.host_free: deque[int] = deque(range(host_blocks))
         self.tables: dict[Request, array[int]] = {}  # arrays: a backend joins them faster than lists
         self.host_tables: dict[Request, list[int]] = {}
+        self.late: list[int] = []  # blocks of tokens after the end of requests: free when the step in flight returns
         self.copies_out: Pairs = []  # (device, host) copies to make before the next model call
         self.copies_in: Pairs = []  # (host, device) copies to make after those
 
@@ -44,8 +45,14 @@ class BlockTables:
         self._check_counts(server)
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
+        self.free.extend(self.late)
+        self.late = []
         if finished and not server.traits.frees_blocks_late:
             for request in finished:
+                if server.traits.frees_extra_token_late:
+                    table, used = self.tables[request], server.pool.blocks_for(request.prompt + request.written - 1)
+                    self.late += table[used:]
+                    del table[used:]
                 self.release(request)
             self._check_counts(server)
 

@@ -197,6 +197,11 @@ def block_tables(server: Server, num_blocks: int) -> BlockTables:
         return SharedBlockTables(server.prefix_cache, server.traits.prefix_cache)
     if server.prefix_cache is not None:
         raise BadInput("policy: a live run has no radix cache, expected policy.disable_radix_cache: true")
+    if server.traits.computes_victims:
+        raise BadInput(
+            "policy: a live run cannot compute a request whose blocks another one has, as vllm-mindspore does with "
+            "priorities; expected policy.policy: fcfs"
+        )
     pool = server.pool
     blocks = pool.total if server.policy.uses_block_pool else num_blocks - 1
     return BlockTables(blocks, pool.block_size, pool.host_total)

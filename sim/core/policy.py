@@ -49,6 +49,7 @@ class Traits(NamedTuple):
     steps_in_flight: int = 1  # 2: the next step is decided before the last one has returned (asynchronous scheduling)
     foresees_ends: bool = False  # with 2: a request whose last token by a length limit is in flight does not run again
     drops_tokens_in_flight: bool = False  # with 2: a preempted request loses its token in flight and computes it again
+    computes_victims: bool = False  # a plan may preempt with after_step: a live run cannot do that
     learns: bool = False  # the scheduler learns from the time of every step: Policy.held_state follows held steps
 
 

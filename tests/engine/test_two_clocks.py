@@ -30,7 +30,10 @@ from servesim.runs.simulate import build_scenario_loop
 from ..policy_values import policy_fields
 
 COST = LinearCost(base=0.5, prefill_token=0.125, decode_live=0.25, swap_block=0.25)  # steps may end at arrival times
-LIVE: dict[str, dict[str, Any]] = {"sglang": {"disable_radix_cache": True}}  # what live runs need
+LIVE: dict[str, dict[str, Any]] = {  # what live runs need
+    "sglang": {"disable_radix_cache": True},
+    "vllm-mindspore": {"policy": "fcfs"},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -108,6 +111,22 @@ def test_both_clocks_give_the_same_decisions_at_the_same_times(name: str) -> Non
         assert [[row[0], row[4], row[7], row[12], row[13]] for row in live["requests"]] == times
 
     check()
+
+
+def test_a_live_run_refuses_to_compute_a_request_without_its_blocks() -> None:
+    policy = {"name": "vllm-mindspore", "policy": "priority", "enable_prefix_caching": False}
+    scenario = scenario_from({"policy": {**policy, "enable_chunked_prefill": False}, "engine": {"num_blocks": 8}})
+    with pytest.raises(BadInput, match=r"policy: a live run cannot compute .* expected policy\.policy: fcfs"):
+        run_live(scenario, [[0, 0.0, 9, 8, 8, 0, None, None, None, 0.0, None]])
+
+
+@pytest.mark.parametrize("output", [3, 4, 5])
+def test_the_block_of_a_token_after_the_end_is_free_when_its_step_returns(output: int) -> None:
+    """SGLang 0.4.6 computes a token after the last one; with an output of 4, it starts a block."""
+    policy = {"name": "sglang", "version": "0.4.6", "disable_radix_cache": True}
+    scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 8, "block_size": 4}})
+    live = run_live(scenario, [[0, 0.0, 1, output, output, 0, None, None, None, 0.0, None]])
+    assert live["blocks_left"] == live["blocks"] == 8
 
 
 def test_a_finished_run_frees_all_its_blocks() -> None:
