@@ -387,6 +387,7 @@ class Server:
             assert all(r.status == status or r in ended for r in queue), f"a request in {status} has another status"
         for request in self.waiting:
             assert request.blocks == request.host_blocks == 0, f"{request} waits but holds blocks"
+            assert not request.cached or self.traits.computes_victims, f"{request} waits but has computed tokens"
         for request in decoding:
             assert request.pending == 1 and request.blocks >= pool.blocks_for(request.cached), f"{request} lacks blocks"
         assert len(set(self.all_requests())) == len(self.waiting) + len(self.running) + len(self.swapped), (

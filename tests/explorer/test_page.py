@@ -305,7 +305,7 @@ def test_another_preset_policy_or_trace_changes_the_controls(
     assert "none.csv: no such file" in page.error_at("trace.path")
     page.type("trace.path", str(trace))
     page.wait()
-    assert page.text("metrics").startswith("40 requests")
+    assert page.text("metrics").startswith("40 requests, one run")
     page.type("trace.rate", "8")
     page.wait()
     assert page.severe() == []

@@ -288,7 +288,7 @@ function showTable({ table, columns, requests }) {
       textContent: cell.text, className: differ && cell.value === best ? "best" : "", dataset: { metric: row.metric, value: cell.value },
     })));
   });
-  by("metrics").replaceChildren(make("thead", {}, make("tr", {}, make("th", { textContent: `${requests.toLocaleString("en")} requests` }), ...head)), make("tbody", {}, ...body));
+  by("metrics").replaceChildren(make("thead", {}, make("tr", {}, make("th", { textContent: `${requests.toLocaleString("en")} requests, one run` }), ...head)), make("tbody", {}, ...body));
 }
 
 function drawCharts(place, figures) {
