@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Callable, Optional
+from typing import Any, Callable
 from weakref import WeakKeyDictionary
 
 from servesim.core import BadInput, Plan, Policy, Request, View
@@ -27,17 +27,12 @@ class PolicyState:
         self._promoted: list[Request] = []  # requests moved to the front after `max_wait`, in this order
         self._requests: WeakKeyDictionary[Any, Request] = WeakKeyDictionary()
         self._serial = 0
-        self._prefill: Optional[float] = None  # start of the current prefill
-        self._last_prefill: Optional[tuple[float, float]] = None
 
     def decide(self, view: View) -> Plan:
         """Return the policy's plan, and keep what the policy reads in the next step."""
-        if self._prefill is not None:
-            self._last_prefill = (self._prefill, view.now)
-        view.state, view.last_prefill = self.state, self._last_prefill
+        view.state = self.state
         plan = self.policy.decide(view)
         self.state = plan.state
-        self._prefill = view.now if plan.chunks else None
         return plan
 
     def request_of(self, entry: Any, now: float) -> Request:

@@ -132,7 +132,7 @@ class View:
 
     __slots__ = (
         "now", "waiting", "running", "swapped", "prefilling", "finished", "pool", "cohort", "max_model_len",
-        "last_prefill", "prefix_cache", "state", "has_groups", "ended", "ranks",
+        "prefix_cache", "state", "has_groups", "ended", "ranks",
     )  # fmt: skip
 
     def __init__(
@@ -163,7 +163,6 @@ class View:
         self.ended: list[tuple[int, Request]] = []
         self.ranks: Sequence[int] = ()  # running requests of each data-parallel rank after the last step, in lock step
         self.has_groups = False  # a request with several sequences has arrived
-        self.last_prefill: Optional[tuple[float, float]] = None  # start and end of the last step with a chunk
         self.state: Any = None  # `state` of the policy's last plan
 
     @property

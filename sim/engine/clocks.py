@@ -12,7 +12,7 @@ from typing import Any, Callable, Optional
 
 from servesim.core import StepCost, Traits, check_seconds
 
-from .step import NO_PADDING, Step, StepInFlight, step_shape
+from .step import NO_PADDING, Step, step_shape
 
 BUSY_WAIT_S = 1e-3  # a sleep may end this late, so the clock busy-waits for the rest
 MAX_LATENESS_S = 0.25  # a paced clock that is later than this does not catch up
@@ -24,12 +24,8 @@ StopCheck = Optional[Callable[[], bool]]
 class HeldSteps:
     """Runs the steps of a held plan as one event."""
 
-    def run(self, step: Step, now: float) -> float:
-        """Finish a decode step that has started and repeat it while its plan holds. Return the end of the last step."""
-        raise NotImplementedError
-
-    def run_in_flight(self, step: Step, before: StepInFlight) -> float:
-        """The same with steps in flight: `before` has not returned. Return the time of the next decision."""
+    def run(self, step: Step) -> float:
+        """Run a decode step that has been decided, and repeat it while its plan holds. Return the next decision."""
         raise NotImplementedError
 
 

@@ -19,7 +19,7 @@ from typing import Final, Optional
 from servesim.core import FOREVER, DecodeCohort, Request
 
 from .groups import group_of
-from .step import StepInFlight
+from .step import Step
 
 NO_MEMBERS: Final[AbstractSet[Request]] = frozenset()
 
@@ -45,7 +45,7 @@ class Cohort(DecodeCohort):
         self._finishing: dict[int, list[Request]] = {}  # members by the step at which they finish
         self.block_offsets = [0] * block_size  # members by (cached - steps) modulo block_size
         self._reserved: dict[Request, int] = {}  # members that hold more blocks than their tokens need, and how many
-        self.flight: Optional[StepInFlight] = None  # the newest step that was in flight
+        self.flight: Optional[Step] = None  # the newest step that was in flight
         self.known: AbstractSet[Request] = NO_MEMBERS  # members all of whose tokens were known at its decision
 
     def join(self, request: Request) -> None:
@@ -137,25 +137,6 @@ class Cohort(DecodeCohort):
             return 0
         return int(self.steps > request._joined_step if request._cohort is not None else request in self.flight.left)
 
-    def advance(self, steps: int, end: float, busy: float) -> list[Request]:
-        """Count `steps` decode steps of all members. The last one ended at `end`, and they took `busy` seconds.
-
-        Return the members that finish. They have left the cohort.
-        """
-        self.busy += busy
-        self.last_end = end
-        if self.new_members:
-            self.new_members.clear()
-        self.count_steps(steps)
-        finished: list[Request] = []
-        if self.next_finish <= self.steps:
-            finished = self.pop_finishing()
-            for request in finished:
-                self.leave(request)
-        if self.groups:
-            self._advance_groups(finished)
-        return finished
-
     def count_steps(self, steps: int) -> None:
         """Count `steps` decode steps of all members."""
         self.steps += steps
@@ -180,14 +161,15 @@ class Cohort(DecodeCohort):
                     finishing.append(request)
         return finishing
 
-    def _advance_groups(self, finished: list[Request]) -> None:
-        """Record the newest token of the groups. Those that end leave, and are added to `finished`."""
-        for request in list(self.groups):
+    def advance_groups(self) -> list[Request]:
+        """Record the newest token of the groups. Return those that end or fail with it."""
+        ended = []
+        for request in self.groups:
             group, cached = group_of(request), request.cached
             before = group.sequences
             goes_on = group.record_token(request.written, cached)
             self.size += group.sequences - before
             self.context += (group.sequences - before) * cached
             if not goes_on or request.fails_at_token == request.written:
-                self.leave(request)
-                finished.append(request)
+                ended.append(request)
+        return ended

@@ -69,7 +69,7 @@ class LockStep:
         end = max(ends) if ends else math.inf
         for loop, step, state in zip(self.loops, steps, states):  # in this order: observers see ends as they saw starts
             if step.runs_model:
-                loop.finish(step, end)
+                loop.send(step, end)
                 continue
             time = loop.next_decision(step, state)
             if not ends:

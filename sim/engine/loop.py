@@ -14,12 +14,11 @@ from typing import Any, Callable, Final, Optional, Protocol
 from servesim.core import BadInput, Plan, PlanError, Policy, Rejection, Request, Stuck, View
 
 from .clocks import Clock
-from .in_flight import deliver, launch, set_start
 from .inbox import Inbox
+from .model_call import deliver, keep_cut_prompts, launch, set_start
 from .plans import start_step
-from .results import finish_step
 from .server import Server
-from .step import NO_REQUESTS, Step, StepInFlight
+from .step import NO_REQUESTS, Step
 
 MAX_STEPS_WITHOUT_CALL: Final = 10_000  # at one time; more raise Stuck
 
@@ -77,7 +76,8 @@ class Loop:
         self._tokens_generated = 0
         self._max_calls_without_token = 1000 + server.pool.total * server.pool.block_size
         self._no_max_wait = self.policy.max_wait is None
-        self._overlaps = server.traits.steps_in_flight > 1  # a step is decided before the last one has returned
+        self._depth = server.traits.steps_in_flight
+        self._keeps_results = server.prefix_cache is not None and server.prefix_cache.keeps_results
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
         self.fast_path = not (observers or check or end_lag or inbox.followers)
@@ -97,21 +97,28 @@ class Loop:
 
     def step(self) -> Optional[float]:
         """Run one step, or fast-forward. Return None to continue, else the time of the next event (inf: all done)."""
-        server, now, state = self.server, self.now, self.server.view.state
-        step = self.start(now)
-        if self._overlaps:
-            return self._send(step, state)
+        server, state = self.server, self.server.view.state
+        step = self.start(self.now)
         if not (step.decode_rows or step.chunks or step.runs_model):
-            return self._wait(step, state)
-        if step.hold and self.fast_forward is not None:
+            return self._go_on_without_call(step, state)
+        if step.hold and self.fast_forward is not None and self._may_fast_forward():
             self._idle, self._steps_without_call = False, 0
-            self.now = self.fast_forward.run(step, now)
+            self.now = self.fast_forward.run(step)
             self._tokens_generated, self._last_progress = server.tokens_generated, self.calls  # every step has a token
             return None
         if self.compute is not None:
             self.compute(step)
-        self.finish(step, self.clock.finish_call(step, now, server.traits))
+        if self._depth == 1:
+            end = self.clock.finish_call(step, step.start, server.traits)
+        else:
+            end = self.clock.start_call(step, step.start, server.traits)
+        self.send(step, end)
         return None
+
+    def _may_fast_forward(self) -> bool:
+        """Whether held steps can run as one event. With steps in flight, failures and lag need every step."""
+        server = self.server
+        return self._depth == 1 or (bool(server.out) and not server.may_fail and self.inbox.lag == 1)
 
     def start(self, now: float) -> Step:
         """Deliver arrivals, call the policy and carry out its plan. Return the step, whose model call can start."""
@@ -129,66 +136,32 @@ class Loop:
             self._notify_start(step, arrived, now)
         return step
 
-    def finish(self, step: Step, now: float) -> None:
-        """Record the results of a model call that ends now."""
-        self.now = now
+    def send(self, step: Step, end: float) -> None:
+        """Launch a model call, which returns at `end`. Wait until another step may be decided."""
+        server = self.server
         self._idle, self._steps_without_call = False, 0
-        self._finish(step, now, finish_step(self.server, step, now))
+        launch(server, step, end)
+        if len(server.out) >= self._depth:
+            self.receive()
+        if self._keeps_results and len(server.prefilling):
+            keep_cut_prompts(server, step)
 
-    def _send(self, step: Step, state: Any) -> Optional[float]:
-        """Send a step to the device. If the one before it is still out, or if there is no call, wait for that."""
-        server, before = self.server, self.server.flight
-        if not (step.decode_rows or step.chunks or step.runs_model):
-            if before is None:
-                return self._wait(step, state)
-            if self._polls:
-                self._poll(step, before)
-                return None
-            self.receive(before)
-            if step.has_moves or step.plan.state != state:
-                for observer in self.observers:
-                    observer.on_step_end(server, step, self.now, [])
-            return None
-        self._idle, self._steps_without_call = False, 0
-        each_step = server.may_fail or self.inbox.lag > 1  # these are rare, and need every step
-        if step.hold and before is not None and self.fast_forward is not None and not each_step:
-            self.now = self.fast_forward.run_in_flight(step, before)
-            self._tokens_generated, self._last_progress = server.tokens_generated, self.calls
-            return None
-        if self.compute is not None:
-            self.compute(step)
-        launch(server, step, self.clock.start_call(step, step.start, server.traits))
-        if before is not None:
-            self.receive(before)
-        return None
-
-    def _poll(self, step: Step, before: StepInFlight) -> None:
-        """Wait for the next decision of an engine that polls, although a step is in flight."""
-        wake_at = self.now + self.empty_step
-        if self.server.idle():
-            wake_at = max(wake_at, self.inbox.next_arrival)
-        if self.observers and (step.has_moves or not self.server.idle()):
-            self._polled.append(step)
-        if before.end <= wake_at:
-            self.receive(before)
-        if wake_at < math.inf:
-            self.now = max(self.now, wake_at)
-
-    def receive(self, flight: StepInFlight) -> list[Request]:
-        """Wait for a step in flight and record its results. Return the finished requests."""
+    def receive(self) -> list[Request]:
+        """Wait for the oldest step in flight and record its results. Return the finished requests."""
+        server = self.server
+        step = server.out[0]
         if self.collect is not None:
-            self.collect(flight.step)
-            flight.end = self.clock.end_call(flight.end)
-            if self.server.flight is not None and self.server.flight is not flight:
-                set_start(self.server.flight, flight.end)
-        self.now = now = flight.end
-        finished = deliver(self.server, flight, now)
-        self._finish(flight.step, now, finished)
+            self.collect(step)
+            step.end = self.clock.end_call(step.end)
+            if len(server.out) > 1:
+                set_start(server.out[1], step.end)
+        self.now = now = step.end
+        finished = deliver(server, step, now)
+        self._finish(step, now, finished)
         if self._polled:
             polled, self._polled = self._polled, []
-            for step in polled:
-                for observer in self.observers:
-                    observer.on_step_end(self.server, step, step.decided, [])
+            for before in polled:
+                self._notify_no_call(before, before.decided)
         return finished
 
     def _deliver(self, now: float) -> list[Request]:
@@ -202,12 +175,29 @@ class Loop:
                 self._report_to_client(request, now)
         return arrived
 
-    def _wait(self, step: Step, state: Any) -> Optional[float]:
-        """Return the time of the next decision (see next_decision). Raise Stuck if all is idle and requests remain."""
-        time = self.next_decision(step, state)
-        if time == math.inf:
-            self.require_done()
-        return time
+    def _go_on_without_call(self, step: Step, state: Any) -> Optional[float]:
+        """Return the time of the decision after a step without a model call; None: now, or after the step in flight."""
+        server = self.server
+        if not server.out:
+            time = self.next_decision(step, state)
+            if time == math.inf:
+                self.require_done()
+            return time
+        if not self._polls:
+            self.receive()
+            if step.has_moves or step.plan.state != state:
+                self._notify_no_call(step, self.now)
+            return None
+        wake_at = self.now + self.empty_step
+        if server.idle():
+            wake_at = max(wake_at, self.inbox.next_arrival)
+        if self.observers and (step.has_moves or not server.idle()):
+            self._polled.append(step)
+        if server.out[0].end <= wake_at:
+            self.receive()
+        if wake_at < math.inf:
+            self.now = max(self.now, wake_at)
+        return None
 
     def next_decision(self, step: Step, state: Any) -> Optional[float]:
         """Return the time of the decision after a step without a call. None: now, a request moved or the state changed.
@@ -218,8 +208,7 @@ class Loop:
         is_idle = self.server.idle()
         polls = self._polls and (not is_idle or (step.has_moves and next_arrival < math.inf))
         if moved or polls:
-            for observer in self.observers:
-                observer.on_step_end(self.server, step, self.now, [])
+            self._notify_no_call(step, self.now)
         elif not self.inbox.delayed:
             return self._go_idle(step.plan, self.now)
         if polls or not moved:
@@ -261,9 +250,9 @@ class Loop:
     def _finish(self, step: Step, now: float, finished: list[Request]) -> None:
         """Report the end of a model call. Raise Stuck after too many calls without a token."""
         server = self.server
-        self.calls += 1
+        self.calls += step.steps
         if not self.fast_path:
-            self.notify_end(step, now, now, finished)
+            self.notify_end(step, now, now if step.steps == 1 else step.first_end, finished)
         if server.tokens_generated != self._tokens_generated:
             self._tokens_generated, self._last_progress = server.tokens_generated, self.calls
         elif self.calls - self._last_progress > self._max_calls_without_token:
@@ -275,6 +264,10 @@ class Loop:
             self._report_to_client(rejection.request, now)
         for observer in self.observers:
             observer.on_step_start(self.server, step, arrived)
+
+    def _notify_no_call(self, step: Step, now: float) -> None:
+        for observer in self.observers:
+            observer.on_step_end(self.server, step, now, [])
 
     def notify_end(self, step: Step, now: float, first: float, finished: list[Request]) -> None:
         """Notify clients and observers. If steps were fast-forwarded, the first of them ended at `first`."""
@@ -295,8 +288,7 @@ class Loop:
         plan = Plan(reject=[Rejection(request, reason, "aborted")], state=self.server.view.state)
         step = start_step(self.server, plan, now)
         self._notify_start(step, [], now)
-        for observer in self.observers:
-            observer.on_step_end(self.server, step, now, [])
+        self._notify_no_call(step, now)
 
     @property
     def has_pending_followers(self) -> bool:

@@ -14,7 +14,7 @@ from .step import Step
 
 def start_step(server: Server, plan: Plan, now: float) -> Step:
     """Move requests, allocate blocks, and return the step."""
-    step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
+    step = Step(plan, now, max(now, server.out[-1].end) if server.out else now)
     cache = server.prefix_cache
     if cache is not None:
         if plan.lookups:

@@ -1,8 +1,8 @@
 """The server: waiting, running and swapped queues over one block pool, and its length and memory limits.
 
 How it works. The server has the methods that submit, admit, preempt, swap in and reject a request, and that free its
-blocks. plans.py carries out a plan with them, and results.py finishes requests. The server decides only what the engine
-decides without its scheduler: it rejects requests that can never run (`Limits`). It never waits.
+blocks. plans.py carries out a plan with them, and model_call.py finishes requests. The server decides only what the
+engine decides without its scheduler: it rejects requests that can never run (`Limits`). It never waits.
 
 Why it is exact. Blocks are allocated when a step starts and freed when a request finishes or is preempted, as in real
 block managers. A plan that needs more blocks than are free fails at once. `check` verifies these rules: free and used
@@ -32,7 +32,7 @@ from .groups import Group, group_of, stored_tokens
 from .kv_use import KvUse
 from .length_limits import Limits
 from .queues import FifoQueue, RequestQueue, SortedQueue, running_queues
-from .step import Step, StepInFlight, TokenGaps
+from .step import Step, TokenGaps
 from .work_totals import WorkTotals
 
 # The queues that a preempted request may go to, by mode; one that keeps its tokens cannot wait for its first chunk.
@@ -95,7 +95,10 @@ class Server:
         assert traits.steps_in_flight == 1 or not traits.sequence_groups, (
             "steps in flight need one sequence per request"
         )
-        self.flight: Optional[StepInFlight] = None  # the newest step that has not returned
+        self.out: list[Step] = []  # steps in flight, the oldest first
+        self.overlaps = traits.steps_in_flight > 1  # a step is decided before the last one has returned
+        self.foresees_ends = self.overlaps and traits.foresees_ends
+        self.ends_in_batch_order = self.overlaps or self.prefix_cache is not None
         self._admissions = 0
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
         self.may_fail = False  # whether a request with `fails_at_token` has arrived
@@ -260,8 +263,8 @@ class Server:
 
     def drop_token_in_flight(self, request: Request) -> None:
         """Throw away the token of a request whose step has not returned."""
-        if self.flight is not None and request.in_flight:
-            self.flight.drop(request)
+        if self.out and request.in_flight:
+            self.out[-1].drop(request)
 
     def take_out(self, request: Request, stays: bool = False) -> None:
         """Remove a request from its queue for good, unless it stays. It runs no more and loses its token in flight."""

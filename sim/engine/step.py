@@ -10,16 +10,17 @@ from typing import Any, Final, NamedTuple, Optional
 from servesim.core import Chunk, Plan, Request, Shape, Traits
 
 MAX_NEW_GAPS: Final = 4096  # token gaps that are not packed yet
+MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
 NO_REQUESTS: Final[list[Request]] = []  # never changed: a list per field and step would take time
 
 
 class Step:
-    """One step: a plan that has been carried out, and its model call if it has one."""
+    """One step: a plan that has been carried out, its model call if it has one, and what the call will return."""
 
     __slots__ = (
-        "admitted", "chunks", "context", "copied_blocks", "decided", "decode_rows", "has_moves", "hold", "leaving",
-        "paused",
-        "plan", "preempted", "shared_copies", "start",
+        "admitted", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails", "first_end",
+        "has_moves", "hold", "joined", "late_blocks", "leaving", "left", "paused", "plan", "preempted", "requests",
+        "rows", "sampled", "shared_copies", "start", "steps",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:
@@ -38,6 +39,18 @@ class Step:
         # For observers only: (request, its new slot), and (request, mode, its old slot).
         self.admitted: Sequence[tuple[Request, Optional[int]]] = ()
         self.preempted: Sequence[tuple[Request, str, Optional[int]]] = ()
+        # What its model call returns, from its launch on (model_call.py).
+        self.end = start  # when it returns
+        self.steps = 1  # equal decode steps, one after another, that it stands for; the first one ends at first_end
+        self.first_end = start
+        self.rows = 0  # decode rows whose token will count
+        self.joined = NO_REQUESTS  # rows that decode for the first time since they joined the cohort
+        self.sampled = NO_REQUESTS  # requests whose prompt it completes
+        self.ends = NO_REQUESTS  # requests that get their last token
+        self.left = NO_REQUESTS  # rows that have left the cohort since then
+        self.late_blocks = 0  # of requests that have finished, freed when it returns
+        self.fails = False  # the model call fails; then `requests` has all its rows
+        self.requests = NO_REQUESTS
 
     @property
     def runs_model(self) -> bool:
@@ -56,37 +69,6 @@ class Step:
         if self.copied_blocks:
             return "swap"
         return "reject" if self.plan.moves.reject else "idle"
-
-
-class StepInFlight:
-    """A step, or the last one of several equal decode steps, that has been decided and has not returned."""
-
-    __slots__ = (
-        "end",
-        "ends",
-        "fails",
-        "joined",
-        "late_blocks",
-        "left",
-        "requests",
-        "rows",
-        "sampled",
-        "start",
-        "step",
-    )
-
-    def __init__(self, step: Step, start: float, end: float, rows: int) -> None:
-        self.step = step
-        self.start = start
-        self.end = end  # when it returns
-        self.rows = rows  # decode rows whose token will count
-        self.joined = NO_REQUESTS  # rows that decode for the first time since they joined the cohort
-        self.sampled = NO_REQUESTS  # requests whose prompt it completes
-        self.ends = NO_REQUESTS  # requests that get their last token
-        self.left = NO_REQUESTS  # rows that have left the cohort since then
-        self.late_blocks = 0  # of requests that have finished, freed when it returns
-        self.fails = False  # the model call fails; then `requests` has all its rows
-        self.requests = NO_REQUESTS
 
     def note_left(self, request: Request) -> None:
         """Note that a row has left the cohort."""
@@ -201,6 +183,11 @@ class TokenGaps:
 
     def add_linear(self, fixed: float, slope: float, context: int, live: int, count: int) -> None:
         """Add `count` gaps of a fast-forward of `live` requests."""
+        if count < MIN_LINEAR:
+            for _ in range(count):
+                context += live
+                self.add(fixed + slope * context, live)
+            return
         self._new_linear.extend((fixed, slope, context, live, count))
         if len(self._new_linear) >= MAX_NEW_GAPS:
             self._pack()

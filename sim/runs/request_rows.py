@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Any, Optional
 
 from servesim.core import Request
+from servesim.core.request import CLIENT_FIELDS
+from servesim.engine.server import Server
 
 RECORDED = (
     "id", "arrival", "first_token", "finish", "prompt", "output", "priority", "session", "preemptions",
@@ -117,3 +119,26 @@ def mark_client_timeouts(requests: Sequence[Request], after: float) -> None:
             request.outcome = "lost"
             request.reason = f"the client gave up after {after:g} s"
             request.client_end = request.sent + after
+
+
+def find_change(
+    server: Server, before: Sequence[tuple[Any, ...]], requests: Sequence[Request]
+) -> Optional[tuple[Request, str]]:
+    """Return the first request, and its field, that no longer has the value of the client or of the server.
+
+    `before`: the client fields of the requests when the client sent them.
+    """
+    arrival_is_send_time = server.traits.arrival_is_send_time
+    for request, old_fields in zip(requests, before):
+        if request.client_fields() != old_fields:
+            for name, old, new in zip(CLIENT_FIELDS, old_fields, request.client_fields()):
+                if old != new and (name != "arrival" or request.follows is None):  # a follower is sent later
+                    return request, "sent" if name == "arrival" else name
+        if request.visible_at is None:
+            continue
+        if request.arrival != (request.sent if arrival_is_send_time else request.visible_at):
+            return request, "arrival"
+        most = server.limits.most_tokens(request)
+        if (request.max_tokens, request.stop_at) != (most, min(request.output, most)):
+            return request, "max_tokens" if request.max_tokens != most else "stop_at"
+    return None

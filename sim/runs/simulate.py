@@ -17,7 +17,6 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.clocks import Clock
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
-from servesim.engine.results import find_change
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Padding
@@ -28,7 +27,7 @@ from servesim.traces.trace import RequestTable, Trace, gc_disabled
 
 from .answers import Answers, join_answers, split_answers, with_answers
 from .metrics import Metrics
-from .request_rows import mark_client_timeouts
+from .request_rows import find_change, mark_client_timeouts
 from .utilisation import simulated_energy, utilisation
 
 

@@ -1,0 +1,349 @@
+"""What a model call changes: one part when it is launched, at the decision, and the other when it returns.
+
+How it works. An engine has one step in flight, or two (asynchronous scheduling). As soon as fewer are out, the next one
+is decided; otherwise the loop waits for the oldest. With one step, every decision follows the results of the last step.
+With two, a step is decided when the step before it starts on the device, and from idle two steps are decided at once.
+
+`launch`: cached tokens, the place of the sampled token, and the queues. With two steps in flight, the next decision
+plans a decode of a token whose value is not known yet. A request whose last token by a length limit is in flight may be
+foreseen: it leaves the cohort, stays in running, and keeps its blocks. A stop token is not foreseen: one more decode
+runs.
+`deliver`: the times of the tokens, the ends of requests and their blocks. The token of the additional decode is thrown
+away. A preempted request gets its token in flight while it waits, and may end there.
+
+Why it is exact. The scheduler of the real engine sees prompt + known tokens + places of tokens in flight, and here
+`written` has both. It sees the end of a request, and so its blocks, only when the step returns. Members of the cohort
+advance together at the decision, so that a decode step of all of them is O(1); what they get when the step returns is
+the same for all but those that joined or left meanwhile, and the step lists these.
+The prefix cache has a block when the values of its tokens were known at a decision of its request: with two steps in
+flight, one step later than the step that computes the last of them (`Cohort.unknown_tokens`).
+"""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from servesim.core import Preemption, Request
+
+from .cohort import NO_MEMBERS
+from .groups import group_of
+from .queues import RequestQueue
+from .server import Server
+from .step import NO_REQUESTS, Step
+
+
+def launch(server: Server, step: Step, end: float) -> None:
+    """Count what a step computes, which will return at `end`. From now on the scheduler sees its requests after it."""
+    step.end, step.rows = end, step.decode_rows
+    count_kv_use(server, step)
+    if step.decode_rows:
+        launch_decodes(server, step)
+    if step.chunks:
+        _launch_chunks(server, step)
+    if step.paused:
+        for request in step.paused:
+            server.cohort.join(request)
+    server.out.append(step)
+
+
+def launch_decodes(server: Server, step: Step) -> None:
+    """Count the decodes of a step, or of all the equal steps that it stands for. The last one is in flight."""
+    cohort = server.cohort
+    if server.overlaps:
+        _note_known_tokens(server)
+    cohort.flight = step
+    cohort.in_flight += 1
+    if cohort.new_members:
+        step.joined, cohort.new_members = cohort.new_members, []
+        if cohort.groups:
+            step.joined = [request for request in step.joined for _ in range(request.sequences)]
+    rows = [request for request in server.running if request._cohort is not None] if server.may_fail else NO_REQUESTS
+    count_decodes(server, step, step.steps)
+    if server.may_fail:
+        step.requests = step.ends + [request for request in rows if request not in step.ends]
+    if cohort.known:  # after the next decode, the newest token of these is unknown again: not all advance alike
+        assert server.prefix_cache is not None
+        server.prefix_cache.update_all()
+
+
+def _note_known_tokens(server: Server) -> None:
+    """Note for the prefix cache which members of the cohort have no unknown token at this decision."""
+    cohort, cache = server.cohort, server.prefix_cache
+    cohort.known = NO_MEMBERS
+    if cache is None:
+        return
+    if cohort.flight is not None and cohort.flight.left:
+        cache.update_beside(cohort.flight.left)  # their last block is known when they end: after equal blocks
+    if not server.out:
+        cohort.known = {request for request in server.running if request._cohort is not None}
+    elif server.out[-1].paused:
+        cohort.known = set(server.out[-1].paused)
+
+
+def count_decodes(server: Server, step: Step, steps: int) -> None:
+    """Count decodes, the last of which is in flight, and note which requests end there."""
+    cohort, view = server.cohort, server.view
+    if view.ended:
+        view.ended = []
+    cohort.count_steps(steps)
+    if cohort.next_finish <= cohort.steps:
+        for request in cohort.pop_finishing():
+            written = request.written  # above stop_at: the step before this one returns its last token
+            if written <= request.stop_at and _ends(server, step, request, written):
+                cohort.leave(request, in_flight=True)
+        if server.ends_in_batch_order:
+            _sort(step.ends)
+    if cohort.groups:
+        for request in cohort.advance_groups():
+            _ends(server, step, request, request.written)
+
+
+def _launch_chunks(server: Server, step: Step) -> None:
+    """Count the chunks. Requests whose prompt is complete join the cohort."""
+    sampled = []
+    totals = server.work.start_prompts(step.decode_rows, step.context)
+    for chunk in step.chunks:
+        request, tokens = chunk.request, chunk.tokens
+        request._cached = cached = request._cached + tokens
+        totals.add_prompt(tokens, cached)
+        if cached < request.prompt + request._written:
+            continue
+        request._written = written = request._written + 1
+        request._in_flight = 1
+        sampled.append(request)
+        if request._in_prefilling:
+            server.remove_from_prefilling(request)
+        is_last = written >= request.stop_at if request.sampling is None else not _fork(server, request)
+        is_last = is_last or (server.may_fail and written == request.fails_at_token)
+        if not (is_last and (_ends(server, step, request, written) or not server.overlaps)):
+            server.cohort.join(request)
+    step.sampled = sampled
+    if server.ends_in_batch_order:
+        _sort(step.ends)
+    if server.may_fail:
+        step.requests = [*step.requests, *(chunk.request for chunk in step.chunks)]
+
+
+def _fork(server: Server, request: Request) -> bool:
+    """Record the first token of all sequences of a request. Return whether one of them goes on."""
+    group = group_of(request)
+    before = group.generated
+    goes_on = group.record_token(request._written, request._cached)
+    server.tokens_generated += group.generated - before - 1
+    request._blocks = group.blocks
+    return goes_on
+
+
+def _sort(requests: list[Request]) -> None:
+    """Put requests into the order of the batch."""
+    if len(requests) > 1:
+        requests.sort(key=attrgetter("_admission"))
+
+
+def _ends(server: Server, step: Step, request: Request, written: int) -> bool:
+    """Note that a step returns the last token of a request. Return whether the scheduler foresees that."""
+    step.note_end(request)
+    if server.may_fail and written == request.fails_at_token:
+        step.fails = True
+    return server.foresees_ends and written >= request.max_tokens
+
+
+def set_start(step: Step, start: float) -> None:
+    """Set the real start of a step: when it was launched, the device had not ended the step before it."""
+    for chunk in step.chunks:
+        request = chunk.request
+        if request._cached == chunk.cached + chunk.tokens:  # its first chunk: it has waited until now
+            request.queued += start - step.start
+            if request.scheduled == step.start:
+                request.scheduled = start
+    step.start = start
+
+
+def run_on(server: Server, step: Step, further: int, start: float, end: float) -> None:
+    """Count further decode steps of the same rows. All but the last return, which goes from `start` to `end`.
+
+    The gaps between their tokens, after the first one, are those of TokenGaps.add_linear.
+    """
+    server.cohort.known = NO_MEMBERS
+    count_decodes(server, step, further)
+    _deliver_rows(server, step, step.end)
+    if further > 1:
+        server.tokens_generated += step.rows * (further - 1)
+        server.cohort.busy += start - step.end
+        server.cohort.last_end = start
+    step.joined, step.start, step.end = NO_REQUESTS, start, end
+
+
+def deliver(server: Server, step: Step, now: float) -> list[Request]:
+    """Record the results of the oldest step, which has returned, and return the finished requests."""
+    del server.out[0]
+    seconds = now - step.start
+    if step.decode_rows:
+        server.cohort.in_flight -= 1
+        _deliver_rows(server, step, now)
+        for request in step.left:
+            request.last_token = now
+            request._in_flight -= 1
+            request.decoding += server.cohort.busy - request._joined_busy_s
+    if step.chunks:
+        _deliver_chunks(server, step, now, seconds)
+    elif not step.decode_rows and step.plan.padding_rows:
+        server.work.prefill.steps += 1
+        server.work.prefill.seconds += seconds
+    if step.late_blocks:
+        server.pool.free += step.late_blocks
+        server.pool.lost -= step.late_blocks
+    for request in step.paused:
+        request._joined_busy_s = server.cohort.busy
+    for request in step.leaving:
+        _preempt_after_step(server, step, request, now)
+    return _finish(server, step, now) if step.ends or step.sampled or step.fails else NO_REQUESTS
+
+
+def _deliver_rows(server: Server, step: Step, now: float) -> None:
+    """Record the tokens of a decode, or of all the equal decodes that a step stands for."""
+    cohort, gaps, old_members = server.cohort, server.token_gaps, step.rows
+    first = now if step.steps == 1 else step.first_end
+    for request in step.joined:
+        assert request.last_token is not None
+        old_members -= 1
+        gaps.add(first - request.last_token, 1)
+    if old_members:
+        assert cohort.last_end is not None
+        gaps.add(first - cohort.last_end, old_members)
+    server.tokens_generated += step.rows * step.steps
+    cohort.busy += now - step.start
+    cohort.last_end = now
+
+
+def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> None:
+    (server.work.mixed if step.decode_rows else server.work.prefill).seconds += seconds
+    for chunk in step.chunks:
+        chunk.request.prefilling += seconds
+    for request in step.sampled:
+        if request.first_token is None:
+            request.first_token = now
+        else:
+            assert request.last_token is not None
+            server.token_gaps.add(now - request.last_token, 1)
+        request.last_token = now
+        request._in_flight -= 1
+        request._joined_busy_s = server.cohort.busy
+    server.tokens_generated += len(step.sampled)
+
+
+def _preempt_after_step(server: Server, step: Step, request: Request, now: float) -> None:
+    """Preempt a request whose blocks were free before its last token. The engine takes one token for computed."""
+    server.pool.free -= request.blocks
+    if request not in step.ends:
+        server.preempt(Preemption(request), now)
+        request._cached = 1
+        server.kv_use.tokens += 1
+
+
+def keep_cut_prompts(server: Server, step: Step) -> None:
+    """Let a radix cache take over prompts that a step computes in part. SGLang does so before the next decision."""
+    cache = server.prefix_cache
+    assert cache is not None
+    for chunk in step.chunks:
+        if chunk.request._in_prefilling:
+            server.kv_use.tokens += cache.keep(chunk.request, chunk.request._cached)
+
+
+def _finish(server: Server, step: Step, now: float) -> list[Request]:
+    """Finish requests in the order of the batch, and free their blocks unless a later plan does."""
+    finished, cache = step.requests if step.fails else step.ends, server.prefix_cache
+    if server.may_fail:  # also the step before it, and then some of them are done
+        finished = [request for request in finished if request.status != "done"]
+        if step.fails and server.ends_in_batch_order:
+            _sort(finished)
+    if finished and server.traits.lists_ended:
+        _list_ended(server, step, finished)
+    if not server.overlaps and cache is not None:  # it sees them as requests that have left
+        for request in finished:
+            if request._cohort is not None:
+                server.cohort.leave(request)
+    if cache is None or not cache.keeps_results:
+        for request in finished:
+            _finish_one(server, request, now, step.fails)
+        return finished
+    kept = [request for request in step.sampled if request not in finished]
+    results = finished + kept
+    if server.overlaps:  # in SGLang, prompts are first in a batch
+        results = step.sampled + [request for request in finished if request not in step.sampled]
+    else:
+        _sort(results)
+    for request in results:
+        if request in kept:
+            known = request.prompt + request.written - request.in_flight - 1  # without the token of this step
+            server.kv_use.tokens += cache.keep(request, known)
+        elif request in finished:
+            _finish_one(server, request, now, step.fails)
+    return finished
+
+
+def _list_ended(server: Server, step: Step, finished: list[Request]) -> None:
+    """Add requests that have finished to `View.ended`."""
+    ended = [
+        request
+        for request in finished
+        if request.status == "running" and (server.overlaps or request not in step.sampled)  # a failed one may wait
+    ]
+    if ended:
+        server.view.ended = positions(server.running, ended) + server.view.ended
+
+
+def positions(running: RequestQueue, requests: list[Request]) -> list[tuple[int, Request]]:
+    """Return the positions of requests in the running queue, in ascending order, and the requests."""
+    found = [(running.position(request), request) for request in requests]
+    if len(found) > 1:
+        found.sort()
+    return found
+
+
+def _finish_one(server: Server, request: Request, now: float, failed: bool) -> None:
+    """Record the end of a request, and take it out of its queue."""
+    server.take_out(request, server.traits.finished_stay)
+    if server.traits.frees_blocks_late:
+        server.finished.push(request)
+    request.outcome = "finished"
+    if failed:
+        request.outcome, request.reason = "failed", "the model call failed"
+    elif server.limits.cut_off(request):
+        request.outcome = "unanswered"
+        request.reason = "stopped at max_generate_length without a final message to the client"
+    request.status = "done"
+    request.last_token = request.finish = request.client_end = now
+    server.done.append(request)
+    cache, extra = server.prefix_cache, max(0, request._cached - (request.prompt + request._written - 1))
+    if extra:
+        if server.traits.frees_extra_token_late:
+            _keep_extra_block(server, request)
+        elif cache is not None and cache.keeps_results:
+            extra = 0  # the cache knows it
+    if not server.traits.frees_blocks_late:
+        server.free_blocks(request, extra)
+
+
+def _keep_extra_block(server: Server, request: Request) -> None:
+    """Keep the block that only the token after the last one uses, until its step returns."""
+    late = request._blocks - server.pool.blocks_for(request._cached - 1)
+    request._blocks -= late
+    server.pool.lost += late
+    server.out[-1].late_blocks += late
+
+
+def count_kv_use(server: Server, step: Step) -> None:
+    """Count the blocks and the tokens that requests hold during a model call."""
+    use, blocks = server.kv_use, server.pool.held
+    use.tokens += step.decode_rows
+    for chunk in step.chunks:
+        use.tokens += chunk.tokens
+    use.token_sum += use.tokens
+    use.block_sum += blocks
+    if server.view.has_groups:
+        use.shared_sum += sum(
+            [group_of(request).shared_blocks for request in server.running if request.sampling is not None]
+        )
+    if blocks > use.peak_blocks:
+        use.peak_blocks = blocks
