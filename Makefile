@@ -1,6 +1,6 @@
 # `make demo` runs an example sweep, `make compile` compiles the engine, `make test` checks a change in about ten minutes,
 # `make test-all` also runs the slow checks.
-# They create the virtual environments they need.
+# They create the virtual environments they need, with the versions of constraints.txt.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -9,23 +9,23 @@ PARALLEL := -n auto --maxprocesses 8
 PLAIN_TESTS := tests/policies/test_engines_vllm.py tests/policies/test_engines_other.py tests/policies/test_llm_serving.py
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name '*.csv*')
 
-.PHONY: demo compile test test-all lint docs bench kbk vllm clean
+.PHONY: demo compile test test-all versions lint docs bench kbk vllm clean
 
 # servesim is installed as a wheel, so that the demo and the tests use the same files as users. The demo does not need
 # the compiled engine, so it does not wait for it; an environment that is compiled stays compiled.
-$(VENV)/.servesim: setup.py setup.cfg pyproject.toml tools/install.sh $(SOURCES)
+$(VENV)/.servesim: setup.py setup.cfg pyproject.toml constraints.txt tools/install.sh $(SOURCES)
 	@[ -e $(VENV)/.compiled ] || SERVESIM_PURE='make compile compiles it' tools/install.sh $(PYTHON) $(VENV) '.[replay]'
 	@[ ! -e $(VENV)/.compiled ] || $(MAKE) compile
 	@touch $@
 
-$(VENV)/.compiled: setup.py setup.cfg pyproject.toml tools/install.sh $(SOURCES)
+$(VENV)/.compiled: setup.py setup.cfg pyproject.toml constraints.txt tools/install.sh $(SOURCES)
 	@SERVESIM_COMPILE=1 tools/install.sh $(PYTHON) $(VENV) '.[replay]'
 	@touch $@ $(VENV)/.servesim
 
 compile: $(VENV)/.compiled
 
 # Packages for tests, notebooks and documentation. TORCH=torch==VERSION adds the tests of the torch backend.
-$(VENV)/.packages: setup.cfg pyproject.toml Makefile tools/install.sh | $(VENV)/.servesim
+$(VENV)/.packages: setup.cfg pyproject.toml constraints.txt Makefile tools/install.sh | $(VENV)/.servesim
 	@tools/install.sh $(PYTHON) $(VENV) 'servesim[$(EXTRAS)]' $(TORCH)
 	@touch $@
 
@@ -59,6 +59,12 @@ test: $(VENV)/.compiled lint
 test-all: test kbk
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist loadfile -m '(slow or kbk) and not live and not ascend'
 	$(BIN)/python -Im pytest -m live
+
+# The installed versions of all packages that the tests use.
+versions: $(VENV)/.compiled $(VENV)/.packages kbk
+	@for venv in $(VENV) .venv-kbk; do [ ! -x $$venv/bin/pip ] || { \
+		echo "$$venv: $$($$venv/bin/python --version) on $$(uname -sm)"; \
+		$$venv/bin/pip freeze --disable-pip-version-check --exclude servesim | paste -sd ' ' | fold -sw 120; }; done
 
 # Regenerate tables, printed output and charts of README and docs, and run the notebooks from their Python files.
 docs: $(VENV)/.servesim $(VENV)/.packages

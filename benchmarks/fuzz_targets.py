@@ -73,7 +73,7 @@ def traces() -> list[Input]:
             ("trace", "convert", name, "--to", "mooncake", "-o", "out/t.jsonl.gz"),
             ("trace", "convert", name, name, "--to", "timed-trace"),
             ("trace", "inspect", name, "--json"),
-            ("trace", "inspect", name, "--sort", "--limit", "2", "--scale", "3"),
+            ("trace", "inspect", name, "--limit", "2", "--scale", "3"),
             ("run", "--trace", name, "--profile", "p", "-o", "out"),
         ]
         inputs.append(Input({**files, **PROFILE_FILES}, commands))
@@ -169,7 +169,7 @@ def experiments() -> list[Input]:
 def search_folders() -> list[Input]:
     commands: list[Command] = [
         ("search", "f.yaml", "-o", "e", "--resume", *SWEEP_OPTIONS),
-        ("search", "f.yaml", "-o", "e", "--resume", "--trials", "4", *SWEEP_OPTIONS),
+        ("search", "f.yaml", "-o", "e", "--resume", *SWEEP_OPTIONS),
         ("report", "e", "-o", "out/r.html"),
     ]
     files = {**in_folder("e", folder_of("search")), "f.yaml": text(SEARCH), **PROFILE_FILES}
@@ -206,7 +206,7 @@ def profiles() -> list[Input]:
 def samples() -> list[Input]:
     about = {"backend": "fake", "device": "d", "kernels": "reference", "model": {"name": "tiny"}}
     session = {"about": about, "settings": {"backend": "fake", "model": "tiny", "seed": 0}, "blocks": 64}
-    commands: list[Command] = [("calibrate", "fit", "p", "--name", "n"), ("calibrate", "check", "p")]
+    commands: list[Command] = [("calibrate", "fit", "p"), ("calibrate", "check", "p")]
     return [
         Input({"p/samples.csv": samples_csv(), "p/probe.yaml": text({**about, **session})}, commands[:1], ("p",)),
         Input({"p/samples.csv": samples_csv(), "p/profile.yaml": text(PROFILE)}, commands, ("p",)),

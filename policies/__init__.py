@@ -10,8 +10,6 @@ from servesim.core import Policy
 from .lightllm import LightLLM
 from .llm_serving import LLMServing
 from .mindie import MindIE
-from .mlfq import MLFQ, SRPT
-from .nano_vllm import NanoVLLM
 from .orca import Orca, Static
 from .sarathi import Sarathi, SarathiAlternating
 from .sglang import SGLang
@@ -36,7 +34,6 @@ POLICIES: dict[str, type[Policy]] = {
     "vllm-ascend-recompute": AscendRecompute,
     "vllm-ascend-balance": AscendBalance,
     "vllm-mindspore": VLLMMindSpore,
-    "nano-vllm": NanoVLLM,
     "static": Static,
     "orca": Orca,
     "sarathi": Sarathi,
@@ -45,6 +42,4 @@ POLICIES: dict[str, type[Policy]] = {
     "lightllm": LightLLM,
     "sglang": SGLang,
     "mindie": MindIE,
-    "mlfq": MLFQ,
-    "srpt": SRPT,
 }

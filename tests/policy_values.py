@@ -117,15 +117,6 @@ VALUES: dict[str, Sequence[Any]] = {
     "decode_expected_time": [10, 50],
     "dynamic_batch_size": [False, True],
     "max_iter_times": [4, 512],
-    "max_tokens_per_batch": [24, 8192],
-    "proactive_offloading": [False, True],
-    "use_skip_join": [False, True],
-    "starvation_threshold": [0.2, 3.0, 20.0],
-    "starvation_period": [3, 1000],
-    "num_min_free_blocks_threshold": [0, 6],
-    "base_quantum": [0.01, 0.05],
-    "profiled_prefill": [0.0, 0.02],
-    "profiled_prefill_token": [1e-4, 1e-2],
 }
 
 

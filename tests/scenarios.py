@@ -23,7 +23,6 @@ class RunLog:
     steps: list[tuple[float, list[tuple[Any, int]]]] = field(default_factory=list)
     preempted: list[tuple[float, Any, str]] = field(default_factory=list)
     swapped_in: list[tuple[float, Any]] = field(default_factory=list)
-    prefetched: list[tuple[float, Any]] = field(default_factory=list)
     rejected: list[tuple[float, Any]] = field(default_factory=list)
     released: list[tuple[float, Any]] = field(default_factory=list)
     finish_time: float = 0.0
@@ -35,7 +34,6 @@ class RunLog:
             self.steps.append((now, batch(server.running, step)))
         self.preempted += [(now, request.id, mode) for request, mode, _ in step.preempted]
         self.swapped_in += [(now, request.id) for request in step.plan.moves.swap_in]
-        self.prefetched += [(now, request.id) for request in step.plan.moves.prefetch]
         self.rejected += [(now, rejection.request.id) for rejection in step.plan.moves.reject]
         self.released += [(now, request.id) for request in step.plan.moves.release]
 

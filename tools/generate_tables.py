@@ -65,7 +65,7 @@ def policy_tables() -> str:
     sections = [table(
         ("family", "policy", "engine", "recordings", "validated against"),
         ([row.family, f"[`{row.name}`](#{row.name})", POLICIES[row.name]().traits.engine, row.recordings,
-          row.validated_against] for row in list_policies(unvalidated=True)),
+          row.validated_against] for row in list_policies()),
     )]  # fmt: skip
     sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in FAMILIES.items())))
     common = {field.name for field in fields(Policy)}

@@ -229,7 +229,7 @@ def build_trace(columns: Columns, source: str, format: str, order: str = "sort",
         before, here = arrivals[out_of_order - 1], arrivals[out_of_order]
         raise BadInput(
             f"{source}: row {columns.numbers[out_of_order]}: arrival {here:g} s after a row with {before:g} s: "
-            "expected rows in order of arrival (`sim trace convert --sort` sorts them)"
+            "expected rows in order of arrival (`sim trace convert` sorts them)"
         )
     unusable = _unusable(columns)
     dropped = dict(Counter(unusable.values()))

@@ -39,7 +39,6 @@ FLAGS = (  # of vLLM's scheduler that are fields of vllm-v1, under the same name
 NOT_POSSIBLE = {  # fields of a plan that vLLM has no operation for
     "release": "it frees the blocks of a finished request at once",
     "swap_in": "it has no swapped queue",
-    "prefetch": "it has no swapped queue",
     "admit": "it admits a request with its first tokens only",
     "reject": "its scheduler refuses no request",
     "make_room": "it evicts a cached block when a request takes it",

@@ -79,8 +79,9 @@ class Design:
             object.__setattr__(self, name, tuple(sorted(set(numbers))))
         if not self.lengths:
             raise BadInput("--lengths: expected at least one number, got none")
-        bounds = {"output-tokens": (self.output, 8), "rounds": (self.rounds, 1)}
-        bounds |= {"max-tokens": (self.max_batch_tokens, 64), "burst-tokens": (self.max_burst_tokens, 64)}
+        bounds = {
+            "output-tokens": (self.output, 8), "rounds": (self.rounds, 1), "max-tokens": (self.max_batch_tokens, 64)
+        }  # fmt: skip
         for name, (number, minimum) in bounds.items():
             if number < minimum:
                 raise BadInput(f"--{name}: expected at least {minimum}, got {number}")

@@ -65,7 +65,7 @@ class BlockTables:
                 self.copies_out += self.swap_out(request)
             elif how != "keep":
                 self.release(request)
-        for request in (*moves.swap_in, *moves.prefetch):
+        for request in moves.swap_in:
             if request in self.host_tables:
                 self.copies_in += self.swap_in(request)
         for rejection in moves.reject:

@@ -106,7 +106,6 @@ def register_probe(kinds: Any) -> None:
     )
     out = probe.add_argument_group("output")
     out.add_argument("-o", "--output", required=True, metavar="DIR", help="profile folder to write or to continue")
-    out.add_argument("--name", metavar="NAME", help="name of the profile (default: name of the folder)")
     out.add_argument("--no-fit", action="store_true", help="measure only, do not fit")
     probe.set_defaults(run=probe_device)
 
@@ -114,7 +113,6 @@ def register_probe(kinds: Any) -> None:
 def register_fit(kinds: Any) -> None:
     fit = kinds.add_parser("fit", help="fit the samples of a profile folder and print the held-out error")
     fit.add_argument("folder", metavar="DIR", help="profile folder with samples.csv, and probe.yaml or profile.yaml")
-    fit.add_argument("--name", metavar="NAME", help="name of the profile (default: name of the folder)")
     fit.add_argument("--plot", metavar="FILE.png", help="draw a chart of the samples and the fit")
     fit.set_defaults(run=fit_samples, json=False)
 
@@ -165,9 +163,7 @@ def probe_and_fit(args: argparse.Namespace, session: ProbeSession) -> int:
         f"{result['points']} points: {result['known']} reached the precision of {args.precision:.1%}, "
         f"{len(result['failed'])} failed; {result['seconds']:.0f} s; samples: {session.samples}"
     )
-    return (
-        0 if args.no_fit else fit_samples(argparse.Namespace(folder=args.output, name=args.name, plot=None, json=False))
-    )
+    return 0 if args.no_fit else fit_samples(argparse.Namespace(folder=args.output, plot=None, json=False))
 
 
 def settings_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -223,7 +219,7 @@ def fit_samples(args: argparse.Namespace) -> int:
         about = dict(load_profile(folder).about)
     else:
         raise BadInput(f"{folder}: has no probe.yaml and no profile.yaml; expected one, with the device and the model")
-    profile = fit_profile(path, about, args.name or folder.resolve().name)
+    profile = fit_profile(path, about, folder.resolve().name)
     write_profile(folder, profile.about, profile.cost)
     written = load_profile(folder)
     print(report(written)[0])

@@ -56,9 +56,6 @@ def _add_load_options(loads: Any) -> None:
         help="maximum cached tokens per batch (default 8192)",
     )  # fmt: skip
     loads.add_argument(
-        "--burst-tokens", type=int, default=2048, metavar="N", help="maximum prompt tokens per burst (default 2048)"
-    )
-    loads.add_argument(
         "--budget", type=float, default=600.0, metavar="S",
         help="start no new load after this many seconds (default 600)",
     )  # fmt: skip
@@ -133,5 +130,4 @@ def design_of(args: argparse.Namespace) -> Any:
         args.output_tokens,
         args.rounds,
         args.max_tokens,
-        args.burst_tokens,
     )

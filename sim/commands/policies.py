@@ -17,10 +17,9 @@ SEEDS = 8  # random workloads per check
 
 def register(commands: Any) -> None:
     group = commands.add_parser("policies", help="list, show and check policies and presets")
-    group.set_defaults(run=list_policies, json=False, all=False)
+    group.set_defaults(run=list_policies, json=False)
     actions = group.add_subparsers(metavar="ACTION")
     listing = actions.add_parser("list", help="list policies and presets by engine, with their validation")
-    listing.add_argument("--all", action="store_true", help="also list policies that are not validated")
     add_json(listing)
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
@@ -49,7 +48,7 @@ def list_policies(args: argparse.Namespace) -> int:
     from servesim.config.validation import FAMILIES, list_policies, list_presets
     from servesim.files.terminal import fill, two_columns
 
-    lists = {"policies": list_policies(args.all), "presets": list_presets(args.all)}
+    lists = {"policies": list_policies(), "presets": list_presets()}
     if args.json:
         rows = {key: [entry._asdict() for entry in entries] for key, entries in lists.items()}
         print(json.dumps(rows, indent=1))
@@ -60,8 +59,6 @@ def list_policies(args: argparse.Namespace) -> int:
                   for e in lists[key] if e.family == family}  # fmt: skip
         if listed:
             print(f"{fill(f'{family} (not modelled: {not_modelled})')}\n{two_columns(listed)}")
-    if not args.all:
-        print("Policies that are not validated: sim policies list --all")
     return 0
 
 

@@ -7,15 +7,13 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from servesim.core import BadInput
-
 from .notes import print_note, print_path
 from .options import add_json, add_setting, add_trust
 
 if TYPE_CHECKING:
     from servesim.calibrate.engines.prove import Proof
 
-SCENARIOS = 40
+SCENARIOS = 40  # presets and random scenarios
 
 
 def register(actions: Any) -> None:
@@ -32,15 +30,9 @@ def register(actions: Any) -> None:
         help="Python interpreter that has the engine (default: SERVESIM_VLLM_PYTHON, else this one)",
     )  # fmt: skip
     prove.add_argument(
-        "--scenario", action="append", default=[], metavar="FILE", help="also compare on this scenario (repeatable)"
-    )
-    prove.add_argument(
-        "--scenarios",
-        type=int,
-        default=SCENARIOS,
-        metavar="N",
-        help=f"presets and random scenarios (default: {SCENARIOS})",
-    )
+        "--scenario", action="append", default=[], metavar="FILE",
+        help=f"compare on this scenario, not on {SCENARIOS} presets and random ones (repeatable)",
+    )  # fmt: skip
     prove.add_argument("--seed", type=int, default=0, metavar="N", help="random seed of the scenarios (default: 0)")
     prove.add_argument("--scheduler-cls", metavar="CLASS", help="scheduler class: module.Class or FILE.py:Class")
     prove.add_argument("--store", metavar="FILE", help="write the result as JSON; `proof: FILE` of a scenario shows it")
@@ -60,8 +52,6 @@ def run_prove(args: argparse.Namespace) -> int:
     from servesim.files.write import write_json
     from servesim.study.progress import Progress
 
-    if args.scenarios < 0:
-        raise BadInput(f"--scenarios: expected at least 0, got {args.scenarios}")
     if args.worker_python:
         os.environ[f"SERVESIM_{args.engine.upper()}_PYTHON"] = args.worker_python
     settings = override({"name": args.policy}, args.set)
@@ -69,7 +59,7 @@ def run_prove(args: argparse.Namespace) -> int:
     policy, installed = rules_of(args.policy, settings, args.engine, args.scheduler_cls)
     base = {"policy": {"name": args.policy, "version": policy_version(policy)}}  # a file may name another version
     trees = [(file, merge(base, read_scenario_file(file))) for file in args.scenario]
-    trees += list(cases(policy, args.policy, args.seed, args.scenarios))
+    trees = trees or list(cases(policy, args.policy, args.seed, SCENARIOS))
     proof = new_proof(policy, args.policy, installed)
     with Progress("prove", args.quiet, unit="scenario") as progress:
         progress.expect(len(trees), 0)

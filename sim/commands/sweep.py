@@ -73,9 +73,6 @@ def register_search(commands: Any) -> None:
     )  # fmt: skip
     search.add_argument("file", metavar="FILE", help="search YAML file")
     how = add_study_options(search, "search")
-    how.add_argument(
-        "--trials", type=int, metavar="N", help="number of trials; with --resume, more add trials (default: the file's)"
-    )
     add_ranking(how)
     add_intervals(how, "the 10 best configurations")
     search.set_defaults(run=run_search)
@@ -148,8 +145,8 @@ def run_search(args: argparse.Namespace) -> int:
     from servesim.study.search_file import read_search
 
     changes = {
-        "trials": args.trials, "replications": args.replications, "intervals": args.intervals,
-        "subject_to": args.subject_to, "indifference": args.indifference,
+        "replications": args.replications, "intervals": args.intervals, "subject_to": args.subject_to,
+        "indifference": args.indifference,
     }  # fmt: skip
     plan = read_search(args.file, args.set, **changes)
     folder = output_folder(args, Path("runs") / plan.experiment.name)

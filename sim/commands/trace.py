@@ -67,10 +67,6 @@ def _register_synth(actions: Any) -> None:
         "--lengths", metavar="FILE", help="with -X: CSV file of lengths, or alpaca JSON with --tokenizer"
     )
     contest.add_argument("--tokenizer", metavar="PATH", help="with --lengths: tokenizer.model or tokenizer.json")
-    contest.add_argument(
-        "--send-overhead", type=float, metavar="S",
-        help="with -X: seconds that the client adds to each gap (default 0)",
-    )  # fmt: skip
     synth.set_defaults(run=synth_trace)
 
 
@@ -92,7 +88,6 @@ def _add_reading_options(parser: argparse.ArgumentParser) -> None:
     reading.add_argument(
         "--conversations", action="store_true", help="the prompts of a session contain its earlier turns and answers"
     )
-    reading.add_argument("--sort", action="store_true", help="sort rows by arrival time")
     reading.add_argument("--limit", type=int, metavar="N", help="keep only the first N requests")
     reading.add_argument(
         "--seed", type=int, default=0, metavar="N", help="random seed of --jitter and of sampled formats (default 0)"
@@ -190,13 +185,7 @@ def synth_trace(args: argparse.Namespace) -> int:
 
 
 def _contest(args: argparse.Namespace) -> dict[str, Any]:
-    keys = {
-        "X": args.X,
-        "T": args.T,
-        "lengths": args.lengths,
-        "tokenizer": args.tokenizer,
-        "send_overhead": args.send_overhead,
-    }
+    keys = {"X": args.X, "T": args.T, "lengths": args.lengths, "tokenizer": args.tokenizer}
     return {key: value for key, value in keys.items() if value is not None}
 
 
@@ -227,7 +216,7 @@ def _load(args: argparse.Namespace, file: str) -> Trace:
     window = _window(args.slice)
     return load(
         file, args.format, columns(args.column), args.limit, args.tokenizer,
-        unit=args.time_unit, sort=args.sort, seed=args.seed, conversations=args.conversations,
+        unit=args.time_unit, sort=True, seed=args.seed, conversations=args.conversations,
         **({"window": window} if window else {}),
     )  # fmt: skip
 

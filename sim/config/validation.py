@@ -40,9 +40,6 @@ RECORDINGS: dict[str, dict[str, int]] = {  # policy -> version of its engine -> 
     "lightllm": {"4b037f68": 5},
     "splitfuse": {"8abdd98": 3},
     "orca": {"OSDI 2022": 0},
-    "nano-vllm": {"bb823b3": 0},
-    "mlfq": {"187a274": 0},
-    "srpt": {"187a274": 0},
 }  # fmt: skip
 
 
@@ -86,9 +83,7 @@ FAMILIES = {
     "llm-serving": Family(("llm-serving",), "versions after May 2024"),
     "Sarathi-Serve": Family(("sarathi", "sarathi-alternating", "static"), "pipeline parallelism"),
     "LightLLM": Family(("lightllm",), "prompt cache, versions after April 2024"),
-    "others": Family(
-        ("splitfuse", "orca", "nano-vllm", "mlfq", "srpt"), "pipeline parallelism, prefix cache of nano-vllm"
-    ),
+    "others": Family(("splitfuse", "orca"), "pipeline parallelism"),
 }
 
 
@@ -104,8 +99,8 @@ class Entry(NamedTuple):
     not_modelled: str
 
 
-def list_policies(unvalidated: bool) -> list[Entry]:
-    """Return the policies, family by family; those that are not validated on request only."""
+def list_policies() -> list[Entry]:
+    """Return the policies, family by family."""
     entries = []
     for family, (policies, _) in FAMILIES.items():
         for name in policies:
@@ -113,11 +108,11 @@ def list_policies(unvalidated: bool) -> list[Entry]:
             version = " to ".join(dict.fromkeys((versions[0], versions[-1])))
             about = docstring(POLICIES[name]).splitlines()[0]
             entries.append(entry(name, about, family, version, {"name": name}, sum(RECORDINGS[name].values())))
-    return [row for row in entries if unvalidated or is_validated(row.validated_against)]
+    return entries
 
 
-def list_presets(unvalidated: bool) -> list[Entry]:
-    """Return the presets of the listed policies."""
+def list_presets() -> list[Entry]:
+    """Return the presets."""
     families = {policy: family for family, (policies, _) in FAMILIES.items() for policy in policies}
     entries = []
     for name in presets():
@@ -126,7 +121,7 @@ def list_presets(unvalidated: bool) -> list[Entry]:
         version = version_of(name, settings, counts)
         about = about_preset(name) or ""
         entries.append(entry(name, about, families[settings["name"]], version, settings, counts.get(version, 0)))
-    return [row for row in entries if unvalidated or is_validated(row.validated_against)]
+    return entries
 
 
 def version_of(name: str, settings: Mapping[str, Any], counts: Mapping[str, int]) -> str:
@@ -141,11 +136,6 @@ def version_of(name: str, settings: Mapping[str, Any], counts: Mapping[str, int]
 def entry(name: str, about: str, family: str, version: str, settings: Mapping[str, Any], count: int) -> Entry:
     validated = make_policy(settings).traits.validated_against
     return Entry(name, about, family, version, count, validated, FAMILIES[family].not_modelled)
-
-
-def is_validated(text: str) -> bool:
-    """Whether `Traits.validated_against` names more than source code."""
-    return not text.startswith("not validated")
 
 
 def describe_validation(scenario: Scenario) -> str:

@@ -83,7 +83,6 @@ class Moves(NamedTuple):
     reorder_waiting: Optional[Sequence[Request]] = None  # the new order of the waiting queue
     reorder_swapped: Optional[Sequence[Request]] = None  # the new order of the swapped queue
     swap_in: Sequence[Request] = ()  # back from the host; they decode in this step if the plan decodes
-    prefetch: Sequence[Request] = ()  # blocks copied back early; the requests stay in the swapped queue
     admit: Sequence[Request] = ()  # move to running without blocks
     reject: Sequence[Rejection] = ()
     make_room: int = 0  # with a radix cache: before the preemptions, evict if fewer blocks than these are free
@@ -112,7 +111,6 @@ class Plan:
         preempt: Sequence[Preemption] = (),
         reorder_waiting: Optional[Sequence[Request]] = None,
         swap_in: Sequence[Request] = (),
-        prefetch: Sequence[Request] = (),
         admit: Sequence[Request] = (),
         reject: Sequence[Rejection] = (),
         chunks: Sequence[Chunk] = (),
@@ -131,12 +129,10 @@ class Plan:
         reorder_swapped: Optional[Sequence[Request]] = None,
     ) -> None:
         if (
-            preempt or admit or reject or swap_in or prefetch or release or make_room
+            preempt or admit or reject or swap_in or release or make_room
             or reorder_waiting is not None or reorder_swapped is not None
         ):  # fmt: skip
-            self.moves = Moves(
-                release, preempt, reorder_waiting, reorder_swapped, swap_in, prefetch, admit, reject, make_room
-            )
+            self.moves = Moves(release, preempt, reorder_waiting, reorder_swapped, swap_in, admit, reject, make_room)
         else:
             self.moves = NO_MOVES
         # In batch order. The first chunk of a waiting or swapped request admits it. Without `decode`, a one-token chunk
@@ -178,10 +174,6 @@ class Plan:
     @property
     def swap_in(self) -> Sequence[Request]:
         return self.moves.swap_in
-
-    @property
-    def prefetch(self) -> Sequence[Request]:
-        return self.moves.prefetch
 
     @property
     def admit(self) -> Sequence[Request]:

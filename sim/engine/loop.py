@@ -319,8 +319,7 @@ def describe_cause(server: Server, action: str) -> str:
         return f"{text}the real engine rejects such requests, engine.reject_oversized: never keeps them"
     if not traits.engine:
         return f"{text}the built-in policy {kind.__name__} {action}"
-    certain = "does" if not traits.validated_against.startswith("not validated") else "should do"
-    return f"{text}the real engine {certain} this too (rules of {traits.engine})"
+    return f"{text}the real engine does this too (rules of {traits.engine})"
 
 
 def describe_oversized(server: Server) -> str:

@@ -51,7 +51,6 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
     _refuse_repeated("release", moves.release)
     _refuse_repeated("preempt", [preemption.request for preemption in moves.preempt])
     _refuse_repeated("swap_in", moves.swap_in)
-    _refuse_repeated("prefetch", moves.prefetch)
     _refuse_repeated("admit", moves.admit)
     _refuse_repeated("reject", [rejection.request for rejection in moves.reject])
     for request in moves.release:
@@ -74,8 +73,6 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
         server.swapped.reorder(moves.reorder_swapped)
     for request in moves.swap_in:
         step.copied_blocks += server.swap_in(request, now)
-    for request in moves.prefetch:
-        step.copied_blocks += server.prefetch(request, now)
     for request in moves.admit:
         server.admit(request, step, prefilling=True)
     for rejection in moves.reject:

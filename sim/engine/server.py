@@ -309,18 +309,6 @@ class Server:
 
     def swap_in(self, request: Request, now: float) -> int:
         """Move a request back to running and copy its blocks from the host. Return the number of copied blocks."""
-        copied = self.prefetch(request, now)
-        self.swapped.remove(request)
-        request.status = "running"
-        self.running.push(request)
-        if request.prompt_done:
-            self.cohort.join(request)
-        else:
-            self.add_to_prefilling(request)
-        return copied
-
-    def prefetch(self, request: Request, now: float) -> int:
-        """Copy the blocks of a request back from the host. Return the number of copied blocks."""
         copied = request.host_blocks
         if copied:
             self._allocate(copied)
@@ -329,6 +317,13 @@ class Server:
             self.kv_use.tokens += stored_tokens(request)
             request.swapped += now - request.state_since
             request.state_since = now
+        self.swapped.remove(request)
+        request.status = "running"
+        self.running.push(request)
+        if request.prompt_done:
+            self.cohort.join(request)
+        else:
+            self.add_to_prefilling(request)
         return copied
 
     def reject(self, rejection: Rejection, now: float) -> None:

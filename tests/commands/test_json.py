@@ -82,20 +82,10 @@ def test_check_has_the_errors_of_the_text(capsys: pytest.CaptureFixture[str]) ->
         assert f"  {advice}\n" in text
 
 
-def test_policies_that_are_not_validated_are_listed_on_request(capsys: pytest.CaptureFixture[str]) -> None:
-    short, long = document(capsys, "policies", "list"), document(capsys, "policies", "list", "--all")
-    names, all_names = ({entry["name"] for entry in data["policies"]} for data in (short, long))
-    assert all_names == set(POLICIES)
-    hidden = {name for name, kind in POLICIES.items() if kind().traits.validated_against.startswith("not validated")}
-    assert all_names - names == hidden >= {"nano-vllm", "mlfq", "srpt"}
-    text = run_sim(capsys, "policies", "list").out
-    assert "mlfq" not in text and text.endswith("Policies that are not validated: sim policies list --all\n")
-    assert "policy mlfq" in run_sim(capsys, "policies", "list", "--all").out
-
-
 def test_policies_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10000")  # no line is wrapped
     data, text = document(capsys, "policies", "list"), run_sim(capsys, "policies").out
+    assert {entry["name"] for entry in data["policies"]} == set(POLICIES)
     lines = text.splitlines()
     for key, kind in (("policies", "policy"), ("presets", "preset")):
         for entry in data[key]:

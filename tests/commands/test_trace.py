@@ -54,14 +54,16 @@ def test_convert_reads_what_it_wrote(tmp_path: Path, capsys: Output) -> None:
 def test_convert_sorts_renames_cuts_and_scales(tmp_path: Path, capsys: Output) -> None:
     path = written(tmp_path, "t,in,out\n4000,7,8\n1000,5,6\n2000,6,7\n9000,8,9\n")
     columns = ["--column", "arrival=t", "--column", "prompt=in", "--column", "output=out"]
-    flags = ["--time-unit", "ms", "--sort", "--slice", "1:5", "--scale", "2", "--scale-output", "10"]
+    flags = ["--time-unit", "ms", "--slice", "1:5", "--scale", "2", "--scale-output", "10"]
     assert main(["trace", "convert", path, *columns, *flags]) == 0
-    assert capsys.readouterr().out.splitlines() == [
+    said = capsys.readouterr()
+    assert said.out.splitlines() == [
         "arrival_s,prompt_tokens,output_tokens,id",
         "0.0,5,60,1",
         "0.5,6,70,2",
         "1.5,7,80,0",
     ]
+    assert said.err == f"sim: {path}: rows were not in order of arrival: sorted\n"
 
 
 def test_several_files_are_merged_and_repeated(tmp_path: Path, capsys: Output) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import parser
-from servesim.policies import POLICIES
 
 from ..conftest import ROOT
 
@@ -153,14 +152,6 @@ def test_an_example_in_the_docs_equals_its_file(name: str, most: int) -> None:
     assert shown
     assert set(shown) == {file}
     assert sum(bool(line.strip()) for line in file.splitlines()) <= most
-
-
-@pytest.mark.parametrize("page", ["README.md", "docs/limits.md"])
-def test_the_limits_name_every_policy_that_is_not_validated(page: str) -> None:
-    limits = (ROOT / page).read_text(encoding="utf-8").partition("# Limits")[2]
-    for name, kind in POLICIES.items():
-        if kind().traits.validated_against.startswith("not validated"):
-            assert f"`{name}`" in limits
 
 
 def test_the_glossary_is_in_alphabetical_order() -> None:

@@ -22,7 +22,7 @@ from servesim.testing import ContractWorld, Outcome, Recorder, simulated
 from ..policy_values import known_fields, policy_fields
 from .test_contract import worlds
 
-NAMES = [name for name in POLICIES if name.startswith(("vllm-", "mindie", "mlfq", "llm-serving"))]
+NAMES = [name for name in POLICIES if name.startswith(("vllm-", "mindie", "llm-serving"))]
 
 
 def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, observer: Any = None) -> list[Outcome]:

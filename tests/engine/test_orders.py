@@ -20,13 +20,9 @@ BATCH_SIZE_FIELDS = (
     "max_running_requests",
     "max_batch_size",
 )
-# SRPT has a fixed order. In MLFQ the level comes before the order, so all requests join the same level here.
 # Batch jobs of vllm-ascend have an order of their own, and `order` is for equal prompts of a job.
-FAMILIES = sorted(name for name in POLICIES if name not in ("srpt", "vllm-ascend-batch-jobs"))
-# nano-vllm limits the prefill only, not the batch, and it gets stuck when KV blocks are short.
-BOUNDED = sorted(name for name in POLICIES if name not in ("nano-vllm", "vllm-ascend-batch-jobs"))
+NAMES = sorted(name for name in POLICIES if name != "vllm-ascend-batch-jobs")
 EXTRA_FIELDS: dict[str, dict[str, Any]] = {
-    "mlfq": {"use_skip_join": False, "base_quantum": 1000.0},
     "splitfuse": {"wait_for_flush": True},
     "vllm-ascend-recompute": {"kv_consumer": False},  # a decode node does not finish preempted requests
     # its seats do not limit the running requests; with these weights, a prompt starts when no request runs
@@ -74,24 +70,14 @@ def test_every_order_is_tested() -> None:
 
 
 @pytest.mark.parametrize("order", EXPECTED)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_policy_serves_the_waiting_queue_in_the_set_order(name: str, order: str) -> None:
     log = run_policy(one_at_a_time(name, order=order, group_width=10), one_running_rest_waiting())
     assert log.order() == ["first", *EXPECTED[order]]
 
 
-@pytest.mark.parametrize("order", ["arrival", "longest-output", "priority"])
-def test_srpt_sorts_by_remaining_tokens_then_by_the_set_order(order: str) -> None:
-    requests = [Request("first", 0, 5, 2)]
-    requests += [Request(i, 0.1, 5, 9, limit=9, priority=p) for i, p in enumerate([2, 0, 1])]
-    expected = {"arrival": [0, 1, 2], "longest-output": [0, 1, 2], "priority": [1, 2, 0]}
-    assert run_policy(one_at_a_time("srpt", order=order), requests).order() == ["first", *expected[order]]
-    log = run_policy(one_at_a_time("srpt", order=order), one_running_rest_waiting())
-    assert log.order() == ["first", *EXPECTED["shortest-output"]]
-
-
 @pytest.mark.parametrize(("delay", "order"), [(1.75, ["new", "old"]), (2.25, ["old", "new"])])
-@pytest.mark.parametrize("name", sorted({*FAMILIES} & {*BOUNDED}))
+@pytest.mark.parametrize("name", NAMES)
 def test_ageing_moves_an_old_request_ahead_of_a_higher_priority(name: str, delay: float, order: list[str]) -> None:
     # Priorities 2 and 0, ageing of 1 level per second: after 2 s the old request is ahead.
     policy = one_at_a_time(name, order="priority", aging=1.0)
@@ -101,7 +87,7 @@ def test_ageing_moves_an_old_request_ahead_of_a_higher_priority(name: str, delay
 
 
 @pytest.mark.parametrize(("aging", "order"), [(0.0, ["b", "c", "a"]), (1e6, ["a", "b", "c"])])
-@pytest.mark.parametrize("name", sorted({*FAMILIES} & {*BOUNDED}))
+@pytest.mark.parametrize("name", NAMES)
 def test_no_ageing_is_strict_priority_and_fast_ageing_is_first_come_first_served(
     name: str, aging: float, order: list[str]
 ) -> None:
@@ -116,7 +102,7 @@ def overload() -> list[Request]:
     return [Request("long", 0.5, 5, 20), *(Request(i, 0.4 + i, 5, 3) for i in range(30))]
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("name", NAMES)
 def test_max_wait_bounds_the_waiting_time(name: str) -> None:
     starved = run_policy(one_at_a_time(name, order="shortest-output"), overload()).requests["long"]
     promoted = run_policy(one_at_a_time(name, order="shortest-output", max_wait=10.0), overload()).requests["long"]
@@ -127,7 +113,7 @@ def test_max_wait_bounds_the_waiting_time(name: str) -> None:
     assert 10.0 <= promoted.scheduled - promoted.arrival <= 10.0 + slack
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize("name", NAMES)
 def test_all_requests_finish_under_memory_pressure_in_any_order(name: str) -> None:
     for order in ORDERS:
         requests = [Request(i, i / 2, 5 + i % 7, 4 + i % 11, priority=i % 3) for i in range(25)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from servesim.config.scenario import scenario_from
 from servesim.core import Plan, Policy, View
 from servesim.engine.loop import build_server, describe_cause
@@ -45,9 +44,3 @@ def test_a_setting_that_keeps_requests_which_the_real_engine_rejects() -> None:
 def test_the_policy_of_the_user() -> None:
     server = build_server(Idle(), {"num_blocks": 5, "block_size": 16})
     assert describe_cause(server, "returned no work") == "your policy Idle returned no work"
-
-
-@pytest.mark.parametrize("name", ["mlfq", "nano-vllm"])
-def test_a_policy_that_is_not_validated_promises_less(name: str) -> None:
-    server = build_server(POLICIES[name](), {"num_blocks": 5, "block_size": 1})
-    assert describe_cause(server, "returned no work").startswith("the real engine should do this too (rules of ")

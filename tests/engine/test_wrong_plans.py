@@ -34,7 +34,6 @@ def first(view: View) -> Request:
 MOVES: dict[str, Decide] = {
     "preempt": lambda view: Plan(preempt=[Preemption(first(view))] * 2),
     "swap_in": lambda view: Plan(swap_in=[view.swapped[0]] * 2) if view.swapped else swap(view),
-    "prefetch": lambda view: Plan(prefetch=[view.swapped[0]] * 2) if view.swapped else swap(view),
     "reject": lambda view: Plan(reject=[Rejection(first(view), "no")] * 2),
     "chunks": lambda view: Plan(chunks=[Chunk(first(view), 1)] * 2),
 }

@@ -88,7 +88,7 @@ def test_every_policy_has_a_family_and_its_recordings_agree_with_its_validation(
         == sorted(POLICIES)
         == sorted(RECORDINGS)
     )
-    for entry in list_policies(unvalidated=True):
+    for entry in list_policies():
         assert entry.validated_against.startswith("recordings") == bool(entry.recordings), entry
 
 

@@ -12,7 +12,6 @@ from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop, build_loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
-from servesim.policies.nano_vllm import NanoVLLM
 from servesim.policies.vllm_v0 import VLLM
 from servesim.policies.vllm_v0_chunked import VLLMChunked
 from servesim.policies.vllm_v1 import VLLMV1
@@ -345,33 +344,6 @@ def test_v1_chunks_long_prompts_at_the_threshold_unless_only_one_request_exists(
     policy = VLLMV1(max_num_batched_tokens=9, long_prefill_token_threshold=2)
     assert batches(serve(policy, [["a", 0, 5, 1]], blocks=50)) == ["a:5"]
     assert batches(serve(policy, [["a", 0, 5, 1], ["b", 0, 1, 3]], blocks=50)) == ["a:2 b:1", "a:2 b:1", "a:1 b:1"]
-
-
-# -- nano-vllm ------------------------------------------------------------------------------------------------------
-
-
-def test_nano_vllm_chunks_only_the_first_prompt_of_a_step() -> None:
-    policy = NanoVLLM(max_num_batched_tokens=4)
-    played = serve(policy, [["a", 0, 6, 2], ["b", 0, 2, 1], ["c", 0, 1, 1]], blocks=50)
-    assert batches(played) == ["a:4", "a:2 b:2", "c:1", "a:1"]
-    assert batches(serve(policy, [["a", 0, 1, 1], ["b", 0, 6, 1]], blocks=50)) == ["a:1", "b:4", "b:2"]
-
-
-def test_nano_vllm_limits_each_step_and_not_the_running_queue() -> None:
-    played = serve(NanoVLLM(max_num_seqs=2), [["a", 0, 1, 3], ["b", 0, 1, 2], ["c", 0, 1, 2]], blocks=50)
-    assert batches(played) == ["a:1 b:1", "c:1", "a:1 b:1", "a:1 c:1"]  # three running requests, two per step
-
-
-def test_nano_vllm_allocates_a_block_only_if_needed() -> None:
-    played = serve(NanoVLLM(), [["a", 0, 1, 4], ["b", 0, 1, 4]], blocks=2, size=2)
-    assert batches(played, "preempted") == [
-        ("a:1 b:1", []),
-        ("a:1 b:1", []),  # no block is free, but the blocks have space
-        ("a:1", [["b", "recompute"]]),
-        ("a:1", []),  # b has 3 tokens and needs two blocks
-        ("b:3", []),
-        ("b:1", []),
-    ]
 
 
 # -- fields ---------------------------------------------------------------------------------------------------------

@@ -54,8 +54,8 @@ def test_policies_name_their_recordings() -> None:
 
     proven = policy_fact([scenario("vllm-v1")])
     assert proven.tone == "good" and "vllm-v1: recordings of the real schedulers of 0.11.0" in proven.text
-    mixed = policy_fact([scenario("vllm-v1"), scenario("nano-vllm")])
-    assert mixed.tone == "check" and "nano-vllm: not validated" in mixed.text
+    mixed = policy_fact([scenario("vllm-v1"), scenario("orca")])
+    assert mixed.tone == "check" and "orca: hand-worked cases" in mixed.text
 
 
 def test_every_report_says_how_the_policy_was_validated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -67,10 +67,10 @@ def test_every_report_says_how_the_policy_was_validated(capsys: pytest.CaptureFi
     assert f"\npolicy validated against: {text}\n" in capsys.readouterr().out
     note = f"Policy validated: vllm-v1: {text}"
     assert note in api.run(tree)._repr_html_()
-    mixed = api.compare(tree, {**tree, "policy": {"name": "srpt"}}, replications=2)
-    assert note in mixed._repr_html_() and "srpt: not validated" in mixed._repr_html_()
+    mixed = api.compare(tree, {**tree, "policy": {"name": "orca"}}, replications=2)
+    assert note in mixed._repr_html_() and "orca: hand-worked cases" in mixed._repr_html_()
     mixed.report(tmp_path / "page.html")
-    assert "srpt: not validated" in (tmp_path / "page.html").read_text()
+    assert "orca: hand-worked cases" in (tmp_path / "page.html").read_text()
     keys = {"params": {"policy.max_num_seqs": [2, 4]}, "objectives": ["mean_e2el_ms"]}
     assert note in api.sweep({"base": tree, **keys})._repr_html_()
 

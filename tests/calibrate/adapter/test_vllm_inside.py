@@ -122,11 +122,9 @@ def test_another_policy_decides_inside_vllm_as_in_the_simulation(
         ({"name": "llm-serving"}, "kv_pressure", "the policy needs slots"),
         ({"name": "sglang"}, "kv_pressure", "the policy needs a radix cache"),
         ({"name": "splitfuse"}, "kv_pressure", "the policy needs finished requests that hold blocks"),
-        ({"name": "mlfq"}, "kv_pressure", "queue swapped: it only recomputes"),
         ({"name": "lightllm"}, "chunked_kv_pressure", "412 tokens: it was started for 64"),
         ({"name": "vllm"}, "chunked_kv_pressure", "vLLM cannot run a plan with reject"),
         ({"name": "sarathi", "chunk_size": 128}, "kv_pressure", "cannot preempt r027 and run it in the same step"),
-        ({"name": "nano-vllm"}, "kv_pressure", "no block is free for its next token"),
     ],
 )  # fmt: skip
 def test_what_vllm_cannot_run_is_refused_with_one_line(

@@ -25,6 +25,7 @@ def test_prompts_have_the_requested_length_in_the_vocabulary_of_llama() -> None:
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_prompts_have_the_requested_length_in_a_sentencepiece_vocabulary(kind: str) -> None:
+    assert count_sentencepiece_tokens(["the", "w5709"], kind) == [2, 6]  # BOS, then one token and five tokens
     assert count_sentencepiece_tokens(llm_serving_texts(), kind) == list(LENGTHS)
 
 

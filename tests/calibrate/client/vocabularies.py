@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
-import random
 import shutil
 import subprocess
 import tempfile
@@ -15,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from servesim.calibrate.client.prompts import WORDS
+
+from ...sentencepiece_model import sentencepiece_model
 
 PACKAGE = "llama-tokenizer-js"  # npm: the vocabulary of Llama 1 and 2
 FOLDER_VARIABLE = "SERVESIM_LLAMA_TOKENIZER"  # environment: a folder where the package is installed
@@ -65,19 +65,7 @@ def folder_for_modules(folder: Path) -> Path:
 
 
 def count_sentencepiece_tokens(texts: Sequence[str], kind: str) -> list[int]:
-    """Return the tokens of each text, BOS included, in a vocabulary that is trained here on English-like text."""
+    """Return the tokens of each text, BOS included, in a vocabulary that has our words."""
     sentencepiece = pytest.importorskip("sentencepiece")
-    rng = random.Random(0)
-    rare = ["".join(rng.choices("abcdefghiklmnoprstuw", k=rng.randint(3, 9))) for _ in range(400)]
-    lines = [" ".join(rng.choices(WORDS, k=12) + rng.choices(rare, k=4)) for _ in range(3000)]
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(lines),
-        model_writer=model,
-        vocab_size=1400,
-        hard_vocab_limit=False,
-        model_type=kind,
-        minloglevel=2,
-    )
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+    processor = sentencepiece.SentencePieceProcessor(model_proto=sentencepiece_model(WORDS, kind))
     return [len(processor.encode(text, add_bos=True)) for text in texts]

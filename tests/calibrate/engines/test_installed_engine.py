@@ -100,9 +100,7 @@ def test_the_engine_in_the_loop_gives_the_same_requests_as_the_policy(folder: Pa
 
 
 def test_equal_decisions_are_counted_and_stored_and_shown_in_reports(folder: Path) -> None:
-    result = Result(
-        folder, "policies", "prove", "vllm-v1", "--scenarios", "0", "--scenario", "own.yaml", "--store", "proof.json"
-    )
+    result = Result(folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml", "--store", "proof.json")
     assert result.code == 0, result.error
     proof = json.loads((folder / "proof.json").read_text())
     assert (
@@ -123,7 +121,7 @@ def test_equal_decisions_are_counted_and_stored_and_shown_in_reports(folder: Pat
 
 def test_a_changed_rule_is_found_at_its_first_decision_with_both_states(folder: Path) -> None:
     result = Result(
-        folder, "policies", "prove", "vllm-v1", "--scenarios", "0", "--scenario", "own.yaml",
+        folder, "policies", "prove", "vllm-v1", "--scenario", "own.yaml",
         "--scheduler-cls", "own.py:PreemptsOldest", "--store", "proof.json",
     )  # fmt: skip
     assert result.code == 3
@@ -185,9 +183,7 @@ def test_a_fault_of_a_proof_is_one_line(
     folder: Path, scheduler: str, options: dict[str, Any], code: int, message: str
 ) -> None:
     words = ("--scheduler-cls", f"own.py:{scheduler}") if scheduler else ()
-    result = Result(
-        folder, "policies", "prove", "vllm-v1", "-q", "--scenario", "own.yaml", "--scenarios", "0", *words, **options
-    )
+    result = Result(folder, "policies", "prove", "vllm-v1", "-q", "--scenario", "own.yaml", *words, **options)
     assert (result.code, len(result.lines)) == (code, 1), result.error
     assert message in result.lines[0]
 
@@ -229,7 +225,7 @@ def test_a_scheduler_that_reads_the_clock_sees_the_simulated_time(folder: Path) 
 def test_only_a_policy_with_the_rules_of_the_engine_can_be_proved(folder: Path) -> None:
     result = Result(folder, "policies", "prove", "orca", "-q")
     assert result.code == 2 and "possible: vllm-v1 --engine vllm" in result.error
-    other = Result(folder, "policies", "prove", "vllm-v1", "-q", "--scenarios", "0", "--scenario", "engine.yaml")
+    other = Result(folder, "policies", "prove", "vllm-v1", "-q", "--scenario", "engine.yaml")
     assert other.code == 2 and "engine.yaml: policy.name: expected vllm-v1, got 'engine'" in other.error
 
 

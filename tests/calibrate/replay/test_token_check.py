@@ -50,7 +50,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sglang": {"chunked_prefill_size": 16, "disable_radix_cache": True, "disable_overlap_schedule": True},
     "vllm-ascend-recompute": {"kv_consumer": False},  # a decode node does not finish preempted requests
 }
-BLOCKS = {"nano-vllm": 90}  # with few blocks this engine fails, as the real one does
 # What must happen in a burst, whatever the step times are.
 EVENTS = {"vllm": "swapped", "vllm-chunked": "chunked", "vllm-v1": "preempted", "sarathi": "chunked",
           "sarathi-alternating": "preempted", "sglang": "chunked"}  # fmt: skip
@@ -74,8 +73,7 @@ def burst() -> list[Request]:
 
 
 def scenario_of(policy: str, **settings: Any) -> Scenario:
-    engine = {**ENGINE, "num_blocks": BLOCKS.get(policy, ENGINE["num_blocks"])}
-    return scenario_from({"policy": {"name": policy, **SETTINGS.get(policy, {}), **settings}, "engine": engine})
+    return scenario_from({"policy": {"name": policy, **SETTINGS.get(policy, {}), **settings}, "engine": ENGINE})
 
 
 def write_scenario(folder: Path, **changes: Any) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-from io import BytesIO
 from pathlib import Path
 
 import pytest
 from servesim.core import BadInput
 from servesim.traces.read.tokens import token_counter
+
+from ...sentencepiece_model import sentencepiece_model
 
 
 def test_without_a_tokenizer_four_characters_are_a_token() -> None:
@@ -31,14 +32,11 @@ def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_in_a_folder_the_sentencepiece_model_is_preferred(tmp_path: Path) -> None:
-    sentencepiece = pytest.importorskip("sentencepiece")
-    pieces = BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["aa bb"] * 9), model_writer=pieces, vocab_size=10, model_type="bpe", minloglevel=2
-    )
-    (tmp_path / "tokenizer.model").write_bytes(pieces.getvalue())
+    pytest.importorskip("sentencepiece")
+    (tmp_path / "tokenizer.model").write_bytes(sentencepiece_model(["aa", "bb"], "bpe"))
     (tmp_path / "tokenizer.json").touch()
-    assert token_counter(tmp_path)("aa bb aa") == 3
+    count = token_counter(tmp_path)
+    assert [count(text) for text in ("", "aa bb aa", "ab")] == [0, 3, 2]
 
 
 def test_a_file_that_is_no_sentencepiece_model_is_refused(tmp_path: Path) -> None:
