@@ -1,4 +1,4 @@
-"""Scheduling policies, one module per engine family. POLICIES lists them all.
+"""Scheduling policies, one folder per engine family. POLICIES lists them all.
 
 They need Python 3.9 and the standard library. Policies import `core` only; `config` imports POLICIES.
 """
@@ -7,20 +7,23 @@ from __future__ import annotations
 
 from servesim.core import Policy
 
-from .lightllm import LightLLM
 from .llm_serving import LLMServing
 from .mindie import MindIE
 from .mlfq import MLFQ, SRPT
 from .nano_vllm import NanoVLLM
-from .orca import Orca, Static
-from .sarathi import Sarathi, SarathiAlternating
+from .papers import LightLLM, Orca, Sarathi, SarathiAlternating, SplitFuse, Static
 from .sglang import SGLang
-from .splitfuse import SplitFuse
-from .vllm_ascend import VLLMAscend, VLLMMindSpore
-from .vllm_ascend_queues import AscendBatchJobs, AscendShortFirst
-from .vllm_ascend_v1 import AscendBalance, AscendDynamicBatch, AscendProfilingChunk, AscendRecompute
-from .vllm_v0 import VLLM
-from .vllm_v0_chunked import VLLMChunked
+from .vllm_ascend import (
+    AscendBalance,
+    AscendBatchJobs,
+    AscendDynamicBatch,
+    AscendProfilingChunk,
+    AscendRecompute,
+    AscendShortFirst,
+    VLLMAscend,
+    VLLMMindSpore,
+)
+from .vllm_v0 import VLLM, VLLMChunked
 from .vllm_v1 import VLLMV1
 
 POLICIES: dict[str, type[Policy]] = {

@@ -16,7 +16,7 @@ from servesim.core import BadInput, Policy, field_values
 from servesim.files.checked import format_bytes
 from servesim.files.read import show_path
 from servesim.files.write import yaml_text
-from servesim.policies.vllm_v1 import SETTING_SINCE, VLLMV1
+from servesim.policies.vllm_v1.policy import SETTING_SINCE, VLLMV1
 
 from .export_ascend import CONFIGS, DYNAMIC_BATCH, NOT_EXPRESSED, plugin_flags
 from .exported import MODEL, Exported, changed_engine_keys, changed_fields, note_on_blocks, shell_command

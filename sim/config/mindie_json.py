@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Optional, cast
 
 from servesim.core import BadInput
 from servesim.files.read import parse_json, quote
-from servesim.policies.mindie_round import STAGE_POLICIES  # in the order of stageSelectPolicy
+from servesim.policies.mindie.round import STAGE_POLICIES  # in the order of stageSelectPolicy
 
 DEPLOY, SCHEDULE, MODEL = "ModelDeployConfig", "ScheduleConfig", "ModelConfig"
 SPLIT_FUSE = "splitfuse"

@@ -166,8 +166,8 @@ def convert(key: str, value: Any, hint: Any) -> Any:
 
 def presets() -> dict[str, Path]:
     """Return the bundled presets and their files."""
-    folder = Path(str(files("servesim.policies.presets")))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    folder = Path(str(files("servesim.policies")))
+    return {path.stem: path for path in sorted(folder.glob("*/presets/*.yaml"), key=lambda path: path.name)}
 
 
 def preset(name: str) -> dict[str, Any]:

@@ -22,8 +22,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .vllm_v0 import DECODE_PAST_FINISH_KEEP_ONE_FREE
-from .vllm_v0_common import (
+from .common import (
     BlockPlan,
     DelayGate,
     DelayState,
@@ -32,6 +31,7 @@ from .vllm_v0_common import (
     budget_refusals,
     prefilling_is_last,
 )
+from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE
 
 
 class RunningResult(NamedTuple):

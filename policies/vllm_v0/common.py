@@ -1,4 +1,4 @@
-"""Code of both vLLM v0 schedulers, vllm_v0.py and vllm_v0_chunked.py: blocks, preemption, swap-in, delay factor.
+"""Code of both vLLM v0 schedulers, policy.py and chunked.py: blocks, preemption, swap-in, delay factor.
 
 `length` is the prompt plus the generated tokens. The newest token is not cached, so a decode needs blocks for `length`.
 """

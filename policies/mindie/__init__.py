@@ -1,0 +1,5 @@
+"""MindIE-LLM."""
+
+from .policy import MindIE
+
+__all__ = ["MindIE"]

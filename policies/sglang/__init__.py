@@ -1,0 +1,5 @@
+"""SGLang."""
+
+from .policy import SGLang
+
+__all__ = ["SGLang"]

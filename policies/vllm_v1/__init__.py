@@ -1,0 +1,5 @@
+"""The V1 engine of vLLM."""
+
+from .policy import VLLMV1
+
+__all__ = ["VLLMV1"]
