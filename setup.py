@@ -130,6 +130,13 @@ def compiled_files(package: Path) -> list[str]:
     return [str(file.relative_to(package.parent)) for file in files if file.stem not in INTERPRETED]
 
 
+def packages() -> list[str]:
+    """Return the packages: the folders with an `__init__.py`. The folder sim/ is the package `servesim` itself."""
+    tops = ("sim", "policies", "calibrate", "traces")
+    folders = [file.parent for top in tops for file in sorted(Path(top).rglob("__init__.py"))]
+    return [".".join(("servesim", *folder.parts)).replace("servesim.sim", "servesim", 1) for folder in folders]
+
+
 def write_note(package: Path, text: str) -> None:
     """Write why the installation is plain Python; `sim --version` shows it."""
     (package / "plain.txt").write_text(text + "\n", encoding="utf-8")
@@ -139,6 +146,11 @@ reason = why_plain()
 if reason and REQUIRED:
     sys.exit(f"SERVESIM_COMPILE is set, but servesim cannot be compiled: {reason}")
 if reason:
-    setup(cmdclass={"build_py": BuildPlain})
+    setup(packages=packages(), cmdclass={"build_py": BuildPlain})
 else:
-    setup(distclass=CompiledDistribution, cmdclass={"build_ext": BuildCompiled}, setup_requires=[MYPY])
+    setup(
+        packages=packages(),
+        distclass=CompiledDistribution,
+        cmdclass={"build_ext": BuildCompiled},
+        setup_requires=[MYPY],
+    )

@@ -24,7 +24,7 @@ from servesim.core import (
 )
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
-from servesim.policies.vllm_v0.common import prefilling_is_last, requests_in
+from servesim.policies.vllm_common import prefilling_is_last, requests_in
 from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 
 COLUMNS = ("ctx_len", "d_num", "chunk_size", "cost")  # of profile_table.csv

@@ -25,7 +25,7 @@ from servesim.core import (
     require_effect,
 )
 from servesim.core.native import mypyc_attr
-from servesim.policies.vllm_v0.common import priority_key
+from servesim.policies.vllm_common import priority_key
 from servesim.policies.vllm_v1.policy import DECODE_ONCE, NO_PREFIX, Budget
 
 from .v1 import AscendV1, with_state
