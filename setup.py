@@ -26,6 +26,7 @@ INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
     "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
+    "config_file", "export", "validation", "vllm_flags",  # configurations of engines, read and written
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.

@@ -25,7 +25,8 @@ FOREIGN_IDENTIFIERS = (  # options of Sarathi-Serve, Triton and MindIE
     "chunk_schedule_stages", "num_stages", "stage_policy", "STAGE_POLICIES", "stageSelectPolicy",
 )  # fmt: skip
 STAGE_FILES = (  # about Sarathi-Serve's chunk schedule, Triton's pipelines and load tests, which have stages
-    "policies/sarathi.py", "docs/policies.md", "calibrate/device/torch/fused_operators.py", "benchmarks/gpu_tune.py",
+    "policies/papers/sarathi.py", "docs/policies.md", "calibrate/device/torch/fused_operators.py",
+    "benchmarks/gpu_tune.py",
     "traces/make/", "tests/traces/make/", "tests/config/test_numbers.py", "docs/traces.md", "docs/structure.md",
     "docs/imports.md", "docs/calibrate.md", "calibrate/logs/", "tests/calibrate/logs/test_reported.py",
     "benchmarks/fuzz_targets.py", "benchmarks/proof_derive.py", "benchmarks/proof_blis.py", "tests/test_proof.py",
