@@ -21,11 +21,12 @@ from setuptools.command.build_ext import build_ext
 from setuptools.command.build_py import build_py
 
 MYPY = "mypy==2.4.1"
-COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "runs/request_rows")
+COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "policies/*/*", "runs/request_rows")
 INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
     "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
+    "config_file", "export", "validation", "vllm_flags",  # configurations of engines, read and written
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip
 # mypy must not follow imports to the packages that only other modules need.
@@ -130,6 +131,13 @@ def compiled_files(package: Path) -> list[str]:
     return [str(file.relative_to(package.parent)) for file in files if file.stem not in INTERPRETED]
 
 
+def packages() -> list[str]:
+    """Return the packages: the folders with an `__init__.py`. The folder sim/ is the package `servesim` itself."""
+    tops = ("sim", "policies", "calibrate", "traces")
+    folders = [file.parent for top in tops for file in sorted(Path(top).rglob("__init__.py"))]
+    return [".".join(("servesim", *folder.parts)).replace("servesim.sim", "servesim", 1) for folder in folders]
+
+
 def write_note(package: Path, text: str) -> None:
     """Write why the installation is plain Python; `sim --version` shows it."""
     (package / "plain.txt").write_text(text + "\n", encoding="utf-8")
@@ -139,6 +147,11 @@ reason = why_plain()
 if reason and REQUIRED:
     sys.exit(f"SERVESIM_COMPILE is set, but servesim cannot be compiled: {reason}")
 if reason:
-    setup(cmdclass={"build_py": BuildPlain})
+    setup(packages=packages(), cmdclass={"build_py": BuildPlain})
 else:
-    setup(distclass=CompiledDistribution, cmdclass={"build_ext": BuildCompiled}, setup_requires=[MYPY])
+    setup(
+        packages=packages(),
+        distclass=CompiledDistribution,
+        cmdclass={"build_ext": BuildCompiled},
+        setup_requires=[MYPY],
+    )

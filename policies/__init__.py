@@ -1,45 +1,36 @@
-"""Scheduling policies, one module per engine family. POLICIES lists them all.
+"""Scheduling policies: one folder per engine family. To remove a family, delete its folder and its line in FAMILIES.
 
-They need Python 3.9 and the standard library. Policies import `core` only; `config` imports POLICIES.
+`__init__.py` of a folder lists its policies, presets/ has its presets; docs/structure.md describes the other files.
+Policies need Python 3.9 and the standard library, and import `core` only.
 """
 
 from __future__ import annotations
 
-from servesim.core import Policy
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Optional
 
-from .lightllm import LightLLM
-from .llm_serving import LLMServing
-from .mindie import MindIE
-from .orca import Orca, Static
-from .sarathi import Sarathi, SarathiAlternating
-from .sglang import SGLang
-from .splitfuse import SplitFuse
-from .vllm_ascend import VLLMAscend, VLLMMindSpore
-from .vllm_ascend_queues import AscendBatchJobs, AscendShortFirst
-from .vllm_ascend_v1 import AscendBalance, AscendDynamicBatch, AscendProfilingChunk, AscendRecompute
-from .vllm_v0 import VLLM
-from .vllm_v0_chunked import VLLMChunked
-from .vllm_v1 import VLLMV1
+if TYPE_CHECKING:
+    from servesim.core import Policy
 
-POLICIES: dict[str, type[Policy]] = {
-    "llm-serving": LLMServing,
-    "vllm": VLLM,
-    "vllm-chunked": VLLMChunked,
-    "vllm-v1": VLLMV1,
-    "vllm-ascend": VLLMAscend,
-    "vllm-ascend-dynamic-batch": AscendDynamicBatch,
-    "vllm-ascend-short-first": AscendShortFirst,
-    "vllm-ascend-batch-jobs": AscendBatchJobs,
-    "vllm-ascend-profiling-chunk": AscendProfilingChunk,
-    "vllm-ascend-recompute": AscendRecompute,
-    "vllm-ascend-balance": AscendBalance,
-    "vllm-mindspore": VLLMMindSpore,
-    "static": Static,
-    "orca": Orca,
-    "sarathi": Sarathi,
-    "sarathi-alternating": SarathiAlternating,
-    "splitfuse": SplitFuse,
-    "lightllm": LightLLM,
-    "sglang": SGLang,
-    "mindie": MindIE,
+    POLICIES: dict[str, type[Policy]]
+
+FAMILIES: dict[str, Optional[str]] = {  # folder -> server of `sim export` that runs its policies
+    "vllm_v1": "vllm",
+    "vllm_v0": "vllm",
+    "vllm_ascend": "vllm",  # its policies are subclasses of vllm_v1
+    "sglang": "sglang",
+    "mindie": "mindie",
+    "llm_serving": "llm-serving",
+    "papers": None,
 }
+
+
+def __getattr__(name: str) -> Any:
+    """Load POLICIES, the policies of all families by name, on first use: `sim --help` does not need them."""
+    if name != "POLICIES":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    known: dict[str, type[Policy]] = {}
+    for family in FAMILIES:
+        known.update(import_module(f".{family}", __name__).POLICIES)
+    globals()[name] = known
+    return known

@@ -17,6 +17,7 @@ from servesim import version
 from servesim.cli import main
 
 from .conftest import ROOT
+from .layers import modules
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,9 @@ def plain_note(tree: Path) -> str:
     (wheel,) = (tree / "dist").iterdir()
     with zipfile.ZipFile(wheel) as archive:
         assert not [name for name in archive.namelist() if name.endswith((".so", ".pyd", ".c"))]
-        assert {"servesim/core/plan.py", "servesim/traces/examples/vllm-bench-4.json"} <= set(archive.namelist())
+        files = [*modules(ROOT).values(), *ROOT.glob("policies/*/presets/*.yaml"), *ROOT.glob("traces/examples/*.json")]
+        needed = {f"servesim/{path.relative_to(ROOT).as_posix().removeprefix('sim/')}" for path in files}
+        assert needed <= set(archive.namelist())
         return archive.read("servesim/plain.txt").decode().strip()
 
 

@@ -17,7 +17,7 @@ import yaml
 from servesim.config.class_source import docstring, field_help
 from servesim.config.registry import about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
-from servesim.config.validation import FAMILIES, RECORDINGS, list_policies
+from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
 from servesim.core import Policy
 from servesim.costs.device_profile import bundled_profiles
 from servesim.policies import POLICIES
@@ -67,7 +67,7 @@ def policy_tables() -> str:
         ([row.family, f"[`{row.name}`](#{row.name})", POLICIES[row.name]().traits.engine, row.recordings,
           row.validated_against] for row in list_policies()),
     )]  # fmt: skip
-    sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in FAMILIES.items())))
+    sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items())))
     common = {field.name for field in fields(Policy)}
     names = {kind: name for name, kind in POLICIES.items()}
     for name, kind in POLICIES.items():
@@ -84,8 +84,7 @@ def policy_tables() -> str:
 
 def recording_table() -> str:
     """Return the number of recordings of each policy and version."""
-    families = {name: family for family, (names, _) in FAMILIES.items() for name in names}
-    rows = [[families[name], f"`{name}`", version, count or "none"]
+    rows = [[FAMILY_OF[name], f"`{name}`", version, count or "none"]
             for name, counts in RECORDINGS.items() for version, count in counts.items()]  # fmt: skip
     return table(("family", "policy", "version", "recordings"), rows)
 

@@ -20,7 +20,6 @@ from servesim.config.scenario import Scenario
 from servesim.config.user_code import code_access
 from servesim.core import BadInput, PolicyError
 from servesim.files.scratch import ScratchFolder
-from servesim.policies.llm_serving import LLMServing
 from servesim.version import __version__
 
 from .engine_client import EngineClient
@@ -211,7 +210,7 @@ class Service:
     def _front_end(self, client: EngineClient) -> HttpFrontEnd:
         about, model, policy = self.session.about, self.session.model, self.scenario.make_policy()
         context = self.scenario.engine.max_model_len or model.context
-        batch = getattr(policy, "decode_batch", getattr(policy, "max_num_seqs", 0))
+        slots = getattr(policy, "decode_batch", None)  # of llm-serving
         return HttpFrontEnd(
             engine=client,
             model=model.name,
@@ -219,10 +218,10 @@ class Service:
             vocab=model.vocab,
             tokenizer=self.options.tokenizer or WordTokenizer(model.vocab),
             context=context,
-            max_length=context - isinstance(policy, LLMServing),  # it rejects prompt + limit = context
+            max_length=context if slots is None else context - 1,  # llm-serving rejects prompt + limit = context
             capacity=client.state["total_blocks"] * self.scenario.engine.block_size,
             usual_output=self.options.usual_output,
-            batch=batch,
+            batch=getattr(policy, "max_num_seqs", 0) if slots is None else slots,
             device=str(about["device"]),
             dtype=str(about["dtype"]),
         )

@@ -15,7 +15,7 @@ from servesim.calibrate.imports.step_log import LoggedStep, read_logged_steps
 from servesim.core import BadInput, field_values
 from servesim.costs.model_config import KEYS
 from servesim.files.read import parse_json, quote
-from servesim.policies.vllm_v1 import NEWEST, OLDEST, SETTING_SINCE, VLLMV1, is_version, version_number
+from servesim.policies.vllm_v1.policy import NEWEST, OLDEST, SETTING_SINCE, VLLMV1, is_version, version_number
 
 HEADER_TIMEOUT_S = 10.0
 WRITTEN_S = 0.5  # until the recorder has written the last step

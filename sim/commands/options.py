@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
+from servesim.policies import FAMILIES
 
 MAX_PERCENTILES = 20  # of one command line
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
 
 MODEL_HELP = "model, for profile.yaml: a name, or a folder or config.json of Hugging Face, which has its sizes"
-SERVERS = ("vllm", "sglang", "llm-serving", "mindie")  # of config/export.py, which is slow to import
+SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server is not None))  # of `sim export`
 
 
 def leaf_commands(parser: Any) -> Iterator[Any]:

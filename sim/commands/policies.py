@@ -45,7 +45,7 @@ def list_policies(args: argparse.Namespace) -> int:
     """Print one line per policy and preset, grouped by the family of their engines."""
     import json
 
-    from servesim.config.validation import FAMILIES, list_policies, list_presets
+    from servesim.config.validation import VALIDATION, list_policies, list_presets
     from servesim.files.terminal import fill, two_columns
 
     lists = {"policies": list_policies(), "presets": list_presets()}
@@ -53,12 +53,12 @@ def list_policies(args: argparse.Namespace) -> int:
         rows = {key: [entry._asdict() for entry in entries] for key, entries in lists.items()}
         print(json.dumps(rows, indent=1))
         return 0
-    for family, (_, not_modelled) in FAMILIES.items():
+    for family, row in VALIDATION.items():
         listed = {f"{kind} {e.name}": f"{e.version}, {count_text(e.recordings)}. {e.about}"
                   for kind, key in (("policy", "policies"), ("preset", "presets"))
                   for e in lists[key] if e.family == family}  # fmt: skip
         if listed:
-            print(f"{fill(f'{family} (not modelled: {not_modelled})')}\n{two_columns(listed)}")
+            print(f"{fill(f'{family} (not modelled: {row.not_modelled})')}\n{two_columns(listed)}")
     return 0
 
 

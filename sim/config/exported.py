@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Optional
 
 from servesim.core import Policy, field_values
 from servesim.files.write import comment
@@ -85,3 +85,10 @@ def note_on_blocks(scenario: Scenario, flag: str) -> list[str]:
         f"{flag}: {engine.num_blocks:,} KV blocks is the default of scenarios, not what fits on your device; "
         "set engine.device_memory and simulate again"
     ]
+
+
+def refusals_of(scenario: Scenario, policy: Optional[Policy] = None) -> list[str]:
+    """Return why the real engine of a scenario's policy does not start; empty if it starts, or if there is none."""
+    engine = scenario.engine
+    policy = scenario.make_policy() if policy is None else policy
+    return policy.engine_refusals(engine.block_size, engine.max_model_len)

@@ -10,8 +10,7 @@ from servesim.core import BadInput
 from servesim.files.read import quote, read_json, show_path
 from servesim.files.yaml_reader import parse, read_yaml
 
-from .llm_serving_yaml import from_llm_serving, is_llm_serving
-from .mindie_json import from_mindie, is_mindie
+from .families import config_files
 from .paths import resolve_paths, resolve_sweep_paths
 from .registry import preset
 
@@ -27,18 +26,18 @@ MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 def read_scenario_file(path: Union[str, Path]) -> Tree:
     """Read a scenario file or the configuration of a server; load its preset first. Paths: see paths.py."""
     tree = read_mapping(path, "scenario")
-    if is_llm_serving(tree) or is_mindie(tree):
+    if any(file.fits(tree) for file in config_files()):
         return {"server_config": str(path), **server_scenario(tree, path)}
     return with_preset(resolve_paths(tree, Path(path).parent))
 
 
 def server_scenario(tree: Tree, path: Union[str, Path]) -> Tree:
     """Return the scenario of a server's own configuration."""
-    if is_llm_serving(tree):
-        return from_llm_serving(tree, str(path))
-    if is_mindie(tree):
-        return from_mindie(tree, str(path))
-    raise BadInput(f"{path}: expected the config.json of MindIE or the YAML configuration of llm-serving")
+    known = config_files()
+    for file in known:
+        if file.fits(tree):
+            return file.scenario(tree, str(path))
+    raise BadInput(f"{path}: expected {' or '.join(file.title for file in known)}")
 
 
 def read_sweep_file(path: Union[str, Path], what: str = "sweep") -> Tree:

@@ -14,7 +14,7 @@ from typing import Any, Optional, Union, get_args, get_origin
 from servesim.core import BadInput, Policy, Traits
 from servesim.core.limits import MAX_NUMBER, is_number
 from servesim.files.read import did_you_mean, quote, show_path
-from servesim.policies import POLICIES
+from servesim.policies import FAMILIES, POLICIES
 
 from .class_source import field_types
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
@@ -166,8 +166,9 @@ def convert(key: str, value: Any, hint: Any) -> Any:
 
 def presets() -> dict[str, Path]:
     """Return the bundled presets and their files."""
-    folder = Path(str(files("servesim.policies.presets")))
-    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+    folder = Path(str(files("servesim.policies")))
+    found = [path for family in FAMILIES for path in folder.glob(f"{family}/presets/*.yaml")]
+    return {path.stem: path for path in sorted(found, key=lambda path: path.name)}
 
 
 def preset(name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How each policy was validated: its engine family, the recordings per version, and what it does not model.
 
-RECORDINGS is the only place with these numbers; a test compares it with tests/recordings.
+The numbers are in policies/*/validation.py only; a test compares them with tests/recordings.
 """
 
 from __future__ import annotations
@@ -14,77 +14,15 @@ from servesim.files.read import read_json
 from servesim.policies import POLICIES
 
 from .class_source import docstring
+from .families import Validation, family_modules
 from .registry import ENGINE, about_preset, make_policy, preset, presets
 from .scenario import Scenario
 
-RECORDINGS: dict[str, dict[str, int]] = {  # policy -> version of its engine -> recordings of that version
-    "vllm-v1": {
-        "0.11.0": 6, "0.14.0": 7, "0.19.0": 7, "0.23.0": 1, "0.24.0": 1, "0.27.0": 7, "0.32.0": 55,
-    },
-    "vllm": {"0.3.3": 1, "0.4.0": 2, "0.4.2": 5, "0.5.0": 2, "0.6.1": 8, "0.8.5": 1},
-    "vllm-chunked": {"0.4.2": 1, "0.5.0": 0, "0.6.1": 1, "0.8.5": 1},
-    "vllm-ascend": {"0.9.1": 2, "0.11.0": 10},
-    "vllm-ascend-dynamic-batch": {"0.13.0": 5},
-    "vllm-ascend-short-first": {"0.25.1rc1": 6},
-    "vllm-ascend-batch-jobs": {"0.25.1rc1": 4},
-    "vllm-ascend-profiling-chunk": {"0.25.1rc1": 3},
-    "vllm-ascend-recompute": {"0.25.1rc1": 2},
-    "vllm-ascend-balance": {"0.25.1rc1": 2},
-    "vllm-mindspore": {"0.5.1": 7},
-    "sglang": {"0.4.6": 34, "0.5.18": 22},
-    "mindie": {"3.0.0": 35},
-    "llm-serving": {"7342f33": 74},
-    "sarathi": {"96f9911": 2},
-    "sarathi-alternating": {"96f9911": 0},
-    "static": {"96f9911": 2},
-    "lightllm": {"4b037f68": 5},
-    "splitfuse": {"8abdd98": 3},
-    "orca": {"OSDI 2022": 0},
-}  # fmt: skip
-
-
-MODIFIED = ("moon", "yyds", "vidur")  # presets of engines that their authors changed: no recording shows their rules
-
-
-class Family(NamedTuple):
-    """Policies of engines with common code."""
-
-    policies: tuple[str, ...]
-    not_modelled: str
-
-
-FAMILIES = {
-    "vLLM V1": Family(
-        ("vllm-v1",), "speculative decoding, LoRA, multimodal prompts, KV connectors, pipeline parallelism, a router"
-    ),
-    "vLLM v0": Family(
-        ("vllm", "vllm-chunked"), "prefix cache, speculative decoding, LoRA, multimodal prompts, multi-step scheduling"
-    ),
-    "vLLM on Ascend": Family(
-        (
-            "vllm-ascend",
-            "vllm-ascend-dynamic-batch",
-            "vllm-ascend-short-first",
-            "vllm-ascend-batch-jobs",
-            "vllm-ascend-profiling-chunk",
-            "vllm-ascend-recompute",
-            "vllm-ascend-balance",
-            "vllm-mindspore",
-        ),
-        "asynchronous scheduling except with short requests first, need_timing of profiling chunks, KV transfer, "
-        "priorities with the prefix cache in vllm-mindspore, speculative decoding, LoRA, multimodal prompts",
-    ),
-    "SGLang": Family(("sglang",), "speculative decoding, LoRA, priorities, hierarchical cache, data parallelism"),
-    "MindIE-LLM": Family(
-        ("mindie",),
-        "prefix cache, several answers (n > 1) and beam search, speculative decoding, P/D disaggregation, data "
-        "parallelism, sequence and context parallelism",
-    ),
-    "llm-serving": Family(("llm-serving",), "versions after May 2024"),
-    "Sarathi-Serve": Family(("sarathi", "sarathi-alternating", "static"), "pipeline parallelism"),
-    "LightLLM": Family(("lightllm",), "prompt cache, versions after April 2024"),
-    "others": Family(("splitfuse", "orca"), "pipeline parallelism"),
+VALIDATION: dict[str, Validation] = {  # by the names of families in `sim policies list`
+    name: row for module in family_modules("validation") for name, row in module.VALIDATION.items()
 }
+FAMILY_OF = {policy: name for name, row in VALIDATION.items() for policy in row.recordings}
+RECORDINGS = {policy: counts for row in VALIDATION.values() for policy, counts in row.recordings.items()}
 
 
 class Entry(NamedTuple):
@@ -102,40 +40,37 @@ class Entry(NamedTuple):
 def list_policies() -> list[Entry]:
     """Return the policies, family by family."""
     entries = []
-    for family, (policies, _) in FAMILIES.items():
-        for name in policies:
-            versions = [version for version, count in RECORDINGS[name].items() if count] or list(RECORDINGS[name])
-            version = " to ".join(dict.fromkeys((versions[0], versions[-1])))
-            about = docstring(POLICIES[name]).splitlines()[0]
-            entries.append(entry(name, about, family, version, {"name": name}, sum(RECORDINGS[name].values())))
+    for name, counts in RECORDINGS.items():
+        versions = [version for version, count in counts.items() if count] or list(counts)
+        version = " to ".join(dict.fromkeys((versions[0], versions[-1])))
+        about = docstring(POLICIES[name]).splitlines()[0]
+        entries.append(entry(name, about, version, {"name": name}, sum(counts.values())))
     return entries
 
 
 def list_presets() -> list[Entry]:
-    """Return the presets."""
-    families = {policy: family for family, (policies, _) in FAMILIES.items() for policy in policies}
+    """Return the presets of the listed policies."""
     entries = []
     for name in presets():
         settings = preset(name)["policy"]
         counts = RECORDINGS[settings["name"]]
         version = version_of(name, settings, counts)
-        about = about_preset(name) or ""
-        entries.append(entry(name, about, families[settings["name"]], version, settings, counts.get(version, 0)))
+        entries.append(entry(name, about_preset(name) or "", version, settings, counts.get(version, 0)))
     return entries
 
 
 def version_of(name: str, settings: Mapping[str, Any], counts: Mapping[str, int]) -> str:
     """Return the engine version of a preset: a setting, part of its name, or the only version of its policy."""
     named = re.search(r"\d+(\.\d+)+", name)
-    if name in MODIFIED:
+    if name in VALIDATION[FAMILY_OF[settings["name"]]].modified:
         return "modified"
     version = str(settings.get("version") or (named[0] if named else next(iter(counts))))
     return next((known for known in counts if known.startswith(version)), version)
 
 
-def entry(name: str, about: str, family: str, version: str, settings: Mapping[str, Any], count: int) -> Entry:
-    validated = make_policy(settings).traits.validated_against
-    return Entry(name, about, family, version, count, validated, FAMILIES[family].not_modelled)
+def entry(name: str, about: str, version: str, settings: Mapping[str, Any], count: int) -> Entry:
+    family, validated = FAMILY_OF[settings["name"]], make_policy(settings).traits.validated_against
+    return Entry(name, about, family, version, count, validated, VALIDATION[family].not_modelled)
 
 
 def describe_validation(scenario: Scenario) -> str:

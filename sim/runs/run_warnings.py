@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, Optional
 
-from servesim.config.export import refusals_of
+from servesim.config.exported import refusals_of
+from servesim.config.families import config_file_of
 from servesim.config.memory import blocks_of_device
-from servesim.config.mindie_json import SPLIT_FUSE, plugins_of
 from servesim.config.overrides import Tree, read_mapping
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
@@ -25,7 +25,7 @@ FIXED_BLOCKS = ("llm-serving",)  # policies of engines that do not compute the n
 def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[str]:
     """Return the warnings of a scenario, each as one line. The trace is not read if it is None."""
     found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
-    found.append(warn_plugins(scenario))
+    found.append(warn_not_simulated(scenario))
     if trace is not None and not scenario.make_policy().traits.prefix_cache:
         found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
     return [warning for warning in (*found, profile.source_note) if warning is not None]
@@ -65,11 +65,9 @@ def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:
     if policy in FIXED_BLOCKS or engine.device_memory is not None or "num_blocks" in engine.model_fields_set:
         return None
     budget = blocks_of_device(profile.about, engine.block_size)
-    if budget is None and scenario.server_config is not None:
-        return (
-            f"{scenario.server_config}: npuMemSize gives no number of KV blocks without the model, so the run has "
-            f"{engine.num_blocks:,}: set engine.num_blocks (npuBlockNum of the server), or engine.device_memory"
-        )
+    file = None if scenario.server_config is None else config_file_of(policy)
+    if budget is None and file is not None and file.without_blocks:
+        return f"{scenario.server_config}: {file.without_blocks.format(blocks=engine.num_blocks)}"
     if budget is None or budget.blocks == engine.num_blocks:
         return None
     size = format_bytes(engine.num_blocks * budget.block_bytes)
@@ -80,16 +78,16 @@ def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:
     )
 
 
-def warn_plugins(scenario: Scenario) -> Optional[str]:
-    """Warn about plugins in MindIE's config.json that the run does not have."""
-    file = scenario.server_config
-    if file is None or scenario.policy["name"] != "mindie":
+def warn_not_simulated(scenario: Scenario) -> Optional[str]:
+    """Warn about settings in the configuration of the server that the run does not have."""
+    path, file = scenario.server_config, config_file_of(scenario.policy["name"])
+    if path is None or file is None:
         return None
     try:
-        names = [name for name in plugins_of(read_mapping(file, "configuration"), file) if name != SPLIT_FUSE]
+        text = file.not_simulated(read_mapping(path, "configuration"), path)
     except BadInput:  # the file of a stored run may be gone
         return None
-    return f"{file}: plugins that are not simulated: {', '.join(names)}" if names else None
+    return f"{path}: {text}" if text else None
 
 
 def warn_bad_profile(profile: Profile) -> Optional[str]:

@@ -7,7 +7,7 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.core import FOREVER, Chunk, Plan, Policy, Request, Traits, View
-from servesim.policies.vllm_v1 import VLLMV1, Budget
+from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 
 
 def prompts(view: View, batch: int) -> list[Chunk]:

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import yaml
 from servesim.commands.options import SERVERS
-from servesim.config.export import TARGETS, Exported, export_scenario, v1_command
-from servesim.config.llm_serving_yaml import from_llm_serving
+from servesim.config.export import TARGETS, export_scenario
+from servesim.config.exported import Exported
 from servesim.config.registry import preset, presets
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, field_values
 from servesim.policies import POLICIES
+from servesim.policies.llm_serving.config_file import from_llm_serving
+from servesim.policies.vllm_v1.export import v1_command
 
 from ..commands.running import run_sim
 from ..conftest import ROOT
@@ -47,7 +49,7 @@ OPTIONS = {
     },
 }  # fmt: skip
 OPTIONS["vllm-chunked"] = OPTIONS["vllm"]
-ASCEND = tuple(name for name in TARGETS["vllm"].policies if name.startswith(("vllm-ascend", "vllm-mindspore")))
+ASCEND = tuple(name for name in TARGETS["vllm"] if name.startswith(("vllm-ascend", "vllm-mindspore")))
 OPTIONS.update(dict.fromkeys(ASCEND, OPTIONS["vllm-v1"] | {"--additional-config", "--data-parallel-size"}))
 SETTINGS: dict[str, list[dict[str, Any]]] = {  # every field of these policies that has a flag
     "vllm-v1": [
@@ -80,7 +82,7 @@ def words_of(exported: Exported) -> list[str]:
 
 
 def target_of(policy: str) -> str:
-    return next(name for name, target in TARGETS.items() if policy in target.policies)
+    return next(name for name, target in TARGETS.items() if policy in target)
 
 
 CASES = [(policy, fields) for policy, cases in SETTINGS.items() for fields in cases]
@@ -293,7 +295,7 @@ def test_llm_serving_gets_its_configuration_and_the_rest_is_listed() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("policy", [name for name in POLICIES if all(name not in t.policies for t in TARGETS.values())])
+@pytest.mark.parametrize("policy", [name for name in POLICIES if all(name not in t for t in TARGETS.values())])
 def test_policies_of_other_engines_are_refused(policy: str) -> None:
     for target in TARGETS:
         with pytest.raises(BadInput, match=f"policy {policy}: only .* policies have an? {target} configuration"):

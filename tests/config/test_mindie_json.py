@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 from servesim.config.export import export_scenario
-from servesim.config.mindie_json import KEYS, from_mindie, to_mindie
 from servesim.config.overrides import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, field_values
 from servesim.policies import POLICIES
+from servesim.policies.mindie.config_file import KEYS, from_mindie, to_mindie
 
 from ..commands.running import run_sim
 

@@ -181,7 +181,7 @@ def test_a_bad_request_is_one_line(server: ExploreServer, path: str, body: Any, 
 POLICY_FILE = """
 from dataclasses import dataclass
 from pathlib import Path
-from servesim.policies.orca import Orca
+from servesim.policies.papers import Orca
 Path(__file__).with_suffix(".executed").touch()
 @dataclass(frozen=True)
 class Mine(Orca):
@@ -269,7 +269,7 @@ def test_a_slow_run_tells_its_progress_and_ends_with_its_connection(server: Expl
 SLOW_POLICY = """
 import time
 from dataclasses import dataclass
-from servesim.policies.orca import Orca
+from servesim.policies.papers import Orca
 @dataclass(frozen=True)
 class Slow(Orca):
     def decide(self, view):

@@ -23,8 +23,8 @@ from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch, runs_as_decode
-from servesim.policies.mindie import MindIEState
-from servesim.policies.sglang import SGLangState
+from servesim.policies.mindie.policy import MindIEState
+from servesim.policies.sglang.policy import SGLangState
 
 from ..conftest import RECORDINGS
 

@@ -14,9 +14,15 @@ from servesim.engine.lock_step import requests_by_rank
 from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
-from servesim.policies.vllm_ascend import VLLMAscend, VLLMMindSpore
-from servesim.policies.vllm_ascend_queues import AscendBatchJobs, AscendShortFirst
-from servesim.policies.vllm_ascend_v1 import AscendDynamicBatch, AscendProfilingChunk, AscendRecompute
+from servesim.policies.vllm_ascend import (
+    AscendBatchJobs,
+    AscendDynamicBatch,
+    AscendProfilingChunk,
+    AscendRecompute,
+    AscendShortFirst,
+    VLLMAscend,
+    VLLMMindSpore,
+)
 from servesim.runs.simulate import simulate
 from servesim.testing import ContractWorld, check_conservation, check_fast_forward, check_hold
 from servesim.traces.trace import Trace

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from servesim.core import Policy
 from servesim.policies import POLICIES
-from servesim.policies.mindie_round import STAGE_POLICIES
+from servesim.policies.mindie.round import STAGE_POLICIES
 
 from .recordings import ENGINES, Recording, compare, load, play, recording_names
 

@@ -15,7 +15,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
-from servesim.policies.mindie_feedback import DynamicBatch, LatencyFit, Recent
+from servesim.policies.mindie.feedback import DynamicBatch, LatencyFit, Recent
 from servesim.testing import ContractWorld, draw_requests, simulated
 
 from . import mindie_reference

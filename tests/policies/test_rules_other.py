@@ -6,7 +6,7 @@ import pytest
 from servesim.core import BadInput, Request
 from servesim.costs.linear import LinearCost
 from servesim.policies import POLICIES
-from servesim.policies.lightllm import RouterState
+from servesim.policies.papers.lightllm import RouterState
 
 from ..scenarios import serve
 

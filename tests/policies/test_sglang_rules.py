@@ -12,7 +12,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
-from servesim.policies.sglang import SGLangState
+from servesim.policies.sglang.policy import SGLangState
 
 from ..scenarios import serve
 

@@ -12,8 +12,7 @@ from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop, build_loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
-from servesim.policies.vllm_v0 import VLLM
-from servesim.policies.vllm_v0_chunked import VLLMChunked
+from servesim.policies.vllm_v0 import VLLM, VLLMChunked
 from servesim.policies.vllm_v1 import VLLMV1
 
 from .recordings import PlayedRun, Recording, play

@@ -10,7 +10,7 @@ from servesim import api
 from servesim.cli import main
 from servesim.config.scenario import Scenario
 from servesim.costs.device_profile import load_profile
-from servesim.policies import VLLMV1
+from servesim.policies.vllm_v1 import VLLMV1
 from servesim.report.recorded_runs import compared_rows, record_runs
 from servesim.report.trust import capacity_fact, policy_fact, profile_facts, sweep_facts
 from servesim.study.rate_summary import RateSummary

@@ -18,7 +18,7 @@ from servesim.core.limits import DEFAULT_DRAWS
 from servesim.costs.device_profile import Profile, load_profile, write_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.uncertainty import SESSION_SPREAD, Uncertainty, parameters
-from servesim.policies.orca import Orca
+from servesim.policies.papers import Orca
 from servesim.runs.intervals import format_interval, intervals_of, prediction_interval, simulate_draws
 from servesim.runs.run_folder import read_run
 from servesim.runs.simulate import simulate

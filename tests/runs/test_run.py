@@ -11,9 +11,9 @@ import pytest
 import yaml
 from servesim.cli import main
 from servesim.config.class_source import field_help
-from servesim.config.llm_serving_yaml import from_llm_serving, to_llm_serving
 from servesim.config.registry import presets
 from servesim.policies import POLICIES
+from servesim.policies.llm_serving.config_file import from_llm_serving, to_llm_serving
 
 SCENARIO = """
 workload: {contest: {X: 20, T: 3}}

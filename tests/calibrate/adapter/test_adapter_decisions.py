@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from servesim.config.overrides import with_preset
 from servesim.core.policy import ORDERS
-from servesim.policies.llm_serving import VICTIMS, LLMServing
+from servesim.policies.llm_serving.policy import VICTIMS, LLMServing
 
 from ...policies.test_llm_serving import play
 from .llm_serving_standin import Master

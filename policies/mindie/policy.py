@@ -14,8 +14,8 @@ from typing import Any, Optional
 from servesim.core import FOREVER, BlockPool, Chunk, Plan, Request, Traits, View
 from servesim.core.native import mypyc_attr
 
-from .mindie_feedback import Batch, DynamicBatch, Feedback, LatencyFit, microseconds
-from .mindie_round import MindIESettings, Round, by_arrival
+from .feedback import Batch, DynamicBatch, Feedback, LatencyFit, microseconds
+from .round import MindIESettings, Round, by_arrival
 
 
 class MindIEState:

@@ -10,7 +10,7 @@ from typing import Final, Optional
 from servesim.core import Chunk, Plan, Policy, Preemption, Queue, Request, Stuck, View, require_at_least, require_one_of
 from servesim.core.native import mypyc_attr
 
-from .mindie_feedback import microseconds
+from .feedback import microseconds
 
 STAGE_POLICIES: Final = ("prefill-first", "throughput", "latency")
 MAX_SEQ_LEN: Final = 2560  # shipped maxSeqLen, if the scenario has no max_model_len

@@ -1,4 +1,7 @@
-"""Settings of the plug-in vllm-ascend: the JSON of `--additional-config`, by the scheduler that a policy reproduces."""
+"""A scenario as the command `vllm serve` with a plug-in for Ascend.
+
+The settings of vllm-ascend are the JSON of `--additional-config`, by the scheduler that a policy reproduces.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from servesim.config.exported import MODEL, Exported
+from servesim.config.scenario import Scenario
 from servesim.core import Policy
+from servesim.policies.vllm_v1.export import Plugin, v1_command
 
 
 class PluginConfig(NamedTuple):
@@ -52,22 +58,30 @@ NOT_EXPRESSED = {  # fields that another part of the server sets
 }
 
 
-def plugin_flags(name: str, policy: Policy) -> tuple[dict[str, Any], set[str], list[str]]:
-    """Return the flags that vllm-ascend adds to those of vLLM, the fields of the policy in them, and notes."""
+def ascend_command(scenario: Scenario, model: str = MODEL) -> Exported:
+    """Return the command of vLLM V1 with the settings of the plug-in."""
+    return v1_command(scenario, model, plugin_of(scenario.policy["name"], scenario.make_policy()))
+
+
+def plugin_of(name: str, policy: Policy) -> Plugin:
+    """Return what the plug-in adds to the command; vllm-mindspore adds nothing."""
     if name == DYNAMIC_BATCH:
         field = "slo_limits_for_dynamic_batch"
-        return as_flag({"SLO_limits_for_dynamic_batch": getattr(policy, field)}), {field}, []
+        return Plugin(as_flag({"SLO_limits_for_dynamic_batch": getattr(policy, field)}), {field}, (), NOT_EXPRESSED)
     config = CONFIGS.get(name)
     if config is None:
-        return {}, set(), []
+        return Plugin(not_expressed=NOT_EXPRESSED)
     defaults = type(policy)()
     values = {field: getattr(policy, field) for field in config.fields}
     changed = {field: value for field, value in values.items() if value != getattr(defaults, field)}
     settings: Mapping[str, Any] = {config.switch: True, **changed}
     for key in reversed(config.section):
         settings = {key: settings}
-    return as_flag(settings), set(config.fields), [config.note] if config.note else []
+    return Plugin(as_flag(settings), config.fields, [config.note] if config.note else (), NOT_EXPRESSED)
 
 
 def as_flag(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {"--additional-config": json.dumps(settings)}
+
+
+EXPORTS = dict.fromkeys((*CONFIGS, DYNAMIC_BATCH, "vllm-mindspore"), ascend_command)

@@ -37,7 +37,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .llm_serving_static import check_blocks, decide_rows, is_out_of_range, reject_out_of_range
+from .static import check_blocks, decide_rows, is_out_of_range, reject_out_of_range
 
 
 class AdmissionState(NamedTuple):

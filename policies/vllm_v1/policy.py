@@ -23,8 +23,7 @@ from servesim.core import (
     require_one_of,
 )
 from servesim.core.native import mypyc_attr
-
-from .vllm_v0_common import budget_refusals, prefilling_is_last, priority_key, require_below_one
+from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key, require_below_one
 
 NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)

@@ -16,7 +16,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
-from .sglang_prefill import (
+from .prefill import (
     CACHE_ORDERS,
     NOTHING_TRIED,
     PrefillAdder,

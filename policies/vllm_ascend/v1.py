@@ -24,9 +24,8 @@ from servesim.core import (
 )
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
-
-from .vllm_v0_common import prefilling_is_last, requests_in
-from .vllm_v1 import VLLMV1, Budget
+from servesim.policies.vllm_common import prefilling_is_last, requests_in
+from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 
 COLUMNS = ("ctx_len", "d_num", "chunk_size", "cost")  # of profile_table.csv
 MULTIPLE = 64  # chunks of equal time are rounded up to a multiple of this, or of a larger block size

@@ -1,4 +1,4 @@
-"""Code of both vLLM v0 schedulers, vllm_v0.py and vllm_v0_chunked.py: blocks, preemption, swap-in, delay factor.
+"""Code of both vLLM v0 schedulers, policy.py and chunked.py: blocks, preemption, swap-in, delay factor.
 
 `length` is the prompt plus the generated tokens. The newest token is not cached, so a decode needs blocks for `length`.
 """
@@ -26,6 +26,7 @@ from servesim.core import (
     require_one_of,
 )
 from servesim.core.native import mypyc_attr
+from servesim.policies.vllm_common import requests_in, require_below_one
 
 SCOPES = ("queue", "request", "request-unless-idle")
 
@@ -227,11 +228,6 @@ class VLLMv0(Policy):
         return Rejection(request, reason, keeps_host_blocks=keeps)
 
 
-def requests_in(view: View) -> list[Request]:
-    """Return all requests of a server."""
-    return [*view.running, *view.swapped, *view.waiting]
-
-
 def new_blocks(pool: BlockPool, request: Request, held: int) -> int:
     """Return the blocks that the next token of a request takes, if it holds this number of blocks."""
     if request.group is not None:
@@ -242,35 +238,3 @@ def new_blocks(pool: BlockPool, request: Request, held: int) -> int:
 def seats_of(view: View, running: Queue) -> int:
     """Return the sequences of running requests that count for max_num_seqs."""
     return sum([request.seats for request in running]) if view.has_groups else len(running)
-
-
-def budget_refusals(
-    max_num_batched_tokens: int, max_num_seqs: int, whole_prompts: bool, max_model_len: Optional[int]
-) -> list[str]:
-    """Return what vLLM refuses at its start (SchedulerConfig, the same rules in v0 and V1)."""
-    refusals = []
-    if max_num_batched_tokens < max_num_seqs:
-        refusals.append(f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_num_seqs ({max_num_seqs})")
-    if whole_prompts and max_model_len is not None and max_num_batched_tokens < max_model_len:
-        refusals.append(
-            f"max_num_batched_tokens ({max_num_batched_tokens}) is below max_model_len ({max_model_len}), "
-            "which needs chunked prefill"
-        )
-    return refusals
-
-
-def require_below_one(watermark: float) -> None:
-    """Raise a ValueError if a watermark is 1 or more."""
-    if watermark >= 1:
-        raise ValueError(f"watermark: expected a fraction below 1, got {watermark!r}")
-
-
-def priority_key(request: Request) -> tuple[int, float]:
-    """Return the sort key of `policy: priority`: lower priority number first, then the older request."""
-    return (request.priority, request.arrival)
-
-
-def prefilling_is_last(running: Queue, prefilling: Queue) -> bool:
-    """Return whether the partly computed prompts are at the end of the running queue."""
-    first = len(running) - len(prefilling)
-    return all(running[first + index] is request for index, request in enumerate(prefilling))

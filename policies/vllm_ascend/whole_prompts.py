@@ -25,10 +25,10 @@ from servesim.core import (
     require_effect,
 )
 from servesim.core.native import mypyc_attr
+from servesim.policies.vllm_common import priority_key
+from servesim.policies.vllm_v1.policy import DECODE_ONCE, NO_PREFIX, Budget
 
-from .vllm_ascend_v1 import AscendV1, with_state
-from .vllm_v0_common import priority_key
-from .vllm_v1 import DECODE_ONCE, NO_PREFIX, Budget
+from .v1 import AscendV1, with_state
 
 WATERMARK: Final = 0.01  # fraction of the blocks that an admission of vllm-ascend leaves free; no setting
 LONG_PROMPT: Final = 0.04  # of max_model_len, if only max_long_partial_prefills is set

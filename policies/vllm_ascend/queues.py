@@ -9,9 +9,9 @@ from typing import Any, Final, NamedTuple, Optional
 
 from servesim.core import Chunk, Plan, Request, Stuck, View, require_at_least
 from servesim.core.native import mypyc_attr
+from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 
-from .vllm_ascend_v1 import AscendV1, with_state
-from .vllm_v1 import VLLMV1, Budget
+from .v1 import AscendV1, with_state
 
 IMMEDIATE, SHORT, LONG = range(3)  # lanes of the waiting queue
 

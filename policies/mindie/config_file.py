@@ -12,9 +12,11 @@ from copy import deepcopy
 from pathlib import PurePath
 from typing import Any, NamedTuple, Optional, cast
 
+from servesim.config.families import ConfigFile
 from servesim.core import BadInput
 from servesim.files.read import parse_json, quote
-from servesim.policies.mindie_round import STAGE_POLICIES  # in the order of stageSelectPolicy
+
+from .round import STAGE_POLICIES  # in the order of stageSelectPolicy
 
 DEPLOY, SCHEDULE, MODEL = "ModelDeployConfig", "ScheduleConfig", "ModelConfig"
 SPLIT_FUSE = "splitfuse"
@@ -187,3 +189,16 @@ def set_plugins(model: Values, names: list[str]) -> None:
     params = {**(json.loads(params) if isinstance(params, str) else params), "plugin_type": ",".join(names)}
     if names:
         model["plugin_params"] = json.dumps(params) if is_text else params
+
+
+def other_plugins(tree: Mapping[str, Any], where: str) -> Optional[str]:
+    """Return which plugins of a configuration the run does not have."""
+    names = [name for name in plugins_of(tree, where) if name != SPLIT_FUSE]
+    return f"plugins that are not simulated: {', '.join(names)}" if names else None
+
+
+CONFIG_FILE = ConfigFile(
+    "the config.json of MindIE", "mindie", is_mindie, from_mindie, other_plugins,
+    "npuMemSize gives no number of KV blocks without the model, so the run has {blocks:,}: set engine.num_blocks "
+    "(npuBlockNum of the server), or engine.device_memory",
+)  # fmt: skip

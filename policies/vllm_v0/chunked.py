@@ -21,17 +21,10 @@ from servesim.core import (
     require_one_of,
 )
 from servesim.core.native import mypyc_attr
+from servesim.policies.vllm_common import budget_refusals, prefilling_is_last
 
-from .vllm_v0 import DECODE_PAST_FINISH_KEEP_ONE_FREE
-from .vllm_v0_common import (
-    BlockPlan,
-    DelayGate,
-    DelayState,
-    SwapInResult,
-    VLLMv0,
-    budget_refusals,
-    prefilling_is_last,
-)
+from .common import BlockPlan, DelayGate, DelayState, SwapInResult, VLLMv0
+from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE
 
 
 class RunningResult(NamedTuple):

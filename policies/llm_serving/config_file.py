@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from servesim.config.families import ConfigFile
 from servesim.core import BadInput
 
 SECTIONS = {"model_config", "serving_config", "pa_config"}
@@ -85,3 +86,6 @@ def section(tree: Mapping[str, Any], name: str, where: str) -> Mapping[str, Any]
 def as_list(value: Any) -> list[Any]:
     """Return a value as a list; the configuration may hold one size or a list of sizes."""
     return list(value) if isinstance(value, list) else [value]
+
+
+CONFIG_FILE = ConfigFile("the YAML configuration of llm-serving", "llm-serving", is_llm_serving, from_llm_serving)

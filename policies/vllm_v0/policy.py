@@ -23,8 +23,9 @@ from servesim.core import (
     require_one_of,
 )
 from servesim.core.native import mypyc_attr
+from servesim.policies.vllm_common import budget_refusals, priority_key
 
-from .vllm_v0_common import BlockPlan, VLLMv0, budget_refusals, priority_key, seats_of
+from .common import BlockPlan, VLLMv0, seats_of
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.
 DECODE_KEEP_ONE_FREE = Plan(decode=True, hold=FOREVER, keep_free=1)

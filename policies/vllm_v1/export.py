@@ -1,0 +1,83 @@
+"""A scenario as the command `vllm serve` of the V1 engine, with the flags of the policy's version."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from servesim.config.exported import MODEL, Exported, changed_engine_keys, changed_fields, shell_command
+from servesim.config.scenario import Scenario
+from servesim.policies.vllm_flags import (
+    BLOCK_SIZES,
+    ENGINE_KEYS,
+    blocks_gib,
+    memory_flags,
+    memory_notes,
+    note_on_whole_prompts,
+    refuse_block_size,
+    switch,
+    token_flags,
+)
+
+from .policy import SETTING_SINCE
+
+ANY_BLOCK_SIZE = (0, 18, 0)
+FIELDS = {
+    "max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill", "long_prefill_token_threshold",
+    "scheduler_reserve_full_isl", "watermark", "policy", "enable_prefix_caching", "version", "max_num_active_seqs",
+    "long_prefill_token_threshold_adaptive", "async_scheduling",
+}  # fmt: skip
+AS_SIMULATED = "as simulated: vLLM's default is to {}; the real server may be faster with it"
+OFFLOADING = "--kv-offloading-size: vLLM copies a block to the host when it is full; simulated: when it is evicted"
+
+
+class Plugin(NamedTuple):
+    """What a plug-in of vLLM adds to the command."""
+
+    flags: Mapping[str, Any] = {}
+    fields: Collection[str] = ()  # of the policy, in these flags
+    notes: Sequence[str] = ()
+    not_expressed: Mapping[str, str] = {}  # field that another part of the server sets -> the reason
+
+
+def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] = None) -> Exported:
+    """Return the command of the V1 engine. One more block than simulated: V1 never uses the first one."""
+    policy: Any = scenario.make_policy()
+    engine, host = scenario.engine, scenario.engine.host_cache
+    added = plugin or Plugin()
+    by_default = policy.is_since((0, 14, 0))  # asynchronous scheduling
+    reserve = switch("scheduler-reserve-full-isl", policy.scheduler_reserve_full_isl)
+    flags = {
+        **token_flags(policy),
+        "--max-num-active-seqs": policy.max_num_active_seqs,
+        "--long-prefill-token-threshold": policy.long_prefill_token_threshold or None,
+        "--long-prefill-token-threshold-adaptive": policy.long_prefill_token_threshold_adaptive or None,
+        **(reserve if policy.is_since(SETTING_SINCE["scheduler_reserve_full_isl"]) else {}),
+        "--watermark": policy.watermark or None,
+        **switch("enable-chunked-prefill", policy.enable_chunked_prefill),
+        "--scheduling-policy": policy.policy,
+        **memory_flags(scenario, engine.num_blocks + 1),
+        **switch("enable-prefix-caching", policy.enable_prefix_caching),
+        "--kv-offloading-size": None if host is None else blocks_gib(scenario, host.blocks),
+        **({} if policy.async_scheduling == by_default else switch("async-scheduling", policy.async_scheduling)),
+        "--data-parallel-size": engine.data_parallel_size if engine.data_parallel_size > 1 else None,
+        **added.flags,
+    }
+    notes = [*added.notes, *memory_notes(scenario), *note_on_whole_prompts(scenario, policy.enable_chunked_prefill)]
+    if host is not None:
+        notes.insert(0, OFFLOADING)
+    if by_default and not policy.async_scheduling:
+        notes.insert(0, f"--no-async-scheduling: {AS_SIMULATED.format('plan a step while the last one runs')}")
+    missing = changed_fields(policy, FIELDS | set(added.fields), added.not_expressed)
+    missing += changed_engine_keys(engine, ENGINE_KEYS)
+    if not policy.is_since(ANY_BLOCK_SIZE):
+        sizes = (*BLOCK_SIZES, 256) if policy.is_since((0, 11, 1)) else BLOCK_SIZES
+        missing += refuse_block_size(flags, engine.block_size, sizes, policy.version)
+    if engine.host_blocks:
+        missing.append(f"engine.host_blocks={engine.host_blocks}: V1 does not swap")
+    command = shell_command(["vllm", "serve", model], flags, {})
+    server = f"vLLM {policy.version} (V1 engine)" if plugin is None else policy.traits.engine
+    return Exported(server, "vllm.sh", command, notes, missing)
+
+
+EXPORTS = {"vllm-v1": v1_command}

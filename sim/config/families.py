@@ -1,0 +1,53 @@
+"""What a folder of policies/ holds beside the policies: how they were validated, and the configuration of the server.
+
+The modules validation.py, config_file.py and export.py of a folder import this package. So this package loads them by
+name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any, NamedTuple, Optional
+
+from servesim.policies import FAMILIES
+
+
+class Validation(NamedTuple):
+    """How policies of engines with common code were validated."""
+
+    recordings: Mapping[str, Mapping[str, int]]  # policy -> version of its engine -> recordings of that version
+    not_modelled: str
+    modified: Sequence[str] = ()  # presets of engines that their authors changed: no recording shows their rules
+
+
+class ConfigFile(NamedTuple):
+    """The configuration file of a real server, which a scenario may name."""
+
+    title: str  # e.g. the config.json of MindIE
+    policy: str  # that this server runs
+    fits: Callable[[Mapping[str, Any]], bool]  # whether a mapping is such a file
+    scenario: Callable[[Mapping[str, Any], str], dict[str, Any]]  # of a file and its name
+    not_simulated: Callable[[Mapping[str, Any], str], Optional[str]] = lambda tree, where: None  # in a file, as a text
+    without_blocks: str = ""  # warning if the file gives no number of KV blocks; {blocks} is the number of the run
+
+
+def family_modules(name: str) -> Iterator[Any]:
+    """Yield the modules of this name, of the families that have one."""
+    for family in FAMILIES:
+        path = f"servesim.policies.{family}.{name}"
+        if find_spec(path) is not None:
+            yield import_module(path)
+
+
+@cache
+def config_files() -> list[ConfigFile]:
+    """Return the configuration files that can be read."""
+    return [module.CONFIG_FILE for module in family_modules("config_file")]
+
+
+def config_file_of(policy: str) -> Optional[ConfigFile]:
+    """Return the configuration file of the server that runs a policy."""
+    return next((file for file in config_files() if file.policy == policy), None)

@@ -1,0 +1,96 @@
+"""The folders of policies: each engine family can be removed, by its folder and one line of a table."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from servesim.policies import FAMILIES
+
+from ..conftest import ROOT
+from ..layers import PACKAGES, graph
+
+EXTENDS = {"vllm_ascend": {"vllm_v1"}}  # families whose policies are subclasses of another family
+# Modules outside the folders that import a family: tools for the engine of this family.
+TOOLS = {
+    "servesim.calibrate.adapter.vllm_scheduler": {"vllm_v1"},
+    "servesim.calibrate.vllm.recording": {"vllm_v1"},
+}
+SCRIPT = """
+import json
+import servesim
+from servesim.cli import main
+from servesim.config.export import TARGETS
+from servesim.config.registry import presets
+from servesim.policies import POLICIES
+
+codes = [main(words.split()) for words in COMMANDS]
+print(json.dumps([servesim.__file__, codes, list(POLICIES), list(presets()), list(TARGETS)]))
+"""
+SCENARIO = """\
+workload: {requests: 5, arrivals: {kind: burst}, lengths: {prompt: 40, output: 4}}
+policy: NAME
+engine: {num_blocks: 100, block_size: 16}
+profile: h200-llama2-7b
+"""
+
+
+def family_of(module: str) -> str | None:
+    """Return the family in whose folder a module is."""
+    parts = module.split(".")
+    return parts[2] if parts[1:2] == ["policies"] and len(parts) > 2 and parts[2] in FAMILIES else None
+
+
+def test_every_folder_is_a_family() -> None:
+    folders = {path.parent.name for path in (ROOT / "policies").glob("*/__init__.py")}
+    assert folders == set(FAMILIES)
+
+
+def test_a_family_is_imported_by_subclasses_and_by_tools_of_its_engine_only() -> None:
+    found: dict[str, set[str]] = {}
+    for module, others in graph(ROOT).items():
+        own = family_of(module)
+        used = {family for other in others if (family := family_of(other)) is not None and family != own}
+        if used:
+            found.setdefault(own or module, set()).update(used)
+    assert found == EXTENDS | TOOLS
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_is_removed_with_its_folder_and_its_line(family: str, tmp_path: Path) -> None:
+    removed = {family, *(name for name, bases in EXTENDS.items() if family in bases)}
+    package = copy_without(removed, tmp_path)
+    policy, server = ("sglang", "sglang") if "vllm_v1" in removed else ("vllm-v1", "vllm")
+    (tmp_path / "scenario.yaml").write_text(SCENARIO.replace("NAME", policy))
+    commands = ["policies list --all", "run scenario.yaml", f"export scenario.yaml --to {server}"]
+    words = [sys.executable, "-c", f"COMMANDS = {commands}\n{SCRIPT}"]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    file, codes, policies, presets, targets = json.loads(done.stdout.splitlines()[-1])
+    left = {name: server for name, server in FAMILIES.items() if name not in removed}
+    assert (Path(file).parent, codes) == (package, [0, 0, 0])
+    assert policies == [name for family in left for name in import_module(f"servesim.policies.{family}").POLICIES]
+    assert set(presets) == {path.stem for family in left for path in (ROOT / "policies" / family).rglob("*.yaml")}
+    assert set(targets) == set(left.values()) - {None}
+
+
+def copy_without(removed: set[str], folder: Path) -> Path:
+    """Copy the library without the folders of some families and their lines in the table; return the package."""
+    package = folder / "servesim"
+    for top, name in PACKAGES.items():
+        shutil.copytree(
+            ROOT / top, folder / name.replace(".", "/"), ignore=shutil.ignore_patterns("__pycache__", "*.so")
+        )
+    table = package / "policies" / "__init__.py"
+    lines = table.read_text(encoding="utf-8").splitlines(keepends=True)
+    for family in removed:
+        shutil.rmtree(package / "policies" / family)
+        [line] = [line for line in lines if line.startswith(f'    "{family}": ')]
+        lines.remove(line)
+    table.write_text("".join(lines), encoding="utf-8")
+    return package
