@@ -25,6 +25,7 @@ COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "runs/request_rows")
 INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
+    "class_source", "fields",  # read annotations and source files, once per class
     "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run
 )  # fmt: skip
