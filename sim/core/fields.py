@@ -78,7 +78,7 @@ def check_fields(policy: Any) -> None:
 
 
 @lru_cache(maxsize=256)
-def checked_fields(kind: type[Any]) -> tuple[PolicyField, ...]:
+def checked_fields(kind: Any) -> tuple[PolicyField, ...]:
     """Return the fields that have choices or a range. If a type has an error, only those of the base class."""
     for base in kind.__mro__:
         try:
@@ -92,7 +92,7 @@ def checked_fields(kind: type[Any]) -> tuple[PolicyField, ...]:
 
 
 @lru_cache(maxsize=256)
-def policy_fields(kind: type[Any]) -> dict[str, PolicyField]:
+def policy_fields(kind: Any) -> dict[str, PolicyField]:
     """Return all fields of a policy class by their names. Any error is possible: an annotation is an expression."""
     found: dict[str, PolicyField] = {}
     declared: dict[str, Field[Any]] = {}
