@@ -25,6 +25,7 @@ COMPILED = ("core/*", "engine/*", "costs/*", "policies/*", "policies/*/*", "runs
 INTERPRETED = (
     "__init__",
     "errors", "limits", "native",  # subclasses of built-in exceptions; rarely used; see its text
+    "class_source", "fields",  # read annotations and source files, once per class
     "device_profile", "mapping", "profile_file", "uncertainty",  # read mappings and files, once per run
     "config_file", "export", "validation", "vllm_flags",  # configurations of engines, read and written
     "kv_memory", "model_arithmetic", "model_config", "profile_verdict",  # used at most once per run

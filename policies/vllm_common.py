@@ -27,12 +27,6 @@ def budget_refusals(
     return refusals
 
 
-def require_below_one(watermark: float) -> None:
-    """Raise a ValueError if a watermark is 1 or more."""
-    if watermark >= 1:
-        raise ValueError(f"watermark: expected a fraction below 1, got {watermark!r}")
-
-
 def priority_key(request: Request) -> tuple[int, float]:
     """Return the sort key of `policy: priority`: lower priority number first, then the older request."""
     return (request.priority, request.arrival)

@@ -9,16 +9,16 @@ import csv
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
 
 import yaml
-from servesim.config.class_source import docstring, field_help
 from servesim.config.registry import about_preset, presets
 from servesim.config.scenario import EngineConfig, Scenario, TraceFile
 from servesim.config.validation import FAMILY_OF, RECORDINGS, VALIDATION, list_policies
 from servesim.core import Policy
+from servesim.core.class_source import docstring
+from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import bundled_profiles
 from servesim.policies import POLICIES
 from servesim.runs.metric_table import STATISTICS, TABLE
@@ -68,12 +68,15 @@ def policy_tables() -> str:
           row.validated_against] for row in list_policies()),
     )]  # fmt: skip
     sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items())))
-    common = {field.name for field in fields(Policy)}
+    common = set(policy_fields(Policy))
     names = {kind: name for name, kind in POLICIES.items()}
     for name, kind in POLICIES.items():
-        doc, defaults = " ".join(docstring(kind).split()), {field.name: field.default for field in fields(kind)}
+        doc, defaults = (
+            " ".join(docstring(kind).split()),
+            {field.name: field.default for field in policy_fields(kind).values()},
+        )
         base = next((known for known in POLICIES.values() if known in kind.__mro__[1:]), Policy)
-        shared = common | {field.name for field in fields(base) if field.default == defaults[field.name]}
+        shared = common | {f.name for f in policy_fields(base).values() if f.default == defaults[f.name]}
         if shared >= defaults.keys():  # no field of its own
             shared = common
         elif base in names:
@@ -96,10 +99,8 @@ def common_field_table() -> str:
 
 def field_table(kind: type[Policy], without: Set[str]) -> str:
     """Return the fields of a policy class except some, with their defaults and help texts."""
-    help_texts = field_help(kind)
-    rows = [
-        [f"`{f.name}`", f"`{f.default}`", help_texts.get(f.name, "")] for f in fields(kind) if f.name not in without
-    ]
+    known = policy_fields(kind).values()
+    rows = [[f"`{field.name}`", f"`{field.default}`", field.help] for field in known if field.name not in without]
     return table(("field", "default", "meaning"), rows)
 
 

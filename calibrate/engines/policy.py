@@ -11,12 +11,11 @@ import os
 import time
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any, Literal, Optional
 
 from servesim.calibrate.device.worker_client import START_TIMEOUT_S, Worker, WorkerFailed
 from servesim.config.user_code import find_file, names_file
 from servesim.core import Chunk, Plan, Policy, PolicyError, Preemption, Request, Traits, View
-from servesim.core.policy import require_one_of
 
 ENGINES = {"vllm": "vLLM"}
 FORESEES_ENDS = (0, 11, 1)  # first version that does not run a request again whose last token is in flight
@@ -28,13 +27,11 @@ SETTINGS: dict[tuple[Optional[str], str], dict[str, Any]] = {}  # what the engin
 class EnginePolicy(Policy):
     """The scheduler of an engine that is installed on this machine. Its flags are further fields."""
 
-    engine: str = "vllm"  # engine: vllm, of the interpreter in SERVESIM_VLLM_PYTHON (default: this one)
+    engine: Literal["vllm"] = "vllm"  # engine: vllm, of the interpreter in SERVESIM_VLLM_PYTHON (default: this one)
     flags: tuple[Any, ...] = ()  # flags of the engine, as pairs; write them as fields, e.g. max_num_seqs: 64
     scheduler_cls: Optional[str] = None  # your scheduler class: package.module.Class, or FILE.py:Class
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of(self, engine=tuple(ENGINES), order=("arrival",), max_wait=(None,))
+    order: Literal["arrival"] = "arrival"  # waiting queue: the engine sorts it
+    max_wait: Literal[None] = None  # the engine has no such setting
 
     @property
     def title(self) -> str:

@@ -59,7 +59,8 @@ def rules_of(
     if PROVABLE.get(name) != engine:
         pairs = ", ".join(f"{policy} --engine {engine}" for policy, engine in PROVABLE.items())
         raise BadInput(f"policy {name} and engine {engine}: cannot be compared; possible: {pairs}")
-    installed = EnginePolicy(engine=engine, scheduler_cls=scheduler)
+    flags: dict[str, Any] = {"engine": engine, "scheduler_cls": scheduler}
+    installed = EnginePolicy(**flags)
     release = version_numbers(installed.settings()["version"])
     known = [preset(title)["policy"] for title in presets() if preset(title)["policy"]["name"] == name]
     known = [tree for tree in known if version_numbers(tree["version"]) <= release] or known

@@ -15,13 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import merge
 from itertools import chain
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
     FOREVER,
     IDLE_PLAN,
     Chunk,
+    Float0,
+    Int0,
+    Int1,
     Plan,
     Policy,
     Preemption,
@@ -31,9 +34,7 @@ from servesim.core import (
     Traits,
     View,
     first_time_after,
-    require_at_least,
     require_effect,
-    require_one_of,
 )
 from servesim.core.native import mypyc_attr
 
@@ -103,9 +104,6 @@ class AdmissionDelay:
             self.state = AdmissionState(self.view.now, self.state.latency, self.state.may_admit)
 
 
-VICTIMS = ("shortest", "longest", "newest", "oldest", "fewest-blocks")
-
-
 def choose_victim(victim: str, candidates: Sequence[Request]) -> Request:
     """Return the request with the smallest key; on a tie, the one in the lowest slot."""
     chosen = candidates[0]
@@ -136,29 +134,24 @@ def victim_key(victim: str, request: Request) -> tuple[float, int]:
 class LLMServing(Policy):
     """The scheduler of MindSpore llm-serving, with settings for the contest entries."""
 
-    decode_batch: int = 1  # number of slots (maximum running requests); the engine pads every decode to it
-    prefill_batch: int = 1  # prompts per prefill step; the unmodified server always runs 1
-    delay_factor: float = 0.0  # admit when the oldest request has waited this multiple of the last prefill's latency
-    delay_variant: str = "queue"  # test of the delay: queue or request (as vLLM), contest, contest-as-reported, none
+    decode_batch: Int1 = 1  # number of slots (maximum running requests); the engine pads every decode to it
+    prefill_batch: Int1 = 1  # prompts per prefill step; the unmodified server always runs 1
+    delay_factor: Float0 = 0.0  # admit when the oldest request has waited this multiple of the last prefill's latency
+    # test of the delay: queue or request (as vLLM), contest, contest-as-reported, none
+    delay_variant: Literal["none", "queue", "request", "contest", "contest-as-reported"] = "queue"
     fix_delay_bugs: bool = False  # fix two bugs of the contest variants: crash on an empty queue, delay while idle
-    preempted_to: str = "front"  # queue of a preempted request: front (FIFO order only), sorted (by `order`), swapped
-    refill_from: str = "swapped"  # queue that fills a free slot: swapped, waiting, older (the older of both heads)
-    victim: str = "shortest"  # request to preempt: shortest, longest, newest, oldest, fewest-blocks
-    admission_hysteresis: int = 0  # once all slots are used, admit again when more than this number are free; 0: off
-    strategy: str = "paged"  # paged, continuous (no block pool); static batches: static-paged, static (no block pool)
+    # queue of a preempted request: front (FIFO order only), sorted (by `order`), swapped
+    preempted_to: Literal["front", "sorted", "swapped"] = "front"
+    # queue that fills a free slot: swapped, waiting, older (the older of both heads)
+    refill_from: Literal["swapped", "waiting", "older"] = "swapped"
+    # request to preempt
+    victim: Literal["shortest", "longest", "newest", "oldest", "fewest-blocks"] = "shortest"
+    admission_hysteresis: Int0 = 0  # once all slots are used, admit again when more than this number are free; 0: off
+    # paged, continuous (no block pool); static batches: static-paged, static (no block pool)
+    strategy: Literal["paged", "continuous", "static", "static-paged"] = "paged"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "decode_batch", "prefill_batch")
-        require_at_least(self, 0, "delay_factor", "admission_hysteresis")
-        require_one_of(
-            self,
-            delay_variant=("none", "queue", "request", "contest", "contest-as-reported"),
-            preempted_to=("front", "sorted", "swapped"),
-            refill_from=("swapped", "waiting", "older"),
-            victim=VICTIMS,
-            strategy=("paged", "continuous", "static", "static-paged"),
-        )
         require_effect(self, self.delay_variant != "none", "a delay_variant other than none", "delay_factor")
         require_effect(self, self.strategy == "paged", "strategy: paged", "delay_factor", "admission_hysteresis")
 

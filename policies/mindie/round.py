@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Optional
+from typing import Final, Literal, Optional, get_args
 
-from servesim.core import Chunk, Plan, Policy, Preemption, Queue, Request, Stuck, View, require_at_least, require_one_of
+from servesim.core import Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import microseconds
 
-STAGE_POLICIES: Final = ("prefill-first", "throughput", "latency")
+StagePolicy = Literal["prefill-first", "throughput", "latency"]
+STAGE_POLICIES: Final[tuple[str, ...]] = get_args(StagePolicy)
 MAX_SEQ_LEN: Final = 2560  # shipped maxSeqLen, if the scenario has no max_model_len
 
 
@@ -36,35 +37,24 @@ def has_outputs(request: Request) -> bool:
 class MindIESettings(Policy):
     """The settings of MindIE-LLM, with its names and units."""
 
-    max_batch_size: int = 200  # seats of a decode round; more requests may run, in turns
-    max_prefill_batch_size: int = 50  # seats of a prefill round; 0: max_batch_size
-    max_prefill_tokens: int = 8192  # tokens per round; without split_fuse at least max_model_len
-    stage_policy: str = "prefill-first"  # prefill-first, throughput (supportSelectBatch) or latency
-    prefill_time_ms_per_req: int = 150  # weight of a prefill (throughput)
-    decode_time_ms_per_req: int = 50  # weight of a decode (throughput)
-    max_preempt_count: int = 0  # preempted requests that a round swaps to the host; it recomputes the others
-    max_queue_delay_microseconds: int = 5000  # wait of the first waiting request before a prefill (prefill-first)
-    max_first_token_wait_time: int = 2500  # ms; if the first waiting request lacks blocks longer, one is preempted
-    max_iter_times: int = 512  # most output tokens of a request
+    max_batch_size: Int1 = 200  # seats of a decode round; more requests may run, in turns
+    max_prefill_batch_size: Int0 = 50  # seats of a prefill round; 0: max_batch_size
+    max_prefill_tokens: Int1 = 8192  # tokens per round; without split_fuse at least max_model_len
+    stage_policy: StagePolicy = "prefill-first"  # prefill-first, throughput (supportSelectBatch) or latency
+    prefill_time_ms_per_req: Int0 = 150  # weight of a prefill (throughput)
+    decode_time_ms_per_req: Int0 = 50  # weight of a decode (throughput)
+    max_preempt_count: Int0 = 0  # preempted requests that a round swaps to the host; it recomputes the others
+    max_queue_delay_microseconds: Int1 = 5000  # wait of the first waiting request before a prefill (prefill-first)
+    max_first_token_wait_time: Int0 = 2500  # ms; if the first waiting request lacks blocks longer, one is preempted
+    max_iter_times: Int1 = 512  # most output tokens of a request
     split_fuse: bool = False  # chunked prefill in the same rounds as decodes; stage_policy has no effect
-    prefill_chunk_size: int = 0  # tokens of one prompt per round; 0: max_prefill_tokens (split_fuse)
-    long_prefill_token_threshold: int = 1024  # a prompt with more tokens left is long (split_fuse)
-    max_long_partial_prefills: int = 8  # long prompts in progress (split_fuse)
-    prefill_expected_time: int = 1500  # ms until the first token (latency)
-    decode_expected_time: int = 50  # ms per decode (latency, dynamic_batch_size)
+    prefill_chunk_size: Int0 = 0  # tokens of one prompt per round; 0: max_prefill_tokens (split_fuse)
+    long_prefill_token_threshold: Int0 = 1024  # a prompt with more tokens left is long (split_fuse)
+    max_long_partial_prefills: Int0 = 8  # long prompts in progress (split_fuse)
+    prefill_expected_time: Int0 = 1500  # ms until the first token (latency)
+    decode_expected_time: Int0 = 50  # ms per decode (latency, dynamic_batch_size)
     dynamic_batch_size: bool = False  # change both numbers of seats, so that a decode takes decode_expected_time
     async_scheduling: bool = False  # decide a round while the last one runs
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_one_of(self, stage_policy=STAGE_POLICIES)
-        require_at_least(self, 1, "max_batch_size", "max_prefill_tokens", "max_iter_times")
-        require_at_least(self, 1, "max_queue_delay_microseconds")
-        require_at_least(
-            self, 0, "max_prefill_batch_size", "prefill_time_ms_per_req", "decode_time_ms_per_req", "max_preempt_count",
-            "max_first_token_wait_time", "prefill_chunk_size", "long_prefill_token_threshold",
-            "max_long_partial_prefills", "prefill_expected_time", "decode_expected_time",
-        )  # fmt: skip
 
     def token_budget(self, view: View) -> int:
         """Return the tokens of a round."""

@@ -9,7 +9,7 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Plan, Policy, Preemption, Request, Traits, View, require_at_least
+from servesim.core import FOREVER, Chunk, Float0, Int0, Int1, Plan, Policy, Preemption, Request, Traits, View
 from servesim.core.native import mypyc_attr
 
 MAX_REQ_TOTAL_LEN = 2048 + 1024  # LightLLM's default max_req_total_len, if the scenario has no max_model_len
@@ -27,20 +27,15 @@ class RouterState(NamedTuple):
 class LightLLM(Policy):
     """Every max_wait_tokens decodes, LightLLM admits prompts if the estimated peak of all requests fits."""
 
-    batch_max_tokens: Optional[int] = None  # prompt tokens per prefill; null: max(pool tokens / 6, max_model_len)
-    running_max_req_size: int = 1000  # maximum running and preempted requests
-    max_wait_tokens: int = 10  # decode steps between two admissions
-    router_token_ratio: float = 0.0  # from this used fraction of the pool on, outputs are expected to reach their limit
-    router_max_new_token_len: int = 1024  # expected output tokens while a smaller fraction is used
+    batch_max_tokens: Optional[Int1] = None  # prompt tokens per prefill; null: max(pool tokens / 6, max_model_len)
+    running_max_req_size: Int1 = 1000  # maximum running and preempted requests
+    max_wait_tokens: Int0 = 10  # decode steps between two admissions
+    # from this used fraction of the pool on, outputs are expected to reach their limit
+    router_token_ratio: Float0 = 0.0
+    router_max_new_token_len: Int1 = 1024  # expected output tokens while a smaller fraction is used
     ignore_eos: bool = False  # every output is expected to reach its limit
     splitfuse_mode: bool = False  # chunked prefill in the same steps as decodes
-    splitfuse_block_size: int = 256  # tokens per chunk (splitfuse_mode)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, 1, "batch_max_tokens", "running_max_req_size")
-        require_at_least(self, 1, "router_max_new_token_len", "splitfuse_block_size")
-        require_at_least(self, 0, "max_wait_tokens", "router_token_ratio")
+    splitfuse_block_size: Int1 = 256  # tokens per chunk (splitfuse_mode)
 
     @property
     def traits(self) -> Traits:

@@ -6,7 +6,7 @@ A static batch starts when the previous one is done, and runs until its longest 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any, Callable, Literal, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
@@ -15,14 +15,14 @@ from servesim.core import (
     IDLE_PLAN,
     BadInput,
     Chunk,
+    Float0,
+    Int1,
     Plan,
     Policy,
     Rejection,
     Request,
     Traits,
     View,
-    require_at_least,
-    require_one_of,
 )
 from servesim.core.native import mypyc_attr
 
@@ -32,14 +32,10 @@ from servesim.core.native import mypyc_attr
 class Orca(Policy):
     """Iteration-level scheduling with reserved blocks: first come, first served, no preemption."""
 
-    max_num_seqs: int = 128  # requests per step (max_bs in the paper)
-    n_slots: Optional[int] = None  # maximum reserved tokens of the KV cache; null: the whole pool
-    reserve: str = "request"  # reserved tokens: request (its prompt + limit) or model (max_model_len, as in Sarathi)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, 1, "max_num_seqs", "n_slots")
-        require_one_of(self, reserve=("request", "model"))
+    max_num_seqs: Int1 = 128  # requests per step (max_bs in the paper)
+    n_slots: Optional[Int1] = None  # maximum reserved tokens of the KV cache; null: the whole pool
+    # reserved tokens: request (its prompt + limit) or model (max_model_len, as in Sarathi)
+    reserve: Literal["request", "model"] = "request"
 
     @property
     def traits(self) -> Traits:
@@ -79,14 +75,9 @@ class Orca(Policy):
 class Static(Policy):
     """FasterTransformer: all requests of a batch start together. No request joins a running batch."""
 
-    max_num_seqs: int = 128  # requests per batch
+    max_num_seqs: Int1 = 128  # requests per batch
     pad_finished: bool = False  # finished requests stay as padding rows until the batch is done
-    batch_waiting_time: float = 0.0  # maximum seconds that the oldest request waits for a full batch
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, 1, "max_num_seqs")
-        require_at_least(self, 0, "batch_waiting_time")
+    batch_waiting_time: Float0 = 0.0  # maximum seconds that the oldest request waits for a full batch
 
     @property
     def traits(self) -> Traits:

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple, Optional
 from servesim.core import (
     FOREVER,
     Chunk,
+    Float0,
+    Int1,
     Plan,
     Policy,
     Preemption,
@@ -18,7 +20,6 @@ from servesim.core import (
     Request,
     Traits,
     View,
-    require_at_least,
 )
 from servesim.core.native import mypyc_attr
 
@@ -34,19 +35,17 @@ DECODE_THEN_PREFILL = DECODE_PLAN._replace(state="prefill")  # for SarathiAltern
 class Sarathi(Policy):
     """Stall-free batching: decodes, then partly computed prompts, then new ones, up to chunk_size tokens per step."""
 
-    chunk_size: int = 512  # tokens per step
-    max_num_seqs: int = 128  # maximum running requests
-    watermark: float = 0.01  # fraction of the blocks that an admission must leave free
+    chunk_size: Int1 = 512  # tokens per step
+    max_num_seqs: Int1 = 128  # maximum running requests
+    watermark: Float0 = 0.01  # fraction of the blocks that an admission must leave free
     enable_dynamic_chunking_schedule: bool = False  # chunks get smaller from the start to the end of a prompt
     low_chunk_size: Optional[int] = None  # tokens per step in the last stage of a prompt (dynamic)
     high_chunk_size: Optional[int] = None  # tokens per step in the first stage of a prompt (dynamic)
-    chunk_schedule_max_tokens: Optional[int] = None  # prompt tokens that all stages cover together (dynamic)
-    chunk_schedule_stages: Optional[int] = None  # number of stages from high to low (dynamic)
+    chunk_schedule_max_tokens: Optional[Int1] = None  # prompt tokens that all stages cover together (dynamic)
+    chunk_schedule_stages: Optional[Int1] = None  # number of stages from high to low (dynamic)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "chunk_size", "max_num_seqs", "chunk_schedule_max_tokens", "chunk_schedule_stages")
-        require_at_least(self, 0, "watermark")
         if self.enable_dynamic_chunking_schedule:
             for name in ("low_chunk_size", "high_chunk_size", "chunk_schedule_max_tokens", "chunk_schedule_stages"):
                 value = getattr(self, name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from servesim.core import FOREVER, Chunk, Plan, Policy, Preemption, Request, Stuck, Traits, View, require_at_least
+from servesim.core import FOREVER, Chunk, Int1, Plan, Policy, Preemption, Request, Stuck, Traits, View
 from servesim.core.native import mypyc_attr
 
 
@@ -19,14 +19,10 @@ from servesim.core.native import mypyc_attr
 class SplitFuse(Policy):
     """Decodes before prompts. A request without free blocks skips the step. Preemption only if no request can run."""
 
-    max_ragged_batch_size: int = 768  # tokens per model call
-    max_ragged_sequence_count: int = 512  # requests per model call
-    max_tracked_sequences: int = 2048  # requests with KV blocks, including finished requests that are not flushed
+    max_ragged_batch_size: Int1 = 768  # tokens per model call
+    max_ragged_sequence_count: Int1 = 512  # requests per model call
+    max_tracked_sequences: Int1 = 2048  # requests with KV blocks, including finished requests that are not flushed
     wait_for_flush: bool = False  # if no request can run, wait for a requested flush; MII preempts or fails
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, 1, "max_ragged_batch_size", "max_ragged_sequence_count", "max_tracked_sequences")
 
     @property
     def traits(self) -> Traits:

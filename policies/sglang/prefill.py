@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import Final, Optional
+from typing import Final, Literal, Optional
 
 from servesim.core import (
     FOREVER,
@@ -12,18 +12,18 @@ from servesim.core import (
     CachedPrefix,
     CacheDraft,
     Chunk,
+    Float0,
+    Int0,
+    Int1,
     Policy,
     Queue,
     Request,
     Stuck,
     View,
-    require_at_least,
     require_effect,
-    require_one_of,
 )
 from servesim.core.native import mypyc_attr
 
-VERSIONS: Final = ("0.4.6", "0.5.18")
 CACHE_ORDERS: Final = ("lpm", "dfs-weight")
 MAX_SORTED: Final = 128  # with more waiting requests, longest prefix match is first come, first served
 IN_BATCH_TOKENS: Final = 32  # a request that shares this number of tokens with an uncached one waits for it
@@ -37,30 +37,26 @@ Lookups = list[tuple[Request, int]]
 class SGLangSettings(Policy):
     """The settings of SGLang."""
 
-    version: str = "0.5.18"  # version whose rules apply: 0.4.6 or 0.5.18
-    schedule_policy: str = "fcfs"  # fcfs, lof (longest limit first), lpm (longest cached prefix first), dfs-weight
+    version: Literal["0.4.6", "0.5.18"] = "0.5.18"  # version whose rules apply
+    # fcfs, lof (longest limit first), lpm (longest cached prefix first), dfs-weight
+    schedule_policy: Literal["fcfs", "lof", "lpm", "dfs-weight"] = "fcfs"
     disable_radix_cache: bool = False  # requests share no blocks
-    max_prefill_tokens: int = 16384  # prompt tokens per prefill; a single prompt may be longer
-    chunked_prefill_size: Optional[int] = 8192  # tokens per prefill step; null: whole prompts
-    max_running_requests: Optional[int] = None  # maximum decoding requests; null: SGLang's estimate
-    schedule_conservativeness: float = 1.0  # factor of init_new_token_ratio
+    max_prefill_tokens: Int1 = 16384  # prompt tokens per prefill; a single prompt may be longer
+    chunked_prefill_size: Optional[Int1] = 8192  # tokens per prefill step; null: whole prompts
+    max_running_requests: Optional[Int1] = None  # maximum decoding requests; null: SGLang's estimate
+    schedule_conservativeness: Float0 = 1.0  # factor of init_new_token_ratio
     enable_mixed_chunk: bool = False  # mixed steps: decodes run with prompts
     disable_overlap_schedule: bool = False  # decide a step after the last one has ended, not while it runs
-    prefill_decode_interval: int = 0  # decode steps after a prefill step, before the next one (0.5.18)
+    prefill_decode_interval: Int0 = 0  # decode steps after a prefill step, before the next one (0.5.18)
     ignore_eos: bool = False  # the requests set ignore_eos: admission expects every output to reach its limit
-    init_new_token_ratio: float = 0.7  # first fraction of future output tokens that admissions reserve
-    min_new_token_ratio_factor: float = 0.14  # lowest fraction, relative to the first one
-    new_token_ratio_decay_steps: int = 600  # decode steps from the first to the lowest fraction
-    retract_decode_steps: int = 20  # decode steps that must fit after a preemption (0.4.6); part of the new fraction
-    clip_max_new_tokens: int = 4096  # maximum future output tokens that are counted per request
+    init_new_token_ratio: Float0 = 0.7  # first fraction of future output tokens that admissions reserve
+    min_new_token_ratio_factor: Float0 = 0.14  # lowest fraction, relative to the first one
+    new_token_ratio_decay_steps: Int1 = 600  # decode steps from the first to the lowest fraction
+    retract_decode_steps: Int1 = 20  # decode steps that must fit after a preemption (0.4.6); part of the new fraction
+    clip_max_new_tokens: Int1 = 4096  # maximum future output tokens that are counted per request
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "max_prefill_tokens", "chunked_prefill_size", "max_running_requests")
-        require_at_least(self, 1, "new_token_ratio_decay_steps", "retract_decode_steps", "clip_max_new_tokens")
-        require_at_least(self, 0, "schedule_conservativeness", "init_new_token_ratio", "min_new_token_ratio_factor")
-        require_at_least(self, 0, "prefill_decode_interval")
-        require_one_of(self, version=VERSIONS, schedule_policy=("fcfs", "lof", *CACHE_ORDERS))
         require_effect(self, not self.is_old, "version: 0.5.18", "prefill_decode_interval")
 
     @property

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Optional
 
-from servesim.core import Chunk, Plan, Request, Stuck, View, require_at_least
+from servesim.core import Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 
@@ -47,12 +47,11 @@ class AscendShortFirst(AscendV1):
     """vllm-ascend since 0.24: short prompts first; a long one goes first when it has waited for a limit."""
 
     async_scheduling: bool = True  # decide a step while the last one runs
-    threshold: int = 256  # most prompt tokens of a short request
-    long_max_wait_ms: float = 0.0  # milliseconds after which a long request goes before short ones; 0: never
+    threshold: Int0 = 256  # most prompt tokens of a short request
+    long_max_wait_ms: Float0 = 0.0  # milliseconds after which a long request goes before short ones; 0: never
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 0, "threshold", "long_max_wait_ms")
         require_fcfs(self)
 
     @property
@@ -292,19 +291,14 @@ class JobBudget(Budget):
 class AscendBatchJobs(AscendV1):
     """vllm-ascend since 0.25: batch jobs with long outputs first. A job is `#job_name[NAME]#` in the request id."""
 
-    max_jobs: int = 20  # most names of jobs
-    reserve_margin_blocks: int = 2  # blocks to keep free, more than the running requests want in the next step
-    reserve_max_blocks: int = 8  # most blocks to keep free
-    low_available_tokens_threshold: int = 4096  # with fewer tokens of free blocks, jobs with short outputs go first
-    short_decode_token_threshold: int = 32  # most predicted output tokens of a short job
+    max_jobs: Int1 = 20  # most names of jobs
+    reserve_margin_blocks: Int0 = 2  # blocks to keep free, more than the running requests want in the next step
+    reserve_max_blocks: Int0 = 8  # most blocks to keep free
+    low_available_tokens_threshold: Int0 = 4096  # with fewer tokens of free blocks, jobs with short outputs go first
+    short_decode_token_threshold: Int0 = 32  # most predicted output tokens of a short job
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "max_jobs")
-        require_at_least(
-            self, 0, "reserve_margin_blocks", "reserve_max_blocks", "low_available_tokens_threshold",
-            "short_decode_token_threshold",
-        )  # fmt: skip
         require_fcfs(self)
 
     @property

@@ -9,19 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Annotated, Any, NamedTuple, Optional
 
-from servesim.core import (
-    NO_MOVES,
-    Chunk,
-    Plan,
-    Rejection,
-    Request,
-    Stuck,
-    Traits,
-    View,
-    require_at_least,
-)
+from servesim.core import NO_MOVES, AtLeast, Chunk, Float0, Int0, Plan, Rejection, Request, Stuck, Traits, View
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
@@ -99,12 +89,12 @@ class AscendDynamicBatch(AscendV1):
 
     version: str = "0.13.0"  # version of vLLM under the plug-in
     scheduler_reserve_full_isl: bool = False  # admit only if the blocks of the whole prompt are free (from 0.19)
-    slo_limits_for_dynamic_batch: float = -1.0  # largest step time of the table that is used, in its unit; -1: off
+    # largest step time of the table that is used, in its unit; -1: off
+    slo_limits_for_dynamic_batch: Annotated[float, AtLeast(-1)] = -1.0
     profile_table: tuple[Any, ...] = ()  # rows of profile_table.csv: [ctx_len, d_num, chunk_size, cost]
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, -1, "slo_limits_for_dynamic_batch")
         for row in self.profile_table:
             if not isinstance(row, (list, tuple)) or len(row) != len(COLUMNS) or not all(map(is_number, row)):
                 raise ValueError(f"profile_table: expected rows of {', '.join(COLUMNS)}, got {row!r}")
@@ -195,14 +185,10 @@ class TimeBudget(Budget):
 class AscendProfilingChunk(AscendV1):
     """vllm-ascend since 0.19: chunks of a prompt take equal times. The time of n tokens is a n^2 + b n + c."""
 
-    fitted_a: float = 0.0  # a, as the engine fits it to its own step times; if a and b are 0, vLLM's rules apply
-    fitted_b: float = 0.0  # b
-    smooth_factor: float = 1.0  # how far a chunk goes from max_num_batched_tokens to the size of equal time
-    min_chunk: int = 4096  # smallest chunk
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, 0, "fitted_a", "fitted_b", "smooth_factor", "min_chunk")
+    fitted_a: Float0 = 0.0  # a, as the engine fits it to its own step times; if a and b are 0, vLLM's rules apply
+    fitted_b: Float0 = 0.0  # b
+    smooth_factor: Float0 = 1.0  # how far a chunk goes from max_num_batched_tokens to the size of equal time
+    min_chunk: Int0 = 4096  # smallest chunk
 
     @property
     def scheduler(self) -> str:

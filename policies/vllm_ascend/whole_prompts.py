@@ -15,13 +15,14 @@ from servesim.core import (
     FOREVER,
     IDLE_PLAN,
     Chunk,
+    Int0,
+    Int1,
     Plan,
     Preemption,
     Rejection,
     Request,
     Traits,
     View,
-    require_at_least,
     require_effect,
 )
 from servesim.core.native import mypyc_attr
@@ -132,14 +133,12 @@ def with_ignored(plan: Plan, ignored: Sequence[Rejection]) -> Plan:
 class VLLMAscend(PrefillFirst):
     """AscendScheduler of vllm-ascend up to 0.11: whole prompts before decodes, small ones may go before large ones."""
 
-    max_long_partial_prefills: Optional[int] = None  # most prompts above the threshold that enter in one step
+    max_long_partial_prefills: Optional[Int1] = None  # most prompts above the threshold that enter in one step
     enable_pd_transfer: bool = False  # first phase: prompts only; when none waits, decodes begin, for good
-    decode_max_num_seqs: int = 0  # maximum running requests after the first phase, if above max_num_seqs
+    decode_max_num_seqs: Int0 = 0  # maximum running requests after the first phase, if above max_num_seqs
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "max_long_partial_prefills")
-        require_at_least(self, 0, "decode_max_num_seqs")
         require_effect(self, self.enable_pd_transfer, "enable_pd_transfer", "decode_max_num_seqs")
         names = ("max_long_partial_prefills", "enable_pd_transfer")
         require_effect(

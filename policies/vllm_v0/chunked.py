@@ -5,21 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
-from servesim.core import (
-    FOREVER,
-    IDLE_PLAN,
-    Chunk,
-    Plan,
-    Rejection,
-    Request,
-    Traits,
-    View,
-    require_at_least,
-    require_effect,
-    require_one_of,
-)
+from servesim.core import FOREVER, IDLE_PLAN, Chunk, Int0, Int1, Plan, Rejection, Request, Traits, View, require_effect
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last
 
@@ -54,18 +42,17 @@ class VLLMChunked(VLLMv0):
     From 0.5.4 on (`delay_scope: request-unless-idle`), the delay factor has no effect, as in the real engine.
     """
 
-    max_num_batched_tokens: int = 2048  # tokens per step (768 in 0.4.1, 512 in 0.4.2-0.6.0)
-    max_num_partial_prefills: int = 1  # prompts that share the token budget equally (>= 0.7)
-    max_long_partial_prefills: int = 1  # maximum long prompts among them
-    long_prefill_token_threshold: int = 0  # tokens above which a prompt is long; 0: 4 % of max_model_len
+    # queue: 0.4.1-0.5.3; request-unless-idle: from 0.5.4
+    delay_scope: Literal["queue", "request-unless-idle"] = "request-unless-idle"
+    max_num_batched_tokens: Int1 = 2048  # tokens per step (768 in 0.4.1, 512 in 0.4.2-0.6.0)
+    max_num_partial_prefills: Int1 = 1  # prompts that share the token budget equally (>= 0.7)
+    max_long_partial_prefills: Int1 = 1  # maximum long prompts among them
+    long_prefill_token_threshold: Int0 = 0  # tokens above which a prompt is long; 0: 4 % of max_model_len
     examine_at_full_budget: bool = False  # ignore prompts that never fit also if no token is left (<= 0.5.0)
     answer_failed_swaps: bool = True  # reply to a swapped request larger than the pool; false: no reply (0.4.2)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "max_num_batched_tokens", "max_num_partial_prefills", "max_long_partial_prefills")
-        require_at_least(self, 0, "long_prefill_token_threshold")
-        require_one_of(self, delay_scope=("queue", "request-unless-idle"))
         several = self.max_num_partial_prefills > 1
         fields = ("max_long_partial_prefills", "long_prefill_token_threshold")
         require_effect(self, several, "max_num_partial_prefills above 1", *fields)

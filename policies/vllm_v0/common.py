@@ -9,10 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
 from servesim.core import (
     BlockPool,
+    Float0,
+    Fraction,
+    Int1,
     Policy,
     Preemption,
     Queue,
@@ -22,13 +25,9 @@ from servesim.core import (
     Traits,
     View,
     first_time_after,
-    require_at_least,
-    require_one_of,
 )
 from servesim.core.native import mypyc_attr
-from servesim.policies.vllm_common import requests_in, require_below_one
-
-SCOPES = ("queue", "request", "request-unless-idle")
+from servesim.policies.vllm_common import requests_in
 
 
 class DelayState(NamedTuple):
@@ -105,24 +104,20 @@ class SwapInResult(NamedTuple):
 class VLLMv0(Policy):
     """The fields and methods that both schedulers of vLLM v0 share: default and chunked prefill. Defaults: 0.8.5."""
 
-    max_num_seqs: int = 256  # maximum running sequences; swapped ones do not count
-    watermark: float = 0.01  # fraction of the blocks that an admission or a swap-in must leave free
-    delay_factor: float = 0.0  # prompts wait this multiple of the last prefill's latency (scheduler_delay_factor)
-    delay_scope: str = "request-unless-idle"  # request: 0.4.0; queue: 0.4.1-0.5.3; request-unless-idle: from 0.5.4
-    preemption_mode: Optional[str] = None  # recompute, or swap (to host blocks); null: swap only several sequences
+    max_num_seqs: Int1 = 256  # maximum running sequences; swapped ones do not count
+    watermark: Fraction = 0.01  # fraction of the blocks that an admission or a swap-in must leave free
+    delay_factor: Float0 = 0.0  # prompts wait this multiple of the last prefill's latency (scheduler_delay_factor)
+    # request: 0.4.0; queue: 0.4.1-0.5.3; request-unless-idle: from 0.5.4
+    delay_scope: Literal["queue", "request", "request-unless-idle"] = "request-unless-idle"
+    # recompute, or swap (to host blocks); null: swap only several sequences
+    preemption_mode: Literal[None, "recompute", "swap"] = None
     sort_running: bool = False  # sort the running queue by arrival (<= 0.5.3)
-    swap_order: str = "swapped"  # swap-in order: arrival (<= 0.5.3), or swapped (order of the swap-outs)
-    append_rule: str = "touched"  # free blocks that an append requires: any_free: 1 (< 0.6.3); touched: those it writes
+    # swap-in order: arrival (<= 0.5.3), or swapped (order of the swap-outs)
+    swap_order: Literal["arrival", "swapped"] = "swapped"
+    # free blocks that an append requires: any_free: 1 (< 0.6.3); touched: those it writes
+    append_rule: Literal["any_free", "touched"] = "touched"
     fail_infeasible: bool = True  # reject a swapped request larger than the pool (>= 0.4.1); false: it waits forever
     free_failed_swaps: bool = False  # free the host blocks of such a request; vLLM never frees them
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least(self, 1, "max_num_seqs")
-        require_at_least(self, 0, "delay_factor", "watermark")
-        require_below_one(self.watermark)
-        require_one_of(self, delay_scope=SCOPES, preemption_mode=(None, "recompute", "swap"))
-        require_one_of(self, swap_order=("arrival", "swapped"), append_rule=("any_free", "touched"))
 
     @property
     def traits(self) -> Traits:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Optional
+from typing import Any, Literal, NamedTuple, Optional
 
 from servesim.core import (
     FOREVER,
     IDLE_PLAN,
     Chunk,
+    Int0,
+    Int1,
     Plan,
     Preemption,
     Queue,
@@ -18,9 +20,7 @@ from servesim.core import (
     Request,
     Traits,
     View,
-    require_at_least,
     require_effect,
-    require_one_of,
 )
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, priority_key
@@ -55,17 +55,15 @@ class PriorityPreemption(NamedTuple):
 class VLLM(VLLMv0):
     """The default scheduler of vLLM v0. The defaults are those of 0.8.5; other versions are presets."""
 
-    max_num_batched_tokens: Optional[int] = None  # prompt tokens per step; null: max_model_len, at least 2048
+    max_num_batched_tokens: Optional[Int1] = None  # prompt tokens per step; null: max_model_len, at least 2048
     padded_prefill: bool = False  # prompts of a step are padded to the longest, and padding counts as tokens (0.3.3)
-    max_paddings: Optional[int] = 256  # maximum padding tokens per step (with padded_prefill)
+    max_paddings: Optional[Int0] = 256  # maximum padding tokens per step (with padded_prefill)
     ignored_step: bool = False  # a step that ignores (rejects) prompts and admits none runs no model call (<= 0.4.0)
-    policy: str = "fcfs"  # fcfs, or priority (>= 0.6.2): the head of waiting preempts requests that sort after it
+    # fcfs, or priority (>= 0.6.2): the head of waiting preempts requests that sort after it
+    policy: Literal["fcfs", "priority"] = "fcfs"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "max_num_batched_tokens")
-        require_at_least(self, 0, "max_paddings")
-        require_one_of(self, policy=("fcfs", "priority"))
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         if self.policy == "priority" and self.preemption_mode == "swap":  # vLLM ends with an assertion
             raise ValueError("preemption_mode: expected recompute or null with policy: priority, got 'swap'")

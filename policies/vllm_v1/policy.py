@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Optional
+from typing import Any, Final, Literal, Optional
 
 from servesim.core import (
     DECODE_PAST_FINISH,
@@ -12,18 +12,19 @@ from servesim.core import (
     IDLE_PLAN,
     CachedPrefix,
     Chunk,
+    Fraction,
+    Int0,
+    Int1,
     Plan,
     Policy,
     Preemption,
     Request,
     Traits,
     View,
-    require_at_least,
     require_effect,
-    require_one_of,
 )
 from servesim.core.native import mypyc_attr
-from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key, require_below_one
+from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key
 
 NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)
@@ -82,24 +83,21 @@ class VLLMV1(Policy):
     """The scheduler of vLLM V1, with the class defaults of 0.32."""
 
     version: str = "0.32.0"  # version of vLLM, 0.11.0 to 0.32.0: the rules of this version apply
-    max_num_seqs: int = 128  # maximum running requests
-    max_num_active_seqs: Optional[int] = None  # the same limit, without other effects on the engine (from 0.31)
-    max_num_batched_tokens: int = 2048  # tokens per step, including decodes
+    max_num_seqs: Int1 = 128  # maximum running requests
+    max_num_active_seqs: Optional[Int1] = None  # the same limit, without other effects on the engine (from 0.31)
+    max_num_batched_tokens: Int1 = 2048  # tokens per step, including decodes
     enable_chunked_prefill: bool = True  # a prompt may be chunked to fit the budget; otherwise it waits
-    long_prefill_token_threshold: int = 0  # maximum tokens of one prompt per step; 0: off
+    long_prefill_token_threshold: Int0 = 0  # maximum tokens of one prompt per step; 0: off
     long_prefill_token_threshold_adaptive: bool = False  # this maximum is at least an equal share of the budget
     scheduler_reserve_full_isl: bool = True  # admit only if the blocks of the whole prompt are free (from 0.19)
     enable_prefix_caching: bool = True  # requests with equal beginnings share KV blocks
-    watermark: float = 0.0  # fraction of the blocks that an admission must leave free if requests run (from 0.24)
-    policy: str = "fcfs"  # fcfs, or priority: waiting queue and victims sorted by (priority, arrival)
+    watermark: Fraction = 0.0  # fraction of the blocks that an admission must leave free if requests run (from 0.24)
+    # fcfs, or priority: waiting queue and victims sorted by (priority, arrival)
+    policy: Literal["fcfs", "priority"] = "fcfs"
     async_scheduling: bool = True  # decide a step while the last one runs; default since 0.14
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, 1, "max_num_seqs", "max_num_active_seqs", "max_num_batched_tokens")
-        require_at_least(self, 0, "long_prefill_token_threshold", "watermark")
-        require_below_one(self.watermark)
-        require_one_of(self, policy=("fcfs", "priority"))
         require_effect(self, self.policy == "fcfs" or self.order == "priority", "order: priority", "aging")
         self._require_version()
 

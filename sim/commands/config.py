@@ -28,9 +28,9 @@ def register(commands: Any) -> None:
 def print_schema(args: argparse.Namespace) -> int:
     import json
 
-    from servesim.config.scenario import Scenario
+    from servesim.config.schema import scenario_schema
 
-    print(json.dumps(Scenario.model_json_schema(), indent=1))
+    print(json.dumps(scenario_schema(), indent=1))
     return 0
 
 

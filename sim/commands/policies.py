@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import MISSING, Field, fields
 from typing import Any, Optional
-
-from servesim.core import Policy
 
 from . import policies_prove
 from .options import add_json, add_trust
@@ -94,8 +91,8 @@ def show_policy(args: argparse.Namespace) -> int:
 
 def describe_policy(name: str) -> dict[str, Any]:
     """Return what `show` prints about a policy or a preset."""
-    from servesim.config.class_source import docstring
-    from servesim.config.registry import about_preset, make_policy, policy_class, preset, presets
+    from servesim.config.registry import about_preset, make_policy, own_fields_first, policy_class, preset, presets
+    from servesim.core.class_source import docstring
 
     settings: dict[str, Any] = {"name": name}
     shown: Optional[dict[str, Any]] = None
@@ -111,7 +108,10 @@ def describe_policy(name: str) -> dict[str, Any]:
         "about": docstring(policy_class(settings["name"])).splitlines()[0],
         "engine": traits.engine,
         "validated_against": traits.validated_against,
-        "fields": [dict(zip(("name", "value", "default", "help"), field)) for field in rows(policy)],
+        "fields": [
+            {"name": field.name, "value": getattr(policy, field.name), "default": field.default, "help": field.help}
+            for field in own_fields_first(type(policy))
+        ],
     }
 
 
@@ -135,18 +135,3 @@ def run_check(args: argparse.Namespace) -> int:
             return 1
     print(f"{args.policy}: follows the policy contract on {SEEDS} random workloads")
     return 0
-
-
-def rows(policy: Any) -> list[tuple[str, Any, Any, str]]:
-    """Return name, value, default and help of every field; fields that all policies have come last."""
-    from servesim.config.class_source import field_help
-
-    comments = field_help(type(policy))
-    common = {field.name for field in fields(Policy)}
-    ordered = sorted(fields(policy), key=lambda field: field.name in common)
-    return [(f.name, getattr(policy, f.name), default_of(f), comments.get(f.name, "")) for f in ordered]
-
-
-def default_of(field: Field[Any]) -> Any:
-    """Return the default value of a field."""
-    return field.default if field.default_factory is MISSING else field.default_factory()

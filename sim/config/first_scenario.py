@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from servesim.core import Policy
+from servesim.core.fields import policy_fields
 from servesim.files.checked import Keys
 from servesim.files.write import yaml_text
 
-from .class_source import field_help
 from .overrides import Tree, merge
 from .registry import about_preset, make_policy, preset
 from .scenario import EngineConfig, Slo
@@ -77,9 +76,12 @@ def first_scenario(name: str) -> str:
 def policy_keys(settings: Mapping[str, Any]) -> str:
     """Return the fields of a policy as lines; of the fields that every policy has, only those that are set."""
     policy = make_policy(settings)
-    common = {field.name for field in fields(Policy)}
-    names = [name for name in field_help(type(policy)) if name not in common or name in settings]
-    return lines_of({name: getattr(policy, name) for name in names}, field_help(type(policy)))
+    helps = {
+        name: field.help
+        for name, field in policy_fields(type(policy)).items()
+        if name not in policy_fields(Policy) or name in settings
+    }
+    return lines_of({name: getattr(policy, name) for name in helps}, helps)
 
 
 def section_keys(section: type[Keys], values: Mapping[str, Any]) -> str:

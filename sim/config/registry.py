@@ -5,23 +5,21 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Optional, Union, get_args, get_origin
+from typing import Any, Optional, get_origin
 
 from servesim.core import BadInput, Policy, Traits
+from servesim.core.fields import PolicyField, policy_fields
 from servesim.core.limits import MAX_NUMBER, is_number
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.policies import FAMILIES, POLICIES
 
-from .class_source import field_types
 from .user_code import class_line, error_text, is_user_class, load_file, names_file, user_line
 
 SWITCHES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 SIMPLE_TYPES = {int, float, bool, str, type(None)}
-HINTS: dict[type[Policy], dict[str, Any]] = {}
 ENGINE = "engine"  # the policy of an installed engine; it needs a worker process, so it is loaded by its name
 
 
@@ -81,8 +79,7 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
     if not isinstance(name, str):
         raise BadInput(f"policy.name: expected the name of a policy, got {quote(name)}")
     kind = policy_class(name)
-    hints = hints_of(kind)
-    known = [field.name for field in fields(kind)]
+    known = fields_of(kind)
     if "flags" in known:  # those of an engine, which checks them itself
         settings["flags"] = [
             *settings.get("flags", ()),
@@ -91,7 +88,7 @@ def make_policy(policy: Mapping[str, Any]) -> Policy:
     for key, value in settings.items():
         if key not in known:
             raise BadInput(f"policy.{key}: unknown key of {name}; known: {', '.join(known)}{did_you_mean(key, known)}")
-        settings[key] = convert(f"policy.{key}", value, hints[key])
+        settings[key] = convert(f"policy.{key}", value, known[key].types)
     return make_user_policy(kind, settings, name) if is_user_class(kind) else make_known_policy(kind, settings)
 
 
@@ -110,41 +107,38 @@ def make_user_policy(kind: type[Policy], settings: Mapping[str, Any], name: str)
         traits = policy.traits
     except (Exception, SystemExit) as error:
         message = str(error) if isinstance(error, ValueError) else ""
-        if message.partition(":")[0] in hints_of(kind):  # require_at_least and require_one_of name the field
+        if message.partition(":")[0] in fields_of(kind):  # check_fields names the field
             raise BadInput(f"policy.{message}") from None
         place = user_line(error) or class_line(kind, "__post_init__")
         raise BadInput(f"policy {show_path(name)}: {place}: {error_text(error)}") from None
     if not isinstance(traits, Traits):
         raise BadInput(f"policy {show_path(name)}: {class_line(kind)}: traits: expected Traits, got {quote(traits)}")
-    for field in fields(kind):  # a default may have another type than its field, and an own `__init__` may set none
-        value, hint = getattr(policy, field.name, field.default), hints_of(kind)[field.name]
-        if set(type_options(hint)) <= SIMPLE_TYPES:
-            value = convert(f"policy {show_path(name)}: {class_line(kind)}: {field.name}", value, hint)
+    for field in fields_of(kind).values():  # a default may have another type, and an own `__init__` may set none
+        value = getattr(policy, field.name, field.default)
+        if set(field.types) <= SIMPLE_TYPES:
+            value = convert(f"policy {show_path(name)}: {class_line(kind)}: {field.name}", value, field.types)
         object.__setattr__(policy, field.name, value)
     return policy
 
 
-def type_options(hint: Any) -> tuple[Any, ...]:
-    """Return the types that a field accepts: several for a union."""
-    return get_args(hint) if get_origin(hint) is Union else (hint,)
+def fields_of(kind: type[Policy]) -> dict[str, PolicyField]:
+    """Return the fields of a policy class; raise BadInput if a user's class has a type that is not valid."""
+    try:
+        return policy_fields(kind)
+    except Exception as error:  # an annotation may be any expression
+        if not is_user_class(kind):
+            raise
+        message = f"{class_line(kind)}: the type of a field is not valid: {error_text(error)}"
+        raise BadInput(f"policy {kind.__name__}: {message}") from None
 
 
-def hints_of(kind: type[Policy]) -> dict[str, Any]:
-    """Return the types of a policy's fields, cached: a sweep builds thousands of policies."""
-    if kind not in HINTS:
-        try:
-            HINTS[kind] = field_types(kind)
-        except Exception as error:  # an annotation may be any expression
-            if not is_user_class(kind):
-                raise
-            message = f"{class_line(kind)}: the type of a field is not valid: {error_text(error)}"
-            raise BadInput(f"policy {kind.__name__}: {message}") from None
-    return HINTS[kind]
+def own_fields_first(kind: type[Policy]) -> list[PolicyField]:
+    """Return the fields of a policy class; those that all policies have come last."""
+    return sorted(fields_of(kind).values(), key=lambda field: field.name in policy_fields(Policy))
 
 
-def convert(key: str, value: Any, hint: Any) -> Any:
-    """Return a value converted to the type of a field; raise BadInput if that is not possible."""
-    kinds = type_options(hint)
+def convert(key: str, value: Any, kinds: Sequence[Any]) -> Any:
+    """Return a value converted to one of the types of a field; raise BadInput if that is not possible."""
     if value is None and type(None) in kinds:
         return None
     for kind in kinds:

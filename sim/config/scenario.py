@@ -14,6 +14,7 @@ from pydantic import (
     model_validator,
 )
 from servesim.core import BadInput, Policy
+from servesim.core.fields import policy_fields
 from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RANKS, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
 from servesim.files.checked import ByteSize, Int, Keys, Number, invalid_error, validate
 from servesim.files.read import did_you_mean
@@ -21,7 +22,7 @@ from servesim.policies import POLICIES
 
 from .memory import ModelKey, blocks_of, host_copy_times
 from .overrides import Tree, as_section
-from .registry import ENGINE, hints_of, make_policy
+from .registry import ENGINE, make_policy
 from .user_code import code_access, names_file
 
 
@@ -229,7 +230,7 @@ class Scenario(Keys):
             return "; this is a key of sweep files: `sim sweep FILE`"
         sections: dict[str, type[Keys]] = {"engine": EngineConfig, "trace": TraceFile, "slo": Slo}
         matches = [f"{name}.{key}" for name, section in sections.items() if key in section.model_fields]
-        matches += [f"policy.{key}" for kind in POLICIES.values() if key in hints_of(kind)]
+        matches += [f"policy.{key}" for kind in POLICIES.values() if key in policy_fields(kind)]
         return did_you_mean(key, known) or (f"; did you mean {matches[0]}?" if matches else "")
 
     @property

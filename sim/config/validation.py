@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from servesim.core import BadInput
+from servesim.core.class_source import docstring
 from servesim.files.read import read_json
 from servesim.policies import POLICIES
 
-from .class_source import docstring
 from .families import Validation, family_modules
 from .registry import ENGINE, about_preset, make_policy, preset, presets
 from .scenario import Scenario

@@ -7,6 +7,7 @@ are seconds, memory is KV blocks of `block_size` tokens. An unset value is None,
 from .content import Content
 from .cost import Shape, StepCost, check_seconds
 from .errors import BadInput, PlanError, PolicyError, Stuck
+from .fields import AtLeast, Float0, Fraction, Int0, Int1
 from .plan import (
     DECODE_PAST_FINISH,
     DECODE_UNTIL_FINISH,
@@ -27,7 +28,6 @@ from .policy import (
     first_time_after,
     require_at_least,
     require_effect,
-    require_one_of,
 )
 from .request import ClientRequest, DecodeCohort, Request
 from .sampling import Sampling, SequenceGroup
@@ -40,6 +40,6 @@ __all__ = [
     "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN",
     "NOT_CACHED", "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
     "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_effect",
-    "require_one_of",
+    "AtLeast", "Float0", "Fraction", "Int0", "Int1",
     "Shape", "StepCost", "check_seconds",
 ]  # fmt: skip

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, Optional
+from typing import Any, Final, Literal, NamedTuple, Optional, get_args
 
+from .fields import Float0, Int1, check_fields
 from .limits import MAX_NUMBER, is_number
 from .native import keep_compiled_fields, mypyc_attr
 from .plan import FOREVER, Plan
 from .request import Request
 from .view import BlockPool, View
 
-ORDERS = (
+Order = Literal[
     "arrival", "shortest-output", "longest-output", "shortest-prompt", "longest-prompt", "shortest-total",
     "longest-total", "output-groups", "priority",
-)  # fmt: skip
+]  # fmt: skip
+ORDERS: Final[tuple[str, ...]] = get_args(Order)
 
 
 class Traits(NamedTuple):
@@ -61,20 +62,19 @@ class Policy:
     `decide` is a pure function of the view: it has no clock of its own, no random numbers and no hidden state.
     """
 
-    order: str = "arrival"  # waiting queue: arrival, priority, output-groups, (shortest|longest)-(output|prompt|total)
-    group_width: int = 64  # width of one group of output limits, in tokens (order output-groups)
-    aging: float = 0.0  # the priority number of a waiting request falls by this much per second (order priority)
-    max_wait: Optional[float] = None  # seconds until a request moves to the front of a sorted queue; null: never
+    # waiting queue: arrival, priority, output-groups, (shortest|longest)-(output|prompt|total)
+    order: Order = "arrival"
+    group_width: Int1 = 64  # width of one group of output limits, in tokens (order output-groups)
+    aging: Float0 = 0.0  # the priority number of a waiting request falls by this much per second (order priority)
+    max_wait: Optional[Float0] = None  # seconds until a request moves to the front of a sorted queue; null: never
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
         keep_compiled_fields(cls)
 
     def __post_init__(self) -> None:
-        if self.order not in ORDERS:
-            raise ValueError(f"order: expected one of {', '.join(ORDERS)}, got {self.order!r}")
-        require_at_least(self, 1, "group_width")
-        require_at_least(self, 0, "aging", "max_wait")
+        """Check all fields by their types. A subclass adds what types cannot say, for example relations."""
+        check_fields(self)
 
     @property
     def traits(self) -> Traits:
@@ -161,14 +161,6 @@ def require_at_least(policy: Policy, minimum: float, *names: str) -> None:
             too_large = is_number(value, minimum, math.inf)
             what = f"at most {MAX_NUMBER:g}" if too_large else f"at least {minimum:g}"
             raise ValueError(f"{name}: expected {what}, got {value!r}")
-
-
-def require_one_of(owner: Policy, /, **choices: Sequence[Any]) -> None:
-    """Raise a ValueError that names the first field whose value is not allowed."""
-    for name, allowed in choices.items():
-        value = getattr(owner, name)
-        if value not in allowed:
-            raise ValueError(f"{name}: expected one of {', '.join(map(str, allowed))}, got {value!r}")
 
 
 def require_effect(policy: Policy, has_effect: bool, needs: str, *names: str) -> None:

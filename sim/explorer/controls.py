@@ -1,24 +1,20 @@
-"""The controls of the page, from the schema of the scenario and the fields of its policy.
-
-A policy checks its fields itself. So the values that a field accepts come from the message of that check.
-"""
+"""The controls of the page, from the schema of the scenario and the fields of its policy."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
 from pydantic import BaseModel
-from servesim.config.class_source import field_help
 from servesim.config.first_scenario import flow
 from servesim.config.overrides import Tree
-from servesim.config.registry import hints_of, policy_class, presets, type_options
+from servesim.config.registry import own_fields_first, policy_class, presets
 from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access
-from servesim.core import BadInput, Policy
+from servesim.core import AtLeast, BadInput, Policy
+from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import bundled_profiles
 from servesim.policies import POLICIES
 from servesim.runs.request_rate import RATE_KEYS
@@ -50,12 +46,14 @@ class Control:
     choices: Sequence[str] = ()
     ticks: Sequence[float] = ()
     rare: bool = False
+    range: Optional[AtLeast] = None  # of a number; all ticks are in it
 
     def as_json(self) -> dict[str, Any]:
         section, _, rest = self.key.partition(".")
         label = "request rate" if self.key in RATE_KEYS else rest or section
         group = "scenario" if self.key in ("start", "policy", "profile") else GROUPS[section]
-        return {**asdict(self), "label": label, "group": group}
+        shown = {name: value for name, value in asdict(self).items() if name != "range"}
+        return {**shown, "label": label, "group": group}
 
 
 def controls_of(origin: Origin, choice: Choice) -> list[Control]:
@@ -111,41 +109,21 @@ def request_controls(tree: Tree) -> list[Control]:
 def policy_controls(name: Any) -> list[Control]:
     """Return the fields of a policy; those that every policy has are rare."""
     try:
-        kind = policy_class(name)
+        known = own_fields_first(policy_class(name))
     except BadInput:
         return []
-    common, comments = {item.name for item in fields(Policy)}, field_help(kind)
-    own = [item for item in fields(kind) if item.name not in common]
     found = []
-    for item in sorted(fields(kind), key=lambda item: item.name in common):
-        control = Control(f"policy.{item.name}", "text", comments.get(item.name, ""))
-        default = item.default if item.default_factory is MISSING else item.default_factory()
-        control.default = flow(default)
-        types = type_options(hints_of(kind)[item.name])
-        if bool in types:
+    for place, field in enumerate(known):
+        control = Control(f"policy.{field.name}", "text", field.help, default=flow(field.default), range=field.range)
+        control.rare = place >= SHOWN_FIELDS or field.name in policy_fields(Policy)
+        if bool in field.types:
             control.kind = "switch"
-        elif str in types:
-            control.choices = accepted_texts(kind, item.name)
-            control.kind = "choice" if control.choices else "text"
-        elif {int, float} & set(types):
+        elif field.choices:
+            control.kind, control.choices = "choice", [flow(choice) for choice in field.choices]
+        elif {int, float} & set(field.types):
             control.kind = "number"
-        control.rare = item not in own[:SHOWN_FIELDS]
         found.append(control)
     return found
-
-
-def accepted_texts(kind: Any, name: str) -> tuple[str, ...]:
-    """Return the texts that a field accepts; empty if it accepts any text."""
-
-    def listed(value: Any) -> list[str]:
-        try:
-            kind(**{name: value})
-        except Exception as error:  # the check of a user's policy may raise any error
-            match = re.search(rf"^{name}: expected one of (.*), got ", str(error))
-            return ["null" if text == "None" else text for text in match[1].split(", ")] if match else []
-        return []
-
-    return tuple(text for text in listed("?") if not listed(None if text == "null" else text))
 
 
 def section_controls(
@@ -221,7 +199,8 @@ def set_range(control: Control, start: Any) -> None:
     except (TypeError, ValueError):
         return
     whole = centre == int(centre) and "." not in control.default and "rate" not in control.key
-    control.ticks = slider_ticks(abs(centre), whole and not control.key.endswith(("X", "mean", "sd")))
+    ticks = slider_ticks(abs(centre), whole and not control.key.endswith(("X", "mean", "sd")))
+    control.ticks = [tick for tick in ticks if control.range is None or control.range.contains(tick)]
 
 
 def slider_ticks(centre: float, whole: bool) -> list[float]:

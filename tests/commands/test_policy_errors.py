@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Callable
 
 import pytest
-from servesim.config.class_source import is_compiled
 from servesim.core import Plan
+from servesim.core.class_source import is_compiled
 
 from .running import Said, run_sim
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import servesim
 from servesim import api
-from servesim.config.class_source import field_help
 from servesim.core import Chunk, ClientRequest, Plan, Policy, Request, Shape, StepCost, Stuck
+from servesim.core.fields import policy_fields
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
 from servesim.policies import POLICIES
@@ -153,9 +153,9 @@ def test_requests_chunks_and_costs_are_copied(way: str) -> None:
 
 
 def test_the_help_of_inherited_fields_is_found() -> None:
-    helps = field_help(WrappedVLLM)
-    assert helps["few"] == "running requests"
-    assert set(helps) >= {field.name for field in fields(VLLMV1)}
+    known = policy_fields(WrappedVLLM)
+    assert known["few"].help == "running requests"
+    assert all(known[field.name].help for field in fields(VLLMV1))
 
 
 def test_errors_can_be_copied() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Iterator
-from typing import Any, Union, get_args, get_origin
+from typing import Any, Union
 
 import pytest
-from servesim.config.registry import hints_of
 from servesim.config.scenario import EngineConfig, Scenario, scenario_from
 from servesim.core import BadInput
+from servesim.core.fields import policy_fields
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
 from servesim.study.search_file import SearchFile
@@ -181,11 +181,10 @@ def test_any_number_of_a_scenario_gives_a_result_or_one_line(tree: Tree, path: P
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_any_number_of_a_policy_gives_a_result_or_one_line(name: str) -> None:
-    for field, hint in hints_of(POLICIES[name]).items():
-        kinds = get_args(hint) if get_origin(hint) is Union else (hint,)
-        if {int, float} & set(kinds):
+    for key, field in policy_fields(POLICIES[name]).items():
+        if {int, float} & set(field.types):
             for value in VALUES:
-                check({**BASE, "policy": {"name": name, field: value}})
+                check({**BASE, "policy": {"name": name, key: value}})
 
 
 def numeric_keys(schema: Tree) -> set[str]:

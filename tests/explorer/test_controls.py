@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from servesim.cli import main
 from servesim.config.overrides import read_scenario_file
-from servesim.config.registry import hints_of, presets, type_options
+from servesim.config.registry import presets
 from servesim.config.scenario import EngineConfig, scenario_from
 from servesim.core import Policy
-from servesim.explorer.controls import accepted_texts, controls_of, slider_ticks
+from servesim.core.fields import policy_fields
+from servesim.explorer.controls import controls_of, slider_ticks
 from servesim.explorer.state import WORKLOADS, Choice, Origin, PageState
 from servesim.policies import POLICIES
 
@@ -35,20 +36,21 @@ def test_every_field_of_a_policy_has_a_control(name: str) -> None:
     controls = {control.key: control for control in controls_of(origin, state)}
     kind = POLICIES[name]
     assert {f"policy.{field.name}" for field in fields(kind)} <= set(controls)
-    for field in fields(kind):
-        control, types = controls[f"policy.{field.name}"], type_options(hints_of(kind)[field.name])
+    for field in policy_fields(kind).values():
+        control = controls[f"policy.{field.name}"]
         assert control.help
-        if bool in types:
+        if bool in field.types:
             assert control.kind == "switch"
-        elif {int, float} & set(types):
+        elif {int, float} & set(field.types):
             assert control.kind == "number"
             assert bool(control.ticks) == (control.default != "null" or control.text != "")
+            assert not [tick for tick in control.ticks if field.expected(tick)]
         for text in control.choices if control.kind == "choice" else ():
             error = error_of(kind, field.name, None if text == "null" else text)
             # it may not go with the other settings: then the page shows the error at this control
             assert not error or error.startswith(f"{field.name}: ")
         if control.kind == "text":
-            assert field.name in ("version", "flags") or not accepted_texts(kind, field.name)
+            assert field.name in ("version", "flags", "profile_table")
     assert controls["policy.order"].choices[0] == "arrival" and controls["policy.order"].kind == "choice"
 
 

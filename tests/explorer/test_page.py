@@ -13,7 +13,7 @@ import urllib.parse
 from pathlib import Path
 from typing import Any
 
-from servesim.config.class_source import is_compiled
+from servesim.core.class_source import is_compiled
 from servesim.engine.loop import Loop
 from servesim.explorer.server import ExploreServer
 

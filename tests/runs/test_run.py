@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
-from servesim.config.class_source import field_help
 from servesim.config.registry import presets
+from servesim.core.fields import policy_fields
 from servesim.policies import POLICIES
 from servesim.policies.llm_serving.config_file import from_llm_serving, to_llm_serving
 
@@ -226,9 +226,9 @@ def test_every_policy_and_preset_can_be_shown(name: str, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_every_field_of_a_policy_has_help(name: str) -> None:
-    known = field_help(POLICIES[name])
-    missing = [field for field in POLICIES[name].__dataclass_fields__ if not known.get(field)]
-    assert not missing
+    known = policy_fields(POLICIES[name])
+    assert set(known) == set(POLICIES[name].__dataclass_fields__)
+    assert all(field.help for field in known.values())
 
 
 @pytest.mark.parametrize("name", presets())

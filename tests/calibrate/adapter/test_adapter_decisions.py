@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from servesim.config.overrides import with_preset
+from servesim.core.fields import policy_fields
 from servesim.core.policy import ORDERS
-from servesim.policies.llm_serving.policy import VICTIMS, LLMServing
+from servesim.policies.llm_serving import LLMServing
 
 from ...policies.test_llm_serving import play
 from .llm_serving_standin import Master
@@ -64,7 +65,7 @@ def random_settings(rng: random.Random) -> dict[str, Any]:
         "fix_delay_bugs": variant == "contest-as-reported" or rng.random() < 0.5,
         "preempted_to": rng.choice(["front", "sorted", "swapped"]),
         "refill_from": rng.choice(["swapped", "waiting", "older"]),
-        "victim": rng.choice(VICTIMS),
+        "victim": rng.choice(policy_fields(LLMServing)["victim"].choices),
         "admission_hysteresis": rng.choice([0, 0, 1, 2]),
     }
 

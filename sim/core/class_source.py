@@ -10,6 +10,7 @@ import ast
 import inspect
 import sys
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,7 +19,7 @@ class FieldSource(NamedTuple):
     """The source text of one field."""
 
     type: str
-    help: str  # its trailing comment
+    help: str  # its comment: at the end of its line, or in the lines above it
 
 
 class ClassSource(NamedTuple):
@@ -37,24 +38,6 @@ def is_compiled(kind: type[Any]) -> bool:
 def docstring(kind: Any) -> str:
     """Return the docstring of a class, or an empty text."""
     return class_source(kind).doc if is_compiled(kind) else inspect.cleandoc(kind.__doc__ or "")
-
-
-def field_help(kind: type[Any]) -> dict[str, str]:
-    """Return the help of every field that has one, also of inherited fields."""
-    sources = [class_source(base) for base in reversed(kind.__mro__)]
-    return {name: field.help for source in sources for name, field in source.fields.items() if field.help}
-
-
-def field_types(kind: type[Any]) -> dict[str, Any]:
-    """Return the type of every field, also of inherited ones. Any error is possible: an annotation is an expression."""
-    result: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        if is_compiled(base):
-            names = vars(sys.modules[base.__module__])
-            result.update({name: eval(field.type, names) for name, field in class_source(base).fields.items()})
-        else:
-            result.update(inspect.get_annotations(base, eval_str=True))
-    return result
 
 
 @lru_cache(maxsize=256)
@@ -84,4 +67,7 @@ def class_source(kind: Any) -> ClassSource:
 def field_source(field: ast.AnnAssign, lines: list[str]) -> FieldSource:
     """Return the source text of a field; `lines` are those of its file."""
     _, _, comment = lines[(field.end_lineno or field.lineno) - 1].partition("  # ")
-    return FieldSource(ast.unparse(field.annotation), comment)
+    above = takewhile(lambda line: line.lstrip().startswith("# "), reversed(lines[: field.lineno - 1]))
+    return FieldSource(
+        ast.unparse(field.annotation), comment or " ".join(line.lstrip(" #") for line in reversed(list(above)))
+    )

@@ -1,0 +1,48 @@
+"""The JSON schema of scenario files, with the fields of every policy."""
+
+from __future__ import annotations
+
+from typing import Any, get_origin
+
+from servesim.core import Policy
+from servesim.core.fields import PolicyField, policy_fields
+from servesim.core.limits import MAX_NUMBER
+from servesim.policies import POLICIES
+
+from .scenario import Scenario
+
+TYPES = {
+    int: "integer", float: "number", bool: "boolean", str: "string", tuple: "array", list: "array", type(None): "null",
+}  # fmt: skip
+
+
+def scenario_schema() -> dict[str, Any]:
+    """Return the JSON schema of a scenario. The name of a policy selects the schema of its fields."""
+    schema = Scenario.model_json_schema()
+    name = {"type": "string", "description": "name of a policy, or FILE.py:CLASS", "examples": [*POLICIES]}
+    schema["properties"]["policy"]["properties"] = {"name": name}
+    schema["properties"]["policy"]["allOf"] = [
+        {"if": {"properties": {"name": {"const": policy}}, "required": ["name"]}, "then": policy_schema(kind)}
+        for policy, kind in POLICIES.items()
+    ]
+    return schema
+
+
+def policy_schema(kind: type[Policy]) -> dict[str, Any]:
+    """Return the JSON schema of the fields of a policy class."""
+    rules = {name: field_schema(field) for name, field in policy_fields(kind).items()}
+    return {"properties": {"name": {}, **rules}, "additionalProperties": False}
+
+
+def field_schema(field: PolicyField) -> dict[str, Any]:
+    """Return the JSON schema of a field."""
+    about = {"description": field.help, "default": field.default}
+    if field.choices:
+        return {**about, "enum": [*field.choices]}
+    names = [TYPES[get_origin(kind) or kind] for kind in field.types]
+    rule: dict[str, Any] = {**about, "type": names if len(names) > 1 else names[0]}
+    if field.range is not None:
+        minimum, below = field.range
+        top = {"maximum": MAX_NUMBER} if below is None else {"exclusiveMaximum": below}
+        rule |= {"minimum": minimum, **top}
+    return rule
