@@ -175,9 +175,9 @@ class BlockTree:
 
     def match(self, text: Text, limit: int, draft: int, decoding_before: int = FOREVER) -> Match:
         """Return how many of the first `limit` blocks of a text are cached. `decoding_before`: see `update`."""
-        node, end = find(self.root, text, limit, self.block_size)
+        node, end = self.find(text, limit)
         if self._update_above(node, decoding_before):
-            node, end = find(self.root, text, limit, self.block_size)
+            node, end = self.find(text, limit)
         blocks, idle, last, above = end, 0, node, node.parent
         while above is not None:
             most, at, idle_here = end - node.start, 0, 0

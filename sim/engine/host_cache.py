@@ -15,6 +15,7 @@ from __future__ import annotations
 from typing import Optional
 
 from .block_tree import BlockTree, Node, Run, RunList
+from .text_tree import check_nodes
 from .texts import Text
 
 
@@ -127,15 +128,10 @@ class HostCache:
         """Verify the number of blocks, and that the list has exactly the runs of the tree."""
         self.settle()
         runs: set[Run] = set()
-        nodes = list(self.tree.root.children.values())
-        while nodes:
-            node = nodes.pop()
-            assert node.parent is not None and node.parent.children[node.key] is node
-            assert node.start == node.parent.end, "a node of the host is at a wrong place"
+        for node in check_nodes(self.tree.root):
             assert node.runs or node.children, "a node of the host has no block"
             assert all(run.node is node and run.length == node.length for run in node.runs), "wrong run of the host"
             runs.update(node.runs)
-            nodes += node.children.values()
         listed = self.order.runs()
         used = sum(run.length for run in listed)
         assert runs == {run for run in listed if run.node is not None}, "the list and the tree have different blocks"

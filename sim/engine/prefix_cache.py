@@ -18,6 +18,7 @@ from servesim.core import FOREVER, BlockPool, Request
 from .block_tree import NO_DRAFT, BlockTree, Holding, Node, Run, RunList
 from .cohort import Cohort
 from .kv_cache import KvCache
+from .text_tree import check_nodes
 from .texts import Text
 
 
@@ -189,7 +190,7 @@ class PrefixCache(KvCache):
         for holding in self.holdings.values():
             for run in holding.last_to_first():
                 holders[run] = holders.get(run, 0) + 1
-        runs = check_tree(self.tree.root)
+        runs = check_runs(self.tree.root)
         for run in runs:
             assert run.refs == holders.get(run, 0), f"{run.refs} references, {holders.get(run, 0)} holders"
         assert set(free) >= {run for run in runs if not run.refs} and set(runs) >= set(holders), "lost blocks"
@@ -205,17 +206,12 @@ class PrefixCache(KvCache):
         assert held + self.pool.free == self.pool.total, f"{held} held + {self.pool.free} free != {self.pool.total}"
 
 
-def check_tree(root: Node) -> list[Run]:
-    """Verify lengths and places of the nodes. Return all runs."""
+def check_runs(root: Node) -> list[Run]:
+    """Verify the nodes and their runs. Return all runs."""
     runs: list[Run] = []
-    nodes = list(root.children.values())
-    while nodes:
-        node = nodes.pop()
-        assert node.parent is not None and node.parent.children[node.key] is node
-        assert node.start == node.parent.end, "a block is cached, the block before it is not"
-        assert node.length == max([run.length for run in node.runs], default=0) > 0, "wrong length of a node"
+    for node in check_nodes(root):
+        assert node.length == max([run.length for run in node.runs], default=0), "wrong length of a node"
         assert all(run.node is node and run.length > 0 for run in node.runs), "a run is in a wrong node"
         assert all(node.start < holding.end <= node.end for holding in node.growers)
         runs += node.runs
-        nodes += node.children.values()
     return runs

@@ -23,7 +23,7 @@ from typing import Optional
 from servesim.core import BlockPool, Chunk, Request
 
 from .kv_cache import KvCache
-from .text_tree import TextNode, attach, find, insert_above
+from .text_tree import TextNode, attach, check_nodes, find, insert_above
 from .texts import Text
 
 
@@ -303,17 +303,11 @@ class RadixCache(KvCache):
             idle += own.ends[-1]
             walk = own.used
             own = own.next
-        nodes = list(self.root.children.values())
-        while nodes:
-            node = nodes.pop()
-            parent = node.parent
-            assert parent is not None and parent.children[node.key] is node and node.length > 0
-            assert node.start == parent.end, "a block is cached, the block before it is not"
+        for node in check_nodes(self.root):
             assert node.locks == locks.get(node, 0), f"{node.locks} locks, {locks.get(node, 0)} requests"
             assert node.listed or node.locks or node.children, "a leaf without a lock can never be evicted"
             cached += node.length
             idle += 0 if node.locks else node.length
-            nodes += node.children.values()
         assert idle == pool.evictable, f"{idle} cached blocks without a lock, {pool.evictable} counted"
         held = 0
         for request in running:

@@ -77,3 +77,14 @@ def insert_above(head: N, node: N, size: int) -> None:
     parent.children[node.key] = head
     node.start, node.parent = head.end, head
     attach(node, size)
+
+
+def check_nodes(root: N) -> list[N]:
+    """Verify the places of all nodes below the root, and return them."""
+    nodes: list[N] = list(root.children.values())
+    for node in nodes:  # the list grows
+        parent = node.parent
+        assert parent is not None and parent.children[node.key] is node and node.start < node.end
+        assert node.start == parent.end, "a block is cached, the block before it is not"
+        nodes += node.children.values()
+    return nodes
