@@ -24,7 +24,7 @@ from servesim.core import Chunk, Request
 from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
 from servesim.engine.step import Step
-from servesim.engine.texts import Text, block_key, piece_at
+from servesim.engine.texts import Text, block_key
 
 from .block_tables import BlockTables
 
@@ -55,12 +55,11 @@ class Block:
 class Holder:
     """What a running request holds."""
 
-    __slots__ = ("blocks", "cached_blocks", "computed", "node", "piece", "text", "unknown")
+    __slots__ = ("blocks", "cached_blocks", "computed", "node", "text", "unknown")
 
     def __init__(self, text: Text, root: TextNode) -> None:
         self.text = text
         self.node = root  # of its last cached block
-        self.piece = 0  # of the text, at the end of that block
         self.blocks: list[Block] = []
         self.cached_blocks = 0  # of these, full ones
         self.computed = 0  # tokens, at the end of the step
@@ -68,9 +67,7 @@ class Holder:
 
     def next_key(self, size: int) -> Hashable:
         """Return the key of the block after the cached ones."""
-        start = self.cached_blocks * size
-        self.piece = piece_at(self.text, self.piece, start)
-        return block_key(self.text, self.piece, start, size)
+        return block_key(self.text, self.cached_blocks * size, size)
 
 
 class SharedBlockTables(BlockTables):

@@ -1,7 +1,6 @@
 """Cached KV blocks by content: a tree of texts. Runs of blocks, not single blocks, so a prompt costs its branches.
 
-How it works. A node is a number of blocks that follow one another in a text; its children continue the text in
-different ways. A run is a sequence of real blocks that hold the text of a node, from its start. The same requests hold
+How it works. A run is a sequence of real blocks that hold the text of a node, from its start. The same requests hold
 all blocks of a run, so a hit that ends inside a run splits it. Two requests that compute the same text side by side
 keep two runs in one node: blocks are never merged. The runs of a node are in the order in which their blocks were
 cached, and a hit uses, at each place, the first run that reaches it.
@@ -14,14 +13,13 @@ with more tokens has cached its blocks first.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable
 from typing import Final, Optional
 
 from servesim.core import FOREVER, Request
 
 from .cohort import Cohort
-from .texts import Text, block_key, equal_tokens, piece_at
+from .text_tree import TextNode, attach, equal_blocks, find, insert_above, next_node
+from .texts import Text
 
 NO_DRAFT: Final = -1
 
@@ -37,21 +35,21 @@ class Run:
         self.refs = refs  # requests that hold these blocks
         self.hashed = hashed  # False: partly filled or never used
         self.head: Optional[Run] = None  # the blocks before these, if the run was split
-        self.before: Optional[Run] = None  # neighbours in the free list
+        self.before: Optional[Run] = None  # neighbours in a list
         self.after: Optional[Run] = None
         self.draft = 0  # number of the draft that the next two belong to
         self.cut = 0  # blocks at the end that this draft takes
         self.pins = 0  # requests that this draft adds to the holders
 
     def insert_before(self, other: Run) -> None:
-        """Enter the free list, directly before another run."""
+        """Enter a list, directly before another run."""
         before = other.before
         assert before is not None
         self.before, self.after = before, other
         before.after = other.before = self
 
     def unlink(self) -> None:
-        """Leave the free list."""
+        """Leave its list."""
         assert self.before is not None and self.after is not None
         self.before.after, self.after.before = self.after, self.before
         self.before = self.after = None
@@ -71,33 +69,56 @@ class Run:
         self.pins += pins
 
 
-class Node:
-    """Blocks [start, start + length) of a text."""
+class RunList:
+    """Runs in an order: a ring, with the first run after `ends` and the last one before it."""
 
-    __slots__ = ("children", "growers", "key", "length", "parent", "runs", "start", "text")
+    __slots__ = ("ends",)
 
-    def __init__(self, parent: Optional[Node], key: Hashable, text: Optional[Text], start: int) -> None:
-        self.parent = parent
-        self.key = key  # among the children of its parent
-        self.text = text
-        self.start = start
-        self.length = 0  # of its longest run
+    def __init__(self) -> None:
+        self.ends = Run(None, 0, 0)
+        self.ends.before = self.ends.after = self.ends
+
+    @property
+    def first(self) -> Optional[Run]:
+        return self.ends.after if self.ends.after is not self.ends else None
+
+    @property
+    def last(self) -> Optional[Run]:
+        return self.ends.before if self.ends.before is not self.ends else None
+
+    def append(self, run: Run) -> None:
+        run.insert_before(self.ends)
+
+    def runs(self) -> list[Run]:
+        """Return all runs, the first one first."""
+        runs, run = [], self.ends.after
+        while run is not None and run is not self.ends:
+            runs.append(run)
+            run = run.after
+        return runs
+
+
+class Node(TextNode["Node"]):
+    """Blocks of a text, as long as its longest run."""
+
+    __slots__ = ("growers", "runs")
+
+    def __init__(self, parent: Optional[Node], text: Optional[Text], start: int, end: int) -> None:
+        super().__init__(parent, text, start, end)
         self.runs: list[Run] = []  # in the order in which their blocks were cached
-        self.children: dict[Hashable, Node] = {}
         self.growers: list[Holding] = []  # running requests whose last full block is here
 
 
 class Holding:
     """The cached blocks of a running request, from the first to its last full block."""
 
-    __slots__ = ("counts", "end", "node", "piece", "request", "run", "runs", "text")
+    __slots__ = ("counts", "end", "node", "request", "run", "runs", "text")
 
     def __init__(self, request: Request, text: Text, node: Node) -> None:
         self.request = request
         self.text = text
         self.node = node  # with its last full block
         self.end = 0  # full blocks that the tree has
-        self.piece = 0  # the piece of the text after them, or an earlier one
         self.runs: list[Run] = []  # a run stands for itself and, if it was split since, for the parts before it
         self.counts: list[int] = []  # blocks of each
         self.run: Optional[Run] = None  # the last run, if the request has filled it itself
@@ -146,89 +167,92 @@ class BlockTree:
     def __init__(self, block_size: int, cohort: Cohort) -> None:
         self.block_size = block_size
         self.cohort = cohort
-        self.root = Node(None, None, None, 0)
+        self.root = Node(None, None, 0, 0)
+
+    def find(self, text: Text, blocks: int) -> tuple[Node, int]:
+        """Return the node in which the first blocks of a text end, as far as the tree has them, and their number."""
+        return find(self.root, text, blocks, self.block_size)
 
     def match(self, text: Text, limit: int, draft: int, decoding_before: int = FOREVER) -> Match:
         """Return how many of the first `limit` blocks of a text are cached. `decoding_before`: see `update`."""
-        size, node, end, piece, idle = self.block_size, self.root, 0, 0, 0
-        above = node
-        if node.growers:
-            self.update(node, decoding_before)
-        while end < limit:
-            piece = piece_at(text, piece, end * size)
-            key = block_key(text, piece, end * size, size)
-            child = node.children.get(key)
-            if child is None:
-                break
-            if child.growers:
-                self.update(child, decoding_before)
-                child = node.children[key]  # the update may have split it
-            most = min(self._equal_blocks(text, child, piece), limit) - end
-            at = 0
-            for run in child.runs:
+        node, end = self.find(text, limit)
+        if self._update_above(node, decoding_before):
+            node, end = self.find(text, limit)
+        blocks, idle, last, above = end, 0, node, node.parent
+        while above is not None:
+            most, at, idle_here = end - node.start, 0, 0
+            for run in node.runs:
                 length = run.length_in(draft)
                 if length > at:
                     if length > most:
                         length = most
                     if run.refs_in(draft) == 0:
-                        idle += length - at
+                        idle_here += length - at
                     at = length
                     if at >= most:
                         break
-            above, node = node, child
-            end += at
-            if at < child.length:
-                break
-        return Match(end, idle, end < limit and bool(node.growers or above.growers))
+            if at < most:  # the draft takes the blocks after these
+                blocks, idle, last = node.start + at, 0, node
+            idle += idle_here
+            end, node, above = node.start, above, above.parent
+        may_grow = blocks < limit and bool(last.growers or (last.parent is not None and last.parent.growers))
+        return Match(blocks, idle, may_grow)
 
-    def _equal_blocks(self, text: Text, node: Node, piece: int) -> int:
-        """Return how many blocks of a text equal the text of a node, counted from the start of the text."""
-        assert node.text is not None
-        end = node.start + node.length
-        return min(end, equal_tokens(text, node.text, piece, end * self.block_size) // self.block_size)
+    def _update_above(self, node: Node, decoding_before: int) -> bool:
+        """Update a node and those above it. Return whether requests may have added blocks there."""
+        updated = False
+        above: Optional[Node] = node
+        while above is not None:
+            if above.growers:
+                self.update(above, decoding_before)
+                updated = True
+            above = above.parent
+        return updated
 
     def pin(self, text: Text, blocks: int, draft: int) -> tuple[list[Run], Node]:
         """Return the runs of the first blocks of a text, which `match` has found, and their last node.
 
         Nodes are split, so that each run is used as a whole.
         """
-        size, node, end, piece = self.block_size, self.root, 0, 0
+        node = self.root
         runs: list[Run] = []
-        while end < blocks:
-            piece = piece_at(text, piece, end * size)
-            node = node.children[block_key(text, piece, end * size, size)]
-            count = min(first_run(node, draft).length_in(draft), blocks - end)
-            if count < node.length:
-                node = self.split(node, count)
+        while node.end < blocks:
+            child = next_node(node, text, self.block_size)
+            assert child is not None, "a block that was found is gone"
+            end = min(child.start + first_run(child, draft).length_in(draft), blocks)
+            node = child if end == child.end else self.split(child, end)
             runs.append(first_run(node, draft))
-            end += count
         return runs, node
 
-    def split(self, node: Node, blocks: int) -> Node:
-        """Give the first blocks of a node a node of their own, and return it."""
-        parent, text, size = node.parent, node.text, self.block_size
-        assert parent is not None and text is not None and 0 < blocks < node.length
-        head = Node(parent, node.key, text, node.start)
-        head.length = blocks
-        parent.children[node.key] = head
+    def reach(self, text: Text, end: int) -> Node:
+        """Return the node that ends with the first `end` blocks of a text. Nodes are split or added, without runs."""
+        node, found = self.find(text, end)
+        if found < node.end:
+            node = self.split(node, found)
+        return node if found == end else self._add(node, text, end)
+
+    def _add(self, parent: Node, text: Text, end: int) -> Node:
+        """Add a node that continues a text after the end of another node."""
+        node = Node(parent, text, parent.end, end)
+        attach(node, self.block_size)
+        return node
+
+    def split(self, node: Node, end: int) -> Node:
+        """Give the blocks of a node before block `end` of the text a node of their own, and return it."""
+        head = Node(node.parent, node.text, node.start, end)
+        insert_above(head, node, self.block_size)
         runs, node.runs = node.runs, []
         for run in runs:
-            if run.length <= blocks:
+            if run.length <= head.length:
                 run.node = head
                 head.runs.append(run)
             else:
-                head.runs.append(split_run(run, head, blocks))
+                head.runs.append(split_run(run, head, head.length))
                 node.runs.append(run)
         growers, node.growers = node.growers, []
-        node.start += blocks
-        node.length -= blocks
         for holding in growers:
-            holding.node = node if holding.end > node.start else head
+            holding.node = node if holding.end > end else head
             holding.node.growers.append(holding)
-        start = node.start * size
-        node.key = block_key(text, bisect_right(text.ends, start), start, size)
-        node.parent = head
-        head.children[node.key] = node
         return head
 
     def update(self, node: Node, decoding_before: int) -> None:
@@ -254,48 +278,39 @@ class BlockTree:
     def register(self, holding: Holding, blocks: int, decoding_before: int) -> None:
         """Add blocks of a request up to this number."""
         while holding.end < blocks:
-            node, run, more = holding.node, holding.run, blocks - holding.end
-            at = holding.end - node.start
+            node, run, text, end = holding.node, holding.run, holding.text, holding.end
             if run is not None and run.refs > 1:
                 run = None  # it has its length for all who hold it
-            if at < node.length:
+            if end < node.end:
                 if run is not None:
-                    more = min(more, self._equal_after(holding, node))
+                    more = equal_blocks(node, text, end, blocks, self.block_size) - end
                     if more > 0 and not has_longer_after(node, run):
                         holding.extend(run, more)
                         continue
-                self.split(node, at)
-            elif run is not None and node.text is holding.text and not node.children:
-                holding.extend(run, more)
-                node.length += more
+                self.split(node, end)
+            elif run is not None and node.text is text and not node.children:
+                holding.extend(run, blocks - end)
+                node.end = blocks
                 continue
             self._enter_child(holding, blocks, decoding_before)
 
-    def _equal_after(self, holding: Holding, node: Node) -> int:
-        """Return how many blocks after the last one of a request equal those of its node."""
-        holding.piece = piece_at(holding.text, holding.piece, holding.end * self.block_size)
-        return self._equal_blocks(holding.text, node, holding.piece) - holding.end
-
     def _enter_child(self, holding: Holding, blocks: int, decoding_before: int) -> None:
         """Continue after the end of a node: in the child with the same text, or in a new one."""
-        node, text, size, end = holding.node, holding.text, self.block_size, holding.end
-        holding.piece = piece_at(text, holding.piece, end * size)
-        key = block_key(text, holding.piece, end * size, size)
-        child = node.children.get(key)
+        node, text, size = holding.node, holding.text, self.block_size
+        child = next_node(node, text, size)
+        if child is not None and child.growers:
+            self.update(child, decoding_before)
+            child = next_node(node, text, size)  # the update may have split it
         if child is None:
-            child = node.children[key] = Node(node, key, text, end)
-            child.length = count = blocks - end
+            child = self._add(node, text, blocks)
         else:
-            if child.growers:
-                self.update(child, decoding_before)
-                child = node.children[key]  # the update may have split it
-            count = min(blocks, self._equal_blocks(text, child, holding.piece)) - end
-        run = Run(child, count, 1)
+            blocks = equal_blocks(child, text, holding.end, blocks, size)
+        run = Run(child, blocks - holding.end, 1)
         child.runs.append(run)
         node.growers.remove(holding)
         child.growers.append(holding)
         holding.node, holding.run = child, run
-        holding.add(run, count)
+        holding.add(run, run.length)
 
     def remove_last(self, run: Run, blocks: int) -> None:
         """Remove the last blocks of a run that no request holds."""
@@ -306,10 +321,10 @@ class BlockTree:
         if not run.length:
             node.runs.remove(run)
         if was_longest:
-            length = max([other.length for other in node.runs], default=0)
-            assert length == node.length or not node.children, "a block was evicted before the blocks after it"
-            node.length = length
-            if not length:
+            end = node.start + max([other.length for other in node.runs], default=0)
+            assert end == node.end or not node.children, "a block was evicted before the blocks after it"
+            node.end = end
+            if end == node.start:
                 assert node.parent is not None
                 del node.parent.children[node.key]
 
@@ -336,6 +351,6 @@ def split_run(run: Run, node: Node, blocks: int) -> Run:
     head.draft, head.pins = run.draft, run.pins
     cut = min(run.cut, run.length)
     head.cut, run.cut = run.cut - cut, cut
-    if run.after is not None:  # in the free list, the end of a text comes before its beginning
+    if run.after is not None:  # in its list, the end of a text comes before its beginning
         head.insert_before(run.after)
     return head

@@ -1,7 +1,7 @@
 """The prefix cache as a policy sees it while it plans a step: what the requests planned so far would change.
 
-How it works. In vLLM, a request that is admitted in a step can use the blocks of a request admitted before it in the
-same step, and blocks that were handed out in the step are gone. A plan is only a proposal, so this module changes no
+How it works. A request that is admitted in a step can use the blocks of a request admitted before it in the same
+step, and blocks that were handed out in the step are gone. A plan is only a proposal, so this module changes no
 block: runs remember what the newest draft would take or hold, and texts that a step would cache are in a list. A new
 draft has a new number, so that nothing has to be undone. Nodes may be split, which changes no answer.
 """
@@ -13,8 +13,9 @@ from typing import Final, Optional
 
 from servesim.core import FOREVER, NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Chunk, Request, Traits
 
-from .block_tree import NO_DRAFT
+from .block_tree import NO_DRAFT, BlockTree
 from .cohort import Cohort
+from .host_cache import HostCache
 from .kv_cache import InstalledCache, KvCache
 from .prefix_cache import PrefixCache
 from .radix_cache import RadixCache
@@ -102,9 +103,10 @@ class Draft(CacheDraft):
         blank = max(0, self.cache.blank - self._evicted)
         self._evicted += blocks
         blocks -= blank
-        number, run = self._number, self.cache.ends.after
+        number, ends = self._number, self.cache.free_list.ends
+        run = ends.after
         while blocks > 0:
-            assert run is not None and run is not self.cache.ends, "a plan takes more blocks than are free"
+            assert run is not None and run is not ends, "a plan takes more blocks than are free"
             left = run.length_in(number)
             if left and not run.refs_in(number):
                 run.add_to_draft(number, min(left, blocks), 0)
@@ -139,13 +141,18 @@ def make_cache(
     pool: BlockPool, traits: Traits, cohort: Cohort, host_blocks: int
 ) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
     """Return the prefix cache of an engine, and what a policy sees of it."""
-    kind = traits.prefix_cache
+    kind, counts = traits.prefix_cache, traits.prefix_cache_counts
     if not kind:
         return None, None
     if kind == "installed":
         return InstalledCache(pool), None
-    if kind.startswith("radix"):
+    if kind in ("radix", "radix_need"):
         radix_cache = RadixCache(pool, evicts_need=kind == "radix_need")
         return radix_cache, RadixDraft(radix_cache)
-    cache = PrefixCache(pool, kind, cohort, traits.prefix_cache_counts, host_blocks)
+    cache = PrefixCache(
+        pool, cohort, appends_all=kind == "append", counts_lookups=counts != "admission",
+        counts_preempted_apart=counts != "lookup-all",
+    )  # fmt: skip
+    if host_blocks:
+        cache.host = HostCache(host_blocks, BlockTree(pool.block_size, cohort))
     return cache, Draft(cache)

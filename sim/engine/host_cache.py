@@ -14,21 +14,21 @@ from __future__ import annotations
 
 from typing import Optional
 
-from .block_tree import BlockTree, Node, Run
-from .texts import Text, block_key, piece_at
+from .block_tree import BlockTree, Node, Run, RunList
+from .text_tree import check_nodes
+from .texts import Text
 
 
 class HostCache:
     """The blocks in the host memory of one server."""
 
-    __slots__ = ("_arriving", "_copied", "blocks", "copied_blocks", "copies", "ends", "tree", "used")
+    __slots__ = ("_arriving", "_copied", "blocks", "copied_blocks", "copies", "order", "tree", "used")
 
     def __init__(self, blocks: int, tree: BlockTree) -> None:
         self.blocks = blocks
         self.used = 0
         self.tree = tree  # without blocks yet
-        self.ends = Run(None, 0, 0)  # the runs are a ring: the next to be dropped after it, the newest before it
-        self.ends.before = self.ends.after = self.ends
+        self.order = RunList()  # the next to be dropped first
         self.copied_blocks = 0  # to the device, in all steps
         self.copies = 0  # steps that copied blocks
         self._copied = 0  # blocks, in this step
@@ -44,7 +44,7 @@ class HostCache:
         """Store the blocks that have arrived since the last decision."""
         for text, start, end in self._arriving:
             if text is None:
-                Run(None, end - start, 0).insert_before(self.ends)
+                self.order.append(Run(None, end - start, 0))
                 self.used += end - start
             else:
                 self._use(text, start, end)
@@ -53,18 +53,13 @@ class HostCache:
 
     def find(self, text: Text, start: int, limit: int) -> int:
         """Return the end of the blocks from `start` on that are here, at most `limit`."""
-        size, node, end, piece = self.tree.block_size, self.tree.root, 0, 0
-        while end < limit:
-            piece = piece_at(text, piece, end * size)
-            child = node.children.get(block_key(text, piece, end * size, size))
-            if child is None:
-                break
-            equal = min(self.tree._equal_blocks(text, child, piece), limit)
-            if equal > start and not child.runs:
-                break
-            end, node = equal, child
-            if end < child.start + child.length:
-                break
+        node, end = self.tree.find(text, limit)
+        at = end
+        while at > start:
+            assert node.parent is not None
+            if not node.runs:
+                end = node.start
+            at, node = node.start, node.parent
         return max(start, end)
 
     def copy(self, text: Text, start: int, end: int) -> None:
@@ -83,7 +78,10 @@ class HostCache:
 
     def _use(self, text: Text, start: int, end: int) -> None:
         """Make blocks the newest ones, the first of them last. Those that are not here are stored."""
-        for node in reversed(self._nodes(text, start, end)):
+        above = self.tree.reach(text, start)
+        node = self.tree.reach(text, end)
+        while node is not above:
+            assert node.parent is not None
             if node.runs:
                 run = node.runs[0]
                 run.unlink()
@@ -91,29 +89,9 @@ class HostCache:
                 run = Run(node, node.length, 0)
                 node.runs.append(run)
                 self.used += node.length
-            run.insert_before(self.ends)
+            self.order.append(run)
             self._join_child(node)
-
-    def _nodes(self, text: Text, start: int, end: int) -> list[Node]:
-        """Return the nodes of the blocks [start, end) of a text. Nodes are split or created as needed."""
-        size, node, at, piece = self.tree.block_size, self.tree.root, 0, 0
-        nodes: list[Node] = []
-        while at < end:
-            piece = piece_at(text, piece, at * size)
-            key = block_key(text, piece, at * size, size)
-            stop = start if at < start else end
-            child = node.children.get(key)
-            if child is None:
-                child = node.children[key] = Node(node, key, text, at)
-                child.length = stop - at
-            else:
-                equal = min(self.tree._equal_blocks(text, child, piece), stop) - at
-                if equal < child.length:
-                    child = self.tree.split(child, equal)
-            if at >= start:
-                nodes.append(child)
-            node, at = child, at + child.length
-        return nodes
+            node = node.parent
 
     def _join_child(self, node: Node) -> None:
         """Make a node and its only child one node, if their runs follow each other: they are dropped in this order."""
@@ -126,13 +104,12 @@ class HostCache:
         tail.length += run.length
         tail.head = None
         child.start, child.key, child.parent = node.start, node.key, parent
-        child.length += node.length
         parent.children[node.key] = child
 
     def _drop(self, blocks: int) -> None:
         """Drop the blocks that were used longest ago."""
         while blocks > 0:
-            run = self.ends.after
+            run = self.order.first
             assert run is not None
             node, count = run.node, min(blocks, run.length)
             blocks -= count
@@ -140,7 +117,7 @@ class HostCache:
             if node is None:
                 run.length -= count
             elif count < run.length:
-                self.tree.split(node, node.length - count)  # the run is now the end
+                self.tree.split(node, node.end - count)  # the run is now the end
             if node is not None or not run.length:
                 run.unlink()
             if node is not None:
@@ -151,21 +128,13 @@ class HostCache:
         """Verify the number of blocks, and that the list has exactly the runs of the tree."""
         self.settle()
         runs: set[Run] = set()
-        nodes = list(self.tree.root.children.values())
-        while nodes:
-            node = nodes.pop()
-            assert node.parent is not None and node.parent.children[node.key] is node
-            assert node.start == node.parent.start + node.parent.length, "a node of the host is at a wrong place"
+        for node in check_nodes(self.tree.root):
             assert node.runs or node.children, "a node of the host has no block"
             assert all(run.node is node and run.length == node.length for run in node.runs), "wrong run of the host"
             runs.update(node.runs)
-            nodes += node.children.values()
-        used, run = 0, self.ends.after
-        while run is not None and run is not self.ends:
-            used += run.length
-            runs ^= set() if run.node is None else {run}
-            run = run.after
-        assert not runs, "the list and the tree of the host have different blocks"
+        listed = self.order.runs()
+        used = sum(run.length for run in listed)
+        assert runs == {run for run in listed if run.node is not None}, "the list and the tree have different blocks"
         assert used == self.used <= self.blocks, f"{used} blocks on the host, {self.used} counted, limit {self.blocks}"
 
 

@@ -1,4 +1,9 @@
-"""What a server asks of a prefix cache, whatever the engine; its counters, and the texts of the requests it knows."""
+"""What a server asks of its KV cache, whatever the engine: which tokens it has already, and whose blocks are free.
+
+`PrefixCache` (prefix_cache.py) counts who holds a block; HostCache is the memory behind it. A policy sees a draft of a
+cache while it plans a step, and `make_cache` (cache_draft.py) makes both. The cache of one engine family extends
+`KvCache` too. All of them compare texts (texts.py) in a tree (text_tree.py).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from .texts import Text
 
 
 class PrefixCacheStats:
-    """What vLLM counts at each admission (before 0.27: lookup), in tokens, and the cached blocks handed out again."""
+    """Counts of all admissions or of all lookups, in tokens, and of the cached blocks handed out again."""
 
     __slots__ = (
         "_apart", "evicted_blocks", "hits", "preempted_hits", "preempted_queries", "preempted_requests",
@@ -21,16 +26,16 @@ class PrefixCacheStats:
 
     def __init__(self, apart: bool = True) -> None:
         self._apart = apart  # whether preempted requests are counted apart
-        self.requests = 0  # admissions of requests that were never preempted
+        self.requests = 0  # not preempted before
         self.queries = 0  # their tokens
         self.hits = 0  # of these, cached
-        self.preempted_requests = 0  # admissions after a preemption; not part of vLLM's hit rate
+        self.preempted_requests = 0  # not part of the hit rate
         self.preempted_queries = 0
         self.preempted_hits = 0
         self.evicted_blocks = 0
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of a run. The hit rate leaves out preempted requests, as that of vLLM does."""
+        """Return the metrics of a run. The hit rate leaves out preempted requests that were counted apart."""
         return {
             "prefix_hit_rate": self.hits / max(1, self.queries),
             "prefix_cache_queries": self.queries,
@@ -54,7 +59,7 @@ class PrefixCacheStats:
 
 
 class KvCache:
-    """The prefix cache of one server. A method that does nothing here is for some engines only."""
+    """The prefix cache of one server. A method that does nothing here is for some caches only."""
 
     __slots__ = ("_texts", "evicts_missing", "host", "keeps_results", "lookups", "pool", "stats")
 
@@ -100,7 +105,11 @@ class KvCache:
         raise NotImplementedError
 
     def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
-        """Note that a running request computes these tokens in this step. `decoding_before`: see `BlockTree.update`."""
+        """Note that a running request computes these tokens in this step.
+
+        The step of decoding requests before the place `decoding_before` in the running queue has been decided: they
+        are one token further.
+        """
 
     def evict(self, blocks: int) -> None:
         """Evict cached blocks that no request holds, so that they are free."""
@@ -126,7 +135,7 @@ class KvCache:
         raise NotImplementedError
 
     def update_all(self, decoding_before: int = 0) -> None:
-        """Cache what all running requests have computed, because afterwards not all of them advance."""
+        """Cache what all running requests have computed, for example because afterwards not all of them advance."""
 
     def update_beside(self, requests: Iterable[Request]) -> None:
         """Cache the blocks that this step fills in decodes of the same texts as these requests, which do not decode."""

@@ -1,4 +1,4 @@
-"""The prefix cache of vLLM V1: which KV blocks hold known text, who holds them, and which are reused next.
+"""The prefix cache with reference counts: which KV blocks hold known text, who holds them, and which are reused next.
 
 How it works. A free block keeps its text until it is handed out again, so all free blocks are in one list, cached or
 not; its front is handed out next. A finished or preempted request puts its cached blocks at the back, the last one
@@ -15,45 +15,37 @@ from collections.abc import Iterable
 
 from servesim.core import FOREVER, BlockPool, Request
 
-from .block_tree import NO_DRAFT, BlockTree, Holding, Node, Run
+from .block_tree import NO_DRAFT, BlockTree, Holding, Node, Run, RunList
 from .cohort import Cohort
-from .host_cache import HostCache
 from .kv_cache import KvCache
+from .text_tree import check_nodes
 from .texts import Text
 
 
 class PrefixCache(KvCache):
     """The cached blocks of one server."""
 
-    __slots__ = ("_append", "blank", "count", "counts_lookups", "ends", "holdings", "tree")
+    __slots__ = ("_appends_all", "blank", "count", "counts_lookups", "free_list", "holdings", "tree")
 
     def __init__(
-        self, pool: BlockPool, free_order: str, cohort: Cohort, counts: str = "admission", host_blocks: int = 0
+        self, pool: BlockPool, cohort: Cohort, appends_all: bool, counts_lookups: bool, counts_preempted_apart: bool
     ) -> None:
-        super().__init__(pool, counts != "lookup-all")
-        self.counts_lookups = counts != "admission"
-        if host_blocks:
-            self.host = HostCache(host_blocks, BlockTree(pool.block_size, cohort))
+        super().__init__(pool, counts_preempted_apart)
+        self.counts_lookups = counts_lookups  # not admissions
         self.tree = BlockTree(pool.block_size, cohort)
-        self.count = pool.total  # blocks in the free list; until `_settle`, it may have blocks that were taken
+        self.free_list = RunList()
         self.blank = pool.total  # blocks without text before the runs of the list
+        self.count = pool.total  # free blocks with and without text; until `_settle`, some of them may be taken
         self.holdings: dict[Request, Holding] = {}  # running requests that the tree knows
-        self._append = free_order == "append"  # all freed blocks go to the back (vLLM before 0.24)
-        self.ends = Run(None, 0, 0)  # the runs of the free list are a ring: the front after it, the back before it
-        self.ends.before = self.ends.after = self.ends
+        self._appends_all = appends_all  # also partly filled blocks go to the back
 
     def free_runs(self) -> list[Run]:
         """Return the runs of the free list, the next one first."""
-        runs, run = [], self.ends.after
-        while run is not self.ends:
-            assert run is not None
-            runs.append(run)
-            run = run.after
-        return runs
+        return self.free_list.runs()
 
     @property
     def idle_blocks(self) -> int:
-        """The free blocks that hold text. With free order "append", partly filled ones count too."""
+        """The free blocks that hold text. If all blocks are appended, partly filled ones count too."""
         return min(self.count - self.blank, self.pool.free)
 
     def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
@@ -92,10 +84,6 @@ class PrefixCache(KvCache):
         return holding
 
     def schedule(self, request: Request, tokens: int, decoding_before: int) -> None:
-        """Cache the full blocks of a running request that computes these tokens in this step.
-
-        `decoding_before`: see `BlockTree.update`.
-        """
         holding = self.holdings.get(request)
         if holding is not None:
             self.tree.update(holding.node, decoding_before)
@@ -103,12 +91,10 @@ class PrefixCache(KvCache):
             self.tree.register(holding, known // self.pool.block_size, decoding_before)
 
     def update_all(self, decoding_before: int = 0) -> None:
-        """Cache the full blocks of all running requests, for example because afterwards not all of them advance."""
         for holding in list(self.holdings.values()):
             self.tree.update(holding.node, decoding_before)
 
     def update_beside(self, requests: Iterable[Request]) -> None:
-        """Cache the blocks that this step fills in decodes of the same texts as these requests, which do not decode."""
         for request in requests:
             holding = self.holdings.get(request)
             if holding is not None:
@@ -123,7 +109,7 @@ class PrefixCache(KvCache):
             text = self._texts[request] = Text(request)
             holding = self._hold(request, text, self.tree.root)
         unfilled = request._blocks - blocks  # they have no text
-        if unfilled and self._append:
+        if unfilled and self._appends_all:
             self._append_unknown(unfilled, False)
         elif unfilled:
             self.blank += unfilled
@@ -149,18 +135,17 @@ class PrefixCache(KvCache):
         for run in holding.last_to_first():
             run.refs -= 1
             if not run.refs:
-                run.insert_before(self.ends)
+                self.free_list.append(run)
                 freed += run.length
         return freed
 
     def _append_unknown(self, blocks: int, hashed: bool) -> None:
         """Append blocks to the free list whose text no request will look up."""
-        last = self.ends.before
-        assert last is not None
-        if last is not self.ends and last.node is None and last.hashed == hashed:
+        last = self.free_list.last
+        if last is not None and last.node is None and last.hashed == hashed:
             last.length += blocks
         else:
-            Run(None, blocks, 0, hashed).insert_before(self.ends)
+            self.free_list.append(Run(None, blocks, 0, hashed))
 
     def _settle(self) -> None:
         """Remove the blocks that were taken from the front of the free list since the last time."""
@@ -172,8 +157,8 @@ class PrefixCache(KvCache):
         self.blank -= blank
         taken -= blank
         while taken:
-            run = self.ends.after
-            assert run is not None and run is not self.ends, "more blocks were taken than were free"
+            run = self.free_list.first
+            assert run is not None, "more blocks were taken than were free"
             blocks = min(taken, run.length)
             taken -= blocks
             if run.hashed:
@@ -205,7 +190,7 @@ class PrefixCache(KvCache):
         for holding in self.holdings.values():
             for run in holding.last_to_first():
                 holders[run] = holders.get(run, 0) + 1
-        runs = check_tree(self.tree.root)
+        runs = check_runs(self.tree.root)
         for run in runs:
             assert run.refs == holders.get(run, 0), f"{run.refs} references, {holders.get(run, 0)} holders"
         assert set(free) >= {run for run in runs if not run.refs} and set(runs) >= set(holders), "lost blocks"
@@ -221,17 +206,12 @@ class PrefixCache(KvCache):
         assert held + self.pool.free == self.pool.total, f"{held} held + {self.pool.free} free != {self.pool.total}"
 
 
-def check_tree(root: Node) -> list[Run]:
-    """Verify lengths and places of the nodes. Return all runs."""
+def check_runs(root: Node) -> list[Run]:
+    """Verify the nodes and their runs. Return all runs."""
     runs: list[Run] = []
-    nodes = list(root.children.values())
-    while nodes:
-        node = nodes.pop()
-        assert node.parent is not None and node.parent.children[node.key] is node
-        assert node.start == node.parent.start + node.parent.length, "a block is cached, the block before it is not"
-        assert node.length == max([run.length for run in node.runs], default=0) > 0, "wrong length of a node"
+    for node in check_nodes(root):
+        assert node.length == max([run.length for run in node.runs], default=0), "wrong length of a node"
         assert all(run.node is node and run.length > 0 for run in node.runs), "a run is in a wrong node"
-        assert all(node.start < holding.end <= node.start + node.length for holding in node.growers)
+        assert all(node.start < holding.end <= node.end for holding in node.growers)
         runs += node.runs
-        nodes += node.children.values()
     return runs

@@ -1,7 +1,6 @@
 """The radix cache of SGLang: a tree of texts whose nodes own KV blocks, locks of running requests, eviction of leaves.
 
-How it works. A node is a number of blocks that follow one another in a text; its children continue the text in
-different ways. A request that is admitted locks the nodes of its cached prefix. When its prompt, or a piece of it, is
+How it works. A request that is admitted locks the nodes of its cached prefix. When its prompt, or a piece of it, is
 computed, the tree takes over its blocks; those that the tree already had are freed. The rest follows when the request
 ends. Blocks of the tree are not free: if a step lacks blocks, leaves without a lock are evicted as a whole, those
 first that were not used for the longest time.
@@ -17,37 +16,28 @@ the order of the walks.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 from typing import Optional
 
 from servesim.core import BlockPool, Chunk, Request
 
 from .kv_cache import KvCache
-from .texts import Text, block_key, equal_tokens, piece_at
+from .text_tree import TextNode, attach, check_nodes, find, insert_above
+from .texts import Text
 
 
-class Node:
+class Node(TextNode["Node"]):
     """A part of a text, and the blocks that hold it."""
 
-    __slots__ = ("added", "children", "key", "length", "listed", "locks", "parent", "start", "text", "used")
+    __slots__ = ("added", "listed", "locks", "used")
 
-    def __init__(self, parent: Optional[Node], key: Hashable, text: Optional[Text], start: int, length: int) -> None:
-        self.parent = parent  # None: the root
-        self.key = key  # what its first block says
-        self.text = text  # a text that has these blocks at this place
-        self.start = start  # blocks before it
-        self.length = length
-        self.children: dict[Hashable, Node] = {}
-        self.added = 0  # number of the walk that added it to its parent
+    def __init__(self, parent: Optional[Node], text: Optional[Text], start: int, end: int, walk: int) -> None:
+        super().__init__(parent, text, start, end)
+        self.added = walk  # number of the walk that added it to its parent
+        self.used = walk  # number of the last walk
         self.locks = 0  # running requests that use it
-        self.used = 0  # number of the last walk
         self.listed = False  # whether it is in the list of leaves
-
-    @property
-    def end(self) -> int:
-        return self.start + self.length
 
 
 class OwnText:
@@ -70,7 +60,7 @@ class RadixCache(KvCache):
     def __init__(self, pool: BlockPool, evicts_need: bool) -> None:
         super().__init__(pool)
         self.keeps_results = True
-        self.root = Node(None, None, None, 0, 0)
+        self.root = Node(None, None, 0, 0, 0)
         self._alone: dict[Request, OwnText] = {}  # running requests that share nothing
         # texts that no request looks for are a list in the order of their last walk: first and last one
         self._oldest: Optional[OwnText] = None
@@ -84,16 +74,7 @@ class RadixCache(KvCache):
 
     def find(self, text: Text, blocks: int) -> tuple[Node, int]:
         """Return how many of the first blocks of a text the tree has, and the node in which they end."""
-        size, node, end, piece = self.pool.block_size, self.root, 0, 0
-        while end == node.end and end < blocks:
-            piece = piece_at(text, piece, end * size)
-            child = node.children.get(block_key(text, piece, end * size, size))
-            if child is None:
-                break
-            assert child.text is not None
-            node = child
-            end = min(blocks, node.end, equal_tokens(text, child.text, piece, node.end * size) // size)
-        return node, end
+        return find(self.root, text, blocks, self.pool.block_size)
 
     def _walk(self, text: Text, blocks: int) -> Node:
         """Use the first blocks of a text, as far as the tree has them. Return the node at whose end they end."""
@@ -101,52 +82,40 @@ class RadixCache(KvCache):
         self._walks += 1
         if end < node.end:
             node.used = self._walks
-            node = self._split(node, end - node.start)
+            node = self._split(node, end)
         above: Optional[Node] = node
         while above is not None:
             above.used = self._walks
             above = above.parent
         return node
 
-    def _split(self, node: Node, blocks: int) -> Node:
-        """Give the first blocks of a node a node of their own, and return it."""
-        parent, text, size = node.parent, node.text, self.pool.block_size
-        assert parent is not None and text is not None and 0 < blocks < node.length
-        head = Node(parent, node.key, text, node.start, blocks)
-        head.locks, head.added = node.locks, node.added
-        parent.children[node.key] = head
-        node.start += blocks
-        node.length -= blocks
-        start = node.start * size
-        node.key = block_key(text, bisect_right(text.ends, start), start, size)
-        node.parent = head
-        head.children[node.key] = node
+    def _split(self, node: Node, end: int) -> Node:
+        """Give the blocks of a node before block `end` of the text a node of their own, and return it."""
+        head = Node(node.parent, node.text, node.start, end, node.added)
+        head.locks = node.locks
+        insert_above(head, node, self.pool.block_size)
         return head
 
     def _insert(self, text: Text, blocks: int) -> tuple[Node, int]:
         """Add the first blocks of a text. Return its last node, and how many blocks the tree had."""
-        node, size = self._walk(text, blocks), self.pool.block_size
+        node = self._walk(text, blocks)
         had = node.end
         if had < blocks:
-            key = block_key(text, bisect_right(text.ends, had * size), had * size, size)
-            child = node.children[key] = Node(node, key, text, had, blocks - had)
             self._walks += 1
-            child.used = child.added = self._walks
-            self.pool.evictable += child.length
-            self._list(child)
-            node = child
+            node = Node(node, text, had, blocks, self._walks)
+            attach(node, self.pool.block_size)
+            self.pool.evictable += node.length
+            self._list(node)
         return node, had
 
     def _add_alone(self, text: Text, own: OwnText) -> None:
         """Add a text that no other request shares."""
-        node, size = self.root, self.pool.block_size
+        node = self.root
         for end in own.ends:
-            start = node.end
-            if end > start:
-                key = block_key(text, bisect_right(text.ends, start * size), start * size, size)
-                child = node.children[key] = Node(node, key, text, start, end - start)
-                child.added, child.used = own.added, own.used
-                node = child
+            if end > node.end:
+                node = Node(node, text, node.end, end, own.added)
+                node.used = own.used
+                attach(node, self.pool.block_size)
         self.pool.evictable += node.end
         self._list(node)
 
@@ -334,17 +303,11 @@ class RadixCache(KvCache):
             idle += own.ends[-1]
             walk = own.used
             own = own.next
-        nodes = list(self.root.children.values())
-        while nodes:
-            node = nodes.pop()
-            parent = node.parent
-            assert parent is not None and parent.children[node.key] is node and node.length > 0
-            assert node.start == parent.end, "a block is cached, the block before it is not"
+        for node in check_nodes(self.root):
             assert node.locks == locks.get(node, 0), f"{node.locks} locks, {locks.get(node, 0)} requests"
             assert node.listed or node.locks or node.children, "a leaf without a lock can never be evicted"
             cached += node.length
             idle += 0 if node.locks else node.length
-            nodes += node.children.values()
         assert idle == pool.evictable, f"{idle} cached blocks without a lock, {pool.evictable} counted"
         held = 0
         for request in running:

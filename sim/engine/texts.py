@@ -7,6 +7,7 @@ lengths are different there.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Hashable
 from typing import Any
 
@@ -29,17 +30,10 @@ class Text:
             assert len(self.ends) == 1 or self.ends[-2] == request.prompt, f"{request}: content of another length"
 
 
-def piece_at(text: Text, piece: int, token: int) -> int:
-    """Return the piece that has a token, counted from the start of the text."""
-    ends = text.ends
-    while ends[piece] <= token:
-        piece += 1
-    return piece
-
-
-def block_key(text: Text, piece: int, start: int, size: int) -> Hashable:
-    """Return what the block at token `start` says; `piece` has that token. Two blocks are equal if their keys are."""
+def block_key(text: Text, start: int, size: int) -> Hashable:
+    """Return what the block at token `start` says. Two blocks are equal if their keys are."""
     names, ends = text.names, text.ends
+    piece = bisect_right(ends, start)  # it has this token
     offset = start - ends[piece - 1] if piece else start
     if ends[piece] >= start + size:
         return names[piece], offset
@@ -51,12 +45,13 @@ def block_key(text: Text, piece: int, start: int, size: int) -> Hashable:
     return tuple(key)
 
 
-def equal_tokens(text: Text, other: Text, piece: int, limit: int) -> int:
+def equal_tokens(text: Text, other: Text, start: int, limit: int) -> int:
     """Return how many tokens two texts share, counted up to the piece that has token `limit`.
 
-    They are known to be equal up to the start of `piece` at least.
+    They are known to share those before `start`.
     """
     names, ends, other_names, other_ends = text.names, text.ends, other.names, other.ends
+    piece = bisect_right(ends, start) if start else 0
     if piece and ends[piece - 1] != other_ends[piece - 1]:
         return ends[piece - 1]
     while True:
