@@ -1,6 +1,7 @@
 from dataclasses import dataclass
 
-from servesim.core import FOREVER, CachedPrefix, Chunk, Plan, Policy, Traits, View
+from servesim.core import FOREVER, CachedPrefix, Chunk, Plan, Policy, View
+from servesim.engine.caching_rules import CachingRules
 
 
 @dataclass(frozen=True)
@@ -12,9 +13,8 @@ class HuggingFaceFifo(Policy):
     safety_margin: float = 0.15  # below this fraction of free blocks, a step accepts one prompt only
     allow_block_sharing: bool = False  # requests with equal beginnings share KV blocks
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(prefix_cache="append" if self.allow_block_sharing else "")
+    def rules(self) -> CachingRules:
+        return CachingRules(caches=self.allow_block_sharing)
 
     def decide(self, view: View) -> Plan:
         tokens, rows = self.max_batch_tokens - view.decoding, self.max_requests_per_batch - view.decoding

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, Optional
 
-from servesim.core import BadInput, Plan, Policy, Request, StepCost, Stuck, Traits, View
+from servesim.core import BadInput, Plan, Policy, Request, StepCost, Stuck, View
 from servesim.core.request import CLIENT_FIELDS, PROGRESS_FIELDS
 from servesim.costs.linear import LinearCost
 from servesim.engine.clocks import Clock, VirtualClock
@@ -161,9 +161,12 @@ class ContractProbe(Policy):
     # The last plan with `hold`, and the step counter, the queues and the number of decoding requests at that time.
     held: list[Any] = field(default_factory=list)
 
+    def rules(self) -> Any:
+        return self.inner.rules()
+
     @property
-    def traits(self) -> Traits:
-        return self.inner.traits
+    def learns(self) -> bool:
+        return self.inner.learns
 
     @property
     def uses_block_pool(self) -> bool:
@@ -213,7 +216,7 @@ class ContractProbe(Policy):
             same = same or (held.hold_past_finish and queues == unfinished and view.decoding > 0)
             short = view.cohort.blocks_needed() + held.keep_free > view.pool.free
             woken = held.wake_at is not None and view.now >= held.wake_at
-            learns = inner.traits.learns
+            learns = inner.learns
             state = inner.held_state(view.state, view.now) if learns else inner.advance_state(held.state, steps)
             ended = short or woken or (learns and state is None)
             if same and 0 < steps <= held.hold and not ended:

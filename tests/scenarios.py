@@ -9,6 +9,7 @@ from servesim.core import Policy, Request, Stuck
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop
+from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
@@ -55,7 +56,7 @@ def serve(
     **engine: Any,
 ) -> RunLog:
     """Serve requests step by step, and check the state of the server after each step."""
-    server = Server(policy, blocks + policy.traits.reserved_blocks, block_size, **engine)
+    server = Server(policy, blocks + rules_of(policy).reserved_blocks, block_size, **engine)
     log = RunLog({request.id: request for request in requests}, server)
     clock = SimulatedClock(cost or LinearCost(base=1.0))
     loop = Loop(server, Inbox(requests), clock, (log,), check=True)

@@ -20,6 +20,7 @@ from servesim.core import Policy
 from servesim.core.class_source import docstring
 from servesim.core.fields import policy_fields
 from servesim.costs.device_profile import bundled_profiles
+from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.runs.metric_table import STATISTICS, TABLE
 from servesim.study.search_file import SearchFile
@@ -64,7 +65,7 @@ def policy_tables() -> str:
     """Return an overview of all policies by family (engine, validation), then a table of the fields of each."""
     sections = [table(
         ("family", "policy", "engine", "recordings", "validated against"),
-        ([row.family, f"[`{row.name}`](#{row.name})", POLICIES[row.name]().traits.engine, row.recordings,
+        ([row.family, f"[`{row.name}`](#{row.name})", rules_of(POLICIES[row.name]()).engine, row.recordings,
           row.validated_against] for row in list_policies()),
     )]  # fmt: skip
     sections.append(table(("family", "not modelled"), ([name, row.not_modelled] for name, row in VALIDATION.items())))

@@ -20,6 +20,7 @@ from weakref import WeakKeyDictionary
 from servesim.core import BadInput, BlockPool, Chunk, Plan, Policy, Preemption, Request, View
 from servesim.engine.cohort import Cohort
 from servesim.engine.queues import FifoQueue, SortedQueue
+from servesim.engine.rules import rules_of
 
 from .grouped_prefill import install_repair
 from .policy_state import POLICY_VARIABLE, PolicyState, policy_from
@@ -31,7 +32,7 @@ class Adapter(PolicyState):
     """A policy inside one server."""
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
-        if policy.traits.running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
+        if rules_of(policy).running_order != "slot" or getattr(policy, "strategy", "paged") != "paged":
             raise BadInput("adapter: expected a policy of the llm-serving family (with slots and KV blocks)")
         super().__init__(policy, clock)
         self.swapped: deque[Any] = deque()  # preempted entries that wait in a separate queue

@@ -23,6 +23,7 @@ from functools import cache
 from typing import Any
 
 from servesim.core import BadInput, Plan, Policy, Request, Stuck
+from servesim.engine.rules import rules_of
 from servesim.policies.vllm_v1 import VLLMV1
 
 from .policy_state import POLICY_VARIABLE, fields_from, make_policy
@@ -61,13 +62,13 @@ def policy_for(scheduler: Any, text: str) -> Policy:
     """Return the policy of a server. What the text does not set has the value of the server's flag."""
     kind, chosen = fields_from(text, "vllm-v1")
     policy = make_policy(kind, {**server_fields(scheduler, kind), **chosen})
-    traits = policy.traits
+    rules = rules_of(policy)
     lacks = {
-        "slots": traits.running_order == "slot",
-        "finished requests that hold blocks": traits.frees_blocks_late,
+        "slots": rules.running_order == "slot",
+        "finished requests that hold blocks": rules.frees_late,
         "a memory without blocks": not policy.uses_block_pool,
-        "a radix cache": traits.prefix_cache.startswith("radix"),
-        "--no-async-scheduling": scheduler.scheduler_config.async_scheduling and traits.steps_in_flight < 2,
+        "a prefix cache of another kind": rules.has_prefix_cache and not rules.may_have_host_cache,
+        "--no-async-scheduling": scheduler.scheduler_config.async_scheduling and rules.steps_in_flight < 2,
     }
     if any(lacks.values()):
         feature = next(name for name, needed in lacks.items() if needed)
@@ -78,7 +79,7 @@ def policy_for(scheduler: Any, text: str) -> Policy:
             flag = name.replace("_", "-")
             raise BadInput(f"{POLICY_VARIABLE}: {name}: expected at most {most}, the --{flag} of vLLM, got {value}")
     caching = scheduler.kv_cache_manager.enable_caching
-    if caching != bool(traits.prefix_cache):
+    if caching != rules.has_prefix_cache:
         which, flag = ("the policy", "--no-") if caching else ("vLLM", "--")
         raise BadInput(f"{POLICY_VARIABLE}: {which} has no prefix cache; start vLLM with {flag}enable-prefix-caching")
     return policy

@@ -12,6 +12,7 @@ from typing import Any, Optional
 from servesim.core import NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Chunk, Request, View
 from servesim.engine.cohort import Cohort
 from servesim.engine.queues import FifoQueue, running_queues
+from servesim.engine.rules import rules_of
 
 from .policy_state import PolicyState
 
@@ -25,7 +26,7 @@ class VllmState(PolicyState):
         pool = BlockPool(blocks.num_gpu_blocks - 1, scheduler.block_size)  # vLLM counts the null block
         pool.free = blocks.get_num_free_blocks()
         cohort, queue = Cohort(pool.block_size), self.waiting_queue()
-        running, prefilling = running_queues(self.policy.traits.running_order)
+        running, prefilling = running_queues(rules_of(self.policy).running_order)
         for entry in scheduler.running:
             request = self._update(entry, "running", len(blocks_of(scheduler, entry)), now)
             running.push(request)

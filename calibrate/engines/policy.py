@@ -15,10 +15,11 @@ from typing import Any, Literal, Optional
 
 from servesim.calibrate.device.worker_client import START_TIMEOUT_S, Worker, WorkerFailed
 from servesim.config.user_code import find_file, names_file
-from servesim.core import Chunk, Plan, Policy, PolicyError, Preemption, Request, Traits, View
+from servesim.core import Chunk, Plan, Policy, PolicyError, Preemption, Request, View
+
+from .rules import InstalledRules
 
 ENGINES = {"vllm": "vLLM"}
-FORESEES_ENDS = (0, 11, 1)  # first version that does not run a request again whose last token is in flight
 WORKERS: dict[tuple[int, str], Worker] = {}  # by process and engine: a forked process starts its own
 SETTINGS: dict[tuple[Optional[str], str], dict[str, Any]] = {}  # what the engine said, by its interpreter and its flags
 
@@ -38,21 +39,8 @@ class EnginePolicy(Policy):
         """Name and version of the installed engine."""
         return f"{ENGINES[self.engine]} {self.settings()['version']}"
 
-    @property
-    def traits(self) -> Traits:
-        settings = self.settings()
-        return Traits(
-            engine=f"the installed {self.title}",
-            validated_against=f"it is the scheduler of the installed {self.title}",
-            arrival_is_send_time=True,
-            rejects_oversized=False,
-            rejects_full_prompts=True,
-            resumed_token_decodes=True,
-            empty_step=0.001,
-            prefix_cache="installed" if settings["prefix_cache"] else "",
-            steps_in_flight=settings["steps_in_flight"],
-            foresees_ends=version_numbers(settings["version"]) >= FORESEES_ENDS,
-        )
+    def rules(self) -> InstalledRules:
+        return InstalledRules(self.title, self.settings())
 
     def settings(self) -> dict[str, Any]:
         """Return what the engine makes of the flags. It starts the worker."""
@@ -80,15 +68,6 @@ class EnginePolicy(Policy):
     def remark(self, state: Session) -> str:
         speed = state.decisions / state.seconds if state.seconds else 0.0
         return f"{self.title} decided {state.decisions:,} steps, {speed:,.0f} per second"
-
-
-def version_numbers(text: str) -> tuple[int, ...]:
-    """Return the release of a version such as 0.32.0rc1+cpu as numbers."""
-    numbers = []
-    for part in text.split("+")[0].split(".")[:3]:
-        digits = part[: len(part) - len(part.lstrip("0123456789"))]
-        numbers.append(int(digits or 0))
-    return tuple(numbers)
 
 
 def call(engine: str, name: str, **args: Any) -> Any:
@@ -133,7 +112,7 @@ class Session:
                 self.policy.engine, "engine_start", flags=self.policy.all_flags(), blocks=view.pool.total,
                 block_size=view.pool.block_size, max_model_len=view.max_model_len,
             )  # fmt: skip
-            self._overlaps = self.policy.traits.steps_in_flight > 1
+            self._overlaps = self.policy.rules().steps_in_flight > 1
         count = len(self._out) - (1 if self._overlaps and not self._is_idle else 0)
         results, self._out = self._out[:count], self._out[count:]
         reply = call(
@@ -197,4 +176,4 @@ class Session:
             self._steps += 1
             self._out.append((self._steps, rows))
         preempt = [Preemption(self._requests[number]) for number in reply["preempted"]]
-        return Plan(preempt=preempt, chunks=chunks, state=self, free_blocks=reply["free"])
+        return Plan(preempt=preempt, chunks=chunks, state=self, extra=reply["free"])

@@ -18,7 +18,8 @@ from servesim.core.policy import field_values
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.simulate import simulate
 
-from .policy import EnginePolicy, version_numbers
+from .policy import EnginePolicy
+from .rules import version_numbers
 
 COMPARED = ("t", "chunks", "preempted", "cached", "free", "finished")  # of a line of the decision log
 SHOWN = {"chunks": "batch", "preempted": "preempted", "cached": "cached", "free": "free blocks", "finished": "finished",
@@ -178,7 +179,7 @@ def compare(proof: Proof, label: str, scenario: Scenario, installed: EnginePolic
             }  # fmt: skip
             return
         proof.equal += 1
-        proof.asynchronous += policy.traits.steps_in_flight > 1
+        proof.asynchronous += getattr(policy.rules(), "steps_in_flight", 1) > 1
         proof.cached += any(tokens for _, tokens in rows[0].get("cached", ()))
         proof.preemptions += len(rows[0]["preempted"])
 

@@ -47,9 +47,11 @@ class BlockTables:
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
         self.free.extend(self.late)
         self.late = []
-        if finished and not server.traits.frees_blocks_late:
-            for request in finished:
-                if server.traits.frees_extra_token_late:
+        held = set(server.finished)  # an engine may free their blocks later
+        released = [request for request in finished if request not in held]
+        if released:
+            for request in released:
+                if server.pool.lost:  # the engine frees the block after the last token when its step returns
                     table, used = self.tables[request], server.pool.blocks_for(request.prompt + request.written - 1)
                     self.late += table[used:]
                     del table[used:]

@@ -35,7 +35,8 @@ from servesim.engine.clocks import PacedClock, VirtualClock, WallClock
 from servesim.engine.loop import Observer, build_loop, build_server
 from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
-from servesim.engine.step import NO_PADDING, ModelCall, Step, step_shape
+from servesim.engine.shape import NO_PADDING, step_shape
+from servesim.engine.step import ModelCall, Step
 from servesim.engine.work_totals import work_to_json
 from servesim.runs.decision_log import InMemoryLog
 
@@ -102,8 +103,8 @@ class LiveDriver:
         self._host_ready = 0.0  # when the last call had been launched
         self._checked_at = 0.0
         all_observers: list[Observer] = [self.tables, self, *observers]
-        self.overlaps = server.traits.steps_in_flight > 1
-        check_steps_in_flight(server.traits.steps_in_flight, backend)
+        self.overlaps = server.rules.steps_in_flight > 1
+        check_steps_in_flight(server.rules.steps_in_flight, backend)
         collect = self.collect if self.overlaps else None
         self.loop = build_loop(
             server, engine, requests, self.clock, all_observers, compute=self.compute, collect=collect
@@ -127,7 +128,7 @@ class LiveDriver:
         """Run one model call, after the copies of its swapped blocks. With asynchronous scheduling, only launch it."""
         backend, tables, server = self.backend, self.tables, self.loop.server
         rows = self.history.rows(server, step)
-        call = LaunchedCall(self.clock.now(), step_shape(step, NO_PADDING, server.traits))
+        call = LaunchedCall(self.clock.now(), step_shape(step, NO_PADDING, server.rules))
         self.launched.append(call)
         if tables.copies_out or tables.copies_in:
             copies_out, copies_in = tables.take_copies()
@@ -160,7 +161,7 @@ class LiveDriver:
 
     def on_step_start(self, server: Server, step: Step, arrived: list[Request]) -> None:
         """Drop the tokens in flight of preempted requests, in an engine that computes them again."""
-        if step.preempted and server.traits.drops_tokens_in_flight:
+        if step.preempted and server.rules.drops_tokens_in_flight:
             self.history.drop_in_flight([request for request, _, _ in step.preempted])
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: list[Request]) -> None:
@@ -194,14 +195,9 @@ def check_steps_in_flight(steps: int, backend: Backend) -> None:
 def block_tables(server: Server, num_blocks: int) -> BlockTables:
     """Return the block tables of a server. A policy that does not count blocks uses all but the padding block."""
     if isinstance(server.prefix_cache, PrefixCache):
-        return SharedBlockTables(server.prefix_cache, server.traits.prefix_cache)
-    if server.prefix_cache is not None:
-        raise BadInput("policy: a live run has no radix cache, expected policy.disable_radix_cache: true")
-    if server.traits.computes_victims:
-        raise BadInput(
-            "policy: a live run cannot compute a request whose blocks another one has, as vllm-mindspore does with "
-            "priorities; expected policy.policy: fcfs"
-        )
+        return SharedBlockTables(server.prefix_cache)
+    if refusal := server.rules.live_refusal():
+        raise BadInput(refusal)
     pool = server.pool
     blocks = pool.total if server.policy.uses_block_pool else num_blocks - 1
     return BlockTables(blocks, pool.block_size, pool.host_total)

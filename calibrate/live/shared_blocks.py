@@ -73,13 +73,13 @@ class Holder:
 class SharedBlockTables(BlockTables):
     """The block ids of every request, with blocks that several requests hold."""
 
-    def __init__(self, cache: PrefixCache, free_order: str) -> None:
+    def __init__(self, cache: PrefixCache) -> None:
         super().__init__(0, cache.pool.block_size, cache.pool.host_total)  # no policy with a cache swaps
         self.total = cache.pool.total
         self.cache = cache
         self.root = TextNode(None, None)
         self.evicted = 0  # cached blocks that were handed out again
-        self._append = free_order == "append"  # as in the engine
+        self._append = cache.appends_all  # as in the engine
         self._free: OrderedDict[Block, None] = OrderedDict()  # the next one first
         for id in range(1, self.total + 1):
             self._free[Block(id)] = None
@@ -113,7 +113,11 @@ class SharedBlockTables(BlockTables):
     def _preempt(self, step: Step) -> list[Request]:
         """Release preempted requests. Return those that keep their blocks until the end of the step."""
         victims = step.plan.moves.preempt
-        tokens = {victim.request: victim.tokens for victim in victims if victim.tokens}
+        tokens = {
+            victim.request: victim.extra.tokens
+            for victim in victims
+            if victim.extra is not None and victim.extra.tokens
+        }
         if tokens:  # the step was planned for them before, so their text is cached
             tokens.update({chunk.request: chunk.tokens for chunk in step.plan.chunks})
             for request in sorted(tokens, key=lambda request: request._admission):
@@ -122,9 +126,10 @@ class SharedBlockTables(BlockTables):
         kept: list[Request] = []
         for victim in victims:
             holder = self._holders[victim.request]
-            self._take(self.tables[victim.request], holder, -(-(holder.computed + victim.tokens) // self.block_size))
+            computed = holder.computed + tokens.get(victim.request, 0)
+            self._take(self.tables[victim.request], holder, -(-computed // self.block_size))
             kept.append(victim.request)
-            if not victim.frees_last:
+            if victim.extra is None or not victim.extra.frees_last:
                 self._release_preempted(kept)
         return kept
 

@@ -24,6 +24,7 @@ from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import NO_HOST, HostPart
+from servesim.engine.rules import rules_of
 from servesim.files.csv_rows import read_csv
 from servesim.runs.answers import split_answers, with_answers
 from servesim.runs.run_folder import DECISIONS, RunData, run_data, write_decisions, write_run
@@ -97,9 +98,9 @@ def replay_requests(
     requests = copy_requests(load_trace(scenario).requests)
     requests.sort(key=lambda request: request.sent)
     requests = requests[:limit]
-    traits = scenario.make_policy().traits
+    rules = rules_of(scenario.make_policy())
     several = next((request for request in requests if request.sampling is not None), None)
-    if several is not None and (traits.sequence_groups or not split):
+    if several is not None and (rules.sequence_groups or not split):
         reason = "sim tune measures one answer per request"
         if split:
             reason = "this policy runs all answers as one group, which no backend can do; vllm-v1 runs each by itself"
@@ -115,7 +116,7 @@ def replay_requests(
         request.think_time *= time_scale
         if request.follows not in kept:
             request.follows = None
-    return with_answers(requests, split_answers(requests, traits))
+    return with_answers(requests, split_answers(requests, rules))
 
 
 def expected_seconds(scenario: Scenario, requests: Sequence[Request], profile: Optional[Profile]) -> float:
@@ -221,7 +222,7 @@ def profile_of_run(profile: Profile, live: MeasuredRun, host: HostPart) -> Profi
     steps of a fake backend always have the times of its profile.
     """
     profile = profile.for_run(live.scenario.engine.sampling, host)
-    if live.scenario.make_policy().traits.steps_in_flight == 1 or live.backend.get("backend") == "fake":
+    if rules_of(live.scenario.make_policy()).steps_in_flight == 1 or live.backend.get("backend") == "fake":
         return profile
     return profile.overlapped(fit_saved(live.warm_up_calls, profile.cost))
 

@@ -31,12 +31,12 @@ from servesim.core import (
     Queue,
     Request,
     Stuck,
-    Traits,
     View,
     first_time_after,
     require_effect,
 )
 from servesim.core.native import mypyc_attr
+from servesim.engine.rules import EngineRules
 
 from .static import check_blocks, decide_rows, is_out_of_range, reject_out_of_range
 
@@ -155,16 +155,16 @@ class LLMServing(Policy):
         require_effect(self, self.delay_variant != "none", "a delay_variant other than none", "delay_factor")
         require_effect(self, self.strategy == "paged", "strategy: paged", "delay_factor", "admission_hysteresis")
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine="MindSpore llm-serving 7342f33 (2024-05-24), and contest entries based on it",
-            validated_against="recordings of the real scheduler, master and worker: 14 hand-written and 60 random "
-            "cases; a reference implementation on 2,400 random cases",
-            running_order="slot",
-            reserved_blocks=1,  # block 0
-            rejects_oversized=False,  # the real server livelocks on a request that never fits
+    def rules(self) -> EngineRules:
+        rules = EngineRules(
+            "MindSpore llm-serving 7342f33 (2024-05-24), and contest entries based on it",
+            "recordings of the real scheduler, master and worker: 14 hand-written and 60 random cases; a reference "
+            "implementation on 2,400 random cases",
         )
+        rules.running_order = "slot"
+        rules.reserved_blocks = 1  # block 0
+        rules.rejects_oversized = False  # the real server livelocks on a request that never fits
+        return rules
 
     @property
     def uses_block_pool(self) -> bool:

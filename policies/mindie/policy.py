@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Optional
 
-from servesim.core import FOREVER, BlockPool, Chunk, Plan, Request, Traits, View
+from servesim.core import FOREVER, BlockPool, Chunk, Plan, Request, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Batch, DynamicBatch, Feedback, LatencyFit, microseconds
 from .round import MindIESettings, Round, by_arrival
+from .rules import MindIERules
 
 
 class MindIEState:
@@ -64,20 +65,12 @@ class MindIEState:
 class MindIE(MindIESettings):
     """The scheduler of MindIE-LLM 3.0.0. `engine.max_model_len` is its maxSeqLen."""
 
+    def rules(self) -> MindIERules:
+        return MindIERules(2 if self.async_scheduling else 1)
+
     @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine="MindIE-LLM 3.0.0",
-            validated_against="recordings of the real scheduler of 3.0.0",
-            rejects_oversized=False,  # the scheduler dies of such a request
-            rejects_full_prompts=True,
-            frees_blocks_late=True,
-            finished_stay=True,
-            empty_step=0.001,
-            polls=True,
-            learns=self._learns,
-            steps_in_flight=2 if self.async_scheduling else 1,
-        )
+    def learns(self) -> bool:
+        return self._learns
 
     def max_output(self, prompt: int, pool: BlockPool, max_model_len: Optional[int]) -> int:
         return min(super().max_output(prompt, pool, max_model_len), self.max_iter_times)

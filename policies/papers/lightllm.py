@@ -9,8 +9,10 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Float0, Int0, Int1, Plan, Policy, Preemption, Request, Traits, View
+from servesim.core import FOREVER, Chunk, Float0, Int0, Int1, Plan, Policy, Preemption, Request, View
 from servesim.core.native import mypyc_attr
+
+from .rules import LightLLMRules
 
 MAX_REQ_TOTAL_LEN = 2048 + 1024  # LightLLM's default max_req_total_len, if the scenario has no max_model_len
 
@@ -37,14 +39,12 @@ class LightLLM(Policy):
     splitfuse_mode: bool = False  # chunked prefill in the same steps as decodes
     splitfuse_block_size: Int1 = 256  # tokens per chunk (splitfuse_mode)
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine="LightLLM 4b037f68 (2024-04-15)",
-            validated_against="recordings of LightLLM's RouterManager and ReqQueue, step by step",
-            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
-            last_token_decodes=self.splitfuse_mode,
+    def rules(self) -> LightLLMRules:
+        rules = LightLLMRules(
+            "LightLLM 4b037f68 (2024-04-15)", "recordings of LightLLM's RouterManager and ReqQueue, step by step"
         )
+        rules.one_token_decodes = self.splitfuse_mode
+        return rules
 
     def initial_state(self) -> Any:
         return RouterState()

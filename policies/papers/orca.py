@@ -21,10 +21,11 @@ from servesim.core import (
     Policy,
     Rejection,
     Request,
-    Traits,
     View,
 )
 from servesim.core.native import mypyc_attr
+
+from .rules import PaperRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -37,13 +38,11 @@ class Orca(Policy):
     # reserved tokens: request (its prompt + limit) or model (max_model_len, as in Sarathi)
     reserve: Literal["request", "model"] = "request"
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine="Orca (OSDI 2022, Algorithm 1); with reserve: model, Sarathi-Serve 96f9911's baseline",
-            validated_against="hand-worked cases from the paper; with reserve: model, metrics of the real baseline",
+    def rules(self) -> PaperRules:
+        return PaperRules(
+            "Orca (OSDI 2022, Algorithm 1); with reserve: model, Sarathi-Serve 96f9911's baseline",
+            "hand-worked cases from the paper; with reserve: model, metrics of the real baseline",
             running_order="arrival",
-            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
         )
 
     def decide(self, view: View) -> Plan:
@@ -79,12 +78,10 @@ class Static(Policy):
     pad_finished: bool = False  # finished requests stay as padding rows until the batch is done
     batch_waiting_time: Float0 = 0.0  # maximum seconds that the oldest request waits for a full batch
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine="FasterTransformer's batching, as implemented in Sarathi-Serve 96f9911",
-            validated_against="recordings of Sarathi-Serve's faster_transformer scheduler, step by step",
-            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
+    def rules(self) -> PaperRules:
+        return PaperRules(
+            "FasterTransformer's batching, as implemented in Sarathi-Serve 96f9911",
+            "recordings of Sarathi-Serve's faster_transformer scheduler, step by step",
         )
 
     def initial_state(self) -> Any:

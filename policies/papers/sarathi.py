@@ -18,12 +18,12 @@ from servesim.core import (
     Queue,
     Rejection,
     Request,
-    Traits,
     View,
 )
 from servesim.core.native import mypyc_attr
 
 from .orca import reject_too_long, too_long
+from .rules import PaperRules
 
 CHUNK_MULTIPLE = 32  # chunk sizes of a schedule are rounded to a multiple of this
 DECODE_PLAN = Plan(decode=True, hold=FOREVER, keep_free=1, hold_past_finish=True)
@@ -54,13 +54,11 @@ class Sarathi(Policy):
                 if name.endswith("chunk_size") and (value < CHUNK_MULTIPLE or value % CHUNK_MULTIPLE):
                     raise ValueError(f"{name}: expected a multiple of {CHUNK_MULTIPLE}, got {value!r}")
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine="Sarathi-Serve 96f9911",
-            validated_against="recordings of Sarathi-Serve's sarathi scheduler, step by step",
+    def rules(self) -> PaperRules:
+        return PaperRules(
+            "Sarathi-Serve 96f9911",
+            "recordings of Sarathi-Serve's sarathi scheduler, step by step",
             running_order="arrival",
-            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
         )
 
     def decide(self, view: View) -> Plan:
@@ -143,11 +141,11 @@ class Sarathi(Policy):
 class SarathiAlternating(Sarathi):
     """Chunked prefill without mixed steps: prefill steps and decode steps alternate."""
 
-    @property
-    def traits(self) -> Traits:
-        return super().traits._replace(
-            engine="Sarathi-Serve 96f9911's simple_chunking baseline",
-            validated_against="hand-worked cases; shares its code with sarathi, which is validated against recordings",
+    def rules(self) -> PaperRules:
+        return PaperRules(
+            "Sarathi-Serve 96f9911's simple_chunking baseline",
+            "hand-worked cases; shares its code with sarathi, which is validated against recordings",
+            running_order="arrival",
         )
 
     def initial_state(self) -> Any:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from servesim.core import FOREVER, Chunk, Int1, Plan, Policy, Preemption, Request, Stuck, Traits, View
+from servesim.core import FOREVER, Chunk, Int1, Plan, Policy, Preemption, Request, Stuck, View
 from servesim.core.native import mypyc_attr
+
+from .rules import SplitFuseRules
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -24,13 +26,10 @@ class SplitFuse(Policy):
     max_tracked_sequences: Int1 = 2048  # requests with KV blocks, including finished requests that are not flushed
     wait_for_flush: bool = False  # if no request can run, wait for a requested flush; MII preempts or fails
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine="DeepSpeed-MII 8abdd98 (FastGen)",
-            validated_against="recordings of MII's RaggedBatchBase, step by step",
-            rejects_oversized=False,  # the scheduler itself decides about such requests, as in the real engine
-            frees_blocks_late=True,
+    def rules(self) -> SplitFuseRules:
+        return SplitFuseRules(
+            "DeepSpeed-MII 8abdd98 (FastGen)",
+            "recordings of MII's RaggedBatchBase, step by step",
         )
 
     def initial_state(self) -> Any:

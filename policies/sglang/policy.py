@@ -11,7 +11,6 @@ from servesim.core import (
     Plan,
     Preemption,
     Request,
-    Traits,
     View,
 )
 from servesim.core.native import mypyc_attr
@@ -25,6 +24,7 @@ from .prefill import (
     known_length,
     out_of_memory,
 )
+from .rules import Ended, SGLangRules
 
 
 class SGLangState:
@@ -49,7 +49,7 @@ class SGLangState:
         # requests in the running batch after the last step, if none finishes; -1: it was no prefill
         self.rows_after_prefill = rows_after_prefill
         self.batch_is_new = batch_is_new  # the last step was a prefill, and its batch becomes the running batch
-        self.dropped = dropped  # the oldest of view.ended that have left the batch; -1: all that are there next time
+        self.dropped = dropped  # the oldest of view.engine that have left the batch; -1: all that are there next time
         self.was_idle = was_idle  # the last turn had no batch
         self.decodes_left = decodes_left  # turns until a prefill may follow the last one (prefill_decode_interval)
 
@@ -76,18 +76,9 @@ class SGLangState:
 class SGLang(SGLangSettings):
     """The scheduler of SGLang. `engine.block_size` is its page size, 1 by default."""
 
-    @property
-    def traits(self) -> Traits:
-        return Traits(
-            engine=f"SGLang {self.version}",
-            validated_against=f"recordings of the real scheduler of {self.version}",
-            lists_ended=True,
-            keeps_ties=True,
-            prefix_cache="" if self.disable_radix_cache else "radix_need" if self.is_old else "radix",
-            steps_in_flight=1 if self.disable_overlap_schedule else 2,
-            drops_tokens_in_flight=True,
-            frees_extra_token_late=self.is_old,
-        )
+    def rules(self) -> SGLangRules:
+        depth = 1 if self.disable_overlap_schedule else 2
+        return SGLangRules(self.version, self.is_old, not self.disable_radix_cache, depth)
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
         size, refusals = self.chunked_prefill_size, []
@@ -141,8 +132,9 @@ class SGLang(SGLangSettings):
 
     def decide(self, view: View) -> Plan:
         state: SGLangState = view.state
-        dropped = len(view.ended) if state.dropped < 0 else state.dropped
-        ended = len(view.ended) - dropped
+        finished: Ended = view.engine or []
+        dropped = len(finished) if state.dropped < 0 else state.dropped
+        ended = len(finished) - dropped
         full, wait = state.batch_is_full, state.decodes_left
         tried = NOTHING_TRIED
         if full and state.rows_after_prefill >= 0:
@@ -151,7 +143,7 @@ class SGLang(SGLangSettings):
         if wait:
             wait -= 1
         elif view.prefilling or (view.waiting and not full):
-            adder = PrefillAdder(self, view, state.new_token_ratio, view.ended[:ended], full)
+            adder = PrefillAdder(self, view, state.new_token_ratio, finished[:ended], full)
             adder.fill()
             full, tried = adder.full, adder.tried
             if adder.chunks:
@@ -167,7 +159,7 @@ class SGLang(SGLangSettings):
         state = SGLangState(self._decay(state.new_token_ratio, 1), full, decodes_left=wait)
         return Plan(
             decode=True, hold=wait if waits else FOREVER, keep_free=keep_free, hold_past_finish=not full, state=state,
-            lookups=tried.lookups, reorder_waiting=tried.order, make_room=needed if needed > view.pool.free else 0,
+            reorder_waiting=tried.order, extra=tried.cache_use(needed if needed > view.pool.free else 0),
         )  # fmt: skip
 
     def _prefill(self, view: View, adder: PrefillAdder, dropped: int) -> Plan:
@@ -191,7 +183,7 @@ class SGLang(SGLangSettings):
             order = [*prompts, *(request for request in view.running if request.decodes)]
         return Plan(
             chunks=adder.chunks, decode=decode, reorder_running=order, state=after,
-            lookups=adder.tried.lookups, reorder_waiting=adder.tried.order,
+            reorder_waiting=adder.tried.order, extra=adder.tried.cache_use(),
         )  # fmt: skip
 
     def _idle(self, view: View, full: bool, wait: int, tried: Tried) -> Plan:
@@ -200,8 +192,10 @@ class SGLang(SGLangSettings):
         is_idle = self.disable_overlap_schedule or state.was_idle  # otherwise the last batch may still run
         if is_idle and (self.is_old or not (view.waiting or view.prefilling)):
             state = SGLangState(self.first_ratio)
-        state = SGLangState(state.new_token_ratio, full, dropped=len(view.ended), was_idle=True, decodes_left=wait)
-        return Plan(state=state, lookups=tried.lookups, reorder_waiting=tried.order)
+        state = SGLangState(
+            state.new_token_ratio, full, dropped=len(view.engine or []), was_idle=True, decodes_left=wait
+        )
+        return Plan(state=state, reorder_waiting=tried.order, extra=tried.cache_use())
 
     def _decode_room(self, view: View) -> int:
         """Return the blocks that SGLang asks for before a decode. 0.4.6 counts tokens that it knows, also the last."""
@@ -230,7 +224,7 @@ class SGLang(SGLangSettings):
                 break
             victim = kept.pop()
             free += victim.blocks if cache is None else cache.preempt(victim, 0)
-            preempt.append(Preemption(victim, "recompute", "back", make_room=pool.blocks_for(steps * len(kept))))
+            preempt.append(Preemption(victim, "recompute", "back", pool.blocks_for(steps * len(kept))))
         if free < decode_need(kept, pool):
             raise out_of_memory("Decode", view)
         written = sum([known_length(request) - request.prompt for request in kept])
@@ -240,7 +234,7 @@ class SGLang(SGLangSettings):
         order = None if tried.order is None else [*tried.order, *(preemption.request for preemption in preempt)]
         return Plan(
             preempt=preempt, reorder_running=[*kept, *view.prefilling], decode=True, state=state,
-            lookups=tried.lookups, reorder_waiting=order, make_room=make_room,
+            reorder_waiting=order, extra=tried.cache_use(make_room),
         )  # fmt: skip
 
 

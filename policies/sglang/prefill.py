@@ -24,6 +24,8 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
+from .rules import CacheUse
+
 CACHE_ORDERS: Final = ("lpm", "dfs-weight")
 MAX_SORTED: Final = 128  # with more waiting requests, longest prefix match is first come, first served
 IN_BATCH_TOKENS: Final = 32  # a request that shares this number of tokens with an uncached one waits for it
@@ -73,6 +75,10 @@ class Tried:
     def __init__(self, lookups: Lookups, order: Optional[list[Request]] = None) -> None:
         self.lookups = lookups
         self.order = order  # the new order of the waiting queue
+
+    def cache_use(self, make_room: int = 0) -> Optional[CacheUse]:
+        """Return what the step does to the radix cache."""
+        return CacheUse(tuple(self.lookups), make_room) if self.lookups or make_room else None
 
 
 NOTHING_TRIED: Final = Tried([])

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Optional
 
-from servesim.core import NO_MOVES, AtLeast, Chunk, Float0, Int0, Plan, Rejection, Request, Stuck, Traits, View
+from servesim.core import NO_MOVES, AtLeast, Chunk, Float0, Int0, Plan, Rejection, Request, Stuck, View
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
-from servesim.policies.vllm_v1.policy import VLLMV1, Budget
+from servesim.policies.vllm_v1.policy import VLLMV1, Budget, version_number
+from servesim.policies.vllm_v1.rules import VLLMRules
+
+from .rules import AscendRules, BalanceRules
 
 COLUMNS = ("ctx_len", "d_num", "chunk_size", "cost")  # of profile_table.csv
 MULTIPLE = 64  # chunks of equal time are rounded up to a multiple of this, or of a larger block size
@@ -54,12 +57,17 @@ class AscendV1(VLLMV1):
         """Name and version of the class in the plug-in."""
         return "vllm-ascend 0.25.1rc1"
 
-    @property
-    def traits(self) -> Traits:
-        return super().traits._replace(
-            engine=f"{self.scheduler} on vLLM {self.version}",
-            validated_against=f"recordings of the real {self.scheduler}",
-            first_chunk_prefills=True,
+    def rules(self) -> VLLMRules:
+        return AscendRules(*self.rule_arguments())
+
+    def rule_arguments(self) -> tuple[str, str, int, bool, tuple[int, ...]]:
+        """Return the arguments of the rules."""
+        return (
+            f"{self.scheduler} on vLLM {self.version}",
+            f"recordings of the real {self.scheduler}",
+            2 if self.async_scheduling else 1,
+            self.enable_prefix_caching,
+            version_number(self.version),
         )
 
 
@@ -257,7 +265,11 @@ class AscendBalance(AscendV1):
     def scheduler(self) -> str:
         return "BalanceScheduler of vllm-ascend 0.25.1rc1"
 
+    def rules(self) -> VLLMRules:
+        return BalanceRules(*self.rule_arguments())
+
     def admit(self, view: View, running: Sequence[Chunk], chunks: list[Chunk], max_chunk: int, left: Budget) -> bool:
-        if max(view.ranks, default=0) >= self.max_num_seqs:
+        ranks: Sequence[int] = view.engine or ()
+        if max(ranks, default=0) >= self.max_num_seqs:
             return False
         return super().admit(view, running, chunks, max_chunk, left)

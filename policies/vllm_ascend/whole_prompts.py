@@ -21,14 +21,15 @@ from servesim.core import (
     Preemption,
     Rejection,
     Request,
-    Traits,
     View,
     require_effect,
 )
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import priority_key
 from servesim.policies.vllm_v1.policy import DECODE_ONCE, NO_PREFIX, Budget
+from servesim.policies.vllm_v1.rules import VLLMRules
 
+from .rules import AFTER_STEP, AscendRules, MindSporeRules
 from .v1 import AscendV1, with_state
 
 WATERMARK: Final = 0.01  # fraction of the blocks that an admission of vllm-ascend leaves free; no setting
@@ -218,9 +219,9 @@ class VLLMMindSpore(PrefillFirst):
     def scheduler(self) -> str:
         return "EnhancedScheduler of vllm-mindspore 0.5.1"
 
-    @property
-    def traits(self) -> Traits:
-        return super().traits._replace(computes_victims=self.policy == "priority" and not self.enable_chunked_prefill)
+    def rules(self) -> VLLMRules:
+        has_defect = self.policy == "priority" and not self.enable_chunked_prefill
+        return (MindSporeRules if has_defect else AscendRules)(*self.rule_arguments())
 
     def decide(self, view: View) -> Plan:
         """Decide a step. The state has the requests that were preempted after they were scheduled in the same step.
@@ -258,12 +259,12 @@ class VLLMMindSpore(PrefillFirst):
             while need > free and request in running:
                 victim = max(running, key=priority_key)
                 running.remove(victim)  # the index stays, so the request that moves to it may be passed over
-                preempt.append(Preemption(victim, after_step=victim in scheduled))
+                preempt.append(Preemption(victim, extra=AFTER_STEP if victim in scheduled else None))
                 free += pool.blocks_for(victim.length) if victim in scheduled else victim.blocks
             if request not in running:
                 break
             scheduled.append(request)
             free -= need
             index += 1
-        forgotten = tuple([gone.request for gone in preempt if gone.after_step])
+        forgotten = tuple([gone.request for gone in preempt if gone.extra == AFTER_STEP])
         return Plan(preempt=preempt, chunks=[Chunk(request, 1) for request in scheduled], state=forgotten or None)

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Optional
 
-from servesim.core import FOREVER, IDLE_PLAN, Chunk, Int0, Int1, Plan, Rejection, Request, Traits, View, require_effect
+from servesim.core import FOREVER, IDLE_PLAN, Chunk, Int0, Int1, Plan, Rejection, Request, View, require_effect
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last
 
 from .common import BlockPlan, DelayGate, DelayState, SwapInResult, VLLMv0
 from .policy import DECODE_PAST_FINISH_KEEP_ONE_FREE
+from .rules import VLLMv0Rules
 
 
 class RunningResult(NamedTuple):
@@ -73,14 +74,12 @@ class VLLMChunked(VLLMv0):
             refusals.append(f"long_prefill_token_threshold ({threshold}) is above max_model_len ({max_model_len})")
         return refusals
 
-    @property
-    def traits(self) -> Traits:
-        return super().traits._replace(
-            engine="vLLM v0, 0.4.1 to 0.9.2, with enable_chunked_prefill",
-            validated_against=(
-                "recordings of the real schedulers of 0.4.2, 0.6.1 and 0.8.5; "
-                "not validated: several partial prefills, 0.5.0"
-            ),
+    def rules(self) -> VLLMv0Rules:
+        return VLLMv0Rules(
+            "vLLM v0, 0.4.1 to 0.9.2, with enable_chunked_prefill",
+            "recordings of the real schedulers of 0.4.2, 0.6.1 and 0.8.5; not validated: several partial prefills, "
+            "0.5.0",
+            self.has_sequence_groups,
         )
 
     def initial_state(self) -> Any:

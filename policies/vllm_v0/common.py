@@ -22,7 +22,6 @@ from servesim.core import (
     Rejection,
     Request,
     Stuck,
-    Traits,
     View,
     first_time_after,
 )
@@ -120,14 +119,9 @@ class VLLMv0(Policy):
     free_failed_swaps: bool = False  # free the host blocks of such a request; vLLM never frees them
 
     @property
-    def traits(self) -> Traits:
-        # The scheduler itself rejects ("ignores") a prompt that can never fit when it is at the head of the queue.
-        # Block manager 2 (append_rule: touched) dies if a request with several sequences comes back from the host.
-        return Traits(
-            rejects_oversized=False,
-            arrival_is_send_time=True,
-            sequence_groups=self.append_rule == "any_free",
-        )
+    def has_sequence_groups(self) -> bool:
+        """Whether answers share blocks: block manager 2 dies if a request with several sequences comes back."""
+        return self.append_rule == "any_free"
 
     def max_output(self, prompt: int, pool: BlockPool, max_model_len: Optional[int]) -> int:
         return super().max_output(prompt, pool, max_model_len) + 1

@@ -18,7 +18,6 @@ from servesim.core import (
     Queue,
     Rejection,
     Request,
-    Traits,
     View,
     require_effect,
 )
@@ -26,6 +25,7 @@ from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, priority_key
 
 from .common import BlockPlan, VLLMv0, seats_of
+from .rules import VLLMv0Rules
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.
 DECODE_KEEP_ONE_FREE = Plan(decode=True, hold=FOREVER, keep_free=1)
@@ -74,13 +74,14 @@ class VLLM(VLLMv0):
             budget = max(2048, max_model_len or 0)
         return budget_refusals(budget, self.max_num_seqs, True, max_model_len)
 
-    @property
-    def traits(self) -> Traits:
-        return super().traits._replace(
-            engine="vLLM v0, 0.3.3 to 0.9.2, without chunked prefill",
-            validated_against="recordings of the real schedulers of 0.3.3, 0.4.0, 0.4.2, 0.5.0, 0.6.1 and 0.8.5",
-            running_order="arrival" if self.sort_running and self.policy == "fcfs" else "admission",
+    def rules(self) -> VLLMv0Rules:
+        rules = VLLMv0Rules(
+            "vLLM v0, 0.3.3 to 0.9.2, without chunked prefill",
+            "recordings of the real schedulers of 0.3.3, 0.4.0, 0.4.2, 0.5.0, 0.6.1 and 0.8.5",
+            self.has_sequence_groups,
         )
+        rules.running_order = "arrival" if self.sort_running and self.policy == "fcfs" else "admission"
+        return rules
 
     def decide(self, view: View) -> Plan:
         pool, fcfs_without_delay = view.pool, self.delay_factor == 0 and self.policy == "fcfs"

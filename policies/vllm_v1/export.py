@@ -76,7 +76,7 @@ def v1_command(scenario: Scenario, model: str = MODEL, plugin: Optional[Plugin] 
     if engine.host_blocks:
         missing.append(f"engine.host_blocks={engine.host_blocks}: V1 does not swap")
     command = shell_command(["vllm", "serve", model], flags, {})
-    server = f"vLLM {policy.version} (V1 engine)" if plugin is None else policy.traits.engine
+    server = f"vLLM {policy.version} (V1 engine)" if plugin is None else policy.rules().engine
     return Exported(server, "vllm.sh", command, notes, missing)
 
 

@@ -19,12 +19,13 @@ from servesim.core import (
     Policy,
     Preemption,
     Request,
-    Traits,
     View,
     require_effect,
 )
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last, priority_key
+
+from .rules import Unscheduled, VLLMRules
 
 NO_PREFIX: Final = CachedPrefix(0, 0, False, 0)
 DECODE_ONCE: Final = Plan(decode=True)
@@ -125,22 +126,13 @@ class VLLMV1(Policy):
         """Whether a rule that came with this version applies."""
         return version_number(self.version) >= version
 
-    @property
-    def traits(self) -> Traits:
-        free_order = "hashed_last" if self.is_since((0, 24, 0)) else "append"
-        lookups = "lookup" if self.is_since((0, 11, 1)) else "lookup-all"
-        return Traits(
-            engine=f"vLLM V1 {self.version}, without speculation",
-            validated_against="recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
-            arrival_is_send_time=True,  # the API server stamps it
-            rejects_oversized=False,  # the real scheduler does not check this; such a request blocks the queue
-            rejects_full_prompts=True,  # vLLM's input processor
-            resumed_token_decodes=True,
-            empty_step=0.001,  # its loop sleeps after a step without a model call
-            prefix_cache=free_order if self.enable_prefix_caching else "",
-            prefix_cache_counts="admission" if self.is_since((0, 27, 0)) else lookups,
-            steps_in_flight=2 if self.async_scheduling else 1,
-            foresees_ends=self.is_since((0, 11, 1)),
+    def rules(self) -> VLLMRules:
+        return VLLMRules(
+            f"vLLM V1 {self.version}, without speculation",
+            "recordings of the real schedulers of 0.11.0, 0.14.0, 0.19.0, 0.27.0 and 0.32.0",
+            2 if self.async_scheduling else 1,
+            self.enable_prefix_caching,
+            version_number(self.version),
         )
 
     def engine_refusals(self, block_size: int, max_model_len: Optional[int]) -> list[str]:
@@ -293,7 +285,7 @@ class VLLMV1(Policy):
                 victim = self.victim(running)
                 running.remove(victim)
                 returned_tokens = scheduled.pop(victim, 0)  # the victim was already scheduled in this step
-                preempt.append(Preemption(victim, tokens=returned_tokens))
+                preempt.append(Preemption(victim, extra=Unscheduled(returned_tokens) if returned_tokens else None))
                 if cache is not None:
                     left.free += cache.preempt(victim, returned_tokens)
                 else:
@@ -302,7 +294,7 @@ class VLLMV1(Policy):
                     left.tokens += returned_tokens
                     index -= 1
                 if victim is request:  # no request gets the blocks of these victims
-                    preempt[first_victim:] = [victim._replace(frees_last=True) for victim in preempt[first_victim:]]
+                    preempt[first_victim:] = [frees_last(victim) for victim in preempt[first_victim:]]
                     chunks = [Chunk(r, size) for r, size in scheduled.items()]
                     return Plan(preempt=preempt, chunks=chunks, state=left.state())
             if size:
@@ -315,3 +307,9 @@ class VLLMV1(Policy):
         if not preempt:
             self.admit(view, chunks, admitted, max_chunk, left)
         return Plan(preempt=preempt, chunks=chunks + admitted, state=left.state())
+
+
+def frees_last(preemption: Preemption) -> Preemption:
+    """Return a preemption whose request releases its blocks after the chunks have taken theirs."""
+    tokens = 0 if preemption.extra is None else preemption.extra.tokens
+    return preemption._replace(extra=Unscheduled(tokens, frees_last=True))

@@ -93,6 +93,7 @@ def describe_policy(name: str) -> dict[str, Any]:
     """Return what `show` prints about a policy or a preset."""
     from servesim.config.registry import about_preset, make_policy, own_fields_first, policy_class, preset, presets
     from servesim.core.class_source import docstring
+    from servesim.engine.rules import rules_of
 
     settings: dict[str, Any] = {"name": name}
     shown: Optional[dict[str, Any]] = None
@@ -101,13 +102,13 @@ def describe_policy(name: str) -> dict[str, Any]:
         settings = tree.get("policy", settings)
         shown = {"name": name, "about": about_preset(name) or "", "engine": tree.get("engine", {})}
     policy = make_policy(settings)
-    traits = policy.traits
+    rules = rules_of(policy)
     return {
         "preset": shown,
         "policy": settings["name"],
         "about": docstring(policy_class(settings["name"])).splitlines()[0],
-        "engine": traits.engine,
-        "validated_against": traits.validated_against,
+        "engine": rules.engine,
+        "validated_against": rules.validated_against,
         "fields": [
             {"name": field.name, "value": getattr(policy, field.name), "default": field.default, "help": field.help}
             for field in own_fields_first(type(policy))

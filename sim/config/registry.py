@@ -10,9 +10,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Optional, get_origin
 
-from servesim.core import BadInput, Policy, Traits
+from servesim.core import BadInput, Policy
 from servesim.core.fields import PolicyField, policy_fields
 from servesim.core.limits import MAX_NUMBER, is_number
+from servesim.engine.rules import EngineRules
 from servesim.files.read import did_you_mean, quote, show_path
 from servesim.policies import FAMILIES, POLICIES
 
@@ -104,15 +105,15 @@ def make_user_policy(kind: type[Policy], settings: Mapping[str, Any], name: str)
     """Build a policy of a user file; an error names the field, or the line of the file that raised it."""
     try:
         policy = kind(**settings)
-        traits = policy.traits
+        rules = policy.rules()
     except (Exception, SystemExit) as error:
         message = str(error) if isinstance(error, ValueError) else ""
         if message.partition(":")[0] in fields_of(kind):  # check_fields names the field
             raise BadInput(f"policy.{message}") from None
         place = user_line(error) or class_line(kind, "__post_init__")
         raise BadInput(f"policy {show_path(name)}: {place}: {error_text(error)}") from None
-    if not isinstance(traits, Traits):
-        raise BadInput(f"policy {show_path(name)}: {class_line(kind)}: traits: expected Traits, got {quote(traits)}")
+    if not (rules is None or isinstance(rules, EngineRules)):
+        raise BadInput(f"policy {show_path(name)}: {class_line(kind)}: rules: expected EngineRules, got {quote(rules)}")
     for field in fields_of(kind).values():  # a default may have another type, and an own `__init__` may set none
         value = getattr(policy, field.name, field.default)
         if set(field.types) <= SIMPLE_TYPES:

@@ -16,6 +16,7 @@ from pydantic import (
 from servesim.core import BadInput, Policy
 from servesim.core.fields import policy_fields
 from servesim.core.limits import MAX_BLOCK_SIZE, MAX_INT, MAX_RANKS, MAX_RATE, MAX_SECONDS, MAX_SEED, MIN_RATE
+from servesim.engine.rules import rules_of
 from servesim.files.checked import ByteSize, Int, Keys, Number, invalid_error, validate
 from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
@@ -252,7 +253,7 @@ class Scenario(Keys):
         if self.engine.decode_buckets:
             return self.engine.decode_buckets
         slots = getattr(policy, "decode_batch", None)
-        return [slots] if slots and policy.traits.running_order == "slot" else []
+        return [slots] if slots and rules_of(policy).running_order == "slot" else []
 
 
 def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
@@ -265,7 +266,7 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
             policy = scenario.make_policy()
             if scenario.engine.host_cache is not None:
                 check_host_cache(scenario, policy)
-            if scenario.engine.data_parallel_size > 1 and policy.traits.steps_in_flight > 1:
+            if scenario.engine.data_parallel_size > 1 and rules_of(policy).steps_in_flight > 1:
                 raise BadInput("engine.data_parallel_size: expected 1, or a policy with async_scheduling: false")
         return with_blocks(scenario)
     except BadInput as bad:
@@ -274,7 +275,7 @@ def scenario_from(tree: Mapping[str, Any], where: str = "scenario") -> Scenario:
 
 def check_host_cache(scenario: Scenario, policy: Policy) -> None:
     """Raise BadInput if the policy has no prefix cache with a host tier, or the size of a block is not known."""
-    if policy.traits.prefix_cache not in ("hashed_last", "append"):
+    if not rules_of(policy).may_have_host_cache:
         name = scenario.policy["name"]
         raise BadInput(
             f"engine.host_cache: expected vllm-v1 with enable_prefix_caching: true, policy {name} has no such cache"

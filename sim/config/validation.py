@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from servesim.core import BadInput
 from servesim.core.class_source import docstring
+from servesim.engine.rules import rules_of
 from servesim.files.read import read_json
 from servesim.policies import POLICIES
 
@@ -69,7 +70,7 @@ def version_of(name: str, settings: Mapping[str, Any], counts: Mapping[str, int]
 
 
 def entry(name: str, about: str, version: str, settings: Mapping[str, Any], count: int) -> Entry:
-    family, validated = FAMILY_OF[settings["name"]], make_policy(settings).traits.validated_against
+    family, validated = FAMILY_OF[settings["name"]], rules_of(make_policy(settings)).validated_against
     return Entry(name, about, family, version, count, validated, VALIDATION[family].not_modelled)
 
 
@@ -79,7 +80,7 @@ def describe_validation(scenario: Scenario) -> str:
         return "the installed engine itself decides"
     try:
         known = scenario.policy_is_loadable
-        text = scenario.make_policy().traits.validated_against if known else "own policy, not loaded"
+        text = rules_of(scenario.make_policy()).validated_against if known else "own policy, not loaded"
         return text if scenario.proof is None else f"{text}; {describe_proof(scenario, scenario.proof)}"
     except BadInput as bad:
         return f"cannot be loaded now: {bad}"

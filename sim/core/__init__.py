@@ -23,7 +23,6 @@ from .plan import (
 from .policy import (
     ORDERS,
     Policy,
-    Traits,
     field_values,
     first_time_after,
     require_at_least,
@@ -39,7 +38,7 @@ __all__ = [
     "FOREVER", "NO_MOVES", "Chunk", "Moves", "Plan", "Preemption", "Rejection",
     "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN",
     "NOT_CACHED", "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
-    "ORDERS", "Policy", "Traits", "field_values", "first_time_after", "require_at_least", "require_effect",
+    "ORDERS", "Policy", "field_values", "first_time_after", "require_at_least", "require_effect",
     "AtLeast", "Float0", "Fraction", "Int0", "Int1",
     "Shape", "StepCost", "check_seconds",
 ]  # fmt: skip

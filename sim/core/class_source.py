@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -40,9 +39,18 @@ def docstring(kind: Any) -> str:
     return class_source(kind).doc if is_compiled(kind) else inspect.cleandoc(kind.__doc__ or "")
 
 
-@lru_cache(maxsize=256)
+_SOURCES: dict[Any, ClassSource] = {}  # by class: read once
+
+
 def class_source(kind: Any) -> ClassSource:
     """Return the source text of a class. It is empty if there is no source file, for example in a notebook."""
+    known = _SOURCES.get(kind)
+    if known is None:
+        known = _SOURCES[kind] = _read_source(kind)
+    return known
+
+
+def _read_source(kind: Any) -> ClassSource:
     package, _, name = kind.__module__.rpartition(".")
     if is_compiled(kind):  # its module may have the file name of the common library
         path = Path(sys.modules[package].__path__[0], f"{name}.py")

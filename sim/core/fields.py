@@ -15,7 +15,6 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
-from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, Optional, Union, get_args, get_origin
 
 from .class_source import class_source, is_compiled
@@ -68,6 +67,10 @@ class PolicyField(NamedTuple):
         return f"at most {MAX_NUMBER:g}" if is_number(value, minimum, math.inf) else f"at least {minimum:g}"
 
 
+_FIELDS: dict[Any, dict[str, PolicyField]] = {}  # by class: read once
+_CHECKED: dict[Any, tuple[PolicyField, ...]] = {}
+
+
 def check_fields(policy: Any) -> None:
     """Raise a ValueError that names the first field whose value is not one of its choices or not in its range."""
     for field in checked_fields(type(policy)):
@@ -77,9 +80,15 @@ def check_fields(policy: Any) -> None:
             raise ValueError(f"{field.name}: expected {expected}, got {value!r}")
 
 
-@lru_cache(maxsize=256)
 def checked_fields(kind: Any) -> tuple[PolicyField, ...]:
     """Return the fields that have choices or a range. If a type has an error, only those of the base class."""
+    known = _CHECKED.get(kind)
+    if known is None:
+        known = _CHECKED[kind] = _find_checked(kind)
+    return known
+
+
+def _find_checked(kind: Any) -> tuple[PolicyField, ...]:
     for base in kind.__mro__:
         try:
             found = policy_fields(base)
@@ -91,9 +100,15 @@ def checked_fields(kind: Any) -> tuple[PolicyField, ...]:
     return ()
 
 
-@lru_cache(maxsize=256)
 def policy_fields(kind: Any) -> dict[str, PolicyField]:
     """Return all fields of a policy class by their names. Any error is possible: an annotation is an expression."""
+    known = _FIELDS.get(kind)
+    if known is None:
+        known = _FIELDS[kind] = _read_fields(kind)
+    return known
+
+
+def _read_fields(kind: Any) -> dict[str, PolicyField]:
     found: dict[str, PolicyField] = {}
     declared: dict[str, Field[Any]] = {}
     for base in reversed(kind.__mro__):

@@ -57,13 +57,7 @@ class Preemption(NamedTuple):
     # front or back of a FIFO waiting queue | sorted: by its sort key | swapped. A sorted waiting queue always uses the
     # sort key.
     queue: str = "front"
-    # With a prefix cache: tokens that this step had given it before, which the cache has; and whether its blocks become
-    # free after those of the chunks are taken, not before.
-    tokens: int = 0
-    frees_last: bool = False
-    # A defect of vllm-mindspore: its blocks are free now, but the step still computes its next token.
-    after_step: bool = False
-    make_room: int = 0  # with a radix cache: blocks that must be free afterwards, as far as blocks can be evicted
+    extra: Any = None  # more for the rules of one engine; only they read it
 
 
 class Rejection(NamedTuple):
@@ -85,14 +79,13 @@ class Moves(NamedTuple):
     swap_in: Sequence[Request] = ()  # back from the host; they decode in this step if the plan decodes
     admit: Sequence[Request] = ()  # move to running without blocks
     reject: Sequence[Rejection] = ()
-    make_room: int = 0  # with a radix cache: before the preemptions, evict if fewer blocks than these are free
 
 
 NO_MOVES: Final = Moves()
 # The fields of Plan in addition to those of Moves.
 STEP_FIELDS: Final = (
     "chunks", "decode", "decode_first", "reorder_running", "padding_rows", "wake_at", "hold", "keep_free",
-    "hold_past_finish", "lookups", "state", "free_blocks",
+    "hold_past_finish", "state", "extra",
 )  # fmt: skip
 
 
@@ -122,17 +115,15 @@ class Plan:
         hold: SupportsIndex = 0,
         keep_free: SupportsIndex = 0,
         hold_past_finish: object = False,
-        lookups: Sequence[tuple[Request, int]] = (),
         state: Any = None,
-        make_room: int = 0,
-        free_blocks: Optional[int] = None,
         reorder_swapped: Optional[Sequence[Request]] = None,
+        extra: Any = None,
     ) -> None:
         if (
-            preempt or admit or reject or swap_in or release or make_room
+            preempt or admit or reject or swap_in or release
             or reorder_waiting is not None or reorder_swapped is not None
         ):  # fmt: skip
-            self.moves = Moves(release, preempt, reorder_waiting, reorder_swapped, swap_in, admit, reject, make_room)
+            self.moves = Moves(release, preempt, reorder_waiting, reorder_swapped, swap_in, admit, reject)
         else:
             self.moves = NO_MOVES
         # In batch order. The first chunk of a waiting or swapped request admits it. Without `decode`, a one-token chunk
@@ -149,10 +140,8 @@ class Plan:
         # the hold ends before fewer blocks than this would be free
         self.keep_free = count_of(keep_free, "Plan.keep_free")
         self.hold_past_finish = bool(hold_past_finish)  # the hold does not end when a request finishes
-        # Requests that the radix cache was asked for before all else, in order, and their tokens: this counts as use.
-        self.lookups = lookups
         self.state = state  # policy state, part of the next view
-        self.free_blocks = free_blocks  # free blocks afterwards, if an installed engine counts them
+        self.extra = extra  # more for the rules of one engine; only they read it
 
     # Properties, because `__getattr__` would make every access to a field of a plan slower.
     @property
@@ -182,10 +171,6 @@ class Plan:
     @property
     def reject(self) -> Sequence[Rejection]:
         return self.moves.reject
-
-    @property
-    def make_room(self) -> int:
-        return self.moves.make_room
 
     def _replace(self, **changes: Any) -> Plan:
         """Return the same plan with some fields changed."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final, Literal, NamedTuple, Optional, get_args
+from typing import Any, Final, Literal, Optional, get_args
 
 from .fields import Float0, Int1, check_fields
 from .limits import MAX_NUMBER, is_number
@@ -18,40 +18,6 @@ Order = Literal[
     "longest-total", "output-groups", "priority",
 ]  # fmt: skip
 ORDERS: Final[tuple[str, ...]] = get_args(Order)
-
-
-class Traits(NamedTuple):
-    """Properties of the engine that a policy reproduces. They may depend on its settings."""
-
-    engine: str = ""  # engine and version that the policy reproduces
-    validated_against: str = "not validated"  # what its decisions were compared with
-    running_order: str = "admission"  # order of the running queue: admission | arrival | slot
-    reserved_blocks: int = 0  # blocks of the pool that the engine never gives to a request
-    rejects_oversized: bool = True  # a request that can never fit is rejected on arrival
-    arrival_is_send_time: bool = False  # the front end stamps a request before the scheduler sees it
-    frees_blocks_late: bool = False  # finished requests hold their blocks until a plan releases them
-    finished_stay: bool = False  # with frees_blocks_late: until then they also stay in their queue, with status done
-    last_token_decodes: bool = False  # if one token of a prompt is left, it runs as a decode row
-    resumed_token_decodes: bool = False  # the same for a preempted request that has generated tokens
-    first_chunk_prefills: bool = False  # not so for the first chunk after an admission
-    rejects_full_prompts: bool = False  # a prompt of max_model_len tokens or more is rejected on arrival
-    # prefix cache, by its order of free blocks: hashed_last (vLLM since 0.24), append (vLLM before) | radix cache of
-    # SGLang, by what it evicts if blocks are missing: radix (those that are missing), radix_need (all) |
-    # installed: that of an installed engine | "": no cache
-    prefix_cache: str = ""
-    # what its statistics count: admission | lookup: also a head that cannot run | lookup-all: preempted ones not apart
-    prefix_cache_counts: str = "admission"
-    empty_step: float = 0.0  # seconds of a step that moves requests but runs no model
-    polls: bool = False  # a step that does nothing takes as long, if a request waits, runs or is swapped
-    keeps_ties: bool = False  # equal sort keys: in the order in which requests join the queue, not by arrival
-    frees_extra_token_late: bool = False  # with 2 steps in flight: the token after the last one, when its step returns
-    lists_ended: bool = False  # fill View.ended
-    sequence_groups: bool = False  # the answers to a request share blocks; otherwise each is a request of its own
-    steps_in_flight: int = 1  # 2: the next step is decided before the last one has returned (asynchronous scheduling)
-    foresees_ends: bool = False  # with 2: a request whose last token by a length limit is in flight does not run again
-    drops_tokens_in_flight: bool = False  # with 2: a preempted request loses its token in flight and computes it again
-    computes_victims: bool = False  # a plan may preempt with after_step: a live run cannot do that
-    learns: bool = False  # the scheduler learns from the time of every step: Policy.held_state follows held steps
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -76,10 +42,9 @@ class Policy:
         """Check all fields by their types. A subclass adds what types cannot say, for example relations."""
         check_fields(self)
 
-    @property
-    def traits(self) -> Traits:
-        """Facts about the engine. The defaults suit a policy that reproduces no engine."""
-        return Traits()
+    def rules(self) -> Any:
+        """Return the rules of the engine that the policy reproduces (EngineRules); None: it reproduces no engine."""
+        return None
 
     def decide(self, view: View) -> Plan:
         """Return the plan of the next step."""
@@ -96,9 +61,14 @@ class Policy:
     def held_state(self, state: Any, now: float) -> Any:
         """Return the policy state after one further step of a held plan, decided now; None: the plan changes.
 
-        The simulator calls it instead of `advance_state` if Traits.learns.
+        The simulator calls it instead of `advance_state` if the policy learns.
         """
         return state
+
+    @property
+    def learns(self) -> bool:
+        """Whether the scheduler learns from the time of every step: `held_state` follows held steps."""
+        return False
 
     def remark(self, state: Any) -> str:
         """Return what a command says about a run that has ended with this policy state."""

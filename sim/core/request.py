@@ -97,7 +97,7 @@ class Request(ClientRequest):
 
     `sent` is when the client sent it; metrics count from there. `arrival` is when it reached the scheduler's queue:
     policies read it, because a real scheduler knows no earlier time. Both differ if the front end delays requests,
-    unless it stamps them first (Traits.arrival_is_send_time).
+    unless it stamps them first (EngineRules.arrival_is_send_time).
 
     While it decodes with the cohort, `cached` and `written` follow the cohort's step count.
     """

@@ -132,7 +132,7 @@ class View:
 
     __slots__ = (
         "now", "waiting", "running", "swapped", "prefilling", "finished", "pool", "cohort", "max_model_len",
-        "prefix_cache", "state", "has_groups", "ended", "ranks",
+        "prefix_cache", "state", "has_groups", "engine",
     )  # fmt: skip
 
     def __init__(
@@ -152,16 +152,12 @@ class View:
         self.running = running
         self.swapped = swapped  # preempted requests: blocks on the host, kept on the device, or dropped
         self.prefilling = prefilling  # running requests whose prompt is not complete, in running order
-        self.finished = finished  # finished requests that still hold blocks (Traits.frees_blocks_late)
+        self.finished = finished  # finished requests that still hold blocks, in some engines
         self.pool = pool
         self.cohort = cohort
         self.max_model_len = max_model_len
         self.prefix_cache = prefix_cache  # None: the engine has none
-        # With Traits.lists_ended: requests that finished since the last decode step was decided, and their positions in
-        # `running`. Inserted there in this order, they are where they were. Newest first; without those of a prefill,
-        # unless the next step was decided before the prefill returned.
-        self.ended: list[tuple[int, Request]] = []
-        self.ranks: Sequence[int] = ()  # running requests of each data-parallel rank after the last step, in lock step
+        self.engine: Any = None  # more that the rules of one engine show to its policy
         self.has_groups = False  # a request with several sequences has arrived
         self.state: Any = None  # `state` of the policy's last plan
 

@@ -9,17 +9,12 @@ draft has a new number, so that nothing has to be undone. Nodes may be split, wh
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, Optional
+from typing import Final
 
-from servesim.core import FOREVER, NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Chunk, Request, Traits
+from servesim.core import FOREVER, NOT_CACHED, CachedPrefix, CacheDraft, Chunk, Request
 
-from .block_tree import NO_DRAFT, BlockTree
-from .cohort import Cohort
-from .host_cache import HostCache
-from .kv_cache import InstalledCache, KvCache
+from .block_tree import NO_DRAFT
 from .prefix_cache import PrefixCache
-from .radix_cache import RadixCache
-from .radix_draft import RadixDraft
 from .texts import Text, equal_tokens
 
 NOT_CACHED_BUT_COUNTED: Final = CachedPrefix(0, 0, True, 0)
@@ -135,24 +130,3 @@ class Draft(CacheDraft):
             if not run.refs_in(self._number):
                 freed += run.length
         return freed
-
-
-def make_cache(
-    pool: BlockPool, traits: Traits, cohort: Cohort, host_blocks: int
-) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
-    """Return the prefix cache of an engine, and what a policy sees of it."""
-    kind, counts = traits.prefix_cache, traits.prefix_cache_counts
-    if not kind:
-        return None, None
-    if kind == "installed":
-        return InstalledCache(pool), None
-    if kind in ("radix", "radix_need"):
-        radix_cache = RadixCache(pool, evicts_need=kind == "radix_need")
-        return radix_cache, RadixDraft(radix_cache)
-    cache = PrefixCache(
-        pool, cohort, appends_all=kind == "append", counts_lookups=counts != "admission",
-        counts_preempted_apart=counts != "lookup-all",
-    )  # fmt: skip
-    if host_blocks:
-        cache.host = HostCache(host_blocks, BlockTree(pool.block_size, cohort))
-    return cache, Draft(cache)

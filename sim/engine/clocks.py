@@ -10,9 +10,11 @@ import math
 import time
 from typing import Any, Callable, Optional
 
-from servesim.core import StepCost, Traits, check_seconds
+from servesim.core import StepCost, check_seconds
 
-from .step import NO_PADDING, Step, step_shape
+from .rules import EngineRules
+from .shape import NO_PADDING, step_shape
+from .step import Step
 
 BUSY_WAIT_S = 1e-3  # a sleep may end this late, so the clock busy-waits for the rest
 MAX_LATENESS_S = 0.25  # a paced clock that is later than this does not catch up
@@ -32,13 +34,13 @@ class HeldSteps:
 class Clock:
     """The time of a loop."""
 
-    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
+    def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
         """Wait until the model call of a step ends, or advance the time to its end. Return the end time."""
         raise NotImplementedError
 
-    def start_call(self, step: Step, start: float, traits: Traits) -> float:
+    def start_call(self, step: Step, start: float, rules: EngineRules) -> float:
         """Return the end of a model call that is in flight, or a time before it if a device has to tell it."""
-        return self.finish_call(step, start, traits)
+        return self.finish_call(step, start, rules)
 
     def end_call(self, end: float) -> float:
         """Return the end of a model call that was in flight; `end` is the result of `start_call`."""
@@ -83,8 +85,8 @@ class VirtualClock(Clock):
         """Return the time."""
         return self._now
 
-    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
-        seconds = self.cost.duration(step_shape(step, NO_PADDING, traits))
+    def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
+        seconds = self.cost.duration(step_shape(step, NO_PADDING, rules))
         check_seconds(self.cost, seconds)
         self._now = start + seconds
         return self._now
@@ -108,10 +110,10 @@ class WallClock(Clock):
         """Return the seconds since the start."""
         return time.perf_counter() - self.origin
 
-    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
+    def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
         return time.perf_counter() - self.origin
 
-    def start_call(self, step: Step, start: float, traits: Traits) -> float:
+    def start_call(self, step: Step, start: float, rules: EngineRules) -> float:
         return start
 
     def end_call(self, end: float) -> float:
@@ -148,11 +150,11 @@ class PacedClock(WallClock):
         self._last_end = super().start()
         return self._last_end
 
-    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
-        return self.end_call(self.start_call(step, self._last_end, traits))
+    def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
+        return self.end_call(self.start_call(step, self._last_end, rules))
 
-    def start_call(self, step: Step, start: float, traits: Traits) -> float:
-        seconds = self.cost.duration(step_shape(step, NO_PADDING, traits))
+    def start_call(self, step: Step, start: float, rules: EngineRules) -> float:
+        seconds = self.cost.duration(step_shape(step, NO_PADDING, rules))
         check_seconds(self.cost, seconds)
         return start + seconds
 

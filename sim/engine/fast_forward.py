@@ -4,8 +4,8 @@ How it works. A policy returns `hold=n`: it would return the same plan for n fur
 or lacks blocks. These steps need no decision, and the cohort makes a step of all requests O(1), so only their durations
 and blocks are left to compute (`HeldDecodes`). A segment ends if the hold ends, a request finishes, an arrival becomes
 visible, `wake_at` or `max_wait` is reached, or a step lacks blocks. If the plan also holds past the finish of requests
-(`hold_past_finish`), the next segment follows at once. A policy that learns from the time of every step (Traits.learns)
-is asked before each of them whether its plan still holds.
+(`hold_past_finish`), the next segment follows at once. A policy that learns from the time of every step is asked before
+each of them whether its plan still holds.
 
 With two steps in flight, a segment launches a step, receives the one before it, and runs further equal steps. All but
 the last of these return, too. A segment has no further steps if the first two change who decodes.
@@ -26,7 +26,8 @@ from servesim.core.limits import MAX_STEP
 from .clocks import HeldSteps
 from .loop import Loop
 from .model_call import launch_decodes, run_on
-from .step import NO_REQUESTS, Padding, Step
+from .shape import Padding
+from .step import NO_REQUESTS, Step
 
 MANY_BLOCKS: Final = 1 << 40  # more than any segment allocates; sums of a larger number would be slow
 
@@ -132,7 +133,7 @@ class FastForward(HeldSteps):
         cache = server.prefix_cache
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
         self._cache = cache if cache is not None and cache.evicts_missing else None
-        self._learns = server.traits.learns
+        self._learns = loop.policy.learns
 
     @property
     def max_rows(self) -> int:
@@ -284,8 +285,7 @@ class FastForward(HeldSteps):
     def _take_blocks(self, keep_free: int) -> bool:
         """Take the blocks of the next step. Return False if they are missing."""
         server, cohort, pool = self.server, self.server.cohort, self.server.pool
-        if server.traits.finished_stay:  # the next step of a plan that holds past a finish takes them from the queue
-            server.release_finished()
+        server.rules.repeat_plan(server)
         needed = cohort.block_offsets[-cohort.steps % cohort.block_size]
         if needed > self._free_blocks(keep_free):
             return False

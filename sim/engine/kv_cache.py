@@ -61,15 +61,15 @@ class PrefixCacheStats:
 class KvCache:
     """The prefix cache of one server. A method that does nothing here is for some caches only."""
 
-    __slots__ = ("_texts", "evicts_missing", "host", "keeps_results", "lookups", "pool", "stats")
+    __slots__ = ("_texts", "counts_evictable", "evicts_missing", "host", "lookups", "pool", "stats")
 
     def __init__(self, pool: BlockPool, counts_preempted_apart: bool = True) -> None:
         self.pool = pool
         self.stats = PrefixCacheStats(counts_preempted_apart)
         self.lookups: list[tuple[Request, int]] = []  # those that the next step counts, with the tokens that they found
         self.host: Optional[HostCache] = None  # host memory for evicted blocks
+        self.counts_evictable = False  # cached blocks that no request holds are not free (BlockPool.evictable)
         self.evicts_missing = False  # whether an eviction has no effect on later steps but that of its missing blocks
-        self.keeps_results = False  # whether it caches what a step has computed, not what a step will compute
         self._texts: dict[Request, Text] = {}  # requests that may share blocks, or find their own ones again
 
     def text_of(self, request: Request) -> Optional[Text]:
@@ -147,30 +147,3 @@ class KvCache:
     def check(self, running: Iterable[Request], tokens: int) -> None:
         """Verify all counts between two steps, and the number of tokens that running requests hold."""
         raise NotImplementedError
-
-
-class InstalledCache(KvCache):
-    """The prefix cache of an installed engine, which finds cached tokens itself and counts its blocks."""
-
-    __slots__ = ()
-
-    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
-        self.stats.count(request, cached)
-        return 0  # the next count of the engine has them
-
-    def release(self, request: Request, known: int, may_return: bool) -> int:
-        self.pool.free += request._blocks
-        request._blocks = 0
-        return known
-
-    def correct(self, free: int) -> int:
-        """Use the number of free blocks that the engine has counted. Return how many tokens more requests hold.
-
-        These are in blocks from the cache, and in blocks of requests that left which others still hold: full ones.
-        """
-        blocks = self.pool.free - free
-        self.pool.free = free
-        return blocks * self.pool.block_size
-
-    def check(self, running: Iterable[Request], tokens: int) -> None:
-        """Verify nothing: the engine has the counts."""

@@ -13,19 +13,13 @@ class Limits:
     __slots__ = ("_policy", "max_generate_length", "max_model_len", "pool", "rejects_full_prompts", "rejects_oversized")
 
     def __init__(
-        self,
-        pool: BlockPool,
-        policy: Policy,
-        max_model_len: Optional[int],
-        max_generate_length: Optional[int],
-        rejects_oversized: Optional[bool] = None,
+        self, pool: BlockPool, policy: Policy, max_model_len: Optional[int], max_generate_length: Optional[int]
     ) -> None:
         self.pool = pool
         self.max_model_len = max_model_len  # most tokens of prompt + output
-        self.max_generate_length = max_generate_length  # llm-serving stops at this number of prompt + output tokens
-        traits = policy.traits
-        self.rejects_oversized = traits.rejects_oversized if rejects_oversized is None else rejects_oversized
-        self.rejects_full_prompts = traits.rejects_full_prompts
+        self.max_generate_length = max_generate_length  # an output ends at this number of prompt + output tokens
+        self.rejects_oversized = True  # a request that can never fit
+        self.rejects_full_prompts = False  # a prompt that leaves no output token
         self._policy = policy
 
     def most_tokens(self, request: Request) -> int:

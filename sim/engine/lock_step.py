@@ -1,7 +1,7 @@
 """Data-parallel ranks in lock step: every step of all ranks ends with that of the slowest rank.
 
 Each rank has a server, an inbox and a policy of its own. After a step the ranks exchange how many requests run on each
-of them (`View.ranks`). A rank without work waits for the others. There is no router: every request has its rank.
+of them. A rank without work waits for the others. There is no router: every request has its rank.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class LockStep:
         """Tell every rank how many requests run on each."""
         running = [len(loop.server.running) for loop in self.loops]
         for loop in self.loops:
-            loop.server.view.ranks = running
+            loop.server.rules.exchange(loop.server, running)
 
     def _step(self) -> bool:
         """Run one step of all ranks, or wait. Return whether requests are left."""
         now, states = self.now, [loop.server.view.state for loop in self.loops]
         steps = [loop.start(now) for loop in self.loops]
         ends = [
-            self.clock.finish_call(step, now, loop.server.traits)
+            self.clock.finish_call(step, now, loop.server.rules)
             for loop, step in zip(self.loops, steps)
             if step.runs_model
         ]

@@ -15,8 +15,9 @@ from servesim.core import BadInput, Plan, PlanError, Policy, Rejection, Request,
 
 from .clocks import Clock
 from .inbox import Inbox
-from .model_call import deliver, keep_cut_prompts, launch, set_start
+from .model_call import deliver, launch, set_start
 from .plans import start_step
+from .rules import rules_of
 from .server import Server
 from .step import NO_REQUESTS, Step
 
@@ -62,8 +63,8 @@ class Loop:
         self.compute = compute  # runs a model call on a device, or starts one in flight; None in a simulation
         self.collect = collect  # waits for a call in flight
         # seconds of a step that moves requests but runs no model; None: that of the engine
-        self._polls = server.traits.polls
-        self.empty_step = server.traits.empty_step if empty_step is None else empty_step
+        self._polls = server.rules.polls
+        self.empty_step = server.rules.empty_step if empty_step is None else empty_step
         if self._polls and not self.empty_step:
             raise BadInput("engine.empty_step: expected more than 0 for an engine that polls, got 0")
         self.now = 0.0
@@ -76,8 +77,7 @@ class Loop:
         self._tokens_generated = 0
         self._max_calls_without_token = 1000 + server.pool.total * server.pool.block_size
         self._no_max_wait = self.policy.max_wait is None
-        self._depth = server.traits.steps_in_flight
-        self._keeps_results = server.prefix_cache is not None and server.prefix_cache.keeps_results
+        self._depth = server.rules.steps_in_flight
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
         self.fast_path = not (observers or check or end_lag or inbox.followers)
@@ -109,9 +109,9 @@ class Loop:
         if self.compute is not None:
             self.compute(step)
         if self._depth == 1:
-            end = self.clock.finish_call(step, step.start, server.traits)
+            end = self.clock.finish_call(step, step.start, server.rules)
         else:
-            end = self.clock.start_call(step, step.start, server.traits)
+            end = self.clock.start_call(step, step.start, server.rules)
         self.send(step, end)
         return None
 
@@ -143,8 +143,7 @@ class Loop:
         launch(server, step, end)
         if len(server.out) >= self._depth:
             self.receive()
-        if self._keeps_results and len(server.prefilling):
-            keep_cut_prompts(server, step)
+        server.rules.before_decision(server, step)
 
     def receive(self) -> list[Request]:
         """Wait for the oldest step in flight and record its results. Return the finished requests."""
@@ -310,16 +309,16 @@ BUILT_IN: Final = "servesim.policies."  # modules of policies that reproduce rea
 
 def describe_cause(server: Server, action: str) -> str:
     """Return the cause of a stuck engine. `action` is what the policy did, e.g. `returned no work`."""
-    policy, traits = server.policy, server.traits
+    policy, rules = server.policy, server.rules
     kind: Any = type(policy)  # mypyc does not know `__module__` of a class
     text = describe_oversized(server)
     if not kind.__module__.startswith(BUILT_IN):
         return f"{text}your policy {kind.__name__} {action}"
-    if traits.rejects_oversized and not server.limits.rejects_oversized:
+    if rules.rejects_oversized and not server.limits.rejects_oversized:
         return f"{text}the real engine rejects such requests, engine.reject_oversized: never keeps them"
-    if not traits.engine:
+    if not rules.engine:
         return f"{text}the built-in policy {kind.__name__} {action}"
-    return f"{text}the real engine does this too (rules of {traits.engine})"
+    return f"{text}the real engine does this too (rules of {rules.engine})"
 
 
 def describe_oversized(server: Server) -> str:
@@ -332,13 +331,13 @@ def describe_oversized(server: Server) -> str:
     return ""
 
 
-REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the traits of the policy decide
+REJECT_OVERSIZED = {"auto": None, "always": True, "never": False}  # None: the rules of the engine decide
 
 
 def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
     """Return a server without requests, from the `engine` section of a scenario."""
     blocks: int = engine["num_blocks"]
-    reserved = policy.traits.reserved_blocks
+    reserved = rules_of(policy).reserved_blocks
     if blocks <= reserved:
         raise BadInput(f"engine.num_blocks: expected more than {reserved} (reserved by this engine), got {blocks}")
     return Server(

@@ -23,11 +23,10 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from servesim.core import Preemption, Request
+from servesim.core import Request
 
 from .cohort import NO_MEMBERS
 from .groups import group_of
-from .queues import RequestQueue
 from .server import Server
 from .step import NO_REQUESTS, Step
 
@@ -82,9 +81,8 @@ def _note_known_tokens(server: Server) -> None:
 
 def count_decodes(server: Server, step: Step, steps: int) -> None:
     """Count decodes, the last of which is in flight, and note which requests end there."""
-    cohort, view = server.cohort, server.view
-    if view.ended:
-        view.ended = []
+    cohort = server.cohort
+    server.rules.launch_decodes(server)
     cohort.count_steps(steps)
     if cohort.next_finish <= cohort.steps:
         for request in cohort.pop_finishing():
@@ -190,14 +188,11 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
     elif not step.decode_rows and step.plan.padding_rows:
         server.work.prefill.steps += 1
         server.work.prefill.seconds += seconds
-    if step.late_blocks:
-        server.pool.free += step.late_blocks
-        server.pool.lost -= step.late_blocks
     for request in step.paused:
         request._joined_busy_s = server.cohort.busy
-    for request in step.leaving:
-        _preempt_after_step(server, step, request, now)
-    return _finish(server, step, now) if step.ends or step.sampled or step.fails else NO_REQUESTS
+    finished = _finished(server, step) if step.ends or step.fails else NO_REQUESTS
+    server.rules.process_results(server, step, finished, now)
+    return finished
 
 
 def _deliver_rows(server: Server, step: Step, now: float) -> None:
@@ -232,105 +227,18 @@ def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> N
     server.tokens_generated += len(step.sampled)
 
 
-def _preempt_after_step(server: Server, step: Step, request: Request, now: float) -> None:
-    """Preempt a request whose blocks were free before its last token. The engine takes one token for computed."""
-    server.pool.free -= request.blocks
-    if request not in step.ends:
-        server.preempt(Preemption(request), now)
-        request._cached = 1
-        server.kv_use.tokens += 1
-
-
-def keep_cut_prompts(server: Server, step: Step) -> None:
-    """Let a radix cache take over prompts that a step computes in part. SGLang does so before the next decision."""
-    cache = server.prefix_cache
-    assert cache is not None
-    for chunk in step.chunks:
-        if chunk.request._in_prefilling:
-            server.kv_use.tokens += cache.keep(chunk.request, chunk.request._cached)
-
-
-def _finish(server: Server, step: Step, now: float) -> list[Request]:
-    """Finish requests in the order of the batch, and free their blocks unless a later plan does."""
-    finished, cache = step.requests if step.fails else step.ends, server.prefix_cache
+def _finished(server: Server, step: Step) -> list[Request]:
+    """Return the requests that end with a step."""
+    finished = step.requests if step.fails else step.ends
     if server.may_fail:  # also the step before it, and then some of them are done
         finished = [request for request in finished if request.status != "done"]
         if step.fails and server.ends_in_batch_order:
             _sort(finished)
-    if finished and server.traits.lists_ended:
-        _list_ended(server, step, finished)
-    if not server.overlaps and cache is not None:  # it sees them as requests that have left
+    if not server.overlaps and server.prefix_cache is not None:  # it sees them as requests that have left
         for request in finished:
             if request._cohort is not None:
                 server.cohort.leave(request)
-    if cache is None or not cache.keeps_results:
-        for request in finished:
-            _finish_one(server, request, now, step.fails)
-        return finished
-    kept = [request for request in step.sampled if request not in finished]
-    results = finished + kept
-    if server.overlaps:  # in SGLang, prompts are first in a batch
-        results = step.sampled + [request for request in finished if request not in step.sampled]
-    else:
-        _sort(results)
-    for request in results:
-        if request in kept:
-            known = request.prompt + request.written - request.in_flight - 1  # without the token of this step
-            server.kv_use.tokens += cache.keep(request, known)
-        elif request in finished:
-            _finish_one(server, request, now, step.fails)
     return finished
-
-
-def _list_ended(server: Server, step: Step, finished: list[Request]) -> None:
-    """Add requests that have finished to `View.ended`."""
-    ended = [
-        request
-        for request in finished
-        if request.status == "running" and (server.overlaps or request not in step.sampled)  # a failed one may wait
-    ]
-    if ended:
-        server.view.ended = positions(server.running, ended) + server.view.ended
-
-
-def positions(running: RequestQueue, requests: list[Request]) -> list[tuple[int, Request]]:
-    """Return the positions of requests in the running queue, in ascending order, and the requests."""
-    found = [(running.position(request), request) for request in requests]
-    if len(found) > 1:
-        found.sort()
-    return found
-
-
-def _finish_one(server: Server, request: Request, now: float, failed: bool) -> None:
-    """Record the end of a request, and take it out of its queue."""
-    server.take_out(request, server.traits.finished_stay)
-    if server.traits.frees_blocks_late:
-        server.finished.push(request)
-    request.outcome = "finished"
-    if failed:
-        request.outcome, request.reason = "failed", "the model call failed"
-    elif server.limits.cut_off(request):
-        request.outcome = "unanswered"
-        request.reason = "stopped at max_generate_length without a final message to the client"
-    request.status = "done"
-    request.last_token = request.finish = request.client_end = now
-    server.done.append(request)
-    cache, extra = server.prefix_cache, max(0, request._cached - (request.prompt + request._written - 1))
-    if extra:
-        if server.traits.frees_extra_token_late:
-            _keep_extra_block(server, request)
-        elif cache is not None and cache.keeps_results:
-            extra = 0  # the cache knows it
-    if not server.traits.frees_blocks_late:
-        server.free_blocks(request, extra)
-
-
-def _keep_extra_block(server: Server, request: Request) -> None:
-    """Keep the block that only the token after the last one uses, until its step returns."""
-    late = request._blocks - server.pool.blocks_for(request._cached - 1)
-    request._blocks -= late
-    server.pool.lost += late
-    server.out[-1].late_blocks += late
 
 
 def count_kv_use(server: Server, step: Step) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from servesim.core import NO_MOVES, Chunk, Plan, Request
 
 from .groups import group_of
-from .kv_cache import InstalledCache, KvCache
 from .server import Server
 from .step import Step
 
@@ -15,13 +14,10 @@ from .step import Step
 def start_step(server: Server, plan: Plan, now: float) -> Step:
     """Move requests, allocate blocks, and return the step."""
     step = Step(plan, now, max(now, server.out[-1].end) if server.out else now)
-    cache = server.prefix_cache
-    if cache is not None:
-        if plan.lookups:
-            for request, tokens in plan.lookups:
-                cache.look_up(request, tokens)
-        if cache.lookups:
-            cache.count_lookups()
+    cache, rules = server.prefix_cache, server.rules
+    rules.start_plan(server, plan)
+    if cache is not None and cache.lookups:
+        cache.count_lookups()
     if plan.moves is not NO_MOVES:
         _move(server, plan, step, now)
     chunks, free = plan.chunks, server.pool.free
@@ -40,8 +36,7 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
         server.reorder_running(plan.reorder_running)
     if server.unreleased:
         server.release_preempted()
-    if plan.free_blocks is not None and isinstance(cache, InstalledCache):
-        server.kv_use.tokens += cache.correct(plan.free_blocks)
+    rules.end_plan(server, plan)
     server.view.state = plan.state
     return step
 
@@ -54,19 +49,11 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
     _refuse_repeated("admit", moves.admit)
     _refuse_repeated("reject", [rejection.request for rejection in moves.reject])
     for request in moves.release:
-        server.release(request)
-    if moves.make_room and server.prefix_cache is not None:
-        server.prefix_cache.make_room(moves.make_room)
-    if moves.preempt and server.prefix_cache is not None:
-        _cache_scheduled(server.prefix_cache, server, plan)
+        server.rules.release(server, request)
     for preemption in moves.preempt:
         if server.record_moves:
             step.preempted = [*step.preempted, (preemption.request, preemption.mode, preemption.request.slot)]
-        if preemption.after_step:
-            step.leaving = [*step.leaving, preemption.request]
-            server.pool.free += server.pool.blocks_for(preemption.request.length)
-        else:
-            step.copied_blocks += server.preempt(preemption, now)
+        step.copied_blocks += server.rules.preempt(server, preemption, now)
     if moves.reorder_waiting is not None:
         server.waiting.reorder(moves.reorder_waiting)
     if moves.reorder_swapped is not None:
@@ -77,20 +64,6 @@ def _move(server: Server, plan: Plan, step: Step, now: float) -> None:
         server.admit(request, step, prefilling=True)
     for rejection in moves.reject:
         server.reject(rejection, now)
-
-
-def _cache_scheduled(cache: KvCache, server: Server, plan: Plan) -> None:
-    """Cache the blocks of earlier steps while preempted requests still have their tokens; then those of this step.
-
-    These are in the order of the running queue, if some of them are of preempted requests.
-    """
-    cache.update_all()
-    tokens = {preemption.request: preemption.tokens for preemption in plan.moves.preempt if preemption.tokens}
-    if tokens:
-        tokens.update({chunk.request: chunk.tokens for chunk in plan.chunks})
-        for request in server.running:
-            if request in tokens:
-                cache.schedule(request, tokens[request], 0)
 
 
 def _refuse_repeated(field: str, requests: Sequence[Request]) -> None:

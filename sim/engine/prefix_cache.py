@@ -25,7 +25,7 @@ from .texts import Text
 class PrefixCache(KvCache):
     """The cached blocks of one server."""
 
-    __slots__ = ("_appends_all", "blank", "count", "counts_lookups", "free_list", "holdings", "tree")
+    __slots__ = ("appends_all", "blank", "count", "counts_lookups", "free_list", "holdings", "tree")
 
     def __init__(
         self, pool: BlockPool, cohort: Cohort, appends_all: bool, counts_lookups: bool, counts_preempted_apart: bool
@@ -37,7 +37,7 @@ class PrefixCache(KvCache):
         self.blank = pool.total  # blocks without text before the runs of the list
         self.count = pool.total  # free blocks with and without text; until `_settle`, some of them may be taken
         self.holdings: dict[Request, Holding] = {}  # running requests that the tree knows
-        self._appends_all = appends_all  # also partly filled blocks go to the back
+        self.appends_all = appends_all  # also partly filled blocks go to the back
 
     def free_runs(self) -> list[Run]:
         """Return the runs of the free list, the next one first."""
@@ -109,7 +109,7 @@ class PrefixCache(KvCache):
             text = self._texts[request] = Text(request)
             holding = self._hold(request, text, self.tree.root)
         unfilled = request._blocks - blocks  # they have no text
-        if unfilled and self._appends_all:
+        if unfilled and self.appends_all:
             self._append_unknown(unfilled, False)
         elif unfilled:
             self.blank += unfilled

@@ -330,7 +330,7 @@ def check_same_requests(requests: Sequence[Request], queue: Iterable[Request]) -
 
 
 def running_queues(order: str) -> tuple[RequestQueue, RequestQueue]:
-    """Return the running queue and the prefilling queue of an engine with this order (Traits.running_order)."""
+    """Return the running queue and the prefilling queue of an engine with this order (EngineRules.running_order)."""
     if order == "slot":
         return SlotQueue(), SortedQueue(attrgetter("slot"))
     if order == "arrival":

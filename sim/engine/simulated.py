@@ -7,13 +7,15 @@ from collections.abc import Generator
 from typing import Any, Callable, Optional
 
 import simpy
-from servesim.core import Shape, StepCost, Traits, check_seconds
+from servesim.core import Shape, StepCost, check_seconds
 from servesim.core.limits import MAX_STEP
 
 from .clocks import Clock
 from .fast_forward import FastForward
 from .loop import Loop
-from .step import NO_PADDING, Padding, Step, step_shape
+from .rules import EngineRules
+from .shape import NO_PADDING, Padding, step_shape
+from .step import Step
 
 
 class SimulatedClock(Clock):
@@ -80,10 +82,10 @@ class SimulatedClock(Clock):
             loop.now = next_event
             yield env.timeout(max(0.0, next_event - env.now))
 
-    def finish_call(self, step: Step, start: float, traits: Traits) -> float:
-        return start + self._seconds(step, traits)
+    def finish_call(self, step: Step, start: float, rules: EngineRules) -> float:
+        return start + self._seconds(step, rules)
 
-    def _seconds(self, step: Step, traits: Traits) -> float:
+    def _seconds(self, step: Step, rules: EngineRules) -> float:
         """Return the duration of a step. For a single chunk without cached tokens, the usual prefill, it is cached."""
         chunks = step.chunks
         if (
@@ -95,14 +97,12 @@ class SimulatedClock(Clock):
         ):
             chunk = chunks[0]
             request = chunk.request
-            if not (
-                request._cached or request.sampling is not None or (chunk.tokens == 1 and traits.last_token_decodes)
-            ):
+            if not (request._cached or request.sampling is not None or (chunk.tokens == 1 and rules.one_token_decodes)):
                 known = self._single_chunks.get(chunk.tokens)
-                seconds, padding = self._single_chunk(chunk.tokens, step, traits) if known is None else known
+                seconds, padding = self._single_chunk(chunk.tokens, step, rules) if known is None else known
                 self._padding_tokens += padding
                 return seconds
-        shape = step_shape(step, self.padding, traits)
+        shape = step_shape(step, self.padding, rules)
         self._record(shape)
         seconds = self.cost.duration(shape)
         if not 0.0 <= seconds <= MAX_STEP:
@@ -111,8 +111,8 @@ class SimulatedClock(Clock):
         self._padding_rows += shape.decode_rows - shape.decode_live
         return seconds + self.take_cold_start("prefill" if shape.prefill_rows else "decode")
 
-    def _single_chunk(self, tokens: int, step: Step, traits: Traits) -> tuple[float, int]:
-        shape = step_shape(step, self.padding, traits)
+    def _single_chunk(self, tokens: int, step: Step, rules: EngineRules) -> tuple[float, int]:
+        shape = step_shape(step, self.padding, rules)
         if tokens > self._max_single_chunk or step.plan.padding_rows:  # otherwise no number of the shape is larger
             self._max_single_chunk = max(tokens, self._max_single_chunk)
             self._record(shape)

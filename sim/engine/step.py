@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple, Optional
 
-from servesim.core import Chunk, Plan, Request, Shape, Traits
+from servesim.core import Chunk, Plan, Request, Shape
 
 MAX_NEW_GAPS: Final = 4096  # token gaps that are not packed yet
 MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
@@ -19,7 +19,7 @@ class Step:
 
     __slots__ = (
         "admitted", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails", "first_end",
-        "has_moves", "hold", "joined", "late_blocks", "leaving", "left", "paused", "plan", "preempted", "requests",
+        "has_moves", "hold", "joined", "left", "paused", "plan", "preempted", "requests",
         "rows", "sampled", "shared_copies", "start", "steps",
     )  # fmt: skip
 
@@ -31,7 +31,6 @@ class Step:
         self.decode_rows = 0  # live rows
         self.context = 0  # cached tokens that the decoding rows read
         self.paused: Sequence[Request] = ()  # decoding requests that do not run in this step
-        self.leaving: Sequence[Request] = ()  # preempted when the step ends; their blocks are free already
         self.copied_blocks = 0  # to and from the host
         self.shared_copies = 0  # blocks that several sequences of a request held, copied before one writes into it
         self.hold = 0  # further identical steps: all requests decode, and nothing else happens
@@ -48,7 +47,6 @@ class Step:
         self.sampled = NO_REQUESTS  # requests whose prompt it completes
         self.ends = NO_REQUESTS  # requests that get their last token
         self.left = NO_REQUESTS  # rows that have left the cohort since then
-        self.late_blocks = 0  # of requests that have finished, freed when it returns
         self.fails = False  # the model call fails; then `requests` has all its rows
         self.requests = NO_REQUESTS
 
@@ -193,6 +191,12 @@ class TokenGaps:
             self._pack()
 
 
+def readmitted_as_decode(request: Request) -> bool:
+    """Whether a recomputed request counts as a decoding one, because its first sequence has ended."""
+    group = request.group
+    return group is not None and group.first_ended and request._cohort is None
+
+
 def batch(running: Iterable[Request], step: Step) -> list[tuple[Any, int]]:
     """Return the batch of a step in order, as (id, tokens). Call it before the step ends."""
     chunks = [
@@ -203,79 +207,3 @@ def batch(running: Iterable[Request], step: Step) -> list[tuple[Any, int]]:
     prefills = {chunk.request for chunk in step.chunks}
     decodes = [(request.id, request.sequences) for request in running if request.decodes and request not in prefills]
     return decodes + chunks if step.plan.decode_first else chunks + decodes
-
-
-class Padding:
-    """The padding buckets of a device (llm-serving: gears)."""
-
-    def __init__(self, prefill_buckets: Sequence[int] = (), decode_buckets: Sequence[int] = ()) -> None:
-        self.prefill_buckets = tuple(sorted(prefill_buckets))  # tokens per row; the bucket must exceed the prompt
-        self.decode_buckets = tuple(sorted(decode_buckets))  # rows per batch
-
-    def pad_tokens(self, tokens: int) -> int:
-        """Return the padded length of a chunk."""
-        for bucket in self.prefill_buckets:
-            if bucket > tokens:
-                return bucket
-        return max(tokens, self.prefill_buckets[-1]) if self.prefill_buckets else tokens
-
-    def pad_rows(self, rows: int) -> int:
-        """Return the padded number of decoding rows."""
-        for bucket in self.decode_buckets:
-            if bucket >= rows:
-                return bucket
-        return rows
-
-
-NO_PADDING = Padding()
-
-
-def runs_as_decode(chunk: Chunk, traits: Traits) -> bool:
-    """Whether the last token of a prompt, or of a request that is computed again, runs as a decode row."""
-    request = chunk.request
-    if request.sampling is not None:
-        return readmitted_as_decode(request)
-    if chunk.tokens != 1 or request.pending != 1:
-        return False
-    if traits.first_chunk_prefills and request._cached == chunk.cached:  # it was admitted in this step
-        return False
-    return traits.last_token_decodes or (traits.resumed_token_decodes and request._written > 0)
-
-
-def readmitted_as_decode(request: Request) -> bool:
-    """Whether vLLM v0 takes a recomputed request for a decoding one, because its first sequence has ended."""
-    group = request.group
-    return group is not None and group.first_ended and request._cohort is None
-
-
-def step_shape(step: Step, padding: Padding, traits: Traits) -> Shape:
-    """Return the shape of a step."""
-    chunks, decode_live, context = step.chunks, step.decode_rows, step.context
-    if traits.last_token_decodes or traits.resumed_token_decodes or traits.sequence_groups:
-        last = [
-            chunk
-            for chunk in chunks
-            if (chunk.tokens == 1 or chunk.request.sampling is not None) and runs_as_decode(chunk, traits)
-        ]
-        if last:
-            chunks = [chunk for chunk in chunks if not runs_as_decode(chunk, traits)]
-            decode_live += len(last)
-            context += sum(chunk.request.length - 1 for chunk in last)
-    live = squares = cross = 0
-    for chunk in chunks:
-        tokens, cached = chunk.tokens, chunk.request._cached
-        live += tokens
-        squares += tokens * tokens
-        if cached:
-            cross += tokens * cached
-    rows, padded, decode_rows, extra = len(chunks), live, decode_live, step.plan.padding_rows
-    if padding.prefill_buckets:
-        padded = sum(padding.pad_tokens(chunk.tokens) for chunk in chunks)
-    if decode_live:
-        if padding.decode_buckets or extra:
-            decode_rows = max(padding.pad_rows(decode_live), decode_live + extra)
-    elif extra:
-        rows += extra
-        padded += extra * padding.pad_tokens(max((chunk.tokens for chunk in chunks), default=0))
-    numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks)
-    return tuple.__new__(Shape, numbers)  # `Shape(...)` runs Python code of `NamedTuple`, also if this is compiled

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional
+from typing import Optional
 
 import numpy as np
 from servesim.core import BadInput, Request
 from servesim.costs.device_profile import Profile
+from servesim.engine.rules import EngineRules, rules_of
 from servesim.engine.server import Server
-from servesim.engine.step import Padding, Step, step_shape
+from servesim.engine.shape import Padding, step_shape
+from servesim.engine.step import Step
 from servesim.runs.metrics import time_per_token
 from servesim.runs.request_rows import client_ends, first_tokens, sent_times
 from servesim.runs.simulate import simulate
@@ -56,14 +58,14 @@ def roles_at_rate(result: RateSummary, rate: float) -> dict[str, Row]:
 class StepRange:
     """Counts the model calls, and those whose shape is larger than the measured range of a profile."""
 
-    def __init__(self, profile: Profile, padding: Padding, traits: Any) -> None:
-        self.profile, self.padding, self.traits = profile, padding, traits
+    def __init__(self, profile: Profile, padding: Padding, rules: EngineRules) -> None:
+        self.profile, self.padding, self.rules = profile, padding, rules
         self.calls = self.outside = 0
 
     def on_step_start(self, server: Server, step: Step, arrived: Sequence[Request]) -> None:
         if step.runs_model:
             self.calls += 1
-            shape = step_shape(step, self.padding, self.traits)._asdict()
+            shape = step_shape(step, self.padding, self.rules)._asdict()
             self.outside += bool(self.profile.outside_range(shape))
 
     def on_step_end(self, server: Server, step: Step, now: float, finished: Sequence[Request]) -> None:
@@ -102,7 +104,7 @@ def record_run(summary: Summary, role: str, row: Row, context: RunContext) -> Re
     if "outside profile" in row.labels:
         policy = scenario.make_policy()
         padding = Padding(scenario.engine.prefill_buckets, scenario.decode_buckets(policy))
-        steps = StepRange(profile, padding, policy.traits)
+        steps = StepRange(profile, padding, rules_of(policy))
     run = simulate(scenario, trace, [log, *([steps] if steps else [])], profile=profile)
     outside = None if not profile.about.get("grid") else steps.outside / max(1, steps.calls) if steps else 0.0
     return RecordedRun(role, row, log, len(trace), profile, latency_quantiles(run.requests), outside)

@@ -11,8 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from servesim.core import BadInput, Content, Request, SequenceGroup, Traits
+from servesim.core import BadInput, Content, Request, SequenceGroup
 from servesim.core.request import CLIENT_FIELDS
+from servesim.engine.rules import EngineRules
 from servesim.traces.contents import own_answer, own_text
 
 LAST_ANSWER = (  # what the request has of its last answer, so that its seconds in the states add up
@@ -22,10 +23,10 @@ LAST_ANSWER = (  # what the request has of its last answer, so that its seconds 
 Answers = Mapping[Any, Sequence[Request]]  # id of a request -> one request per answer
 
 
-def split_answers(requests: Sequence[Request], traits: Traits) -> Answers:
+def split_answers(requests: Sequence[Request], rules: EngineRules) -> Answers:
     """Return the requests that the engine gets for those with several answers; nothing if it runs them itself."""
     several = [request for request in requests if request.sampling is not None]
-    if traits.sequence_groups or not several:
+    if rules.sequence_groups or not several:
         return {}
     answers = {request.id: _split(request) for request in several}
     for request in requests:

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple, Optional, TextIO
 
 from servesim.core import Request
 from servesim.engine.server import Server
-from servesim.engine.step import Step, batch, runs_as_decode
+from servesim.engine.shape import runs_as_decode
+from servesim.engine.step import Step, batch
 
 
 class DecisionLog:
@@ -68,16 +69,16 @@ def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot
         step,
         step.kind,
         rows,
-        [chunk.request for chunk in step.chunks if not runs_as_decode(chunk, server.traits)],
+        [chunk.request for chunk in step.chunks if not runs_as_decode(chunk, server.rules)],
         list(server.waiting),
         running,
         list(server.swapped),
-        [request.slot for request in running] if server.traits.running_order == "slot" else None,
+        [request.slot for request in running] if server.rules.running_order == "slot" else None,
         arrived,
         [request for request in arrived if request.status == "done"],
         free_blocks(server),
         server.pool.host_free,
-        server.pool.evictable if server.prefix_cache is not None and server.prefix_cache.keeps_results else None,
+        server.pool.evictable if server.prefix_cache is not None and server.prefix_cache.counts_evictable else None,
         server.prefix_cache is not None,
         [by_id[id].sequences for id, _ in rows] if by_id else None,
     )

@@ -128,7 +128,7 @@ def find_change(
 
     `before`: the client fields of the requests when the client sent them.
     """
-    arrival_is_send_time = server.traits.arrival_is_send_time
+    arrival_is_send_time = server.rules.arrival_is_send_time
     for request, old_fields in zip(requests, before):
         if request.client_fields() != old_fields:
             for name, old, new in zip(CLIENT_FIELDS, old_fields, request.client_fields()):

@@ -13,6 +13,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
+from servesim.engine.rules import rules_of
 from servesim.files.checked import format_bytes
 from servesim.traces.reuse import has_contents, seen_blocks
 from servesim.traces.trace import Trace
@@ -26,7 +27,7 @@ def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -
     """Return the warnings of a scenario, each as one line. The trace is not read if it is None."""
     found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
     found.append(warn_not_simulated(scenario))
-    if trace is not None and not scenario.make_policy().traits.prefix_cache:
+    if trace is not None and not rules_of(scenario.make_policy()).has_prefix_cache:
         found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
     return [warning for warning in (*found, profile.source_note) if warning is not None]
 
@@ -56,7 +57,7 @@ def warn_refused(scenario: Scenario) -> Optional[str]:
     """Warn if the real engine does not start with the settings of its policy."""
     policy = scenario.make_policy()
     refusals = refusals_of(scenario, policy)
-    return f"the real engine ({policy.traits.engine}) does not start: {'; '.join(refusals)}" if refusals else None
+    return f"the real engine ({rules_of(policy).engine}) does not start: {'; '.join(refusals)}" if refusals else None
 
 
 def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:

@@ -17,9 +17,10 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.clocks import Clock
 from servesim.engine.lock_step import LockStep, requests_by_rank
 from servesim.engine.loop import BUILT_IN, Loop, Observer, build_loop, build_server
+from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
+from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.step import Padding
 from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import repeat, set_rate
 from servesim.traces.samplings import has_samplings
@@ -179,7 +180,7 @@ def simulate(
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
-    answers = split_answers(requests, scenario.make_policy().traits) if has_samplings(trace.requests) else {}
+    answers = split_answers(requests, rules_of(scenario.make_policy())) if has_samplings(trace.requests) else {}
     ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
     by_rank = requests_by_rank(ran, ranks) if ranks > 1 else [ran]
     loop, clock = build_simulation(scenario, by_rank[0], observers, fast_forward and ranks == 1, profile)
@@ -199,7 +200,7 @@ def build_simulation(
     """Return the loop of a scenario and its simulated clock."""
     policy, config = scenario.make_policy(), scenario.engine
     selected = profile.for_run(config.sampling)
-    if policy.traits.steps_in_flight > 1:
+    if rules_of(policy).steps_in_flight > 1:
         selected = selected.overlapped()
     cost = selected.cost_of_run(scenario.seed if scenario.noise else None, warm=config.start == "warm")
     if config.host_cache is not None:

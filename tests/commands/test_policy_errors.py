@@ -55,7 +55,7 @@ DOES_NOT_LOAD = {
     "type of a default": ("    batch: int = 'three'\n" + SERVE, 9, "batch: expected int, got 'three'"),
     "post init": (SERVE + "    def __post_init__(self):\n        {}['a']\n", 16, "KeyError: 'a'"),
     "post init value": (SERVE + "    def __post_init__(self):\n        int('x')\n", 16, "ValueError: invalid literal"),
-    "traits": (SERVE + "    traits = 3\n", 9, "traits: expected Traits, got 3"),
+    "rules": (SERVE + "    def rules(self):\n        return 3\n", 9, "rules: expected EngineRules, got 3"),
 }
 FAILS = {
     "none": ("return None", 11, "decide returned None, expected a Plan"),

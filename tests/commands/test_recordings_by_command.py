@@ -11,6 +11,7 @@ import pytest
 import yaml
 from servesim.cli import main
 from servesim.core import field_values
+from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.traces.samplings import SAMPLING_COLUMNS, values_of
 
@@ -32,7 +33,7 @@ def scenario_of(recording: Recording) -> dict[str, Any]:
     name = next(name for name, kind in POLICIES.items() if type(policy) is kind)
     knobs = recording.knobs
     engine = {
-        "num_blocks": knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.traits.reserved_blocks,
+        "num_blocks": knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + rules_of(policy).reserved_blocks,
         "block_size": knobs.get("block_size", 1),
         "host_blocks": knobs.get("num_cpu_blocks", 0),
         "max_model_len": knobs.get("max_model_len"),

@@ -10,6 +10,7 @@ from servesim.config.registry import make_policy, preset, presets
 from servesim.core import ClientRequest
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.imported_tables import VidurCost
+from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.traces.trace import Trace, table_of
 
@@ -52,7 +53,7 @@ def random_case(number: int, policy: str) -> Case:
         "seed": rng.randint(0, 99),
         "slo": rng.choice([{}, {"ttft": 100}, {"ttft": 500, "tpot": 20, "e2el": 3000}]),
     }
-    if make_policy(tree["policy"]).traits.steps_in_flight == 1:
+    if rules_of(make_policy(tree["policy"])).steps_in_flight == 1:
         tree["engine"]["data_parallel_size"] = rng.choice([1, 1, 1, 2, 3])
     profile = None
     kind = rng.choice(["linear", "linear", "one pass", "two parts", "bundled", "vidur"])

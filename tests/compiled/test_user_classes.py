@@ -20,6 +20,7 @@ from servesim.core import Chunk, ClientRequest, Plan, Policy, Request, Shape, St
 from servesim.core.fields import policy_fields
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
+from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.policies.vllm_v1 import VLLMV1
 from servesim.testing import ContractWorld, check_policy, draw_requests, simulated
@@ -85,7 +86,7 @@ def test_super_reaches_the_compiled_policy() -> None:
         simulated(VLLMV1(max_num_seqs=6), world),
     )
     assert wrapped.times() == built_in.times()
-    assert VLLMDefaults().traits.engine == "mine" and VLLMDefaults().traits.reserved_blocks == 3
+    assert rules_of(VLLMDefaults()).engine == "mine" and rules_of(VLLMDefaults()).reserved_blocks == 3
 
 
 class SlowStart(StepCost):

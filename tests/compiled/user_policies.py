@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import numpy as np
-from servesim.core import FOREVER, Chunk, Plan, Policy, Request, Traits, View
+from servesim.core import FOREVER, Chunk, Plan, Policy, Request, View
+from servesim.engine.rules import EngineRules
 from servesim.policies.vllm_v1.policy import VLLMV1, Budget
+from servesim.policies.vllm_v1.rules import VLLMRules
 
 
 def prompts(view: View, batch: int) -> list[Chunk]:
@@ -108,9 +110,12 @@ class OwnState(FillBatch):
 
 
 class PlainClass(FillBatch):
-    """No dataclass of its own, with traits as a class attribute."""
+    """No dataclass of its own, with rules of its own."""
 
-    traits = Traits(running_order="slot", reserved_blocks=2)  # type: ignore[assignment]
+    def rules(self) -> EngineRules:
+        rules = EngineRules()
+        rules.running_order, rules.reserved_blocks = "slot", 2
+        return rules
 
 
 @dataclass(frozen=True)
@@ -140,14 +145,15 @@ class WrappedVLLM(VLLMV1):
 
 @dataclass(frozen=True)
 class VLLMDefaults(VLLMV1):
-    """A built-in policy with other defaults and traits, without a method of its own."""
+    """A built-in policy with other defaults and rules."""
 
     max_num_seqs: int = 5
     watermark: float = 0
 
-    @property
-    def traits(self) -> Traits:
-        return super().traits._replace(engine="mine", reserved_blocks=3)
+    def rules(self) -> VLLMRules:
+        rules = super().rules()
+        rules.engine, rules.reserved_blocks = "mine", 3
+        return rules
 
 
 class SmallChunks(Budget):

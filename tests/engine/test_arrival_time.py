@@ -13,6 +13,7 @@ from servesim.core import Policy, Request
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop
+from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies.llm_serving import LLMServing
@@ -24,7 +25,7 @@ from ..scenarios import RunLog
 
 
 def serve_with_lag(policy: Policy, requests: list[Request], blocks: int = 100) -> RunLog:
-    server = Server(policy, blocks + policy.traits.reserved_blocks, 4)
+    server = Server(policy, blocks + rules_of(policy).reserved_blocks, 4)
     log = RunLog({request.id: request for request in requests}, server)
     Loop(server, Inbox(requests, lag=7), SimulatedClock(LinearCost(base=1.0)), (log,), check=True).run()
     return log

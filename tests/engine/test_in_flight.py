@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from servesim.core import Request, Traits
+from servesim.core import Request
 from servesim.costs.linear import LinearCost
 from servesim.engine.inbox import Inbox
 from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies.vllm_v1 import VLLMV1
+from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.testing import (
     ContractWorld,
     check_conservation,
@@ -90,11 +91,12 @@ class Overlapped(VLLMV1):
     foresees: bool = False
     drops: bool = True
 
-    @property
-    def traits(self) -> Traits:
-        return super().traits._replace(
-            foresees_ends=self.foresees, drops_tokens_in_flight=self.drops, prefix_cache="", sequence_groups=False
-        )
+    enable_prefix_caching: bool = False
+
+    def rules(self) -> VLLMRules:
+        rules = super().rules()
+        rules.foresees_ends, rules.drops_tokens_in_flight = self.foresees, self.drops
+        return rules
 
 
 @pytest.mark.parametrize("check", [check_fast_forward, check_hold, check_conservation, check_live_matches_simulated])

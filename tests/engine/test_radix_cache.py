@@ -9,8 +9,8 @@ import pytest
 from servesim.calibrate.live.driver import block_tables
 from servesim.core import BadInput, BlockPool, Request
 from servesim.core.content import content_of_pieces
-from servesim.engine.radix_cache import RadixCache
-from servesim.engine.radix_draft import RadixDraft
+from servesim.policies.sglang.radix_cache import RadixCache
+from servesim.policies.sglang.radix_draft import RadixDraft
 from servesim.engine.server import Server
 from servesim.policies import POLICIES
 

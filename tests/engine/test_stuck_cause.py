@@ -7,6 +7,7 @@ from typing import Any
 from servesim.config.scenario import scenario_from
 from servesim.core import Plan, Policy, View
 from servesim.engine.loop import build_server, describe_cause
+from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
 
@@ -36,7 +37,7 @@ def test_a_rule_of_the_real_engine() -> None:
 
 
 def test_a_setting_that_keeps_requests_which_the_real_engine_rejects() -> None:
-    rejecting = next(name for name in ("lightllm", "sglang") if POLICIES[name]().traits.rejects_oversized)
+    rejecting = next(name for name in ("lightllm", "sglang") if rules_of(POLICIES[name]()).rejects_oversized)
     message = stuck_message(100, rejecting, reject_oversized="never")
     assert message.endswith("the real engine rejects such requests, engine.reject_oversized: never keeps them")
 

@@ -22,6 +22,7 @@ from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.linear import LinearCost
 from servesim.engine.clocks import VirtualClock
 from servesim.engine.loop import Loop, build_loop, build_server
+from servesim.engine.rules import rules_of
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
 from servesim.runs.decision_log import DecisionLog
@@ -135,7 +136,7 @@ def test_a_finished_run_frees_all_its_blocks() -> None:
         policy = {"name": name, **LIVE.get(name, {})}
         scenario = scenario_from({"policy": policy, "engine": {"num_blocks": 100, "block_size": 4}})
         live = run_live(scenario, rows)
-        if not POLICIES[name]().traits.frees_blocks_late:  # these keep the last blocks until the next plan
+        if not rules_of(POLICIES[name]()).frees_late:  # these keep the last blocks until the next plan
             assert live["blocks_left"] == live["blocks"], name
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import Request
+from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
 from servesim.engine.step import Step, batch
 from servesim.engine.work_totals import COUNTERS, work_from_json, work_to_json
@@ -52,7 +53,7 @@ def scenario(name: str, rng: random.Random) -> Scenario:
     engine = {"num_blocks": rng.choice([16, 40, 200]), "block_size": 4, "host_blocks": rng.choice([0, 32]),
               "max_model_len": 96}  # fmt: skip
     policy = random_fields(rng, POLICIES[name])
-    if POLICIES[name](**policy).traits.steps_in_flight == 1:
+    if rules_of(POLICIES[name](**policy)).steps_in_flight == 1:
         engine["data_parallel_size"] = rng.choice([1, 1, 2, 3])
     return scenario_from({"policy": {"name": name, **policy}, "engine": engine, "profile": COST})
 

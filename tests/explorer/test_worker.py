@@ -9,6 +9,7 @@ import pytest
 from servesim.config.overrides import with_preset
 from servesim.config.registry import presets
 from servesim.config.scenario import scenario_from
+from servesim.engine.rules import rules_of
 from servesim.explorer import worker
 from servesim.runs.simulate import load_trace, simulate
 from servesim.study.single_run import Task, context_json
@@ -46,7 +47,7 @@ def test_a_watched_run_has_the_same_result(shared: list[Any], preset: str) -> No
     times = [[(r.first_token, r.finish, r.queued, r.decoding) for r in run.requests] for run in (plain, watched)]
     assert times[0] == times[1]
     assert shared[1][3] == pytest.approx(plain.result()["completed"] / len(trace))
-    if plain.server.policy.traits.running_order == "slot":
+    if rules_of(plain.server.policy).running_order == "slot":
         assert watch.calls < plain.calls  # held steps are one event
 
 

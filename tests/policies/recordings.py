@@ -20,11 +20,14 @@ from servesim.engine.kv_cache import PrefixCacheStats
 from servesim.engine.lock_step import LockStep
 from servesim.engine.loop import Loop
 from servesim.engine.prefix_cache import PrefixCache
+from servesim.engine.rules import rules_of
 from servesim.engine.server import Server
+from servesim.engine.shape import runs_as_decode
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.step import Step, batch, runs_as_decode
+from servesim.engine.step import Step, batch
 from servesim.policies.mindie.policy import MindIEState
 from servesim.policies.sglang.policy import SGLangState
+from servesim.policies.vllm_ascend.rules import BalanceRules
 
 from ..conftest import RECORDINGS
 
@@ -218,8 +221,8 @@ class StepLog:
         requests = {request.id: request for request in server.running}
         swapped_in = set(step.plan.moves.swap_in)
         decoding = {request.id for request in server.running if request.decodes}
-        if server.traits.resumed_token_decodes or server.view.has_groups:
-            decoding |= {chunk.request.id for chunk in step.chunks if runs_as_decode(chunk, server.traits)}
+        if server.rules.one_token_decodes or server.view.has_groups:
+            decoding |= {chunk.request.id for chunk in step.chunks if runs_as_decode(chunk, server.rules)}
         self.row = {
             "t": step.decided,
             "start": step.start if step.runs_model else step.decided,
@@ -238,7 +241,7 @@ class StepLog:
             "free_after": server.pool.free,
             "evictable": server.pool.evictable * server.pool.block_size,
             "free_cpu": server.pool.host_free,
-            "seen": list(server.view.ranks),
+            "seen": list(server.view.engine or ()) if type(server.rules) is BalanceRules else [],
             "waiting": [request.id for request in server.waiting],
             "running": [request.id for request in server.running],
             "swapped": [request.id for request in server.swapped],
@@ -253,7 +256,7 @@ class StepLog:
                 self.row["limits"] = [state.feedback.dynamic.seats, state.feedback.dynamic.prefill_seats]
         if isinstance(server.prefix_cache, PrefixCache) and self.counts_hashes:
             self.row["hashes"] = count_hashes(server.prefix_cache, server, step)
-        if not server.traits.polls:
+        if not server.rules.polls:
             self.open = {step: row for step, row in self.open.items() if row["sched"] or row["preempted"]}
         self.open[step] = self.row
 
@@ -286,8 +289,8 @@ def count_hashes(cache: PrefixCache, server: Server, step: Step) -> int:
 
 def empty_step(policy: Policy) -> float:
     """Return the ticks of a decision that runs no model: the recordings read a pause of an engine as one tick."""
-    traits = policy.traits
-    return traits.empty_step if traits.polls else 1.0 if traits.empty_step else 0.0
+    rules = rules_of(policy)
+    return rules.empty_step if rules.polls else 1.0 if rules.empty_step else 0.0
 
 
 def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bool = False, **knobs: Any) -> PlayedRun:
@@ -302,7 +305,7 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
     for rank in range(knobs.get("ranks", 1)):
         server = Server(
             policy,
-            knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + policy.traits.reserved_blocks,
+            knobs.get("num_blocks", knobs.get("max_total_token_num", 0)) + rules_of(policy).reserved_blocks,
             knobs.get("block_size", 1),
             host_blocks=knobs.get("num_cpu_blocks", 0),
             max_model_len=knobs.get("max_model_len"),

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 import pytest
+from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 
 from .ascend_reference import (
@@ -144,7 +145,7 @@ def chunked_fields(rng: random.Random, max_len: int) -> dict[str, Any]:
 def test_policy_matches_reference_implementation(family: str, seed: int) -> None:
     requests, memory, fields = scenario(random.Random(seed), family)
     jobs = [Job(*request) for request in requests]
-    if POLICIES[family]().traits.rejects_oversized:
+    if rules_of(POLICIES[family]()).rejects_oversized:
         capacity = memory["num_blocks"] * memory["block_size"]
         jobs = [job for job in jobs if job.prompt + job.output - 1 <= capacity]
     reference = REFERENCES[family]({**memory, **fields}, jobs, COST)

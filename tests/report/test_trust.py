@@ -10,6 +10,7 @@ from servesim import api
 from servesim.cli import main
 from servesim.config.scenario import Scenario
 from servesim.costs.device_profile import load_profile
+from servesim.engine.rules import rules_of
 from servesim.policies.vllm_v1 import VLLMV1
 from servesim.report.recorded_runs import compared_rows, record_runs
 from servesim.report.trust import capacity_fact, policy_fact, profile_facts, sweep_facts
@@ -61,7 +62,7 @@ def test_policies_name_their_recordings() -> None:
 def test_every_report_says_how_the_policy_was_validated(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     workload = {"requests": 4, "arrivals": {"kind": "burst"}, "lengths": {"prompt": 20, "output": 3}}
     tree = {"policy": {"name": "vllm-v1"}, "profile": {"base": 0.01}, "workload": workload}
-    text = VLLMV1().traits.validated_against
+    text = rules_of(VLLMV1()).validated_against
     (tmp_path / "s.yaml").write_text(yaml.safe_dump(tree))
     assert main(["run", str(tmp_path / "s.yaml")]) == 0
     assert f"\npolicy validated against: {text}\n" in capsys.readouterr().out

@@ -23,7 +23,7 @@ from servesim.calibrate.replay.replay import as_backend_scenario, profile_of_run
 from servesim.calibrate.replay.resimulate import resimulate
 from servesim.calibrate.replay.verify import compare
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import BadInput, Request, Shape, Traits
+from servesim.core import BadInput, Request, Shape
 from servesim.core.content import content_of_pieces
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
@@ -32,6 +32,7 @@ from servesim.engine.clocks import VirtualClock
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import ModelCall, model_call
 from servesim.policies.vllm_v1 import VLLMV1
+from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import build_scenario_loop, copy_requests
@@ -108,9 +109,10 @@ def test_on_a_virtual_clock_decisions_times_and_tokens_are_those_of_the_simulati
 
 def test_an_engine_that_drops_the_token_of_a_preempted_request_computes_it_again() -> None:
     class Dropping(VLLMV1):
-        @property
-        def traits(self) -> Traits:
-            return super().traits._replace(drops_tokens_in_flight=True)
+        def rules(self) -> VLLMRules:
+            rules = super().rules()
+            rules.drops_tokens_in_flight = True
+            return rules
 
     preemptions = 0
     with pytest.MonkeyPatch.context() as patch:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from servesim.core import NOT_CACHED, CachedPrefix, CacheDraft, Chunk, Request
+from servesim.engine.texts import equal_tokens
 
 from .radix_cache import Node, RadixCache
-from .texts import equal_tokens
 
 
 class RadixDraft(CacheDraft):

@@ -21,10 +21,9 @@ from heapq import heappop, heappush
 from typing import Optional
 
 from servesim.core import BlockPool, Chunk, Request
-
-from .kv_cache import KvCache
-from .text_tree import TextNode, attach, check_nodes, find, insert_above
-from .texts import Text
+from servesim.engine.kv_cache import KvCache
+from servesim.engine.text_tree import TextNode, attach, check_nodes, find, insert_above
+from servesim.engine.texts import Text
 
 
 class Node(TextNode["Node"]):
@@ -59,7 +58,7 @@ class RadixCache(KvCache):
 
     def __init__(self, pool: BlockPool, evicts_need: bool) -> None:
         super().__init__(pool)
-        self.keeps_results = True
+        self.counts_evictable = True
         self.root = Node(None, None, 0, 0, 0)
         self._alone: dict[Request, OwnText] = {}  # running requests that share nothing
         # texts that no request looks for are a list in the order of their last walk: first and last one

@@ -1,0 +1,75 @@
+"""Rules of an installed engine: it counts its blocks and finds cached tokens itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Optional
+
+from servesim.core import CacheDraft, Chunk, Plan, Request
+from servesim.engine.kv_cache import KvCache
+from servesim.engine.rules import NO_CACHE, EngineRules
+from servesim.engine.state import ServerState
+
+FORESEES_ENDS = (0, 11, 1)  # first version that does not run a request again whose last token is in flight
+
+
+def version_numbers(text: str) -> tuple[int, ...]:
+    """Return the release of a version such as 0.32.0rc1+cpu as numbers."""
+    numbers = []
+    for part in text.split("+")[0].split(".")[:3]:
+        digits = part[: len(part) - len(part.lstrip("0123456789"))]
+        numbers.append(int(digits or 0))
+    return tuple(numbers)
+
+
+class InstalledRules(EngineRules):
+    """Rules of an engine with these settings, which a worker process runs."""
+
+    def __init__(self, title: str, settings: Mapping[str, Any]) -> None:
+        validated = f"it is the scheduler of the installed {title}"
+        super().__init__(f"the installed {title}", validated, settings["steps_in_flight"])
+        self.foresees_ends = version_numbers(settings["version"]) >= FORESEES_ENDS
+        self.arrival_is_send_time = True
+        self.rejects_oversized = False
+        self.rejects_full_prompts = True
+        self.one_token_decodes = True
+        self.empty_step = 0.001
+        self.has_prefix_cache = settings["prefix_cache"]
+
+    def make_cache(self, state: ServerState, host_blocks: int) -> tuple[Optional[KvCache], Optional[CacheDraft]]:
+        return (InstalledCache(state.pool), None) if self.has_prefix_cache else NO_CACHE
+
+    def runs_as_decode(self, chunk: Chunk) -> bool:
+        return chunk.request._written > 0
+
+    def end_plan(self, state: ServerState, plan: Plan) -> None:
+        """Use the number of free blocks that the engine has counted, which is the extra of its plans."""
+        if plan.extra is not None and isinstance(state.prefix_cache, InstalledCache):
+            state.kv_use.tokens += state.prefix_cache.correct(plan.extra)
+
+
+class InstalledCache(KvCache):
+    """The prefix cache of an installed engine, which finds cached tokens itself and counts its blocks."""
+
+    __slots__ = ()
+
+    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
+        self.stats.count(request, cached)
+        return 0  # the next count of the engine has them
+
+    def release(self, request: Request, known: int, may_return: bool) -> int:
+        self.pool.free += request._blocks
+        request._blocks = 0
+        return known
+
+    def correct(self, free: int) -> int:
+        """Use the number of free blocks that the engine has counted. Return how many tokens more requests hold.
+
+        These are in blocks from the cache, and in blocks of requests that left which others still hold: full ones.
+        """
+        blocks = self.pool.free - free
+        self.pool.free = free
+        return blocks * self.pool.block_size
+
+    def check(self, running: Iterable[Request], tokens: int) -> None:
+        """Verify nothing: the engine has the counts."""

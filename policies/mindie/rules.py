@@ -1,0 +1,37 @@
+"""Rules of MindIE-LLM beside its scheduler: it polls, and finished requests stay in their queue for a round."""
+
+from __future__ import annotations
+
+from servesim.core import Request
+from servesim.engine.rules import EngineRules
+from servesim.engine.state import ServerState
+
+
+class MindIERules(EngineRules):
+    """Rules of MindIE-LLM 3.0.0."""
+
+    def __init__(self, steps_in_flight: int) -> None:
+        super().__init__("MindIE-LLM 3.0.0", "recordings of the real scheduler of 3.0.0", steps_in_flight)
+        self.rejects_oversized = False  # the scheduler dies of such a request
+        self.rejects_full_prompts = True
+        self.empty_step = 0.001
+        self.polls = True
+        self.frees_late = True
+
+    def finish(self, state: ServerState, request: Request, now: float, failed: bool) -> None:
+        """Mark a request, which stays in its queue and holds its blocks until a plan releases it."""
+        state.take_out(request, stays=True)
+        state.finished.push(request)
+        state.mark_finished(request, now, failed)
+
+    def release(self, state: ServerState, request: Request) -> None:
+        # One that runs has blocks, one that is swapped has them on the host.
+        queue = state.running if request._blocks else state.swapped if request.host_blocks else state.waiting
+        queue.remove(request)
+        state.pool.host_free += request.host_blocks
+        request.host_blocks = 0
+        state.release(request)
+
+    def repeat_plan(self, state: ServerState) -> None:
+        for request in list(state.finished):
+            self.release(state, request)

@@ -1,0 +1,66 @@
+"""Rules of vLLM V1 beside its scheduler: the prefix cache, and the order in which preempted requests release blocks."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Optional
+
+from servesim.core import Chunk, Plan, Preemption
+from servesim.core.native import mypyc_attr
+from servesim.engine.caching_rules import CachingRules
+from servesim.engine.state import ServerState
+
+
+class Unscheduled(NamedTuple):
+    """What a step had given to a request before it preempts it; `Preemption.extra`. It matters for the prefix cache."""
+
+    tokens: int  # which the cache has
+    frees_last: bool = False  # its blocks become free after those of the chunks are taken, not before
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class VLLMRules(CachingRules):
+    """Rules of vLLM V1 and of the plug-ins on it."""
+
+    def __init__(
+        self, engine: str, validated_against: str, steps_in_flight: int, prefix_cache: bool, version: tuple[int, ...]
+    ) -> None:
+        super().__init__(engine, validated_against, steps_in_flight, prefix_cache)
+        self.foresees_ends = version >= (0, 11, 1)
+        self.arrival_is_send_time = True  # the API server stamps it
+        self.rejects_oversized = False  # the real scheduler does not check this; such a request blocks the queue
+        self.rejects_full_prompts = True  # the input processor
+        self.one_token_decodes = True
+        self.empty_step = 0.001  # its loop sleeps after a step without a model call
+        self.appends_all = version < (0, 24, 0)
+        self.counts_lookups = version < (0, 27, 0)
+        self.counts_preempted_apart = version >= (0, 11, 1)
+
+    def runs_as_decode(self, chunk: Chunk) -> bool:
+        """Whether it is the last token of a preempted request that has generated tokens."""
+        return chunk.request._written > 0
+
+    def start_plan(self, state: ServerState, plan: Plan) -> None:
+        """Cache the blocks of earlier steps while preempted requests still have their tokens; then those of this step.
+
+        These are in the order of the running queue, if some of them are of preempted requests.
+        """
+        cache = state.prefix_cache
+        if cache is None or not plan.moves.preempt:
+            return
+        cache.update_all()
+        tokens = {
+            gone.request: gone.extra.tokens
+            for gone in plan.moves.preempt
+            if gone.extra is not None and gone.extra.tokens
+        }
+        if tokens:
+            tokens.update({chunk.request: chunk.tokens for chunk in plan.chunks})
+            for request in state.running:
+                if request in tokens:
+                    cache.schedule(request, tokens[request], 0)
+
+    def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
+        before: Optional[Unscheduled] = preemption.extra
+        if before is None:
+            return state.preempt(preemption, now)
+        return state.preempt(preemption, now, tokens=before.tokens, frees_last=before.frees_last)

@@ -1,0 +1,76 @@
+"""The shape of a model call: its rows, tokens and context, with the padding of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from servesim.core import Chunk, Shape
+
+from .rules import EngineRules
+from .step import Step, readmitted_as_decode
+
+
+class Padding:
+    """The padding buckets of a device."""
+
+    def __init__(self, prefill_buckets: Sequence[int] = (), decode_buckets: Sequence[int] = ()) -> None:
+        self.prefill_buckets = tuple(sorted(prefill_buckets))  # tokens per row; the bucket must exceed the prompt
+        self.decode_buckets = tuple(sorted(decode_buckets))  # rows per batch
+
+    def pad_tokens(self, tokens: int) -> int:
+        """Return the padded length of a chunk."""
+        for bucket in self.prefill_buckets:
+            if bucket > tokens:
+                return bucket
+        return max(tokens, self.prefill_buckets[-1]) if self.prefill_buckets else tokens
+
+    def pad_rows(self, rows: int) -> int:
+        """Return the padded number of decoding rows."""
+        for bucket in self.decode_buckets:
+            if bucket >= rows:
+                return bucket
+        return rows
+
+
+NO_PADDING = Padding()
+
+
+def runs_as_decode(chunk: Chunk, rules: EngineRules) -> bool:
+    """Whether the last token of a prompt, or of a request that is computed again, runs as a decode row."""
+    request = chunk.request
+    if request.sampling is not None:
+        return readmitted_as_decode(request)
+    return rules.one_token_decodes and chunk.tokens == 1 and request.pending == 1 and rules.runs_as_decode(chunk)
+
+
+def step_shape(step: Step, padding: Padding, rules: EngineRules) -> Shape:
+    """Return the shape of a step."""
+    chunks, decode_live, context = step.chunks, step.decode_rows, step.context
+    if rules.one_token_decodes or rules.sequence_groups:
+        last = [
+            chunk
+            for chunk in chunks
+            if (chunk.tokens == 1 or chunk.request.sampling is not None) and runs_as_decode(chunk, rules)
+        ]
+        if last:
+            chunks = [chunk for chunk in chunks if not runs_as_decode(chunk, rules)]
+            decode_live += len(last)
+            context += sum(chunk.request.length - 1 for chunk in last)
+    live = squares = cross = 0
+    for chunk in chunks:
+        tokens, cached = chunk.tokens, chunk.request._cached
+        live += tokens
+        squares += tokens * tokens
+        if cached:
+            cross += tokens * cached
+    rows, padded, decode_rows, extra = len(chunks), live, decode_live, step.plan.padding_rows
+    if padding.prefill_buckets:
+        padded = sum(padding.pad_tokens(chunk.tokens) for chunk in chunks)
+    if decode_live:
+        if padding.decode_buckets or extra:
+            decode_rows = max(padding.pad_rows(decode_live), decode_live + extra)
+    elif extra:
+        rows += extra
+        padded += extra * padding.pad_tokens(max((chunk.tokens for chunk in chunks), default=0))
+    numbers = (rows, padded, live, squares, cross, decode_rows, decode_live, context, step.copied_blocks)
+    return tuple.__new__(Shape, numbers)  # `Shape(...)` runs Python code of `NamedTuple`, also if this is compiled
