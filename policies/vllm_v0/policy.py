@@ -196,7 +196,7 @@ class VLLM(VLLMv0):
         plan = self._decode_plan(prompts, decode=bool(running))
         if not preempt:
             plan = self._swap_in(view, prompts, block_plan.free, running)
-        waiting = [p.request for p in reversed(preempt) if p.queue == "front"] + queues.waiting
+        waiting = [gone.request for gone in preempt[::-1] if gone.queue == "front"] + queues.waiting
         unsorted = [request for request in view.running if request not in preempted and request not in queues.victims]
         sort_running, sort_waiting = running != unsorted, bool(preempt) or waiting != list(view.waiting)
         return plan._replace(

@@ -51,24 +51,26 @@ class HeldDecodes:
         "free", "horizon", "live",
     )  # fmt: skip
 
-    def __init__(self, live: int, cost: DecodeCost, offsets: list[int], overlaps: bool, horizon: float) -> None:
-        self.live = live  # decode rows without padding
-        self.cost = cost
-        self.fixed = cost.fixed  # that of the next step, if its time is not linear in the context
-        self.horizon = horizon  # every step must be decided before it
+    def __init__(self, offsets: list[int], overlaps: bool) -> None:
+        self._offsets = offsets  # blocks that a step needs; see Cohort
+        self._overlaps = overlaps  # a step is decided at the start of the one before it, not at its end
+        self.cost = DecodeCost(0, None)
+        self.live = 0  # decode rows without padding
+        self.fixed = 0.0  # seconds of the next step at context 0
         self.context = 0  # cached tokens that the newest step reads
-        self.decision = 0.0  # when the next step is decided: at the end of the newest one, or at its start
+        self.decision = 0.0  # when the next step is decided
         self.end = 0.0  # of the newest step
+        self.horizon = 0.0  # every step must be decided before it
         self.free = 0  # blocks that further steps can take
         self._first_free = 0
         self._free_sum = 0  # of these blocks, summed over the steps after the first one
-        self._offsets = offsets  # blocks that a step needs; see Cohort
-        self._index = 0  # of the next step
-        self._overlaps = overlaps
+        self._index = 0  # of the next step in the offsets
 
-    def start(self, context: int, decision: float, end: float) -> None:
-        """Begin with a step that has been decided; `decision` is that of the step after it."""
-        self.context, self.decision, self.end = context, decision, end
+    def begin(self, live: int, cost: DecodeCost, context: int, start: float, end: float) -> None:
+        """Begin with one step that has been decided."""
+        self.live, self.cost, self.fixed, self.context = live, cost, cost.fixed, context
+        self.decision, self.end = start if self._overlaps else end, end
+        self.free = self._first_free = self._free_sum = 0
 
     def set_blocks(self, free: int, steps: int) -> None:
         """Set the blocks that steps after the first one can take; the cohort has counted this number of steps."""
@@ -134,6 +136,7 @@ class FastForward(HeldSteps):
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
         self._cache = cache if cache is not None and cache.evicts_missing else None
         self._learns = loop.policy.learns
+        self._held = HeldDecodes(server.cohort.block_offsets, server.overlaps)
 
     @property
     def max_rows(self) -> int:
@@ -141,65 +144,61 @@ class FastForward(HeldSteps):
         return max((cost.rows for costs in self._costs.values() for cost in costs.values()), default=0)
 
     def run(self, step: Step) -> float:
-        loop, server, cohort, plan = self.loop, self.server, self.server.cohort, step.plan
-        inbox, overlaps = loop.inbox, server.overlaps
-        hold, horizon, past_finish = self._bounds(plan)
+        loop, server, cohort, plan, held = self.loop, self.server, self.server.cohort, step.plan, self._held
+        inbox = loop.inbox
+        hold, held.horizon, past_finish = self._bounds(plan)
         decided, cold = 0, self.cold_start("decode")
         while True:  # one segment
-            held = self._first_step(step, horizon, cold)
-            if overlaps:
-                further = self._run_overlapping(step, held, hold, past_finish)
+            self._start_segment(step, cold)
+            if server.overlaps:
+                further = self._run_overlapping(step, hold, past_finish)
             else:
-                further = self._run_alone(step, held, hold)
+                further = self._run_alone(step, hold)
             decided, hold = decided + 1 + further, hold - 1 - further
             self.padding_rows += (held.cost.rows - held.live) * (1 + further)
             if held.context > self.max_context:
                 self.max_context = held.context
-            horizon = held.horizon
-            if not past_finish or held.decision >= horizon or inbox.delayed or not cohort.size or hold <= 0:
+            if not past_finish or held.decision >= held.horizon or inbox.delayed or not cohort.size or hold <= 0:
                 break
             if not self._take_blocks(plan.keep_free):
                 break
-            step, cold = self._next_step(step, held), 0.0
+            step, cold = self._next_step(step), 0.0
         if decided > 1 and not self._learns:
             server.view.state = loop.policy.advance_state(server.view.state, decided - 1)
         return held.decision
 
-    def _first_step(self, step: Step, horizon: float, cold: float) -> HeldDecodes:
-        """Return the first step of a segment, which starts when the step before it ends."""
-        server, cohort = self.server, self.server.cohort
+    def _start_segment(self, step: Step, cold: float) -> None:
+        """Begin a segment with a step, which starts when the step before it ends."""
+        cohort = self.server.cohort
         live, context, extra = cohort.size, cohort.context, step.plan.padding_rows
         costs = self._costs.get(extra)
         cost = None if costs is None else costs.get(live)
         if cost is None:
             cost = self._decode_cost(live, extra)
-        held = HeldDecodes(live, cost, cohort.block_offsets, server.overlaps, horizon)
         duration = cost.fixed + cost.slope * context if cost.linear else self._seconds(cost, live, context)
-        end = step.start + (duration + cold)
-        held.start(context, step.start if server.overlaps else end, end)
-        step.rows, step.end, step.first_end = live, end, end
-        return held
+        step.rows, step.end = live, step.start + (duration + cold)
+        self._held.begin(live, cost, context, step.start, step.end)
 
-    def _run_alone(self, step: Step, held: HeldDecodes, hold: int) -> int:
+    def _run_alone(self, step: Step, hold: int) -> int:
         """Run a step and further ones until one of them changes who decodes; all of them return. Return how many."""
-        server, cohort, further = self.server, self.server.cohort, 0
+        server, cohort, held, further = self.server, self.server.cohort, self._held, 0
         limit = min(cohort.next_finish - cohort.steps, hold) - 1
         if limit > 0 and (held.decision < held.horizon or self.loop.inbox.lag > 1):
             held.set_blocks(self._free_blocks(step.plan.keep_free), cohort.steps + 1)
-            further = self._advance(held, limit, step.plan.wake_at)
-        self._count_kv_use(held, further)
+            further = self._advance(limit, step.plan.wake_at)
+        self._count_kv_use(1 + further, further)
         if further:
-            self._take_further(held)
-        step.end, step.steps = held.end, 1 + further
+            self._take_further()
+        step.first_end, step.end, step.steps = step.end, held.end, 1 + further
         launch_decodes(server, step)
         server.out.append(step)
         self.loop.receive()
         return further
 
-    def _run_overlapping(self, step: Step, held: HeldDecodes, hold: int, past_finish: bool) -> int:
+    def _run_overlapping(self, step: Step, hold: int, past_finish: bool) -> int:
         """Launch a step, receive the one before it, and run further ones. Return how many."""
-        server, cohort, loop = self.server, self.server.cohort, self.loop
-        self._count_kv_use(held, 0)
+        server, cohort, loop, held = self.server, self.server.cohort, self.loop, self._held
+        self._count_kv_use(1, 0)
         launch_decodes(server, step)
         server.out.append(step)
         finished = loop.receive()
@@ -209,26 +208,27 @@ class FastForward(HeldSteps):
             return 0
         held.set_blocks(self._free_blocks(step.plan.keep_free), cohort.steps)
         first_end = held.end
-        further = self._advance(held, limit, None)
+        further = self._advance(limit, None)
         if further:
-            self._count_kv_use(held, further, first=False)
-            self._take_further(held)
+            self._count_kv_use(further, further)
+            self._take_further()
             run_on(server, step, further, held.decision, held.end)
             loop.calls += further
             if not loop.fast_path:
                 loop.notify_end(step, first_end, first_end, NO_REQUESTS)
         return further
 
-    def _advance(self, held: HeldDecodes, limit: int, wake_at: Optional[float]) -> int:
+    def _advance(self, limit: int, wake_at: Optional[float]) -> int:
         """Run up to `limit` further steps, also past arrivals that the scheduler does not see yet. Return how many.
 
         Add the gaps between their tokens; that of a step in flight follows when it returns.
         """
-        gaps, cost, live, further = self.server.token_gaps, held.cost, held.live, 0
+        gaps, held, further = self.server.token_gaps, self._held, 0
+        cost, live = held.cost, held.live
         in_flight = 1 if self.server.overlaps else 0
         while further < limit:
             if held.decision >= held.horizon:
-                limit = self._receive_arrivals(held, wake_at, further + 1, limit)
+                limit = self._receive_arrivals(wake_at, further + 1, limit)
                 if further >= limit or held.decision >= held.horizon:
                     break
             context = held.context
@@ -252,9 +252,9 @@ class FastForward(HeldSteps):
                 break  # the next step lacks blocks
         return further
 
-    def _next_step(self, step: Step, held: HeldDecodes) -> Step:
+    def _next_step(self, step: Step) -> Step:
         """Return the next step of the same plan. With one step in flight, `step` has returned and is used again."""
-        server = self.server
+        server, held = self.server, self._held
         if not server.overlaps:
             step.joined = step.ends = NO_REQUESTS
             step.start = held.end
@@ -263,19 +263,24 @@ class FastForward(HeldSteps):
         next_step.decode_rows, next_step.context = server.cohort.size, server.cohort.context
         return next_step
 
-    def _count_kv_use(self, held: HeldDecodes, further: int, first: bool = True) -> None:
-        """Count what requests hold in the first step and in further ones, before their blocks are taken."""
-        use, blocks = self.server.kv_use, self.server.pool.held
-        use.add_steps(further + first, held.live, blocks, held.more_blocks(further))
-        blocks += held.taken
+    def _count_kv_use(self, steps: int, further: int) -> None:
+        """Count what requests hold in these steps; the blocks of further ones are not taken yet."""
+        use, blocks, held = self.server.kv_use, self.server.pool.held, self._held
+        if steps == 1 and not further:
+            use.tokens = tokens = use.tokens + held.live
+            use.token_sum += tokens
+            use.block_sum += blocks
+        else:
+            use.add_steps(steps, held.live, blocks, held.more_blocks(further))
+            blocks += held.taken
         if blocks > use.peak_blocks:
             use.peak_blocks = blocks
 
-    def _take_further(self, held: HeldDecodes) -> None:
+    def _take_further(self) -> None:
         """Take the blocks of further steps. A cache evicts as before the last one of them."""
-        self.server.pool.free -= held.taken
+        self.server.pool.free -= self._held.taken
         if self._cache is not None:
-            self._cache.make_room(held.live, held.last_needed)
+            self._cache.make_room(self._held.live, self._held.last_needed)
 
     def _free_blocks(self, keep_free: int) -> int:
         """Return the blocks that steps can take, with those that a cache evicts for them."""
@@ -344,9 +349,10 @@ class FastForward(HeldSteps):
             horizon = wake_at
         return horizon if promotion is None else min(horizon, promotion)
 
-    def _receive_arrivals(self, held: HeldDecodes, wake_at: Optional[float], steps: int, limit: int) -> int:
+    def _receive_arrivals(self, wake_at: Optional[float], steps: int, limit: int) -> int:
         """Receive arrivals that are not visible yet, and set the new horizon. Return the new limit of further steps."""
-        loop, inbox, now = self.loop, self.loop.inbox, held.decision
+        loop, inbox, held = self.loop, self.loop.inbox, self._held
+        now = held.decision
         if inbox.lag == 1 or inbox.next_arrival > now:
             held.horizon = now
             return limit
