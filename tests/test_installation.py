@@ -93,7 +93,7 @@ def test_a_build_that_was_asked_for_may_not_fall_back(tree: Path, compiler: str)
 def test_mypy_finds_the_editable_installation_of_contributing(tree: Path, tmp_path: Path) -> None:
     """It does not find the modules of setuptools' default, which an import hook loads."""
     contributing = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    [options] = re.findall(r"^pip install -e '\.\[.+\]'(.*)$", contributing, re.MULTILINE)
+    [options] = re.findall(r"^pip install -c constraints\.txt -e '\.\[.+\]'(.*)$", contributing, re.MULTILINE)
     venv.create(tmp_path / "venv", with_pip=False)
     python = tmp_path / "venv" / "bin" / "python"
     [packages] = (tmp_path / "venv" / "lib").glob("python*/site-packages")
@@ -108,6 +108,30 @@ def test_mypy_finds_the_editable_installation_of_contributing(tree: Path, tmp_pa
         [*mypy, "-p", "servesim.core.plan"], cwd=tree, env=environment, capture_output=True, text=True, timeout=600
     )
     assert "core/plan.py:1: error: Incompatible types in assignment" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("python", "constraints", "line"),
+    [("3.10", "constraints.txt", ""), ("3.13", "constraints.txt", ""), ("3.14", "", "Python 3.14 was not tested: pip")],
+)
+def test_make_installs_tested_versions_or_says_that_it_does_not(
+    tmp_path: Path, python: str, constraints: str, line: str
+) -> None:
+    """Also in the environment of the build: pip reads one of the variables there, which one depends on its version."""
+    (tmp_path / "bin").mkdir()
+    programs = {
+        "python": f"echo {python}",
+        "sim": "echo servesim",
+        "pip": 'echo "<$PIP_CONSTRAINT><$PIP_BUILD_CONSTRAINT> $*"',
+    }
+    for name, body in programs.items():
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    command = ["/bin/bash", str(ROOT / "tools" / "install.sh"), sys.executable, str(tmp_path), "numpy"]
+    environment = {key: text for key, text in os.environ.items() if not key.startswith("PIP_")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert f"<{constraints}><{constraints}> install" in done.stdout
+    assert [text[: len(line)] for text in done.stdout.splitlines() if "not tested" in text] == ([line] if line else [])
 
 
 def test_this_installation_is_compiled_if_the_tests_ask_for_it() -> None:

@@ -49,7 +49,7 @@ def install_package() -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as new:  # another process may install it at the same time
         options = ["--fetch-retries=0", "--fetch-timeout=10000", "--no-audit", "--no-fund", "--prefix", new]
-        command = [npm, "install", *options, f"{PACKAGE}@1"]
+        command = [npm, "install", *options, f"{PACKAGE}@1.2.2"]
         try:
             subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
