@@ -218,7 +218,7 @@ def test_results_are_exported_to_a_server(swept: Any) -> None:
     assert "--max-num-seqs 8" in swept.export("vllm", model="llama")
     assert "--max-num-seqs 4" in swept.export("vllm", config=0)
     assert "--max-num-seqs 4" in servesim.run(BASE).export("vllm")
-    with pytest.raises(BadInput, match="server 'orca': expected one of vllm, sglang, llm-serving"):
+    with pytest.raises(BadInput, match="server 'orca': expected one of vllm, sglang, mindie, llm-serving"):
         swept.export("orca")
     with pytest.raises(BadInput, match="policy vllm: only sglang policies"):
         swept.export("sglang")

@@ -9,16 +9,9 @@ from .v1 import AscendBalance, AscendDynamicBatch, AscendProfilingChunk, AscendR
 from .whole_prompts import VLLMAscend, VLLMMindSpore
 
 __all__ = [
-    "POLICIES",
-    "AscendBalance",
-    "AscendBatchJobs",
-    "AscendDynamicBatch",
-    "AscendProfilingChunk",
-    "AscendRecompute",
-    "AscendShortFirst",
-    "VLLMAscend",
-    "VLLMMindSpore",
-]
+    "POLICIES", "AscendBalance", "AscendBatchJobs", "AscendDynamicBatch", "AscendProfilingChunk", "AscendRecompute",
+    "AscendShortFirst", "VLLMAscend", "VLLMMindSpore",
+]  # fmt: skip
 POLICIES: dict[str, type[Policy]] = {
     "vllm-ascend": VLLMAscend,
     "vllm-ascend-dynamic-batch": AscendDynamicBatch,

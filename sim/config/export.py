@@ -32,7 +32,7 @@ def find_targets() -> dict[str, dict[str, Exporter]]:
 TARGETS = find_targets()
 
 
-def exporter_of(scenario: Scenario, target: str) -> Callable[..., Exported]:
+def exporter_of(scenario: Scenario, target: str) -> Exporter:
     """Return the function that exports a scenario; raise BadInput for a policy of another engine."""
     exporters, name = TARGETS[target], scenario.policy["name"]
     if name not in exporters:

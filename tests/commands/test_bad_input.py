@@ -29,7 +29,7 @@ SCENARIOS = {
         "policy.delay_factor: expected",
     ),
     "an unknown policy field": (GOOD.replace("decode_batch", "decode_bach"), "policy.decode_bach: unknown key"),
-    "an unknown policy": (GOOD.replace("llm-serving", "lm-serving"), "no policy 'lm-serving'; known: llm-serving"),
+    "an unknown policy": (GOOD.replace("llm-serving", "lm-serving"), "no policy 'lm-serving'; known: vllm-v1"),
     "an unknown choice": (
         GOOD.replace("decode_batch: 4", "victim: tallest"),
         "policy.victim: expected one of shortest",

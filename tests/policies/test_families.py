@@ -67,7 +67,7 @@ def test_a_family_is_removed_with_its_folder_and_its_line(family: str, tmp_path:
     package = copy_without(removed, tmp_path)
     policy, server = ("sglang", "sglang") if "vllm_v1" in removed else ("vllm-v1", "vllm")
     (tmp_path / "scenario.yaml").write_text(SCENARIO.replace("NAME", policy))
-    commands = ["policies list --all", "run scenario.yaml", f"export scenario.yaml --to {server}"]
+    commands = ["policies list", "run scenario.yaml", f"export scenario.yaml --to {server}"]
     words = [sys.executable, "-c", f"COMMANDS = {commands}\n{SCRIPT}"]
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
