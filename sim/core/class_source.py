@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from functools import lru_cache
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,6 +28,9 @@ class ClassSource(NamedTuple):
     fields: dict[str, FieldSource]
 
 
+SOURCES: dict[type[Any], ClassSource] = {}  # of classes that were read
+
+
 def is_compiled(kind: type[Any]) -> bool:
     """Whether a class comes from a compiled module."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -40,9 +42,15 @@ def docstring(kind: Any) -> str:
     return class_source(kind).doc if is_compiled(kind) else inspect.cleandoc(kind.__doc__ or "")
 
 
-@lru_cache(maxsize=256)
-def class_source(kind: Any) -> ClassSource:
+def class_source(kind: type[Any]) -> ClassSource:
     """Return the source text of a class. It is empty if there is no source file, for example in a notebook."""
+    if kind not in SOURCES:
+        SOURCES[kind] = read_class(kind)
+    return SOURCES[kind]
+
+
+def read_class(kind: type[Any]) -> ClassSource:
+    """Read the source text of a class from its file."""
     package, _, name = kind.__module__.rpartition(".")
     if is_compiled(kind):  # its module may have the file name of the common library
         path = Path(sys.modules[package].__path__[0], f"{name}.py")

@@ -15,12 +15,13 @@ import sys
 import types
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
-from functools import lru_cache
 from typing import Annotated, Any, Literal, NamedTuple, Optional, Union, get_args, get_origin
 
 from .class_source import class_source, is_compiled
 from .limits import MAX_NUMBER, is_number
 
+FIELDS: dict[type[Any], dict[str, PolicyField]] = {}  # of classes that were read: a sweep builds thousands of policies
+CHECKED: dict[type[Any], tuple[PolicyField, ...]] = {}  # those with choices or a range
 UNIONS = (Union, getattr(types, "UnionType", Union))  # Optional[int], and int | None since Python 3.10
 
 
@@ -70,15 +71,15 @@ class PolicyField(NamedTuple):
 
 def check_fields(policy: Any) -> None:
     """Raise a ValueError that names the first field whose value is not one of its choices or not in its range."""
-    for field in checked_fields(type(policy)):
+    kind = type(policy)
+    for field in CHECKED.get(kind) or checked_fields(kind):
         value = getattr(policy, field.name)
         expected = field.expected(value)
         if expected:
             raise ValueError(f"{field.name}: expected {expected}, got {value!r}")
 
 
-@lru_cache(maxsize=256)
-def checked_fields(kind: Any) -> tuple[PolicyField, ...]:
+def checked_fields(kind: type[Any]) -> tuple[PolicyField, ...]:
     """Return the fields that have choices or a range. If a type has an error, only those of the base class."""
     for base in kind.__mro__:
         try:
@@ -87,13 +88,15 @@ def checked_fields(kind: Any) -> tuple[PolicyField, ...]:
             if is_compiled(base):
                 raise
         else:
-            return tuple(field for field in found.values() if field.choices or field.range is not None)
-    return ()
+            CHECKED[kind] = tuple(field for field in found.values() if field.choices or field.range is not None)
+            break
+    return CHECKED[kind]
 
 
-@lru_cache(maxsize=256)
-def policy_fields(kind: Any) -> dict[str, PolicyField]:
+def policy_fields(kind: type[Any]) -> dict[str, PolicyField]:
     """Return all fields of a policy class by their names. Any error is possible: an annotation is an expression."""
+    if kind in FIELDS:
+        return FIELDS[kind]
     found: dict[str, PolicyField] = {}
     declared: dict[str, Field[Any]] = {}
     for base in reversed(kind.__mro__):
@@ -101,7 +104,8 @@ def policy_fields(kind: Any) -> dict[str, PolicyField]:
             if declared.get(name) is not field:  # otherwise the class has it from a base
                 declared[name] = field
                 found[name] = read_field(base, field, found.get(name))
-    return {field.name: found[field.name] for field in fields(kind)} if found else {}
+    FIELDS[kind] = {field.name: found[field.name] for field in fields(kind)} if found else {}
+    return FIELDS[kind]
 
 
 def read_field(owner: type[Any], field: Field[Any], inherited: Optional[PolicyField]) -> PolicyField:
