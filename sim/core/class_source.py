@@ -28,6 +28,9 @@ class ClassSource(NamedTuple):
     fields: dict[str, FieldSource]
 
 
+SOURCES: dict[type[Any], ClassSource] = {}  # of classes that were read
+
+
 def is_compiled(kind: type[Any]) -> bool:
     """Whether a class comes from a compiled module."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
@@ -39,18 +42,15 @@ def docstring(kind: Any) -> str:
     return class_source(kind).doc if is_compiled(kind) else inspect.cleandoc(kind.__doc__ or "")
 
 
-_SOURCES: dict[Any, ClassSource] = {}  # by class: read once
-
-
-def class_source(kind: Any) -> ClassSource:
+def class_source(kind: type[Any]) -> ClassSource:
     """Return the source text of a class. It is empty if there is no source file, for example in a notebook."""
-    known = _SOURCES.get(kind)
-    if known is None:
-        known = _SOURCES[kind] = _read_source(kind)
-    return known
+    if kind not in SOURCES:
+        SOURCES[kind] = read_class(kind)
+    return SOURCES[kind]
 
 
-def _read_source(kind: Any) -> ClassSource:
+def read_class(kind: type[Any]) -> ClassSource:
+    """Read the source text of a class from its file."""
     package, _, name = kind.__module__.rpartition(".")
     if is_compiled(kind):  # its module may have the file name of the common library
         path = Path(sys.modules[package].__path__[0], f"{name}.py")

@@ -20,6 +20,8 @@ from typing import Annotated, Any, Literal, NamedTuple, Optional, Union, get_arg
 from .class_source import class_source, is_compiled
 from .limits import MAX_NUMBER, is_number
 
+FIELDS: dict[type[Any], dict[str, PolicyField]] = {}  # of classes that were read: a sweep builds thousands of policies
+CHECKED: dict[type[Any], tuple[PolicyField, ...]] = {}  # those with choices or a range
 UNIONS = (Union, getattr(types, "UnionType", Union))  # Optional[int], and int | None since Python 3.10
 
 
@@ -67,28 +69,18 @@ class PolicyField(NamedTuple):
         return f"at most {MAX_NUMBER:g}" if is_number(value, minimum, math.inf) else f"at least {minimum:g}"
 
 
-_FIELDS: dict[Any, dict[str, PolicyField]] = {}  # by class: read once
-_CHECKED: dict[Any, tuple[PolicyField, ...]] = {}
-
-
 def check_fields(policy: Any) -> None:
     """Raise a ValueError that names the first field whose value is not one of its choices or not in its range."""
-    for field in checked_fields(type(policy)):
+    kind = type(policy)
+    for field in CHECKED.get(kind) or checked_fields(kind):
         value = getattr(policy, field.name)
         expected = field.expected(value)
         if expected:
             raise ValueError(f"{field.name}: expected {expected}, got {value!r}")
 
 
-def checked_fields(kind: Any) -> tuple[PolicyField, ...]:
+def checked_fields(kind: type[Any]) -> tuple[PolicyField, ...]:
     """Return the fields that have choices or a range. If a type has an error, only those of the base class."""
-    known = _CHECKED.get(kind)
-    if known is None:
-        known = _CHECKED[kind] = _find_checked(kind)
-    return known
-
-
-def _find_checked(kind: Any) -> tuple[PolicyField, ...]:
     for base in kind.__mro__:
         try:
             found = policy_fields(base)
@@ -96,19 +88,15 @@ def _find_checked(kind: Any) -> tuple[PolicyField, ...]:
             if is_compiled(base):
                 raise
         else:
-            return tuple(field for field in found.values() if field.choices or field.range is not None)
-    return ()
+            CHECKED[kind] = tuple(field for field in found.values() if field.choices or field.range is not None)
+            break
+    return CHECKED[kind]
 
 
-def policy_fields(kind: Any) -> dict[str, PolicyField]:
+def policy_fields(kind: type[Any]) -> dict[str, PolicyField]:
     """Return all fields of a policy class by their names. Any error is possible: an annotation is an expression."""
-    known = _FIELDS.get(kind)
-    if known is None:
-        known = _FIELDS[kind] = _read_fields(kind)
-    return known
-
-
-def _read_fields(kind: Any) -> dict[str, PolicyField]:
+    if kind in FIELDS:
+        return FIELDS[kind]
     found: dict[str, PolicyField] = {}
     declared: dict[str, Field[Any]] = {}
     for base in reversed(kind.__mro__):
@@ -116,7 +104,8 @@ def _read_fields(kind: Any) -> dict[str, PolicyField]:
             if declared.get(name) is not field:  # otherwise the class has it from a base
                 declared[name] = field
                 found[name] = read_field(base, field, found.get(name))
-    return {field.name: found[field.name] for field in fields(kind)} if found else {}
+    FIELDS[kind] = {field.name: found[field.name] for field in fields(kind)} if found else {}
+    return FIELDS[kind]
 
 
 def read_field(owner: type[Any], field: Field[Any], inherited: Optional[PolicyField]) -> PolicyField:
