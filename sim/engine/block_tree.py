@@ -169,15 +169,11 @@ class BlockTree:
         self.cohort = cohort
         self.root = Node(None, None, 0, 0)
 
-    def find(self, text: Text, blocks: int) -> tuple[Node, int]:
-        """Return the node in which the first blocks of a text end, as far as the tree has them, and their number."""
-        return find(self.root, text, blocks, self.block_size)
-
     def match(self, text: Text, limit: int, draft: int, decoding_before: int = FOREVER) -> Match:
         """Return how many of the first `limit` blocks of a text are cached. `decoding_before`: see `update`."""
-        node, end = self.find(text, limit)
+        node, end = find(self.root, text, limit, self.block_size)
         if self._update_above(node, decoding_before):
-            node, end = self.find(text, limit)
+            node, end = find(self.root, text, limit, self.block_size)
         blocks, idle, last, above = end, 0, node, node.parent
         while above is not None:
             most, at, idle_here = end - node.start, 0, 0
@@ -224,9 +220,9 @@ class BlockTree:
             runs.append(first_run(node, draft))
         return runs, node
 
-    def reach(self, text: Text, end: int) -> Node:
-        """Return the node that ends with the first `end` blocks of a text. Nodes are split or added, without runs."""
-        node, found = self.find(text, end)
+    def reach(self, above: Node, text: Text, end: int) -> Node:
+        """Return the node that ends with block `end` of a text, from a node above. It is split or added as needed."""
+        node, found = find(above, text, end, self.block_size)
         if found < node.end:
             node = self.split(node, found)
         return node if found == end else self._add(node, text, end)

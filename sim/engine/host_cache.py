@@ -15,7 +15,7 @@ from __future__ import annotations
 from typing import Optional
 
 from .block_tree import BlockTree, Node, Run, RunList
-from .text_tree import check_nodes
+from .text_tree import check_nodes, find
 from .texts import Text
 
 
@@ -53,7 +53,7 @@ class HostCache:
 
     def find(self, text: Text, start: int, limit: int) -> int:
         """Return the end of the blocks from `start` on that are here, at most `limit`."""
-        node, end = self.tree.find(text, limit)
+        node, end = find(self.tree.root, text, limit, self.tree.block_size)
         at = end
         while at > start:
             assert node.parent is not None
@@ -78,8 +78,8 @@ class HostCache:
 
     def _use(self, text: Text, start: int, end: int) -> None:
         """Make blocks the newest ones, the first of them last. Those that are not here are stored."""
-        above = self.tree.reach(text, start)
-        node = self.tree.reach(text, end)
+        above = self.tree.reach(self.tree.root, text, start)
+        node = self.tree.reach(above, text, end)
         while node is not above:
             assert node.parent is not None
             if node.runs:

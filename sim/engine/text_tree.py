@@ -81,10 +81,13 @@ def insert_above(head: N, node: N, size: int) -> None:
 
 def check_nodes(root: N) -> list[N]:
     """Verify the places of all nodes below the root, and return them."""
-    nodes: list[N] = list(root.children.values())
-    for node in nodes:  # the list grows
+    nodes: list[N] = []
+    left: list[N] = [*root.children.values()]
+    while left:
+        node = left.pop()
         parent = node.parent
         assert parent is not None and parent.children[node.key] is node and node.start < node.end
         assert node.start == parent.end, "a block is cached, the block before it is not"
-        nodes += node.children.values()
+        nodes.append(node)
+        left += node.children.values()
     return nodes
