@@ -23,7 +23,7 @@ from servesim.engine.prefix_cache import PrefixCache
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch, runs_as_decode
-from servesim.policies.mindie import MindIEState
+from servesim.policies.mindie_round import MindIEState
 from servesim.policies.sglang import SGLangState
 
 from ..conftest import RECORDINGS
