@@ -6,9 +6,8 @@ The objects are parts of the policy state. A change returns a new object; lists 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Final, Optional
+from typing import Any, Final, NamedTuple, Optional
 
 from servesim.core import Queue, Request, View
 
@@ -89,6 +88,15 @@ class Recent:
         return total // count if count else 0
 
 
+class Statistics(NamedTuple):
+    """What the latency predictor notes about a round."""
+
+    is_prefill: bool
+    tokens: int  # of prompts
+    rows: int  # that decode
+    blocks: int  # of these
+
+
 class LatencyFit:
     """The latency predictor. Its defect: a busy round reuses the statistics of the first round with its number."""
 
@@ -100,8 +108,7 @@ class LatencyFit:
         self.counts = (0, 0, 0)  # points of the prefill fit, of the decode fit, and those that `points` has
         self.sums = (0, 0, 0, 0)  # of x, y, x * x and x * y of the prefill fit
         self.points: list[tuple[int, int, int]] = []  # sequences, blocks, ms
-        # of the numbers that may still be booked: prefill, tokens, sequences, blocks
-        self.statistics: tuple[tuple[bool, int, int, int], ...] = ()
+        self.statistics: tuple[Statistics, ...] = ()  # of the numbers that may still be booked
 
     def prefers_prefill(self, targets: tuple[int, int], waited: int, tokens: int, rows: int, blocks: int) -> bool:
         """Whether less of the target time of prefills is left than of that of decodes.
@@ -128,7 +135,7 @@ class LatencyFit:
         after.points = self.points
         return after
 
-    def decided(self, number: int, is_empty: bool, statistics: tuple[bool, int, int, int]) -> LatencyFit:
+    def decided(self, number: int, is_empty: bool, statistics: Statistics) -> LatencyFit:
         """Note a round, the `number`-th without a result. An empty one never gets a result: it raises all numbers."""
         stored = self.statistics
         if len(stored) < number:
@@ -250,28 +257,17 @@ class DynamicBatch:
         self.prefill_seats = max(self.seats - live, 0)
 
 
-class Batch:
-    """What a round runs, as far as the engine learns from it."""
+class Batch(NamedTuple):
+    """What a round runs, until its result comes."""
 
-    __slots__ = ("blocks", "is_prefill", "others", "rows", "time", "tokens")
-
-    def __init__(
-        self, time: int, is_prefill: bool, rows: Sequence[Request], others: Optional[int], tokens: int, blocks: int
-    ) -> None:
-        self.time = time  # of the decision
-        self.is_prefill = is_prefill
-        self.rows = rows
-        self.others = others  # further rows, if all requests decode: see Feedback; None: not all
-        self.tokens = tokens  # of prompts
-        self.blocks = blocks  # of decodes
+    time: int  # of the decision
+    rows: list[Request]
+    others: Optional[int]  # further rows, if all requests decode: see Feedback; None: not all
 
     @property
     def size(self) -> int:
         """The number of all rows."""
         return len(self.rows) + (self.others or 0)
-
-    def values(self) -> tuple[Any, ...]:
-        return self.time, list(self.rows), self.others
 
 
 class Feedback:
@@ -293,7 +289,7 @@ class Feedback:
     def _values(self) -> tuple[Any, ...]:
         return (
             self.fit and self.fit.values(), self.dynamic and self.dynamic.values(), self.last, self.since,
-            self.queue, [batch.values() for batch in self.out],
+            self.queue, self.out,
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
@@ -363,11 +359,9 @@ class Feedback:
         joined.reverse()
         return joined
 
-    def decided(self, batch: Batch, is_empty: bool) -> None:
+    def decided(self, batch: Batch, statistics: Statistics, is_empty: bool) -> None:
         """Note a decision."""
         if self.fit is not None:
-            is_prefill = batch.is_prefill and not is_empty
-            statistics = (is_prefill, batch.tokens, 0 if is_prefill else batch.size, batch.blocks)
             self.fit = self.fit.decided(len(self.out) + 1, is_empty, statistics)
         if not is_empty:
             self.out = (*self.out, batch)

@@ -1,16 +1,19 @@
-"""One round of MindIE-LLM: candidates from the queues, three passes over them, and the new order of the queues."""
+"""One round of MindIE-LLM: candidates from the queues, three passes over them, and the new order of the queues.
+
+With it the settings, and the state that one round leaves to the next.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Literal, Optional, get_args
+from typing import Final, Literal, NamedTuple, Optional, get_args
 
-from servesim.core import Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Request, Stuck, View
+from servesim.core import FOREVER, Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 
-from .feedback import microseconds
+from .feedback import Feedback, microseconds
 
 StagePolicy = Literal["prefill-first", "throughput", "latency"]
 STAGE_POLICIES: Final[tuple[str, ...]] = get_args(StagePolicy)
@@ -30,6 +33,11 @@ def by_arrival(request: Request) -> tuple[float, int]:
 def has_outputs(request: Request) -> bool:
     """Whether a token of a waiting request has come back."""
     return request.written > request.in_flight
+
+
+def fails_exact_fit(need: int, free: int) -> bool:
+    """A defect: a preempted request that needs all free blocks waits until another number of blocks is free."""
+    return need == free
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -62,61 +70,96 @@ class MindIESettings(Policy):
         return self.max_prefill_tokens if self.split_fuse else max(longest, self.max_prefill_tokens)
 
 
-class Round:
-    """One round of a kind: P (prefill), D (decode) or M (both, SplitFuse)."""
+class MindIEState(NamedTuple):
+    """Policy state: what the scheduler keeps from one round to the next."""
 
-    def __init__(self, policy: MindIESettings, view: View, kind: str, seats: int, new_first: bool) -> None:
+    kind: str = ""  # of the last round: P, D or M
+    last_empty: bool = False  # the last round did nothing
+    new_first: bool = False  # the next running pass preempts one request, for a new one that waits too long
+    waste: int = 0  # seats that decodes have left empty, weighted (throughput)
+    waste_step: int = 0  # what one more held step adds to it
+    resumed: int = 0  # preempted requests in waiting, at most
+    # the requests before the last `tail` of running are in the order of arrival; FOREVER: nothing is known
+    tail: int = 0
+    feedback: Optional[Feedback] = None  # None: the settings need no results
+
+
+class Candidates:
+    """Requests that a round takes from the front of a queue, and puts back if they do not run."""
+
+    __slots__ = ("left", "queue", "taken")
+
+    def __init__(self, queue: Queue) -> None:
+        self.queue = queue
+        self.taken = 0  # requests of the queue that were looked at
+        self.left: list[Request] = []  # those of them that may run, later those that do not
+
+    def put_back(self) -> list[Request]:
+        """Return the queue without the requests that run: those that are left, by arrival, then those not taken."""
+        return [*sorted(self.left, key=by_arrival), *islice(self.queue, self.taken, None)]
+
+
+class Round:
+    """One round of a kind: P (prefill), D (decode) or M (both, SplitFuse).
+
+    `run` takes candidates from the queues and lets them run, as far as seats, tokens and blocks suffice. `plan` and
+    `state` say what follows from it.
+    """
+
+    def __init__(self, policy: MindIESettings, view: View, kind: str, seats: int, by_name: bool) -> None:
         self.policy = policy
         self.view = view
+        self.before: MindIEState = view.state
         self.kind = kind
-        self.seats = seats
-        self.tokens = policy.token_budget(view)
-        self.new_first = new_first  # the running pass preempts one request, whatever it needs
+        self.by_name = by_name  # `decodes` must have all requests that decode
+        # what is left; `window` limits the candidates
+        self.seats, self.tokens, self.window = seats, policy.token_budget(view), 2 * seats
         self.free, self.host_free = view.pool.free, view.pool.host_free
+        self.new_first = self.before.new_first  # the running pass preempts one request, whatever it needs
+        # candidates
+        self.running, self.waiting = Candidates(view.running), Candidates(view.waiting)
+        self.swapped = Candidates(view.swapped)
+        # what happens
         self.release: list[Request] = []  # finished ones, found in a queue
         self.swaps: list[Preemption] = []
         self.recomputes: list[Preemption] = []
-        self.decodes: list[Request] = []
         self.swap_in: list[Request] = []
-        # prompts from waiting, from swapped and from running, in this order in the batch
-        self.admitted: list[Chunk] = []
-        self.swapped_chunks: list[Chunk] = []
-        self.running_chunks: list[Chunk] = []
-        self.popped = [0, 0, 0]  # requests taken from running, waiting and swapped
-        self._window = 2 * seats
-        self.running: list[Request] = []
-        self.waiting: list[Request] = []
-        self.swapped: list[Request] = []
-        if not seats:  # no candidates; a usual round finds its own
-            return
-        if kind != "P":
-            self.running = self._pop(view.running, 0)
-        if kind != "D":
-            self.waiting = self._pop(view.waiting, 1)
-        if kind != "P":
-            self.swapped = self._pop(view.swapped, 2)
-            self._pass_running()
-            if not (self.swaps or self.recomputes):
-                self._pass_swapped()
-        if self.waiting:
-            self.admit(self.waiting)
-            started = {chunk.request for chunk in self.admitted}
-            self.waiting = [request for request in self.waiting if request not in started]
+        self.all_run = False  # all running requests run, and those in the order of arrival are only counted:
+        self.ahead = 0  # they decode, but are not in `decodes`
+        self.tail: list[Request] = []  # the others, behind them
+        self.decodes: list[Request] = []
+        self.admitted: list[Chunk] = []  # prompts from waiting,
+        self.swapped_chunks: list[Chunk] = []  # from swapped
+        self.running_chunks: list[Chunk] = []  # and from running;
+        self.prompts: list[Chunk] = []  # all of them, in this order in the batch
 
     @property
     def is_empty(self) -> bool:
         """Whether the round computes nothing and moves no blocks."""
-        return not (self.decodes or self.admitted or self.swapped_chunks or self.running_chunks or self.swaps)
+        return not (self.ahead or self.decodes or self.prompts or self.swaps)
 
-    def _pop(self, queue: Queue, source: int) -> list[Request]:
+    def run(self) -> None:
+        """Take candidates from the queues of this kind of round, and pass over them."""
+        if self.kind != "P":
+            self._take_running()
+        waiting = self._take_waiting() if self.kind != "D" else ()
+        if self.kind != "P":
+            self._take(self.swapped)
+            self._pass_running()
+            if not (self.swaps or self.recomputes):
+                self._pass_swapped()
+        if self.kind != "D":
+            self._pass_waiting(waiting)
+        self.prompts = self.admitted + self.swapped_chunks + self.running_chunks
+
+    def _take(self, candidates: Candidates) -> None:
         """Take candidates from the front of a queue. In a prefill round, new requests come first."""
         found: list[Request] = []
         resumed: list[Request] = []
-        taken = 0
-        for request in queue:
-            if len(found) >= self._window:
+        for request in candidates.queue:
+            if len(found) >= self.window:
                 break
-            taken += 1
+            candidates.taken += 1
             if request.status == "done":
                 self.release.append(request)
                 self.free += request.blocks
@@ -125,11 +168,49 @@ class Round:
                 resumed.append(request)
             else:
                 found.append(request)
-        self._window -= len(found)
-        self.popped[source] = taken
-        return found + resumed
+        self.window -= len(found)
+        candidates.left = found + resumed
 
-    def chunk(self, request: Request, decodes: bool) -> int:
+    def _take_running(self) -> None:
+        """Take running requests. If all of them run, those that stand in the order of arrival are only counted.
+
+        So a usual round, in which all decode, takes the same time for any number of requests.
+        """
+        view = self.view
+        live = view.decoding + len(view.prefilling)
+        finished = [request for request in view.finished if request.blocks]  # those in running
+        free = self.free + sum([request.blocks for request in finished]) - view.decode_block_need
+        lacks = live > self.seats or view.decoding > self.tokens or free < 0
+        if lacks or self.new_first or view.swapped or not self._may_count(live):
+            self._take(self.running)
+            return
+        tail = [request for request in islice(reversed(view.running), self.before.tail) if request.status != "done"]
+        tail.reverse()
+        self.all_run, self.release, self.free, self.tail = True, finished, free, tail
+        self.running.left, self.running.taken = tail[:], len(view.running)
+        self.ahead = view.decoding - sum([request.decodes for request in tail])
+        self.tokens -= self.ahead
+        self.seats -= self.ahead
+        self.window -= live
+
+    def _may_count(self, live: int) -> bool:
+        """Whether running requests may be counted. Apart from `by_name`, only the order of `release` depends on it."""
+        before = self.before
+        if self.kind == "D":
+            return live > 0 and not self.by_name
+        is_plain = live > 0 and not (before.tail or self.view.waiting)
+        return is_plain or not (before.resumed or before.tail == FOREVER)
+
+    def _take_waiting(self) -> Iterable[Request]:
+        """Take waiting requests. If none was preempted, they stand in their order, and none has finished."""
+        if self.before.resumed:
+            self._take(self.waiting)
+            return self.waiting.left
+        count = min(self.window, len(self.view.waiting))
+        self.window -= count
+        return islice(self.view.waiting, count)
+
+    def _chunk(self, request: Request, decodes: bool) -> int:
         """Return the tokens that a request takes from the budget."""
         rest = 1 if decodes else request.pending
         if self.kind != "M":
@@ -137,16 +218,17 @@ class Round:
         return min(rest, self.tokens, self.policy.prefill_chunk_size or self.policy.max_prefill_tokens)
 
     def _pass_running(self) -> None:
-        candidates, pool, index = self.running, self.view.pool, 0
+        """Run requests from the front; preempt from the back while blocks are missing."""
+        candidates, index = self.running.left, 0
         while index < len(candidates):
             request = candidates[index]
             decodes = request.decodes
-            tokens = self.chunk(request, decodes)
+            tokens = self._chunk(request, decodes)
             if tokens > self.tokens or self.seats <= 0:
                 break
             index += 1
-            # a decode runs also if the budget has no token left for it
-            need = max(0, pool.blocks_for(request.cached + (1 if decodes else tokens)) - request.blocks)
+            length = request.cached + (1 if decodes else tokens)
+            need = 0 if self.all_run else max(0, self.view.pool.blocks_for(length) - request.blocks)
             while need > self.free or self.new_first:
                 victim = candidates.pop()  # the last one: `request` itself if no other is left
                 self._preempt(victim)
@@ -156,7 +238,7 @@ class Round:
                     return
             self.free -= need
             self.seats -= 1
-            self.tokens -= tokens
+            self.tokens -= tokens  # a decode runs also if the budget has no token left for it
             if decodes:
                 self.decodes.append(request)
             else:
@@ -164,6 +246,7 @@ class Round:
         del candidates[:index]
 
     def _preempt(self, victim: Request) -> None:
+        """Swap the first victims of a round to the host if they fit there; recompute the others."""
         fits = self.view.pool.blocks_for(victim.length) <= self.host_free
         if fits and len(self.swaps) < self.policy.max_preempt_count:
             self.host_free -= victim.blocks
@@ -174,15 +257,14 @@ class Round:
 
     def _pass_swapped(self) -> None:
         """Bring requests back. They need a free seat, but do not take it."""
-        pool, index = self.view.pool, 0
-        for request in self.swapped:
+        pool = self.view.pool
+        for request in self.swapped.left:
             need, decodes = pool.blocks_for(request.length), request.prompt_done
             if need > pool.total:
                 raise engine_died("Sequence too long.", request, self.view)
-            tokens = self.chunk(request, decodes)
+            tokens = self._chunk(request, decodes)
             if need > self.free or not tokens or tokens > self.tokens or self.seats <= 0:
                 break
-            index += 1
             self.free -= max(request.host_blocks, pool.blocks_for(request.cached + tokens))
             self.host_free += request.host_blocks
             self.tokens -= tokens
@@ -191,31 +273,40 @@ class Round:
                 self.decodes.append(request)
             else:
                 self.swapped_chunks.append(Chunk(request, tokens))
-        del self.swapped[:index]
+        del self.swapped.left[: len(self.swap_in)]
 
-    def admit(self, candidates: Iterable[Request]) -> None:
-        """The waiting pass: start requests until one does not fit. Long prompts are skipped if too many are started."""
+    def _pass_waiting(self, candidates: Iterable[Request]) -> None:
+        """Start requests until one does not fit. Long prompts are skipped if too many are started."""
         policy, pool, is_mixed, longs = self.policy, self.view.pool, self.kind == "M", self._count_longs()
         for request in candidates:
-            need = pool.blocks_for(request.length)
-            is_new = is_mixed or not has_outputs(request)  # SplitFuse takes known outputs for a part of the prompt
             is_long = is_mixed and request.pending > policy.long_prefill_token_threshold
             if is_long and longs >= policy.max_long_partial_prefills:
                 continue
-            tokens = self.chunk(request, False)
-            if not self._fits(request, need, tokens, is_new):
+            need, tokens = pool.blocks_for(request.length), self._chunk(request, False)
+            if not self._may_start(request, need, tokens):
                 break
             longs += is_long
             self.free -= need
             self.seats -= 1
             self.tokens -= tokens
             self.admitted.append(Chunk(request, tokens, need))
+        if self.waiting.left:
+            started = {chunk.request for chunk in self.admitted}
+            self.waiting.left = [request for request in self.waiting.left if request not in started]
 
-    def _fits(self, request: Request, need: int, tokens: int, is_new: bool) -> bool:
-        """Whether a waiting request may start now. A new one that lacks blocks for too long asks for a preemption."""
+    def _count_longs(self) -> int:
+        """Return the long prompts in progress when the round started."""
+        if self.kind != "M":
+            return 0
+        threshold = self.policy.long_prefill_token_threshold
+        return sum([request.pending > threshold for request in self.view.prefilling])
+
+    def _may_start(self, request: Request, need: int, tokens: int) -> bool:
+        """Whether a waiting request starts now. A new one that lacks blocks for too long asks for a preemption."""
+        is_new = self.kind == "M" or not has_outputs(request)  # SplitFuse takes known outputs for a part of the prompt
         if request.in_flight:  # preempted in an empty round: the value of its last token is not known
             return False
-        if not is_new and need == self.free:  # a defect: it waits until another number of blocks is free
+        if not is_new and fails_exact_fit(need, self.free):
             return False
         if need > self.view.pool.total:
             raise engine_died("Prompt sequence too long.", request, self.view)
@@ -226,62 +317,72 @@ class Round:
             return False
         return 0 < tokens <= self.tokens and self.seats > 0
 
-    def _count_longs(self) -> int:
-        """Return the long prompts in progress when the round started."""
-        if self.kind != "M":
-            return 0
-        threshold = self.policy.long_prefill_token_threshold
-        return sum([request.pending > threshold for request in self.view.prefilling])
-
     def plan(self) -> Plan:
-        """Return the plan, without a state."""
-        view = self.view
+        """Return the plan, without a hold and a state."""
         self.decodes.sort(key=by_arrival)
-        prompts = [*self.admitted, *self.swapped_chunks, *self.running_chunks]
-        chunks = [chunk for chunk in prompts if chunk.tokens]
-        preempt = [*self.swaps, *self.recomputes]
-        victims = [preemption.request for preemption in preempt]
-        decoding = view.decoding - sum([victim.decodes for victim in victims])
-        decoding += len(self.swap_in) - len(self.swapped_chunks)
-        all_decode = 0 < len(self.decodes) == decoding
+        preempt, chunks = self.swaps + self.recomputes, [chunk for chunk in self.prompts if chunk.tokens]
+        decoding = self.view.decoding + len(self.swap_in) - len(self.swapped_chunks)
+        if preempt:
+            decoding -= sum([victim.request.decodes for victim in preempt])
+        all_decode = 0 < self.ahead + len(self.decodes) == decoding
         if self.decodes and not all_decode:
             chunks = [*(Chunk(request, 1) for request in self.decodes), *chunks]
         return Plan(
             release=self.release, preempt=preempt, reorder_waiting=self._waiting_order(),
             reorder_swapped=self._swapped_order(), swap_in=self.swap_in, chunks=chunks, decode=all_decode,
-            decode_first=True, reorder_running=self._running_order(victims, prompts),
+            decode_first=True, reorder_running=self._running_order(),
         )  # fmt: skip
 
-    def _running_order(self, victims: Sequence[Request], prompts: Sequence[Chunk]) -> Optional[Sequence[Request]]:
+    def _running_order(self) -> Optional[Sequence[Request]]:
         """Return the order after the round: left candidates, others, decodes, prompts; None if it does not change."""
-        if self.kind == "P":
+        if self.kind == "P" or self._keeps_running_order():
             return None
-        view = self.view
-        order = sorted(self.running, key=by_arrival)
-        order += islice(view.running, self.popped[0], None)
-        order += self.decodes
-        order += [chunk.request for chunk in prompts]
-        gone = {*victims, *self.release}
-        unchanged = [request for request in view.running if request not in gone]
+        decodes = self.decodes
+        if self.all_run:
+            decodes = sorted([request for request in self.view.running if request.decodes], key=by_arrival)
+        order = [*self.running.put_back(), *decodes, *(chunk.request for chunk in self.prompts)]
+        gone = {*(victim.request for victim in self.swaps + self.recomputes), *self.release}
+        unchanged = [request for request in self.view.running if request not in gone]
         unchanged += self.swap_in
         unchanged += [chunk.request for chunk in self.admitted]
         return None if order == unchanged else order
 
+    def _keeps_running_order(self) -> bool:
+        """Whether all requests run in the order in which they stand: an answer without a look at all of them."""
+        if not (self.all_run and (self.tail or self.prompts)):
+            return self.all_run
+        if self.decodes + [chunk.request for chunk in self.prompts] != self.tail + [c.request for c in self.admitted]:
+            return False
+        ahead = len(self.view.running) - self.before.tail
+        return not self.decodes or ahead <= 0 or by_arrival(self.view.running[ahead - 1]) < by_arrival(self.decodes[0])
+
     def _waiting_order(self) -> Optional[Sequence[Request]]:
         """Return the order before admissions: candidates that are left are sorted by arrival; None: no change."""
-        order = sorted(self.waiting, key=by_arrival)
-        if self.policy.is_sorted or (order == self.waiting and self.kind != "P"):
+        if not self.waiting.left or self.policy.is_sorted:
             return None
-        left = {*order}
-        if order == [request for request in islice(self.view.waiting, self.popped[1]) if request in left]:
+        left = {*self.waiting.left}
+        unchanged = [request for request in islice(self.view.waiting, self.waiting.taken) if request in left]
+        if sorted(unchanged, key=by_arrival) == unchanged:
             return None
-        rest = islice(self.view.waiting, self.popped[1], None)
-        return [*(c.request for c in self.admitted), *order, *rest, *(p.request for p in self.recomputes)]
+        started = [chunk.request for chunk in self.admitted]
+        return [*started, *self.waiting.put_back(), *(victim.request for victim in self.recomputes)]
 
     def _swapped_order(self) -> Optional[Sequence[Request]]:
         """The same for the swapped queue."""
-        order = sorted(self.swapped, key=by_arrival)
-        if order == self.swapped:
+        left = self.swapped.left
+        if not left or sorted(left, key=by_arrival) == left:
             return None
-        rest = islice(self.view.swapped, self.popped[2], None)
-        return [*self.swap_in, *order, *rest, *(preemption.request for preemption in self.swaps)]
+        return [*self.swap_in, *self.swapped.put_back(), *(victim.request for victim in self.swaps)]
+
+    def state(self, waste: int, waste_step: int, feedback: Optional[Feedback]) -> MindIEState:
+        """Return the state after the round."""
+        resumed = self.before.resumed + len(self.recomputes)
+        if resumed:
+            resumed -= sum([chunk.request.preemptions > 0 for chunk in self.admitted])
+        tail = len(self.prompts)
+        if self.kind == "P":
+            tail = self.before.tail if resumed == self.before.resumed else FOREVER
+            resumed -= len(self.release)
+        elif self.running.left or self.running.taken < len(self.view.running):
+            tail = FOREVER
+        return MindIEState(self.kind, self.is_empty, self.new_first, waste, waste_step, resumed, tail, feedback)

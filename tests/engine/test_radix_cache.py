@@ -9,10 +9,10 @@ import pytest
 from servesim.calibrate.live.driver import block_tables
 from servesim.core import BadInput, BlockPool, Request
 from servesim.core.content import content_of_pieces
-from servesim.policies.sglang.radix_cache import RadixCache
-from servesim.policies.sglang.radix_draft import RadixDraft
 from servesim.engine.server import Server
 from servesim.policies import POLICIES
+from servesim.policies.sglang.radix_cache import RadixCache
+from servesim.policies.sglang.radix_draft import RadixDraft
 
 from .prefix_cache_reference import tokens_of
 from .radix_cache_reference import Part, RadixTree

@@ -25,7 +25,7 @@ from servesim.engine.server import Server
 from servesim.engine.shape import runs_as_decode
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.step import Step, batch
-from servesim.policies.mindie.policy import MindIEState
+from servesim.policies.mindie.round import MindIEState
 from servesim.policies.sglang.policy import SGLangState
 from servesim.policies.vllm_ascend.rules import BalanceRules
 
