@@ -13,6 +13,7 @@ from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 MAX_PERCENTILES = 20  # of one command line
 
 if TYPE_CHECKING:
+    from servesim.config.layers import Layer
     from servesim.config.scenario import Scenario
 
 MODEL_HELP = "model, for profile.yaml: a name, or a folder or config.json of Hugging Face, which has its sizes"
@@ -29,7 +30,7 @@ def leaf_commands(parser: Any) -> Iterator[Any]:
 
 
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `scenario_tree` reads, without those of `add_contest_options`."""
+    """Add the options that `scenario_layers` reads, without those of `add_contest_options`."""
     group = parser.add_argument_group("scenario")
     group.add_argument(
         "scenario", nargs="?", metavar="FILE", help="scenario YAML file, or a configuration of llm-serving or MindIE"
@@ -91,33 +92,37 @@ def add_trust(parser: Any) -> None:
     )
 
 
-def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the scenario tree: the file over the preset, then the options, then `--set`."""
-    from servesim.config.overrides import merge, override, read_scenario_file, with_preset
+def scenario_layers(args: argparse.Namespace, file: Optional[str]) -> list[Layer]:
+    """Return the layers of a command line: the preset, the file, the options, then `--set`."""
+    from servesim.config.layers import Layer, file_layer, setting_layers
 
-    tree: dict[str, Any] = read_scenario_file(args.scenario) if args.scenario else {}
-    if args.preset:
-        tree = merge(with_preset({"preset": args.preset}), tree)
-    if args.policy:
-        tree = merge(tree, {"policy": {"name": args.policy}})
-    if args.trace:
-        trace = {"path": args.trace, "format": args.format, "columns": columns(args.column)}
-        tree = merge(tree, {"trace": {key: value for key, value in trace.items() if value}})
-    elif args.format or args.column:
+    layers = [Layer({"preset": args.preset})] if args.preset else []
+    layers += [file_layer(file)] if file else []
+    layers += [Layer({"policy": {"name": args.policy}})] if args.policy else []
+    layers += [Layer({"trace": keys})] if (keys := trace_keys(args)) else []
+    layers += [Layer({"workload": {"contest": contest}})] if (contest := contest_keys(args)) else []
+    values = {"profile": args.profile or None, "seed": args.seed, "slo": slo_bounds(args.goodput) or None}
+    layers.append(Layer({key: value for key, value in values.items() if value is not None}, are_settings=True))
+    return [*layers, *setting_layers(args.set)]
+
+
+def trace_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the section of --trace, --format and --column."""
+    if not args.trace and (args.format or args.column):
         raise BadInput(f"{'--format' if args.format else '--column'}: also needs --trace FILE")
-    if args.T is not None and args.X is None:
-        raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
-    if args.X is not None:
-        # The client sends int(T * X) requests. A T slightly above 1500 / X makes that 1500 for every X.
-        seconds = args.T if args.T is not None else 1500 / args.X * (1 + 1e-9) if args.X > 0 else 0.0
-        tree = merge(tree, {"workload": {"contest": {"X": args.X, "T": seconds}}})
-    if args.profile:
-        tree["profile"] = args.profile
-    if args.seed is not None:
-        tree["seed"] = args.seed
-    if args.goodput:
-        tree["slo"] = slo_bounds(args.goodput)
-    return override(tree, args.set)
+    keys = {"path": args.trace, "format": args.format, "columns": columns(args.column)}
+    return {key: value for key, value in keys.items() if value}
+
+
+def contest_keys(args: argparse.Namespace) -> dict[str, float]:
+    """Return the section of -X and -T."""
+    if args.X is None:
+        if args.T is not None:
+            raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
+        return {}
+    # The client sends int(T * X) requests. A T slightly above 1500 / X makes that 1500 for every X.
+    seconds = args.T if args.T is not None else 1500 / args.X * (1 + 1e-9) if args.X > 0 else 0.0
+    return {"X": args.X, "T": seconds}
 
 
 def columns(options: list[str]) -> dict[str, str]:
@@ -131,10 +136,10 @@ def columns(options: list[str]) -> dict[str, str]:
     return result
 
 
-def slo_bounds(options: list[str]) -> dict[str, float]:
+def slo_bounds(options: Optional[list[str]]) -> dict[str, float]:
     """Read KEY:MS bounds, as `vllm bench serve --goodput` has them."""
     result: dict[str, float] = {}
-    for item in options:
+    for item in options or ():
         name, _, text = item.partition(":")
         try:
             result[name] = float(text)
@@ -143,11 +148,13 @@ def slo_bounds(options: list[str]) -> dict[str, float]:
     return result
 
 
-def scenario_of(args: argparse.Namespace) -> Scenario:
-    """Return the checked scenario of a command line."""
+def read_scenario(args: argparse.Namespace) -> tuple[dict[str, Any], Scenario]:
+    """Return the scenario of a command line: its keys, and the checked scenario."""
+    from servesim.config.layers import assemble
     from servesim.config.scenario import scenario_from
 
-    return scenario_from(scenario_tree(args), args.scenario or "scenario")
+    tree = assemble(scenario_layers(args, args.scenario))
+    return tree, scenario_from(tree, args.scenario or "scenario")
 
 
 def add_server_options(parser: Any, required: bool = False, timeout: float = 3600.0) -> Any:

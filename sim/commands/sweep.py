@@ -159,13 +159,12 @@ def run_search(args: argparse.Namespace) -> int:
 
 def run_capacity(args: argparse.Namespace) -> int:
     """Find and print the capacity; return 1 if no rate meets the constraints."""
-    from servesim.config.overrides import override, read_scenario_file
+    from servesim.config.layers import Layer, assemble, file_layer, setting_layers
     from servesim.study.experiment_file import name_of_file
     from servesim.study.sweep_file import capacity_experiment
 
-    tree = override(read_scenario_file(args.file), args.set)
-    if args.goodput:
-        tree["slo"] = slo_bounds(args.goodput)
+    bounds = [Layer({"slo": slo_bounds(args.goodput)}, are_settings=True)] if args.goodput else []
+    tree = assemble([file_layer(args.file), *setting_layers(args.set), *bounds])
     keys = {name: getattr(args, name) for name in ("subject_to", "rates", "precision", "replications")}
     name = name_of_file(Path(args.file))
     experiment = capacity_experiment(tree, name, {**keys, "steady": args.steady})

@@ -20,10 +20,10 @@ from servesim.policies.vllm_v1 import SETTING_SINCE, VLLMV1
 
 from .export_ascend import CONFIGS, DYNAMIC_BATCH, NOT_EXPRESSED, plugin_flags
 from .exported import MODEL, Exported, changed_engine_keys, changed_fields, note_on_blocks, shell_command
+from .layers import Tree, read_mapping
 from .llm_serving_yaml import from_llm_serving, to_llm_serving
 from .memory import model_memory
 from .mindie_json import from_mindie, is_mindie, to_mindie
-from .overrides import Tree, read_mapping
 from .scenario import Scenario, scenario_from
 
 V0 = "vLLM 0.8.5 (v0 engine)"

@@ -12,7 +12,7 @@ from servesim.files.checked import Keys
 from servesim.files.write import yaml_text
 
 from .class_source import field_help
-from .overrides import Tree, merge
+from .layers import Tree, merge
 from .registry import about_preset, make_policy, preset
 from .scenario import EngineConfig, Slo
 

@@ -14,7 +14,7 @@ from typing import Any, Optional
 from pydantic import BaseModel
 from servesim.config.class_source import field_help
 from servesim.config.first_scenario import flow
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.registry import hints_of, policy_class, presets, type_options
 from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access

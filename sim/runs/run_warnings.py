@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Any, Optional
 
 from servesim.config.export import refusals_of
+from servesim.config.layers import Tree, read_mapping
 from servesim.config.memory import blocks_of_device
 from servesim.config.mindie_json import SPLIT_FUSE, plugins_of
-from servesim.config.overrides import Tree, read_mapping
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile

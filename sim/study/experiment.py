@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from pydantic import ValidationError
-from servesim.config.overrides import Tree, apply_assignment
+from servesim.config.layers import Tree, apply_assignment
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.files.checked import first_error

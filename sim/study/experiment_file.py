@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 from pydantic import AfterValidator, Field
-from servesim.config.overrides import Tree, as_section
+from servesim.config.layers import Tree, as_section
 from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
 from servesim.config.registry import policy_class
 from servesim.config.scenario import Scenario

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, Union
 
 from pydantic import Field
-from servesim.config.overrides import Tree, apply_assignment, override, read_sweep_file
+from servesim.config.layers import Tree, apply_assignment, read_sweep_file
 from servesim.core import BadInput
 from servesim.core.errors import missing_package
 from servesim.core.limits import MAX_CONFIGS, MAX_SEED
@@ -56,7 +56,7 @@ def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes:
     """Read a search file; `changes` replace keys of it."""
     path = Path(path)
     file = validate_file(SearchFile, read_sweep_file(path, "search"), path, changes)
-    return build_search(file, override(load_base(file.base, path), settings), str(path), name_of_file(path))
+    return build_search(file, load_base(file.base, path, settings), str(path), name_of_file(path))
 
 
 def build_search(file: SearchFile, base: Tree, path: str, name: str) -> Search:

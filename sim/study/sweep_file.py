@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any, Optional, TypeVar, Union
 
 from pydantic import BeforeValidator, Field, field_validator
-from servesim.config.overrides import Tree, apply_assignment, override, read_scenario_file, read_sweep_file, with_preset
+from servesim.config.layers import Layer, Tree, apply_assignment, assemble, file_layer, read_sweep_file, setting_layers
 from servesim.config.registry import presets
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
@@ -21,7 +21,7 @@ from servesim.core.limits import (
     MIN_RATE,
     is_number,
 )
-from servesim.files.checked import Int, Keys, Number, expected_error, validate
+from servesim.files.checked import Int, Keys, Number, expected_error, invalid_error, validate
 from servesim.runs.metric_table import whole_metric
 from servesim.runs.request_rate import RATE_KEYS, rate_key_value
 from servesim.runs.steady_state import STEADY
@@ -34,6 +34,7 @@ from .grid import Assignment, unroll
 
 MAX_RATES = 100
 CAPACITY_PRECISION = 0.01  # default of `sim capacity`
+ONE_SERVER = "all configurations share the one of the base; `sim compare A B` compares two servers"
 File = TypeVar("File", bound=Keys)
 
 
@@ -105,6 +106,14 @@ class StudyFile(Keys):
     def _to_list(cls, value: Any) -> Any:
         return [value] if isinstance(value, (str, dict)) else value
 
+    @field_validator("params", "baseline", mode="before")
+    @classmethod
+    def _one_server(cls, settings: Any) -> Any:
+        for grid in settings if isinstance(settings, list) else [settings]:
+            if isinstance(grid, Mapping) and "server_config" in grid:
+                raise invalid_error(f"server_config: {ONE_SERVER}")
+        return settings
+
     @property
     def steady_window(self) -> Optional[tuple[float, float]]:
         """Warm-up and drain; None for terminating runs."""
@@ -140,7 +149,7 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
             raise BadInput(f"{path}: {key}: cannot change in a folder that holds a sweep; give the sweep file")
         return load_experiment(path)
     file = validate_file(SweepFile, read_sweep_file(path), path, changes)
-    base = override(load_base(file.base, path), settings)
+    base = load_base(file.base, path, settings)
     try:
         return build_experiment(file, base, file.name or name_of_file(path))
     except BadInput as bad:
@@ -153,16 +162,18 @@ def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes
     return validate(kind, changed, str(where))
 
 
-def load_base(base: Union[str, Tree], path: Path) -> Tree:
-    """Return the base scenario as a mapping; `path` is the sweep file."""
+def load_base(base: Union[str, Tree], path: Path, settings: Sequence[str] = ()) -> Tree:
+    """Return the base scenario as a mapping, with settings of the command line; `path` is the sweep file."""
     if isinstance(base, dict):
-        return with_preset(base)
-    file = path.parent / base
-    if file.is_file():
-        return read_scenario_file(file)
-    if base in presets():
-        return with_preset({"preset": base})
-    raise BadInput(f"{path}: base: no file {file} and no preset {base!r}; presets: {', '.join(presets())}")
+        lowest = Layer(base)
+    elif (path.parent / base).is_file():
+        lowest = file_layer(path.parent / base)
+    elif base in presets():
+        lowest = Layer({"preset": base})
+    else:
+        file = path.parent / base
+        raise BadInput(f"{path}: base: no file {file} and no preset {base!r}; presets: {', '.join(presets())}")
+    return assemble([lowest, *setting_layers(settings)])
 
 
 def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
