@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from servesim.core import BadInput
@@ -14,7 +15,7 @@ from .options import (
     add_executor_options,
     add_json,
     add_scenario_options,
-    add_subject_to,
+    bound,
     draws,
     fraction,
     scenario_layers,
@@ -31,7 +32,11 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     add_scenario_options(check)
     how = check.add_argument_group("check")
-    add_subject_to(how, "with --baseline also 'p99_ttft_ms <= 1.05 * baseline'", required=True, baseline=True)
+    how.add_argument(
+        "--subject-to", action="append", type=partial(bound, baseline=True), metavar="BOUND", required=True,
+        help="constraint such as 'p99_ttft_ms <= 2000'; with --baseline also 'p99_ttft_ms <= 1.05 * baseline' "
+        "(repeatable)",
+    )  # fmt: skip
     how.add_argument(
         "--baseline", metavar="FILE",
         help="scenario to compare with, on the same random numbers; the options above apply to it too",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any, Optional, get_type_hints
 
 from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
@@ -21,8 +21,9 @@ SERVERS = ("vllm", "sglang", "llm-serving", "mindie")  # of config/export.py, wh
 
 
 def leaf_commands(parser: Any) -> Iterator[Any]:
-    """Yield the parsers of all commands that have no subcommands."""
+    """Yield the parsers of all commands that have no subcommands, with all of their options."""
     if parser.commands is None:
+        parser.finish()
         yield parser
         return
     for inner in parser.commands.choices.values():
@@ -229,19 +230,6 @@ def add_intervals(group: Any, runs: str) -> None:
     )  # fmt: skip
 
 
-def add_subject_to(group: Any, misses: str, required: bool = False, baseline: bool = False) -> None:
-    """Add --subject-to; `misses` says what follows if a run misses a constraint, or which other ones there are."""
-    group.add_argument(
-        "--subject-to", action="append", type=partial(bound, baseline=baseline), metavar="BOUND", required=required,
-        help=f"constraint, e.g. 'p99_ttft_ms <= 2000'; {misses} (repeatable)",
-    )  # fmt: skip
-
-
-def add_rates(group: Any, text: str) -> None:
-    """Add --rates."""
-    group.add_argument("--rates", type=rates, metavar="RATES", help=text)
-
-
 def rates(text: str) -> Any:
     """Read rates separated by commas, or `auto`."""
     try:
@@ -252,13 +240,46 @@ def rates(text: str) -> Any:
         ) from None
 
 
-def add_ranking(group: Any) -> None:
-    """Add the options that decide which configuration wins."""
-    add_subject_to(group, "a configuration that misses it cannot win")
-    group.add_argument(
-        "--indifference", type=fraction, metavar="FRACTION",
-        help="differences below this fraction of the best value are ties (default: the file's, else 0.5%%)",
-    )  # fmt: skip
+def add_keys(group: Any, model: str, names: Sequence[str], required: Sequence[str] = (), default: str = "") -> None:
+    """Add keys of a model of study_keys.py as options, with its help texts and defaults; `default` comes before them.
+
+    A command calls it when it is used: the models are slow to import.
+    """
+    from servesim.study import study_keys
+
+    kind = getattr(study_keys, model)
+    hints = get_type_hints(kind, include_extras=True)
+    for name in names:
+        field = kind.model_fields[name]
+        shown = f" (default: {default}{show_default(field.default)})" if field.default else ""
+        how, example = option_of(hints[name])
+        group.add_argument(
+            f"--{name.replace('_', '-')}", help=f"{field.description}{example}{shown}".replace("%", "%%"),
+            **({"required": True} if name in required else {}), **how,
+        )  # fmt: skip
+
+
+def option_of(hint: Any) -> tuple[dict[str, Any], str]:
+    """Return how an option of a type is read, and the end of its help text."""
+    from servesim.files.checked import Int
+    from servesim.study.study_keys import Constraints, Draws, Percent, Rates
+
+    if hint == Int:
+        return {"type": int, "metavar": "N"}, ""
+    if hint in (Percent, Optional[Percent]):
+        return {"type": fraction, "metavar": "FRACTION"}, ", e.g. 0.01 or 1%"
+    if hint == Rates:
+        return {"type": rates, "metavar": "N,N..."}, ""
+    if hint == Draws:
+        return {"type": draws, "nargs": "?", "const": DEFAULT_DRAWS, "metavar": "N"}, ""
+    if hint == Constraints:
+        return {"type": partial(bound, baseline=False), "action": "append", "metavar": "BOUND"}, " (repeatable)"
+    return {"action": "store_true"}, ""
+
+
+def show_default(value: Any) -> str:
+    """Return a default value as a help text has it: a fraction in percent."""
+    return f"{100 * value:g}%" if isinstance(value, float) else str(value)
 
 
 def bound(text: str, baseline: bool) -> str:

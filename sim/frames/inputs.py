@@ -17,8 +17,9 @@ from servesim.core.content import Content
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 from servesim.study.compared_runs import ComparedRuns, from_folder
 from servesim.study.experiment import Experiment
-from servesim.study.search_file import Search, SearchFile, build_search, read_search
-from servesim.study.sweep_file import SweepFile, build_experiment, load_base, read_experiment, validate_file
+from servesim.study.search_file import Search, build_search, read_search
+from servesim.study.study_keys import SearchFile, SweepFile
+from servesim.study.sweep_file import build_experiment, load_base, read_experiment, validate_file
 from servesim.traces.trace import Columns, Trace, build_trace
 
 from .compare import runs_of_result

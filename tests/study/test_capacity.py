@@ -155,7 +155,7 @@ def test_the_name_of_a_scenario_is_not_a_file_name() -> None:
 def test_options_without_effect_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "scenario.yaml"
     path.write_text(yaml.safe_dump(constant(1.0)))
-    for option in ("--trials", "--top", "--intervals", "--ci", "--indifference"):
+    for option in ("--top", "--intervals", "--ci", "--indifference"):
         with pytest.raises(SystemExit) as error:
             sweeps.sim("capacity", path, "--subject-to", "failed<=0", option, 3)
         assert error.value.code == 2 and option in capsys.readouterr().err

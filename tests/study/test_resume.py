@@ -186,7 +186,7 @@ def _optuna() -> None:
     pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
 
 
-def fork_search(file: Path, count: int, kill_in: str = "", call: int = 0) -> int:
+def fork_search(file: Path, kill_in: str = "", call: int = 0) -> int:
     """Start a search in a copy of this process; with `kill_in`, it is killed after a call of this method of a study."""
     child = os.fork()
     if child:
@@ -196,7 +196,7 @@ def fork_search(file: Path, count: int, kill_in: str = "", call: int = 0) -> int
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         if kill_in:
             kill_after(kill_in, call)
-        code = sweeps.sim("search", file, "-o", "out", "--resume", "--trials", count, *QUIET)
+        code = sweeps.sim("search", file, "-o", "out", "--resume", *QUIET)
     finally:
         os._exit(code)
 
@@ -240,18 +240,18 @@ def written(folder: Path) -> int:
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
 def test_a_search_killed_20_times_ends_with_the_files_of_one_that_was_not(sampler: str) -> None:
     base = sweeps.base(workload=sweeps.workload(6))
-    file, count = search_file(Path(), base=base, batch=7, sampler=sampler, trials=60), 60
+    file = search_file(Path(), base=base, batch=7, sampler=sampler, trials=60)
     assert sweeps.sim("search", file, "-o", "whole", *QUIET) == 0
     rng, kills = random.Random(11), 0
     for _ in range(20):
-        child, target = fork_search(file, count), written(Path("out")) + rng.randint(0, 1500)
+        child, target = fork_search(file), written(Path("out")) + rng.randint(0, 1500)
         end = time.monotonic() + 60
         while written(Path("out")) < target and time.monotonic() < end:
             time.sleep(0.0005)
         os.kill(child, signal.SIGKILL)
         kills += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     assert kills == 20, "the search ended before the last kill"
-    assert wait(fork_search(file, count), 120) == 0
+    assert wait(fork_search(file), 120) == 0
     assert results(Path("out")) == results(Path("whole"))
 
 
@@ -259,12 +259,12 @@ def test_a_search_killed_20_times_ends_with_the_files_of_one_that_was_not(sample
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
 def test_a_search_killed_inside_a_batch_ends_with_the_files_of_one_that_was_not(sampler: str) -> None:
     base = sweeps.base(workload=sweeps.workload(6))
-    file, count = search_file(Path(), base=base, batch=7, sampler=sampler, trials=30), 30
+    file = search_file(Path(), base=base, batch=7, sampler=sampler, trials=30)
     assert sweeps.sim("search", file, "-o", "whole", *QUIET) == 0
     for method, call in (("ask", 3), ("tell", 4), ("tell", 7), ("ask", 10), ("tell", 9), ("ask", 14), ("tell", 2)):
-        child = fork_search(file, count, method, call)
+        child = fork_search(file, method, call)
         assert wait(child, 120) == -signal.SIGKILL
-    assert wait(fork_search(file, count), 120) == 0
+    assert wait(fork_search(file), 120) == 0
     assert results(Path("out")) == results(Path("whole"))
 
 

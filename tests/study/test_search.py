@@ -86,14 +86,15 @@ def test_a_search_cut_at_any_run_continues_with_the_same_trials_and_the_same_win
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_a_search_with_more_trials_keeps_the_first_ones(sampler: str, tmp_path: Path) -> None:
     base = sweeps.base(workload=sweeps.workload(8))
-    file = search_file(tmp_path, base=base, trials=13, batch=5, **SAMPLERS[sampler])
     out, before = tmp_path / "out", b""
     for count in (13, 21, 30):
-        assert sweeps.sim("search", file, "-o", out, "--resume", "--trials", count, *QUIET) == 0
+        file = search_file(tmp_path, base=base, trials=count, batch=5, **SAMPLERS[sampler])
+        assert sweeps.sim("search", file, "-o", out, "--resume", *QUIET) == 0
         text = (out / "runs.jsonl").read_bytes()
         assert text.startswith(before) and len(text) > len(before)
         before = text
-    assert sweeps.sim("search", file, "-o", out, "--resume", "--trials", 4, *QUIET) == 0
+    file = search_file(tmp_path, base=base, trials=4, batch=5, **SAMPLERS[sampler])
+    assert sweeps.sim("search", file, "-o", out, "--resume", *QUIET) == 0
     assert (out / "runs.jsonl").read_bytes() == before
 
 
@@ -145,8 +146,8 @@ def test_a_search_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFix
     assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
     assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q") == 2
     assert "already holds a search; continue with --resume" in capsys.readouterr().err
-    more = ("-j", 1, "-q", "--no-report", "--resume", "--trials", 5)
-    assert sweeps.sim("search", file, "-o", tmp_path / "out", *more) == 0
+    file = search_file(tmp_path, trials=5)
+    assert sweeps.sim("search", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report", "--resume") == 0
     assert len(trials(tmp_path / "out")) == 6  # the baseline too
 
 
