@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, Optional, get_type_hints
+from typing import TYPE_CHECKING, Any, Optional, Union, get_type_hints
 
 from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
@@ -240,49 +239,33 @@ def rates(text: str) -> Any:
         ) from None
 
 
-def add_keys(group: Any, model: str, names: Sequence[str], required: Sequence[str] = (), default: str = "") -> None:
-    """Add keys of a model of study_keys.py as options, with its help texts and defaults; `default` comes before them.
+def add_keys(group: Any, model: str, names: Sequence[str], required: str = "", default: str = "") -> None:
+    """Add keys of a model of study_keys.py as options. It is slow to import, so a command calls this when it is used.
 
-    A command calls it when it is used: the models are slow to import.
+    Name, help text, type and default are those of the model; `default` is a text before the default.
     """
-    from servesim.study import study_keys
+    from servesim.files.checked import Int
+    from servesim.study import study_keys as keys
 
-    kind = getattr(study_keys, model)
+    percent = {"type": fraction, "metavar": "FRACTION"}
+    readers = (
+        (Int, {"type": int, "metavar": "N"}), (keys.Percent, percent), (Optional[keys.Percent], percent),
+        (keys.Rates, {"type": rates, "metavar": "N,N..."}), (Union[bool, keys.Steady], {"action": "store_true"}),
+        (keys.Draws, {"type": draws, "nargs": "?", "const": DEFAULT_DRAWS, "metavar": "N"}),
+        (keys.Constraints, {"type": bound, "action": "append", "metavar": "BOUND"}),
+    )  # fmt: skip
+    kind = getattr(keys, model)
     hints = get_type_hints(kind, include_extras=True)
     for name in names:
-        field = kind.model_fields[name]
-        shown = f" (default: {default}{show_default(field.default)})" if field.default else ""
-        how, example = option_of(hints[name])
-        group.add_argument(
-            f"--{name.replace('_', '-')}", help=f"{field.description}{example}{shown}".replace("%", "%%"),
-            **({"required": True} if name in required else {}), **how,
-        )  # fmt: skip
+        field, how = kind.model_fields[name], dict(next(how for hint, how in readers if hint == hints[name]))
+        value = f"{100 * field.default:g}%" if isinstance(field.default, float) else field.default
+        text = f"{field.description} (default: {default}{value})" if value else field.description
+        text += " (repeatable)" if "append" in how.values() else ""
+        how |= {"required": True} if name == required else {}
+        group.add_argument(f"--{name.replace('_', '-')}", help=text.replace("%", "%%"), **how)
 
 
-def option_of(hint: Any) -> tuple[dict[str, Any], str]:
-    """Return how an option of a type is read, and the end of its help text."""
-    from servesim.files.checked import Int
-    from servesim.study.study_keys import Constraints, Draws, Percent, Rates
-
-    if hint == Int:
-        return {"type": int, "metavar": "N"}, ""
-    if hint in (Percent, Optional[Percent]):
-        return {"type": fraction, "metavar": "FRACTION"}, ", e.g. 0.01 or 1%"
-    if hint == Rates:
-        return {"type": rates, "metavar": "N,N..."}, ""
-    if hint == Draws:
-        return {"type": draws, "nargs": "?", "const": DEFAULT_DRAWS, "metavar": "N"}, ""
-    if hint == Constraints:
-        return {"type": partial(bound, baseline=False), "action": "append", "metavar": "BOUND"}, " (repeatable)"
-    return {"action": "store_true"}, ""
-
-
-def show_default(value: Any) -> str:
-    """Return a default value as a help text has it: a fraction in percent."""
-    return f"{100 * value:g}%" if isinstance(value, float) else str(value)
-
-
-def bound(text: str, baseline: bool) -> str:
+def bound(text: str, baseline: bool = False) -> str:
     """Check a constraint, so that the error names the option and not the sweep file."""
     from servesim.statistics.constraints import parse_bound
 

@@ -31,12 +31,6 @@ CAPACITY_KEYS = ("subject_to", "rates", "precision", "replications", "steady")
 
 
 def register(commands: Any) -> None:
-    register_sweep(commands)
-    register_search(commands)
-    register_capacity(commands)
-
-
-def register_sweep(commands: Any) -> None:
     sweep = commands.add_parser(
         "sweep", help="run a grid of configurations and rank them",
         description="Run every configuration of a sweep file on the same random numbers and rank them against a "
@@ -45,9 +39,6 @@ def register_sweep(commands: Any) -> None:
     sweep.add_argument("file", metavar="FILE", help="sweep YAML file, or sweep folder to continue")
     add_study_options(sweep, "sweep", "SweepFile", SWEEP_KEYS)
     sweep.set_defaults(run=run_sweep)
-
-
-def register_search(commands: Any) -> None:
     search = commands.add_parser(
         "search", help="search for the best configuration with Optuna",
         description="Search the parameter space of a search file with Optuna: TPE, or NSGA-II for several objectives.",
@@ -55,9 +46,6 @@ def register_search(commands: Any) -> None:
     search.add_argument("file", metavar="FILE", help="search YAML file")
     add_study_options(search, "search", "SearchFile", SEARCH_KEYS)
     search.set_defaults(run=run_search)
-
-
-def register_capacity(commands: Any) -> None:
     capacity = commands.add_parser(
         "capacity", help="find the highest request rate that meets constraints",
         description="Find the highest request rate at which a scenario meets all constraints, by bisection. Every rate "
@@ -90,7 +78,7 @@ def add_study_options(command: Any, noun: str, model: str, keys: Sequence[str]) 
     add_json(out)
     how = command.add_argument_group("overrides of the file")
     add_setting(how, "override a scenario key of the base (repeatable)")
-    required, default = (["subject_to"], "") if is_capacity else ([], "the file's, else ")
+    required, default = ("subject_to", "") if is_capacity else ("", "the file's, else ")
     command.add_late = partial(add_keys, how, model, keys, required, default)
     return how
 

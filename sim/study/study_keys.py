@@ -138,7 +138,10 @@ class SweepFile(StudyFile):
     )
     seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of `samples`; runs use the scenario's seed")
     ci: Optional[Percent] = Field(
-        None, gt=0, lt=1, description="add replications until the half-width is at most this fraction of the mean"
+        None,
+        gt=0,
+        lt=1,
+        description="add replications until the half-width <= this fraction of the mean, e.g. 1%",
     )
     max_replications: Int = Field(64, gt=1, le=MAX_RUNS, description="upper limit of replications with `ci`")
     confirm: Int = Field(
@@ -146,10 +149,7 @@ class SweepFile(StudyFile):
     )
     rates: Rates = Field(None, description=f"run every configuration at request rates {RATES}; auto chooses them")
     precision: Optional[Percent] = Field(
-        None,
-        ge=1e-6,
-        lt=1,
-        description="with rates and subject_to: find each capacity to this precision",
+        None, ge=1e-6, lt=1, description="with rates and subject_to: find each capacity to this precision, e.g. 2%"
     )
 
 

@@ -120,7 +120,7 @@ def test_options_that_are_keys_of_a_file_have_its_words(command: str, model: typ
     found = {inner.prog: inner for inner in leaf_commands(parser())}[command]
     actions = {action.dest: action for action in found._actions}
     for key in keys:
-        assert actions[key].help.startswith(model.model_fields[key].description), key
+        assert actions[key].help.replace("%%", "%").startswith(model.model_fields[key].description), key
         default = model.model_fields[key].default
         assert ("(default: " in actions[key].help) == bool(default), key
 
