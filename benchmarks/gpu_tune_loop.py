@@ -82,7 +82,7 @@ def main() -> int:
 def sweep_file(args: argparse.Namespace) -> Path:
     """Return the sweep file of a folder; the first call writes it, with the start profile next to it."""
     from servesim.calibrate.tune.step_times import scaled_parts
-    from servesim.config.overrides import merge, read_mapping
+    from servesim.config.layers import merge, read_mapping
     from servesim.costs.device_profile import load_profile, write_profile
     from servesim.costs.parts import PartsCost
     from servesim.files.write import write_yaml

@@ -14,7 +14,7 @@ from proof_rows import Row, table_of_document
 from scipy.optimize import least_squares
 from servesim.calibrate.logs.observed_runs import ObservedRun, relative_spread, runs_from
 from servesim.calibrate.logs.residuals import predict
-from servesim.config.overrides import merge
+from servesim.config.layers import merge
 from servesim.core import StepCost
 from servesim.costs.mapping import cost_from
 

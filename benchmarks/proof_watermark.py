@@ -10,7 +10,7 @@ import numpy as np
 from proof_rows import Row, table_of_document
 from servesim.calibrate.logs.fit import fit_logs
 from servesim.calibrate.logs.observed_runs import runs_from
-from servesim.config.overrides import merge
+from servesim.config.layers import merge
 from servesim.config.scenario import scenario_from
 from servesim.costs.device_profile import Profile
 from servesim.runs.simulate import load_trace, simulate

@@ -21,8 +21,9 @@ from servesim.study.executor import Executor, Serial, process_pool
 from servesim.study.experiment import Experiment
 from servesim.study.ranking import Summary
 from servesim.study.single_run import Task, run_context
+from servesim.study.study_keys import SweepFile
 from servesim.study.sweep import sweep
-from servesim.study.sweep_file import SweepFile, build_experiment
+from servesim.study.sweep_file import build_experiment
 from servesim.study.table import write_summary
 from servesim.traces.trace import gc_disabled
 from speed import simpy_timeout_rate

@@ -34,7 +34,8 @@ from servesim.study.optuna_search import search as run_search
 from servesim.study.progress import Progress
 from servesim.study.result import Result as Summarised
 from servesim.study.result import run_experiment, write_result
-from servesim.study.sweep_file import CAPACITY_PRECISION, capacity_experiment
+from servesim.study.study_keys import CAPACITY_PRECISION
+from servesim.study.sweep_file import capacity_experiment
 
 from .frames.compare import CompareResult, compare_runs
 from .frames.inputs import (

@@ -9,7 +9,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any, NoReturn, Optional
 
@@ -17,7 +17,6 @@ from servesim.core import BadInput, PolicyError, Stuck
 from servesim.core.errors import EXTRAS, MAX_MESSAGE, WorkerLost, cut_middle, missing_package
 from servesim.files.terminal import fill, paint, screen_of, two_columns
 
-from .commands.options import leaf_commands
 from .version import describe
 
 GROUPS = (
@@ -39,13 +38,25 @@ ASCII = {"±": "+-", "×": "x", "–": "-", "…": "..."}  # for terminals witho
 class Parser(argparse.ArgumentParser):
     """A parser that prints errors as one line with a suggestion, and commands as a table."""
 
+    finished = False
+    add_late: Callable[[], None] = staticmethod(lambda: None)  # adds options when the command is used
+
     @property
     def commands(self) -> Any:
         """The action that holds the subcommands, or None."""
         return next((action for action in self._actions if isinstance(action, argparse._SubParsersAction)), None)
 
+    def finish(self) -> None:
+        """Add the options that come last: those of models, which are slow to import, and --quiet."""
+        if self.finished or self.commands is not None:
+            return
+        self.finished = True
+        self.add_late()
+        self.add_argument("-q", "--quiet", action="store_true", help="print no progress and no notes, only warnings")
+
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse; the subcommand reports unknown options, because it knows similar ones."""
+        self.finish()
         self.words = list(args or ())
         result, extra = super().parse_known_args(args, namespace)
         if extra and self.commands is None:
@@ -93,8 +104,6 @@ def parser() -> Parser:
         importlib.import_module(f".commands.{group}", __package__).register(commands)
     top.set_defaults(quiet=False)
     commands.choices["completion"].set_defaults(parser=top)
-    for command in leaf_commands(top):
-        command.add_argument("-q", "--quiet", action="store_true", help="print no progress and no notes, only warnings")
     return top
 
 

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Iterator
 from typing import Any
 
-from servesim.cli import parser
+from servesim.cli import Parser, parser
 
 HEAD = """\
 # Commands
@@ -35,7 +35,7 @@ The environment variable `NO_COLOR` turns the colours off.
 """
 
 
-def commands(top: argparse.ArgumentParser, name: str = "sim", about: str = "") -> Iterator[tuple[str, str, Any]]:
+def commands(top: Parser, name: str = "sim", about: str = "") -> Iterator[tuple[str, str, Any]]:
     """Yield every command: its name, its one-line help, its parser."""
     for action in top._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -43,6 +43,7 @@ def commands(top: argparse.ArgumentParser, name: str = "sim", about: str = "") -
             for word, inner in action.choices.items():
                 yield from commands(inner, f"{name} {word}", help_lines.get(word, ""))
             return
+    top.finish()
     yield name, about, top
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from servesim.config.overrides import merge, with_preset
+from servesim.config.layers import Layer, assemble
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import Request
 from servesim.engine.server import Server
@@ -48,8 +48,8 @@ class StepTotals:
 
 def scenario_of(entry: Entry) -> Scenario:
     """Return the scenario of an entry, with the bundled profile and workload."""
-    tree = with_preset({"preset": entry.get("preset", "contest-baseline")})
-    return scenario_from(merge(merge(tree, {"workload": {"contest": load_of(entry)}}), entry.get("set", {})))
+    layers = {"preset": entry.get("preset", "contest-baseline")}, {"workload": {"contest": load_of(entry)}}
+    return scenario_from(assemble(map(Layer, [*layers, entry.get("set", {})])))
 
 
 def load_of(entry: Entry) -> dict[str, float]:

@@ -23,8 +23,7 @@ from servesim.costs.device_profile import bundled_profiles
 from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.runs.metric_table import STATISTICS, TABLE
-from servesim.study.search_file import SearchFile
-from servesim.study.sweep_file import SweepFile
+from servesim.study.study_keys import SearchFile, SweepFile
 from servesim.traces.export import EXPORTS
 from servesim.traces.make.arrivals import ARRIVAL_KINDS
 from servesim.traces.make.lengths import DISTRIBUTION_KINDS, PAIR_KINDS

@@ -37,7 +37,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from servesim.config.overrides import Tree, merge
+from servesim.config.layers import Layer, Tree, assemble
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, StepCost
 from servesim.costs.mapping import cost_from
@@ -266,13 +266,13 @@ def runs_from(tree: Mapping[str, Any], where: str, folder: Path = Path(), name: 
 
 def read_run(run: RunEntry, common: Tree, folder: Path, where: str) -> ObservedRun:
     """Read the log and the trace of one run."""
-    tree = merge(common, run.scenario or {})
+    tree = assemble([Layer(common, folder=folder), Layer(run.scenario or {}, folder=folder)])
     times = None
     if run.log is not None:
         times = read_times(folder / run.log, folder / run.dataset if run.dataset is not None else None)
         if "trace" not in tree and "workload" not in tree:
-            tree["trace"] = {"path": run.log}
-    scenario = scenario_from(resolve_paths(tree, folder), where)
+            tree["trace"] = {"path": str(folder / run.log)}
+    scenario = scenario_from(tree, where)
     trace = load_trace(scenario)
     last = -1 if times is None else max([*times.request_index, *times.arrivals])
     if last >= len(trace.requests):
@@ -306,19 +306,3 @@ def set_arrivals(trace: Trace, times: Optional[RequestTimes], interval: Optional
     elif interval is not None:
         for k, request in enumerate(trace.requests):
             request.arrival = k * interval
-
-
-def resolve_paths(tree: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the scenario with the paths of its trace and of its contest lengths in the data folder."""
-    tree = dict(tree)
-    trace, workload = tree.get("trace"), tree.get("workload")
-    if isinstance(trace, str):
-        trace = {"path": trace}
-    if isinstance(trace, Mapping) and "path" in trace:
-        tree["trace"] = {**trace, "path": str(folder / str(trace["path"]))}
-    if isinstance(workload, Mapping) and isinstance(workload.get("contest"), Mapping):
-        contest = dict(workload["contest"])
-        if "lengths" in contest:
-            contest["lengths"] = str(folder / str(contest["lengths"]))
-        tree["workload"] = {"contest": contest}
-    return tree

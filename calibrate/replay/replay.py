@@ -17,7 +17,7 @@ from typing import Any, Optional
 
 from servesim.calibrate.live.setup import DeviceSession, check_same_device
 from servesim.calibrate.probe.host_overhead import fit_saved, measured_host
-from servesim.config.overrides import override, read_scenario_file
+from servesim.config.layers import assemble, read_scenario_file, setting_layers
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request
 from servesim.core.content import Content
@@ -61,7 +61,7 @@ def top_scenarios(
 ) -> list[tuple[str, Scenario]]:
     """Return the `top` best scenarios of a sweep with their names; with `baseline`, also the baseline."""
     if path.is_file():  # a best.yaml
-        return [(path.stem, scenario_from(override(read_scenario_file(path), settings), str(path)))]
+        return [(path.stem, scenario_from(read_scenario_file(path, settings), str(path)))]
     ranking = path / "summary.csv"
     if not ranking.exists():
         raise BadInput(f"{path}: expected the folder of a finished `sim sweep`; it has no summary.csv")
@@ -76,7 +76,8 @@ def top_scenarios(
     for config in chosen:
         rank = order.index(config) + 1 if config in order else len(order) + 1
         name = f"rank{rank}" + ("-baseline" if config == 0 else "")
-        named.append((name, scenario_from(override(experiment.tree(config), settings), f"{path}: {config}")))
+        tree = assemble(setting_layers(settings), experiment.tree(config))
+        named.append((name, scenario_from(tree, f"{path}: {config}")))
     return named
 
 

@@ -15,7 +15,6 @@ from typing import Any, Callable, Optional
 
 from servesim.calibrate.replay.measured_run import write_live
 from servesim.calibrate.replay.replay import expected_seconds, replay_requests
-from servesim.config.overrides import merge
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile, load_profile
@@ -116,9 +115,7 @@ class Tuner:
         experiment = self.experiment
         if correction is not None:
             profile, spread = load_profile(self._profile_folder(number)), correction.spread
-            experiment = replace(
-                experiment, base=merge(experiment.base, {"profile": str(self._profile_folder(number))})
-            )
+            experiment = replace(experiment, base={**experiment.base, "profile": str(self._profile_folder(number))})
         self.say(f"round {number}: {len(experiment.configs)} configurations, profile {profile.path or profile.name}")
         folder = self.folder / f"round-{number}" / "sweep"
         with Progress("sweep", self.quiet) as progress:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Optional
 
 from servesim.calibrate.probe.sample_set import write_samples
-from servesim.config.overrides import merge
 from servesim.costs.device_profile import write_profile
 from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.files.write import csv_writer, open_text, replacing
@@ -149,7 +148,7 @@ def write_results(result: TuneResult, folder: Path) -> Summary:
     if len(result.rounds) > 1:
         copy_profile(source, folder / "profile")
         summary.experiment = replace(
-            summary.experiment, base=merge(summary.experiment.base, {"profile": str(folder / "profile")})
+            summary.experiment, base={**summary.experiment.base, "profile": str(folder / "profile")}
         )
     write_summary(summary, folder)
     return summary

@@ -12,7 +12,7 @@ from servesim.calibrate.imports.fit_steps import fit_log, write_log_profile
 from servesim.calibrate.imports.step_log import LoggedStep, durations, host_gap
 from servesim.calibrate.replay.http_client import Target, replay_against
 from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
-from servesim.config.overrides import read_scenario_file
+from servesim.config.layers import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.files.write import comment, write_yaml

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from servesim.config.exported import MODEL, Exported, changed_engine_keys, note_on_blocks, refusals_of
-from servesim.config.overrides import read_mapping
+from servesim.config.layers import read_mapping
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import field_values
 

@@ -186,7 +186,7 @@ def start_worker(args: argparse.Namespace) -> Any:
     """Start a worker and load the model."""
     from servesim.calibrate.device.worker_client import Worker
     from servesim.calibrate.live.setup import find_model
-    from servesim.config.overrides import override
+    from servesim.config.layers import override
 
     model = find_model(args.model)
     worker = Worker(args.backend, args.worker_python, **override({}, args.option))

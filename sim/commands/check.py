@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from servesim.core import BadInput
@@ -14,10 +15,10 @@ from .options import (
     add_executor_options,
     add_json,
     add_scenario_options,
-    add_subject_to,
+    bound,
     draws,
     fraction,
-    scenario_tree,
+    scenario_layers,
 )
 
 CODES = {"met": 0, "undecided": 1, "broken": 3}  # exit codes; 2 is bad input
@@ -31,7 +32,11 @@ def register(commands: Any) -> None:
     )  # fmt: skip
     add_scenario_options(check)
     how = check.add_argument_group("check")
-    add_subject_to(how, "with --baseline also 'p99_ttft_ms <= 1.05 * baseline'", required=True, baseline=True)
+    how.add_argument(
+        "--subject-to", action="append", type=partial(bound, baseline=True), metavar="BOUND", required=True,
+        help="constraint such as 'p99_ttft_ms <= 2000'; with --baseline also 'p99_ttft_ms <= 1.05 * baseline' "
+        "(repeatable)",
+    )  # fmt: skip
     how.add_argument(
         "--baseline", metavar="FILE",
         help="scenario to compare with, on the same random numbers; the options above apply to it too",
@@ -59,6 +64,7 @@ def run_check_command(args: argparse.Namespace) -> int:
     """Check, print and write the files; return the exit code of the worst verdict."""
     import json
 
+    from servesim.config.layers import assemble
     from servesim.files.terminal import screen_of
     from servesim.runs.run_warnings import scenario_warnings
     from servesim.study.check import run_check
@@ -69,10 +75,8 @@ def run_check_command(args: argparse.Namespace) -> int:
     check_replications(args.replications, "--replications")
     if args.baseline == "":  # a variable of a workflow that is not set: the check must not pass without its baseline
         raise BadInput("--baseline: expected a file name, got ''")
-    scenario = scenario_tree(args), args.scenario or args.preset or "scenario"
-    baseline = None
-    if args.baseline:
-        baseline = scenario_tree(argparse.Namespace(**{**vars(args), "scenario": args.baseline})), args.baseline
+    scenario = assemble(scenario_layers(args, args.scenario)), args.scenario or args.preset or "scenario"
+    baseline = (assemble(scenario_layers(args, args.baseline)), args.baseline) if args.baseline else None
     with open_executor(args.executor, args.jobs, args.replications + args.intervals) as executor:
         options = (executor, args.replications, args.intervals, args.confidence, "--subject-to")
         check = run_check(scenario, baseline, args.subject_to, *options)

@@ -36,7 +36,7 @@ def print_schema(args: argparse.Namespace) -> int:
 
 def validate_files(args: argparse.Namespace) -> int:
     """Check the files in order; stop at the first error."""
-    from servesim.config.overrides import read_scenario_file
+    from servesim.config.layers import read_scenario_file
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
 

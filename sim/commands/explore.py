@@ -34,12 +34,12 @@ def register(commands: Any) -> None:
 
 def explore_scenario(args: argparse.Namespace) -> int:
     """Serve the page until interrupted."""
-    from servesim.config.overrides import override
+    from servesim.config.layers import setting_layers
     from servesim.explorer.server import open_page
 
     if not 0 <= args.port < 65536:
         raise BadInput(f"--port: expected 0 to 65535, got {args.port}")
-    override({}, args.set)  # reports a setting without =
+    setting_layers(args.set)  # reports a setting without =
     settings = dict(setting.partition("=")[::2] for setting in args.set)
     server = open_page(args.scenario, args.preset, settings, args.port, args.jobs)
 

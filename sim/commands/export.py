@@ -26,19 +26,19 @@ def register(commands: Any) -> None:
     export.set_defaults(run=run_export)
 
 
-def read_source(source: str) -> dict[str, Any]:
-    """Return the scenario of a file, of a run folder, or of the winner in the folder of a sweep."""
-    from servesim.config.overrides import read_scenario_file
+def read_source(source: str, settings: list[str]) -> dict[str, Any]:
+    """Return the scenario of a file, of a run folder, or of the winner in the folder of a sweep, with settings."""
+    from servesim.config.layers import assemble, read_scenario_file, setting_layers
     from servesim.core import BadInput
     from servesim.runs.run_folder import MANIFEST, read_manifest
 
     folder = Path(source)
     if not folder.is_dir():
-        return read_scenario_file(source)
+        return read_scenario_file(source, settings)
     if (folder / "best.yaml").exists():
-        return read_scenario_file(folder / "best.yaml")
+        return read_scenario_file(folder / "best.yaml", settings)
     if (folder / MANIFEST).exists():
-        return read_manifest(folder)
+        return assemble(setting_layers(settings), read_manifest(folder))
     raise BadInput(
         f"{source}: expected a scenario file, or a folder of `sim run -o` ({MANIFEST}) or of a sweep (best.yaml)"
     )
@@ -47,12 +47,11 @@ def read_source(source: str) -> dict[str, Any]:
 def run_export(args: argparse.Namespace) -> int:
     """Print the settings, or write them to a file."""
     from servesim.config.export import export_scenario
-    from servesim.config.overrides import override
     from servesim.config.scenario import scenario_from
     from servesim.core import BadInput
     from servesim.files.write import write_text
 
-    scenario = scenario_from(override(read_source(args.scenario), args.set), args.scenario)
+    scenario = scenario_from(read_source(args.scenario, args.set), args.scenario)
     try:
         exported = export_scenario(scenario, args.to, args.model)
     except BadInput as bad:

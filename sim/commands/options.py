@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
-from functools import partial
-from typing import TYPE_CHECKING, Any, Optional
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Optional, Union, get_type_hints
 
 from servesim.core import BadInput
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
@@ -14,6 +13,7 @@ from servesim.policies import FAMILIES
 MAX_PERCENTILES = 20  # of one command line
 
 if TYPE_CHECKING:
+    from servesim.config.layers import Layer
     from servesim.config.scenario import Scenario
 
 MODEL_HELP = "model, for profile.yaml: a name, or a folder or config.json of Hugging Face, which has its sizes"
@@ -21,8 +21,9 @@ SERVERS = tuple(dict.fromkeys(server for server in FAMILIES.values() if server i
 
 
 def leaf_commands(parser: Any) -> Iterator[Any]:
-    """Yield the parsers of all commands that have no subcommands."""
+    """Yield the parsers of all commands that have no subcommands, with all of their options."""
     if parser.commands is None:
+        parser.finish()
         yield parser
         return
     for inner in parser.commands.choices.values():
@@ -30,7 +31,7 @@ def leaf_commands(parser: Any) -> Iterator[Any]:
 
 
 def add_scenario_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that `scenario_tree` reads, without those of `add_contest_options`."""
+    """Add the options that `scenario_layers` reads, without those of `add_contest_options`."""
     group = parser.add_argument_group("scenario")
     group.add_argument(
         "scenario", nargs="?", metavar="FILE", help="scenario YAML file, or a configuration of llm-serving or MindIE"
@@ -92,33 +93,37 @@ def add_trust(parser: Any) -> None:
     )
 
 
-def scenario_tree(args: argparse.Namespace) -> dict[str, Any]:
-    """Return the scenario tree: the file over the preset, then the options, then `--set`."""
-    from servesim.config.overrides import merge, override, read_scenario_file, with_preset
+def scenario_layers(args: argparse.Namespace, file: Optional[str]) -> list[Layer]:
+    """Return the layers of a command line: the preset, the file, the options, then `--set`."""
+    from servesim.config.layers import Layer, file_layer, setting_layers
 
-    tree: dict[str, Any] = read_scenario_file(args.scenario) if args.scenario else {}
-    if args.preset:
-        tree = merge(with_preset({"preset": args.preset}), tree)
-    if args.policy:
-        tree = merge(tree, {"policy": {"name": args.policy}})
-    if args.trace:
-        trace = {"path": args.trace, "format": args.format, "columns": columns(args.column)}
-        tree = merge(tree, {"trace": {key: value for key, value in trace.items() if value}})
-    elif args.format or args.column:
+    layers = [Layer({"preset": args.preset})] if args.preset else []
+    layers += [file_layer(file)] if file else []
+    layers += [Layer({"policy": {"name": args.policy}})] if args.policy else []
+    layers += [Layer({"trace": keys})] if (keys := trace_keys(args)) else []
+    layers += [Layer({"workload": {"contest": contest}})] if (contest := contest_keys(args)) else []
+    values = {"profile": args.profile or None, "seed": args.seed, "slo": slo_bounds(args.goodput) or None}
+    layers.append(Layer({key: value for key, value in values.items() if value is not None}, are_settings=True))
+    return [*layers, *setting_layers(args.set)]
+
+
+def trace_keys(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the section of --trace, --format and --column."""
+    if not args.trace and (args.format or args.column):
         raise BadInput(f"{'--format' if args.format else '--column'}: also needs --trace FILE")
-    if args.T is not None and args.X is None:
-        raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
-    if args.X is not None:
-        # The client sends int(T * X) requests. A T slightly above 1500 / X makes that 1500 for every X.
-        seconds = args.T if args.T is not None else 1500 / args.X * (1 + 1e-9) if args.X > 0 else 0.0
-        tree = merge(tree, {"workload": {"contest": {"X": args.X, "T": seconds}}})
-    if args.profile:
-        tree["profile"] = args.profile
-    if args.seed is not None:
-        tree["seed"] = args.seed
-    if args.goodput:
-        tree["slo"] = slo_bounds(args.goodput)
-    return override(tree, args.set)
+    keys = {"path": args.trace, "format": args.format, "columns": columns(args.column)}
+    return {key: value for key, value in keys.items() if value}
+
+
+def contest_keys(args: argparse.Namespace) -> dict[str, float]:
+    """Return the section of -X and -T."""
+    if args.X is None:
+        if args.T is not None:
+            raise BadInput("-T: also needs -X, the request rate, e.g. -X 5 -T 300")
+        return {}
+    # The client sends int(T * X) requests. A T slightly above 1500 / X makes that 1500 for every X.
+    seconds = args.T if args.T is not None else 1500 / args.X * (1 + 1e-9) if args.X > 0 else 0.0
+    return {"X": args.X, "T": seconds}
 
 
 def columns(options: list[str]) -> dict[str, str]:
@@ -132,10 +137,10 @@ def columns(options: list[str]) -> dict[str, str]:
     return result
 
 
-def slo_bounds(options: list[str]) -> dict[str, float]:
+def slo_bounds(options: Optional[list[str]]) -> dict[str, float]:
     """Read KEY:MS bounds, as `vllm bench serve --goodput` has them."""
     result: dict[str, float] = {}
-    for item in options:
+    for item in options or ():
         name, _, text = item.partition(":")
         try:
             result[name] = float(text)
@@ -144,11 +149,13 @@ def slo_bounds(options: list[str]) -> dict[str, float]:
     return result
 
 
-def scenario_of(args: argparse.Namespace) -> Scenario:
-    """Return the checked scenario of a command line."""
+def read_scenario(args: argparse.Namespace) -> tuple[dict[str, Any], Scenario]:
+    """Return the scenario of a command line: its keys, and the checked scenario."""
+    from servesim.config.layers import assemble
     from servesim.config.scenario import scenario_from
 
-    return scenario_from(scenario_tree(args), args.scenario or "scenario")
+    tree = assemble(scenario_layers(args, args.scenario))
+    return tree, scenario_from(tree, args.scenario or "scenario")
 
 
 def add_server_options(parser: Any, required: bool = False, timeout: float = 3600.0) -> Any:
@@ -223,19 +230,6 @@ def add_intervals(group: Any, runs: str) -> None:
     )  # fmt: skip
 
 
-def add_subject_to(group: Any, misses: str, required: bool = False, baseline: bool = False) -> None:
-    """Add --subject-to; `misses` says what follows if a run misses a constraint, or which other ones there are."""
-    group.add_argument(
-        "--subject-to", action="append", type=partial(bound, baseline=baseline), metavar="BOUND", required=required,
-        help=f"constraint, e.g. 'p99_ttft_ms <= 2000'; {misses} (repeatable)",
-    )  # fmt: skip
-
-
-def add_rates(group: Any, text: str) -> None:
-    """Add --rates."""
-    group.add_argument("--rates", type=rates, metavar="RATES", help=text)
-
-
 def rates(text: str) -> Any:
     """Read rates separated by commas, or `auto`."""
     try:
@@ -246,16 +240,33 @@ def rates(text: str) -> Any:
         ) from None
 
 
-def add_ranking(group: Any) -> None:
-    """Add the options that decide which configuration wins."""
-    add_subject_to(group, "a configuration that misses it cannot win")
-    group.add_argument(
-        "--indifference", type=fraction, metavar="FRACTION",
-        help="differences below this fraction of the best value are ties (default: the file's, else 0.5%%)",
+def add_keys(group: Any, model: str, names: Sequence[str], required: str = "", default: str = "") -> None:
+    """Add keys of a model of study_keys.py as options. It is slow to import, so a command calls this when it is used.
+
+    Name, help text, type and default are those of the model; `default` is a text before the default.
+    """
+    from servesim.files.checked import Int
+    from servesim.study import study_keys as keys
+
+    percent = {"type": fraction, "metavar": "FRACTION"}
+    readers = (
+        (Int, {"type": int, "metavar": "N"}), (keys.Percent, percent), (Optional[keys.Percent], percent),
+        (keys.Rates, {"type": rates, "metavar": "N,N..."}), (Union[bool, keys.Steady], {"action": "store_true"}),
+        (keys.Draws, {"type": draws, "nargs": "?", "const": DEFAULT_DRAWS, "metavar": "N"}),
+        (keys.Constraints, {"type": bound, "action": "append", "metavar": "BOUND"}),
     )  # fmt: skip
+    kind = getattr(keys, model)
+    hints = get_type_hints(kind, include_extras=True)
+    for name in names:
+        field, how = kind.model_fields[name], dict(next(how for hint, how in readers if hint == hints[name]))
+        value = f"{100 * field.default:g}%" if isinstance(field.default, float) else field.default
+        text = f"{field.description} (default: {default}{value})" if value else field.description
+        text += " (repeatable)" if "append" in how.values() else ""
+        how |= {"required": True} if name == required else {}
+        group.add_argument(f"--{name.replace('_', '-')}", help=text.replace("%", "%%"), **how)
 
 
-def bound(text: str, baseline: bool) -> str:
+def bound(text: str, baseline: bool = False) -> str:
     """Check a constraint, so that the error names the option and not the sweep file."""
     from servesim.statistics.constraints import parse_bound
 

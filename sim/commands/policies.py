@@ -118,7 +118,7 @@ def describe_policy(name: str) -> dict[str, Any]:
 
 def run_check(args: argparse.Namespace) -> int:
     """Check the contract on random workloads; return 1 if the policy breaks it."""
-    from servesim.config.overrides import override
+    from servesim.config.layers import override
     from servesim.config.registry import make_policy
     from servesim.config.user_code import class_line, describe_error, error_text, is_user_class
     from servesim.testing import check_policy

@@ -47,7 +47,7 @@ def run_prove(args: argparse.Namespace) -> int:
     import json
 
     from servesim.calibrate.engines.prove import cases, compare, new_proof, policy_version, rules_of
-    from servesim.config.overrides import merge, override, read_scenario_file
+    from servesim.config.layers import merge, override, read_scenario_file
     from servesim.config.scenario import scenario_from
     from servesim.files.write import write_json
     from servesim.study.progress import Progress

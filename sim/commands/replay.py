@@ -20,7 +20,7 @@ from .options import (
     add_scenario_options,
     add_server_options,
     add_tolerance,
-    scenario_of,
+    read_scenario,
 )
 from .verify import report_comparisons
 
@@ -144,7 +144,7 @@ def check_report(args: argparse.Namespace) -> None:
 def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
     """Return the scenarios to replay, with their names."""
     if args.sweep is None:
-        scenario = scenario_of(args)
+        scenario = read_scenario(args)[1]
         return [(scenario.name or scenario.policy["name"], scenario)]
     from servesim.calibrate.replay.replay import top_scenarios
 
@@ -159,7 +159,7 @@ def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) 
     from servesim.calibrate.live.setup import DeviceSession, name_of
     from servesim.calibrate.replay.replay import check_profile, replay_on_backend, replay_requests
     from servesim.calibrate.replay.token_check import sample_size
-    from servesim.config.overrides import override
+    from servesim.config.layers import override
     from servesim.costs.device_profile import load_profile
 
     profile = None if args.live_only and args.backend != "fake" else load_profile(scenarios[0][1].profile)

@@ -17,8 +17,7 @@ from .options import (
     add_json,
     add_percentiles,
     add_scenario_options,
-    scenario_of,
-    scenario_tree,
+    read_scenario,
 )
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def run_scenario(args: argparse.Namespace) -> int:
     from servesim.runs.simulate import load_trace, simulate
     from servesim.runs.text import show_run
 
-    scenario = scenario_of(args)
+    tree, scenario = read_scenario(args)
     trace = load_trace(scenario)
     for remark in trace.remarks():
         print_note(args, remark)
@@ -89,7 +88,7 @@ def run_scenario(args: argparse.Namespace) -> int:
         run = simulate(scenario, trace, observers, fast_forward=not args.no_fast_forward)
         run.measures.add_percentiles(args.metric_percentiles)
         if args.intervals:
-            add_intervals_of(run, args, time.perf_counter() - start)
+            add_intervals_of(run, tree, args, time.perf_counter() - start)
         run.warnings = run_warnings(scenario, run.profile, trace)
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
@@ -115,8 +114,8 @@ def remarks_of(args: argparse.Namespace, scenario: Scenario) -> list[str]:
     return remarks
 
 
-def add_intervals_of(run: Run, args: argparse.Namespace, seconds: float) -> None:
-    """Repeat a run with random cost models; `seconds` is its duration."""
+def add_intervals_of(run: Run, tree: dict[str, Any], args: argparse.Namespace, seconds: float) -> None:
+    """Repeat a run of a scenario with random cost models; `seconds` is its duration."""
     from servesim.runs.intervals import draws_of, intervals_of
     from servesim.study.executor import open_executor
     from servesim.study.single_run import Task, context_json
@@ -124,7 +123,7 @@ def add_intervals_of(run: Run, args: argparse.Namespace, seconds: float) -> None
     tasks = [Task(0, 0, {}, draw=draw) for draw in draws_of(run.profile, args.intervals)]
     jobs = 1 if args.jobs is None and seconds * len(tasks) < SLOW_SECONDS else args.jobs
     with open_executor("local", jobs, len(tasks)) as executor:
-        records = [record for _, record in executor.run(context_json(scenario_tree(args)), tasks)]
+        records = [record for _, record in executor.run(context_json(tree), tasks)]
     for record in records:
         if "error" in record:
             raise BadInput(f"--intervals: {record['error']}")

@@ -9,7 +9,7 @@ from typing import Any
 from servesim.core import BadInput
 
 from .notes import print_warning
-from .options import add_contest_options, add_device_options, add_scenario_options, scenario_tree
+from .options import add_contest_options, add_device_options, add_scenario_options, read_scenario
 
 
 def register(commands: Any) -> None:
@@ -63,8 +63,7 @@ def serve_clients(args: argparse.Namespace) -> int:
     from servesim.calibrate.server.http import is_local
     from servesim.calibrate.server.service import ServerOptions, bound, serve
     from servesim.calibrate.server.tokenizers import FileTokenizer
-    from servesim.config.overrides import override
-    from servesim.config.scenario import scenario_from
+    from servesim.config.layers import override
     from servesim.costs.device_profile import load_profile
     from servesim.costs.mapping import cost_mapping
 
@@ -73,8 +72,7 @@ def serve_clients(args: argparse.Namespace) -> int:
     tokenizer = None if args.tokenizer is None else FileTokenizer(args.tokenizer)
     names = tuple(args.served_model_name)
     server = ServerOptions(args.max_open_requests, key, names, args.default_output, tokenizer)
-    tree = scenario_tree(args)
-    scenario = scenario_from(tree, args.scenario or "scenario")
+    tree, scenario = read_scenario(args)
     options = override({}, args.option)
     if args.backend == "fake" and "profile" in tree:
         profile = load_profile(scenario.profile).for_run(scenario.engine.sampling)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,20 +16,7 @@ from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
 
 from .notes import note_uncertainty, print_messages, print_path, print_warning
-from .options import (
-    SERVERS,
-    add_executor_options,
-    add_goodput,
-    add_intervals,
-    add_json,
-    add_ranking,
-    add_rates,
-    add_setting,
-    add_subject_to,
-    add_trust,
-    fraction,
-    slo_bounds,
-)
+from .options import SERVERS, add_executor_options, add_goodput, add_json, add_keys, add_setting, add_trust, slo_bounds
 
 if TYPE_CHECKING:
     from servesim.study.executor import Executor
@@ -38,47 +25,27 @@ if TYPE_CHECKING:
     from servesim.study.result import Result
 
 
+SWEEP_KEYS = ("replications", "ci", "rates", "precision", "subject_to", "indifference", "intervals")
+SEARCH_KEYS = ("replications", "subject_to", "indifference", "intervals")
+CAPACITY_KEYS = ("subject_to", "rates", "precision", "replications", "steady")
+
+
 def register(commands: Any) -> None:
-    register_sweep(commands)
-    register_search(commands)
-    register_capacity(commands)
-
-
-def register_sweep(commands: Any) -> None:
     sweep = commands.add_parser(
         "sweep", help="run a grid of configurations and rank them",
         description="Run every configuration of a sweep file on the same random numbers and rank them against a "
         "baseline.",
     )  # fmt: skip
     sweep.add_argument("file", metavar="FILE", help="sweep YAML file, or sweep folder to continue")
-    how = add_study_options(sweep, "sweep")
-    how.add_argument(
-        "--ci", type=fraction, metavar="FRACTION",
-        help="add replications until the half-width is at most this fraction of the mean, e.g. 0.01 or 1%%",
-    )  # fmt: skip
-    add_rates(how, "run every configuration at these request rates, e.g. 5,10,20; `auto` chooses them")
-    how.add_argument(
-        "--precision", type=fraction, metavar="FRACTION",
-        help="with rates and constraints: find the capacity of every configuration to this precision, e.g. 2%%",
-    )  # fmt: skip
-    add_ranking(how)
-    add_intervals(how, "every configuration")
+    add_study_options(sweep, "sweep", "SweepFile", SWEEP_KEYS)
     sweep.set_defaults(run=run_sweep)
-
-
-def register_search(commands: Any) -> None:
     search = commands.add_parser(
         "search", help="search for the best configuration with Optuna",
         description="Search the parameter space of a search file with Optuna: TPE, or NSGA-II for several objectives.",
     )  # fmt: skip
     search.add_argument("file", metavar="FILE", help="search YAML file")
-    how = add_study_options(search, "search")
-    add_ranking(how)
-    add_intervals(how, "the 10 best configurations")
+    add_study_options(search, "search", "SearchFile", SEARCH_KEYS)
     search.set_defaults(run=run_search)
-
-
-def register_capacity(commands: Any) -> None:
     capacity = commands.add_parser(
         "capacity", help="find the highest request rate that meets constraints",
         description="Find the highest request rate at which a scenario meets all constraints, by bisection. Every rate "
@@ -86,22 +53,14 @@ def register_capacity(commands: Any) -> None:
         "a backlog that grows stays small. The result is that of a sweep over rates.",
     )  # fmt: skip
     capacity.add_argument("file", metavar="FILE", help="scenario YAML file")
-    how = add_study_options(capacity, "capacity")
-    add_subject_to(how, "the capacity is the highest rate that meets all of them", required=True)
-    add_rates(how, "rates to start with, e.g. 5,10,20 (default: auto, up to more than the scenario can serve)")
-    how.add_argument(
-        "--precision", type=fraction, metavar="FRACTION", help="relative precision of the rate (default 1%%)"
-    )
-    how.add_argument("--steady", action="store_true", help="measure steady state: leave out warm-up and drain")
-    add_goodput(how)
+    add_goodput(add_study_options(capacity, "capacity", "CapacityKeys", CAPACITY_KEYS))
     capacity.set_defaults(run=run_capacity, top=None)
 
 
-def add_study_options(command: Any, noun: str) -> Any:
-    """Add the options that all commands on many runs have; return the group of the overrides."""
+def add_study_options(command: Any, noun: str, model: str, keys: Sequence[str]) -> Any:
+    """Add the options that all commands on many runs have, and those of a model; return the group of the overrides."""
     is_capacity = noun == "capacity"
-    folder, replications = ("runs/NAME-capacity", "1") if is_capacity else ("runs/NAME", "the file's, else 1")
-    noun = "sweep" if is_capacity else noun
+    folder, noun = ("runs/NAME-capacity", "sweep") if is_capacity else ("runs/NAME", noun)
     command.add_argument(
         "-o", "--output", metavar="DIR", help=f"folder of the {noun} (default: {folder}, NAME from the file)"
     )
@@ -118,22 +77,22 @@ def add_study_options(command: Any, noun: str) -> Any:
     out.add_argument("--no-report", action="store_true", help="do not write report.html")
     add_json(out)
     how = command.add_argument_group("overrides of the file")
-    how.add_argument(
-        "--replications", type=int, metavar="N", help=f"replications of each configuration (default: {replications})"
-    )
     add_setting(how, "override a scenario key of the base (repeatable)")
+    required, default = ("subject_to", "") if is_capacity else ("", "the file's, else ")
+    command.add_late = partial(add_keys, how, model, keys, required, default)
     return how
+
+
+def keys_of(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
+    """Return the keys that are options; None if the command line does not set one."""
+    return {name: getattr(args, name) for name in names}
 
 
 def run_sweep(args: argparse.Namespace) -> int:
     """Run, write the files and print the table; return 1 if a run failed or the disk is full."""
     from servesim.study.sweep_file import read_experiment
 
-    changes = {
-        "replications": args.replications, "ci": args.ci, "intervals": args.intervals, "subject_to": args.subject_to,
-        "indifference": args.indifference, "rates": args.rates, "precision": args.precision,
-    }  # fmt: skip
-    experiment = read_experiment(args.file, args.set, **changes)
+    experiment = read_experiment(args.file, args.set, **keys_of(args, SWEEP_KEYS))
     source = Path(args.file)
     args.resume = args.resume or source.is_dir()
     return run_experiment_of(args, experiment, source if source.is_dir() else Path("runs") / experiment.name)
@@ -144,11 +103,7 @@ def run_search(args: argparse.Namespace) -> int:
     from servesim.study.optuna_search import search
     from servesim.study.search_file import read_search
 
-    changes = {
-        "replications": args.replications, "intervals": args.intervals, "subject_to": args.subject_to,
-        "indifference": args.indifference,
-    }  # fmt: skip
-    plan = read_search(args.file, args.set, **changes)
+    plan = read_search(args.file, args.set, **keys_of(args, SEARCH_KEYS))
     folder = output_folder(args, Path("runs") / plan.experiment.name)
     run = partial(search, plan, folder)
     return run_and_finish(args, plan.experiment, plan.scenarios, folder, run, "search", "trial")
@@ -156,16 +111,14 @@ def run_search(args: argparse.Namespace) -> int:
 
 def run_capacity(args: argparse.Namespace) -> int:
     """Find and print the capacity; return 1 if no rate meets the constraints."""
-    from servesim.config.overrides import override, read_scenario_file
+    from servesim.config.layers import Layer, assemble, file_layer, setting_layers
     from servesim.study.experiment_file import name_of_file
     from servesim.study.sweep_file import capacity_experiment
 
-    tree = override(read_scenario_file(args.file), args.set)
-    if args.goodput:
-        tree["slo"] = slo_bounds(args.goodput)
-    keys = {name: getattr(args, name) for name in ("subject_to", "rates", "precision", "replications")}
+    bounds = [Layer({"slo": slo_bounds(args.goodput)}, are_settings=True)] if args.goodput else []
+    tree = assemble([file_layer(args.file), *setting_layers(args.set), *bounds])
     name = name_of_file(Path(args.file))
-    experiment = capacity_experiment(tree, name, {**keys, "steady": args.steady})
+    experiment = capacity_experiment(tree, name, keys_of(args, CAPACITY_KEYS))
     return run_experiment_of(args, experiment, Path("runs") / f"{name}-capacity")
 
 

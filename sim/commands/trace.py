@@ -167,7 +167,7 @@ def _list_formats() -> int:
 
 def synth_trace(args: argparse.Namespace) -> int:
     """Generate a trace and write it."""
-    from servesim.config.overrides import override, read_scenario_file
+    from servesim.config.layers import override, read_scenario_file
     from servesim.traces.make.synth import synthesise
 
     tree: dict[str, Any] = read_scenario_file(args.file) if args.file else {}

@@ -124,7 +124,7 @@ def target_of(args: argparse.Namespace, experiment: Experiment, stack: ExitStack
     """Return where configurations are measured; the stack closes it."""
     from servesim.calibrate.live.setup import DeviceSession, name_of
     from servesim.calibrate.tune.targets import BackendTarget, UrlTarget
-    from servesim.config.overrides import override
+    from servesim.config.layers import override
     from servesim.config.scenario import scenario_from
     from servesim.costs.device_profile import load_profile
 

@@ -14,7 +14,7 @@ from servesim.files.read import show_path
 from servesim.policies import FAMILIES
 
 from .exported import MODEL, Exported, refusals_of
-from .overrides import Tree
+from .layers import Tree
 from .scenario import Scenario, scenario_from
 
 Exporter = Callable[..., Exported]  # of a scenario and the model that the server loads

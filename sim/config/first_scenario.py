@@ -11,7 +11,7 @@ from servesim.core.fields import policy_fields
 from servesim.files.checked import Keys
 from servesim.files.write import yaml_text
 
-from .overrides import Tree, merge
+from .layers import Tree, merge
 from .registry import about_preset, make_policy, preset
 from .scenario import EngineConfig, Slo
 

@@ -21,8 +21,8 @@ from servesim.files.checked import ByteSize, Int, Keys, Number, invalid_error, v
 from servesim.files.read import did_you_mean
 from servesim.policies import POLICIES
 
+from .layers import Tree, as_section
 from .memory import ModelKey, blocks_of, host_copy_times
-from .overrides import Tree, as_section
 from .registry import ENGINE, make_policy
 from .user_code import code_access, names_file
 

@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from pydantic import BaseModel
 from servesim.config.first_scenario import flow
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.registry import own_fields_first, policy_class, presets
 from servesim.config.scenario import Scenario, TraceFile
 from servesim.config.user_code import use_access

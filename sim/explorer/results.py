@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.scenario import Scenario
 from servesim.report.charts import Latencies, latency_charts, queue_line, time_chart
 from servesim.report.page import finite

@@ -17,7 +17,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from typing import Any, NamedTuple, Optional
 
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.user_code import CodeAccess, use_access
 from servesim.core.errors import WorkerLost
 from servesim.study.executor import MAX_RETRIES, Pool, is_worker_death, process_pool

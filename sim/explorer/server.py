@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Optional
 
 from aiohttp import web
-from servesim.config.overrides import read_scenario_file
 from servesim.config.user_code import use_access
 from servesim.core import BadInput
 from servesim.core.errors import WorkerLost
@@ -214,7 +213,7 @@ def open_page(
     file: Optional[str], preset: Optional[str], settings: Mapping[str, str], port: int = 0, jobs: Optional[int] = None
 ) -> ExploreServer:
     """Return the server of a scenario file or a preset, after a check of the scenario and its requests."""
-    origin = Origin(file, None if file is None else read_scenario_file(file))
+    origin = Origin(file)
     first = origin.first_state(preset, settings)
     load_trace(origin.scenario(first)[1])
     return ExploreServer(origin, first, port, jobs)

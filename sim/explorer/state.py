@@ -15,7 +15,7 @@ from typing import Annotated, Any, Optional
 from pydantic import Field, StringConstraints
 from servesim.config.export import TARGETS, export_scenario
 from servesim.config.first_scenario import CONTEST, CONTEST_WORKLOAD, GPU, GPU_WORKLOAD, flow
-from servesim.config.overrides import Tree, merge, nesting_order, override, with_preset
+from servesim.config.layers import Layer, Tree, assemble, file_layer, merge, nesting_order, setting_layers
 from servesim.config.registry import ENGINE, presets
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import CodeAccess, code_access, names_file, use_access
@@ -68,11 +68,11 @@ def read_state(body: Any) -> PageState:
 
 
 class Origin:
-    """What the command line named: a scenario file, its keys, and whether its own policy file may run."""
+    """What the command line named: a scenario file, and whether its own policy file may run."""
 
-    def __init__(self, file: Optional[str] = None, tree: Optional[Tree] = None) -> None:
-        self.file, self.file_tree = file, tree or {}
-        self.own_policy = None if file is None else scenario_policy(self.file_tree)
+    def __init__(self, file: Optional[str] = None) -> None:
+        self.file, self._layer = file, None if file is None else file_layer(file)
+        self.own_policy = None if file is None else scenario_policy(self.base(Choice()))
         self._code = code_access()
 
     def code(self, tree: Tree) -> Optional[CodeAccess]:
@@ -81,17 +81,18 @@ class Origin:
 
     def first_state(self, preset: Optional[str] = None, settings: Optional[Mapping[str, str]] = None) -> PageState:
         """Return the state of a new page; `settings` are those of the command line."""
-        choice = Choice() if self.file and preset is None else self.start_from(preset or FIRST_PRESET, self.file_tree)
+        choice = Choice()
+        if preset is not None or self.file is None:
+            choice = self.start_from(preset or FIRST_PRESET, {} if self.file is None else self.base(choice))
         settings = {**choice.settings, **(settings or {})}
         return PageState(start=choice.start, settings=settings, pins=[Choice(start=choice.start, settings=settings)])
 
-    def base(self, choice: Choice) -> Tree:
-        """Return the scenario that the settings of a choice change."""
-        if choice.start:
-            return with_preset({"preset": choice.start})
-        if self.file is None:
+    def base(self, choice: Choice, settings: Optional[Mapping[str, str]] = None) -> Tree:
+        """Return the scenario that the settings of a choice change, or that scenario with settings."""
+        if not choice.start and self._layer is None:
             raise BadInput("start: expected a preset, because the page has no scenario file")
-        return self.file_tree
+        start = Layer({"preset": choice.start}) if choice.start or self._layer is None else self._layer
+        return assemble([start, *setting_layers([f"{key}={text}" for key, text in (settings or {}).items()])])
 
     def where(self, choice: Choice) -> str:
         """Return how messages name the scenario, as those of `sim run` do."""
@@ -103,7 +104,7 @@ class Origin:
         for key, other in KEPT_COUNTS.items():
             with suppress(BadInput):  # reported when all settings are applied
                 rate: Any = parse(settings[key], key) if key in settings and other not in settings else None
-                before = apply(self.base(choice), {name: text for name, text in settings.items() if name != key})
+                before = self.base(choice, {name: text for name, text in settings.items() if name != key})
                 old = rate_key_value(before)
                 if old and is_number(rate, 1e-9) and rate != old:
                     value = key_value(scenario_at_rate(before, rate, rate / old) or {}, other)
@@ -113,7 +114,7 @@ class Origin:
 
     def tree(self, choice: Choice) -> Tree:
         """Return the keys of a scenario."""
-        tree = apply(self.base(choice), self.applied(choice))
+        tree = self.base(choice, self.applied(choice))
         self.check_files(tree)
         return tree
 
@@ -164,7 +165,7 @@ class Origin:
 
     def start_from(self, name: str, tree: Tree) -> Choice:
         """Return a preset with the requests, the profile and the memory of another scenario, if that has them."""
-        base = with_preset({"preset": name})
+        base = self.base(Choice(start=name))
         contest = scenario_policy(base) == "llm-serving"
         usual = CONTEST if contest else GPU
         kept = {key: tree[key] for key in (*REQUESTS, "profile") if tree.get(key) is not None}
@@ -193,11 +194,6 @@ class Origin:
             settings["workload"] = flow(parse(WORKLOADS[value], "workload")["workload"])
             settings |= {"trace": "null"} if base.get("trace") else {}
         return state.model_copy(update={"settings": settings})
-
-
-def apply(tree: Tree, settings: Mapping[str, str]) -> Tree:
-    """Return a scenario with settings, as `--set` applies them."""
-    return override(tree, [f"{key}={text}" for key, text in settings.items()])
 
 
 def scenario_policy(tree: Tree) -> Any:

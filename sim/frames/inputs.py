@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 import pandas as pd
 from pydantic import PrivateAttr
-from servesim.config.overrides import Tree, merge, read_scenario_file, set_key, with_preset
+from servesim.config.layers import Layer, Tree, assemble, file_layer
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Policy, Sampling
 from servesim.core import field_values as fields_of
@@ -17,8 +17,9 @@ from servesim.core.content import Content
 from servesim.core.limits import DEFAULT_DRAWS, MAX_DRAWS
 from servesim.study.compared_runs import ComparedRuns, from_folder
 from servesim.study.experiment import Experiment
-from servesim.study.search_file import Search, SearchFile, build_search, read_search
-from servesim.study.sweep_file import SweepFile, build_experiment, load_base, read_experiment, validate_file
+from servesim.study.search_file import Search, build_search, read_search
+from servesim.study.study_keys import SearchFile, SweepFile
+from servesim.study.sweep_file import build_experiment, load_base, read_experiment, validate_file
 from servesim.traces.trace import Columns, Trace, build_trace
 
 from .compare import runs_of_result
@@ -53,19 +54,12 @@ def mapping_of(source: Any, where: str) -> Tree:
 
 
 def merge_scenario(
-    source: Source, preset: Optional[str], overrides: Tree, settings: Optional[Mapping[str, Any]] = None
+    source: Source, preset: Optional[str], keys: Tree, settings: Optional[Mapping[str, Any]] = None
 ) -> Tree:
     """Return the scenario tree of a preset, a file or mapping, arguments and settings; later ones win."""
-    if isinstance(source, (str, Path)):
-        tree = read_scenario_file(source)
-    else:
-        tree = with_preset(mapping_of(source, "scenario"))
-    if preset is not None:
-        tree = merge(with_preset({"preset": preset}), tree)
-    tree = merge(tree, overrides)
-    for key, value in (settings or {}).items():
-        tree = set_key(tree, key, value)
-    return tree
+    layers = [] if preset is None else [Layer({"preset": preset})]
+    layers.append(file_layer(source) if isinstance(source, (str, Path)) else Layer(mapping_of(source, "scenario")))
+    return assemble([*layers, Layer(keys), Layer(settings or {}, "settings", are_settings=True)])
 
 
 def check_draws(intervals: Union[bool, int]) -> int:

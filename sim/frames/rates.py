@@ -9,7 +9,7 @@ from typing import Any, Optional, Union
 
 import pandas as pd
 from servesim.config.export import export_text
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.core import BadInput
 from servesim.report.figures import plot_rates, styled_axes
 from servesim.report.rate_page import write_report

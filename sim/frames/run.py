@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 
 import pandas as pd
 from servesim.config.export import export_text
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.report.trust import policy_note

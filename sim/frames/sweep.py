@@ -10,7 +10,7 @@ from typing import Any, Optional, Union
 import numpy as np
 import pandas as pd
 from servesim.config.export import export_text
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput
 from servesim.report.figures import plot_knob, plot_trade_off, styled_axes

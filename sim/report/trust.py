@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.scenario import Scenario
 from servesim.config.validation import describe_validation
 from servesim.core import BadInput

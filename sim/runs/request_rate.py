@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Optional
 
-from servesim.config.overrides import Tree, apply_assignment, set_key
+from servesim.config.layers import Tree, apply_assignment, set_key
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.traces.edit import arrivals_advice

@@ -7,8 +7,8 @@ from typing import Any, Optional
 
 from servesim.config.exported import refusals_of
 from servesim.config.families import config_file_of
+from servesim.config.layers import Tree, read_mapping
 from servesim.config.memory import blocks_of_device
-from servesim.config.overrides import Tree, read_mapping
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile

@@ -21,7 +21,6 @@ from servesim.engine.step import TokenGaps
 
 from .metrics import Metrics, Times, sent_and_ended
 
-STEADY = (0.2, 0.1)  # default warm-up and drain, as fractions of the time span of the arrivals
 POINTS = 64  # times at which the backlog is sampled
 MIN_GROWTH = 0.05  # growth of the backlog, as a fraction of the arrivals; at most 1 / sqrt(arrivals)
 MIN_R2 = 0.5  # fraction of the backlog's variance that the line explains

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.config.overrides import Tree, override, read_scenario_file
+from servesim.config.layers import Tree, read_scenario_file
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.runs.metric_table import METRICS, PERCENTILES, percentile_metrics
@@ -89,8 +89,7 @@ def load_runs(
     stored = from_folder(source, percentiles)
     if stored is not None:
         return stored
-    tree = override(read_scenario_file(source), settings)
-    return from_scenario(tree, source, replications, executor, draws, percentiles)
+    return from_scenario(read_scenario_file(source, settings), source, replications, executor, draws, percentiles)
 
 
 def from_folder(source: str, percentiles: Sequence[float] = ()) -> Optional[ComparedRuns]:

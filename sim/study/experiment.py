@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from pydantic import ValidationError
-from servesim.config.overrides import Tree, apply_assignment
+from servesim.config.layers import Tree, apply_assignment
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.files.checked import first_error
@@ -22,9 +22,10 @@ from servesim.runs.request_rate import longer_scenario, request_rate, scenario_a
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective
 
-from .experiment_file import EXPERIMENT_FILE, INDIFFERENCE, input_digests, read_experiment_file, versions
+from .experiment_file import EXPERIMENT_FILE, input_digests, read_experiment_file, versions
 from .grid import Assignment
 from .single_run import Task, context_json
+from .study_keys import INDIFFERENCE
 
 RUNS_FILE = "runs.jsonl"
 NOT_STORED = ("auto_rates", "rate")  # of a part of an experiment, or until its rates are chosen

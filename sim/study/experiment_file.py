@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Optional
 
 from pydantic import AfterValidator, Field
-from servesim.config.overrides import Tree, as_section
+from servesim.config.layers import Tree, as_section
 from servesim.config.paths import find_beside, names_relative_file, resolve_settings, resolve_sweep_paths
 from servesim.config.registry import policy_class
 from servesim.config.scenario import Scenario
@@ -33,21 +33,14 @@ from servesim.files.write import FileExists, list_files, write_json
 from servesim.runs.metric_table import is_metric
 from servesim.version import __version__
 
+from .study_keys import INDIFFERENCE
+
 EXPERIMENT_FILE = "experiment.json"
 WORKING_FOLDER = "working_folder"
 MISSING = "missing"  # instead of the digest of a file that does not exist
-INDIFFERENCE = 0.005  # default of `indifference`
 NEW_FOLDER = "use another folder with -o"
-NAME_PATTERN = re.compile(r"\w[\w .+-]{0,99}")  # a name is part of a path and of a comment in best.yaml
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-
-
-def check_name(name: str) -> str:
-    """Return the name of an experiment; it must not contain a separator of paths or lines."""
-    if not NAME_PATTERN.fullmatch(name):
-        raise ValueError("a name of letters, digits, spaces and . _ + -, at most 100 characters, such as knobs-2")
-    return name
 
 
 def name_of_file(path: Path) -> str:
@@ -65,9 +58,6 @@ def check_metric(name: str) -> str:
     if not is_metric(name):
         raise ValueError("the name of a metric")
     return name
-
-
-Name = Annotated[str, AfterValidator(check_name)]
 
 
 class ObjectiveKeys(Stored):

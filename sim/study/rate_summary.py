@@ -14,7 +14,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Optional
 
-from servesim.config.overrides import Tree
+from servesim.config.layers import Tree
 from servesim.config.paths import relative_paths
 from servesim.core import BadInput
 from servesim.files.terminal import Screen, align_columns

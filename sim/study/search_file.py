@@ -1,4 +1,4 @@
-"""The search file: its keys, the parameter space, and the search that it describes."""
+"""The search file: its parameter space, and the search that it describes."""
 
 from __future__ import annotations
 
@@ -8,34 +8,18 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, Union
 
-from pydantic import Field
-from servesim.config.overrides import Tree, apply_assignment, override, read_sweep_file
+from servesim.config.layers import Tree, apply_assignment, read_sweep_file
 from servesim.core import BadInput
 from servesim.core.errors import missing_package
-from servesim.core.limits import MAX_CONFIGS, MAX_SEED
-from servesim.files.checked import Int
 from servesim.runs.request_rate import RATE_KEYS
 
 from .experiment import Experiment
 from .experiment_file import input_digests, name_of_file, versions
 from .grid import check_keys, parse_bounds
-from .sweep_file import Draws, StudyFile, SweepFile, build_experiment, load_base, validate_file
-
-
-class SearchFile(StudyFile):
-    """The keys of a search file: as in a sweep file, but params are spaces."""
-
-    params: Tree = Field({}, description="scenario key -> list, range, uniform, loguniform or integers")
-    trials: Int = Field(100, gt=0, le=MAX_CONFIGS, description="number of configurations to try")
-    batch: Int = Field(8, gt=0, le=MAX_CONFIGS, description="trials proposed at once")
-    sampler: Literal["auto", "tpe", "nsga2", "random"] = Field(
-        "auto", description="auto: tpe for one objective, nsga2 for several"
-    )
-    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of the sampler")
-    intervals: Draws = Field(0, description="as in a sweep, for the baseline and the 10 best configurations")
-    subject_to: list[Any] = Field([], description="as in a sweep; the sampler knows how far a trial misses")
+from .study_keys import SearchFile, StudyFile, SweepFile
+from .sweep_file import build_experiment, load_base, validate_file
 
 
 @dataclass
@@ -56,7 +40,7 @@ def read_search(path: Union[str, Path], settings: Sequence[str] = (), **changes:
     """Read a search file; `changes` replace keys of it."""
     path = Path(path)
     file = validate_file(SearchFile, read_sweep_file(path, "search"), path, changes)
-    return build_search(file, override(load_base(file.base, path), settings), str(path), name_of_file(path))
+    return build_search(file, load_base(file.base, path, settings), str(path), name_of_file(path))
 
 
 def build_search(file: SearchFile, base: Tree, path: str, name: str) -> Search:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from pydantic import ValidationError
 from servesim.config.exported import refusals_of
-from servesim.config.overrides import Tree, apply_assignment
+from servesim.config.layers import Tree, apply_assignment
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import code_access, describe_error, error_text, use_access
 from servesim.core import BadInput, PolicyError

@@ -1,135 +1,29 @@
-"""The sweep file: its keys, the base scenario, and the experiment that it describes."""
+"""The sweep file: its base scenario, and the experiment that it describes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Optional, TypeVar, Union
+from typing import Any, TypeVar, Union
 
-from pydantic import BeforeValidator, Field, field_validator
-from servesim.config.overrides import Tree, apply_assignment, override, read_scenario_file, read_sweep_file, with_preset
+from servesim.config.layers import Layer, Tree, apply_assignment, assemble, file_layer, read_sweep_file, setting_layers
 from servesim.config.registry import presets
-from servesim.config.scenario import Scenario
 from servesim.core import BadInput
 from servesim.core.limits import (
-    DEFAULT_DRAWS,
-    MAX_CONFIGS,
-    MAX_DRAWS,
-    MAX_RATE,
     MAX_RUNS,
-    MAX_SEED,
-    MIN_RATE,
-    is_number,
 )
-from servesim.files.checked import Int, Keys, Number, expected_error, validate
+from servesim.files.checked import Keys, validate
 from servesim.runs.metric_table import whole_metric
 from servesim.runs.request_rate import RATE_KEYS, rate_key_value
-from servesim.runs.steady_state import STEADY
 from servesim.statistics.constraints import Bound, parse_bounds
 from servesim.statistics.objective import Objective, check_figures, parse_objective
 
 from .experiment import DEFAULT_PROFILE, Experiment, config_key, load_experiment
-from .experiment_file import INDIFFERENCE, Name, name_of_file
+from .experiment_file import name_of_file
 from .grid import Assignment, unroll
+from .study_keys import CapacityKeys, SweepFile
 
-MAX_RATES = 100
-CAPACITY_PRECISION = 0.01  # default of `sim capacity`
 File = TypeVar("File", bound=Keys)
-
-
-def parse_percent(value: Any) -> Any:
-    """Return `0.5%` or `0.5 %` as a fraction; other values unchanged."""
-    text = value.strip() if isinstance(value, str) else ""
-    try:
-        return float(text[:-1]) / 100 if text.endswith("%") else value
-    except ValueError:
-        return value
-
-
-def check_rate_list(value: Any) -> Any:
-    """Check request rates and return them in rising order; `auto` stays."""
-    rates = [value] if is_number(value) else value
-    valid = isinstance(rates, (list, tuple)) and all(is_number(rate, MIN_RATE, MAX_RATE) for rate in rates)
-    if rates is not None and rates != "auto" and not (valid and 1 <= len(rates) <= MAX_RATES):
-        raise expected_error(f"auto, or up to {MAX_RATES} request rates such as [5, 10, 20], requests per second")
-    return sorted({float(rate) for rate in rates}) if valid else rates
-
-
-def check_draws(value: Any) -> int:
-    """Return the number of draws in a file; true is the default number."""
-    draws = {True: DEFAULT_DRAWS, False: 0}[value] if isinstance(value, bool) else value
-    if not is_number(draws, 0, MAX_DRAWS) or draws % 1 or draws == 1:
-        raise expected_error(f"true, false or a number of draws from 2 to {MAX_DRAWS}")
-    return int(draws)
-
-
-Percent = Annotated[Number, BeforeValidator(parse_percent)]
-Draws = Annotated[int, BeforeValidator(check_draws)]
-Rates = Annotated[Any, BeforeValidator(check_rate_list)]  # rates in rising order, "auto" or None
-
-
-class Steady(Keys):
-    """Warm-up and drain that a steady-state run cuts, as fractions of the arrival span."""
-
-    warm_up: Number = Field(STEADY[0], ge=0, lt=1)
-    drain: Number = Field(STEADY[1], ge=0, lt=1)
-
-
-class StudyFile(Keys):
-    """The keys that sweep files and search files share."""
-
-    @classmethod
-    def suggest(cls, key: str, known: Sequence[str]) -> str:
-        if key in Scenario.model_fields:
-            return "; this is a scenario key: use `sim run FILE`, or put it under base"
-        return super().suggest(key, known)
-
-    name: Optional[Name] = Field(None, description="name of the experiment (default: file name)")
-    base: Union[str, Tree] = Field({}, description="base scenario: a file in the same folder, a preset, or its keys")
-    params: Any = Field({})
-    baseline: Tree = Field({}, description="settings of the baseline on top of the base")
-    objectives: list[Any] = Field([], description="metrics; the first ranks, all define the Pareto front")
-    replications: Int = Field(
-        1, gt=0, le=MAX_RUNS, description="runs per configuration, each with other random numbers"
-    )
-    confidence: Number = Field(0.95, gt=0, lt=1, description="level of the confidence intervals")
-    steady: Union[bool, Steady] = Field(False, description="cut warm-up and drain; false: all requests count")
-    intervals: Draws = Field(0, description="also run N random cost models that agree with the calibration; true: 24")
-    subject_to: list[Any] = Field([], description="constraints such as p99_ttft_ms <= 2000 that the winner must meet")
-    indifference: Percent = Field(
-        INDIFFERENCE, ge=0, lt=1, description="differences below this fraction of the best value are ties"
-    )
-
-    @field_validator("objectives", "subject_to", mode="before")
-    @classmethod
-    def _to_list(cls, value: Any) -> Any:
-        return [value] if isinstance(value, (str, dict)) else value
-
-    @property
-    def steady_window(self) -> Optional[tuple[float, float]]:
-        """Warm-up and drain; None for terminating runs."""
-        if isinstance(self.steady, Steady):
-            return self.steady.warm_up, self.steady.drain
-        return STEADY if self.steady else None
-
-
-class SweepFile(StudyFile):
-    """The keys of a sweep file."""
-
-    params: Union[Tree, list[Tree]] = Field({}, description="scenario key -> values (a grid), or a list of grids")
-    samples: Optional[Int] = Field(
-        None, gt=0, le=MAX_CONFIGS, description="draw N random configurations per grid, not all"
-    )
-    seed: Int = Field(0, ge=0, le=MAX_SEED, description="random seed of `samples`; runs use the scenario's seed")
-    ci: Optional[Percent] = Field(None, gt=0, lt=1, description="add replications until half-width <= this * mean")
-    max_replications: Int = Field(64, gt=1, le=MAX_RUNS, description="upper limit of replications with `ci`")
-    confirm: Int = Field(
-        0, ge=0, le=MAX_RUNS, description="extra replications of winner and baseline, after the choice"
-    )
-    rates: Rates = Field(None, description="request rates; run every configuration at each of them; or auto")
-    precision: Optional[Percent] = Field(
-        None, ge=1e-6, lt=1, description="with rates and subject_to: find each capacity to this precision"
-    )
 
 
 def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **changes: Any) -> Experiment:
@@ -140,7 +34,7 @@ def read_experiment(path: Union[str, Path], settings: Sequence[str] = (), **chan
             raise BadInput(f"{path}: {key}: cannot change in a folder that holds a sweep; give the sweep file")
         return load_experiment(path)
     file = validate_file(SweepFile, read_sweep_file(path), path, changes)
-    base = override(load_base(file.base, path), settings)
+    base = load_base(file.base, path, settings)
     try:
         return build_experiment(file, base, file.name or name_of_file(path))
     except BadInput as bad:
@@ -153,16 +47,18 @@ def validate_file(kind: type[File], tree: Tree, where: Union[str, Path], changes
     return validate(kind, changed, str(where))
 
 
-def load_base(base: Union[str, Tree], path: Path) -> Tree:
-    """Return the base scenario as a mapping; `path` is the sweep file."""
+def load_base(base: Union[str, Tree], path: Path, settings: Sequence[str] = ()) -> Tree:
+    """Return the base scenario as a mapping, with settings of the command line; `path` is the sweep file."""
     if isinstance(base, dict):
-        return with_preset(base)
-    file = path.parent / base
-    if file.is_file():
-        return read_scenario_file(file)
-    if base in presets():
-        return with_preset({"preset": base})
-    raise BadInput(f"{path}: base: no file {file} and no preset {base!r}; presets: {', '.join(presets())}")
+        lowest = Layer(base)
+    elif (path.parent / base).is_file():
+        lowest = file_layer(path.parent / base)
+    elif base in presets():
+        lowest = Layer({"preset": base})
+    else:
+        file = path.parent / base
+        raise BadInput(f"{path}: base: no file {file} and no preset {base!r}; presets: {', '.join(presets())}")
+    return assemble([lowest, *setting_layers(settings)])
 
 
 def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
@@ -194,7 +90,7 @@ def build_experiment(file: SweepFile, base: Tree, name: str) -> Experiment:
 
 def capacity_experiment(base: Tree, name: str, keys: Mapping[str, Any]) -> Experiment:
     """Return the sweep of one scenario over rates that finds its capacity; `keys` are those of a sweep file."""
-    file = validate_file(SweepFile, {"rates": "auto", "precision": CAPACITY_PRECISION}, name, keys)
+    file = validate_file(CapacityKeys, {}, name, keys)
     bounds = parse_bounds(file.subject_to)
     if not bounds:
         raise BadInput("subject_to: expected at least one constraint, e.g. p99_ttft_ms <= 500, got none")

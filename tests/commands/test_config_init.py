@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servesim.config.overrides import read_scenario_file
+from servesim.config.layers import read_scenario_file
 from servesim.config.registry import preset, presets
 from servesim.config.scenario import scenario_from
 from servesim.policies import POLICIES

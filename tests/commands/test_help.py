@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 from servesim.cli import TASKS, Parser, main, parser
 from servesim.commands.options import leaf_commands
+from servesim.commands.sweep import CAPACITY_KEYS, SEARCH_KEYS, SWEEP_KEYS
 from servesim.files.terminal import two_columns
+from servesim.study.study_keys import CapacityKeys, SearchFile, SweepFile
 
 from .running import run_sim
 
@@ -102,3 +106,25 @@ def test_a_user_of_vllm_does_not_meet_the_contest_first() -> None:
 def test_every_command_describes_json_with_the_same_words() -> None:
     texts = {action.help for command in leaf_commands(parser()) for action in command._actions if action.dest == "json"}
     assert texts == {"print the result as JSON instead of text"}
+
+
+@pytest.mark.parametrize(
+    ("command", "model", "keys"),
+    [
+        ("sim sweep", SweepFile, SWEEP_KEYS),
+        ("sim search", SearchFile, SEARCH_KEYS),
+        ("sim capacity", CapacityKeys, CAPACITY_KEYS),
+    ],
+)
+def test_options_that_are_keys_of_a_file_have_its_words(command: str, model: type[SweepFile], keys: list[str]) -> None:
+    found = {inner.prog: inner for inner in leaf_commands(parser())}[command]
+    actions = {action.dest: action for action in found._actions}
+    for key in keys:
+        assert actions[key].help.replace("%%", "%").startswith(model.model_fields[key].description), key
+        default = model.model_fields[key].default
+        assert ("(default: " in actions[key].help) == bool(default), key
+
+
+def test_the_list_of_commands_imports_no_models() -> None:
+    code = "import sys; from servesim.cli import parser; parser().format_help(); assert 'pydantic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)

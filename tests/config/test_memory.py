@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from servesim.config.layers import merge
 from servesim.config.memory import ModelSizes, memory_budget
-from servesim.config.overrides import merge
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.kv_memory import MemoryBudget, memory_of_name

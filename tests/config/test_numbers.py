@@ -13,8 +13,8 @@ from servesim.core import BadInput
 from servesim.core.fields import policy_fields
 from servesim.policies import POLICIES
 from servesim.runs.simulate import simulate
-from servesim.study.search_file import SearchFile
-from servesim.study.sweep_file import SweepFile, build_experiment, validate_file
+from servesim.study.study_keys import SearchFile, SweepFile
+from servesim.study.sweep_file import build_experiment, validate_file
 
 Tree = dict[str, Any]
 Path = tuple[Union[str, int], ...]

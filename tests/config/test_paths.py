@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from servesim.config.overrides import read_scenario_file, read_sweep_file
+from servesim.config.layers import read_scenario_file, read_sweep_file
 from servesim.config.paths import relative_paths, resolve_paths
 
 from ..commands.running import run_sim

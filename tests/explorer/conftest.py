@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from servesim.config.overrides import read_scenario_file
 from servesim.explorer.server import ExploreServer
 from servesim.explorer.state import Origin
 
@@ -51,7 +50,7 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
 
 def start(file: Path) -> ExploreServer:
     """Return a started server of a scenario file."""
-    origin = Origin(str(file), read_scenario_file(file))
+    origin = Origin(str(file))
     return ExploreServer(origin, origin.first_state(), jobs=2).start()
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from servesim.cli import main
-from servesim.config.overrides import read_scenario_file
+from servesim.config.layers import read_scenario_file
 from servesim.config.registry import presets
 from servesim.config.scenario import EngineConfig, scenario_from
 from servesim.core import Policy
@@ -86,7 +86,7 @@ def test_a_preset_keeps_requests_profile_and_memory_of_the_file(tmp_path: Path) 
         "policy: {name: vllm-v1, max_num_seqs: 7}\nworkload: {contest: {X: 5, T: 9}}\nseed: 4\n"
         "profile: h200-llama2-7b\nengine: {device_memory: 80GB, block_size: 32}\nslo: {ttft: 70}\n"
     )
-    origin = Origin(str(file), read_scenario_file(file))
+    origin = Origin(str(file))
     tree, _ = origin.scenario(origin.choose(origin.first_state(), "start", "sarathi"))
     assert tree["policy"]["name"] == "sarathi" and tree["policy"].get("max_num_seqs") != 7
     assert (tree["workload"], tree["seed"], tree["slo"]) == ({"contest": {"X": 5, "T": 9}}, 4, {"ttft": 70})
@@ -111,7 +111,7 @@ def test_the_command_has_the_scenario_of_the_page(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("a b.yaml").write_text("preset: contest-baseline\nworkload: {contest: {X: 8, T: 5}}\n")
-    origin = Origin("a b.yaml", read_scenario_file("a b.yaml"))
+    origin = Origin("a b.yaml")
     choice = Choice(settings=settings)
     words = shlex.split(origin.command(choice))
     assert words[:3] == ["sim", "run", "a b.yaml"]
@@ -131,8 +131,9 @@ def test_a_copied_configuration_without_comments_has_its_remarks_beside_it() -> 
     assert not [name for name in copies if name.endswith("remarks") and not name.startswith("mindie")]
 
 
-def test_a_rate_of_a_duration_keeps_the_number_of_requests() -> None:
-    origin = Origin("f", {"workload": {"duration": 60, "arrivals": {"kind": "poisson", "rate": 2}}})
+def test_a_rate_of_a_duration_keeps_the_number_of_requests(tmp_path: Path) -> None:
+    (tmp_path / "f.yaml").write_text("workload: {duration: 60, arrivals: {kind: poisson, rate: 2}}\n")
+    origin = Origin(str(tmp_path / "f.yaml"))
     assert origin.applied(Choice(settings={"workload.arrivals.rate": "8"}))["workload.duration"] == "15.0"
     own = {"workload.arrivals.rate": "8", "workload.duration": "60"}
     assert origin.applied(Choice(settings=own)) == dict(sorted(own.items(), reverse=True))

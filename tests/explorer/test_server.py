@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import servesim
 from servesim.cli import main
-from servesim.config.overrides import read_scenario_file
+from servesim.config.layers import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.explorer.server import MAX_BODY_BYTES, ExploreServer

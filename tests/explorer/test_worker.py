@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from servesim.config.overrides import with_preset
+from servesim.config.registry import preset as preset_keys
 from servesim.config.registry import presets
 from servesim.config.scenario import scenario_from
 from servesim.engine.rules import rules_of
@@ -37,7 +37,7 @@ def shared() -> Iterator[list[Any]]:
 
 @pytest.mark.parametrize("preset", sorted(presets()))
 def test_a_watched_run_has_the_same_result(shared: list[Any], preset: str) -> None:
-    tree = {**with_preset({"preset": preset}), "workload": WORKLOAD}
+    tree = {**preset_keys(preset), "workload": WORKLOAD}
     tree["engine"] = {**tree.get("engine", {}), "num_blocks": 2048 // tree["engine"].get("block_size", 16)}
     scenario = scenario_from(tree)
     trace = load_trace(scenario)
@@ -52,7 +52,7 @@ def test_a_watched_run_has_the_same_result(shared: list[Any], preset: str) -> No
 
 
 def test_a_cancelled_run_ends_and_returns_nothing(shared: list[Any]) -> None:
-    context, task = context_json({}), Task(0, 0, {**with_preset({"preset": "contest-baseline"}), "workload": WORKLOAD})
+    context, task = context_json({}), Task(0, 0, {**preset_keys("contest-baseline"), "workload": WORKLOAD})
     record = worker.run_watched(context, task, 1, True)
     assert record["requests"] == 80 and max(record["running"]) == 1
     shared[0][1] = 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.cli import main
-from servesim.config.overrides import override, read_scenario_file
+from servesim.config.layers import override, read_scenario_file
 from servesim.config.registry import make_policy, presets
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput

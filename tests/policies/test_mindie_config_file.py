@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from servesim.config.export import export_scenario
-from servesim.config.overrides import read_scenario_file
+from servesim.config.layers import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, field_values
 from servesim.policies import POLICIES

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from servesim.config.overrides import apply_assignment
+from servesim.config.layers import apply_assignment
 from servesim.core import BadInput
 from servesim.study.grid import parse_axis, unroll
 from servesim.study.sweep_file import read_experiment

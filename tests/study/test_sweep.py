@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from servesim.config.overrides import read_scenario_file
+from servesim.config.layers import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.config.user_code import allow_code
 from servesim.core import BadInput, Request

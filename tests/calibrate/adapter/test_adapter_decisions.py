@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 import pytest
-from servesim.config.overrides import with_preset
+from servesim.config.registry import preset as preset_keys
 from servesim.core.fields import policy_fields
 from servesim.core.policy import ORDERS
 from servesim.policies.llm_serving import LLMServing
@@ -119,7 +119,7 @@ def test_any_settings_decide_the_same_in_the_server_and_in_the_simulation(lag: i
 
 @pytest.mark.parametrize("preset", ["contest-baseline", "debias", "moon", "xidian", "yyds"])
 def test_presets_of_the_family_decide_the_same_in_the_server_and_in_the_simulation(preset: str) -> None:
-    fields = {key: value for key, value in with_preset({"preset": preset})["policy"].items() if key != "name"}
+    fields = {key: value for key, value in preset_keys(preset)["policy"].items() if key != "name"}
     compared = 0
     for seed in range(10):
         requests, batch, blocks, size = random_world(random.Random(seed))

@@ -8,7 +8,7 @@ import pytest
 import yaml
 from servesim.calibrate.logs.fit import RunError, run_error
 from servesim.calibrate.logs.observed_runs import ObservedRun, read_runs
-from servesim.config.overrides import merge
+from servesim.config.layers import merge
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 from servesim.cli import main
-from servesim.config.overrides import read_scenario_file
+from servesim.config.layers import read_scenario_file
 from servesim.core import Shape
 from servesim.costs.device_profile import load_profile
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.config.overrides import apply_assignment, merge, override
+from servesim.config.layers import apply_assignment, merge, override
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
 

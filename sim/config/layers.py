@@ -1,10 +1,15 @@
-"""Scenarios as trees of mappings: read a file, merge trees, apply `--set`."""
+"""Assemble a scenario from layers of keys: preset, configuration of a server, file, options, `--set`.
+
+Presets are the lowest layers. The configuration that `server_config` names is over them, no matter which layer names
+it. The keys of all layers follow in their order: later ones win. `assemble` merges them once, `scenario_from` checks
+the result.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Union
+from typing import Any, NamedTuple, Optional, Union
 
 from servesim.core import BadInput
 from servesim.files.read import quote, read_json, show_path
@@ -23,20 +28,74 @@ TRACE_ENDINGS = (".csv", ".jsonl", ".parquet")  # of file names
 MAX_SECTIONS = 20  # of a key; scenarios have fewer than ten levels
 
 
-def read_scenario_file(path: Union[str, Path]) -> Tree:
-    """Read a scenario file or the configuration of a server; load its preset first. Paths: see paths.py."""
+class Layer(NamedTuple):
+    """Keys of a scenario from one place: sections that are merged, or settings that each replace one value."""
+
+    keys: Mapping[str, Any]  # a setting is `section.key`
+    source: str = ""  # of a setting: how messages name it
+    folder: Optional[Path] = None  # of a file: its relative paths are searched there first
+    are_settings: bool = False
+
+    def over(self, tree: Tree) -> Tree:
+        """Return a tree with these keys over it."""
+        if not self.are_settings:
+            return merge(tree, {key: value for key, value in self.keys.items() if key != "preset"})
+        for key, value in self.keys.items():
+            try:
+                tree = set_key(tree, key, value)
+            except BadInput as bad:
+                raise BadInput(f"{self.source}: {bad}") from None
+        return tree
+
+
+def assemble(layers: Iterable[Layer], stored: Optional[Tree] = None) -> Tree:
+    """Return the keys of a scenario; `stored` is one that was assembled before, which the layers change."""
+    found = [
+        layer if layer.folder is None else layer._replace(keys=resolve_paths(layer.keys, layer.folder))
+        for layer in layers
+    ]
+    names = [str(layer.keys["preset"]) for layer in found if "preset" in layer.keys and not layer.are_settings]
+    lower = [Layer(preset(name)) for name in names]
+    servers = [layer.keys["server_config"] for layer in found if "server_config" in layer.keys]
+    if servers and isinstance(servers[-1], str):
+        lower.append(Layer(read_server(servers[-1])))
+    tree: Tree = {}
+    for layer in [*lower, Layer(stored or {}), *found]:
+        tree = layer.over(tree)
+    return tree
+
+
+def read_scenario_file(path: Union[str, Path], settings: Sequence[str] = ()) -> Tree:
+    """Return the scenario of a file, with settings as `--set` has them."""
+    return assemble([file_layer(path), *setting_layers(settings)])
+
+
+def file_layer(path: Union[str, Path]) -> Layer:
+    """Return the keys of a scenario file; the configuration of a server is a scenario that names it."""
     tree = read_mapping(path, "scenario")
     if any(file.fits(tree) for file in config_files()):
-        return {"server_config": str(path), **server_scenario(tree, path)}
-    return with_preset(resolve_paths(tree, Path(path).parent))
+        return Layer({"server_config": str(path)})
+    return Layer(tree, folder=Path(path).parent)
 
 
-def server_scenario(tree: Tree, path: Union[str, Path]) -> Tree:
+def setting_layers(settings: Sequence[str]) -> list[Layer]:
+    """Return the layers of `--set KEY=VALUE` options; values are YAML."""
+    layers = []
+    for setting in settings:
+        key, sign, text = setting.partition("=")
+        option = f"--set {show_path(setting)}"
+        if not sign or not key:
+            raise BadInput(f"{option}: expected KEY=VALUE, e.g. policy.max_num_seqs=64")
+        layers.append(Layer({key: parse(text, option)}, option, are_settings=True))
+    return layers
+
+
+def read_server(path: str) -> Tree:
     """Return the scenario of a server's own configuration."""
-    known = config_files()
+    tree, known = read_mapping(path, "configuration"), config_files()
     for file in known:
         if file.fits(tree):
-            return file.scenario(tree, str(path))
+            return file.scenario(tree, path)
     raise BadInput(f"{path}: expected {' or '.join(file.title for file in known)}")
 
 
@@ -56,16 +115,6 @@ def read_mapping(path: Union[str, Path], what: str) -> Tree:
         found = "an empty file" if tree is None else type(tree).__name__
         raise BadInput(f"{path}: expected a mapping of {what} keys, got {found}")
     return tree
-
-
-def with_preset(tree: Tree) -> Tree:
-    """Load the preset that `preset` names, then the file of `server_config`; the other keys override them."""
-    overrides = {key: value for key, value in tree.items() if key != "preset"}
-    base = preset(str(tree["preset"])) if "preset" in tree else {}
-    file = tree.get("server_config")
-    if isinstance(file, str):
-        base = merge(base, server_scenario(read_mapping(file, "configuration"), file))
-    return merge(base, overrides)
 
 
 def as_section(key: str, value: Any) -> Any:
@@ -90,17 +139,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> Tree:
 
 
 def override(tree: Tree, settings: Sequence[str]) -> Tree:
-    """Apply `section.key=value` settings; values are YAML."""
-    for setting in settings:
-        key, sign, text = setting.partition("=")
-        option = f"--set {show_path(setting)}"
-        if not sign or not key:
-            raise BadInput(f"{option}: expected KEY=VALUE, e.g. policy.max_num_seqs=64")
-        value = parse(text, option)
-        try:
-            tree = set_key(tree, key, value)
-        except BadInput as bad:
-            raise BadInput(f"{option}: {bad}") from None
+    """Return a mapping with `KEY=VALUE` settings over it: options of a backend, fields of a policy."""
+    for layer in setting_layers(settings):
+        tree = layer.over(tree)
     return tree
 
 
