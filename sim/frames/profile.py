@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pandas as pd
-from servesim.calibrate.probe.samples import REQUIRED_COLUMNS, holds_steps, read_samples, samples_file
+from servesim.calibrate.probe.samples import read_samples, samples_file
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.profile_verdict import verdict_on
@@ -38,8 +38,7 @@ class ProfileFrames:
 
     @property
     def _file(self) -> Optional[Path]:
-        file = samples_file(self.profile.path)
-        return file if file is not None and holds_steps(file) else None
+        return samples_file(self.profile.path)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
@@ -50,8 +49,9 @@ class ProfileFrames:
         if self._file is None:
             raise BadInput(f"profile {self.profile.name}: has no samples of steps, because it was fitted to whole runs")
         rows = read_samples(self._file)
-        columns = None if rows else [*REQUIRED_COLUMNS]
-        frame = pd.DataFrame([row.fields for row in rows], columns=columns).apply(as_numbers)
+        columns = None if rows else ["kind", "point", *Shape._fields]
+        cells = [{**row.cells, "kind": row.kind, "point": row.point, **row.shape._asdict()} for row in rows]
+        frame = pd.DataFrame(cells, columns=columns).apply(as_numbers)
         frame["seconds"] = pd.Series([row.seconds for row in rows], dtype=float)
         frame["expected"] = [self.profile.cost.seconds(row.shape) for row in rows]
         frame["error"] = frame.expected / frame.seconds - 1
