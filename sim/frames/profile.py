@@ -15,6 +15,7 @@ from servesim.calibrate.probe.samples import read_samples, samples_file
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.profile_verdict import verdict_on
+from servesim.runs.run_warnings import source_notes
 from servesim.study.columns import html_result
 
 RUN_KINDS = ("fitted", "left_out", "predicted")  # in the record of a fit to logs
@@ -101,7 +102,8 @@ class ProfileFrames:
                 [f"held-out error, {kind}", f"{error:.1%}"] for kind, error in self.errors["mean"].dropna().items()
             ]
         cells.append(["verdict", self.verdict])
-        return html_result(f"Profile: {self.profile.name}", cells, [self.profile.source_note or ""])
+        notes = [note.text for note in source_notes([self.profile])]
+        return html_result(f"Profile: {self.profile.name}", cells, notes)
 
     def __repr__(self) -> str:
         device, model = self.about.get("device", "?"), self.about.get("model", "?")
