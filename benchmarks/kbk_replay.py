@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import csv
 import os
 import sys
 import tempfile
@@ -27,7 +26,8 @@ import numpy as np
 from servesim.calibrate.device.worker_client import WorkerFailed
 from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.probe.fitted_profile import fit_profile
-from servesim.calibrate.probe.measure import COLUMNS
+from servesim.calibrate.probe.measure import as_rows
+from servesim.calibrate.probe.samples import read_samples
 from servesim.calibrate.probe.session import ProbeSession, run_session
 from servesim.calibrate.replay.replay import check_profile, replay_on_backend
 from servesim.calibrate.replay.verify import Comparison
@@ -35,6 +35,7 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Shape
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.step import ModelCall
+from servesim.files.step_table import append_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -102,23 +103,19 @@ def measure_profile(session: DeviceSession, seconds: float, folder: Path) -> Pro
     for setting in CALIBRATION_SETTINGS:
         requests = draw_requests(probe_only, CALIBRATION_SEED)
         live = replay_on_backend(session, setting, scenario_of(setting), requests, None, WARM_UP).live
-        append_samples(live.model_calls, probe.samples)
+        append_calls(live.model_calls, probe.samples)
     print_progress(f"added the steps of {', '.join(CALIBRATION_SETTINGS)} on other requests")
     return fit_profile(probe.samples, session.about, PROFILE_NAME)
 
 
-def append_samples(calls: Sequence[ModelCall], path: Path) -> None:
+def append_calls(calls: Sequence[ModelCall], path: Path) -> None:
     """Append the model calls of a server to samples.csv, one point per call."""
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = list(csv.DictReader(file))
-    first = max(int(row["point"]) for row in rows) + 1
-    for number, call in enumerate(calls):
-        shape = call.shape
-        rows.append({"kind": shape.kind, **shape._asdict(), "seconds": call.end - call.called, "point": first + number})
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
+    first = max(step.point or 0 for step in read_samples(path)) + 1
+    rows = [
+        {"kind": call.shape.kind, **call.shape._asdict(), "seconds": call.end - call.called, "point": first + number}
+        for number, call in enumerate(calls)
+    ]
+    append_steps(path, as_rows(rows))
 
 
 class OtherProcesses:

@@ -81,17 +81,17 @@ def probe_device(args: argparse.Namespace, worker: Any) -> int:
     about = worker.load(backend, {"model": args.model, "weights": args.weights, **cache}, lambda report: None)
     settings = probe_settings(args)
     path = Path(args.output, "samples.csv")
-    write = importlib.import_module("servesim.files.write")
+    write, table = (importlib.import_module(f"servesim.files.{name}") for name in ("write", "step_table"))
     write.write_json(path.with_name("probe.yaml"), {"settings": settings, "about": about})  # JSON is YAML
 
     def append(report: dict[str, Any]) -> None:
-        samples.append_samples(path, report.pop("rows"))
+        table.append_steps(path, report.pop("rows"))
         print("{known}/{points} points precise, at most {left:.0f} s left".format(**report), flush=True)
 
-    rows = [row.fields for row in samples.read_samples(path, resume=True)] if path.exists() else []
-    write.write_text(path, probe.as_csv(rows))  # drops a truncated last line
+    rows = [row.cells for row in samples.read_samples(path, resume=True)] if path.exists() else []
+    table.write_steps(path, probe.COLUMNS, probe.as_rows(rows))  # drops a truncated last line
     result = probe.run(backend, {**settings, "resume": rows}, append)
-    write.write_text(path, result["csv"])
+    table.write_steps(path, probe.COLUMNS, result["rows"])
     about = about if result["power"] is None else {**about, "power": result["power"]}
     described = {"settings": settings, "about": about, "sampling": result["sampling"] or None}
     write.write_json(path.with_name("probe.yaml"), described)

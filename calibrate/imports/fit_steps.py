@@ -18,8 +18,6 @@ from servesim.core import BadInput, StepCost
 from servesim.core.limits import MAX_NUMBER
 from servesim.costs.device_profile import Profile, write_profile
 
-from .step_log import TimedStep
-
 SLOW = 1.5  # a step is slow if it takes this many times as long as the faster steps of its bucket
 FAST_QUANTILE = 0.25  # more than half of the steps of a rare bucket can be slow
 MIN_STEPS = 3  # of a bucket: the faster steps of fewer are not known
@@ -39,9 +37,7 @@ class StepLogFit(NamedTuple):
     slow: Optional[NDArray[np.bool_]]
 
 
-def fit_log(
-    steps: Sequence[TimedStep], about: Mapping[str, Any], source: str, width: Optional[int] = None
-) -> StepLogFit:
+def fit_log(steps: Samples, about: Mapping[str, Any], source: str, width: Optional[int] = None) -> StepLogFit:
     """Fit the steps of a log. `width`: tokens per shape that the engine prepares, 0 if none; None finds it."""
     width, slow = first_uses(steps, width)
     profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
@@ -53,34 +49,27 @@ def fit_log(
     return StepLogFit(profile, width, slow)
 
 
-def write_log_samples(folder: Path, steps: Sequence[TimedStep], slow: Optional[NDArray[np.bool_]]) -> None:
-    """Write samples.csv. Steps of one shape are samples of one point. A fit ignores flagged rows."""
+def write_log_samples(folder: Path, steps: Samples, slow: Optional[NDArray[np.bool_]]) -> None:
+    """Write samples.csv. A fit ignores flagged rows."""
     flagged = ["new shape" if slow is not None and slow[k] else "" for k in range(len(steps))]
-    write_samples(folder / "samples.csv", samples_of(steps), overwrite=False, flagged=flagged)
+    write_samples(folder / "samples.csv", steps, overwrite=False, flagged=flagged)
 
 
-def write_log_profile(folder: Path, steps: Sequence[TimedStep], fit: StepLogFit, source: Mapping[str, Any]) -> None:
+def write_log_profile(folder: Path, steps: Samples, fit: StepLogFit, source: Mapping[str, Any]) -> None:
     """Write samples.csv and profile.yaml; `source` has the keys that say how the steps were measured."""
     write_log_samples(folder, steps, fit.slow)
     write_profile(folder, {**fit.profile.about, **source}, fit.profile.cost)
 
 
-def samples_of(steps: Sequence[TimedStep]) -> Samples:
-    """Return steps as samples."""
-    return Samples.from_shapes([step.shape for step in steps], [step.seconds for step in steps])
-
-
-def regular_samples(steps: Sequence[TimedStep], slow: Optional[NDArray[np.bool_]]) -> Samples:
-    """Return the steps that prepared no new shape as samples."""
-    kept = [step for k, step in enumerate(steps) if slow is None or not slow[k]]
-    if not kept:
+def regular_samples(steps: Samples, slow: Optional[NDArray[np.bool_]]) -> Samples:
+    """Return the steps that prepared no new shape."""
+    kept = steps if slow is None else steps.select(~slow)
+    if not len(kept):
         raise BadInput("--first-use: expected steps that prepared no new shape, got none")
-    return samples_of(kept)
+    return kept
 
 
-def first_uses(
-    steps: Sequence[TimedStep], width: Optional[int] = None
-) -> tuple[Optional[int], Optional[NDArray[np.bool_]]]:
+def first_uses(steps: Samples, width: Optional[int] = None) -> tuple[Optional[int], Optional[NDArray[np.bool_]]]:
     """Return the tokens per shape that the engine prepares, and which steps did; both None if it prepares none."""
     width = find_width(steps) if width is None else width
     if width is not None and not 0 <= width <= MAX_NUMBER:
@@ -88,14 +77,14 @@ def first_uses(
     return (width, slow_steps(steps, width)) if width else (None, None)
 
 
-def token_buckets(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.int64]:
+def token_buckets(steps: Samples, tokens: int) -> NDArray[np.int64]:
     """Return the bucket of tokens of every step."""
-    return np.array([-(-(step.shape.prefill_tokens + step.shape.decode_rows) // tokens) for step in steps])
+    return np.array([-(-(shape.prefill_tokens + shape.decode_rows) // tokens) for shape in steps.shapes])
 
 
-def slow_steps(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.bool_]:
+def slow_steps(steps: Samples, tokens: int) -> NDArray[np.bool_]:
     """Return which steps are the first of their bucket of tokens, or much slower than others of the bucket."""
-    seconds = np.array([step.seconds for step in steps])
+    seconds = steps.seconds
     buckets = token_buckets(steps, tokens)
     slow = np.zeros(len(steps), bool)
     for bucket in np.unique(buckets):
@@ -106,9 +95,9 @@ def slow_steps(steps: Sequence[TimedStep], tokens: int) -> NDArray[np.bool_]:
     return slow
 
 
-def find_width(steps: Sequence[TimedStep]) -> Optional[int]:
+def find_width(steps: Samples) -> Optional[int]:
     """Return the bucket width whose first steps agree best with the slow steps; None if there is no such pattern."""
-    seconds = np.array([step.seconds for step in steps])
+    seconds = steps.seconds
     tokens = token_buckets(steps, 1)
     order = np.argsort(tokens, kind="stable")
     fast = np.empty(len(steps))
@@ -128,20 +117,23 @@ def find_width(steps: Sequence[TimedStep]) -> Optional[int]:
     return max(scores, key=lambda width: scores[width]) if scores else None
 
 
-def slower_than(cost: StepCost, steps: Sequence[TimedStep]) -> NDArray[np.bool_]:
+def slower_than(cost: StepCost, steps: Samples) -> NDArray[np.bool_]:
     """Return which steps are much slower than fitted costs.
 
     An engine can prepare a bucket several times, for example for longer contexts, and can know some buckets before the
     first step. A fit without the first steps of the buckets tells both.
     """
-    ratios = np.log([step.seconds / cost.duration(step.shape) for step in steps])
+    ratios = np.log(steps.seconds / predicted(cost, steps))
     scatter = 1.4826 * float(np.median(np.abs(ratios)))
     return np.asarray(ratios > max(np.log(SLOW), SCATTERS * scatter), bool)
 
 
-def first_use_seconds(
-    steps: Sequence[TimedStep], tokens: int, cost: StepCost, slow: Sequence[bool] | NDArray[np.bool_]
-) -> float:
+def first_use_seconds(steps: Samples, tokens: int, cost: StepCost, slow: Sequence[bool] | NDArray[np.bool_]) -> float:
     """Return the time lost in slow steps, per bucket."""
-    lost = sum(step.seconds - cost.duration(step.shape) for step, is_slow in zip(steps, slow) if is_slow)
+    lost: float = sum((steps.seconds - predicted(cost, steps))[np.asarray(slow, bool)].tolist())
     return max(0.0, lost / len(np.unique(token_buckets(steps, tokens))))
+
+
+def predicted(cost: StepCost, steps: Samples) -> NDArray[np.float64]:
+    """Return the times of a cost model."""
+    return np.array([cost.duration(shape) for shape in steps.shapes])

@@ -12,11 +12,11 @@ from typing import Any, Union
 import numpy as np
 import numpy.typing as npt
 from servesim.core import BadInput, Shape, StepCost
+from servesim.files.step_table import STEP_KINDS
 
 from .fit import fit_groups
 from .predict import predict
 from .sample_set import Array, Groups, Mask, Samples, group_index, grouped
-from .samples import STEP_KINDS
 
 FOLDS = 5
 RANGE_FIELDS = ("prefill_tokens", "prefill_rows", "decode_rows", "context", "swapped")

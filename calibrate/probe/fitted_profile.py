@@ -13,13 +13,14 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.model_arithmetic import known_peak, stored_model, stored_peak
 from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import SESSION_SPREAD
+from servesim.files.step_table import STEP_KINDS
 
 from .fit import Fit, fit_samples
 from .fit_errors import check_fit, held_out_errors, measured_range, total_errors
 from .parts_fit import model_ratios
 from .predict import predict
 from .sample_set import Samples
-from .samples import STEP_KINDS, read_samples
+from .samples import read_samples
 from .token_selection import sampling_keys
 
 QUANTILES = 21

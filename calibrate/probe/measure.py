@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import io
 import json
 import math
 import random
@@ -27,7 +26,7 @@ from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape_of_rows
 from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
-from servesim.files.write import csv_writer
+from servesim.core import Shape
 
 from .grid import ROW_BUCKETS, Point, grid, lengths
 from .token_selection import Medians, measure_sampling
@@ -35,10 +34,7 @@ from .token_selection import Medians, measure_sampling
 PHASE_S = 3.0  # of each kind
 SETTLE_S = 1.0  # at the start of a phase: tools report a mean over up to a second
 KINDS = ("decode", "prefill", "mixed", "idle")  # idle last: on a server, the device rests after work
-COLUMNS = (
-    "kind", "prefill_rows", "prefill_tokens", "prefill_live", "squares", "cross", "decode_rows", "decode_live",
-    "context", "swapped", "seconds", "point", "round", "order", "flagged", "failed",
-)  # fmt: skip
+COLUMNS = ("kind", *Shape._fields, "seconds", "point", "round", "order", "flagged", "failed")
 MIN_SAMPLES, MAX_SAMPLES = 8, 60  # per point
 OUTLIER_RATIO = 1.5  # samples above this multiple of the median are flagged
 LOAD_CLASSES = (0, 64, 128, 192, 256, 384, 512, 1024, 2048)  # upper bounds, in tokens per step
@@ -240,7 +236,7 @@ class Probe:
         self.emit({
             "round": round_number, "known": known, "points": len(self.points), "samples": len(self.rows),
             "failed": len(self.failed), "seconds": spent, "left": max(0.0, self.budget - spent),
-            "rows": [[row.get(name, "") for name in COLUMNS] for row in self.rows[self._rows_reported :]],
+            "rows": as_rows(self.rows[self._rows_reported :]),
         })  # fmt: skip
         self._rows_reported = len(self.rows)
 
@@ -262,7 +258,7 @@ def load_class(point: Point) -> int:
 
 
 def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> dict[str, Any]:
-    """Measure; return all samples as CSV, the description of the backend, and counts."""
+    """Measure; return all samples as rows of a table, the description of the backend, and counts."""
     probe = Probe(backend, args, emit)
     interrupted, sampling, power = False, Medians(), None
     gc.collect()
@@ -278,7 +274,7 @@ def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> 
         gc.enable()
     probe.flag()
     return {
-        "csv": as_csv(probe.rows),
+        "rows": as_rows(probe.rows),
         "about": probe.about,
         "points": len(probe.points),
         "known": sum(probe._is_known(index) for index in probe.seconds),
@@ -291,8 +287,6 @@ def run(backend: Backend, args: dict[str, Any], emit: Callable[[Any], None]) -> 
     }
 
 
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """Return samples as the text of samples.csv."""
-    file = io.StringIO()
-    csv_writer(file).writerows([COLUMNS, *([row.get(name, "") for name in COLUMNS] for row in rows)])
-    return file.getvalue()
+def as_rows(samples: Sequence[dict[str, Any]]) -> list[list[Any]]:
+    """Return samples as rows of samples.csv."""
+    return [[sample.get(name, "") for name in COLUMNS] for sample in samples]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from itertools import compress
 from pathlib import Path
@@ -12,9 +12,7 @@ from typing import Any, Optional
 import numpy as np
 import numpy.typing as npt
 from servesim.core import Shape
-from servesim.files.write import csv_writer, open_text
-
-from .samples import KINDS, Sample
+from servesim.files.step_table import KINDS, MeasuredStep, number_shapes, write_steps
 
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -36,7 +34,7 @@ class Samples:
     errors: Optional[Array] = None  # standard error of `seconds`, relative; None: the scatter of repeats tells it
 
     @classmethod
-    def from_rows(cls, rows: Sequence[Sample]) -> Samples:
+    def from_rows(cls, rows: Sequence[MeasuredStep]) -> Samples:
         """Return the good rows as samples; the other rows are only counted."""
         good = [row for row in rows if row.good]
         seconds = np.array([row.seconds for row in good], dtype=float)
@@ -52,9 +50,7 @@ class Samples:
         cls, shapes: Sequence[Shape], seconds: Sequence[float], points: Optional[Sequence[int]] = None
     ) -> Samples:
         """Return samples; the shape decides the kind. Without `points`, equal shapes are one point."""
-        if points is None:
-            numbers = {shape: number for number, shape in enumerate(sorted(set(shapes)))}
-            points = [numbers[shape] for shape in shapes]
+        points = number_shapes(shapes) if points is None else points
         kinds = [shape.kind for shape in shapes]
         return cls(kinds, list(shapes), np.array(seconds, dtype=float), np.array(points, dtype=np.int64))
 
@@ -103,14 +99,7 @@ class Groups:
 
     def select(self, mask: Mask) -> Groups:
         """Return the groups where the mask is true."""
-        return Groups(
-            self.kinds[mask],
-            self.table[mask],
-            self.seconds[mask],
-            self.counts[mask],
-            self.points[mask],
-            self.errors[mask],
-        )
+        return Groups(*(getattr(self, column.name)[mask] for column in fields(self)))
 
     def of_kind(self, *names: str) -> Groups:
         """Return the groups of these kinds."""
@@ -168,9 +157,8 @@ def grouped(samples: Samples, by_point: bool = False) -> Groups:
 
 def write_samples(path: Path, samples: Samples, overwrite: bool = True, **columns: Sequence[Any]) -> None:
     """Write samples.csv: one row per sample, with further columns."""
-    with open_text(path, overwrite=overwrite) as file:
-        writer = csv_writer(file)
-        writer.writerow(("kind", "point", "seconds", *Shape._fields, *columns))
-        rows = zip(samples.kinds, samples.points.tolist(), samples.seconds.tolist(), samples.shapes)
-        for (kind, point, seconds, shape), further in zip(rows, zip(*columns.values(), strict=True), strict=True):
-            writer.writerow((kind, point, f"{seconds:.9g}", *shape, *further))
+    times = (f"{seconds:.9g}" for seconds in samples.seconds.tolist())
+    steps = zip(samples.kinds, samples.points.tolist(), times, samples.shapes, zip(*columns.values(), strict=True),
+                strict=True)  # fmt: skip
+    rows = ((kind, point, seconds, *shape, *further) for kind, point, seconds, shape, further in steps)
+    write_steps(path, ("kind", "point", "seconds", *Shape._fields, *columns), rows, overwrite)

@@ -1,45 +1,15 @@
-"""Read samples.csv: one row per measured step, with its kind, its shape, its seconds and its point of the grid.
-
-Other columns are kept. A flagged row is an outlier. A failed row has the reason instead of seconds.
-It also runs in the worker: importing it needs only Python 3.9 and the standard library.
-"""
+"""The samples of a profile folder: the steps of samples.csv, and those of one point of the grid together."""
 
 from __future__ import annotations
 
-import io
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Optional
 
-from servesim.core import BadInput, Shape
-from servesim.core.limits import MAX_COST, MAX_NUMBER
-from servesim.files.csv_rows import CsvRow, read_csv, split_csv
-from servesim.files.read import quote, read_text
-from servesim.files.write import append, csv_writer
+from servesim.core import Shape
+from servesim.files.step_table import MeasuredStep, number_shapes, read_steps
 
 SAMPLE_FILES = ("samples.csv", "samples.csv.gz")
-STEP_KINDS = ("prefill", "decode", "mixed", "swap")
-KINDS = (*STEP_KINDS, "busy")  # busy: a decode while the front end loads the host
-REQUIRED_COLUMNS = ("kind", "point", "seconds", *Shape._fields)
-
-
-class Sample(NamedTuple):
-    """One row of samples.csv."""
-
-    kind: str
-    point: int
-    shape: Shape
-    seconds: Optional[float]  # None if the step failed
-    host: Optional[float]  # seconds of the host in this step, in addition to `seconds`; None if not measured
-    flagged: str
-    failed: str
-    fields: dict[str, str]  # all columns, as text
-
-    @property
-    def good(self) -> bool:
-        """Whether the sample is neither failed nor an outlier."""
-        return not (self.failed or self.flagged)
 
 
 @dataclass
@@ -91,28 +61,19 @@ def samples_file(folder: Optional[Path]) -> Optional[Path]:
     return next((path for path in paths if path.exists()), None)
 
 
-def read_samples(path: Path, resume: bool = False) -> list[Sample]:
-    """Read all rows. With `resume`, skip an incomplete last line."""
-    return [_sample(row) for row in read_csv(path, REQUIRED_COLUMNS, complete_lines=resume)]
-
-
-def append_samples(path: Path, rows: Iterable[Sequence[Any]]) -> None:
-    """Add rows to a file of samples."""
-    text = io.StringIO()
-    csv_writer(text).writerows(rows)
-    append(path, text.getvalue())
-
-
-def holds_steps(path: Path) -> bool:
-    """Return whether a file has the columns of measured steps. A file of reported totals has others."""
-    header = read_text(path).partition("\n")[0]
-    return set(REQUIRED_COLUMNS) <= set(split_csv(str(path), header)[0])
+def read_samples(path: Path, resume: bool = False) -> list[MeasuredStep]:
+    """Read all rows. With `resume`, skip an incomplete last line. Without points, equal shapes are one point."""
+    steps = read_steps(path, ("seconds",), complete_lines=resume)
+    if any(step.point is None for step in steps):
+        points = number_shapes([step.shape for step in steps])
+        steps = [step._replace(point=point) for step, point in zip(steps, points)]
+    return steps
 
 
 def measured_points(folder: Optional[Path]) -> list[Point]:
     """Return the points of a profile folder, an empty list without samples."""
     path = samples_file(folder)
-    points: dict[tuple[str, int], Point] = {}
+    points: dict[tuple[str, Optional[int]], Point] = {}
     for sample in [] if path is None else read_samples(path):
         point = points.setdefault((sample.kind, sample.point), Point(sample.kind, sample.shape))
         if sample.seconds is None:
@@ -122,26 +83,3 @@ def measured_points(folder: Optional[Path]) -> list[Point]:
         else:
             point.seconds.append(sample.seconds + (sample.host or 0.0))
     return list(points.values())
-
-
-def _sample(row: CsvRow) -> Sample:
-    cells = row.cells
-    failed, flagged = cells.get("failed") or "", cells.get("flagged") or ""
-    shape = Shape(*(row.whole(name, MAX_NUMBER) for name in Shape._fields))
-    seconds = None if failed else row.number("seconds", -MAX_COST, MAX_COST)
-    host = row.number("host_seconds", 0.0, MAX_COST) if cells.get("host_seconds") else None
-    if seconds is not None and not seconds > 0 and not flagged:
-        raise row.error("seconds", "more than 0")
-    _check_kind(row["kind"], shape, row.where)
-    return Sample(row["kind"], row.whole("point", MAX_NUMBER), shape, seconds, host, flagged, failed, cells)
-
-
-def _check_kind(kind: str, shape: Shape, where: str) -> None:
-    if kind not in KINDS:
-        raise BadInput(f"{where}: kind: expected one of {', '.join(KINDS)}, got {quote(kind)}")
-    if shape.prefill_rows and not (shape.prefill_tokens and shape.prefill_live):
-        raise BadInput(f"{where}: expected prefill_tokens and prefill_live above 0, because prefill_rows is")
-    expected = "decode" if kind == "busy" else kind
-    if shape.kind != expected or (kind == "swap" and not shape.swapped):
-        found = shape.kind if shape.prefill_rows or shape.decode_rows or shape.swapped else "empty"
-        raise BadInput(f"{where}: kind: {kind} does not match the shape, which is {found}")

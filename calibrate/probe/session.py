@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -20,13 +20,14 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import round_numbers
 from servesim.costs.profile_file import SamplingKeys
 from servesim.files.checked import AtLeast0, Stored, Whole, expects, validate
-from servesim.files.write import write_text, write_yaml
+from servesim.files.step_table import append_steps, write_steps
+from servesim.files.write import write_yaml
 from servesim.files.yaml_reader import read_yaml
 from servesim.runs.utilisation import write_counters
 from servesim.study.progress import REPORT_INTERVAL_S
 
-from .measure import as_csv
-from .samples import append_samples, read_samples
+from .measure import COLUMNS, as_rows
+from .samples import read_samples
 
 PROBE_TIMEOUT_S = 1800.0  # seconds without a progress report; one compilation may take long
 FIXED_SETTINGS = (  # a resumed session must have the same values
@@ -59,9 +60,9 @@ class ProbeSession:
         elif self.samples.exists():
             raise BadInput(f"{self.folder}: holds samples from another source (no probe.yaml); use another folder")
         self.write_description()
-        rows = [row.fields for row in read_samples(self.samples, resume=True)] if self.samples.exists() else []
+        rows = [row.cells for row in read_samples(self.samples, resume=True)] if self.samples.exists() else []
         self.resumed = len(rows)
-        self.write(as_csv(rows))
+        self.write(as_rows(rows))
         return rows
 
     def write_description(self, sampling: Optional[Mapping[str, Any]] = None) -> None:
@@ -85,9 +86,9 @@ class ProbeSession:
         if power is not None:
             self.about["power"] = power
 
-    def write(self, text: str) -> None:
+    def write(self, rows: Sequence[Sequence[Any]]) -> None:
         """Write samples.csv: at the start the samples of earlier sessions, at the end all samples with flags."""
-        write_text(self.samples, text)
+        write_steps(self.samples, COLUMNS, rows)
 
 
 class ProbeAbout(Stored):
@@ -121,11 +122,11 @@ def run_session(worker: Worker, session: ProbeSession, show: Callable[[Mapping[s
     rows = session.open(worker.describe())
 
     def on_report(report: Mapping[str, Any]) -> None:
-        append_samples(session.samples, report["rows"])
+        append_steps(session.samples, report["rows"])
         show(report)
 
     result: dict[str, Any] = worker.call("probe", PROBE_TIMEOUT_S, on_report, resume=rows, **session.settings)
-    session.write(result.pop("csv"))
+    session.write(result.pop("rows"))
     session.write_device(result["counters"], result["power"])
     session.write_description(result["sampling"])
     return result

@@ -30,6 +30,7 @@ from servesim.core.content import Content
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.runs.intervals import intervals_of, simulate_draws
+from servesim.runs.notes import note
 from servesim.runs.run_folder import run_data
 from servesim.runs.simulate import copy_requests, simulate
 from servesim.traces.trace import Trace
@@ -121,10 +122,7 @@ def version_notes(scenario: Scenario, version: Optional[str]) -> list[str]:
     simulated = scenario.policy.get("version") or getattr(scenario.make_policy(), "version", None)
     if version is None or scenario.policy["name"] != "vllm-v1" or version == simulated:
         return []
-    return [
-        f"the server runs vLLM {version}, but the rules of {simulated} are simulated: set policy.version, or compare "
-        "the decisions with `sim policies prove vllm-v1 --engine vllm`"
-    ]
+    return [note("other version", version=version, simulated=simulated).text]
 
 
 def forget_unknown_answers(requests: Sequence[Request], prompts: Prompts) -> None:

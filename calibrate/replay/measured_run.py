@@ -25,10 +25,10 @@ from servesim.runs.run_folder import (
     SENT,
     STEPS,
     TIMELINE,
+    write_calls,
     write_decisions,
     write_run,
     write_sent,
-    write_steps,
 )
 from servesim.runs.simulate import Run, measure
 from servesim.runs.text import SHOWN_PERCENTILES, benchmark, cache_lines, title_line, utilisation_lines
@@ -192,7 +192,7 @@ def write_live(run: MeasuredRun, folder: Path) -> None:
     if run.decisions:
         write_decisions(run.decisions, folder / DECISIONS)
     if run.model_calls:
-        write_steps(run.model_calls, folder / STEPS)
+        write_calls(run.model_calls, folder / STEPS)
     rows = run.counters["samples"] if run.counters is not None else []
     if rows:
         write_counters(rows, folder / DEVICE)

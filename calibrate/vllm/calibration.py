@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Optional
 
 from servesim.calibrate.imports.fit_steps import fit_log, write_log_profile
-from servesim.calibrate.imports.step_log import LoggedStep, durations, host_gap
+from servesim.calibrate.imports.step_log import host_gap, timed_steps
 from servesim.calibrate.replay.http_client import Target, replay_against
 from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
 from servesim.config.layers import read_scenario_file
 from servesim.config.scenario import scenario_from
 from servesim.costs.device_profile import Profile, load_profile
+from servesim.files.step_table import MeasuredStep
 from servesim.files.write import comment, write_yaml
 from servesim.version import __version__
 
@@ -36,7 +37,7 @@ class FittedServer:
     """A server whose step times are known: files, and the steps that were fitted."""
 
     recording: Recording
-    steps: Sequence[LoggedStep]
+    steps: Sequence[MeasuredStep]
     profile: Profile
     scenario: Path
 
@@ -61,10 +62,10 @@ def fit_server(target: Target, steps_file: Path, plan: LoadPlan, folder: Path, q
     return FittedServer(recording, steps, load_profile(folder / "profile"), folder / "scenario.yaml")
 
 
-def write_fit(recording: Recording, steps: Sequence[LoggedStep], front_end: Optional[float], folder: Path) -> None:
+def write_fit(recording: Recording, steps: Sequence[MeasuredStep], front_end: Optional[float], folder: Path) -> None:
     """Fit recorded steps, and write samples.csv and profile.yaml."""
     header = recording.header
-    timed = list(durations(steps))
+    timed = timed_steps(steps)
     about = {"name": folder.name, "device": header["device"], "model": recording.model}
     fit = fit_log(timed, about, str(recording.path), width=0)  # the warm-up has prepared the shapes
     source = {
@@ -109,9 +110,9 @@ def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional
 def step_effects(fitted: FittedServer) -> dict[str, float]:
     """Return how much the steps and the host time of the check differ from those of the fit, by their description."""
     checked = [step for step in fitted.recording.steps() if step.number > fitted.steps[-1].number]
-    timed = list(durations(checked))
-    measured = sum(step.seconds for step in timed)
-    predicted = sum(fitted.profile.cost.duration(step.shape) for step in timed)
+    timed = timed_steps(checked)
+    measured = sum(timed.seconds.tolist())
+    predicted = sum(map(fitted.profile.cost.duration, timed.shapes))
     before, now = host_gap(fitted.steps), host_gap(checked)
     step = measured / max(1, len(timed))
     host = (now - before) / step

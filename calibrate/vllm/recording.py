@@ -11,10 +11,10 @@ from typing import Any, Optional
 
 import numpy as np
 from servesim.calibrate.client.load_generator import SentRequest
-from servesim.calibrate.imports.step_log import LoggedStep, read_logged_steps
 from servesim.core import BadInput, field_values
 from servesim.costs.model_config import KEYS
 from servesim.files.read import parse_json, quote
+from servesim.files.step_table import MeasuredStep, read_steps
 from servesim.policies.vllm_v1.policy import NEWEST, OLDEST, SETTING_SINCE, VLLMV1, is_version, version_number
 
 HEADER_TIMEOUT_S = 10.0
@@ -98,10 +98,10 @@ class Recording:
             "profile": profile,
         }
 
-    def steps(self) -> list[LoggedStep]:
+    def steps(self) -> list[MeasuredStep]:
         """Return the steps so far."""
         time.sleep(WRITTEN_S)
-        return read_logged_steps(self.path)
+        return read_steps(self.path)
 
 
 def open_recording(path: Path) -> Recording:
@@ -119,7 +119,7 @@ def open_recording(path: Path) -> Recording:
     return Recording(path, content)
 
 
-def front_end_seconds(steps: Sequence[LoggedStep], sent: Sequence[SentRequest]) -> Optional[float]:
+def front_end_seconds(steps: Sequence[MeasuredStep], sent: Sequence[SentRequest]) -> Optional[float]:
     """Return the median time outside the engine until the first token, of requests that were sent one by one."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}

@@ -119,7 +119,7 @@ def import_steps(args: argparse.Namespace) -> int:
 
     steps = read_step_log(Path(args.file), columns_of(args.column), args.time_unit)
     folder = Path(args.output)
-    summary = f"{len(steps)} steps, {sum(step.seconds for step in steps):.2f} s; samples: {folder / 'samples.csv'}"
+    summary = f"{len(steps)} steps, {steps.seconds.sum():.2f} s; samples: {folder / 'samples.csv'}"
     if args.no_fit:
         write_log_samples(folder, steps, first_uses(steps, args.first_use)[1])
         print(summary)
@@ -139,7 +139,7 @@ def import_steps(args: argparse.Namespace) -> int:
 
 def columns_of(options: Sequence[str]) -> dict[str, str]:
     """Return the names of fields in a step log."""
-    from servesim.calibrate.imports.step_log import NAMES
+    from servesim.files.step_table import NAMES
 
     columns = {}
     for text in options:

@@ -82,8 +82,8 @@ def run_check_command(args: argparse.Namespace) -> int:
         check = run_check(scenario, baseline, args.subject_to, *options)
     if check.runs.draws:
         note_uncertainty(args, check.runs.profile)
-    for text in scenario_warnings(scenario[0]):
-        print_warning(text)
+    for warning in scenario_warnings(scenario[0]):
+        print_warning(warning.text)
     print(json.dumps(check.as_json(), indent=1) if args.json else check.format(screen_of(sys.stdout)))
     if args.junit:
         write_junit(check, args.junit, args.allow_undecided)

@@ -115,5 +115,5 @@ def print_differences(
 
     summary = summarise(differences, name_of_b(a, b), args.tolerance)
     text = f"{summary} {describe_pairs(differences, args.confidence)}"
-    notes = [f"note: {note}" for note in source_notes([a.profile, b.profile])]
+    notes = [f"note: {note.text}" for note in source_notes([a.profile, b.profile])]
     print(f"A: {a.name}", f"B: {b.name}", format_table(differences, screen_of(sys.stdout)), text, *notes, sep="\n")

@@ -38,8 +38,8 @@ def print_path(args: argparse.Namespace, text: str) -> None:
 def note_uncertainty(args: argparse.Namespace, profile: Any) -> None:
     """Print a note if a profile stores no uncertainty of its fit."""
     from servesim.costs.device_profile import load_profile
-    from servesim.runs.intervals import describe_missing
+    from servesim.runs.notes import note
 
     loaded = load_profile(profile)
     if not loaded.uncertainty.draws:
-        print_note(args, describe_missing(loaded.name))
+        print_note(args, note("no uncertainty", profile=loaded.name).text)

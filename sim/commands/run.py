@@ -68,7 +68,7 @@ def run_scenario(args: argparse.Namespace) -> int:
     from servesim.files.write import open_text
     from servesim.runs.decision_log import DecisionLog
     from servesim.runs.run_folder import write_run
-    from servesim.runs.run_warnings import run_warnings
+    from servesim.runs.run_warnings import run_warnings, source_notes
     from servesim.runs.simulate import load_trace, simulate
     from servesim.runs.text import show_run
 
@@ -89,14 +89,14 @@ def run_scenario(args: argparse.Namespace) -> int:
         run.measures.add_percentiles(args.metric_percentiles)
         if args.intervals:
             add_intervals_of(run, tree, args, time.perf_counter() - start)
-        run.warnings = run_warnings(scenario, run.profile, trace)
+        warnings = run_warnings(scenario, run.profile, trace)
+        run.notes = [*warnings, *source_notes([run.profile])]  # the table prints the latter
         if args.output:  # if this fails, the other files do not appear either
             write_run(run, args.output)
     for remark in filter(None, [*remarks_of(args, scenario), run.server.policy.remark(run.server.view.state)]):
         print_note(args, remark)
-    for text in run.warnings:
-        if text != run.profile.source_note:  # the table has it
-            print_warning(text)
+    for warning in warnings:
+        print_warning(warning.text)
     print(json.dumps(run.result(), indent=1) if args.json else show_run(run, args.metric_percentiles))
     return 1 if run.stuck else 0
 

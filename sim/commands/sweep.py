@@ -182,8 +182,8 @@ def finish(result: Result, folder: Path, args: argparse.Namespace) -> int:
     if len(result.failures) == result.run_count:
         print(f"sim: every run failed; the first error is: {result.failures[0]['error']}", file=sys.stderr)
         return 1
-    for text in scenario_warnings(result.experiment.tree(0)):
-        print_warning(text)
+    for warning in scenario_warnings(result.experiment.tree(0)):
+        print_warning(warning.text)
     write_result(result, folder)
     verdict = verdict_of_result(result)
     if args.json:

@@ -88,7 +88,7 @@ def report_comparisons(
             print(format_ranks(comparisons))
         scenarios = [simulated.scenario for simulated, _ in sides.values()]
         for note in source_notes(scenario.profile for scenario in scenarios if scenario is not None):
-            print(f"note: {note}")
+            print(f"note: {note.text}")
     if output:
         write_json(Path(output) / "verify.json", content)
         write_report(comparisons, sides, metrics, args.tolerance, Path(output))

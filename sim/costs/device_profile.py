@@ -61,18 +61,6 @@ class Profile:
         """Seconds from sending a request to the scheduler; 0 unless the profile comes from a black-box server."""
         return float((self.about.get("front_end") or {}).get("seconds") or 0.0)
 
-    @property
-    def source_note(self) -> Optional[str]:
-        """What to know about a profile that was derived, or measured on servesim's own torch backend."""
-        if self.about.get("derived"):
-            return f"profile {self.name} was {self.about.get('how')}; it was not measured"
-        if self.about.get("backend") != "torch":
-            return None
-        return (
-            f"profile {self.name} was measured on servesim's own torch backend: the step times of vLLM and of other "
-            "engines differ"
-        )
-
     def cost_of_run(self, noise_seed: Optional[int] = None, warm: bool = False) -> StepCost:
         """Return the cost model of one run: with noise if there is a seed, and with the extra time of new shapes.
 

@@ -13,6 +13,7 @@ from servesim.report.page import finite
 from servesim.report.plots import Chart, Trace
 from servesim.report.rate_charts import CurveStyle, over_rate
 from servesim.runs.metric_table import metric_named, metrics_in
+from servesim.runs.notes import Note, note, sentence
 from servesim.runs.request_rate import rate_key_value, round_rate
 from servesim.statistics.constraints import Bound, describe_bounds
 from servesim.statistics.number_format import format_metric
@@ -126,12 +127,12 @@ def over_time(done: Sequence[Shown]) -> list[Chart]:
 def notes_of(item: Shown) -> list[str]:
     """Return what a reader must know about the current scenario."""
     run = item.runs[0]
-    notes = [f"The engine gets stuck: {run['stuck']}."] if run["stuck"] else []
+    notes = [note("stuck run", reason=run["stuck"])] if run["stuck"] else []
     if run["outside_profile"]:
-        notes.append(f"Outside the measured range of the profile: {', '.join(run['outside_profile'])}.")
+        notes.append(note("outside range", sizes="; ".join(run["outside_profile"])))
     if run["saturated"]:
-        notes.append("Saturated: the backlog grows, so latencies depend on the length of the run.")
-    return [*notes, *(f"{text[:1].upper()}{text[1:]}." for text in run["warnings"])]
+        notes.append(note("saturated"))
+    return [sentence(found.text) for found in (*notes, *(Note(*found) for found in run["notes"]))]
 
 
 def objectives_of(metric: str) -> list[Objective]:

@@ -13,7 +13,7 @@ from servesim.core import Request
 from servesim.engine.server import Server
 from servesim.engine.step import Step
 from servesim.report.recorded_runs import latency_quantiles
-from servesim.runs.run_warnings import run_warnings
+from servesim.runs.run_warnings import run_notes
 from servesim.runs.simulate import Run
 from servesim.runs.timeline import QueueLog
 from servesim.study.executor import exit_with_parent
@@ -83,5 +83,5 @@ def details_of(run: Run, trace: Trace, watch: Watch) -> Record:
         "waiting": [state.waiting + state.swapped for state in watch.queues],
         "running": [state.running for state in watch.queues],
         "kv": [100 * state.blocks_used / pool.total for state in watch.queues] if run.kv_metrics else [],
-        "warnings": list(run_warnings(run.scenario, run.profile, trace)),
+        "notes": run_notes(run.scenario, run.profile, trace),
     }

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Optional
 
 import pandas as pd
-from servesim.calibrate.probe.samples import REQUIRED_COLUMNS, holds_steps, read_samples, samples_file
+from servesim.calibrate.probe.samples import read_samples, samples_file
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.profile_verdict import verdict_on
+from servesim.runs.run_warnings import source_notes
 from servesim.study.columns import html_result
 
 RUN_KINDS = ("fitted", "left_out", "predicted")  # in the record of a fit to logs
@@ -38,8 +39,7 @@ class ProfileFrames:
 
     @property
     def _file(self) -> Optional[Path]:
-        file = samples_file(self.profile.path)
-        return file if file is not None and holds_steps(file) else None
+        return samples_file(self.profile.path)
 
     @cached_property
     def samples(self) -> pd.DataFrame:
@@ -50,8 +50,9 @@ class ProfileFrames:
         if self._file is None:
             raise BadInput(f"profile {self.profile.name}: has no samples of steps, because it was fitted to whole runs")
         rows = read_samples(self._file)
-        columns = None if rows else [*REQUIRED_COLUMNS]
-        frame = pd.DataFrame([row.fields for row in rows], columns=columns).apply(as_numbers)
+        columns = None if rows else ["kind", "point", *Shape._fields]
+        cells = [{**row.cells, "kind": row.kind, "point": row.point, **row.shape._asdict()} for row in rows]
+        frame = pd.DataFrame(cells, columns=columns).apply(as_numbers)
         frame["seconds"] = pd.Series([row.seconds for row in rows], dtype=float)
         frame["expected"] = [self.profile.cost.seconds(row.shape) for row in rows]
         frame["error"] = frame.expected / frame.seconds - 1
@@ -101,7 +102,8 @@ class ProfileFrames:
                 [f"held-out error, {kind}", f"{error:.1%}"] for kind, error in self.errors["mean"].dropna().items()
             ]
         cells.append(["verdict", self.verdict])
-        return html_result(f"Profile: {self.profile.name}", cells, [self.profile.source_note or ""])
+        notes = [note.text for note in source_notes([self.profile])]
+        return html_result(f"Profile: {self.profile.name}", cells, notes)
 
     def __repr__(self) -> str:
         device, model = self.about.get("device", "?"), self.about.get("model", "?")

@@ -20,7 +20,7 @@ from servesim.runs.intervals import intervals_of
 from servesim.runs.metric_table import metrics_in
 from servesim.runs.metrics import time_per_token
 from servesim.runs.request_rows import COLUMNS, RECORDED, STATES, request_row
-from servesim.runs.run_warnings import run_warnings
+from servesim.runs.run_warnings import run_notes
 from servesim.runs.simulate import Run, load_trace, simulate
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import html_result
@@ -98,7 +98,7 @@ def run_scenario(
     log = InMemoryLog() if decisions else None
     trace = load_trace(scenario) if requests is None else requests
     run = simulate(scenario, trace, [] if log is None else [log])
-    run.warnings = run_warnings(scenario, run.profile, trace)
+    run.notes = run_notes(scenario, run.profile, trace)
     run.intervals = intervals_of(run.result(), draws, run.profile) if draws else None
     return result_of(run, None if log is None else log.rows)
 

@@ -107,11 +107,6 @@ def setting_chips(assignment: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(short_key(key), format_value(value)) for key, value in assignment.items()]
 
 
-def sentence(text: str) -> str:
-    """Return a note of a printed table as a sentence."""
-    return f"{text[:1].upper()}{text[1:]}."
-
-
 class Head(NamedTuple):
     """The head of a column; its key is the name in filters such as decode_batch=32."""
 

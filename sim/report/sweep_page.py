@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from servesim.runs.notes import LABEL_MEANINGS, sentence
 from servesim.runs.request_rows import STATES
 from servesim.runs.text import STATE_LABELS
 from servesim.statistics.intervals import Interval
@@ -16,7 +17,6 @@ from servesim.study.experiment import Experiment, format_value
 from servesim.study.ranking import Row, Summary
 from servesim.study.table import format_count, format_difference, printed_label, sweep_columns
 from servesim.study.verdict import (
-    LABEL_MEANINGS,
     describe_confirmation,
     describe_constraints,
     describe_draws,
@@ -33,7 +33,6 @@ from .page import (
     Table,
     Tag,
     page_table,
-    sentence,
     setting_chips,
     write_page,
 )

@@ -13,13 +13,14 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.model_config import model_name
 from servesim.costs.profile_verdict import DO_NOT_USE, RANKING, USABLE, verdict_on
+from servesim.runs.notes import LABEL_MEANINGS, sentence
 from servesim.runs.request_rate import format_rate
+from servesim.runs.run_warnings import source_notes
 from servesim.study.ranking import Summary
 from servesim.study.rate_summary import RateSummary, is_outside_profile
 from servesim.study.table import format_count
 from servesim.study.verdict import describe_ties
 
-from .page import sentence
 from .recorded_runs import RecordedRun, Roles
 
 GOOD, CHECK, WARN = "good", "check", "warn"
@@ -55,8 +56,8 @@ def profile_facts(source: Any) -> list[Fact]:
     date = f", measured{date}" if derived else date
     tone = GOOD if how and about.get("date") and not derived else CHECK
     facts.append(Fact("Derived" if derived else "Measured", f"{'; '.join(how) or 'method unknown'}{date}", tone))
-    if profile.source_note is not None and not derived:
-        facts.append(Fact("Backend", sentence(profile.source_note), CHECK))
+    if not derived:
+        facts += [Fact("Backend", sentence(note.text), CHECK) for note in source_notes([profile])]
     return [*facts, error_fact(profile), verdict_fact(profile)]
 
 
@@ -137,7 +138,7 @@ def saturation_fact(summary: Summary, roles: Roles) -> Fact:
     if not count:
         return Fact("Saturation", f"no configuration is saturated{at}")
     text = f"{count:,} of {format_count(len(summary.rows), 'configuration')}{at}"
-    note = f", also the {' and the '.join(names)}: latencies depend on the length of the run"
+    note = f", also the {' and the '.join(names)}: {LABEL_MEANINGS['saturated']}"
     return Fact(
         "Saturation", text + (note if names else f", not the {' and the '.join(roles)}"), CHECK if names else GOOD
     )

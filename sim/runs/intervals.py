@@ -17,6 +17,7 @@ from servesim.costs.device_profile import Profile
 from servesim.traces.trace import Trace
 
 from .metric_table import metric_named, metrics_in
+from .notes import note
 from .simulate import load_trace, simulate
 
 CONFIDENCE = 0.95
@@ -102,15 +103,10 @@ def describe_intervals(intervals: Mapping[str, Any], profile: str) -> list[str]:
     parts = [*(["the fit"] if intervals["fit"] else []), session, *(["noise of steps"] if intervals["noise"] else [])]
     lines = [f"intervals: {intervals['draws']} draws of the cost model; calibration uncertainty: {', '.join(parts)}"]
     if not intervals["fit"]:
-        lines.append(describe_missing(profile))
+        lines.append(note("no uncertainty", profile=profile).text)
     if intervals["stuck"]:
         lines.append(f"the engine got stuck in {intervals['stuck']} of the draws; the intervals leave them out")
     return lines
-
-
-def describe_missing(profile: str) -> str:
-    """Return the remark about a profile without the uncertainty of its fit."""
-    return f"profile {profile} has no stored uncertainty: the intervals include only the spread between sessions"
 
 
 def format_interval(metric: str, value: float, low: float, high: float) -> str:

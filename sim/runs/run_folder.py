@@ -29,6 +29,7 @@ from servesim.engine.step import ModelCall
 from servesim.files.checked import Index, Stored, StoredNumber, validate
 from servesim.files.csv_rows import CsvRow, read_csv
 from servesim.files.read import parse_json, quote, read_json, read_text
+from servesim.files.step_table import read_steps, write_steps
 from servesim.files.write import csv_writer, open_text, write_json
 from servesim.version import __version__
 
@@ -37,7 +38,7 @@ from .metrics import percentile, time_per_token
 from .request_rows import COLUMNS, RECORDED, request_row
 from .simulate import Run
 
-STEP_COLUMNS = ("start", "called", "end", *Shape._fields)
+CALL_COLUMNS = ("start", "called", "end", *Shape._fields)
 METRIC_KEYS = (*METRICS, "total_input_tokens", "total_output_tokens")  # of result.json: numbers, or null
 Tokens = Annotated[int, Field(ge=0, le=MAX_INT)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_RESULT)]
@@ -185,15 +186,10 @@ def read_sent(path: Path) -> list[Request]:
     return requests
 
 
-def read_steps(path: Path) -> list[ModelCall]:
+def read_calls(path: Path) -> list[ModelCall]:
     """Return the measured calls of steps.csv."""
-    calls = []
-    for row in read_csv(path, STEP_COLUMNS):
-        start, called, end = (row.number(key) for key in STEP_COLUMNS[:3])
-        if end < start:
-            raise BadInput(f"{row.where}: end: expected at least the start, {start:g}, got {end:g}")
-        calls.append(ModelCall(start, called, end, Shape(*(row.whole(key, MAX_RESULT) for key in Shape._fields))))
-    return calls
+    steps = read_steps(path, CALL_COLUMNS)
+    return [ModelCall(step.start or 0.0, step.called or 0.0, step.end or 0.0, step.shape) for step in steps]
 
 
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
@@ -296,11 +292,8 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
             file.write(json.dumps(fields) + "\n")
 
 
-def write_steps(calls: Sequence[ModelCall], path: Path) -> None:
-    with open_text(path) as file:
-        writer = csv_writer(file)
-        writer.writerow(("step", *STEP_COLUMNS))
-        writer.writerows((number, *call.flat()) for number, call in enumerate(calls))
+def write_calls(calls: Sequence[ModelCall], path: Path) -> None:
+    write_steps(path, ("step", *CALL_COLUMNS), [(number, *call.flat()) for number, call in enumerate(calls)])
 
 
 def read_run(folder: Path) -> RunData:
@@ -316,7 +309,7 @@ def read_run(folder: Path) -> RunData:
         read_decisions(log) if log.exists() else None,
         read_scenario(read_manifest(folder), str(folder / MANIFEST)),
         read_sent(sent) if sent.exists() else None,
-        read_steps(steps) if steps.exists() else [],
+        read_calls(steps) if steps.exists() else [],
         folder.name,
     )
 

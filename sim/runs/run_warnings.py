@@ -1,4 +1,4 @@
-"""Warnings about a run: settings and inputs that make its result differ from the real server, without an error."""
+"""Find the notes of a run: settings and inputs that make its result differ from the real server."""
 
 from __future__ import annotations
 
@@ -18,49 +18,62 @@ from servesim.files.checked import format_bytes
 from servesim.traces.reuse import has_contents, seen_blocks
 from servesim.traces.trace import Trace
 
+from .notes import Note, note
 from .simulate import load_trace
 
 FIXED_BLOCKS = ("llm-serving",)  # policies of engines that do not compute the number of blocks from the memory
 
 
-def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[str]:
-    """Return the warnings of a scenario, each as one line. The trace is not read if it is None."""
+def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -> list[Note]:
+    """Return the warnings of a scenario. The trace is not read if it is None."""
     found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
     found.append(warn_not_simulated(scenario))
     if trace is not None and not rules_of(scenario.make_policy()).has_prefix_cache:
         found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
-    return [warning for warning in (*found, profile.source_note) if warning is not None]
+    return [warning for warning in found if warning is not None]
 
 
-def scenario_warnings(tree: Tree) -> list[str]:
-    """Return the warnings of a scenario that was run elsewhere, without the note; none if one of its files is gone."""
+def run_notes(scenario: Scenario, profile: Profile, trace: Trace) -> list[Note]:
+    """Return the warnings of a scenario, and what to know about its profile."""
+    return [*run_warnings(scenario, profile, trace), *source_notes([profile])]
+
+
+def scenario_warnings(tree: Tree) -> list[Note]:
+    """Return the warnings of a scenario that was run elsewhere; none if one of its files is gone."""
     try:
         scenario = scenario_from(tree)
         profile, trace = load_profile(scenario.profile), None if scenario.trace is None else load_trace(scenario)
     except BadInput:  # `sim sweep DIR` may run on another machine
         return []
-    return [text for text in run_warnings(scenario, profile, trace) if text != profile.source_note]
+    return run_warnings(scenario, profile, trace)
 
 
-def source_notes(profiles: Iterable[Any]) -> list[str]:
-    """Return a note for each of these profiles that was measured on servesim's own backend."""
-    notes = []
-    for name in dict.fromkeys(source for source in profiles if isinstance(source, str)):
+def source_notes(profiles: Iterable[Any]) -> list[Note]:
+    """Return a note for each of these profiles that was derived, or measured on servesim's own torch backend."""
+    notes: list[Note] = []
+    for source in profiles:
+        if not isinstance(source, (str, Profile)):  # costs in a scenario
+            continue
         try:
-            notes.append(load_profile(name).source_note)
+            profile = source if isinstance(source, Profile) else load_profile(source)
         except BadInput:  # the profile of a stored run may be gone
             continue
-    return [note for note in notes if note is not None]
+        if profile.about.get("derived"):
+            notes.append(note("derived profile", profile=profile.name, how=profile.about.get("how")))
+        elif profile.about.get("backend") == "torch":
+            notes.append(note("own backend", profile=profile.name))
+    return [found for k, found in enumerate(notes) if found not in notes[:k]]
 
 
-def warn_refused(scenario: Scenario) -> Optional[str]:
+def warn_refused(scenario: Scenario) -> Optional[Note]:
     """Warn if the real engine does not start with the settings of its policy."""
     policy = scenario.make_policy()
     refusals = refusals_of(scenario, policy)
-    return f"the real engine ({rules_of(policy).engine}) does not start: {'; '.join(refusals)}" if refusals else None
+    engine = f"real engine ({rules_of(policy).engine})"
+    return note("refused", engine=engine, reasons="; ".join(refusals)) if refusals else None
 
 
-def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:
+def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[Note]:
     """Warn if the number of KV blocks is the default, but the profile knows the memory of its device."""
     engine, policy = scenario.engine, scenario.policy["name"]
     if policy in FIXED_BLOCKS or engine.device_memory is not None or "num_blocks" in engine.model_fields_set:
@@ -68,18 +81,17 @@ def warn_default_blocks(scenario: Scenario, profile: Profile) -> Optional[str]:
     budget = blocks_of_device(profile.about, engine.block_size)
     file = None if scenario.server_config is None else config_file_of(policy)
     if budget is None and file is not None and file.without_blocks:
-        return f"{scenario.server_config}: {file.without_blocks.format(blocks=engine.num_blocks)}"
+        text = file.without_blocks.format(blocks=engine.num_blocks)
+        return note("server config", file=scenario.server_config, text=text)
     if budget is None or budget.blocks == engine.num_blocks:
         return None
-    size = format_bytes(engine.num_blocks * budget.block_bytes)
-    return (
-        f"engine.num_blocks keeps its default of {engine.num_blocks:,} ({size} of KV cache), but "
-        f"{profile.about.get('device')} has memory for about {budget.blocks:,}: set engine.num_blocks, or "
-        f"engine.device_memory: {budget.device // 2**20}MiB"
-    )
+    return note(
+        "default blocks", blocks=engine.num_blocks, size=format_bytes(engine.num_blocks * budget.block_bytes),
+        device=profile.about.get("device"), possible=budget.blocks, memory=budget.device // 2**20,
+    )  # fmt: skip
 
 
-def warn_not_simulated(scenario: Scenario) -> Optional[str]:
+def warn_not_simulated(scenario: Scenario) -> Optional[Note]:
     """Warn about settings in the configuration of the server that the run does not have."""
     path, file = scenario.server_config, config_file_of(scenario.policy["name"])
     if path is None or file is None:
@@ -88,25 +100,20 @@ def warn_not_simulated(scenario: Scenario) -> Optional[str]:
         text = file.not_simulated(read_mapping(path, "configuration"), path)
     except BadInput:  # the file of a stored run may be gone
         return None
-    return f"{path}: {text}" if text else None
+    return note("server config", file=path, text=text) if text else None
 
 
-def warn_bad_profile(profile: Profile) -> Optional[str]:
+def warn_bad_profile(profile: Profile) -> Optional[Note]:
     """Warn if the verdict on a measured profile is not to use it. Costs in a scenario were not measured."""
     verdict = verdict_on(profile)
     if profile.path is None or verdict.grade != DO_NOT_USE:
         return None
-    return f"profile {profile.name}: {verdict.text}; see sim calibrate check {profile.path}"
+    return note("bad profile", profile=profile.name, verdict=verdict.text, path=str(profile.path))
 
 
-def warn_unused_prefixes(trace: Trace, block_size: int) -> Optional[str]:
+def warn_unused_prefixes(trace: Trace, block_size: int) -> Optional[Note]:
     """Warn if prompts of a trace share prefixes: an engine without a prefix cache computes every prompt completely."""
     if not has_contents(trace.requests):
         return None
     seen, total = seen_blocks(trace.requests, block_size)
-    if not seen:
-        return None
-    return (
-        f"prompts of the trace share prefixes, but the run has no prefix cache: an unlimited one would hit "
-        f"{100 * seen / total:.1f} % of the {total:,} prompt blocks"
-    )
+    return note("unused prefixes", hits=100 * seen / total, blocks=total) if seen else None

@@ -28,6 +28,7 @@ from servesim.traces.trace import RequestTable, Trace, gc_disabled
 
 from .answers import Answers, join_answers, split_answers, with_answers
 from .metrics import Metrics
+from .notes import Note
 from .request_rows import find_change, mark_client_timeouts
 from .utilisation import simulated_energy, utilisation
 
@@ -50,7 +51,7 @@ class Run:
     stuck: Optional[Stuck] = None
     intervals: Optional[Mapping[str, Any]] = None  # of the metrics, see intervals.py
     work: Mapping[str, KindTotals] = field(default_factory=dict)  # what the model calls computed, by kind of step
-    warnings: Sequence[str] = ()  # see run_warnings.py
+    notes: Sequence[Note] = ()  # see run_warnings.py
     ran: Sequence[Request] = ()  # the requests of the engine: one per answer, if it runs these apart
 
     @property
@@ -110,7 +111,7 @@ class Run:
             "stuck": None if self.stuck is None else str(self.stuck),
             **({} if self.scenario.engine.sampling is None else {"sampling": self.scenario.engine.sampling}),
             **({} if self.intervals is None else {"intervals": self.intervals}),
-            **({"warnings": list(self.warnings)} if self.warnings else {}),
+            **({"warnings": [note.text for note in self.notes]} if self.notes else {}),
         }
 
 

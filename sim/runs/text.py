@@ -9,7 +9,9 @@ from servesim.config.validation import describe_validation
 
 from .intervals import describe_intervals, format_interval
 from .metric_table import metrics_in, percentile_name
+from .notes import note
 from .request_rows import STATES
+from .run_warnings import source_notes
 
 if TYPE_CHECKING:
     from .simulate import Run
@@ -42,9 +44,8 @@ def show_run(run: Run, percentiles: Sequence[float] = SHOWN_PERCENTILES) -> str:
     if run.intervals is not None:
         lines += describe_intervals(run.intervals, run.profile.name)
     if run.outside_profile:
-        lines.append(f"outside the measured range of the profile: {'; '.join(run.outside_profile)}")
-    if run.profile.source_note is not None:
-        lines.append(f"note: {run.profile.source_note}")
+        lines.append(note("outside range", sizes="; ".join(run.outside_profile)).text)
+    lines += [f"note: {found.text}" for found in source_notes([run.profile])]
     lines.append(f"policy validated against: {describe_validation(run.scenario)}")
     if run.stuck:
         lines.append(str(run.stuck))

@@ -19,6 +19,7 @@ from servesim.core import BadInput
 from servesim.costs.device_profile import load_profile
 from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.runs.metric_table import metric_named
+from servesim.runs.notes import note
 from servesim.runs.run_warnings import source_notes
 from servesim.statistics.constraints import VERDICTS, Bound, describe_bounds, parse_bounds
 from servesim.statistics.intervals import Interval, replications_for, with_draws
@@ -31,7 +32,6 @@ from .compared_runs import ComparedRuns, from_scenario
 from .executor import Executor
 from .ranking import Row, find_invalid
 from .table import format_count
-from .verdict import LABEL_MEANINGS
 
 NO_VALUE = Interval(math.nan, None, 0)
 
@@ -125,12 +125,12 @@ class Check:
     @property
     def notes(self) -> list[str]:
         """Remarks on the validity of the values."""
-        notes = source_notes(side.profile for side in self.sides.values())
+        notes = [found.text for found in source_notes(side.profile for side in self.sides.values())]
         for side in self.sides.values():
             problem = find_invalid(side.records)
             labels = ["saturated"] if Row(0, {}, side.name, side.records).is_saturated and not problem else []
             labels += ["outside profile"] if any(run.get("outside_profile") for run in side.records) else []
-            texts = [f"{label}: {LABEL_MEANINGS[label]}" for label in labels]
+            texts = [note(label).text for label in labels]
             texts += problem.values() if side is self.baseline else ()  # the table has that of the scenario
             notes += [f"{side.name}: {text}" for text in texts]
         return notes

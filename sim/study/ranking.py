@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Optional
 
+from servesim.runs.notes import note
 from servesim.statistics.constraints import Bound, describe_miss, missed_bounds
 from servesim.statistics.intervals import Interval, interval, paired_difference, with_draws
 from servesim.statistics.objective import Objective
@@ -287,9 +288,9 @@ def find_invalid(runs: Sequence[Record]) -> dict[str, str]:
         if "error" in run:
             return {"failed": f"a run failed: {run['error']}"}
         if run.get("stuck"):
-            return {"stuck": f"the engine gets {run['stuck']}"}
+            return {"stuck": note("stuck run", reason=run["stuck"]).text}
         if run.get("refused"):
-            return {"refused": f"the real engine does not start: {'; '.join(run['refused'])}"}
+            return {"refused": note("refused", engine="real engine", reasons="; ".join(run["refused"])).text}
     return {}
 
 

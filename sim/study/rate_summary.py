@@ -19,6 +19,7 @@ from servesim.config.paths import relative_paths
 from servesim.core import BadInput
 from servesim.files.terminal import Screen, align_columns
 from servesim.files.write import comment, write_yaml
+from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.request_rate import format_rate
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.intervals import Interval, interval
@@ -37,7 +38,7 @@ from .table import (
     setting_columns,
     write_tables,
 )
-from .verdict import LABEL_MEANINGS, Verdict, meaning, profile_notes, table_lines, table_notes, verdict_of
+from .verdict import Verdict, meaning, profile_notes, table_lines, table_notes, verdict_of
 
 CAPACITY_ERROR = "the capacities are not tested against the error of the cost model: leave a margin"
 UPPER_BOUND = "the runs have too few requests for this rate, so the true capacity may be lower; use a longer trace"

@@ -7,6 +7,7 @@ from typing import NamedTuple, Optional
 
 from servesim.files.terminal import PLAIN, Screen, align_columns
 from servesim.runs.metric_table import whole_metric
+from servesim.runs.notes import LABEL_MEANINGS
 from servesim.runs.run_warnings import source_notes
 from servesim.statistics.constraints import describe_bounds
 from servesim.statistics.number_format import format_mean, format_percentage
@@ -15,14 +16,6 @@ from .columns import printed_cells, wrapped_heads
 from .experiment import Experiment
 from .ranking import Row, Summary
 from .table import changed_settings, describe_window, format_count, format_difference, printed_label, sweep_columns
-
-LABEL_MEANINGS = {
-    "stuck": "the engine can never run again (deadlock or livelock); cannot win",
-    "serves fewer": "leaves more requests unserved than the baseline; cannot win",
-    "does not start": "the real engine refuses these settings at its start; cannot win",
-    "saturated": "the backlog grows until the last arrival; latencies depend on the length of the run",
-    "outside profile": "some steps are larger than the measured range of the profile",
-}
 
 NOT_TESTED = "not tested against the error of the cost model; --intervals does it"
 
@@ -178,7 +171,8 @@ def describe_unserved(summary: Summary) -> list[str]:
 
 def profile_notes(experiment: Experiment) -> list[str]:
     """Return what to know about the profiles of a sweep."""
-    return source_notes([experiment.profile, *(config.get("profile") for config in experiment.configs)])
+    notes = source_notes([experiment.profile, *(config.get("profile") for config in experiment.configs)])
+    return [note.text for note in notes]
 
 
 def describe_ties(summary: Summary) -> list[str]:

@@ -18,6 +18,7 @@ from servesim.costs.profile_verdict import RANKING, verdict_on
 from servesim.costs.public_devices import DEVICES, device_of
 from servesim.costs.public_models import PUBLIC_MODELS, find_device, find_model
 from servesim.report.trust import profile_facts
+from servesim.runs.run_warnings import source_notes
 
 H200 = load_profile("h200-llama2-7b")
 MEASURED = setting_of(H200)
@@ -124,7 +125,7 @@ def test_a_derived_profile_is_marked_and_its_intervals_are_wide(tmp_path: Path) 
     profile = derive_profile(H200, new, "derived")
     write_profile(tmp_path, profile.about, profile.cost)
     read = load_profile(tmp_path)
-    assert "other model, other device, other tensor parallelism" in (read.source_note or "")
+    assert "other model, other device, other tensor parallelism" in source_notes([read])[0].text
     verdict = verdict_on(read)
     assert verdict.grade == RANKING and "no step was measured" in verdict.text
     assert any(fact.name == "Derived" and fact.tone == "check" for fact in profile_facts(read))

@@ -14,6 +14,7 @@ from servesim.engine.rules import rules_of
 from servesim.policies.vllm_v1 import VLLMV1
 from servesim.report.recorded_runs import compared_rows, record_runs
 from servesim.report.trust import capacity_fact, policy_fact, profile_facts, sweep_facts
+from servesim.runs.run_warnings import source_notes
 from servesim.study.rate_summary import RateSummary
 from servesim.study.result import load_result
 from servesim.study.sweep import load_summary
@@ -35,8 +36,8 @@ def test_a_measured_profile_names_its_source_and_its_error() -> None:
     facts = {fact.name: fact for fact in profile_facts("h200-llama2-7b")}
     assert facts["Profile"].text == "h200-llama2-7b: NVIDIA H200, bfloat16, llama2-7b"
     assert "14790 samples" in facts["Measured"].text and facts["Measured"].text.endswith("on 2026-11-15")
-    note = load_profile("h200-llama2-7b").source_note
-    assert note is not None and facts["Backend"].text == f"P{note[1:]}." and "step times of vLLM" in note
+    [note] = source_notes([load_profile("h200-llama2-7b")])
+    assert facts["Backend"].text == f"P{note.text[1:]}." and "step times of vLLM" in note.text
     assert facts["Held-out error"].text.startswith("prefill 2.6 %, decode 1.5 %, mixed 2.6 %")
     contest = {fact.name: fact for fact in profile_facts("ascend910b4-llama2-7b")}
     assert "Backend" not in contest and contest["Measured"].tone == "check"  # it has no date

@@ -9,6 +9,7 @@ import pytest
 import servesim
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.costs.device_profile import load_profile
+from servesim.runs.notes import Note, sentence
 from servesim.runs.run_warnings import run_warnings, warn_default_blocks, warn_unused_prefixes
 from servesim.runs.simulate import load_trace
 
@@ -36,8 +37,9 @@ def test_default_blocks_on_a_known_device_are_a_warning() -> None:
     profile = load_profile("h200-llama2-7b")
     warning = warn_default_blocks(scenario("h200-llama2-7b"), profile)
     assert warning is not None
-    assert warning.startswith("engine.num_blocks keeps its default of 1,024 (8.59 GB of KV cache), but NVIDIA H200 has")
-    assert warning.endswith("set engine.num_blocks, or engine.device_memory: 143771MiB")
+    text = warning.text
+    assert text.startswith("engine.num_blocks keeps its default of 1,024 (8.59 GB of KV cache), but NVIDIA H200 has")
+    assert text.endswith("set engine.num_blocks, or engine.device_memory: 143771MiB")
     for known in ({"num_blocks": 1024}, {"device_memory": "143771MiB"}):
         assert warn_default_blocks(scenario("h200-llama2-7b", **known), profile) is None
 
@@ -50,7 +52,7 @@ def test_engines_with_a_fixed_number_of_blocks_and_unknown_devices_get_no_warnin
 def test_unused_hash_ids_are_a_warning_with_the_share_of_blocks(folder: Path) -> None:
     trace = load_trace(scenario_from({"trace": "mooncake.jsonl"}))
     warning = warn_unused_prefixes(trace, 512)
-    assert warning is not None and "an unlimited one would hit 25.0 % of the 4 prompt blocks" in warning
+    assert warning is not None and "an unlimited one would hit 25.0 % of the 4 prompt blocks" in warning.text
     assert warn_unused_prefixes(load_trace(scenario_from({"workload": WORKLOAD})), 512) is None
 
 
@@ -98,3 +100,11 @@ def test_a_sweep_prints_the_warnings_once_and_notes_the_backend(
         "sim: warning: engine.num_block", "sim: warning: prompts of the t"
     ]  # fmt: skip
     assert said.out.count(H200_NOTE) == 1
+
+
+def test_a_note_is_data_with_one_text_for_lines_and_pages() -> None:
+    note = Note("bad profile", {"profile": "mine", "verdict": "do not use", "path": "p/mine"})
+    assert note.text == "profile mine: do not use; see sim calibrate check p/mine"
+    assert sentence(note.text) == "Profile mine: do not use; see sim calibrate check p/mine."
+    stored = json.loads(json.dumps(note))
+    assert Note(*stored) == note

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 from servesim.calibrate.imports.fit_steps import find_width, first_use_seconds, slow_steps, slower_than
-from servesim.calibrate.imports.step_log import TimedStep, read_step_log
+from servesim.calibrate.imports.step_log import read_step_log
+from servesim.calibrate.probe.sample_set import Samples
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import Request, Shape
@@ -33,9 +34,9 @@ def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
 def test_a_batch_gives_the_shape_of_a_step(tmp_path: Path) -> None:
     batch = [["a", 1, 331, True], ["b", 100, 50, False], ["c", 20, 0, True], ["d", 1, 9, True], ["e", 1, 0, True]]
     rows = [{"scheduled_s": 1.0, "returned_s": 1.2, "batch": batch}]
-    [step] = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
-    assert step.shape == Shape(3, 121, 121, 100**2 + 20**2 + 1, 100 * 50, 2, 2, 340)
-    assert step.seconds == pytest.approx(0.2)
+    step = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
+    assert step.shapes == [Shape(3, 121, 121, 100**2 + 20**2 + 1, 100 * 50, 2, 2, 340)]
+    assert step.seconds.tolist() == pytest.approx([0.2])
 
 
 def test_a_step_lasts_until_the_next_one_starts_and_idle_time_is_not_counted(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_a_step_lasts_until_the_next_one_starts_and_idle_time_is_not_counted(tmp
     starts, ends = [0.0, 0.021, 0.042, 5.0, 5.021], [0.02, 0.041, 0.062, 5.02, 5.041]
     rows = [{"start": start, "end": end, "batch": [["a", 1, 5]]} for start, end in zip(starts, ends)]
     steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
-    assert [step.seconds for step in steps] == pytest.approx([0.021] * 5)
+    assert steps.seconds.tolist() == pytest.approx([0.021] * 5)
 
 
 def test_only_adjacent_steps_of_a_sample_have_a_duration(tmp_path: Path) -> None:
@@ -57,8 +58,8 @@ def test_only_adjacent_steps_of_a_sample_have_a_duration(tmp_path: Path) -> None
     )
     steps = read_step_log(log)
     # After step 21, a step without decodes starts: the engine may have waited for its prompt.
-    assert [step.seconds for step in steps] == pytest.approx([0.020, 0.030])
-    assert [step.shape for step in steps] == [Shape(0, 0, 0, 0, 0, 3, 3, 300), Shape(0, 0, 0, 0, 0, 4, 4, 500)]
+    assert steps.seconds.tolist() == pytest.approx([0.020, 0.030])
+    assert steps.shapes == [Shape(0, 0, 0, 0, 0, 3, 3, 300), Shape(0, 0, 0, 0, 0, 4, 4, 500)]
 
 
 @pytest.mark.parametrize(("unit", "scale"), [("s", 1), ("ms", 10**3), ("us", 10**6), ("ns", 10**9)])
@@ -68,7 +69,7 @@ def test_stamps_may_count_from_1970_in_any_unit(tmp_path: Path, unit: str, scale
         starts = [1_790_000_000 + 0.025 * k for k in range(4)]
     rows = [{"start": start, "decode_rows": 1, "context": 9} for start in starts]
     steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows), unit=unit)
-    assert [step.seconds for step in steps] == pytest.approx([0.025] * 3, rel=1e-4)
+    assert steps.seconds.tolist() == pytest.approx([0.025] * 3, rel=1e-4)
 
 
 def test_steps_with_the_same_stamp_share_the_time_until_the_next_one(tmp_path: Path) -> None:
@@ -76,14 +77,15 @@ def test_steps_with_the_same_stamp_share_the_time_until_the_next_one(tmp_path: P
     rows = [{"start": 4 * k // 10, "decode_rows": 1, "context": k} for k in range(1001)]
     steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows), unit="ms")
     assert len(steps) == 1000
-    assert sum(step.seconds for step in steps) == pytest.approx(0.4)
-    assert max(step.seconds for step in steps) == pytest.approx(0.5e-3)
+    assert steps.seconds.sum() == pytest.approx(0.4)
+    assert steps.seconds.max() == pytest.approx(0.5e-3)
 
 
 def test_a_line_that_is_logged_twice_is_counted_once(tmp_path: Path) -> None:
     rows = [{"step": n, "start": 0.02 * n, "decode_rows": 1 + n, "context": 9} for n in (0, 1, 1, 2, 3)]
     steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
-    assert [(step.shape.decode_rows, round(step.seconds, 6)) for step in steps] == [(1, 0.02), (2, 0.02), (3, 0.02)]
+    assert [shape.decode_rows for shape in steps.shapes] == [1, 2, 3]
+    assert steps.seconds.tolist() == pytest.approx([0.02] * 3)
 
 
 def test_with_asynchronous_scheduling_a_step_has_its_own_time_on_the_device(tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_with_asynchronous_scheduling_a_step_has_its_own_time_on_the_device(tmp_
     rows = [{"start": start, "end": end, "batch": [["a", 1, 5]]} for start, end in zip(starts, ends)]
     rows.append({"start": 9.0, "end": 9.01, "batch": [["b", 7, 0]]})  # after a pause without requests
     steps = read_step_log(write_jsonl(tmp_path / "log.jsonl", rows))
-    assert [step.seconds for step in steps] == pytest.approx([*truth, 0.01])
+    assert steps.seconds.tolist() == pytest.approx([*truth, 0.01])
 
 
 def test_a_recording_of_vllm_has_chunks_and_counts_and_may_end_in_the_middle_of_a_line(tmp_path: Path) -> None:
@@ -107,24 +109,25 @@ def test_a_recording_of_vllm_has_chunks_and_counts_and_may_end_in_the_middle_of_
     with log.open("a", encoding="utf-8") as file:
         file.write('{"step": 3, "start": 0.051, "ba')
     steps = read_step_log(log)
-    assert [step.shape for step in steps] == [
+    assert steps.shapes == [
         Shape(1, 40, 40, 1600, 400, 3, 3, 70),
         Shape(decode_rows=4, decode_live=4, context=121),
     ]
-    assert [step.seconds for step in steps] == pytest.approx([0.031, 0.020])
+    assert steps.seconds.tolist() == pytest.approx([0.031, 0.020])
 
 
 def test_the_rows_may_be_a_json_list(tmp_path: Path) -> None:
     (tmp_path / "log.json").write_text('[{"seconds": 0.5, "decode_rows": 2}]', encoding="utf-8")
-    assert read_step_log(tmp_path / "log.json") == [TimedStep(Shape(decode_rows=2, decode_live=2), 0.5)]
+    steps = read_step_log(tmp_path / "log.json")
+    assert (steps.shapes, steps.seconds.tolist()) == ([Shape(decode_rows=2, decode_live=2)], [0.5])
 
 
 def test_counts_other_names_and_units(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
     log.write_text("took,prefill_rows,prefill_tokens,prefill_cached,decode_rows\n21.5,2,100,60,0\n", encoding="utf-8")
-    [step] = read_step_log(log, {"seconds": "took"}, "ms")
-    assert step.seconds == pytest.approx(0.0215)
-    assert step.shape == Shape(2, 100, 100, 5000, 3000)
+    step = read_step_log(log, {"seconds": "took"}, "ms")
+    assert step.seconds.tolist() == pytest.approx([0.0215])
+    assert step.shapes == [Shape(2, 100, 100, 5000, 3000)]
 
 
 @pytest.mark.parametrize(
@@ -132,7 +135,10 @@ def test_counts_other_names_and_units(tmp_path: Path) -> None:
     [
         ('{"batch": [["a", 1, 5]]}', "row 1: expected seconds, or the start time"),
         ('{"start": 1, "batch": []}', "row 1: batch: expected a list of [request, tokens, cached tokens], got []"),
-        ('{"start": 1, "batch": [["a", 0, 5]]}', "row 1: batch: expected a number from 1"),
+        (
+            '{"start": 1, "batch": [["a", 0, 5]]}',
+            "row 1: batch: expected a list of [request, tokens, cached tokens], got [['a', 0, 5]]",
+        ),
         ('{"start": 1, "end": 0.5, "batch": [["a", 1, 5]]}', "row 1: expected the end of the step after its start"),
         ('{"start": 2, "batch": [["a", 1, 5]]}\n{"start": 1, "batch": [["a", 1, 6]]}', "expected start times in order"),
         ('{"start": "x", "batch": [["a", 1, 5]]}', "row 1: start: expected a number from"),
@@ -251,7 +257,7 @@ def test_slow_first_steps_are_found_and_their_time_is_known() -> None:
     seconds[0] += 0.3
     seconds[3] += 0.3
     seconds[7] += 0.1  # the same bucket again
-    steps = [TimedStep(shape, s) for shape, s in zip(shapes, seconds)]
+    steps = Samples.from_shapes(shapes, seconds)
     assert slow_steps(steps, 64).tolist() == [k in (0, 3, 7) for k in range(10)]
     assert slower_than(COST, steps).tolist() == [k in (0, 3, 7) for k in range(10)]
     assert first_use_seconds(steps, 64, COST, slow_steps(steps, 64)) == pytest.approx(0.7 / 2)
@@ -261,7 +267,8 @@ def test_slow_first_steps_are_found_and_their_time_is_known() -> None:
 def test_steps_that_only_scatter_have_no_first_uses(scatter: float) -> None:
     rng = random.Random(1)
     shapes = [Shape(1, tokens, tokens, tokens**2) for tokens in (rng.randint(20, 900) for _ in range(500))]
-    assert find_width([TimedStep(s, COST.duration(s) * rng.lognormvariate(0, scatter)) for s in shapes]) is None
+    seconds = [COST.duration(shape) * rng.lognormvariate(0, scatter) for shape in shapes]
+    assert find_width(Samples.from_shapes(shapes, seconds)) is None
 
 
 def test_a_bucket_may_be_prepared_again_or_before_the_first_step(

@@ -1,4 +1,4 @@
-"""Reading samples.csv: the file, its rows, and the errors for invalid rows."""
+"""The table of measured steps: samples.csv, steps.csv, and the errors for invalid rows."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from servesim.calibrate.probe.samples import SAMPLE_FILES, holds_steps, measured_points, read_samples, samples_file
+from servesim.calibrate.imports.step_log import read_step_log
+from servesim.calibrate.probe.samples import SAMPLE_FILES, measured_points, read_samples, samples_file
 from servesim.core import BadInput, Shape
+from servesim.engine.step import ModelCall
+from servesim.files.step_table import read_steps
+from servesim.runs.run_folder import read_calls, write_calls
 
 HEADER = "load,kind,point,seconds,host_seconds,flagged," + ",".join(Shape._fields) + ",failed\n"
 DECODE = "a,decode,3,{},,{},0,0,0,0,0,4,4,400,0,{}\n"
@@ -27,8 +31,13 @@ def test_rows_are_typed_and_other_columns_are_kept(tmp_path: Path) -> None:
     assert [row.good for row in rows] == [True, False, False]
     assert [row.seconds for row in rows] == [0.5, 9.0, None]
     assert {row.shape for row in rows} == {Shape(decode_rows=4, decode_live=4, context=400)}
-    assert (rows[0].kind, rows[0].point, rows[0].fields["load"]) == ("decode", 3, "a")
+    assert (rows[0].kind, rows[0].point, rows[0].cells["load"]) == ("decode", 3, "a")
     assert (rows[1].flagged, rows[2].failed) == ("outlier", "out of memory")
+
+
+def test_a_column_of_the_user_may_have_the_name_that_another_tool_uses(tmp_path: Path) -> None:
+    [row] = read_samples(write_samples(tmp_path, "timestamp,id,seconds,decode_rows\n10:30,x,0.5,4\n"))
+    assert (row.start, row.number, row.cells["timestamp"]) == (None, 2, "10:30")
 
 
 def test_rows_of_one_point_are_grouped(tmp_path: Path) -> None:
@@ -45,14 +54,9 @@ def test_the_file_may_be_compressed_or_missing(tmp_path: Path) -> None:
     packed = tmp_path / SAMPLE_FILES[1]
     packed.write_bytes(gzip.compress(TEXT.encode()))
     assert samples_file(tmp_path) == packed
-    assert holds_steps(packed)
     plain = write_samples(tmp_path, TEXT)
     assert samples_file(tmp_path) == plain
     assert read_samples(plain) == read_samples(packed)
-
-
-def test_a_file_of_reported_totals_holds_no_steps(tmp_path: Path) -> None:
-    assert not holds_steps(write_samples(tmp_path, "batch,milliseconds\n1,35\n"))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +72,7 @@ def test_a_file_of_reported_totals_holds_no_steps(tmp_path: Path) -> None:
 def test_error_for_an_invalid_row_has_its_line_number(tmp_path: Path, line: str) -> None:
     path = write_samples(tmp_path, TEXT + line)
     with pytest.raises(
-        BadInput, match=r"samples.csv: row 5: (seconds: expected a number from -1e\+06 to |expected 16 columns, got )"
+        BadInput, match=r"samples.csv: row 5: (seconds: expected a number from 0 to |expected 16 columns, got )"
     ):
         read_samples(path)
 
@@ -80,10 +84,13 @@ MIXED_SHAPE = "1,16,16,256,0,2,2,100,0"
     ("row", "message"),
     [
         ("a,decode,3,0,,,0,0,0,0,0,4,4,400,0,", r"samples.csv: row 2: seconds: expected more than 0, got '0'"),
-        ("a,decode,3,-0.5,,,0,0,0,0,0,4,4,400,0,", r"samples.csv: row 2: seconds: expected more than 0, got '-0.5'"),
+        (
+            "a,decode,3,-0.5,,,0,0,0,0,0,4,4,400,0,",
+            r"samples.csv: row 2: seconds: expected a number from 0 to 1e\+06, got '-0.5'",
+        ),
         (
             "a,decode,3,nan,,,0,0,0,0,0,4,4,400,0,",
-            r"samples.csv: row 2: seconds: expected a number from -1e\+06 to 1e\+06, got 'nan'",
+            r"samples.csv: row 2: seconds: expected a number from 0 to 1e\+06, got 'nan'",
         ),
         (
             "a,decode,3,1,-1,,0,0,0,0,0,4,4,400,0,",
@@ -102,7 +109,7 @@ MIXED_SHAPE = "1,16,16,256,0,2,2,100,0"
             f"a,decode,3,1,,,{MIXED_SHAPE},",
             r"samples.csv: row 2: kind: decode does not match the shape, which is mixed",
         ),
-        ("a,swap,3,1,,,0,0,0,0,0,0,0,0,0,", r"samples.csv: row 2: kind: swap does not match the shape, which is empty"),
+        ("a,swap,3,1,,,0,0,0,0,0,0,0,0,0,", r"samples.csv: row 2: expected prefill_tokens or decode_rows above 0"),
     ],
 )
 def test_error_for_an_impossible_sample_names_the_column(tmp_path: Path, row: str, message: str) -> None:
@@ -110,11 +117,26 @@ def test_error_for_an_impossible_sample_names_the_column(tmp_path: Path, row: st
         read_samples(write_samples(tmp_path, HEADER + row + "\n"))
 
 
-@pytest.mark.parametrize("name", ["kind", "point", "seconds", "squares", "context"])
-def test_error_for_a_missing_column_names_it(tmp_path: Path, name: str) -> None:
-    text = HEADER.replace(f"{name},", "", 1) + DECODE.format(1, "", "").replace("a,", "", 1)
-    with pytest.raises(BadInput, match=rf"samples.csv: .*column {name}\b"):
-        read_samples(write_samples(tmp_path, text))
+def test_samples_need_seconds(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"samples.csv: row 1: expected the column seconds, got 'start,decode_rows'"):
+        read_samples(write_samples(tmp_path, "start,decode_rows\n0,4\n"))
+
+
+def test_kind_point_and_parts_of_the_shape_have_defaults(tmp_path: Path) -> None:
+    text = "seconds,prefill_rows,prefill_tokens,prefill_cached,decode_rows,context\n"
+    rows = read_samples(write_samples(tmp_path, text + "0.5,2,100,60,4,400\n0.2,,,,4,400\n0.6,2,100,60,4,400\n"))
+    mixed = Shape(2, 100, 100, 5000, 3000, 4, 4, 400)
+    assert [row.shape for row in rows] == [mixed, Shape(decode_rows=4, decode_live=4, context=400), mixed]
+    assert [(row.kind, row.point) for row in rows] == [("mixed", 1), ("decode", 0), ("mixed", 1)]
+
+
+def test_live_steps_are_read_as_they_were_written(tmp_path: Path) -> None:
+    shapes = [Shape(1, 16, 16, 256, 0, 2, 2, 100), Shape(swapped=3), Shape(2, 0, 0, 0, 0)]  # the last: padding only
+    calls = [ModelCall(k + 0.25, k + 0.5, k + 1.0, shape) for k, shape in enumerate(shapes)]
+    write_calls(calls, tmp_path / "steps.csv")
+    assert read_calls(tmp_path / "steps.csv") == calls
+    assert [step.number for step in read_steps(tmp_path / "steps.csv")] == [0, 1, 2]
+    assert read_step_log(tmp_path / "steps.csv").shapes == shapes
 
 
 def test_host_time_is_in_addition_to_the_seconds(tmp_path: Path) -> None:
@@ -126,7 +148,7 @@ def test_host_time_is_in_addition_to_the_seconds(tmp_path: Path) -> None:
 
 def test_error_for_a_file_that_is_not_text(tmp_path: Path) -> None:
     (tmp_path / SAMPLE_FILES[1]).write_bytes(b"no gzip")
-    with pytest.raises(BadInput, match=r"samples.csv.gz: row 1: expected the column kind, got 'no gzip'"):
+    with pytest.raises(BadInput, match=r"samples.csv.gz: row 1: expected the column seconds, got 'no gzip'"):
         measured_points(tmp_path)
 
 
@@ -140,5 +162,5 @@ def test_resume_skips_a_truncated_last_row(tmp_path: Path) -> None:
 
 
 def test_reading_samples_needs_no_numpy() -> None:
-    code = "import servesim.calibrate.probe.samples, sys; sys.exit('numpy' in sys.modules)"
+    code = "import servesim.calibrate.probe.samples, servesim.files.step_table, sys; sys.exit('numpy' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -27,7 +27,7 @@ from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import HostPart
 from servesim.engine.step import ModelCall
-from servesim.runs.run_folder import read_sent, read_steps
+from servesim.runs.run_folder import read_calls, read_sent
 
 SCENARIO: dict[str, Any] = {
     "workload": {
@@ -190,7 +190,7 @@ def test_time_scale_and_limit_change_the_sent_requests(tmp_path: Path) -> None:
     sent = read_sent(tmp_path / "live" / "sent.jsonl")
     full = replay_requests(scenario_from(SCENARIO))
     assert [request.arrival for request in sent] == [request.arrival * 0.5 for request in full[:5]]
-    assert len(read_steps(tmp_path / "live" / "steps.csv")) > 5
+    assert len(read_calls(tmp_path / "live" / "steps.csv")) > 5
 
 
 @pytest.mark.parametrize(

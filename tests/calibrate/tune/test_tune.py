@@ -21,7 +21,7 @@ from servesim.calibrate.tune.setup import Settings, tuned_experiment
 from servesim.cli import main
 from servesim.costs.device_profile import load_profile
 from servesim.costs.parts import PartsCost
-from servesim.runs.run_folder import read_steps
+from servesim.runs.run_folder import read_calls
 from servesim.study.executor import Results, Serial
 from servesim.study.single_run import Task
 from servesim.study.sweep_file import read_experiment
@@ -248,7 +248,7 @@ def test_on_torch_the_host_time_is_separate_and_part_of_the_profile(tmp_path: Pa
     cost = profile.cost
     assert isinstance(cost, PartsCost)
     assert cost.host.step + cost.host.row > 0
-    calls = [call for path in folder.glob("live/*/steps.csv") for call in read_steps(path)]
+    calls = [call for path in folder.glob("live/*/steps.csv") for call in read_calls(path)]
     ratio = sum(cost.seconds(call.shape) for call in calls) / sum(call.end - call.start for call in calls)
     assert 0.4 < ratio < 1.5  # stalls of a busy machine are left out of the fit
 

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from servesim.calibrate.adapter.vllm_recorder import recording_scheduler
-from servesim.calibrate.imports.step_log import read_logged_steps, read_step_log
+from servesim.calibrate.imports.step_log import read_step_log
 from servesim.calibrate.vllm.recording import open_recording
 from servesim.cli import main
 from servesim.core import Shape
+from servesim.files.step_table import read_steps
 
 VLLM_PYTHON = os.environ.get("SERVESIM_VLLM_PYTHON")
 LLAMA = {
@@ -107,11 +108,11 @@ def test_every_step_is_written_with_its_shape_and_times(
     recording = open_recording(path)
     assert recording.version == "0.32.0" and recording.unsimulated == ["speculative_config"]
     assert recording.header["num_blocks"] == 33 and recording.header["model_sizes"] == {"hidden_size": 256}
-    first, second = read_logged_steps(path)
+    first, second = read_steps(path)
     assert first.shape == Shape(1, 50, 50, 2500, 0, 1, 1, 100)
     assert second.shape == Shape(1, 30, 30, 900, 30 * 50, 1, 1, 101)
     assert first.waiting == 1 and first.requests == {"b"}
-    assert all(step.seconds >= 0.01 for step in read_step_log(path))
+    assert min(read_step_log(path).seconds) >= 0.01
 
 
 def test_with_asynchronous_scheduling_a_step_is_decided_before_the_result_of_the_last_one(
@@ -129,10 +130,9 @@ def test_with_asynchronous_scheduling_a_step_is_decided_before_the_result_of_the
     time.sleep(0.04)
     scheduler.update_from_output(second, None)
     wait_for_lines(path, 3)
-    one, two = read_step_log(path)
-    assert one.shape.kind == "decode" and two.shape.kind == "prefill"
-    assert one.seconds == pytest.approx(0.02, abs=0.015)
-    assert two.seconds == pytest.approx(0.04, abs=0.015)
+    steps = read_step_log(path)
+    assert steps.kinds == ["decode", "prefill"]
+    assert steps.seconds.tolist() == pytest.approx([0.02, 0.04], abs=0.015)
 
 
 def test_without_a_file_the_server_does_not_start(config: Any, monkeypatch: pytest.MonkeyPatch) -> None:
