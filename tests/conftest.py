@@ -31,6 +31,10 @@ def kill_processes_of(test: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew", action="store_true", help="write tests/expected again; review it as a diff")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Leave no process behind a test that fails or times out: a server would keep its port and the CPU."""
