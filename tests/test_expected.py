@@ -1,7 +1,7 @@
-"""What commands print, by command: tests/expected/COMMAND.txt has command lines with their output and exit code.
+"""What commands print: tests/expected/commands has command lines with their output and exit code.
 
-`pytest tests/test_expected.py --renew` writes the files again; review them as a diff. A line `$ cat > FILE` and the lines
-up to EOF write a file. Every error must be one printable line.
+`pytest tests/test_expected.py --renew` writes the files again; review them as a diff. A line `$ cat > FILE` and the
+lines up to EOF write a file. Every error must be one printable line.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from .commands.running import run_sim
+from .conftest import EXPECTED
 
-FOLDER = Path(__file__).parent / "expected"
+FOLDER = EXPECTED / "commands"
 
 
 def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -30,17 +31,23 @@ def blocks(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def answer(words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
-    """Return what a command prints, and its exit code if it is not 0."""
+    """Return what a command prints, and its exit code if it is not 0. Bad input is one line, and leaves no file."""
+    before = sorted(folder.rglob("*"))
     said = run_sim(capsys, *words)
     if said.code == 2 and not said.error.startswith("usage: "):
         assert said.error.count("\n") == 1 and said.error[:-1].isprintable(), said.error
+        assert sorted(folder.rglob("*")) == before, words
     lines = (said.out + said.error).replace(str(folder), "FOLDER").splitlines()
     return [*lines, *([f"exit code {said.code}"] if said.code else [])]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
 def test_commands_print_what_the_file_says(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], request: pytest.FixtureRequest
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    request: pytest.FixtureRequest,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")

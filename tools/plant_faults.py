@@ -87,6 +87,10 @@ def instrumented(text: str, module: str, names: list[str]) -> str:
     return "".join(lines)
 
 
+class TooLong(BaseException):
+    """A test took too much CPU time. Hypothesis does not try to shrink it, because it is no Exception."""
+
+
 class Watch:
     """Pytest plugin: runs chosen tests in a given order, and records outcome, CPU seconds and called functions."""
 
@@ -98,7 +102,13 @@ class Watch:
 
     @staticmethod
     def too_long(*_: Any) -> None:
-        raise TimeoutError("took too much CPU time")
+        raise TooLong
+
+    def pytest_collection(self) -> None:
+        from hypothesis import Phase, settings  # here, because it is a plugin of pytest
+
+        settings.register_profile("faults", phases=(Phase.explicit, Phase.generate), database=None)
+        settings.load_profile("faults")
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         if self.limits:

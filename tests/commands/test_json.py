@@ -91,22 +91,3 @@ def test_policies_that_are_not_validated_are_listed_on_request(capsys: pytest.Ca
     text = run_sim(capsys, "policies", "list").out
     assert "mlfq" not in text and text.endswith("Policies that are not validated: sim policies list --all\n")
     assert "policy mlfq" in run_sim(capsys, "policies", "list", "--all").out
-
-
-def test_policies_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "10000")  # no line is wrapped
-    data, text = document(capsys, "policies", "list"), run_sim(capsys, "policies").out
-    lines = text.splitlines()
-    for key, kind in (("policies", "policy"), ("presets", "preset")):
-        for entry in data[key]:
-            (line,) = [line for line in lines if line.split()[:2] == [kind, entry["name"]]]
-            noun = "recording" if entry["recordings"] == 1 else "recordings"
-            assert f"  {entry['version']}, {entry['recordings'] or 'no'} {noun}. {entry['about']}" in line
-            title = f"{entry['family']} (not modelled: {entry['not_modelled']})"
-            assert title == [line for line in lines[: lines.index(line)] if not line.startswith(" ")][-1]
-            assert not entry["validated_against"].startswith("not validated")
-    for name in (data["policies"][0]["name"], data["presets"][0]["name"]):
-        shown, text = document(capsys, "policies", "show", name), run_sim(capsys, "policies", "show", name).out
-        listed = [line.split()[:2] for line in text.splitlines()]
-        assert shown["fields"] and all([field["name"], repr(field["value"])] in listed for field in shown["fields"])
-        assert f"{shown['policy']}: {shown['about']}\n" in text

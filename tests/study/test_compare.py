@@ -150,27 +150,6 @@ def test_a_metric_that_one_side_lacks_is_left_out(tmp_path: Path, capsys: pytest
     assert "have none of mfu in common" in capsys.readouterr().err
 
 
-def test_every_command_says_that_a_profile_is_of_the_own_backend(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, note = tmp_path / "h200.yaml", "note: profile h200-llama2-7b was measured on servesim's own torch backend"
-    path.write_text(yaml.safe_dump(sweeps.base(profile="h200-llama2-7b")))
-    assert sweeps.sim("run", path, "-o", tmp_path / "run", "-q") == 0
-    file = sweeps.sweep_file(tmp_path, base=sweeps.base(profile="h200-llama2-7b"), replications=1)
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "sweep", "-j", 1, "-q", "--no-report") == 0
-    for words in (
-        ("compare", path, path, "-j", 1, "--replications", 1, "-o", tmp_path / "page"),
-        ("compare", tmp_path / "run", f"{tmp_path / 'sweep'}:0"),
-        ("verify", tmp_path / "run", tmp_path / "run"),
-    ):
-        capsys.readouterr()
-        assert sweeps.sim(*words) == 0
-        assert capsys.readouterr().out.count(note) == 1, words
-    assert (
-        "h200-llama2-7b was measured on servesim&#39;s own torch backend" in (tmp_path / "page/report.html").read_text()
-    )
-
-
 @pytest.mark.parametrize(
     ("objective", "change", "limits", "text"),
     [
@@ -226,14 +205,3 @@ def test_batch_means_average_over_consecutive_arrivals() -> None:
     assert set(map(tuple, (v.items() for v in means.values()))) == {
         (("mean_ttft_ms", 1000.0), ("mean_e2el_ms", 3000.0), ("mean_tpot_ms", 1000.0))
     }
-
-
-@pytest.mark.parametrize("words", [("--confidence", "100%"), ("--metric", "speed")])
-def test_bad_options_exit_with_2(tmp_path: Path, words: tuple[str, str]) -> None:
-    a = scenario(tmp_path, "a")
-    assert sweeps.sim("compare", a, a, "-j", 1, *words) == 2
-
-
-def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweeps.sim("compare", tmp_path, scenario(tmp_path, "a"), "-j", 1) == 2
-    assert "expected a folder of `sim run -o` or `sim sweep`" in capsys.readouterr().err

@@ -158,24 +158,3 @@ def test_terms_of_the_ranking_are_kept(tmp_path: Path) -> None:
     again = load_summary(tmp_path / "out")
     assert again.experiment.subject_to == summary.experiment.subject_to
     assert again.experiment.indifference == 0.02
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"subject_to": ["speed <= 3"]}, "no metric 'speed'"),
-        ({"subject_to": ["request_goodput >= 3"]}, "subject_to: request_goodput: expected a `slo`"),
-        ({"subject_to": ["makespan <= 3"], "steady": True}, "subject_to: makespan: not available in a steady-state"),
-        ({"indifference": 2}, "indifference: expected less than 1, got 2"),
-        ({"precision": "1%"}, "precision: also needs `rates` and `subject_to`"),
-        ({"rates": []}, "rates: expected auto, or up to 100 request rates"),
-        ({"rates": [0, 5]}, "rates: expected auto"),
-        ({"params": {"workload.arrivals.rate": [1, 2]}}, "a request rate is not a setting that can win; use"),
-    ],
-)
-def test_a_wrong_key_is_one_line(
-    tmp_path: Path, keys: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path, **keys), "-o", tmp_path / "out", *QUIET) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and not (tmp_path / "out").exists()
