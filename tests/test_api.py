@@ -117,20 +117,6 @@ def test_a_frame_is_a_trace_and_keeps_its_ids() -> None:
     assert done.requests.e2el["first"] == pytest.approx(0.021 + 2 * 0.021)
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (pd.DataFrame({"arrival": [0.0], "prompt": [1]}), "trace: expected a column output, got arrival, prompt"),
-        (pd.DataFrame({"arrival": [np.nan], "prompt": [1], "output": [1]}), "trace: column arrival: expected numbers"),
-        (pd.DataFrame({"arrival": [0.0], "prompt": ["x"], "output": [1]}), "trace: column prompt: expected numbers"),
-        (pd.DataFrame({"arrival": [0.0], "prompt": [-5], "output": [1]}), "trace: column prompt: expected numbers"),
-    ],
-)
-def test_frame_that_is_not_a_trace_gives_one_line(frame: pd.DataFrame, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        servesim.run(trace=frame)
-
-
 def test_wrong_input_names_the_key() -> None:
     with pytest.raises(BadInput, match=r"scenario: policy\.decode_batch: expected int"):
         servesim.run(BASE, settings={"policy.decode_batch": "many"})
@@ -164,16 +150,6 @@ def test_curve_has_the_best_and_the_single_change_for_each_value(swept: Any) -> 
     assert list(swept.curve("policy.order").index) == ["arrival", "shortest-output"]
     with pytest.raises(BadInput, match=r"parameter 'policy\.victim': not varied in this sweep"):
         swept.curve("policy.victim")
-
-
-def test_curve_can_be_described_in_a_sentence(swept: Any) -> None:
-    best = swept.curve("policy.decode_batch").best.round(2)
-    assert swept.describe_curve("policy.decode_batch") == (
-        f"makespan is best with policy.decode_batch 8 ({best[8]:.2f} s) and worst with 2 ({best[2]:.2f} s, "
-        f"{best[2] / best[8]:.1f} times as much)."
-    )
-    flat = servesim.sweep(base=BASE, params={"policy.victim": ["shortest", "newest"]})
-    assert flat.describe_curve("policy.victim").endswith(" for every value of policy.victim.")
 
 
 def test_run_of_a_sweep_can_be_repeated(swept: Any) -> None:
@@ -294,11 +270,6 @@ def test_the_content_of_prompts_stays_in_a_frame(tmp_path: Path) -> None:
     ]
     with pytest.raises(BadInput, match="column content: expected Content objects with as many tokens as their prompts"):
         requests_in(frame.assign(prompt=7))
-
-
-def test_missing_path_is_an_error() -> None:
-    with pytest.raises(BadInput, match="no such file"):
-        servesim.load("nowhere/at/all")
 
 
 @pytest.mark.parametrize("kind", ["poisson", "file", "contest", "mix"])

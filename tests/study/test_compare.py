@@ -129,16 +129,6 @@ def test_further_percentiles_of_scenarios_and_of_stored_runs_agree(
         assert [row["a"], row["b"]] == pytest.approx([result[metric] for result in stored], rel=1e-9)
 
 
-def test_percentiles_that_a_sweep_does_not_store_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path), "-o", out, "-j", 1, "-q", "--no-report") == 0
-    capsys.readouterr()
-    assert sweeps.sim("compare", f"{out}:0", out, "--metric-percentiles", "95,99") == 0
-    assert "p95_e2el_ms" in capsys.readouterr().out
-    assert sweeps.sim("compare", f"{out}:0", out, "--metric-percentiles", "99.9") == 2
-    assert "runs of a sweep have (50, 90, 95, 99), got p99.9_ttft_ms\n" in capsys.readouterr().err
-
-
 def test_a_metric_that_one_side_lacks_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, out = scenario(tmp_path, "a"), tmp_path / "a"
     assert sweeps.sim("run", a, "-o", out, "-q") == 0

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from servesim.study.executor import Serial
 from servesim.study.ranking import Summary
 from servesim.study.sweep import load_summary, sweep
@@ -60,20 +59,6 @@ def test_a_constraint_that_nothing_meets_names_the_nearest_configuration(
         first = next(csv.DictReader(rows))
     assert (first["feasible"], first["relation"], int(first["config"])) == ("0", "cannot win", nearest.config)
     assert float(first["violation"]) == pytest.approx(nearest.mean("mean_tpot_ms") - 1)
-
-
-def test_a_sweep_in_which_nothing_beats_the_baseline_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """group_width has no effect without padding, so all configurations are equal."""
-    file = sweeps.sweep_file(tmp_path, params={"policy.group_width": [4, 8]})
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", *QUIET) == 0
-    text = capsys.readouterr().out
-    assert "No winner: nothing beats the baseline (2 configurations equal within 0.5 %)." in text
-    assert "=: 2 configurations equal to the best in makespan within 0.5 %" in text
-    assert f"baseline: {tmp_path / 'out/best.yaml'}" in text
-    best = yaml.safe_load((tmp_path / "out/best.yaml").read_text())
-    assert "group_width" not in best["policy"]
 
 
 def test_the_next_objective_breaks_a_tie(tmp_path: Path) -> None:

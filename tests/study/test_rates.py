@@ -13,7 +13,7 @@ from servesim.study import pilot_runs
 from servesim.study.executor import Serial
 from servesim.study.pilot_runs import choose_terms
 from servesim.study.rate_summary import RateSummary, join_rates
-from servesim.study.result import format_result, load_result, summarise
+from servesim.study.result import load_result, summarise
 from servesim.study.sweep import sweep
 from servesim.study.sweep_file import read_experiment
 
@@ -96,18 +96,6 @@ def test_the_highest_capacity_wins_and_best_yaml_has_its_rate(
 def test_neighbouring_rates_with_the_same_text_share_a_line() -> None:
     texts = [(0.5, "a"), (1.25, "a"), (2.0, "b"), (4.0, "a")]
     assert join_rates(texts) == [("0.5 to 1.25 req/s", "a"), ("2 req/s", "b"), ("4 req/s", "a")]
-
-
-def test_a_capacity_says_where_the_profile_comes_from_and_whether_it_covers_the_rates(tmp_path: Path) -> None:
-    base = {**queue(40), "policy": "vllm-v1", "profile": "h200-llama2-7b"}
-    base["workload"]["lengths"] = {"kind": "fixed", "prompt": 7000, "output": 2}
-    keys: dict[str, Any] = {"base": base, "subject_to": ["p99_ttft_ms <= 60000"], "rates": [1]}
-    params = {"policy.max_num_batched_tokens": [2048, 16384]}
-    lines = format_result(run(tmp_path, **keys, params=params)).splitlines()
-    assert sum("torch backend" in line for line in lines) == 1
-    rows = {line.split("=")[-1].split()[0]: line for line in lines[1:3]}
-    assert rows["16384"].endswith("outside profile") and not rows["2048"].endswith("outside profile")
-    assert any(line.startswith("outside profile: 1 (some steps are larger than the measured range") for line in lines)
 
 
 def test_without_constraints_every_rate_has_its_own_winner(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
