@@ -8,7 +8,7 @@ from servesim.config.registry import presets
 from servesim.policies import POLICIES
 
 from .children import first_difference, run_both
-from .random_scenarios import COUNT
+from ..random_scenarios import COUNT
 
 
 def explain(plain: Path, folder: Path, name: str) -> str:

@@ -13,7 +13,7 @@ from servesim.costs.imported_tables import VidurCost
 from servesim.policies import POLICIES
 from servesim.traces.trace import Trace, table_of
 
-from ..policy_values import random_fields
+from .policy_values import random_fields
 
 COUNT = 800
 BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
