@@ -136,11 +136,7 @@ class LinearUserCost(UserCost):
 
 
 SCENARIO = {
-    "workload": {
-        "requests": 1,
-        "arrivals": {"kind": "constant", "rate": 0.2},
-        "lengths": {"prompt": 20, "output": 60},
-    },
+    "workload": {"requests": 1, "arrivals": {"kind": "constant", "rate": 0.2}, "lengths": {"prompt": 20, "output": 60}},
     "policy": {"name": "vllm"},
 }
 

@@ -11,12 +11,7 @@ import numpy as np
 import pytest
 from servesim.calibrate.client.prompts import UNSEEDED
 from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads
-from servesim.calibrate.endpoint.fit import (
-    EndpointFit,
-    fit_steps,
-    profile_about,
-    write_step_samples,
-)
+from servesim.calibrate.endpoint.fit import EndpointFit, fit_steps, profile_about, write_step_samples
 from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed
 from servesim.calibrate.endpoint.measure import Measurements
 from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps

@@ -86,11 +86,7 @@ def poisson(requests: int) -> dict[str, Any]:
         {"contest": {"X": 0.3, "T": 400}},
         {"duration": 50.0, "arrivals": {"kind": "poisson", "rate": 2.0}, "lengths": LENGTHS},
         {"stages": [{"rate": 1, "seconds": 20}, {"rate": 3, "seconds": 30}], "lengths": LENGTHS},
-        {
-            "requests": 60,
-            "arrivals": {"kind": "stages", "stages": [{"rate": 2, "seconds": 50}]},
-            "lengths": LENGTHS,
-        },
+        {"requests": 60, "arrivals": {"kind": "stages", "stages": [{"rate": 2, "seconds": 50}]}, "lengths": LENGTHS},
         {"mix": [poisson(30), poisson(70)]},
     ],
 )

@@ -515,10 +515,7 @@ def test_the_next_turn_of_an_aiperf_session_follows_after_its_delay(tmp_path: Pa
 
 
 def test_turns_of_one_aiperf_row_include_the_earlier_turns(tmp_path: Path) -> None:
-    turns = [
-        {"text": "one two", "output_length": 5},
-        {"texts": ["three", "four"], "output_length": 6, "delay": 100},
-    ]
+    turns = [{"text": "one two", "output_length": 5}, {"texts": ["three", "four"], "output_length": 6, "delay": 100}]
     trace = load(write(tmp_path, jsonl({"session_id": "s", "turns": turns})), tokenizer=lambda t: len(t.split()))
     assert [(r.prompt, r.output, r.follows, r.think_time) for r in trace.requests] == [
         (2, 5, None, 0.0),
