@@ -117,15 +117,6 @@ def test_a_frame_is_a_trace_and_keeps_its_ids() -> None:
     assert done.requests.e2el["first"] == pytest.approx(0.021 + 2 * 0.021)
 
 
-def test_wrong_input_names_the_key() -> None:
-    with pytest.raises(BadInput, match=r"scenario: policy\.decode_batch: expected int"):
-        servesim.run(BASE, settings={"policy.decode_batch": "many"})
-    with pytest.raises(BadInput, match="sweep: parms: unknown key"):
-        servesim.sweep(base=BASE, parms={})
-    with pytest.raises(BadInput, match="no such preset"):
-        servesim.run(preset="missing")
-
-
 def test_a_sweep_is_a_table_with_the_best_first(swept: Any) -> None:
     table = swept.table
     assert list(table["rank"]) == list(range(1, len(table) + 1))
@@ -242,20 +233,6 @@ def test_profile_is_loaded_with_samples_and_predicted_times(tmp_path: Path) -> N
     bare: Any = servesim.load(tmp_path)
     with pytest.raises(BadInput, match="profile mine: has no samples of steps"):
         bare.samples  # noqa: B018
-
-
-def test_a_bundled_profile_is_loaded_by_its_name() -> None:
-    ascend: Any = servesim.load("ascend910b4-llama2-7b")
-    assert (ascend.parameters.low <= ascend.parameters.value).all()
-    assert set(ascend.runs.used) == {"fitted", "left_out", "predicted"}
-    assert ascend.runs.set_index("run").measured_s["baseline"] == pytest.approx(3551.93)
-
-
-def test_a_trace_file_is_loaded_as_a_frame(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1.5,20,6\n")
-    frame = servesim.load(tmp_path / "trace.csv")
-    assert isinstance(frame, pd.DataFrame)
-    assert frame[["arrival", "prompt", "output"]].to_numpy().tolist() == [[0, 10, 5], [1.5, 20, 6]]
 
 
 def test_the_content_of_prompts_stays_in_a_frame(tmp_path: Path) -> None:

@@ -147,22 +147,6 @@ def test_capacity_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "saved/best.yaml").is_file() and (tmp_path / "saved/report.html").is_file()
 
 
-def test_capacity_takes_scenario_keys_and_says_if_no_rate_meets_the_constraints() -> None:
-    none = servesim.capacity(BASE, subject_to="p99_ttft_ms <= 1", precision=0.5, policy="vllm")
-    assert none.rate is None and none.verdict.startswith("No tested rate meets p99_ttft_ms <= 1: at ")
-    with pytest.raises(BadInput, match="no configuration wins by capacity"):
-        none.scenario()
-    assert none.scenario(0, 2.0)["workload"]["arrivals"]["rate"] == 2.0
-    goodput = servesim.capacity(BASE, subject_to=["attainment >= 0.9"], precision=0.5, slo={"ttft": 3000})
-    assert goodput.curves.set_index("rate").attainment[goodput.rate] >= 0.9
-    with pytest.raises(BadInput, match="subject_to: attainment: expected a `slo`"):
-        servesim.capacity(BASE, subject_to="attainment >= 0.9")
-    with pytest.raises(BadInput, match="precision: expected"):
-        servesim.capacity(BASE, subject_to="p99_ttft_ms <= 1", precision=2)
-    with pytest.raises(BadInput, match="subject_to: expected METRIC <= VALUE"):
-        servesim.capacity(BASE, subject_to="p99_ttft_ms")
-
-
 def test_sweep_exposes_constraints_ties_and_the_table_of_two_parameters(swept: Any) -> None:
     assert swept.constraints == ["p99_ttft_ms <= 8000"]
     assert swept.verdict.startswith("Winner: max_num_seqs=8: makespan ")
@@ -186,19 +170,6 @@ def test_results_are_exported_to_a_server(swept: Any) -> None:
         swept.export("orca")
     with pytest.raises(BadInput, match="policy vllm: only sglang policies"):
         swept.export("sglang")
-
-
-def test_results_without_an_answer_say_so(swept: Any) -> None:
-    none = servesim.sweep(base=BASE, params={"policy.max_num_seqs": [8]}, subject_to="p99_ttft_ms <= 1")
-    assert none.verdict.startswith("No winner: no configuration meets p99_ttft_ms <= 1. Nearest: max_num_seqs=8")
-    assert "No winner" in none._repr_html_() and not none.table.feasible.any()
-    with pytest.raises(BadInput, match="no configuration is eligible"):
-        none.export("vllm")
-    run = servesim.run(BASE)
-    measured = type(run)({}, run.metrics, run.requests)  # a folder without a scenario
-    assert repr(measured).startswith("Result(measured: 60 of 60") and "Run: measured" in measured._repr_html_()
-    with pytest.raises(BadInput, match="export: the folder of this run has no scenario"):
-        measured.export("vllm")
 
 
 @pytest.mark.parametrize(
