@@ -1,7 +1,7 @@
 """Small faults in Python sources: find the places, describe them so that they can be found again, change the text.
 
-A fault is described by module, function, text of the line, kind and number within the line. After a rename or a rewrite it
-is found again in another module if function and line are still the same, or if the line occurs in one place only.
+A fault is described by module, function, text of the line, kind and number within the line. After a rename or a
+rewrite it is found again in another module if function and line are still the same, or if the line occurs only once.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import ast
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 COMPARISONS = {ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="), ast.GtE: (">=", ">"),
                ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.In: ("in", "not in")}  # fmt: skip
@@ -45,34 +46,46 @@ def sources(root: Path, folders: Iterable[str]) -> dict[str, str]:
     return {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in found}
 
 
-def changes(node: ast.AST, text: str) -> Iterator[tuple[str, ast.AST, str]]:
+def changes(node: ast.AST, part: Callable[[ast.AST], str]) -> Iterator[tuple[str, ast.AST, str]]:
     """Yield each change of a node: its kind, the node whose text is replaced, and the new text."""
-    part = ast.get_source_segment
     if isinstance(node, (ast.If, ast.While, ast.IfExp)):
-        yield "negated condition", node.test, f"(not ({part(text, node.test)}))"
+        yield "negated condition", node.test, f"(not ({part(node.test)}))"
     elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
-        left, right = part(text, node.left), part(text, node.comparators[0])
+        left, right = part(node.left), part(node.comparators[0])
         yield "comparison", node, f"{left} {COMPARISONS[type(node.ops[0])][1]} {right}"
     elif isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Add, ast.Sub)):
         sign = "-" if isinstance(node.op, ast.Add) else "+"
-        yield "sign", node, f"({part(text, node.left)}) {sign} ({part(text, node.right)})"
+        yield "sign", node, f"({part(node.left)}) {sign} ({part(node.right)})"
     elif isinstance(node, ast.BoolOp):
         word = " or " if isinstance(node.op, ast.And) else " and "
-        yield "and/or", node, f"({word.join(f'({part(text, value)})' for value in node.values)})"
+        yield "and/or", node, f"({word.join(f'({part(value)})' for value in node.values)})"
     elif isinstance(node, ast.Name) and node.id in ("min", "max") and isinstance(node.ctx, ast.Load):
         yield "min/max", node, "max" if node.id == "min" else "min"
-    elif isinstance(node, ast.Constant) and type(node.value) in (bool, int, float):
-        new = not node.value if isinstance(node.value, bool) else node.value + 1 if type(node.value) is int else None
-        yield ("off by one" if type(node.value) is int else "constant"), node, repr(node.value * 2 + 1 if new is None else new)
-    elif isinstance(node, DROPPED) and not isinstance(getattr(node, "value", None), (ast.Constant, ast.Yield, ast.Await)):
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield "constant", node, repr(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+        yield "off by one", node, repr(node.value + 1)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, float):
+        yield "constant", node, repr(node.value * 2 + 1)
+    elif isinstance(node, DROPPED) and not isinstance(node.value, (ast.Constant, ast.Yield, ast.Await)):
         targets = node.targets if isinstance(node, ast.Assign) else []
         if not any(isinstance(each, (ast.Name, ast.Tuple)) for each in targets):  # a missing name is found at once
             yield "dropped statement", node, "pass"
 
 
+def segment(lines: list[bytes], node: Any) -> str:
+    """Return the text of a node."""
+    first, last = node.lineno - 1, node.end_lineno - 1
+    if first == last:
+        return lines[first][node.col_offset : node.end_col_offset].decode()
+    middle = [lines[first][node.col_offset :], *lines[first + 1 : last], lines[last][: node.end_col_offset]]
+    return b"".join(middle).decode()
+
+
 def places(module: str, text: str) -> Iterator[Place]:
     """Yield every place of a module where a fault can be planted."""
-    lines = text.splitlines()
+    lines = text.encode().splitlines(keepends=True)
+    part = partial(segment, lines)
     counts: dict[tuple[str, str, str], int] = defaultdict(int)
 
     def walk(node: ast.AST, function: str, inside: bool) -> Iterator[Place]:
@@ -83,9 +96,9 @@ def places(module: str, text: str) -> Iterator[Place]:
                 name = f"{function}.{child.name}".lstrip(".")
                 yield from walk(child, name, inside or not isinstance(child, ast.ClassDef))
                 continue
-            for kind, old, new in changes(child, text) if inside else ():
-                line = lines[old.lineno - 1].strip()  # type: ignore[attr-defined]
-                before = " ".join((ast.get_source_segment(text, old) or "").split())
+            for kind, old, new in changes(child, part) if inside else ():
+                line = lines[old.lineno - 1].decode().strip()  # type: ignore[attr-defined]
+                before = " ".join(part(old).split())
                 key = (function, line, kind)
                 fault = Fault(module, function, line, kind, counts[key], f"{before} -> {' '.join(new.split())}")
                 counts[key] += 1
@@ -115,7 +128,7 @@ def choose(modules: dict[str, str], count: int, seed: int) -> list[Fault]:
     rng = random.Random(seed)
     of_module = {module: [place.fault for place in places(module, text)] for module, text in modules.items()}
     first = [rng.choice(faults) for faults in of_module.values() if faults]
-    rest = sorted(set(fault for faults in of_module.values() for fault in faults) - set(first))
+    rest = sorted({fault for faults in of_module.values() for fault in faults} - set(first))
     chosen = (first + rng.sample(rest, max(0, min(len(rest), count - len(first)))))[:count]
     rng.shuffle(chosen)
     return chosen

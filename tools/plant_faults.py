@@ -33,12 +33,25 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from faults import Fault, choose, find_again, planted, sources
+from faults import Fault, Place, choose, find_again, planted, sources
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("sim/core", "sim/engine", "policies", "sim/runs", "sim/study", "sim/costs")
 PARTS = {"sim": "", "policies": "policies", "calibrate": "calibrate", "traces": "traces"}
-TESTS = ("engine", "costs", "runs", "policies", "study", "commands", "config", "statistics", "", "report", "traces", "files")
+TESTS = (
+    "engine",
+    "costs",
+    "runs",
+    "policies",
+    "study",
+    "commands",
+    "config",
+    "statistics",
+    "",
+    "report",
+    "traces",
+    "files",
+)
 MARKS = "not slow and not kbk and not live and not ascend"
 LONGEST = 4.0  # CPU seconds of one test while functions are recorded; a longer one is not used
 BUDGET = 40.0  # CPU seconds of the tests of one fault
@@ -151,9 +164,7 @@ def no_process(*_: Any, **__: Any) -> None:
     raise OSError("calls in other processes are not recorded")
 
 
-def tests_in_child(
-    folder: Path, package: Path, files: list[str], limits: dict[str, float], budget: float = BUDGET
-) -> dict[str, Any]:
+def run_tests(folder: Path, package: Path, files: list[str], limits: dict[str, float], budget: float) -> dict[str, Any]:
     """Run tests in a forked process, which has the large libraries already, and return what the plugin recorded."""
     answer = folder / "answer.json"
     answer.unlink(missing_ok=True)
@@ -222,7 +233,7 @@ def cover(folder: Path, seconds: float) -> None:
     for file in files:
         name = file.relative_to(folder / "tree").as_posix()
         if name not in done:
-            answer = tests_in_child(folder, folder / "hits", [name], {}, seconds)
+            answer = run_tests(folder, folder / "hits", [name], {}, seconds)
             add_line(folder / "cover.jsonl", {"file": name, "tests": answer["tests"]})
             print(name, len(answer["tests"]), round(answer["cpu"], 1), flush=True)
 
@@ -242,7 +253,7 @@ def tests_of_functions(folder: Path) -> tuple[dict[str, set[str]], dict[str, flo
     return callers, seconds
 
 
-def chosen_tests(tests: set[str], seconds: dict[str, float]) -> dict[str, float]:
+def chosen_tests(tests: set[str], seconds: dict[str, float], budget: float) -> dict[str, float]:
     """Return the tests for a fault: the quickest of each file, then the quickest, as long as the time lasts."""
     ordered = sorted(tests, key=lambda test: (seconds[test], test))
     rank: dict[str, int] = defaultdict(int)
@@ -254,63 +265,80 @@ def chosen_tests(tests: set[str], seconds: dict[str, float]) -> dict[str, float]
     kept, total = {}, 0.0
     for _, took, test in sorted(chosen):
         total += took
-        if total > BUDGET:
+        if total > budget:
             break
         kept[test] = took
     return kept
 
 
-def run(folder: Path) -> None:
+def first_tests(module: str, tests: dict[str, float]) -> dict[str, float]:
+    """Return the quickest tests of a few files in the test folder of a module: most faults are found there."""
+    home = f"tests/{module.split('/')[-2]}/"
+    files = list(dict.fromkeys(test.partition("::")[0] for test in tests if test.startswith(home)))[:5]
+    return dict([(test, took) for test, took in tests.items() if test.partition("::")[0] in files][:60])
+
+
+def run(folder: Path, seconds: float) -> None:
     """Plant each fault of faults.csv and record the first test that fails."""
     with (folder / "faults.csv").open(encoding="utf-8", newline="") as stream:
         faults = [Fault(**{**row, "number": int(row["number"])}) for row in csv.DictReader(stream)]  # type: ignore
     modules = sources(folder / "tree", FOLDERS)
-    callers, seconds = tests_of_functions(folder)
+    callers, times = tests_of_functions(folder)
     done = len(read_lines(folder / "found.jsonl"))
     for fault, place in list(zip(faults, find_again(faults, modules)))[done:]:
         found: dict[str, Any] = {"fault": fault._asdict(), "planted": place is not None}
         if place is not None:
-            here = place.fault
-            function = f"{here.module}:{here.function}"
-            tests = chosen_tests(callers.get(function, set()), seconds)
-            if tests:
-                file = in_package(folder / "plain", here.module)
-                file.write_text(planted(modules[here.module], place), encoding="utf-8")
-                shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
-                answer = tests_in_child(folder, folder / "plain", sorted({t.partition("::")[0] for t in tests}), tests)
-                file.write_text(modules[here.module], encoding="utf-8")
-                shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
-                found.update(test=answer["failed"], reason=answer["reason"], ran=len(answer["tests"]), cpu=answer["cpu"])
-            found.update(place=function, chosen=len(tests))
+            found["place"] = f"{place.fault.module}:{place.fault.function}"
+            tests = chosen_tests(callers.get(found["place"], set()), times, seconds)
+            found.update(chosen=len(tests), **run_fault(folder, modules, place, tests, seconds))
         add_line(folder / "found.jsonl", found)
         print(fault.module, fault.function, fault.kind, "|", found.get("test") or "not found", flush=True)
 
 
+def run_fault(
+    folder: Path, modules: dict[str, str], place: Place, tests: dict[str, float], seconds: float
+) -> dict[str, Any]:
+    """Plant one fault and return the first test that fails; "" if none does."""
+    module = place.fault.module
+    file, ran, used = in_package(folder / "plain", module), 0, 0.0
+    answer = {"failed": "", "reason": ""}
+    file.write_text(planted(modules[module], place), encoding="utf-8")
+    shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
+    for stage in (first_tests(module, tests), tests):
+        if stage and not answer["failed"]:
+            names = sorted({test.partition("::")[0] for test in stage})
+            answer = run_tests(folder, folder / "plain", names, stage, seconds)
+            ran, used = len(answer["tests"]), used + answer["cpu"]  # type: ignore[arg-type,operator]
+    file.write_text(modules[module], encoding="utf-8")
+    shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
+    return {"test": answer["failed"], "reason": answer["reason"], "ran": ran, "cpu": used}
+
+
+def result_of(line: dict[str, Any]) -> tuple[int, str]:
+    """Return the column of a fault in the summary, and what the table says about it."""
+    if not line["planted"]:
+        return 3, "cannot be planted any more"
+    if line["test"]:
+        return 1, str(line["test"]).partition("::")[0]
+    return 2, f"**not found** by {line['ran']} tests in {line['cpu']:.0f} s" if line["ran"] else "**no test calls it**"
+
+
 def table(folder: Path) -> str:
     """Return the Markdown of what was found: a summary by folder, then every fault."""
-    lines = read_lines(folder / "found.jsonl")
     parts: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-    rows = []
-    for each in lines:
-        fault = each["fault"]
+    rows = ["| module | function | kind | change | found first by |", "|---|---|---|---|---|"]
+    for line in read_lines(folder / "found.jsonl"):
+        fault = line["fault"]
+        column, text = result_of(line)
         part = parts[next(name for name in FOLDERS if fault["module"].startswith(name + "/"))]
         part[0] += 1
-        if not each["planted"]:
-            part[3] += 1
-            result = "cannot be planted any more"
-        elif each.get("test"):
-            part[1] += 1
-            result = each["test"].partition("::")[0]
-        else:
-            part[2] += 1
-            ran = each.get("ran", 0)
-            result = f"**not found** by {ran} tests in {each['cpu']:.0f} s" if ran else "**no test calls it**"
-        cells = [fault["module"], fault["function"], fault["kind"], f"`{fault['change'][:110]}`".replace("|", "\\|"), result]
-        rows.append("| " + " | ".join(cells) + " |")
-    head = ["| folder | faults | found | not found | cannot be planted |", "|---|--:|--:|--:|--:|"]
-    total = [sum(column) for column in zip(*parts.values())]
-    summary = [f"| {name} | " + " | ".join(map(str, numbers)) + " |" for name, numbers in [*sorted(parts.items()), ("all", total)]]
-    return "\n".join([*head, *summary, "", "| module | function | kind | change | found first by |", "|---|---|---|---|---|", *rows, ""])
+        part[column] += 1
+        change = f"`{fault['change'][:110]}`".replace("|", "\\|")
+        rows.append(f"| {fault['module']} | {fault['function']} | {fault['kind']} | {change} | {text} |")
+    parts["all"] = [sum(column) for column in zip(*parts.values())]
+    summary = ["| folder | faults | found | not found | cannot be planted |", "|---|--:|--:|--:|--:|"]
+    summary += [f"| {name} | " + " | ".join(map(str, counts)) + " |" for name, counts in parts.items()]
+    return "\n".join([*summary, "", *rows, ""])
 
 
 def main() -> None:
@@ -319,7 +347,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=49)
-    parser.add_argument("--seconds", type=float, default=BUDGET, help="cover: CPU seconds of one test file")
+    parser.add_argument("--seconds", type=float, default=BUDGET, help="CPU seconds of one test file or of one fault")
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout whose sources and tests are used")
     parser.add_argument("--output", type=Path, default=ROOT / "benchmarks/results/planted_faults.md")
     given = parser.parse_args()
@@ -338,7 +366,7 @@ def main() -> None:
         if given.step == "cover":
             cover(folder, given.seconds)
         else:
-            run(folder)
+            run(folder, given.seconds)
 
 
 if __name__ == "__main__":
