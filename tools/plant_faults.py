@@ -38,20 +38,7 @@ from faults import Fault, Place, choose, find_again, planted, sources
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("sim/core", "sim/engine", "policies", "sim/runs", "sim/study", "sim/costs")
 PARTS = {"sim": "", "policies": "policies", "calibrate": "calibrate", "traces": "traces"}
-TESTS = (
-    "engine",
-    "costs",
-    "runs",
-    "policies",
-    "study",
-    "commands",
-    "config",
-    "statistics",
-    "",
-    "report",
-    "traces",
-    "files",
-)
+TESTS = "engine costs runs policies study commands config statistics . report traces files".split()
 MARKS = "not slow and not kbk and not live and not ascend"
 LONGEST = 4.0  # CPU seconds of one test while functions are recorded; a longer one is not used
 BUDGET = 40.0  # CPU seconds of the tests of one fault
@@ -273,7 +260,7 @@ def chosen_tests(tests: set[str], seconds: dict[str, float], budget: float) -> d
 
 def first_tests(module: str, tests: dict[str, float]) -> dict[str, float]:
     """Return the quickest tests of a few files in the test folder of a module: most faults are found there."""
-    home = f"tests/{module.split('/')[-2]}/"
+    home = f"tests/{next(name for name in FOLDERS if module.startswith(name)).rpartition('/')[2]}/"
     files = list(dict.fromkeys(test.partition("::")[0] for test in tests if test.startswith(home)))[:5]
     return dict([(test, took) for test, took in tests.items() if test.partition("::")[0] in files][:60])
 
