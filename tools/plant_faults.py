@@ -38,7 +38,20 @@ from faults import Fault, Place, choose, find_again, planted, sources
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("sim/core", "sim/engine", "policies", "sim/runs", "sim/study", "sim/costs")
 PARTS = {"sim": "", "policies": "policies", "calibrate": "calibrate", "traces": "traces"}
-TESTS = "engine costs runs policies study commands config statistics . report traces files".split()
+TESTS = (
+    "engine",
+    "costs",
+    "runs",
+    "policies",
+    "study",
+    "commands",
+    "config",
+    "statistics",
+    ".",
+    "report",
+    "traces",
+    "files",
+)
 MARKS = "not slow and not kbk and not live and not ascend"
 LONGEST = 4.0  # CPU seconds of one test while functions are recorded; a longer one is not used
 BUDGET = 40.0  # CPU seconds of the tests of one fault

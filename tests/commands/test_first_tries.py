@@ -79,7 +79,7 @@ def test_one_objective_needs_no_list(tmp_path: Path, sim: Callable[..., Said]) -
     assert sim("sweep", "sweep.yaml", "-o", "out", "-q", "-j", "1").out.startswith("rank  mean_ttft_ms ")
 
 
-@pytest.mark.parametrize(("encoding", "sign"), [("ascii", "+-"), ("latin-1", "±"), ("utf-8", "±")])
+@pytest.mark.parametrize(("encoding", "sign"), [("ascii", "+-"), ("utf-8", "±")])
 def test_any_terminal_can_show_a_table(encoding: str, sign: str, tmp_path: Path) -> None:
     (tmp_path / "sweep.yaml").write_text(SWEEP)
     done = subprocess.run(
