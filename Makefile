@@ -6,7 +6,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 EXTRAS := dev,replay,search,cluster,parquet,tokenizers,notebooks
 PARALLEL := -n auto --maxprocesses 8
-PLAIN_TESTS := tests/policies/test_engines_vllm.py tests/policies/test_engines_other.py tests/policies/test_llm_serving.py
 SOURCES := $(shell find sim policies calibrate traces -name '*.py' -o -name '*.yaml' -o -name '*.html' -o -name '*.js' -o -name '*.css' -o -name '*.csv*')
 
 .PHONY: demo compile test test-all versions lint docs bench kbk vllm clean
@@ -47,12 +46,9 @@ kbk:
 vllm:
 	tools/vllm_env.sh
 
-# The suite tests the compiled package. Plain Python repeats the recordings only: tests/compiled compares the bytes that
-# both write for 800 scenarios.
+# The suite tests the compiled package. tests/compiled compares the bytes that it and plain Python write for 800 scenarios.
 test: $(VENV)/.compiled lint
 	SERVESIM_COMPILE=1 $(BIN)/python -Im pytest $(PARALLEL) --dist worksteal -m 'not slow and not kbk and not live and not ascend'
-	$(BIN)/python tools/plain_copy.py $(VENV)/plain
-	PYTHONPATH=$(VENV)/plain $(BIN)/python -m pytest $(PARALLEL) --dist worksteal $(PLAIN_TESTS)
 
 # Documents, notebooks, wheels, kills, fuzzing and MindSpore by file, because these files share costly fixtures. Then the
 # tests that go by the wall clock, one by one.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Iterable, Mapping
 from pathlib import Path
+from typing import Any, Union
 
 import pytest
+from servesim.core import BadInput
 
 ROOT = Path(__file__).resolve().parents[1]
+EXPECTED = ROOT / "tests" / "expected"  # texts; `pytest --renew` writes them again
 RECORDINGS = ROOT / "tests" / "recordings"  # decisions of real engines; see its README
 SHARED = ROOT.parent / "shared"  # data outside the repository
 
@@ -31,6 +34,10 @@ def kill_processes_of(test: str) -> None:
                 os.kill(int(folder.name), signal.SIGKILL)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--renew", action="store_true", help="write tests/expected again; review it as a diff")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     """Leave no process behind a test that fails or times out: a server would keep its port and the CPU."""
@@ -39,6 +46,31 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     except BaseException:
         kill_processes_of(item.nodeid)
         raise
+
+
+@pytest.fixture
+def expected_errors(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., None]:
+    """Return a function that checks errors of bad input: each is one short line; tests/expected has the wording."""
+
+    def check(name: str, function: Callable[[Any], object], cases: Union[Mapping[str, Any], Iterable[Any]]) -> None:
+        table = (
+            cases
+            if isinstance(cases, Mapping)
+            else {f"{number} {case!r}"[:150]: case for number, case in enumerate(cases, 1)}
+        )
+        found = []
+        for key, case in table.items():
+            with pytest.raises(BadInput) as error:
+                function(case)
+            message = str(error.value).replace(str(tmp_path), "FOLDER")
+            assert message.isprintable() and len(message) <= 800, key
+            found.append(f"{key}\n    {message}\n")
+        file = EXPECTED / f"{name}.txt"
+        if request.config.getoption("--renew"):
+            file.write_text("".join(found), encoding="utf-8")
+        assert "".join(found) == file.read_text(encoding="utf-8")
+
+    return check
 
 
 @pytest.fixture(scope="session")

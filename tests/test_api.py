@@ -117,29 +117,6 @@ def test_a_frame_is_a_trace_and_keeps_its_ids() -> None:
     assert done.requests.e2el["first"] == pytest.approx(0.021 + 2 * 0.021)
 
 
-@pytest.mark.parametrize(
-    ("frame", "message"),
-    [
-        (pd.DataFrame({"arrival": [0.0], "prompt": [1]}), "trace: expected a column output, got arrival, prompt"),
-        (pd.DataFrame({"arrival": [np.nan], "prompt": [1], "output": [1]}), "trace: column arrival: expected numbers"),
-        (pd.DataFrame({"arrival": [0.0], "prompt": ["x"], "output": [1]}), "trace: column prompt: expected numbers"),
-        (pd.DataFrame({"arrival": [0.0], "prompt": [-5], "output": [1]}), "trace: column prompt: expected numbers"),
-    ],
-)
-def test_frame_that_is_not_a_trace_gives_one_line(frame: pd.DataFrame, message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        servesim.run(trace=frame)
-
-
-def test_wrong_input_names_the_key() -> None:
-    with pytest.raises(BadInput, match=r"scenario: policy\.decode_batch: expected int"):
-        servesim.run(BASE, settings={"policy.decode_batch": "many"})
-    with pytest.raises(BadInput, match="sweep: parms: unknown key"):
-        servesim.sweep(base=BASE, parms={})
-    with pytest.raises(BadInput, match="no such preset"):
-        servesim.run(preset="missing")
-
-
 def test_a_sweep_is_a_table_with_the_best_first(swept: Any) -> None:
     table = swept.table
     assert list(table["rank"]) == list(range(1, len(table) + 1))
@@ -164,16 +141,6 @@ def test_curve_has_the_best_and_the_single_change_for_each_value(swept: Any) -> 
     assert list(swept.curve("policy.order").index) == ["arrival", "shortest-output"]
     with pytest.raises(BadInput, match=r"parameter 'policy\.victim': not varied in this sweep"):
         swept.curve("policy.victim")
-
-
-def test_curve_can_be_described_in_a_sentence(swept: Any) -> None:
-    best = swept.curve("policy.decode_batch").best.round(2)
-    assert swept.describe_curve("policy.decode_batch") == (
-        f"makespan is best with policy.decode_batch 8 ({best[8]:.2f} s) and worst with 2 ({best[2]:.2f} s, "
-        f"{best[2] / best[8]:.1f} times as much)."
-    )
-    flat = servesim.sweep(base=BASE, params={"policy.victim": ["shortest", "newest"]})
-    assert flat.describe_curve("policy.victim").endswith(" for every value of policy.victim.")
 
 
 def test_run_of_a_sweep_can_be_repeated(swept: Any) -> None:
@@ -268,20 +235,6 @@ def test_profile_is_loaded_with_samples_and_predicted_times(tmp_path: Path) -> N
         bare.samples  # noqa: B018
 
 
-def test_a_bundled_profile_is_loaded_by_its_name() -> None:
-    ascend: Any = servesim.load("ascend910b4-llama2-7b")
-    assert (ascend.parameters.low <= ascend.parameters.value).all()
-    assert set(ascend.runs.used) == {"fitted", "left_out", "predicted"}
-    assert ascend.runs.set_index("run").measured_s["baseline"] == pytest.approx(3551.93)
-
-
-def test_a_trace_file_is_loaded_as_a_frame(tmp_path: Path) -> None:
-    (tmp_path / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n0,10,5\n1.5,20,6\n")
-    frame = servesim.load(tmp_path / "trace.csv")
-    assert isinstance(frame, pd.DataFrame)
-    assert frame[["arrival", "prompt", "output"]].to_numpy().tolist() == [[0, 10, 5], [1.5, 20, 6]]
-
-
 def test_the_content_of_prompts_stays_in_a_frame(tmp_path: Path) -> None:
     text = "arrival_s,prompt_tokens,output_tokens,content\n0,100,5,system:60\n1,90,5,system:60\n2,20,5,\n"
     (tmp_path / "trace.csv").write_text(text)
@@ -294,11 +247,6 @@ def test_the_content_of_prompts_stays_in_a_frame(tmp_path: Path) -> None:
     ]
     with pytest.raises(BadInput, match="column content: expected Content objects with as many tokens as their prompts"):
         requests_in(frame.assign(prompt=7))
-
-
-def test_missing_path_is_an_error() -> None:
-    with pytest.raises(BadInput, match="no such file"):
-        servesim.load("nowhere/at/all")
 
 
 @pytest.mark.parametrize("kind", ["poisson", "file", "contest", "mix"])

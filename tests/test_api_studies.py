@@ -65,15 +65,6 @@ def test_search_finds_the_winner_of_the_command(tmp_path: Path, capsys: pytest.C
     assert more.summary.run_count >= from_file.summary.run_count
 
 
-def test_wrong_keys_of_a_search_give_one_line() -> None:
-    with pytest.raises(BadInput, match="search: params: expected at least one key to search over, got none"):
-        servesim.search(base=BASE)
-    with pytest.raises(BadInput, match=r"search: parms: unknown key; .* did you mean params"):
-        servesim.search(base=BASE, parms={})
-    with pytest.raises(BadInput, match=r"search: base: no file .* and no preset 'nothing'"):
-        servesim.search(base="nothing", params={"policy.max_num_seqs": [2]})
-
-
 def test_compare_gives_the_numbers_of_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = [write(tmp_path / "a.yaml", BASE), write(tmp_path / "b.yaml", WIDE)]
     theirs = command(capsys, "compare", *files, "--replications", 3, "--tolerance", "5%")
@@ -156,49 +147,6 @@ def test_capacity_is_that_of_the_command(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "saved/best.yaml").is_file() and (tmp_path / "saved/report.html").is_file()
 
 
-def test_capacity_takes_scenario_keys_and_says_if_no_rate_meets_the_constraints() -> None:
-    none = servesim.capacity(BASE, subject_to="p99_ttft_ms <= 1", precision=0.5, policy="vllm")
-    assert none.rate is None and none.verdict.startswith("No tested rate meets p99_ttft_ms <= 1: at ")
-    with pytest.raises(BadInput, match="no configuration wins by capacity"):
-        none.scenario()
-    assert none.scenario(0, 2.0)["workload"]["arrivals"]["rate"] == 2.0
-    goodput = servesim.capacity(BASE, subject_to=["attainment >= 0.9"], precision=0.5, slo={"ttft": 3000})
-    assert goodput.curves.set_index("rate").attainment[goodput.rate] >= 0.9
-    with pytest.raises(BadInput, match="subject_to: attainment: expected a `slo`"):
-        servesim.capacity(BASE, subject_to="attainment >= 0.9")
-    with pytest.raises(BadInput, match="precision: expected"):
-        servesim.capacity(BASE, subject_to="p99_ttft_ms <= 1", precision=2)
-    with pytest.raises(BadInput, match="subject_to: expected METRIC <= VALUE"):
-        servesim.capacity(BASE, subject_to="p99_ttft_ms")
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (
-            lambda: servesim.capacity(5, subject_to="makespan <= 9"),
-            "scenario: expected a file or a mapping of keys, got int",
-        ),  # type: ignore[arg-type]
-        (lambda: servesim.capacity(BASE, subject_to=[]), "subject_to: expected at least one constraint"),
-        (lambda: servesim.capacity(BASE, subject_to="makespan <= 9", precision="much"), "precision: expected"),  # type: ignore[arg-type]
-        (lambda: servesim.capacity(BASE, subject_to="makespan <= 9", replications=2.5), "replications: expected"),  # type: ignore[arg-type]
-        (lambda: servesim.capacity(BASE, subject_to="makespan <= 9", wrong=1), "scenario: wrong: unknown key"),
-        (lambda: servesim.compare(BASE, BASE, confidence=1), "confidence: expected a fraction between 0 and 1, got 1"),
-        (lambda: servesim.compare(BASE, BASE, tolerance="5 %"), "tolerance: expected a fraction"),  # type: ignore[arg-type]
-        (lambda: servesim.compare(BASE, BASE, metrics=5), "metrics: expected names of metrics, got 5"),  # type: ignore[arg-type]
-        (lambda: servesim.compare(BASE, "nowhere.yaml"), "nowhere.yaml: no such file"),
-        (lambda: servesim.check(BASE, subject_to=[]), "subject_to: expected at least one constraint"),
-        (lambda: servesim.check(BASE, subject_to="makespan <= baseline"), "expected a number, because there is no"),
-        (lambda: servesim.check(BASE, subject_to="makespan <= 9", confidence=2), "confidence: expected a fraction"),
-        (lambda: servesim.search(5), "search: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
-        (lambda: servesim.sweep(5), "sweep: expected a file or a mapping of keys, got int"),  # type: ignore[arg-type]
-    ],
-)
-def test_wrong_arguments_give_one_line(call: Callable[[], Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        call()
-
-
 def test_sweep_exposes_constraints_ties_and_the_table_of_two_parameters(swept: Any) -> None:
     assert swept.constraints == ["p99_ttft_ms <= 8000"]
     assert swept.verdict.startswith("Winner: max_num_seqs=8: makespan ")
@@ -222,19 +170,6 @@ def test_results_are_exported_to_a_server(swept: Any) -> None:
         swept.export("orca")
     with pytest.raises(BadInput, match="policy vllm: only sglang policies"):
         swept.export("sglang")
-
-
-def test_results_without_an_answer_say_so(swept: Any) -> None:
-    none = servesim.sweep(base=BASE, params={"policy.max_num_seqs": [8]}, subject_to="p99_ttft_ms <= 1")
-    assert none.verdict.startswith("No winner: no configuration meets p99_ttft_ms <= 1. Nearest: max_num_seqs=8")
-    assert "No winner" in none._repr_html_() and not none.table.feasible.any()
-    with pytest.raises(BadInput, match="no configuration is eligible"):
-        none.export("vllm")
-    run = servesim.run(BASE)
-    measured = type(run)({}, run.metrics, run.requests)  # a folder without a scenario
-    assert repr(measured).startswith("Result(measured: 60 of 60") and "Run: measured" in measured._repr_html_()
-    with pytest.raises(BadInput, match="export: the folder of this run has no scenario"):
-        measured.export("vllm")
 
 
 @pytest.mark.parametrize(

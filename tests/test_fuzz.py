@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from servesim import cli
@@ -22,78 +20,6 @@ def test_500_mutated_inputs_are_accepted_or_rejected_with_one_line() -> None:
     command = [sys.executable, str(BENCHMARKS / "fuzz.py"), "--count", "500"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def raise_error(argv: list[str]) -> int:
-    raise KeyError("x")
-
-
-def print_two_lines(argv: list[str]) -> int:
-    print("sim: first\nsecond", file=sys.stderr)
-    return 2
-
-
-def end_with_7(argv: list[str]) -> int:
-    sys.exit(7)
-
-
-def write(name: str, code: int = 0) -> Callable[[list[str]], int]:
-    def main(argv: list[str]) -> int:
-        Path(name).write_text("{")
-        print("sim: done", file=sys.stderr)
-        return code
-
-    return main
-
-
-def accept(argv: list[str]) -> int:
-    return 0
-
-
-@pytest.mark.parametrize(
-    ("main", "failures"),
-    [
-        (accept, []),
-        (raise_error, ["KeyError at a line outside servesim"]),
-        (print_two_lines, ["the error is not one line"]),
-        (end_with_7, ["exit code 7"]),
-        (write("out/a.csv.part"), ["temporary file left"]),
-        (write("out/a.csv", code=2), ["rejected, but wrote a.csv"]),
-        (write("out/a.json"), ["wrote a.json that is not strict JSON"]),
-        (write("../../a.csv"), ["wrote outside the output folder"]),
-        (write("f.yaml"), ["wrote over an input"]),
-    ],
-)
-def test_the_fuzzer_notices_failures(
-    main: Any, failures: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import fuzz
-    from fuzz_cases import Case
-
-    monkeypatch.setattr(fuzz.signal, "alarm", lambda seconds: 0)  # pytest's own time limit uses it
-    monkeypatch.setattr(cli, "main", main)
-    case, folder, start = Case({"f.yaml": b"a: 1\n"}, ["run", "f.yaml"]), tmp_path / "x" / "y" / "case", os.getcwd()
-    case.write(folder)
-    try:
-        assert fuzz.run_case(case, folder).failures == failures
-    finally:
-        os.chdir(start)
-
-
-def test_the_same_seed_gives_the_same_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    import random
-
-    from fuzz_cases import make_case
-    from fuzz_targets import TARGETS
-
-    first, second = (
-        [make_case("trace", TARGETS["trace"].inputs(), random.Random(f"0/trace/{k}")) for k in range(40)]
-        for _ in range(2)
-    )
-    assert first == second
-    assert len({str(case) for case in first}) == 40
 
 
 LONG = "x" * 300

@@ -25,7 +25,6 @@ from .policy import (
     Policy,
     field_values,
     first_time_after,
-    require_at_least,
     require_effect,
 )
 from .request import ClientRequest, DecodeCohort, Request
@@ -38,7 +37,7 @@ __all__ = [
     "FOREVER", "NO_MOVES", "Chunk", "Moves", "Plan", "Preemption", "Rejection",
     "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN",
     "NOT_CACHED", "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
-    "ORDERS", "Policy", "field_values", "first_time_after", "require_at_least", "require_effect",
+    "ORDERS", "Policy", "field_values", "first_time_after", "require_effect",
     "AtLeast", "Float0", "Fraction", "Int0", "Int1",
     "Shape", "StepCost", "check_seconds",
 ]  # fmt: skip

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, Optional, get_args
 
 from .fields import Float0, Int1, check_fields
-from .limits import MAX_NUMBER, is_number
 from .native import keep_compiled_fields, mypyc_attr
 from .plan import FOREVER, Plan
 from .request import Request
@@ -121,16 +120,6 @@ def order_key(policy: Policy, request: Request) -> float:
     else:
         tokens = request.prompt + request.limit
     return tokens if order.startswith("shortest") else -tokens
-
-
-def require_at_least(policy: Policy, minimum: float, *names: str) -> None:
-    """Raise a ValueError that names the first field below the minimum or too large. None is allowed."""
-    for name in names:
-        value = getattr(policy, name)
-        if value is not None and not is_number(value, minimum):
-            too_large = is_number(value, minimum, math.inf)
-            what = f"at most {MAX_NUMBER:g}" if too_large else f"at least {minimum:g}"
-            raise ValueError(f"{name}: expected {what}, got {value!r}")
 
 
 def require_effect(policy: Policy, has_effect: bool, needs: str, *names: str) -> None:

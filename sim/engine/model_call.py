@@ -174,7 +174,7 @@ def run_on(server: Server, step: Step, further: int, start: float, end: float) -
 
 def deliver(server: Server, step: Step, now: float) -> list[Request]:
     """Record the results of the oldest step, which has returned, and return the finished requests."""
-    del server.out[0]
+    server.out.pop(0)
     seconds = now - step.start
     if step.decode_rows:
         server.cohort.in_flight -= 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,14 +62,6 @@ def test_a_workload_with_priorities_can_be_read_back_from_json() -> None:
     again = scenario_from(json.loads(json.dumps({"workload": workload}))).workload
     assert again is not None
     assert [r.priority for r in synthesise(again).requests] == [r.priority for r in synthesise(workload).requests]
-
-
-def test_validate_finds_a_wrong_workload(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "scenario.yaml"
-    file.write_text("workload: {mix: [{contest: {X: 2, T: 3}}, {contest: {X: 0, T: 3}}]}\n", encoding="utf-8")
-    assert main(["config", "validate", str(file)]) == 2
-    message = f"sim: {file}: workload.mix[1].contest.X: expected a number above 0, got 0\n"
-    assert capsys.readouterr().err == message
 
 
 @pytest.mark.parametrize("key", ["requests", "limit", "priorities"])

@@ -46,18 +46,3 @@ def test_the_file_of_a_preset_has_its_settings_and_runs(
     assert said.code == 0
     assert "warning" not in said.error
     assert "Failed requests:                                         0" in said.out
-
-
-def test_a_preset_that_does_not_exist_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    said = run_sim(capsys, "config", "init", "--preset", "vllm-v1-0.23")
-    assert (said.code, said.out) == (2, "")
-    assert said.error.startswith("sim: preset 'vllm-v1-0.23': no such preset; known: ")
-    assert said.error.endswith("did you mean vllm-v1-0.32?\n")
-
-
-def test_an_existing_file_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "my.yaml"
-    file.write_text("mine")
-    said = run_sim(capsys, "config", "init", str(file))
-    assert said.code == 2 and len(said.error.splitlines()) == 1
-    assert file.read_text() == "mine"

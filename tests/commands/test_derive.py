@@ -46,26 +46,3 @@ def test_a_model_can_be_given_as_its_config(tmp_path: Path, capsys: pytest.Captu
     assert said.code == 0, said.error
     model = yaml.safe_load((tmp_path / "out" / "profile.yaml").read_text(encoding="utf-8"))["model"]
     assert (model["experts"], model["experts_per_token"], model["intermediate"], model["head"]) == (16, 2, 1024, 128)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--model", "lama-3.1-8b"], "did you mean llama-3.1-8b?"),
-        (["--model", "nothing"], "known: llama2-7b, "),
-        (["--device", "H10"], "did you mean H100?"),
-        (["--tensor-parallel", "3"], "expected a divisor of the 32 heads, got 3"),
-        (["--tensor-parallel", "0"], "--tensor-parallel: expected 1 to 64, got 0"),
-        (["--device", "910B4", "--tensor-parallel", "2"], "--tensor-parallel: expected 1"),
-        (["--model", "llama-3.1-70b", "--device", "H100"], "no KV block fits"),
-        (["--front-end", "-1"], "--front-end: expected seconds"),
-        (["--from", "cpu-tiny-kbk", "--device", "H100"], "cpu-tiny-kbk has no known device"),
-        (["--from", "absent"], "profile absent: no such bundled profile"),
-    ],
-)
-def test_wrong_input_is_one_line_and_writes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    said = run_sim(capsys, "calibrate", "derive", *arguments, "-o", str(tmp_path / "out"))
-    assert said.code == 2 and message in said.error and said.error.count("\n") == 1
-    assert not (tmp_path / "out").exists()

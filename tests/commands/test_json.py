@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from servesim.policies import POLICIES
+from servesim.study import pilot_runs
 
 from ..study import sweeps
 from .running import run_sim
@@ -57,7 +58,10 @@ def test_a_sweep_over_rates_has_the_numbers_of_capacity_csv(tmp_path: Path, caps
     assert all(len(at["configurations"]) == len(table) for at in data["rates"])
 
 
-def test_a_capacity_has_the_numbers_of_rates_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_capacity_has_the_numbers_of_rates_csv(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pilot_runs, "MIN_REQUESTS", 200)
     (tmp_path / "base.yaml").write_text(json.dumps(sweeps.base()))
     words = ("capacity", tmp_path / "base.yaml", "-j", "1", "-q", "--no-report")
     bound = ("--subject-to", "p99_ttft_ms <= 2000", "--precision", "20%")

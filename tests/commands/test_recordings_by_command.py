@@ -22,9 +22,21 @@ from ..policies import (  # noqa: F401  they map engines to policies
     test_engines_sglang,
     test_engines_vllm,
 )
-from ..policies.recordings import ENGINES, FOLDER, Recording, as_queued, empty_step, load
+from ..policies.recordings import ENGINES, Recording, as_queued, empty_step, load
 
-NAMES = sorted(path.relative_to(FOLDER).as_posix().removesuffix(".json.gz") for path in FOLDER.glob("**/*.json.gz"))
+# One recording of each engine: tests/policies compares all of them without the command.
+NAMES = (
+    "kv_pressure_split_optim__lightllm", "kv_pressure__mii", "chunked_kv_pressure__sarathi-sarathi",
+    "burst__sarathi-faster_transformer", "kv_pressure__v0.4.2", "groups/parallel_mixed_swap__v0.6.1",
+    "groups/parallel_readmission_dies__v0.6.1", "v1_reserve_off__v1-0.32.0", "prefix/sessions_pressure__v1-0.32.0",
+    "prefix/async_prefix_preemption__v1-0.32.0", "sglang/chunked_pressure__sglang-0.5.18",
+    "ascend/splitfuse_pressure__mindie-3.0.0", "ascend/recompute_never_readmitted__mindie-3.0.0",
+    "ascend/no_chunk_priority_pressure__vllm-mindspore-0.5.1", "ascend/chunked__vllm-ascend-0.11.0",
+    "ascend/balance_skewed__vllm-ascend-0.25.1rc1", "ascend/batch_jobs_kv_pressure__vllm-ascend-0.25.1rc1",
+    "ascend/dynamic_batch_kv_pressure__vllm-ascend-0.13.0", "ascend/recompute_consumer__vllm-ascend-0.25.1rc1",
+    "ascend/profiling_chunk_kv_pressure__vllm-ascend-0.25.1rc1",
+    "ascend/short_first_kv_pressure__vllm-ascend-0.25.1rc1",
+)  # fmt: skip
 
 
 def scenario_of(recording: Recording) -> dict[str, Any]:

@@ -70,43 +70,6 @@ def test_a_replay_on_the_fake_backend_takes_the_time_of_the_variant(
     assert makespans["ops"] < 0.95 * makespans["host"]
 
 
-def test_variants_of_a_sweep_are_replayed_one_after_the_other(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = {"base": scenario(folder, sampling="host"), "params": VARIANTS, "objectives": ["makespan"]}
-    out = str(folder / "sweep")
-    assert run_sim(capsys, "sweep", write(folder / "sweep.yaml", sweep), "-o", out, "--quiet", "-j", "1").code == 0
-    said = run_sim(capsys, "replay", "--from", out, "--top", "2", "--backend", "fake", "--quiet", "-o", out + "-live")
-    assert said.code == 0, said.error
-    found = {path.parent.name: json.loads(path.read_text()) for path in Path(out + "-live").glob("live/*/result.json")}
-    assert {name: result["sampling"] for name, result in found.items()} == {"rank1": "ops", "rank2-baseline": "host"}
-
-
-@pytest.mark.parametrize(
-    ("words", "error"),
-    [
-        (["--set", "engine.sampling=gpu"],
-         "engine.sampling: expected 'host', 'device', 'top_p', 'ops' or 'mint', got 'gpu'"),
-        (["--set", "engine.sampling=mint"],
-         "sampling: profile known has no time of mint, only of host, ops; measure it with `sim calibrate probe`"),
-        (["--profile", "old", "--set", "engine.sampling=ops"],
-         "engine.sampling: profile old has no time of ops, of none; measure it with `sim calibrate probe`"),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("command", [["run"], ["replay", "--backend", "fake"]], ids=["run", "replay"])
-def test_a_bad_variant_is_one_line(
-    command: list[str],
-    words: list[str],
-    error: str,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.chdir(folder)
-    said = run_sim(capsys, *command, "scenario.yaml", *words)
-    assert said.code == 2
-    assert error in said.error
-    assert said.error.count("\n") == 1
-
-
 def test_validate_checks_the_variant_against_the_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = write(folder / "good.yaml", scenario(folder, sampling="ops"))
     bad = write(folder / "bad.yaml", scenario(folder, sampling="mint"))
@@ -114,16 +77,6 @@ def test_validate_checks_the_variant_against_the_profile(folder: Path, capsys: p
     said = run_sim(capsys, "config", "validate", bad)
     assert said.code == 2
     assert "engine.sampling: profile known has no time of mint" in said.error
-
-
-def test_an_option_of_the_backend_must_agree_with_the_scenario(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["replay", str(folder / "scenario.yaml"), "--set", "engine.sampling=ops", "--backend", "fake", "--quiet"]
-    said = run_sim(capsys, *words, "--option", "sampling=host")
-    assert said.code == 2
-    assert said.error == "sim: --option sampling=host: the scenario has engine.sampling: ops; expected the same\n"
-    assert run_sim(capsys, *words, "--option", "sampling=ops").code == 0
 
 
 def test_a_replay_simulates_the_variant_of_the_backend(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from ..pseudo_terminal import on_terminal
-
 TRACE = b"arrival,prompt,output\n" + b"".join(b"%d,%d,%d\n" % (k, 10 + k, 3 + k % 5) for k in range(20))
 
 
@@ -79,9 +77,3 @@ def test_a_sweep_needs_a_file(tmp_path: Path) -> None:
     done = sim(tmp_path, "sweep", "sweep.yaml", "-o", "out")
     assert done.returncode == 2 and done.stderr.startswith(b"sim: trace -: expected a file"), done.stderr
     assert os.listdir(tmp_path) == ["sweep.yaml"]
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
-def test_a_terminal_is_refused() -> None:
-    text = on_terminal(["run", "--trace", "-"], code=2, stdin=True, env={"NO_COLOR": "1"})
-    assert text.strip() == "sim: standard input: expected a file or a pipe, got a terminal"

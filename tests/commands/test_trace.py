@@ -24,24 +24,6 @@ def written(folder: Path, text: str, name: str = "trace.csv") -> str:
     return str(path)
 
 
-def test_convert_writes_servesim_csv_to_standard_output(tmp_path: Path, capsys: Output) -> None:
-    assert main(["trace", "convert", written(tmp_path, VIDUR)]) == 0
-    rows = "arrival_s,prompt_tokens,output_tokens\n0.0,120,30\n0.5,64,12\n1.25,400,80\n"
-    assert capsys.readouterr() == (rows, "")
-
-
-def test_skipped_rows_and_assumptions_are_printed_to_standard_error(tmp_path: Path, capsys: Output) -> None:
-    path = written(tmp_path, VIDUR + "2.0,5,0\n")
-    assert main(["trace", "convert", path, "--to", "timed-trace", "-o", str(tmp_path / "out.jsonl")]) == 0
-    assert capsys.readouterr().err.splitlines() == [
-        f"sim: {path}: 1 of 4 rows skipped: no output tokens",
-        f"sim: {tmp_path}/out.jsonl: 3 requests",
-        f"sim: {tmp_path}/out.jsonl: hash ids generated for 3 requests: without them vLLM would send empty prompts",
-        f"sim: {tmp_path}/out.jsonl: replay with --dataset-name timed_trace --self-timed "
-        "--timed-trace-chunk-hash-size 16",
-    ]
-
-
 def test_convert_reads_what_it_wrote(tmp_path: Path, capsys: Output) -> None:
     first, second = str(tmp_path / "a.jsonl.gz"), str(tmp_path / "b.csv.gz")
     assert main(["trace", "convert", written(tmp_path, VIDUR), "--to", "mooncake", "-o", first]) == 0
@@ -64,12 +46,6 @@ def test_convert_sorts_renames_cuts_and_scales(tmp_path: Path, capsys: Output) -
         "1.5,7,80,0",
     ]
     assert said.err == f"sim: {path}: rows were not in order of arrival: sorted\n"
-
-
-def test_several_files_are_merged_and_repeated(tmp_path: Path, capsys: Output) -> None:
-    one, other = (written(tmp_path, VIDUR, name) for name in ("a", "b"))
-    assert main(["trace", "convert", one, other, "--repeat", "2"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 1 + 12
 
 
 def test_every_format_is_listed(capsys: Output) -> None:
@@ -142,39 +118,6 @@ def test_the_user_can_say_that_sessions_are_conversations(tmp_path: Path, capsys
     assert "the prompt of a turn contains the earlier turns and answers of its session" in said.err
     scenario = scenario_from({"trace": {"path": path, "conversations": True}})
     assert [request.content is None for request in load_trace(scenario).requests] == [False, False, True]
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        (["convert"], "sim trace convert: expected a FILE (or --list)"),
-        (["convert", "TRACE", "--to", "parquet"], "to: expected one of servesim, mooncake, timed-trace, got 'parquet'"),
-        (["convert", "TRACE", "--column", "prompt"], "--column prompt: expected FIELD=NAME, e.g. prompt=tokens_in"),
-        (["convert", "TRACE", "--slice", "5"], "--slice 5: expected START:END in seconds, e.g. 600:1200"),
-        (["convert", "TRACE", "--slice", "9:5"], "--slice 9:5: expected START:END in seconds, e.g. 600:1200"),
-        (["convert", "TRACE", "--limit", "0"], "limit: expected at least 1 request, got 0"),
-        (["convert", "TRACE", "--repeat", "0"], "repeat: expected at least 1, got 0"),
-        (["convert", "TRACE", "-o", "/nowhere/out"], "/nowhere/out: cannot be written: No such file or directory"),
-        (
-            ["convert", "TRACE", "--tokenizer", "/nowhere"],
-            "tokenizer: expected a tokenizer.model or",
-        ),
-        (["synth"], "workload: expected one of requests and duration, got none"),
-        (["synth", "-T", "5"], "-T: also needs -X"),
-        (["synth", "-X", "0", "-T", "5"], "workload.contest.X: expected a number above 0, got 0.0"),
-        (["synth", "-X", "2"], "workload.contest.T: expected a number above 0, got nothing"),
-        (["inspect", "TRACE", "--plot", "/nowhere/p.png"], "/nowhere/p.png: cannot be drawn:"),
-        (["inspect", "TRACE", "--plot", "p.xyz"], "p.xyz: cannot be drawn:"),
-    ],
-)
-def test_wrong_usage_gives_one_line_and_exit_code_2(
-    tmp_path: Path, capsys: Output, command: list[str], message: str
-) -> None:
-    path = written(tmp_path, VIDUR)
-    assert main(["trace", *(path if word == "TRACE" else word for word in command)]) == 2
-    errors = capsys.readouterr().err
-    assert errors.startswith(f"sim: {message}")
-    assert errors.count("\n") == 1
 
 
 def test_the_example_traces_are_results_of_vllm_bench_serve(

@@ -118,23 +118,6 @@ def test_reading_executes_no_policy(line: Sequence[str], place: Place, sim: Call
     assert not place.mark.exists()
 
 
-def test_validate_says_that_the_policy_was_not_loaded(place: Place, sim: Callable[..., Said]) -> None:
-    said = sim("config", "validate", "scenario.yaml")
-    assert said.out.startswith("scenario.yaml: valid, but policy mine.py:Gather was not loaded")
-    (place.work / "scenario.yaml").write_text("policy: mine.py:Gather\nengine: {num_bloks: 3}\n")
-    said = sim("config", "validate", "scenario.yaml")
-    assert (said.code, said.error.count("\n")) == (2, 1)
-    assert "engine.num_bloks: unknown key" in said.error
-
-
-def test_verify_says_what_it_cannot_show(place: Place, sim: Callable[..., Said]) -> None:
-    said = sim("verify", "replayed/sim", "replayed/live", "--json")
-    assert said.error == (
-        "sim: replayed/sim: policy mine.py:Gather was not loaded, so the sources of the error are not shown\n"
-    )
-    json.loads(said.out)
-
-
 @pytest.mark.parametrize("line", RUNNING, ids=" ".join)
 def test_policy_outside_the_folder_needs_trust(line: Sequence[str], place: Place, sim: Callable[..., Said]) -> None:
     outside = move_outside(place)

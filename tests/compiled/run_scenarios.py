@@ -1,4 +1,4 @@
-"""Run the scenarios of random_scenarios.py. Print the file of the engine, then one line per scenario: its name, a
+"""Run the scenarios of tests/random_scenarios.py. Print the file of the engine, then one line per scenario: its name, a
 digest, and its outcomes.
 
     python -m tests.compiled.run_scenarios FOLDER [NAME...]
@@ -24,7 +24,7 @@ from servesim.runs.run_folder import MANIFEST, write_run
 from servesim.runs.simulate import simulate
 from servesim.runs.timeline import QueueLog, Timeline
 
-from .random_scenarios import Case, cases
+from ..random_scenarios import Case, cases
 
 
 def run_case(case: Case, folder: Path) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from servesim.config.registry import presets
 from servesim.policies import POLICIES
 
+from ..random_scenarios import COUNT
 from .children import first_difference, run_both
-from .random_scenarios import COUNT
 
 
 def explain(plain: Path, folder: Path, name: str) -> str:

@@ -233,14 +233,6 @@ def test_a_fraction_of_the_memory_is_exported_as_such() -> None:
     assert any(note.startswith("simulated with 1,6") for note in exported.notes)
 
 
-def test_default_blocks_are_noted() -> None:
-    for policy in ("vllm-v1", "vllm", "sglang"):
-        notes = export_scenario(scenario(policy), target_of(policy)).notes
-        assert any("1,024 KV blocks is the default of scenarios" in note for note in notes)
-        other = export_scenario(scenario(policy, num_blocks=9), target_of(policy)).notes
-        assert not any("default of scenarios" in note for note in other)
-
-
 def test_what_has_no_flag_is_listed() -> None:
     fields = {"order": "shortest-output", "sort_running": True, "watermark": 0.2}
     engine = {
@@ -257,14 +249,6 @@ def test_what_has_no_flag_is_listed() -> None:
     ]  # fmt: skip
     text = export_scenario(scenario("vllm", fields, **engine), "vllm").render("best.yaml")
     assert text.count("# not expressed: ") == 7 and "--block-size" not in text
-
-
-def test_one_setting_that_is_not_expressed_is_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, out = tmp_path / "best.yaml", tmp_path / "serve.sh"
-    file.write_text("policy: {name: vllm, watermark: 0.2}\nengine: {num_blocks: 900}\n")
-    said = run_sim(capsys, "export", str(file), "--to", "vllm", "-o", str(out))
-    assert said.out == f"wrote {out}; settings that are not expressed: 1\n", said.error
-    assert out.read_text().count("# not expressed: ") == 1
 
 
 def test_sglang_reads_some_fields_from_its_environment() -> None:

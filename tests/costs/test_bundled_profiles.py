@@ -34,15 +34,6 @@ def test_held_out_errors_are_within_the_limit(name: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("name", MAX_ERROR)
-def test_a_new_fit_of_the_samples_is_within_the_limit(name: str) -> None:
-    profile = load_profile(name)
-    assert profile.path is not None
-    held_out = fit_profile(profile.path / "samples.csv", profile.about).mean_errors
-    limit = float(MAX_ERROR[name].rstrip("%")) / 100
-    assert {kind: error for kind, error in held_out.items() if error > limit} == {}
-
-
-@pytest.mark.parametrize("name", MAX_ERROR)
 def test_the_fit_is_that_of_the_samples_and_not_worse_than_the_table_before(name: str) -> None:
     stored = load_profile(name)
     assert stored.path is not None

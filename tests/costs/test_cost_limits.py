@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
 import pytest
-from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape, StepCost
 from servesim.costs.device_profile import Profile, bundled_profiles, load_profile
@@ -39,36 +39,6 @@ def test_no_term_of_a_cost_model_is_negative_or_absurd(value: Any) -> None:
             parts[part] = {**parts.get(part, {}), name: value}
             with pytest.raises(BadInput, match=rf"profile\.{part}\.{name}: expected a number .*from .* got "):
                 cost_from({"kind": "parts", **parts}, "profile")
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("prefill.tokens", [[1, -0.01], [2, 0.1]], r"prefill.tokens\[0\]: expected 2 numbers of at least 0"),
-        ("prefill.tokens", [[-1, 0.01], [2, 0.1]], r"prefill.tokens\[0\]: expected 2 numbers of at least 0"),
-        ("prefill.tokens", [[1, 10**400]], r"prefill.tokens\[0\]: expected 2 numbers of at least 0"),
-        ("prefill.tokens", [[2, 0.1], [1, 0.1]], r"prefill.tokens\[1\]: expected more than 2 first, got 1"),
-        ("prefill.tokens", 3, r"prefill.tokens: expected a list of points"),
-        ("prefill.tokens", [[1, "x"]], r"prefill.tokens\[0\]: expected 2 numbers"),
-        ("prefill.buckets", [0], r"prefill.buckets\[0\]: expected a number from 1"),
-        ("prefill.buckets", 5, r"prefill.buckets: expected a list"),
-        ("decode.rows", [[1, 0.1, -1e-3]], r"decode.rows\[0\]: expected 2 to 3 numbers"),
-        ("decode.rounded", 3, r"decode.rounded: expected true or false"),
-    ],
-)
-def test_points_and_buckets_of_parts_are_validated(key: str, value: Any, message: str) -> None:
-    parts: dict[str, dict[str, Any]] = {"prefill": dict(PREFILL), "decode": dict(DECODE)}
-    part, _, name = key.partition(".")
-    parts[part][name] = value
-    with pytest.raises(BadInput, match=message):
-        cost_from({"kind": "parts", **parts}, "profile")
-
-
-def test_a_negative_cost_in_a_scenario_gives_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "-X", "5", "-T", "3", "--set", "profile={kind: linear, base: -0.1}"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert "base: expected a number of seconds from 0 to 1e+06, got -0.1" in error
 
 
 def test_curves_are_never_negative_outside_their_points() -> None:
@@ -128,23 +98,24 @@ def test_tables_of_vidur_are_validated(change: dict[str, Any], message: str, tmp
         load_vidur(tmp_path / "bad.npz")
 
 
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ("cold_start: {prefill: -1}", "cold_start.prefill: expected a number of at least 0, got -1"),
-        ("cold_start: {decode: 1.0e+308}", "cold_start.decode: expected a number from 0 to 1e"),
-        ("front_end: {seconds: -1}", "front_end.seconds: expected a number of at least 0, got -1"),
-        ("noise: {decode: [1, -1]}", r"noise.decode\[1\]: expected a number of at least 0, got -1"),
-        ("noise: {decode: 5}", "noise.decode: expected a list of factors of at least 0, got 5"),
-        ("grid: {decode_rows: [1]}", "grid.decode_rows"),
-        ("cold_start: 5", "cold_start: expected keys and values"),
-    ],
-)
-def test_numbers_of_a_profile_are_validated(section: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "profile.yaml").write_text(f"{section}\ncost: {{base: 0.1}}\n")
-    with pytest.raises(BadInput, match=message) as error:
-        load_profile(tmp_path)
-    assert str(error.value).startswith(str(tmp_path / "profile.yaml: "))
+def written(folder: Path, section: str) -> Path:
+    (folder / "profile.yaml").write_text(f"{section}\ncost: {{base: 0.1}}\n")
+    return folder
+
+
+WRONG_PROFILE: Any = [
+    "cold_start: {prefill: -1}",
+    "cold_start: {decode: 1.0e+308}",
+    "front_end: {seconds: -1}",
+    "noise: {decode: [1, -1]}",
+    "noise: {decode: 5}",
+    "grid: {decode_rows: [1]}",
+    "cold_start: 5",
+]
+
+
+def test_numbers_of_a_profile_are_validated(tmp_path: Path, expected_errors: Callable[..., None]) -> None:
+    expected_errors("profile", lambda section: load_profile(written(tmp_path, section)), WRONG_PROFILE)
 
 
 class UserCost(StepCost):
@@ -165,16 +136,12 @@ class LinearUserCost(UserCost):
 
 
 SCENARIO = {
-    "workload": {
-        "requests": 1,
-        "arrivals": {"kind": "constant", "rate": 0.2},
-        "lengths": {"prompt": 20, "output": 60},
-    },
+    "workload": {"requests": 1, "arrivals": {"kind": "constant", "rate": 0.2}, "lengths": {"prompt": 20, "output": 60}},
     "policy": {"name": "vllm"},
 }
 
 
-@pytest.mark.parametrize("bad", [-0.1, float("nan"), float("inf"), 1e308])
+@pytest.mark.parametrize("bad", [-0.1, float("nan")])
 @pytest.mark.parametrize("fast_forward", [True, False])
 @pytest.mark.parametrize(
     "make",

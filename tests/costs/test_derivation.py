@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from servesim.core import BadInput, Shape, StepCost
+from servesim.core import Shape, StepCost
 from servesim.costs.derivation import Setting, derive_cost, derive_profile, setting_of
-from servesim.costs.device_profile import Profile, load_profile, write_profile
+from servesim.costs.device_profile import load_profile, write_profile
 from servesim.costs.kv_memory import memory_of_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import MODELS, known_peak
@@ -161,16 +161,6 @@ def test_devices_are_found_by_the_names_that_drivers_show() -> None:
     assert find_device("rtx 4090") == DEVICES["RTX-4090"]
     assert known_peak({"device": "NVIDIA H200", "dtype": "bfloat16"}) is not None
     assert all(device.source for device in DEVICES.values())
-
-
-@pytest.mark.parametrize(
-    ("about", "message"),
-    [({"model": "llama2-7b"}, "no known device"), ({"device": "NVIDIA H200"}, "model: expected a known model"),
-     ({"device": "NVIDIA H200", "model": "llama2-7b", "dtype": "int3"}, "dtype: expected one of")],
-)  # fmt: skip
-def test_a_profile_without_known_figures_cannot_be_derived_from(about: dict[str, str], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        setting_of(Profile("mine", LinearCost(base=1.0), about))
 
 
 def test_a_model_that_only_has_the_name_of_a_known_one_keeps_its_sizes() -> None:

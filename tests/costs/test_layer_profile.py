@@ -15,7 +15,7 @@ from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import load_profile
-from servesim.costs.imported_tables import LayerCost, equal_chunk, load_layers
+from servesim.costs.imported_tables import LayerCost, equal_chunk
 from servesim.costs.parts import interpolate
 from servesim.runs.simulate import simulate
 
@@ -183,49 +183,6 @@ def load_layers_of(folder: Path) -> list[tuple[float, float]]:
     cost = import_layers(folder, folder.parent / "without", 10)
     hidden.rename(moe)
     return list(cost.tokens)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("attention.csv", "prefill_chunk,time_us\n0,1\n", "row 1: expected the column kv_prefill"),
-        (
-            "attention.csv",
-            "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,-3\n",
-            "row 2: time_us: expected a number from 0 to",
-        ),
-        (
-            "attention.csv",
-            "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,x,3\n",
-            "row 2: kv_decode: expected a number from 0 to",
-        ),
-        ("attention.csv", "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n16,0,0,0,3\n", "(decode steps)"),
-        (
-            "attention.csv",
-            "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n0,0,1,16,3\n0,0,1,16,4\n",
-            "attention: expected every point once",
-        ),
-        ("dense.csv", "layer,tokens,time_us\n", "expected at least one row"),
-    ],
-)
-def test_a_faulty_table_is_one_line_and_leaves_no_files(
-    folder: Path, file: str, text: str, message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "tp1" / file).write_text(text, encoding="utf-8")
-    out = folder.parent / "faulty"
-    assert main(["calibrate", "import", "layers", str(folder), "--layers", "4", "-o", str(out)]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not out.exists()
-
-
-def test_a_damaged_file_of_tables_is_one_line(folder: Path) -> None:
-    imported(folder)
-    path = folder.parent / "out0" / "tables.npz"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(BadInput, match=r"not an \.npz of tables"):
-        load_layers(path)
 
 
 def test_vidur_tables_may_have_a_base(tmp_path: Path) -> None:

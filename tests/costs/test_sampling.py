@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
@@ -135,25 +136,6 @@ def test_intervals_have_the_time_of_the_variant() -> None:
     assert other < low < run.result()["mean_tpot_ms"] < high
 
 
-@pytest.mark.parametrize(
-    ("about", "known"),
-    [({}, "of none"), ({"sampling": {"used": "host"}}, "of none"),
-     ({"sampling": {"used": "host", "terms": TERMS}}, "only of host, ops"),
-     ({"sampling": {"used": "device", "terms": {"mint": TERMS["ops"]}}}, "only of mint")],
-)  # fmt: skip
-def test_error_for_a_variant_without_a_time(about: dict[str, Any], known: str) -> None:
-    with pytest.raises(BadInput) as error:
-        simulate(scenario("mint"), profile=Profile("plain", LINEAR, about))
-    expected = f"engine.sampling: profile plain has no time of mint, {known}; measure it with `sim calibrate probe`"
-    assert str(error.value) == expected
-
-
-def test_error_for_an_unknown_variant() -> None:
-    known = "'host', 'device', 'top_p', 'ops' or 'mint'"
-    with pytest.raises(BadInput, match=rf"^scenario: engine.sampling: expected {known}, got"):
-        scenario("gpu")
-
-
 def test_profiles_with_and_without_the_section_load(tmp_path: Path) -> None:
     write_profile(tmp_path, {"name": "new", "sampling": {"used": "host", "terms": TERMS}}, LINEAR)
     read = load_profile(tmp_path)
@@ -164,21 +146,21 @@ def test_profiles_with_and_without_the_section_load(tmp_path: Path) -> None:
     assert old.for_run(None) is old
 
 
-@pytest.mark.parametrize(
-    ("section", "key"),
-    [
-        ("host", "sampling"),
-        ({"terms": TERMS}, "sampling.used"),
-        ({"used": "host", "terms": {"host": {"step": -1.0, "row": 0.0}}}, "sampling.terms.host.step"),
-        ({"used": "host", "terms": {"host": {"step": 1.0}}}, "sampling.terms.host.row"),
-        ({"used": "host", "terms": {"host": {"step": "x", "row": 0.0}}}, "sampling.terms.host.step"),
-        ({"used": "host", "terms": [1]}, "sampling.terms"),
-    ],
-)
-def test_error_for_a_damaged_section(section: Any, key: str, tmp_path: Path) -> None:
-    file = tmp_path / "profile.yaml"
-    file.write_text(yaml.safe_dump({"name": "x", "cost": {"base": 1.0}, "sampling": section}), encoding="utf-8")
-    with pytest.raises(BadInput) as error:
-        load_profile(tmp_path)
-    assert str(error.value).startswith(f"{file}: {key}: expected ")
-    assert "\n" not in str(error.value)
+def written(folder: Path, section: Any) -> Path:
+    tree = {"name": "x", "cost": {"base": 1.0}, "sampling": section}
+    (folder / "profile.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
+    return folder
+
+
+WRONG_SAMPLING: Any = [
+    "host",
+    {"terms": TERMS},
+    {"used": "host", "terms": {"host": {"step": -1.0, "row": 0.0}}},
+    {"used": "host", "terms": {"host": {"step": 1.0}}},
+    {"used": "host", "terms": {"host": {"step": "x", "row": 0.0}}},
+    {"used": "host", "terms": [1]},
+]
+
+
+def test_error_for_a_damaged_section(tmp_path: Path, expected_errors: Callable[..., None]) -> None:
+    expected_errors("sampling", lambda section: load_profile(written(tmp_path, section)), WRONG_SAMPLING)

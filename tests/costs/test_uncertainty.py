@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from servesim.calibrate.probe.fitted_profile import profile_from
-from servesim.core import BadInput, Shape, StepCost
+from servesim.core import Shape, StepCost
 from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, bundled_profiles, load_profile, write_profile
 from servesim.costs.linear import LinearCost
@@ -96,9 +96,3 @@ def test_a_scaled_cost_is_linear_in_the_same_way() -> None:
     assert scaled.decode(4, 4, 777) == line[0] + line[1] * 777
     assert scaled.seconds(prompts(50)) == 1.02 * TRUE.seconds(prompts(50))
     assert scaled.decode(4, 4, 777) == pytest.approx(1.02 * TRUE.decode(4, 4, 777))
-
-
-def test_error_for_draws_of_another_cost_model(tmp_path: Path) -> None:
-    write_profile(tmp_path, {"name": "x", "uncertainty": {"draws": [[0.1, 0.2]]}}, TRUE)
-    with pytest.raises(BadInput, match=r"uncertainty.draws\[0\]: expected 13 numbers of at least 0, .* got 2"):
-        load_profile(tmp_path)

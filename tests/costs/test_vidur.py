@@ -89,14 +89,3 @@ def test_tokens_and_context_are_rounded_up() -> None:
 def test_prompts_of_a_step_cost_like_one_with_the_same_sum_of_squares() -> None:
     assert SMALL.seconds(Shape(2, 7, 7, 3**2 + 4**2, 0)) == 2 + 5
     assert SMALL.seconds(Shape(1, 3, 3, 3**2, 3 * 10, 2, 2, 20)) == 2 + 9 + 16  # 10 cached tokens, two decodes
-
-
-def test_a_file_without_tables_gives_a_one_line_error(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no such file"):
-        load_vidur(tmp_path / "none.npz")
-    (tmp_path / "text.npz").write_text("hello")
-    with pytest.raises(BadInput, match="not an"):
-        load_vidur(tmp_path / "text.npz")
-    np.savez(tmp_path / "some.npz", comp_ms_per_layer=np.zeros(3))
-    with pytest.raises(BadInput, match="no table kvsave_ms_per_layer"):
-        load_vidur(tmp_path / "some.npz")

@@ -16,7 +16,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import yaml
 from servesim.cli import parser
 
 from ..conftest import ROOT
@@ -65,35 +64,6 @@ def test_every_command_of_a_page_prints_the_output_shown(page: Path, tmp_path: P
     for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
         for command, printed in pages.run_block(block, tmp_path):
             assert command.printed == printed, f"{page_name(page)}:{block.line}: {command.command}"
-
-
-@pytest.mark.parametrize("page", PAGES, ids=page_name)
-def test_the_name_of_a_file_is_shown_above_its_text(page: Path) -> None:
-    """Rendered Markdown does not show the name after the language of a block."""
-    text = page.read_text(encoding="utf-8")
-    for block in pages.parse_blocks(text):
-        before = text[: block.start].rstrip().splitlines()[:-1]  # without the line that opens the block
-        shown = next(line.strip() for line in reversed(before) if line.strip())
-        assert (shown == f"File `{block.name}`:") == bool(block.name), f"{page_name(page)}:{block.line}: {shown}"
-
-
-def test_a_file_name_means_one_kind_of_file_on_all_pages() -> None:
-    """A reader who follows two pages in one folder would overwrite a scenario with a workload."""
-    kinds: dict[str, dict[str, str]] = {}
-    for page in PAGES:
-        for block in pages.parse_blocks(page.read_text(encoding="utf-8")):
-            if block.name.endswith(".yaml"):
-                kinds.setdefault(block.name, {})[page_name(page)] = kind_of(yaml.safe_load(block.text))
-    assert {name: by_page for name, by_page in kinds.items() if len(set(by_page.values())) > 1} == {}
-    assert {kind for by_page in kinds.values() for kind in by_page.values()} >= {"scenario", "workload", "sweep", "fit"}
-
-
-def kind_of(tree: dict[str, Any]) -> str:
-    """Return what a YAML file describes."""
-    for key, kind in (("runs", "fit"), ("params", "sweep"), ("about", "probe"), ("policy", "scenario")):
-        if key in tree:
-            return kind
-    return "workload" if "lengths" in tree else "scenario"
 
 
 def test_what_an_example_leaves_running_is_killed_and_does_not_delay_it(tmp_path: Path) -> None:
@@ -152,12 +122,6 @@ def test_an_example_in_the_docs_equals_its_file(name: str, most: int) -> None:
     assert shown
     assert set(shown) == {file}
     assert sum(bool(line.strip()) for line in file.splitlines()) <= most
-
-
-def test_the_glossary_is_in_alphabetical_order() -> None:
-    rows = re.findall(r"^\| (.+?) \|", (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8"), re.MULTILINE)[1:]
-    assert len(rows) > 100
-    assert rows == sorted(set(rows), key=str.lower)
 
 
 def test_commands_that_are_not_run_exist() -> None:

@@ -360,30 +360,6 @@ def first_state(url: str) -> str:
     return json.dumps(json.loads(text.partition('id="first">')[2].partition("</script>")[0])["state"])
 
 
-def test_a_used_port_and_a_bad_file_are_one_line(
-    server: ExploreServer, scenario: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "bad.yaml").write_text("policy: {decode_batch: 0}\nworkload: {contest: {X: 1, T: 5}}\n")
-    (tmp_path / "empty.yaml").write_text("{}\n")
-    (tmp_path / "trace.yaml").write_text("trace: none.csv\n")
-    for words, reason in (
-        ([str(scenario), "--port", str(server.port)], "cannot listen: Address already in use"),
-        ([str(tmp_path / "bad.yaml")], "policy.decode_batch: expected at least 1, got 0"),
-        (
-            [str(tmp_path / "empty.yaml"), "--port", str(server.port)],
-            "workload: expected a trace or a workload",
-        ),
-        ([str(tmp_path / "trace.yaml"), "--port", str(server.port)], "none.csv: no such file"),
-        ([str(scenario), "--set", "policy.decode_batch"], "expected KEY=VALUE"),
-        ([str(scenario), "--port", "99999"], "expected 0 to 65535"),
-        ([str(scenario), "--jobs", "0"], "expected at least 1"),
-        (["--preset", "no-such"], "no such preset"),
-    ):
-        assert main(["explore", "--no-browser", *words]) == 2
-        error = capsys.readouterr().err
-        assert reason in error and error.count("\n") == 1, error
-
-
 def test_in_a_notebook_it_is_a_frame_that_ends_with_stop(scenario: Path) -> None:
     explorer = servesim.explore(str(scenario), settings={"policy.decode_batch": 4}, height=500, jobs=1)
     html = explorer._repr_html_()

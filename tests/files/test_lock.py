@@ -17,11 +17,7 @@ workload: {requests: 30, arrivals: {kind: poisson, rate: 3}, lengths: {prompt: 8
 profile: {base: 0.001}
 policy: vllm-v1
 """
-PROBE = "calibrate probe --backend fake --model tiny --num-blocks 64 --host-blocks 4 -q --max-rows 8 --max-tokens 64"
-COMMANDS = {
-    "probe": f"{PROBE} --max-seq-len 200 --budget 6 --precision 1e-9 --no-fit",
-    "replay": "replay s.yaml --backend fake --warm-up 0 -q",
-}
+COMMAND = "replay s.yaml --backend fake --warm-up 0 -q"
 
 
 def start(folder: Path, words: str) -> subprocess.Popen[str]:
@@ -30,31 +26,22 @@ def start(folder: Path, words: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_a_second_command_in_the_folder_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_second_command_in_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text(SCENARIO)
-    first = start(tmp_path, COMMANDS[name])
+    first = start(tmp_path, COMMAND)
     end = time.monotonic() + 120
     while not (tmp_path / "out").exists():
         assert first.poll() is None and time.monotonic() < end
         time.sleep(0.01)
     time.sleep(0.2)  # between the folder and its lock
-    second = start(tmp_path, COMMANDS[name])
+    second = start(tmp_path, COMMAND)
     _, error = second.communicate(timeout=120)
     assert first.poll() is None, "the first command ended before the second one"
     assert second.returncode == 2
     assert error == "sim: out: another process is writing to it; wait for it, or use another folder\n"
     assert first.wait(timeout=120) == 0
-    third = start(tmp_path, COMMANDS[name])
+    third = start(tmp_path, COMMAND)
     assert third.wait(timeout=120) == 0  # the lock is released
-
-
-def test_a_calibration_of_a_server_needs_its_own_folder(tmp_path: Path) -> None:
-    with only_writer(tmp_path / "out"):
-        second = start(tmp_path, "calibrate endpoint --url http://127.0.0.1:1 --api openai")
-        _, error = second.communicate(timeout=120)
-    assert (second.returncode, error.count("\n")) == (2, 1)
-    assert error.startswith("sim: out: another process is writing to it")
 
 
 def test_a_killed_process_leaves_no_lock(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from servesim.cli import main
 from servesim.core import BadInput
-from servesim.files.checked import Keys, Whole, validate
 
 VALUES = "&a [x, x, x, x, x, x, x, x, x]"
 for old, new in zip("abc", "bcd"):
@@ -25,16 +24,10 @@ RUN = "workload: {contest: {X: 5, T: 2}}\n"
     [
         "policy: {name: vllm, order: VALUE}",
         "policy: {name: VALUE}",
-        "policy: VALUE",
-        "preset: VALUE",
         "profile: {kind: linear, base: VALUE}",
         "profile: VALUE",
         "engine: {num_blocks: VALUE}",
-        "engine: {cold_start: VALUE}",
-        "seed: VALUE",
-        "slo: {ttft: VALUE}",
         "trace: VALUE",
-        "name: VALUE",
         "unknown: VALUE",
     ],
 )
@@ -55,28 +48,3 @@ def test_a_message_is_one_line_of_limited_length() -> None:
     assert message.startswith("first second xxx")
     assert message.endswith("the end")
     assert len(message) <= 800
-
-
-class Section(Keys):
-    """A section of a file."""
-
-    size: Whole
-
-
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ({"size": "x" * 10**6}, "f.yaml: size: expected a whole number from 1 to 2147483647, got 'xxx"),
-        ({"size": 10**4000}, "f.yaml: size: expected a whole number from 1 to 2147483647, got a huge int"),
-        ({"size": 1, "k" * 10**6: 1}, "f.yaml: 'kkk"),
-        ({}, "f.yaml: size: expected a whole number from 1 to 2147483647, got nothing"),
-        (None, "f.yaml: expected keys and values, got None"),
-        ([1], "f.yaml: expected keys and values, got [1]"),
-    ],
-)
-def test_a_section_that_is_wrong_is_one_line(tree: object, message: str) -> None:
-    assert validate(Section, {"size": 5}, "f.yaml").size == 5
-    with pytest.raises(BadInput) as caught:
-        validate(Section, tree, "f.yaml")
-    assert str(caught.value).startswith(message)
-    assert len(str(caught.value)) < 200

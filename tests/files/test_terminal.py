@@ -67,10 +67,3 @@ def test_sweep_fits_the_terminal_and_has_colours(swept: Path, capsys: pytest.Cap
     for env in ({"NO_COLOR": "1"}, {"TERM": "dumb"}):
         assert "\033" not in on_terminal(again, columns=80, env=env)
     assert json.loads(on_terminal([*again, "--json"]))["winner"] is not None
-
-
-@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
-def test_an_error_has_a_colour_on_a_terminal() -> None:
-    text = on_terminal(["run", "--trace", "nowhere.csv"], code=2)
-    assert text.startswith("\033[31msim: nowhere.csv") and text.rstrip().endswith("\033[0m")
-    assert on_terminal(["run", "--trace", "nowhere.csv"], code=2, env={"NO_COLOR": "1"}).startswith("sim: nowhere.csv")

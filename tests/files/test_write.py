@@ -16,15 +16,7 @@ from typing import Any
 import pytest
 from servesim.core import BadInput
 from servesim.files.csv_rows import mark_formula, read_csv, unmark_formula
-from servesim.files.write import (
-    append,
-    csv_writer,
-    open_bytes,
-    open_text,
-    replacing,
-    write_json,
-    write_text,
-)
+from servesim.files.write import append, csv_writer, open_bytes, open_text, replacing, write_json, write_text
 
 LIMITED = """
 import resource, sys

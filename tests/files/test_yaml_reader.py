@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import yaml
-from servesim.cli import main
 from servesim.config.layers import override, read_scenario_file
 from servesim.config.registry import make_policy, presets
 from servesim.config.scenario import scenario_from
@@ -38,21 +37,6 @@ def test_a_value_has_the_expected_type(text: str) -> None:
 def test_inf_and_nan_are_read() -> None:
     assert parse("[.inf, -.Inf]", "here") == [math.inf, -math.inf]
     assert math.isnan(parse(".nan", "here"))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("policy: vllm\npolicy: orca\n", "line 2, column 1: 'policy' appears twice"),
-        ("{decode_batch:64}", "line 1, column 2: expected `decode_batch: 64`, a space after the colon"),
-        ("a:\n\tb: 1", "line 2, column 1: "),
-        ("[1, 2", "line 1, column 6: "),
-    ],
-)
-def test_an_error_has_its_line_number(text: str, message: str) -> None:
-    with pytest.raises(BadInput) as caught:
-        parse(text, "mine.yaml")
-    assert str(caught.value).startswith(f"mine.yaml: not valid YAML: {message}")
 
 
 def test_a_key_merged_from_an_anchor_can_be_overridden() -> None:
@@ -97,11 +81,6 @@ def test_a_boolean_accepts_on_off_yes_no(word: str, expected: bool) -> None:
     scenario = scenario_from(tree)
     assert scenario.engine.front_end.end_lag is expected
     assert scenario.make_policy().fix_delay_bugs is expected  # type: ignore[attr-defined]
-
-
-def test_an_error_quotes_the_word_no_as_written(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", "-X", "5", "-T", "2", "--set", "policy.victim=no"]) == 2
-    assert capsys.readouterr().err.endswith("got 'no'\n")
 
 
 def test_another_encoding_gives_a_one_line_error(tmp_path: Path) -> None:

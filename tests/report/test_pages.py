@@ -165,16 +165,6 @@ def test_names_of_files_are_escaped_in_every_page(swept: Path, tmp_path: Path, b
         assert browser.execute_script("return document.querySelectorAll('img, main b:not(.settings b)').length") == 0
 
 
-def test_a_sweep_that_nothing_wins_says_so(tmp_path: Path) -> None:
-    file = sweeps.sweep_file(tmp_path, subject_to=["p99_ttft_ms <= 0.001"])
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q") == 1
-    text = page_text(tmp_path / "out" / "report.html")
-    assert "No winner: no configuration meets the constraints" in text and "Nearest:" in text
-    same = sweeps.sweep_file(tmp_path, params={"policy.fix_delay_bugs": [False, True]})
-    assert sweeps.sim("sweep", same, "-o", tmp_path / "same", "-j", 1, "-q") == 0
-    assert "No winner: nothing beats the baseline" in page_text(tmp_path / "same" / "report.html")
-
-
 def test_a_prefix_cache_has_charts_of_its_hits_blocks_and_evictions(
     tmp_path: Path, browser: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

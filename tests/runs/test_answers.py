@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, ClientRequest, Content, Sampling
+from servesim.core import ClientRequest, Content, Sampling
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.simulate import Run, simulate
 from servesim.traces.trace import Trace
@@ -74,22 +73,3 @@ def test_answers_share_the_whole_blocks_of_their_prompt_and_end_with_the_last() 
 def test_a_request_with_a_refused_answer_is_refused() -> None:
     result = run(ClientRequest("q", 0.0, 500, 5, sampling=Sampling(2)))
     assert (result.requests[0].outcome, result.result()["failed"]) == ("refused", 1)
-
-
-@pytest.mark.parametrize(
-    ("sampling", "message"),
-    [
-        (Sampling(1, 4), "request q: best_of: expected 1 (n) with this policy; the preset vllm-0.6.1 has it"),
-        (Sampling(1, 4, True), "request q: beam_width: this policy has no beam search; the preset vllm-0.6.1 has it"),
-    ],
-)
-def test_what_v1_does_not_have_is_an_error(sampling: Sampling, message: str) -> None:
-    with pytest.raises(BadInput) as error:
-        run(ClientRequest("q", 0.0, 10, 5, sampling=sampling))
-    assert str(error.value) == message
-
-
-def test_a_follower_of_several_answers_is_an_error() -> None:
-    parent = ClientRequest("q", 0.0, 10, 5, sampling=Sampling(2))
-    with pytest.raises(BadInput, match="request r: follows: expected a request with one answer, got q with 2"):
-        run(parent, ClientRequest("r", 0.0, 10, 5, follows="q"))

@@ -13,9 +13,9 @@ import pytest
 import servesim
 import yaml
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import BadInput, Plan, View
+from servesim.core import Plan, View
 from servesim.core.limits import DEFAULT_DRAWS
-from servesim.costs.device_profile import Profile, load_profile, write_profile
+from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.uncertainty import SESSION_SPREAD, Uncertainty, parameters
 from servesim.policies.papers import Orca
@@ -127,13 +127,6 @@ def test_worker_processes_and_python_compute_the_same_intervals(tmp_path: Path) 
     assert servesim.run(file, intervals=4).metrics == results[0]
 
 
-def test_a_profile_without_uncertainty_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    write_profile(tmp_path / "by-hand", {"name": "by-hand"}, COST)
-    assert sim("run", scenario_file(tmp_path, profile=str(tmp_path / "by-hand")), "--intervals", 2) == 0
-    remark = "has no stored uncertainty: the intervals include only the spread between sessions"
-    assert f"profile by-hand {remark}" in capsys.readouterr().out
-
-
 @dataclass(frozen=True)
 class CountingPolicy(Orca):
     """A policy object with a state."""
@@ -153,18 +146,6 @@ def test_every_draw_has_its_own_policy_object() -> None:
     plain = CountingPolicy()
     assert servesim.run(base, policy=plain).metrics["makespan"] == result.metrics["makespan"]
     assert policy.calls == plain.calls
-
-
-@pytest.mark.parametrize("value", ["1", "0", "1001", "many", "-3"])
-def test_a_wrong_number_of_draws_is_rejected(value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit, match="2"):
-        sim("run", scenario_file(tmp_path), f"--intervals={value}")
-    assert "expected a number of draws from 2 to 1000" in capsys.readouterr().err
-
-
-def test_a_wrong_number_of_draws_is_rejected_in_python() -> None:
-    with pytest.raises(BadInput, match="expected true or a number of draws from 2 to 1000, got 1"):
-        servesim.run(tree(), intervals=1)
 
 
 @pytest.mark.parametrize(

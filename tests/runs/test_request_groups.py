@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import servesim
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
 from servesim.core import BadInput
@@ -87,14 +86,6 @@ def test_the_files_have_priority_and_session(run: Run, tmp_path: Path) -> None:
         read_result(tmp_path / "out" / "result.json")
 
 
-def test_the_requests_frame_has_priority_and_session() -> None:
-    requests = servesim.run(SCENARIO).requests
-    assert set(requests.priority) == {0, 5}
-    assert "session" in requests
-    p99 = requests[requests.priority == 0].ttft.quantile(0.99) * 1e3
-    assert p99 == pytest.approx(servesim.run(SCENARIO).metrics["p99_ttft_ms[priority=0]"])
-
-
 def test_a_sweep_ranks_and_bounds_by_the_metric_of_a_priority(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -120,10 +111,3 @@ def test_other_groups_are_no_metrics(name: str) -> None:
         parse_objective(name)
     with pytest.raises(BadInput, match="no metric"):
         parse_bound(f"{name} <= 3")
-
-
-def test_run_prints_the_priorities(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "base.yaml").write_text(json.dumps(SCENARIO))
-    assert main(["run", str(tmp_path / "base.yaml")]) == 0
-    text = capsys.readouterr().out
-    assert "P99 TTFT, priority 0 (ms):" in text and "P99 TTFT, priority 5 (ms):" in text

@@ -79,29 +79,6 @@ def test_a_run_without_warnings_has_no_key_for_them(folder: Path, capsys: pytest
     assert said.error == "" and "warnings" not in json.loads(said.out)
 
 
-def test_a_policy_without_a_profile_names_the_profile(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = "sim: profile: ascend910b4-llama2-7b, the default; --profile selects another one"
-    command = ("run", "-X", "5", "-T", "2", "--set", "engine.num_blocks=900", "--policy", "vllm")
-    assert run_sim(capsys, *command).error.splitlines() == [line]
-    preset = (*command[:-2], "--preset", "vllm-v1-0.32")
-    assert run_sim(capsys, *preset).error.splitlines() == [line]
-    assert run_sim(capsys, *command, "--profile", "ascend910b4-llama2-7b").error == ""
-    assert run_sim(capsys, *command, "--set", "engine.num_blocks=0").error.count("\n") == 1  # an error is one line
-
-
-def test_a_sweep_prints_the_warnings_once_and_notes_the_backend(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    base = "{trace: mooncake.jsonl, policy: vllm, profile: h200-llama2-7b}"
-    (folder / "sweep.yaml").write_text(f"base: {base}\nparams: {{policy.max_num_seqs: [8, 16]}}\n")
-    said = run_sim(capsys, "sweep", "sweep.yaml", "-j", "1", "-q", "--no-report", "-o", "out")
-    assert said.code == 0
-    assert [line[:30] for line in said.error.splitlines()] == [
-        "sim: warning: engine.num_block", "sim: warning: prompts of the t"
-    ]  # fmt: skip
-    assert said.out.count(H200_NOTE) == 1
-
-
 def test_a_note_is_data_with_one_text_for_lines_and_pages() -> None:
     note = Note("bad profile", {"profile": "mine", "verdict": "do not use", "path": "p/mine"})
     assert note.text == "profile mine: do not use; see sim calibrate check p/mine"

@@ -87,7 +87,7 @@ def write_profile(folder: Path, **keys: Any) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("metric", ["mfu", "mbu", "energy"])
+@pytest.mark.parametrize("metric", ["mfu", "energy"])
 def test_utilisation_is_an_objective_and_a_column(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], metric: str
 ) -> None:
@@ -102,41 +102,6 @@ def test_utilisation_is_an_objective_and_a_column(
     values = [float(row[rows[0].index(metric)]) for row in rows[1:]]
     assert values == sorted(values, reverse=metric != "energy") and values[0] != values[-1]
     assert ">mbu<" in (tmp_path / "out" / "report.html").read_text()
-
-
-@pytest.mark.parametrize(
-    ("metric", "keys", "text"),
-    [
-        ("energy", {}, "energy: profile p: expected `power` in the profile"),
-        ("mfu", {"model": "tiny"}, "mfu: profile p: expected `peak` in the profile"),
-        ("mbu", {"model": "unknown", "peak": PEAK}, "mbu: profile p: expected `peak` in the profile"),
-    ],
-)
-def test_an_objective_without_its_figures_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], metric: str, keys: dict[str, Any], text: str
-) -> None:
-    profile = write_profile(tmp_path / "p", **keys)
-    file = sweeps.sweep_file(tmp_path, base=sweeps.base(profile=profile), objectives=[metric])
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-q") == 2
-    error = capsys.readouterr().err.strip()
-    assert text in error and "\n" not in error and not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    "keys",
-    [
-        {"peak": {"flops": -1, "bandwidth": 1e12}},
-        {"peak": {"flops": 1e12}},
-        {"power": {"idle": "low", "prefill": 1, "decode": 1}},
-        {"model": {"name": "own", "layers": 0}},
-    ],
-)
-def test_a_damaged_profile_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], keys: dict[str, Any]
-) -> None:
-    assert sweeps.sim("run", "--profile", write_profile(tmp_path / "p", **keys), "-X", 1, "-T", 1) == 2
-    error = capsys.readouterr().err.strip()
-    assert "profile.yaml: " in error and "expected" in error and "\n" not in error
 
 
 def test_energy_of_samples_is_their_integral_over_the_run() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import servesim
 import yaml
-from servesim.core import BadInput
 from servesim.runs.request_rate import scenario_at_rate
 from servesim.study import pilot_runs
 
@@ -120,58 +119,3 @@ def test_a_resumed_search_for_the_rate_writes_the_same_bytes(tmp_path: Path) -> 
     (out / "runs.jsonl").write_bytes(b"".join(lines[:-2]))
     assert sweeps.sim(*words, out, "--resume") == 0
     assert sweeps.contents(out) == sweeps.contents(tmp_path / "whole")
-
-
-@pytest.mark.parametrize("text", ["p99_ttft_ms", "p99_ttft_ms<500", "p99_ttft_ms<=fast", "speed<=3"])
-def test_a_bad_constraint_is_an_error(text: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        sweeps.sim("capacity", "scenario.yaml", "--subject-to", text)
-    assert "argument --subject-to: bound: " in capsys.readouterr().err
-
-
-def test_requests_without_a_rate_are_an_error() -> None:
-    burst = {"requests": 5, "arrivals": {"kind": "burst"}, "lengths": {"kind": "fixed", "prompt": 1, "output": 1}}
-    message = "expected requests with a rate, but they wait for each other or all arrive at once"
-    with pytest.raises(BadInput, match=message):
-        servesim.capacity({"workload": burst}, subject_to="failed <= 0")
-
-
-def test_a_scenario_that_cannot_run_is_an_error_without_advice_on_rates(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "scenario.yaml"
-    path.write_text(yaml.safe_dump(constant(1.0) | {"profile": "no-such-profile"}))
-    assert sweeps.sim("capacity", path, *QUICK, "-o", tmp_path / "out", "--subject-to", "failed<=0") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("sim: scenario: profile no-such-profile: no such bundled profile")
-    assert "rates" not in line
-
-
-def test_the_name_of_a_scenario_is_not_a_file_name() -> None:
-    result = servesim.capacity(constant(1.0) | {"name": "vllm-0.6"}, subject_to="failed<=0", rates=[1], precision=0.5)
-    assert result.summary.experiment.name == "vllm-0.6"
-
-
-def test_options_without_effect_are_errors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "scenario.yaml"
-    path.write_text(yaml.safe_dump(constant(1.0)))
-    for option in ("--top", "--intervals", "--ci", "--indifference"):
-        with pytest.raises(SystemExit) as error:
-            sweeps.sim("capacity", path, "--subject-to", "failed<=0", option, 3)
-        assert error.value.code == 2 and option in capsys.readouterr().err
-    sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(yaml.safe_dump({"base": constant(1.0), "params": {"policy.decode_batch": [1, 2]}}))
-    for words, text in (
-        (("--precision", "5%"), "precision: also needs `rates` and `subject_to`"),
-        (("--precision", "5%", "--rates", "1,2"), "precision: also needs `rates` and `subject_to`"),
-    ):
-        assert sweeps.sim("sweep", sweep, "-o", tmp_path / "out", *QUICK, *words) == 2
-        assert text in capsys.readouterr().err
-
-
-def test_emit_config_says_why_it_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    sweep = tmp_path / "sweep.yaml"
-    base = constant(1.0, 20) | {"policy": {"name": "vllm-v1"}}
-    sweep.write_text(yaml.safe_dump({"base": base, "params": {"policy.max_num_seqs": [1, 2]}, "rates": [2, 4]}))
-    assert sweeps.sim("sweep", sweep, "-o", tmp_path / "out", *QUICK, "--emit-config", "vllm") == 0
-    assert "--emit-config: there is no single winner" in capsys.readouterr().err

@@ -11,7 +11,6 @@ from xml.etree import ElementTree
 
 import pytest
 import yaml
-from servesim.core import BadInput
 from servesim.statistics.constraints import Bound, parse_bound
 from servesim.statistics.intervals import Interval
 from servesim.study.check import Check, CheckedBound, check_runs
@@ -63,7 +62,7 @@ def test_the_verdict_agrees_with_the_interval(sign: str) -> None:
             assert Bound("makespan", sign, limit).verdict(low, high) == expected
 
 
-@pytest.mark.parametrize("seed", [0, 1, 17, 2**40])
+@pytest.mark.parametrize("seed", [0, 2**40])
 @pytest.mark.parametrize(("sign", "codes"), [("<=", (3, 0)), (">=", (0, 3))])
 def test_a_distant_limit_is_decided_for_every_seed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int, sign: str, codes: tuple[int, int]
@@ -172,11 +171,6 @@ def test_a_trace_has_the_interval_of_the_profile_or_an_exact_verdict(
     assert sure["text"] == exact["text"], "the profile has no uncertainty"
 
 
-def test_one_run_of_random_requests_is_not_called_exact(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (scenario(tmp_path), "--subject-to", "makespan <= 1e9", "--replications", 1, "--intervals", 0)
-    assert "the verdicts have no intervals" in checked(*words, code=0, capsys=capsys)["text"]
-
-
 def test_more_replications_decide_as_often_as_advised(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, count = scenario(tmp_path), 5
     words = (file, "--intervals", 0, "--replications", count, "--subject-to")
@@ -227,50 +221,10 @@ def test_a_configuration_that_the_engine_refuses_is_broken(tmp_path: Path, capsy
     assert row["reason"].startswith("the real engine does not start: max_num_batched_tokens (8)")
 
 
-def test_a_metric_without_a_value_is_broken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = (scenario(tmp_path), "--replications", 2, "--subject-to", "request_goodput >= 0")
-    row = checked(*words, code=3, capsys=capsys)["constraints"][0]
-    assert (row["value"], row["reason"]) == (None, "the runs have no request_goodput")
-    assert checked(*words, "--goodput", "ttft:1e9", code=0, capsys=capsys)
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--subject-to", "speed <= 5"), "no metric 'speed'"),
-        (("--subject-to", "makespan < 5"), "expected METRIC <= VALUE"),
-        (("--subject-to", "makespan <= 2 * base"), "expected METRIC <= VALUE"),
-        (("--subject-to", "makespan <= baseline * baseline"), "expected METRIC <= VALUE"),
-        (("--subject-to", "makespan <= 2 * baseline"), "expected a number, because there is no baseline"),
-        (("--subject-to", "makespan <= 5", "--baseline", "nowhere.yaml"), "nowhere.yaml: no such file"),
-        (("--subject-to", "makespan <= 5", "--intervals", "1"), "expected a number of draws from 2"),
-        (("--subject-to", "makespan <= 5", "--baseline", ""), "--baseline: expected a file name, got ''"),
-        (("--subject-to", "makespan <= 5", "--replications", "0"), "--replications: expected at least 1"),
-        (("--subject-to", "makespan <= 5", "--confidence", "100%"), "--confidence: expected a fraction"),
-        (("--subject-to", "energy <= 5"), "--subject-to: energy: profile"),
-        ((), "the following arguments are required: --subject-to"),
-    ],
-)
-def test_wrong_input_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
-) -> None:
-    try:
-        code = sweeps.sim("check", scenario(tmp_path), *words, "-j", 1)
-    except SystemExit as stop:
-        code = int(stop.code or 0)
-    said = capsys.readouterr()
-    assert code == 2 and message in said.err and said.err.count("\n") == 1 and not said.out
-
-
 @pytest.mark.parametrize("text", ["makespan <= 5", "makespan >= 0.95 * baseline", "attainment[priority=0] >= baseline"])
 def test_a_bound_prints_as_it_is_written(text: str) -> None:
     assert str(parse_bound(text, baseline=True)) == text
     assert parse_bound(text.replace(" ", ""), baseline=True) == parse_bound(text, baseline=True)
-
-
-def test_only_a_check_has_bounds_relative_to_a_baseline() -> None:
-    with pytest.raises(BadInput, match=r"makespan <= 2 \* baseline: expected a number; only `sim check`"):
-        parse_bound("makespan <= 2 * baseline")
 
 
 def example() -> Check:

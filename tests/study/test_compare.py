@@ -129,16 +129,6 @@ def test_further_percentiles_of_scenarios_and_of_stored_runs_agree(
         assert [row["a"], row["b"]] == pytest.approx([result[metric] for result in stored], rel=1e-9)
 
 
-def test_percentiles_that_a_sweep_does_not_store_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path), "-o", out, "-j", 1, "-q", "--no-report") == 0
-    capsys.readouterr()
-    assert sweeps.sim("compare", f"{out}:0", out, "--metric-percentiles", "95,99") == 0
-    assert "p95_e2el_ms" in capsys.readouterr().out
-    assert sweeps.sim("compare", f"{out}:0", out, "--metric-percentiles", "99.9") == 2
-    assert "runs of a sweep have (50, 90, 95, 99), got p99.9_ttft_ms\n" in capsys.readouterr().err
-
-
 def test_a_metric_that_one_side_lacks_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     a, out = scenario(tmp_path, "a"), tmp_path / "a"
     assert sweeps.sim("run", a, "-o", out, "-q") == 0
@@ -148,27 +138,6 @@ def test_a_metric_that_one_side_lacks_is_left_out(tmp_path: Path, capsys: pytest
     assert "makespan" in text and "mfu" not in text
     assert sweeps.sim("compare", a, out, "-j", 1, "--replications", 1, "--metric", "mfu") == 2
     assert "have none of mfu in common" in capsys.readouterr().err
-
-
-def test_every_command_says_that_a_profile_is_of_the_own_backend(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path, note = tmp_path / "h200.yaml", "note: profile h200-llama2-7b was measured on servesim's own torch backend"
-    path.write_text(yaml.safe_dump(sweeps.base(profile="h200-llama2-7b")))
-    assert sweeps.sim("run", path, "-o", tmp_path / "run", "-q") == 0
-    file = sweeps.sweep_file(tmp_path, base=sweeps.base(profile="h200-llama2-7b"), replications=1)
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "sweep", "-j", 1, "-q", "--no-report") == 0
-    for words in (
-        ("compare", path, path, "-j", 1, "--replications", 1, "-o", tmp_path / "page"),
-        ("compare", tmp_path / "run", f"{tmp_path / 'sweep'}:0"),
-        ("verify", tmp_path / "run", tmp_path / "run"),
-    ):
-        capsys.readouterr()
-        assert sweeps.sim(*words) == 0
-        assert capsys.readouterr().out.count(note) == 1, words
-    assert (
-        "h200-llama2-7b was measured on servesim&#39;s own torch backend" in (tmp_path / "page/report.html").read_text()
-    )
 
 
 @pytest.mark.parametrize(
@@ -226,14 +195,3 @@ def test_batch_means_average_over_consecutive_arrivals() -> None:
     assert set(map(tuple, (v.items() for v in means.values()))) == {
         (("mean_ttft_ms", 1000.0), ("mean_e2el_ms", 3000.0), ("mean_tpot_ms", 1000.0))
     }
-
-
-@pytest.mark.parametrize("words", [("--confidence", "100%"), ("--metric", "speed")])
-def test_bad_options_exit_with_2(tmp_path: Path, words: tuple[str, str]) -> None:
-    a = scenario(tmp_path, "a")
-    assert sweeps.sim("compare", a, a, "-j", 1, *words) == 2
-
-
-def test_a_folder_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert sweeps.sim("compare", tmp_path, scenario(tmp_path, "a"), "-j", 1) == 2
-    assert "expected a folder of `sim run -o` or `sim sweep`" in capsys.readouterr().err

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from servesim.study.executor import Serial
 from servesim.study.ranking import Summary
 from servesim.study.sweep import load_summary, sweep
@@ -60,20 +59,6 @@ def test_a_constraint_that_nothing_meets_names_the_nearest_configuration(
         first = next(csv.DictReader(rows))
     assert (first["feasible"], first["relation"], int(first["config"])) == ("0", "cannot win", nearest.config)
     assert float(first["violation"]) == pytest.approx(nearest.mean("mean_tpot_ms") - 1)
-
-
-def test_a_sweep_in_which_nothing_beats_the_baseline_says_so(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """group_width has no effect without padding, so all configurations are equal."""
-    file = sweeps.sweep_file(tmp_path, params={"policy.group_width": [4, 8]})
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", *QUIET) == 0
-    text = capsys.readouterr().out
-    assert "No winner: nothing beats the baseline (2 configurations equal within 0.5 %)." in text
-    assert "=: 2 configurations equal to the best in makespan within 0.5 %" in text
-    assert f"baseline: {tmp_path / 'out/best.yaml'}" in text
-    best = yaml.safe_load((tmp_path / "out/best.yaml").read_text())
-    assert "group_width" not in best["policy"]
 
 
 def test_the_next_objective_breaks_a_tie(tmp_path: Path) -> None:
@@ -158,24 +143,3 @@ def test_terms_of_the_ranking_are_kept(tmp_path: Path) -> None:
     again = load_summary(tmp_path / "out")
     assert again.experiment.subject_to == summary.experiment.subject_to
     assert again.experiment.indifference == 0.02
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"subject_to": ["speed <= 3"]}, "no metric 'speed'"),
-        ({"subject_to": ["request_goodput >= 3"]}, "subject_to: request_goodput: expected a `slo`"),
-        ({"subject_to": ["makespan <= 3"], "steady": True}, "subject_to: makespan: not available in a steady-state"),
-        ({"indifference": 2}, "indifference: expected less than 1, got 2"),
-        ({"precision": "1%"}, "precision: also needs `rates` and `subject_to`"),
-        ({"rates": []}, "rates: expected auto, or up to 100 request rates"),
-        ({"rates": [0, 5]}, "rates: expected auto"),
-        ({"params": {"workload.arrivals.rate": [1, 2]}}, "a request rate is not a setting that can win; use"),
-    ],
-)
-def test_a_wrong_key_is_one_line(
-    tmp_path: Path, keys: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path, **keys), "-o", tmp_path / "out", *QUIET) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1 and not (tmp_path / "out").exists()

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.core import BadInput
 from servesim.study.knob_table import format_knob_table, knob_table
 from servesim.study.ranking import Summary
 from servesim.study.sweep import load_summary
@@ -64,16 +62,6 @@ def test_the_default_parameters_are_those_that_change_the_metric_most(summary: S
     assert knob_table(summary).row_key == "policy.decode_batch"
 
 
-def test_the_command_prints_text_and_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("table", folder, "--rows", "policy.order", "--columns", "decode_batch", "--metric", "p99_ttft_ms")
-    assert sweeps.sim(*words) == 0
-    text = capsys.readouterr().out.splitlines()
-    assert text[0] == "p99_ttft_ms" and text[1].split() == ["order", "\\", "decode_batch", "2", "4", "8"]
-    assert sweeps.sim(*words, "--json") == 0
-    data = json.loads(capsys.readouterr().out)
-    assert data["rows"] == "policy.order" and [len(line) for line in data["values"]] == [3, 3]
-
-
 def union(folder: Path, winner: dict[str, Any]) -> Summary:
     """Return a sweep of two grids, of which only the second sets refill_from; this configuration is the best one."""
     common = {"policy.decode_batch": [2, 4], "policy.prefill_batch": [1, 2]}
@@ -123,30 +111,6 @@ def test_equal_numbers_of_different_types_are_one_value(tmp_path: Path) -> None:
     assert all(row is not None for cells in table.cells for row in cells)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (("--rows", "policy.delay"), "--rows policy.delay: expected a parameter of the sweep: policy.decode_batch"),
-        (("--rows", "order", "--columns", "policy.order"), "expected another parameter than --rows"),
-        (("--metric", "speed"), "--metric: no metric 'speed'"),
-        (("--rate", "5"), "expected one of its rates (none), got 5"),
-    ],
-)
-def test_wrong_options_are_one_line(
-    folder: Path, words: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweeps.sim("table", folder, *words) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-def test_a_sweep_with_one_parameter_has_no_table(tmp_path: Path) -> None:
-    file = sweeps.sweep_file(tmp_path, params={"policy.decode_batch": [2, 4]}, replications=1)
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
-    with pytest.raises(BadInput, match="at least two parameters, got policy"):
-        knob_table(load_summary(tmp_path / "out"))
-
-
 def test_a_key_that_only_the_baseline_sets_does_not_empty_the_table(tmp_path: Path) -> None:
     params = {"policy.prefill_batch": [1, 2], "policy.order": ["arrival", "longest-output"]}
     base = sweeps.base(policy={"name": "llm-serving", "decode_batch": 8})
@@ -161,17 +125,6 @@ def test_a_key_that_only_the_baseline_sets_does_not_empty_the_table(tmp_path: Pa
     assert table.note == "other parameters: decode_batch=8" and "–" not in format_knob_table(table)
     winner = next(row for row in summary.rows if row is not summary.baseline)
     assert changed_settings(winner, summary).endswith("decode_batch=8")  # the value of the base, which it runs with
-
-
-def test_the_mark_of_a_baseline_that_nothing_beats_does_not_say_winner(tmp_path: Path) -> None:
-    params = {"policy.group_width": [4, 8], "policy.prefill_batch": [1, 2]}  # group_width has no effect
-    file = sweeps.sweep_file(
-        tmp_path, params=params, baseline={"policy.group_width": 4, "policy.prefill_batch": 2}, replications=1
-    )
-    assert sweeps.sim("sweep", file, "-o", tmp_path / "out", "-j", 1, "-q", "--no-report") == 0
-    summary = load_summary(tmp_path / "out")
-    assert summary.winner is summary.baseline
-    assert format_knob_table(knob_table(summary)).endswith("*: the baseline, which nothing beats")
 
 
 def test_changed_settings_compare_the_values_that_the_runs_have(tmp_path: Path) -> None:

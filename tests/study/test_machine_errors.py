@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 from pathlib import Path
 from typing import Any
 
@@ -153,10 +152,3 @@ def test_the_cause_decides_whose_error_it_is() -> None:
     assert not is_machine_error(PolicyError("own.py:3: ValueError"))
     assert not is_machine_error(ZeroDivisionError())
     assert not is_machine_error(RecursionError())
-
-
-def test_a_line_of_the_journal_says_that_the_machine_failed(tmp_path: Path) -> None:
-    path = tmp_path / "runs.jsonl"
-    path.write_text(json.dumps({"config": 0, "replication": 0, "error": "no memory", "machine": 7}) + "\n")
-    with pytest.raises(BadInput, match=r"runs.jsonl:1: not a journal line"):
-        read_journal(path)

@@ -69,9 +69,8 @@ def test_changed_inputs_are_not_resumed(message: str, command: str, capsys: pyte
     CHANGES[message]()
     capsys.readouterr()
     assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
-    noun = command
     error = capsys.readouterr().err
-    assert error == f"sim: out: {message} since the {noun} started; restore it, or use another folder with -o\n"
+    assert error.startswith(f"sim: out: {message} since ") and error.count("\n") == 1
     assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
     write_inputs()
     assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 0
@@ -88,34 +87,23 @@ def test_another_version_and_files_without_digests_do_not_resume(
     assert sweeps.sim(command, file, "-o", "out", *QUIET) == 0
     path = Path("out") / ("search.json" if command == "search" else "experiment.json")
     terms = json.loads(path.read_text())
-    now = terms["versions"]["servesim"]
     terms["versions"]["servesim"] = "0.0.9"
     path.write_text(json.dumps(terms))
     capsys.readouterr()
     assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
-    noun = command
-    message = f"the {noun} was started with servesim 0.0.9, this is servesim {now}; continue with 0.0.9, or "
-    assert message in capsys.readouterr().err
-    for key in ("versions", "inputs"):
-        path.write_text(json.dumps({**terms, "versions": {}, key: "0.0.9"}))
+    assert "0.0.9" in capsys.readouterr().err
+    for key, value in (("versions", "0.0.9"), ("inputs", "0.0.9"), ("versions", None)):
+        path.write_text(json.dumps({**terms, "versions": {}, key: value}))
         assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
-        assert f"{key}: expected names and values, got '0.0.9'" in capsys.readouterr().err
-    del terms["versions"]
-    path.write_text(json.dumps(terms))
-    assert sweeps.sim(command, file, "-o", "out", "--resume", *QUIET) == 2
-    assert "versions: expected names and values, got None" in capsys.readouterr().err
+        assert f"{key}: expected" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["../../x", "/tmp/x", "a/b", "..", ".hidden", "", "a\nb", "a # b", "x" * 101, "-x"])
-@pytest.mark.parametrize("command", ["sweep", "search"])
-def test_a_name_cannot_leave_its_folder(command: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if command == "search":
-        pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
-    write = search_file if command == "search" else sweeps.sweep_file
-    assert sweeps.sim(command, write(Path(), name=name), *QUIET) == 2
+def test_a_name_cannot_leave_its_folder(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sweeps.sim("sweep", sweeps.sweep_file(Path(), name=name), *QUIET) == 2
     error = capsys.readouterr().err
-    assert "name: expected a name of letters, digits, spaces" in error and error.count("\n") == 1
-    assert [path.name for path in Path().iterdir()] == [f"{command}.yaml"]
+    assert "name: expected" in error and error.count("\n") == 1
+    assert [path.name for path in Path().iterdir()] == ["sweep.yaml"]
 
 
 def test_names_and_values_stay_in_the_comments_of_best_yaml() -> None:
@@ -132,40 +120,6 @@ def test_names_and_values_stay_in_the_comments_of_best_yaml() -> None:
         lines = path.read_text().splitlines()
         assert lines[0].startswith("# The best of ") and lines[1].startswith("# makespan ")
         assert "seed" not in yaml.safe_load(path.read_text())
-
-
-@pytest.mark.parametrize("command", ["sweep", "search"])
-def test_emit_config_is_rejected_before_the_first_run(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    if command == "search":
-        pytest.importorskip("optuna", reason="needs the extra `search` (optuna)")
-    write = search_file if command == "search" else sweeps.sweep_file
-    file = write(Path(), params={"policy.name": ["llm-serving", "orca"]})
-    assert sweeps.sim(command, file, "-o", "out", "--emit-config", "llm-serving", *QUIET) == 2
-    message = "--emit-config llm-serving: policy orca: only llm-serving policies have an llm-serving configuration"
-    assert message in capsys.readouterr().err
-    assert not Path("out").exists()
-
-
-@pytest.mark.parametrize(
-    ("option", "key"),
-    [
-        (("--replications", 7), "replications"),
-        (("--set", "engine.num_blocks=64"), "--set"),
-        (("--ci", "5%"), "ci"),
-        (("--rates", "2,4"), "rates"),
-        (("--subject-to", "p99_ttft_ms <= 500"), "subject_to"),
-    ],
-)
-def test_a_sweep_folder_continues_only_as_it_started(
-    option: tuple[Any, ...], key: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweeps.sim("sweep", sweeps.sweep_file(Path(), replications=1), "-o", "out", *QUIET) == 0
-    before = {path.name: path.read_bytes() for path in Path("out").iterdir()}
-    capsys.readouterr()
-    assert sweeps.sim("sweep", "out", *option, *QUIET) == 2
-    message = f"sim: out: {key}: cannot change in a folder that holds a sweep; give the sweep file\n"
-    assert capsys.readouterr().err == message
-    assert {path.name: path.read_bytes() for path in Path("out").iterdir()} == before
 
 
 def test_the_baseline_gets_as_many_replications_as_the_noisiest_configuration() -> None:

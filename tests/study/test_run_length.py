@@ -45,6 +45,7 @@ def capacity(tree: dict[str, Any], **keys: Any) -> float:
     return found
 
 
+@pytest.mark.slow
 def test_the_capacity_is_the_same_for_800_and_8000_requests(tmp_path: Path) -> None:
     """The file of 800 requests is that of the tutorial: as it is, it meets the limits up to 33 req/s."""
     path = tmp_path / "log.csv"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import statistics
 from pathlib import Path
 from typing import Any
@@ -245,31 +244,6 @@ def test_emit_config_writes_the_server_s_yaml(tmp_path: Path) -> None:
     assert read_scenario_file(tmp_path / "out/llm-serving.yaml")["policy"]["decode_batch"] == 8
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"parms": {}}, "parms: unknown key; known: name, base, params"),
-        ({"objectives": ["makspan"]}, "objectives: no metric 'makspan'; known: makespan"),
-        ({"objectives": [{"metric": "makespan", "goal": "low"}]}, "makespan: goal: expected min or max, got 'low'"),
-        ({"objectives": ["request_goodput"]}, "objectives: request_goodput: expected a `slo` in the base scenario"),
-        ({"steady": True, "objectives": ["makespan"]}, "objectives: makespan: not available in a steady-state sweep"),
-        ({"params": {"policy.decode_batch": [0]}}, "policy.decode_batch: expected at least 1, got 0"),
-        ({"params": {"policy.dekode": [1]}}, "policy.dekode: unknown key of llm-serving; known: "),
-        ({"params": {"engine.blocks": [1]}}, "engine.blocks: unknown key; known: num_blocks"),
-        ({"base": {"policy": "llm-serving"}}, "base: expected a trace or a workload, got neither"),
-        ({"replications": 0}, "replications: expected greater than 0, got 0"),
-        ({"ci": "wide"}, "ci: expected"),
-    ],
-)
-def test_a_bad_sweep_file_gives_a_one_line_error_and_exit_2(
-    tmp_path: Path, keys: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sweeps.sim("sweep", sweeps.sweep_file(tmp_path, **keys), "-o", tmp_path / "out", "-j", 1) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-    assert not (tmp_path / "out").exists()
-
-
 def test_an_experiment_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file, out = sweeps.sweep_file(tmp_path, replications=1), tmp_path / "out"
     assert sweeps.sim("sweep", file, "-o", out, "-j", 1) == 0
@@ -313,38 +287,3 @@ def test_the_winner_is_confirmed_on_new_replications(tmp_path: Path, capsys: pyt
     (tmp_path / "more/runs.jsonl").write_bytes(whole[: len(whole) - 3000])
     assert sweeps.sim("sweep", file, "-o", tmp_path / "more", "-j", 1, "--resume") == 0
     assert (tmp_path / "more/runs.jsonl").read_bytes() == whole
-
-
-def test_one_replication_has_means_and_no_intervals(tmp_path: Path) -> None:
-    summary = run(tmp_path, replications=1)
-    means = [row.means["makespan"] for row in summary.rows]
-    assert all(mean.half_width is None and not math.isnan(mean.mean) for mean in means)
-
-
-def test_plain_progress_lines_show_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    import io
-
-    from servesim.study import progress as module
-
-    clock = iter([0.0, 0.0, 10.0, 10.0, 12.0, 20.0, 20.0])
-    monkeypatch.setattr(module.time, "monotonic", lambda: next(clock))
-    out = io.StringIO()
-    with module.Progress("sweep", file=out) as progress:
-        progress.expect(100, 20)
-        progress.advance(0)
-        progress.advance(40)
-    assert out.getvalue().splitlines()[-1].startswith("sweep: 60/100 runs, ")
-    assert "s left" in out.getvalue()
-
-
-def test_a_baseline_that_leaves_requests_unserved_is_named(tmp_path: Path) -> None:
-    """Its times are those of the few requests that it served, so they look good."""
-    base = sweeps.base(engine={"client_timeout": 1.0})
-    for name in "ab":
-        (tmp_path / name).mkdir()
-    served = run(tmp_path / "a", base=base, params={"policy.decode_batch": [8]}, replications=1)
-    unserved = int(served.baseline.mean("failed"))
-    assert unserved > 0
-    assert f"the baseline leaves {unserved} requests unserved: its metrics are those of" in format_table(served)
-    patient = run(tmp_path / "b", params={"policy.decode_batch": [8]}, replications=1)
-    assert "unserved" not in format_table(patient)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from servesim.core import BadInput, ClientRequest, Request
+from servesim.core import ClientRequest, Request
 from servesim.core.content import Content, content_of_ids, content_of_pieces
 from servesim.core.request import CLIENT_FIELDS
 from servesim.traces.contents import id_size
@@ -204,35 +204,6 @@ def test_contents_become_hash_ids_of_the_prompt_up_to_each_block() -> None:
     assert notes == []
 
 
-def test_notes_list_the_fields_that_a_format_cannot_hold() -> None:
-    requests = [
-        Request(0, 0.0004, 40, 1, limit=5, session="s", priority=1, fails_at_token=1),
-        Request(1, 1.0, 40, 1, follows=0, think_time=1.0),
-    ]
-    trace = Trace(requests, "t", "synth")
-    assert to_text(trace, "mooncake")[1] == [
-        "arrivals of 1 requests rounded to whole milliseconds",
-        "hash ids generated for 2 requests: readers such as guidellm expect one per block",
-        "this format cannot hold the limits of 1 requests",
-        "this format cannot hold the failures of 1 requests",
-        "1 requests start after another one ends: written with their earliest possible arrival",
-    ]
-    assert "this format cannot hold the sessions of 1 requests" in to_text(trace, "timed-trace")[1]
-    assert to_text(trace)[1] == []
-
-
 def test_empty_columns_are_not_written() -> None:
     text, _ = to_text(Trace([Request(0, 0.5, 40, 7)], "t", "synth"))
     assert text == "arrival_s,prompt_tokens,output_tokens\n0.5,40,7\n"
-
-
-def test_the_error_for_an_unknown_format_lists_the_output_formats() -> None:
-    with pytest.raises(BadInput, match="to: expected one of servesim, mooncake, timed-trace, got 'parquet'"):
-        to_text(Trace([Request(0, 0.5, 40, 7)], "t", "synth"), "parquet")
-
-
-def test_the_same_trace_gives_the_same_gzip_bytes(tmp_path: Path) -> None:
-    trace = Trace([Request(0, 0.5, 40, 7)], "t", "synth")
-    for name in ("a.csv.gz", "b.csv.gz"):
-        export(trace, tmp_path / name)
-    assert (tmp_path / "a.csv.gz").read_bytes() == (tmp_path / "b.csv.gz").read_bytes()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import servesim
@@ -48,27 +50,27 @@ def test_scaled_outputs_scale_all_sequences_and_forget_recorded_beams(tmp_path: 
     assert requests[3].sampling == Sampling(1, 2, True)
 
 
-@pytest.mark.parametrize(
-    ("cells", "message"),
-    [
-        ("0,,,,", "n: expected 1 to 1024"),
-        ("3,2,,,", "best_of: expected n (3) to 1024"),
-        ("1,2000,,,", "best_of: expected n (1) to 1024"),
-        ("3,,2,,", "beam_width: expected n (3) to 1024"),
-        ("1,3,2,,", "beam_width: expected at least 2, and the same as best_of"),
-        ('2,,,"[5]",', "sequence_tokens: expected the tokens of 2 sequences, the longest with 5 (output_tokens)"),
-        ('2,,,"[4, 4]",', "sequence_tokens: expected the tokens of 2 sequences, the longest with 5 (output_tokens)"),
-        ('2,,,"[5",', "sequence_tokens: expected a list in JSON, e.g. [20, 35], got '[5'"),
-        ('1,,2,,"[[0, 1]]"', "beam_parents: expected, for each token of a beam search, the positions of the parents"),
-        ('2,,,,"[[0]]"', "beam_parents: expected, for each token of a beam search, the positions of the parents"),
-    ],
-)
-def test_a_wrong_cell_is_one_line_with_its_row(cells: str, message: str, tmp_path: Path) -> None:
-    header = CSV.splitlines()[0]
-    (tmp_path / "trace.csv").write_text(f"{header}\n0,10,5,,,,,\n1,10,5,{cells}\n")
-    with pytest.raises(BadInput) as error:
-        load(tmp_path / "trace.csv")
-    assert str(error.value).startswith(f"{tmp_path / 'trace.csv'}: row 3: {message}")
+def written(folder: Path, cells: str) -> Path:
+    (folder / "trace.csv").write_text(f"{CSV.splitlines()[0]}\n0,10,5,,,,,\n1,10,5,{cells}\n")
+    return folder / "trace.csv"
+
+
+WRONG_SAMPLING_CELLS: Any = [
+    "0,,,,",
+    "3,2,,,",
+    "1,2000,,,",
+    "3,,2,,",
+    "1,3,2,,",
+    '2,,,"[5]",',
+    '2,,,"[4, 4]",',
+    '2,,,"[5",',
+    '1,,2,,"[[0, 1]]"',
+    '2,,,,"[[0]]"',
+]
+
+
+def test_a_wrong_cell_is_one_line_with_its_row(tmp_path: Path, expected_errors: Callable[..., None]) -> None:
+    expected_errors("sampling_cells", lambda cells: load(written(tmp_path, cells)), WRONG_SAMPLING_CELLS)
 
 
 def test_a_frame_keeps_several_answers(tmp_path: Path) -> None:

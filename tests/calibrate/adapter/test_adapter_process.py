@@ -60,25 +60,6 @@ def test_adapter_module_installs_a_policy_in_the_server_process(tmp_path: Path) 
     check_started(start_server([sys.executable, "-m", MODULE, str(script), "--config", "x.yaml"], tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "usage: python -m servesim.calibrate.adapter SCRIPT [ARGUMENT ...]"),
-        (["--help"], "usage: python -m servesim.calibrate.adapter SCRIPT [ARGUMENT ...]"),
-        (["no.py"], "adapter: no script no.py"),
-        ([__file__], "adapter: cannot import llm-serving (No module named 'mindspore_serving'); run in its folder"),
-    ],
-    ids=["no script", "help", "missing script", "no server"],
-)
-def test_bad_usage_of_the_adapter_is_one_line_and_exit_code_2(
-    tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    done = start_server([sys.executable, "-m", MODULE, *arguments], tmp_path)
-    assert done.stderr.startswith(message)
-    assert done.stderr.count("\n") == 1
-    assert done.returncode == 2
-
-
 def interpreters() -> list[str]:
     """Return this interpreter and, if installed, a Python 3.9 as on the hosts of llm-serving."""
     old = [shutil.which("python3.9"), *map(str, Path.home().glob(".pyenv/versions/3.9.*/bin/python"))]

@@ -10,9 +10,9 @@ from typing import Any, Callable
 import pytest
 from servesim.calibrate.adapter import vllm_scheduler
 from servesim.calibrate.adapter.vllm_decisions import client_id
-from servesim.calibrate.adapter.vllm_scheduler import NOT_POSSIBLE, LoggedScheduler, PolicyScheduler, planned_tokens
+from servesim.calibrate.adapter.vllm_scheduler import LoggedScheduler, PolicyScheduler
 from servesim.cli import main
-from servesim.core import BadInput, Chunk, Plan, Policy, Preemption, Request, View
+from servesim.core import Chunk, Plan, Policy, View
 
 from .vllm_standin import Entry, Pause, config, modules
 
@@ -125,45 +125,6 @@ def test_blocks_that_the_plan_reserves_are_allocated(start: Start) -> None:
     add(scheduler, (24, 12))
     scheduler.schedule()
     assert len(scheduler.held["cmpl-0-0-0123abcd"]) == 6  # of the prompt
-
-
-@pytest.mark.parametrize("field", NOT_POSSIBLE)
-def test_each_operation_that_vllm_lacks_is_named(field: str) -> None:
-    request = Request("a", 0.0, 8, 3)
-    value: Any = 1 if field in ("make_room", "padding_rows") else [request]
-    with pytest.raises(BadInput, match=f"vLLM cannot run a plan with {field}: "):
-        planned_tokens(Plan(**{field: value}), [])
-    with pytest.raises(BadInput, match="cannot preempt a with mode swap to queue swapped"):
-        planned_tokens(Plan(preempt=[Preemption(request, "swap", "swapped")]), [])
-    with pytest.raises(BadInput, match="cannot preempt a and run it in the same step"):
-        planned_tokens(Plan(preempt=[Preemption(request)], chunks=[Chunk(request, 8)]), [])
-
-
-@pytest.mark.parametrize(
-    ("settings", "line"),
-    [
-        ({"policy": {"max_num_seqs": 5}}, "max_num_seqs: expected at most 4, the --max-num-seqs of vLLM, got 5"),
-        ({"policy": {"name": "orca"}, "caching": True}, "the policy has no prefix cache"),
-        ({"policy": {"enable_prefix_caching": True}}, "start vLLM with --enable-prefix-caching"),
-        ({"policy": {"name": "llm-serving"}}, "the policy needs slots"),
-        ({"policy": {"name": "nothing"}}, "no policy 'nothing'; known: "),
-        ({"policy": {"watermark": 2}}, "watermark: expected a fraction below 1, got 2"),
-        ({"lora_config": object()}, "the policy cannot schedule LoRA; start vLLM without it"),
-        ({"speculative_config": object()}, "the policy cannot schedule speculative decoding"),
-    ],
-)  # fmt: skip
-def test_a_server_that_cannot_run_the_policy_does_not_start(start: Start, settings: Any, line: str) -> None:
-    with pytest.raises(SystemExit) as error:
-        start(**settings)
-    assert str(error.value).startswith("servesim: ") and line in str(error.value)
-
-
-def test_another_version_of_vllm_is_refused_with_the_name_of_what_is_missing(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vllm_scheduler, "PLANNING_POINT", "_missing")
-    with pytest.raises(SystemExit, match=r"has no _missing; expected vLLM 0\.32 or a similar version"):
-        start()
 
 
 @pytest.mark.parametrize(

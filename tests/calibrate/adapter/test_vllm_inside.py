@@ -109,27 +109,3 @@ def test_another_policy_decides_inside_vllm_as_in_the_simulation(
     steps = decide(f"{name}__v1-0.32.0.json.gz", **fields)
     assert decisions(steps, caching) == decisions(simulated, caching)
     assert decisions(steps, caching) != decisions(recording.steps, caching)  # it is not stock vLLM that decides
-
-
-@pytest.mark.parametrize(
-    ("fields", "name", "line"),
-    [
-        ({"name": "vllm-v1", "max_num_seqs": 999}, "kv_pressure", "max_num_seqs: expected at most"),
-        ({"name": "vllm-v1", "version": "0.33.0"}, "kv_pressure", "version: expected 0.11.0 to 0.32.0, got '0.33.0'"),
-        ({"name": "vllm-v1", "enable_prefix_caching": True}, "kv_pressure", "vLLM has no prefix cache"),
-        ({"name": "vllm"}, "prefix/sessions", "start vLLM with --no-enable-prefix-caching"),
-        ({"name": "vllm"}, "prefix/async_plain", "the policy needs --no-async-scheduling"),
-        ({"name": "llm-serving"}, "kv_pressure", "the policy needs slots"),
-        ({"name": "sglang"}, "kv_pressure", "the policy needs a radix cache"),
-        ({"name": "splitfuse"}, "kv_pressure", "the policy needs finished requests that hold blocks"),
-        ({"name": "lightllm"}, "chunked_kv_pressure", "412 tokens: it was started for 64"),
-        ({"name": "vllm"}, "chunked_kv_pressure", "vLLM cannot run a plan with reject"),
-        ({"name": "sarathi", "chunk_size": 128}, "kv_pressure", "cannot preempt r027 and run it in the same step"),
-    ],
-)  # fmt: skip
-def test_what_vllm_cannot_run_is_refused_with_one_line(
-    decide: Decide, fields: dict[str, Any], name: str, line: str
-) -> None:
-    refused = decide(f"{name}__v1-0.32.0.json.gz", **fields)
-    assert isinstance(refused, str) and refused.startswith("servesim: "), refused
-    assert line in refused and "\n" not in refused

@@ -69,28 +69,6 @@ def self_tests(graph: Timed) -> list[dict[str, Any]]:
     return [graph.call("exercise", seed=seed) for seed in range(3)]
 
 
-def test_the_number_of_threads_is_described_and_checked(eager: SteppingWorker) -> None:
-    from servesim.calibrate.device.kbk.backend import KbkBackend
-
-    assert eager.describe()["threads"] == 1
-    with pytest.raises(BadInput, match="threads: expected at least 1, got 0"):
-        KbkBackend(threads=0)
-
-
-def test_describe(graph: Timed) -> None:
-    about = graph.describe()
-    assert about["device"].startswith("CPU ")
-    assert (about["kernels"], about["mode"], about["jit_level"], about["dtype"]) == (
-        "reference",
-        "graph",
-        "O0",
-        "float32",
-    )
-    assert (about["blocks"], about["block_size"], about["host_blocks"]) == (64, 16, 40)
-    assert about["model"] == vars(GROUPED)
-    assert about["versions"]["mindspore"].startswith("2.")
-
-
 def test_batches_that_grow_shrink_and_swap_match_a_pass_without_a_cache(self_tests: list[dict[str, Any]]) -> None:
     for result in self_tests:
         assert result["scores"] == 64
@@ -203,20 +181,6 @@ def test_the_unpatched_model_fails_only_at_kernel_selection(contract: dict[str, 
     assert failure.startswith("RuntimeError:")
     assert "Kernel select failed" in failure
     assert any(f"Unsupported op [{name}] on CPU" in failure for name in ASCEND_ONLY)
-
-
-@pytest.mark.parametrize(
-    ("inputs", "expected"),
-    [
-        ("float tables", "TypeError"),
-        ("long slots", "TypeError"),
-        ("flat tables", "ValueError"),
-    ],
-)
-def test_wrong_inputs_fail_earlier_and_differently(contract: dict[str, Any], inputs: str, expected: str) -> None:
-    failure = contract["unpatched"][inputs]
-    assert failure.startswith(expected)
-    assert "Kernel select failed" not in failure
 
 
 def test_framework_signatures_have_not_changed(contract: dict[str, Any]) -> None:

@@ -14,10 +14,9 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed: pip install '.[torch]'")
 
-from servesim.calibrate.device.backend import MODELS, Backend, Model, OutOfMemory, Row  # noqa: E402
+from servesim.calibrate.device.backend import MODELS, Model, OutOfMemory, Row  # noqa: E402
 from servesim.calibrate.device.torch.backend import TorchBackend  # noqa: E402
 from servesim.calibrate.device.torch.packing import Packer  # noqa: E402
-from servesim.core import BadInput  # noqa: E402
 
 from . import paged_runs  # noqa: E402
 from .paged_runs import PagedRun, ScriptedRequest, reference_logits  # noqa: E402
@@ -39,12 +38,6 @@ def one_thread() -> Iterator[None]:
 @pytest.fixture(params=["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"])
 def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_all_tests_also_run_on_cuda() -> None:
-    """Skipped without CUDA. The skip shows that the other tests ran on the CPU only."""
-    assert TorchBackend("cuda").describe()["device"] == torch.cuda.get_device_name()
 
 
 def loaded(
@@ -297,42 +290,6 @@ def test_error_for_a_row_outside_the_device_arrays(row: Row, message: str) -> No
         loaded().step([row])
 
 
-def test_error_for_a_step_without_rows() -> None:
-    with pytest.raises(ValueError, match="at least one row"):
-        loaded().step([])
-
-
-def test_fused_kernels_need_a_cuda_device() -> None:
-    with pytest.raises(BadInput, match="kernels: fused on cpu, expected reference, or fused on CUDA"):
-        TorchBackend("cpu", kernels="fused")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-def test_error_for_a_missing_device() -> None:
-    with pytest.raises(BadInput, match="device: cuda, but torch has only the cpu here"):
-        TorchBackend("cuda")
-
-
-def test_error_for_a_swap_outside_the_pools() -> None:
-    backend = loaded(host_blocks=2)
-    with pytest.raises(ValueError, match="block 0 of 96 to block 2 of 2"):
-        backend.swap_out([(0, 2)])
-    with pytest.raises(ValueError, match="block -1 of 2 to block 0 of 96"):
-        backend.swap_in([(-1, 0)])
-
-
-def test_describe_has_the_fields_of_a_profile() -> None:
-    backend: Backend = loaded(blocks=40)
-    about = backend.describe()
-    assert about["kernels"] == "reference"
-    assert about["dtype"] == "float32"
-    assert about["model"]["name"] == "micro"
-    assert (about["blocks"], about["block_size"], about["host_blocks"]) == (40, 16, 24)
-    assert about["row_buckets"] == [1, 2, 4, 8, 16, 24, 32]
-    assert about["versions"]["torch"] == torch.__version__
-    assert set(TorchBackend("cpu").describe()) == {"backend", "device", "kernels", "threads", "sampling", "versions"}
-
-
 def write_safetensors(path: Path, tensors: dict[str, Any]) -> None:
     """Write a safetensors file."""
     header, data = {}, b""
@@ -376,26 +333,3 @@ def test_real_weights_come_from_safetensors_in_the_hugging_face_layout(tmp_path:
     backend.step([Row(tokens, 0, [9, 4])])
     expected = reference_logits(backend, tokens)[-1]
     assert abs(backend.logits()[0] - expected).max() < 1e-4  # logits of a few tens
-
-
-def test_error_for_weights_of_another_shape(tmp_path: Path) -> None:
-    file = tmp_path / "weights.safetensors"
-    write_safetensors(file, hugging_face_layout(MICRO))
-    with pytest.raises(BadInput, match=r"k_proj.weight: shape \[64, 64\], model grouped expects \[16, 64\]"):
-        TorchBackend("cpu").load(GROUPED, 8, 16, weights=str(file))
-    file.write_bytes(b"no header")
-    with pytest.raises(BadInput, match="not a safetensors file"):
-        TorchBackend("cpu").load(MICRO, 8, 16, weights=str(file))
-    with pytest.raises(BadInput, match="expected a safetensors file or a folder"):
-        TorchBackend("cpu").load(MICRO, 8, 16, weights=str(tmp_path / "nowhere"))
-
-
-def test_the_number_of_threads_is_described_and_checked() -> None:
-    before = torch.get_num_threads()
-    try:
-        assert TorchBackend(device="cpu", threads=1).describe()["threads"] == 1
-        assert torch.get_num_threads() == 1
-    finally:
-        torch.set_num_threads(before)
-    with pytest.raises(BadInput, match="threads: expected at least 1, got 0"):
-        TorchBackend(device="cpu", threads=0)

@@ -6,8 +6,6 @@ import csv
 import gzip
 import json
 import os
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any, cast
@@ -15,15 +13,13 @@ from typing import Any, cast
 import pytest
 import yaml
 from servesim.calibrate.device.backend import MODELS
-from servesim.calibrate.device.counters import NO_TOOL, DeviceSampler, parse_npu, parse_nvidia
+from servesim.calibrate.device.counters import DeviceSampler, parse_npu, parse_nvidia
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.device.worker_client import Worker
 from servesim.calibrate.probe import measure
 from servesim.calibrate.probe.measure import measure_power
 from servesim.calibrate.probe.session import ProbeSession, read_probe, run_session
 from servesim.cli import main
-
-from ...conftest import ROOT
 
 USAGES = """\
 \tNPU ID                         : 0
@@ -127,12 +123,6 @@ def test_a_tool_that_does_not_work_is_one_line(tools: Path, text: str, remark: s
     assert sampler.remark is not None and sampler.remark.startswith(remark) and "\n" not in sampler.remark
 
 
-def test_without_a_tool_there_is_one_line(tools: Path) -> None:
-    with DeviceSampler() as sampler:
-        pass
-    assert sampler.remark == NO_TOOL and not sampler.samples
-
-
 @pytest.mark.live
 def test_power_by_kind_needs_samples(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("servesim.calibrate.probe.measure.PHASE_S", 0.5)
@@ -223,28 +213,3 @@ def test_a_replay_writes_counters_timeline_and_energy(
     assert sum(event["ph"] == "b" for event in slices) == sum(event["ph"] == "e" for event in slices) == 36
     output = capsys.readouterr()
     assert "device counters (nvidia-smi, " in output.out and "device counters" not in output.err
-
-
-def test_a_replay_without_a_tool_says_so_in_one_line(
-    tools: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert replay(tmp_path) == 0
-    output = capsys.readouterr()
-    assert output.err.count("device counters") == 1 and f"sim: {NO_TOOL}" in output.err.splitlines()
-    live = tmp_path / "r" / "live"
-    assert not (live / "device.csv").exists() and (live / "timeline.json.gz").exists()
-    assert json.loads((live / "result.json").read_text())["energy"] is None
-
-
-@pytest.mark.live
-def test_the_gpu_benchmark_prints_both_figures_side_by_side(tools: Path, tmp_path: Path) -> None:
-    pytest.importorskip("torch")
-    add_tool(tools, "nvidia-smi", WORKING)
-    script = ROOT / "benchmarks" / "gpu_utilisation.py"
-    options = "--seconds 0.2 --device cpu --model micro --blocks 300 --batch 4 --peak 1e11 2e10"
-    command = [sys.executable, str(script), "--out", str(tmp_path / "out"), *options.split()]
-    one_thread = {**os.environ, "OMP_NUM_THREADS": "1"}  # several wait for each other on a busy machine
-    output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300, env=one_thread).stdout
-    assert output.count("87.0%") == output.count("500 W") == 4 and "all at once" in output
-    runs = json.loads((tmp_path / "out" / "utilisation.json").read_text())["runs"]
-    assert all(0 < run["mfu"] < 1 and 0 < run["mbu"] < 1 and run["energy"] > 0 for run in runs.values())

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from servesim.calibrate.device.backend import MODELS, Backend, Model, Row
+from servesim.calibrate.device.backend import MODELS, Model, Row
 from servesim.calibrate.device.kbk.mindspore_setup import check_variant, select_tokens, supported_variants
 from servesim.calibrate.device.worker_client import Worker
 from servesim.core import BadInput
@@ -129,13 +129,6 @@ def test_operators_on_the_device_copy_only_tokens(variant: str, module: str, cop
     assert tokens.tolist() == logits.argmax(-1).tolist()
     assert CountedTensor.copied == copied
     assert used == ([module] if module else [])
-
-
-def test_a_backend_without_an_own_selection_says_so() -> None:
-    assert Backend().logits() is None
-    for call in (lambda: Backend().select_tokens("host"), lambda: Backend().compute([])):
-        with pytest.raises(NotImplementedError):
-            call()
 
 
 @pytest.mark.kbk

@@ -17,9 +17,7 @@ import pytest
 from servesim.calibrate.device import worker_client
 from servesim.calibrate.device.backend import MODELS, OutOfMemory, Row
 from servesim.calibrate.device.fake import FakeBackend
-from servesim.calibrate.device.worker import open_backend
 from servesim.calibrate.device.worker_client import Worker, WorkerFailed
-from servesim.core import BadInput
 
 from ...conftest import ROOT
 from .stepping_worker import SteppingWorker
@@ -187,58 +185,6 @@ def test_a_worker_exits_when_its_parent_is_killed(package_copy: Path) -> None:
     while not gone(pid) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert gone(pid)
-
-
-def test_error_without_the_framework_names_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(BadInput) as caught:
-        Worker("kbk", python=sys.executable)
-    message = str(caught.value)
-    assert "\n" not in message
-    assert message.startswith(f"kbk: {sys.executable} cannot import mindspore and mindformers")
-    assert "--worker-python" in message
-
-
-def test_error_for_a_missing_interpreter() -> None:
-    with pytest.raises(BadInput, match=r"^--worker-python: cannot run /nowhere/python: No such file or directory$"):
-        Worker("fake", python="/nowhere/python")
-
-
-def test_error_for_a_program_that_is_no_interpreter() -> None:
-    with pytest.raises(WorkerFailed, match=r"died in open, exit code 1$"):
-        Worker("fake", python="/bin/false")
-
-
-def test_an_environment_variable_selects_the_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SERVESIM_FAKE_PYTHON", "/nowhere/else")
-    with pytest.raises(BadInput, match="cannot run /nowhere/else"):
-        Worker("fake")
-
-
-@pytest.mark.parametrize(
-    ("call", "args", "expected"),
-    [
-        ("sing", {}, "call: unknown 'sing', expected one of open, close, load, describe"),
-        ("load", {"model": "huge", "blocks": 1, "block_size": 1}, "model: unknown 'huge', expected one of llama2-7b"),
-    ],
-)
-def test_an_unknown_name_lists_the_known_ones(fake: Worker, call: str, args: dict[str, Any], expected: str) -> None:
-    with pytest.raises(BadInput, match=f"^{expected}"):
-        fake.call(call, **args)
-
-
-def test_an_unknown_backend_lists_the_known_ones() -> None:
-    with pytest.raises(BadInput, match=r"^backend: unknown 'abacus', expected one of fake, kbk, torch$"):
-        Worker("abacus")
-
-
-def test_a_missing_framework_names_the_interpreter_and_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in [name for name in sys.modules if name.startswith("servesim.calibrate.device.torch")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "torch", None)
-    message = f"backend torch: {sys.executable} cannot import torch; install it there, or name another interpreter"
-    with pytest.raises(BadInput) as error:
-        open_backend({"backend": "torch"})
-    assert str(error.value) == f"{message} with --worker-python"
 
 
 def test_out_of_memory_has_its_own_error_and_the_backend_stays_usable() -> None:

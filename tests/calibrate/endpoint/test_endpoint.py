@@ -9,29 +9,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from servesim.calibrate.client.prompts import UNSEEDED
+from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads
+from servesim.calibrate.endpoint.fit import EndpointFit, fit_steps, profile_about, write_step_samples
+from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed
+from servesim.calibrate.endpoint.measure import Measurements
+from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps
+from servesim.calibrate.probe.samples import read_samples
+from servesim.calibrate.server.tokenizers import WordTokenizer
+from servesim.core import BadInput, Request, Shape, StepCost
+from servesim.costs.linear import LinearCost
+from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
+from servesim.costs.uncertainty import with_parameters
 
-aiohttp = pytest.importorskip("aiohttp")
-from servesim.calibrate.client.prompts import UNSEEDED  # noqa: E402
-from servesim.calibrate.endpoint.answers import LoadResult, append_load, csv_rows, read_loads  # noqa: E402
-from servesim.calibrate.endpoint.fit import (  # noqa: E402
-    EndpointFit,
-    NotEnoughData,
-    fit_steps,
-    load_lines,
-    profile_about,
-    write_step_samples,
-)
-from servesim.calibrate.endpoint.load_plan import Design, Point, ServerSpeed  # noqa: E402
-from servesim.calibrate.endpoint.measure import Measurements  # noqa: E402
-from servesim.calibrate.endpoint.steps import busy_steps, median_slope, observed_steps  # noqa: E402
-from servesim.calibrate.probe.samples import read_samples  # noqa: E402
-from servesim.calibrate.server.tokenizers import WordTokenizer  # noqa: E402
-from servesim.core import BadInput, Request, Shape, StepCost  # noqa: E402
-from servesim.costs.linear import LinearCost  # noqa: E402
-from servesim.costs.parts import DecodePart, PartsCost, PrefillPart  # noqa: E402
-from servesim.costs.uncertainty import with_parameters  # noqa: E402
-
-from .endpoints import simulate_load  # noqa: E402
+from .endpoints import simulate_load
 
 COST = LinearCost(base=0.006, prefill=0.002, prefill_token=1e-4, decode_step=0.004, decode_live=8e-4, context=2e-6)
 SMALL = Design(lengths=(16, 32, 64, 128, 256, 512), batches=(2, 4, 8), bursts=(2, 4), output=24, rounds=1)
@@ -130,20 +121,6 @@ def delay_packets(load: LoadResult, number: int, rng: np.random.Generator) -> Lo
     return LoadResult(load.point, number, 0.0, sent)
 
 
-def test_without_a_successful_decode_load_the_error_names_the_decode_costs() -> None:
-    load = simulate_load(Point("burst", 4, 64), SMALL, COST, SLOTS, {}, 0.0)
-    with pytest.raises(NotEnoughData, match="no successful load shows steady decoding: cannot fit decode costs"):
-        fit_steps(*observed_steps([load]))
-
-
-def test_without_enough_data_the_error_says_what_to_do() -> None:
-    load = simulate_load(Point("single", 1, 64), SMALL, COST, SLOTS, {}, 0.0)
-    for sent in load.sent_requests:  # a busy machine: all tokens of the response arrive together
-        sent.times = [sent.times[-1]] * len(sent.times)
-    with pytest.raises(NotEnoughData, match=r"measure again when .* have free processors.*--rounds.*--output-tokens"):
-        fit_steps(*observed_steps([load]))
-
-
 def test_joined_tokens_do_not_hide_the_steps() -> None:
     """A server that joins tokens: 24 tokens arrive in 21 events or fewer, and only the total is known."""
     rng = np.random.default_rng(1)
@@ -182,17 +159,6 @@ def test_sizes_without_steps_are_part_of_the_profile() -> None:
     measured = Measurements(few, SMALL.points())
     about = profile_about(fit_steps(*observed_steps(measured.good)), measured)
     assert about["loads"]["missed"] == {} and about["grid"]["decode_rows"] == [1, 3]
-
-
-def test_the_printed_loads_add_up() -> None:
-    points = SMALL.points()
-    loads = [simulate_load(point, SMALL, COST, SLOTS, {}, 0.003) for point in points[:5]]
-    for load in loads[3:]:
-        load.sent_requests[0].outcome, load.sent_requests[0].reason = "refused", "HTTP 400: too long"
-    lines = load_lines(Measurements(loads, points, 2, ["busy 1x32 #2"]))
-    assert sum(line.startswith("failed: ") for line in lines) == 2
-    assert "skipped: busy 1x32 #2: failed twice before" in lines
-    assert lines[-1] == f"loads: 3 of {2 * len(points)} succeeded, 2 failed, {2 * len(points) - 5} not run"
 
 
 def test_one_load_with_single_prompt_steps_is_enough_for_a_fit() -> None:

@@ -135,25 +135,6 @@ def test_a_hanging_load_times_out_once_and_the_others_are_kept(
     assert by_load["batch 2x64 #2"] == {"finished"}
 
 
-def test_a_fit_that_fails_keeps_the_loads_and_names_the_responses(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def boom(request: web.Request, words: int, number: int) -> Optional[web.StreamResponse]:
-        return web.Response(status=500, text="no") if words > 100 else None
-
-    def reject(*args: object) -> None:
-        raise BadInput("the observed steps: the total time of the fitted decode steps differs by +5.0%")
-
-    monkeypatch.setattr("servesim.calibrate.endpoint.fit.fit_steps", reject)
-    with faulty_server(boom) as url:
-        assert calibrate(url, tmp_path, "--rounds", "1") == 1
-    out, error = capsys.readouterr()
-    assert "failed: single 1x256 #1: refused: HTTP 500: no" in out
-    assert out.endswith("verdict: no profile was written\n")
-    assert f"differs by +5.0%; responses: {tmp_path / 'answers.csv'}" in error and error.count("\n") == 1
-    assert read_loads(tmp_path / "answers.csv")
-
-
 @pytest.mark.slow
 def test_a_server_that_does_not_recover_ends_the_calibration_with_the_results_so_far(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -241,36 +222,3 @@ def test_an_interrupt_keeps_the_measurements(tmp_path: Path) -> None:
     assert f"interrupted; --resume -o {tmp_path} continues" in error
     assert "ended early: interrupted" in out
     assert len(read_loads(tmp_path / "answers.csv")) >= 5
-
-
-@pytest.mark.live
-def test_a_spent_budget_is_reported_and_the_measurements_are_fitted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    async def never(request: web.Request, words: int, number: int) -> Optional[web.StreamResponse]:
-        return None
-
-    with faulty_server(never) as url:
-        assert calibrate(url, tmp_path, "--budget", "1.5") == 0
-    assert "ended early: the time budget of 1.5 s is spent" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--url", "http://127.0.0.1:9", "--api", "llm-serving"], "the server does not answer a request: broken"),
-        (["--url", "http://127.0.0.1:9", "--api", "openai"], "cannot list the models"),
-        (
-            ["--url", "http://x", "--api", "openai", "--lengths", "a"],
-            "--lengths: expected integers separated by commas",
-        ),
-        (["--url", "http://x", "--api", "openai", "--budget", "0"], "--budget: expected a positive number of seconds"),
-    ],
-)
-def test_bad_usage_prints_one_line_and_exits_with_2(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", "endpoint", "-o", str(tmp_path / "x"), *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -178,35 +178,6 @@ def test_a_fault_is_one_line_and_leaves_no_process(
     assert workers() == []
 
 
-@pytest.mark.parametrize(("scheduler", "options", "code", "message"), [FAULTS[0], FAULTS[4]])
-def test_a_fault_of_a_proof_is_one_line(
-    folder: Path, scheduler: str, options: dict[str, Any], code: int, message: str
-) -> None:
-    words = ("--scheduler-cls", f"own.py:{scheduler}") if scheduler else ()
-    result = Result(folder, "policies", "prove", "vllm-v1", "-q", "--scenario", "own.yaml", *words, **options)
-    assert (result.code, len(result.lines)) == (code, 1), result.error
-    assert message in result.lines[0]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("policy.max_num_seq=4", "policy.max_num_seq: vLLM 0.32.0 has no such flag"),
-        ("policy.block_size=4", "policy.block_size: expected engine.block_size"),
-        (
-            "policy.max_num_seqs=99",
-            "vLLM 0.32.0 refuses these flags: max_num_batched_tokens must be at least max_num_seqs.",
-        ),
-        ("policy.engine=orca", "policy.engine: expected one of vllm, got 'orca'"),
-        ("policy.scheduler_cls=../own.py:A", "no such file"),
-    ],
-)
-def test_a_flag_that_the_engine_refuses_is_one_line(folder: Path, setting: str, message: str) -> None:
-    result = Result(folder, "run", "engine.yaml", "-q", "--set", setting)
-    assert (result.code, len(result.lines)) == (2, 1), result.error
-    assert message in result.lines[0]
-
-
 def test_a_scheduler_file_outside_the_working_folder_needs_trust(folder: Path) -> None:
     inner = folder / "inner"
     inner.mkdir()

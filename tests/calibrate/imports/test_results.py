@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import pytest
 from servesim.calibrate.replay.measured_run import benchmark_run
@@ -142,31 +142,6 @@ def test_failed_requests_are_not_part_of_the_trace(tmp_path: Path) -> None:
     path.write_text(json.dumps(result), encoding="utf-8")
     assert [request.prompt for request in load(path).requests] == [6]
     assert benchmark_run(path).result()["outcomes"] == {"failed": 1, "finished": 1}
-
-
-def edited(**changes: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    return lambda tree: {key: value for key, value in {**tree, **changes}.items() if value is not None}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (edited(ttfts=[0.1]), "ttfts: expected 30 entries, as many as input_lens"),
-        (edited(ttfts=["x"] * 30), "request 0.ttft: expected a time of 0 or more, got 'x'"),
-        (edited(itls=None), "itls: expected a list, as with --save-detailed"),
-        (edited(start_times=None), "expected start_times: requests were sent at a rate of 5.0"),
-        (edited(start_times=[-1.0] * 30), "start_times: expected times of at least 0, got -1.0"),
-        (edited(errors=["x"] * 30), "expected at least one successful request, got none"),
-        (edited(input_lens=None), "expected a result file of `vllm bench serve --save-detailed`, guidellm or aiperf"),
-    ],
-)
-def test_a_faulty_file_is_one_line(change: Any, message: str, run: Run, tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-    path.write_text(json.dumps(change(json.loads(vllm_file(run)))), encoding="utf-8")
-    with pytest.raises(BadInput) as error:
-        benchmark_run(path)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_one_of_several_benchmarks_of_guidellm_is_chosen(run: Run, tmp_path: Path) -> None:

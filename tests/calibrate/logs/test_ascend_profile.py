@@ -99,9 +99,3 @@ def test_the_scenario_says_whether_the_server_starts_cold() -> None:
     base["profile"] = "h200-llama2-7b"
     with pytest.raises(BadInput, match="profile h200-llama2-7b has no seconds of a cold start"):
         makespan(start="cold")
-
-
-def test_a_batch_outside_the_measured_range_is_reported() -> None:
-    tree = {"policy": {"decode_batch": 256}, "workload": {"contest": {"X": 5, "T": 10}}, "profile": NAME}
-    run = simulate(scenario_from({**tree, "engine": {"prefill_buckets": [4096]}}))
-    assert "decode_rows 256 (measured 1 to 128)" in run.outside_profile

@@ -222,25 +222,3 @@ def test_unfinished_requests_are_left_out(tmp_path: Path) -> None:
     times = read_times(log)
     assert times.request_index.tolist() == [0, 2]
     assert np.array_equal(times.e2e, [2.0, 4.0])
-
-
-@pytest.mark.parametrize(
-    ("tree", "message"),
-    [
-        ({"runs": [{"name": "a"}]}, "cost"),
-        ({"cost": {"prefil": 1}, "runs": []}, "unknown key"),
-        ({"cost": {}, "free": ["decode_liv"], "runs": []}, "unknown parameter 'decode_liv'"),
-        ({"cost": {}, "free": ["context"], "runs": [{"name": "a"}]}, "expected a log or a total"),
-        ({"cost": {}, "free": ["context"], "runs": [{"name": "a", "log": "none.csv"}]}, "no such log"),
-        ({"cost": {}, "free": ["context"], "runs": [{"name": "a", "tottal": 3}]}, "tottal: unknown key; known: "),
-        ({"cost": {}, "free": [], "runs": []}, "free: expected a list"),
-    ],
-)
-def test_an_invalid_runs_file_is_rejected_in_one_line(
-    tmp_path: Path, tree: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "runs.yaml").write_text(yaml.safe_dump(tree), encoding="utf-8")
-    assert main(["calibrate", "logs", str(tmp_path / "runs.yaml")]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1

@@ -206,25 +206,6 @@ def test_the_command_writes_reported_figures_and_their_errors(tmp_path: Path, ca
     assert main(["calibrate", "check", str(tmp_path / "out")]) == 0
 
 
-@pytest.mark.parametrize(
-    ("reported", "message"),
-    [
-        ({"mean_tttf_ms": 3}, "reported[0]: unknown figure 'mean_tttf_ms'"),
-        ({"mean_ttft_ms": -3}, "mean_ttft_ms: expected a number above 0, got -3"),
-        ({"p75_itl_ms": 3}, "p75_itl_ms: expected mean, median or one of p50, p90, p95, p99"),
-        ({}, "expected a log or a total, or reported figures, got none"),
-        (3, "reported[0]: expected figures in milliseconds"),
-        ([{"mean_ttft_ms": 3}] * 2, "reported: expected one entry per stage of the workload (0), got 2"),
-    ],
-)
-def test_faulty_figures_are_one_line(tmp_path: Path, reported: Any, message: str) -> None:
-    entry = {"name": "a", "scenario": {"workload": closed(4)}, "reported": reported}
-    with pytest.raises(BadInput) as error:
-        read_runs(write_runs(tmp_path, [entry]))
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-
-
 def test_parameters_of_a_cost_model_in_parts() -> None:
     tree = {
         "kind": "parts",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import random
-import re
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
-from servesim.calibrate.probe.check import report
 from servesim.calibrate.probe.fit import fit_samples
 from servesim.calibrate.probe.fit_errors import held_out_errors
 from servesim.calibrate.probe.fitted_profile import fit_profile
@@ -23,9 +20,8 @@ from servesim.calibrate.probe.measure import COLUMNS
 from servesim.calibrate.probe.sample_set import Samples
 from servesim.calibrate.probe.samples import read_samples
 from servesim.calibrate.probe.solver import nonneg_least_squares
-from servesim.cli import main
 from servesim.config.scenario import scenario_from
-from servesim.core import BadInput, Shape, StepCost
+from servesim.core import Shape, StepCost
 from servesim.costs.derived import NoisyCost
 from servesim.costs.device_profile import Profile, load_profile, write_profile
 from servesim.costs.linear import LinearCost
@@ -154,15 +150,6 @@ def test_a_fitted_profile_is_written_and_read_back(tmp_path: Path) -> None:
     assert again.about["model"] == "tiny"
 
 
-def test_a_run_outside_the_measured_range_is_reported(tmp_path: Path) -> None:
-    profile = fit_profile(samples(tmp_path, KNOWN.seconds), ABOUT)
-    lengths = {"kind": "fixed", "prompt": 2000, "output": 4}
-    workload = {"requests": 3, "arrivals": {"kind": "burst"}, "lengths": lengths}
-    scenario = scenario_from({"workload": workload, "policy": {"name": "vllm"}, "engine": {"num_blocks": 4096}})
-    outside = simulate(scenario, profile=profile).outside_profile
-    assert any(line.startswith("prefill_tokens ") and line.endswith("(measured 1 to 1024)") for line in outside)
-
-
 def test_noisy_runs_vary_with_the_seed_and_repeat_with_it() -> None:
     profile = Profile("noisy", KNOWN, {"noise": {"decode": [0.8, 1.0, 1.2], "prefill": [1.0, 1.0]}})
     workload = {"requests": 20, "arrivals": {"kind": "poisson", "rate": 50},
@@ -186,55 +173,6 @@ def test_noise_factors_have_the_given_quantiles_and_the_mean_one() -> None:
     assert cost.seconds(Shape(1, 1)) == 1.0
 
 
-def test_a_profile_without_residuals_cannot_be_noisy() -> None:
-    with pytest.raises(BadInput, match="has no measured noise"):
-        Profile("plain", KNOWN).with_noise(0)
-
-
-def test_check_prints_range_error_and_next_measurements(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    samples(tmp_path, lambda shape: KNOWN.seconds(shape) * (1.3 if 100 < shape.prefill_tokens < 200 else 1.0))
-    (tmp_path / "probe.yaml").write_text(yaml.safe_dump({"settings": {}, "about": ABOUT}), encoding="utf-8")
-    assert main(["calibrate", "fit", str(tmp_path), "--plot", str(tmp_path / "fit.png")]) == 0
-    assert (tmp_path / "fit.png").stat().st_size > 10_000
-    assert main(["calibrate", "check", str(tmp_path)]) == 0
-    assert main(["calibrate", "check", str(tmp_path), "--tolerance", "0.1%"]) == 3
-    output = capsys.readouterr().out
-    assert "held-out error  prefill" in output
-    assert "more prefill steps: held-out error" in output
-    assert "context         16 to" in output
-
-
-def test_check_lists_failed_and_imprecise_points(tmp_path: Path) -> None:
-    shape = Shape(decode_rows=4, decode_live=4, context=400)._asdict()
-    rows = [{**shape, "kind": "decode", "point": 0, "seconds": s} for s in (1.0, 1.0, 2.0, 3.0)]
-    rows.append({**shape, "kind": "decode", "point": 1, "failed": "out of memory"})
-    write_rows(tmp_path / "samples.csv", rows)
-    write_profile(tmp_path, {"name": "few"}, KNOWN)
-    output, _ = report(load_profile(tmp_path))
-    assert "1 points failed, e.g. 4 rows of context 100: out of memory" in output
-    assert "repeat 1 of 1 points" in output
-    assert "prefill steps: none measured" in output
-
-
-def test_check_shows_assumed_terms_and_where_the_fit_is_wrong(tmp_path: Path) -> None:
-    profile = fit_profile(samples(tmp_path, KNOWN.seconds, noise=0.05), ABOUT)
-    about = {**profile.about, "tied": {"prefill.row": "part of the other terms"}}
-    write_profile(tmp_path, about, profile.cost)
-    output, _ = report(load_profile(tmp_path))
-    assert re.search(r"^total time +decode +[+-]0\.\d\d%$", output, re.MULTILINE)
-    assert re.search(r"^worst range +\w+ +\d+\.\d\d%  (rows|length) .*, bias [+-].*, \d+ points$", output, re.MULTILINE)
-    assert "assumed         prefill.row: part of the other terms" in output
-
-
-def test_check_of_logs_names_runs_that_are_off_and_the_unknown_range(tmp_path: Path) -> None:
-    run = {"run": "busy", "error": 0.01, "ttft_error": 0.12, "e2e_error": 0.02}
-    write_profile(tmp_path, {"name": "logs", "fit": {"parameters": {}, "fitted": [run]}}, KNOWN)
-    output, _ = report(load_profile(tmp_path))
-    assert "other costs or settings of these runs: busy (TTFT 12%)" in output
-    assert "single steps (`sim calibrate probe`): the valid range of these costs is unknown" in output
-    assert "none needed" not in output
-
-
 def test_host_time_is_fitted_separately(tmp_path: Path) -> None:
     data = Samples.from_rows(read_samples(samples(tmp_path, KNOWN.seconds)))
     rows = data.column("prefill_rows") + data.column("decode_live")
@@ -242,30 +180,6 @@ def test_host_time_is_fitted_separately(tmp_path: Path) -> None:
     assert (cost.host.step, cost.host.row) == pytest.approx((1e-3, 1e-4))
     shape = Shape(decode_rows=8, decode_live=8, context=800)
     assert cost.seconds(shape) == pytest.approx(KNOWN.seconds(shape) + 1e-3 + 8e-4, rel=0.01)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["fit", "nowhere"], "nowhere: has no samples.csv"),
-        (["check", "nowhere"], "no such bundled profile"),
-        (["logs", "nowhere.yaml"], "no such file"),
-    ],
-)
-def test_error_for_a_missing_file_is_one_line(
-    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(["calibrate", *arguments]) == 2
-    output = capsys.readouterr().err
-    assert message in output
-    assert output.count("\n") == 1
-
-
-def test_error_for_samples_without_decodes(tmp_path: Path) -> None:
-    shape = Shape(1, 16, 16, 256)._asdict()
-    write_rows(tmp_path / "samples.csv", [{**shape, "kind": "prefill", "point": 0, "seconds": 1.0}])
-    with pytest.raises(BadInput, match="expected samples of decode steps, got none"):
-        fit_profile(tmp_path / "samples.csv", ABOUT)
 
 
 PARTS = PartsCost(
@@ -290,20 +204,6 @@ def test_rows_round_up_to_the_padding_bucket() -> None:
 def test_decodes_of_a_mixed_step_count_as_prompt_tokens() -> None:
     mixed = PARTS.seconds(Shape(1, 128, 128, 128**2, 0, 8, 8, 1000))
     assert mixed == pytest.approx(0.01 + 0.01 * (136 - 16) / 240 + 128**2 * 1e-8 + 1000 * 1e-7)
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ({"kind": "parts", "prefill": {"tokens": [[1, 2]]}}, "expected prefill and decode, got prefill"),
-        ({"kind": "linear", "prefill": [[1, 1]]}, "expected a number of seconds"),
-        ({"kind": "linear", "base": float("nan")}, "expected a number of seconds"),
-        ({"kind": "cubic"}, "expected one of linear, parts, got"),
-    ],
-)
-def test_error_for_an_invalid_cost_model(spec: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=message):
-        cost_from(spec, "cost")
 
 
 def test_held_out_points_are_not_part_of_the_fit() -> None:

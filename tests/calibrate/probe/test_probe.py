@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import shutil
 import signal
@@ -211,12 +210,6 @@ def test_the_command_measures_fits_and_resumes(tmp_path: Path, capsys: pytest.Ca
     assert set(Shape._fields) < set(header)
 
 
-def test_error_for_a_folder_with_other_settings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*COMMAND, *GRID, "--budget", "0.2", "--no-fit", "-o", str(tmp_path)]) == 0
-    assert main([*COMMAND, *GRID[:-1], "300", "--budget", "0.2", "--no-fit", "-o", str(tmp_path)]) == 2
-    assert "was probed with max_seq_len 200, now 300; use another folder" in capsys.readouterr().err
-
-
 def test_ctrl_c_keeps_the_samples(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "servesim", *COMMAND, *GRID, "--budget", "600", "--precision", "1e-9"]
     started = subprocess.Popen([*command, "-o", str(tmp_path)], stderr=subprocess.PIPE, text=True)
@@ -249,32 +242,3 @@ def test_standalone_probe_without_the_package(tmp_path: Path, capsys: pytest.Cap
     assert "points precise, 0 failed" in ran.stdout
     assert main(["calibrate", "fit", str(tmp_path / "out")]) == 0
     assert "held-out error  decode" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("extra", "message"),
-    [
-        (["--budget", "0"], "--budget: expected more than 0"),
-        (["--max-rows", "1"], "--max-rows: expected at least 2"),
-        (["--model", "huge"], "--model: expected one of llama2-7b, tiny, micro, got 'huge'"),
-        (["--option", "speed=3"], "speed"),
-    ],
-)
-def test_error_for_invalid_options_is_one_line(
-    tmp_path: Path, extra: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*COMMAND, "-o", str(tmp_path / "new"), *extra]) in (1, 2)
-    errors = capsys.readouterr().err
-    assert message in errors
-    assert errors.count("\n") == 1
-
-
-def test_standalone_parses_options_like_the_command() -> None:
-    from servesim.calibrate.device.standalone import parse_option
-
-    options = ["threads=1", "graphs=false", "kernels=reference", "path=a=b"]
-    assert [parse_option(text) for text in options] == [
-        ("threads", 1), ("graphs", False), ("kernels", "reference"), ("path", "a=b"),
-    ]  # fmt: skip
-    with pytest.raises(argparse.ArgumentTypeError, match="expected KEY=VALUE"):
-        parse_option("threads")

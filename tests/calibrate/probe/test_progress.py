@@ -23,17 +23,6 @@ def test_the_fraction_is_that_of_the_time_or_of_the_points() -> None:
     assert session.fraction_done(report(seconds=130.0, left=0.0)) == 1.0
 
 
-def test_without_a_terminal_lines_are_printed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(session, "REPORT_INTERVAL_S", 0.0)
-    for quiet in (False, True):
-        with session.progress_bar(quiet) as show:
-            show(report(failed=2))
-    expected = "probe: 25 %, 0/50 points precise, 7 samples, 2 failed, at most 90 s left\n"
-    assert capsys.readouterr().err == expected
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
 def test_the_bar_moves_on_a_terminal(tmp_path: Path) -> None:
     words = ["calibrate", "probe", "--backend", "fake", "--budget", "4", "--no-fit", "-o", str(tmp_path / "out")]

@@ -12,12 +12,9 @@ from servesim.calibrate.device import fake
 from servesim.calibrate.device.backend import MODELS, Row
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.probe import token_selection
-from servesim.calibrate.probe.check import report
 from servesim.calibrate.probe.token_selection import fit_term, measure_sampling, sampling_keys
 from servesim.cli import main
-from servesim.core import BadInput
-from servesim.costs.device_profile import Profile, load_profile
-from servesim.costs.linear import LinearCost
+from servesim.costs.device_profile import load_profile
 
 from .virtual_time import VirtualTime
 
@@ -101,20 +98,6 @@ def test_a_fake_device_takes_the_time_of_its_variant() -> None:
     assert tokens["host"] == tokens["ops"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"sampling": "mint"}, "sampling: expected one of host, ops, got 'mint'"),
-        ({"sampling_terms": {}}, "sampling_terms: expected seconds per variant, e.g. .*, got {}"),
-        ({"sampling_terms": {"host": 1}}, "sampling_terms: expected seconds per variant, e.g. .*, got 1"),
-        ({"sampling_terms": {"host": {"step": -1, "row": 0}}}, "sampling_terms: .*, got {'step': -1, 'row': 0}"),
-    ],
-)
-def test_error_for_bad_options_of_the_fake_backend(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(BadInput, match=f"^{message}$"):
-        FakeBackend({}, **{"sampling_terms": TERMS, **options})
-
-
 def test_a_probed_profile_has_the_terms_and_check_shows_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -135,17 +118,6 @@ def test_a_probed_profile_has_the_terms_and_check_shows_them(
     assert load_profile(tmp_path).sampling == profile.sampling
     assert main([*probe, "--option", "sampling=ops", "-o", str(tmp_path)]) == 2
     assert "was probed with sampling host, now ops" in capsys.readouterr().err
-
-
-def test_check_prints_the_time_of_each_variant_at_three_sizes() -> None:
-    about = {
-        "sampling": {"used": "host", "terms": {"host": {"step": 1e-4, "row": 1e-5}, "ops": {"step": 3e-4, "row": 0}}}
-    }
-    text = report(Profile("x", LinearCost(base=1.0), about))[0]
-    lines = [line.split() for line in text.splitlines()]
-    assert ["host", "(in", "the", "measured", "steps)", "0.100", "0.0100", "0.110", "0.420", "1.380"] in lines
-    assert ["ops", "0.300", "0.0000", "0.300", "0.300", "0.300"] in lines
-    assert "selection of tokens" not in report(Profile("x", LinearCost(base=1.0)))[0]
 
 
 def test_error_for_a_damaged_probe_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

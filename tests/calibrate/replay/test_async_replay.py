@@ -23,7 +23,7 @@ from servesim.calibrate.replay.replay import as_backend_scenario, profile_of_run
 from servesim.calibrate.replay.resimulate import resimulate
 from servesim.calibrate.replay.verify import compare
 from servesim.config.scenario import Scenario, scenario_from
-from servesim.core import BadInput, Request, Shape
+from servesim.core import Request, Shape
 from servesim.core.content import content_of_pieces
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
@@ -213,18 +213,6 @@ def test_a_stopped_run_leaves_no_step_on_the_device(tmp_path: Path) -> None:
         live = run_live(backend, scenario_of(40), draw_requests(1), stop=str(stop))
     assert live["stopped"] is True
     assert len(backend.launched) == 0  # type: ignore[attr-defined]
-
-
-def test_a_backend_that_runs_one_step_at_a_time_refuses_asynchronous_scheduling() -> None:
-    backend = fake_backend()
-    backend.max_steps_in_flight = 1
-    message = (
-        r"^policy: asynchronous scheduling has 2 steps in flight, this backend \(fake, sampling host\) has at most 1; "
-        r"set async_scheduling: false$"
-    )
-    with pytest.raises(BadInput, match=message):
-        run_live(backend, scenario_of(40), draw_requests(1))
-    assert run_live(backend, scenario_of(40, async_scheduling=False), draw_requests(1))["stuck"] is None
 
 
 @pytest.mark.live

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import json
 from pathlib import Path
 from typing import Any, Optional
@@ -10,10 +9,7 @@ from typing import Any, Optional
 import pytest
 
 pytest.importorskip("aiohttp")
-from servesim.calibrate.client.load_generator import send
-from servesim.calibrate.client.protocols import OpenAI
 from servesim.calibrate.replay.http_client import warm_up_requests
-from servesim.calibrate.replay.replay import ProgressLine
 from servesim.calibrate.replay.verify import MetricRow
 from servesim.cli import main
 from servesim.core import Request
@@ -133,27 +129,6 @@ def test_the_next_prompt_contains_the_answer_if_the_server_sends_its_token_ids(t
     assert [request.content and request.content.answer for request in sent] == ["x", "y", None]
 
 
-@pytest.mark.parametrize(
-    ("added", "line"),
-    [
-        (0, "prompt tokens: 110 requested, 110 counted by the server\n"),
-        (1, "prompt tokens: 110 requested, 112 counted by the server (different in 2 of 2 requests)\n"),
-        (None, "prompt tokens: the server does not report how many it counted\n"),
-    ],
-)
-def test_the_report_compares_requested_and_served_prompt_lengths(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], added: Optional[int], line: str
-) -> None:
-    trace = write_trace(tmp_path, [{"prompt_tokens": 50}, {"prompt_tokens": 60}])
-    with recording_server(added) as server:
-        replay(server, trace, "openai", "-o", str(tmp_path / "out"))
-    assert line in capsys.readouterr().out
-    result = json.loads((tmp_path / "out" / "live" / "result.json").read_text())
-    counted = 0 if added is None else 2
-    assert result["prompt_tokens"]["requests_counted"] == counted
-    assert result["prompt_tokens"]["served"] == (0 if added is None else 110 + 2 * added)
-
-
 def test_the_address_may_end_as_that_of_openai_clients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = write_trace(tmp_path, [{"prompt_tokens": 50}])
     with service(names=("m",)) as served:
@@ -161,17 +136,6 @@ def test_the_address_may_end_as_that_of_openai_clients(tmp_path: Path, capsys: p
             url = f"http://127.0.0.1:{served.port}{end}"
             said = run_sim(capsys, "replay", "--trace", trace, "--url", url, "--live-only", "--quiet")
             assert said.code == 0, said.error
-
-
-@pytest.mark.parametrize(
-    "command", [["replay"], ["tune", "sweep.yaml", "-o", "x"], ["calibrate", "endpoint", "-o", "x"]]
-)
-@pytest.mark.parametrize("url", ["localhost:80", "ftp://x"])
-def test_other_addresses_are_one_line(capsys: pytest.CaptureFixture[str], command: list[str], url: str) -> None:
-    said = run_sim(capsys, *command, "--api", "openai", "--url", url)
-    assert said.code == 2
-    assert f"argument --url: expected http://HOST:PORT, got {url!r}" in said.error
-    assert said.error.count("\n") == 1
 
 
 SHORT = "answers with fewer tokens than asked count as failed"
@@ -205,51 +169,11 @@ def test_short_answers_are_failed_requests(
     assert said.error == ("sim: llm-serving: no request finished\n" if code else "")
 
 
-def test_a_server_that_is_not_there_ends_with_1(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = write_trace(tmp_path, [{"prompt_tokens": 50}])
-    options = ["--url", "http://127.0.0.1:9", "--served-model", "m", "--quiet"]
-    said = run_sim(capsys, "replay", "--trace", trace, *options)
-    assert said.code == 1
-    assert "1 x ClientConnectorError" in said.out
-
-
 def metrics_of(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the metrics of the only scenario in verify.json."""
     (comparison,) = json.loads((folder / "verify.json").read_text())["comparisons"]
     metrics: dict[str, dict[str, Any]] = comparison["metrics"]
     return metrics
-
-
-@pytest.mark.parametrize(
-    ("owner", "version", "policy", "noted"),
-    [
-        ("vllm", "0.27.1+cpu", "vllm-v1", True),
-        ("vllm", "0.32.0+cu129", "vllm-v1", False),
-        ("vllm", "0.27.1", "vllm-chunked", False),  # the policy has no version
-        ("servesim", "0.2.0", "vllm-v1", False),
-        ("vllm", "", "vllm-v1", False),
-    ],
-)
-def test_another_version_of_vllm_is_noted_with_the_command_that_compares_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], owner: str, version: str, policy: str, noted: bool
-) -> None:
-    trace = write_trace(tmp_path, [{"prompt_tokens": 50}, {"prompt_tokens": 60}])
-    out = tmp_path / "out"
-    with recording_server(models=[{"id": "m", "owned_by": owner}]) as server:
-        server.version = version
-        options = ["--policy", policy, "--url", server.url, "--quiet", "-o", str(out)]
-        assert main(["replay", "--trace", trace, *options]) == 0
-    note = (
-        "the server runs vLLM 0.27.1, but the rules of 0.32.0 are simulated: set policy.version, or compare the "
-        "decisions with `sim policies prove vllm-v1 --engine vllm`"
-    )
-    assert (f"note: {note}\n" in capsys.readouterr().out) is noted
-    stored = json.loads((out / "verify.json").read_text(encoding="utf-8"))["comparisons"][0]["notes"]
-    assert stored == ([note] if noted else [])
-    page = html.unescape((out / "report.html").read_text(encoding="utf-8"))
-    assert ("the server runs vLLM 0.27.1, but the rules of 0.32.0" in page) is noted
-    assert main(["verify", str(out / "sim"), str(out / "live")]) == 0
-    assert (note in capsys.readouterr().out) is noted
 
 
 def test_what_a_server_does_not_count_is_not_a_measured_zero(
@@ -340,46 +264,12 @@ def test_time_outside_the_server_is_a_part_of_the_error(
     assert "from http" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
 
 
-def test_a_server_may_count_only_some_latencies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = write_trace(tmp_path, [{"prompt_tokens": 50}])
-    name = "vllm:e2e_request_latency_seconds"
-
-    class CountingServer(RecordingServer):
-        def answer(self, body: dict[str, Any]) -> str:
-            self.metrics = as_metrics({f"{name}_count": 1.0, f"{name}_sum": 0.001})
-            return super().answer(body)
-
-    with recording_server(kind=CountingServer) as server:
-        server.metrics = as_metrics({f"{name}_count": 0.0, f"{name}_sum": 0.0})
-        options = ["--url", server.url, "--served-model", "m", "--quiet", "-o", str(tmp_path / "out")]
-        assert run_sim(capsys, "replay", "--trace", trace, *options).code == 0
-    rows = metrics_of(tmp_path / "out")
-    assert "from_http" in rows["mean_e2el_ms"]
-    assert "from_http" not in rows["mean_ttft_ms"]
-    assert rows["preemptions"]["measured"] is None
-
-
 def test_a_simulated_front_end_is_no_part_of_the_error(tmp_path: Path) -> None:
     """The part is that of the simulated front end minus the measured one."""
     row = MetricRow("mean_ttft_ms", simulated=40.0, measured=40.0, outside_server=(10.0, 10.0))
     assert row.from_http == 0
     assert MetricRow("mean_ttft_ms", 30.0, 40.0, outside_server=(0.0, 10.0)).from_http == -0.25
     assert MetricRow("mean_ttft_ms", 30.0, 40.0).from_http is None
-
-
-def test_the_progress_names_sent_and_open_requests(capsys: pytest.CaptureFixture[str]) -> None:
-    states: list[dict[str, Any]] = []
-    requests = [Request(id, 1.2 * id, 5, 1) for id in range(3)]
-    with recording_server() as server:
-        server.delay = 0.7
-        send(server.url, OpenAI("m"), requests, timeout=60.0, progress=states.append)
-    assert {key: states[0][key] for key in ("sent", "done", "open")} == {"sent": 1, "done": 0, "open": 1}
-    line = ProgressLine("run", 3, quiet=False)
-    line.terminal = True
-    line(states[0])
-    shown = capsys.readouterr().err
-    assert "sent 1/3  done 0  open 1" in shown
-    assert "waiting" not in shown
 
 
 def test_warm_up_requests_are_sent_at_once() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import threading
 import time
@@ -115,35 +114,6 @@ def test_an_answer_that_changes_under_load_is_found(tmp_path: Path, capsys: pyte
         assert "first difference at character" in said.out
         assert "'yellow" in said.out
         assert check(capsys, tmp_path, url, "all", "--tolerance-tokens", "1", requests=5).code == 0
-
-
-def test_a_shorter_answer_differs_at_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with answering(lambda prompt, loaded: greedy(prompt, loaded)[: 9 if loaded else 10]) as url:
-        said = check(capsys, tmp_path, url, "4")
-    assert said.code == 3
-    assert "the end in the run" in said.out
-
-
-def test_a_server_that_does_not_repeat_its_answers_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    count = itertools.count()
-    with answering(lambda prompt, loaded: [f"w{next(count)}" for _ in range(10)]) as url:
-        said = check(capsys, tmp_path, url)
-    assert said.code == 2
-    assert said.error.startswith("sim: --check-tokens: expected a server that repeats its answers at temperature 0")
-    assert said.error.count("\n") == 1
-
-
-def test_a_server_that_fails_every_request_does_not_pass(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    def fail(prompt: Any, loaded: bool) -> list[str]:
-        raise BrokenPipeError
-
-    with answering(fail) as url:
-        said = check(capsys, tmp_path, url, "3", requests=3)
-    assert said.code == 3
-    assert "token check: 0 of 0 answers equal" in said.out
-    assert "not checked: 3 requests without a complete answer in the run" in said.out
 
 
 def test_events_hold_the_text_and_the_token_ids() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import threading
 import time
@@ -18,7 +17,7 @@ from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.driver import replay
 from servesim.calibrate.live.setup import check_same_device, replay_arguments
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
-from servesim.calibrate.replay.replay import as_backend_scenario, expected_seconds, replay_requests
+from servesim.calibrate.replay.replay import as_backend_scenario, replay_requests
 from servesim.calibrate.replay.resimulate import MeasuredCost
 from servesim.cli import main
 from servesim.config.scenario import scenario_from
@@ -193,50 +192,6 @@ def test_time_scale_and_limit_change_the_sent_requests(tmp_path: Path) -> None:
     assert len(read_calls(tmp_path / "live" / "steps.csv")) > 5
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ([], "expected either --backend or --url"),
-        (["--backend", "fake", "--limit", "0"], "--limit: expected at least 1"),
-        (["--backend", "fake", "--time-scale", "0"], "--time-scale: expected a positive number"),
-        (["--backend", "fake", "--metrics", "speed"], "metric 'speed': not compared; known: makespan"),
-        (["--backend", "torch", "--model", "gpt"], "--model: expected one of llama2-7b, tiny, micro, got 'gpt'"),
-    ],
-)
-def test_bad_usage_prints_one_line_and_exits_with_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], complaint: str
-) -> None:
-    assert main(["replay", write_scenario(tmp_path), *options]) == 2
-    error = capsys.readouterr().err.strip()
-    assert complaint in error
-    assert "\n" not in error
-
-
-@pytest.mark.live
-def test_the_expected_duration_is_printed_before_the_run_and_an_unused_model_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["replay", write_scenario(tmp_path, name="mine"), "--backend", "fake", "-o", str(tmp_path), "--limit"]
-    assert main([*command, "9", "--model", "llama2-7b"]) == 0
-    first, second, *remarks = capsys.readouterr().err.splitlines()
-    assert all("device counters" in remark for remark in remarks)  # depends on the machine
-    assert first == "sim: --model: the fake backend has no model; ignored"
-    match = re.fullmatch(r"mine: 9 requests in real time, about ([0-9.]+) s plus warm-up", second)
-    assert match is not None
-    makespan = json.loads((tmp_path / "live" / "result.json").read_text())["makespan"]
-    assert float(match[1]) == pytest.approx(makespan, abs=0.2)
-    assert main([*command, "9", "--quiet"]) == 0
-    assert capsys.readouterr().err == ""
-
-
-def test_a_long_replay_says_so_before_it_starts() -> None:
-    workload = {"contest": {"X": 1, "T": 1500}}
-    scenario = scenario_from({**SCENARIO, "workload": workload, "engine": {"num_blocks": 2000}})
-    requests = replay_requests(scenario)
-    assert expected_seconds(scenario, requests, None) == requests[-1].sent > 1400
-    assert expected_seconds(scenario, requests, Profile("p", LinearCost(decode_step=10.0))) > 14_000
-
-
 @pytest.mark.parametrize("faulty", [["--metrics", "speed"], ["-o", "file"], ["-o", "file/below"], ["-o", "a\0b"]])
 def test_what_the_report_needs_is_checked_before_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], faulty: list[str]
@@ -324,19 +279,3 @@ def test_each_of_several_answers_is_replayed_as_a_request(tmp_path: Path) -> Non
     live, simulated = (json.loads((tmp_path / "out" / run / "result.json").read_text()) for run in ("live", "sim"))
     assert live["completed"] == simulated["completed"] == 6
     assert live["prefix_cache_hits"] == simulated["prefix_cache_hits"] == 2 * 24 + 24  # whole blocks of 8 tokens
-
-
-def test_several_answers_that_cannot_be_measured_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "trace.csv").write_text(ANSWERS)
-    base = {**SCENARIO, "trace": str(tmp_path / "trace.csv"), "workload": None, "policy": {"name": "vllm-v1"}}
-    groups = {"name": "vllm", "append_rule": "any_free"}
-    assert main(["replay", write_scenario(tmp_path, **{**base, "policy": groups}), "--backend", "fake"]) == 2
-    assert "request a: n: expected one answer, got several: this policy runs all answers as one" in (
-        capsys.readouterr().err
-    )
-    sweep = tmp_path / "sweep.yaml"
-    sweep.write_text(yaml.safe_dump({"base": base, "params": {"policy.max_num_seqs": [2, 8]}}))
-    assert main(["tune", str(sweep), "--backend", "fake", "-o", str(tmp_path / "tuned"), "-q"]) == 2
-    assert "request a: n: expected one answer, got several: sim tune" in capsys.readouterr().err

@@ -161,35 +161,6 @@ def test_the_check_is_in_all_reports(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "12 of 12 answers equal" in run_sim(capsys, "verify", str(out / "sim"), str(out / "live")).out
 
 
-def test_without_the_option_nothing_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert run_sim(capsys, "replay", write_scenario(tmp_path), "--backend", "fake", "-o", str(out)).code == 0
-    assert "token_check" not in json.loads((out / "live" / "result.json").read_text())
-    assert "token_check" not in json.loads((out / "verify.json").read_text())["comparisons"][0]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--check-tokens", "0"], "--check-tokens: expected a number of requests from 1, or all, got '0'"),
-        (["--check-tokens", "-3"], "--check-tokens: expected a number of requests from 1, or all, got '-3'"),
-        (["--check-tokens", "1.5"], "--check-tokens: expected a number of requests from 1, or all, got '1.5'"),
-        (["--check-tokens", "13"], "--check-tokens: expected at most 12, the requests of the run, or all, got 13"),
-        (["--check-tokens", "--limit", "5", "--tolerance-tokens", "-1"], "--tolerance-tokens: expected a number of "),
-        (["--check-tokens", "--tolerance-tokens", "0.5"], "--tolerance-tokens: expected a number of answers or a "),
-        (["--check-tokens", "--tolerance-tokens", "101%"], "--tolerance-tokens: expected a number of answers or a "),
-        (["--tolerance-tokens", "1"], "--tolerance-tokens: expected together with --check-tokens"),
-    ],
-)
-def test_bad_input_is_one_line(
-    options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = run_sim(capsys, "replay", write_scenario(tmp_path), "--backend", "fake", *options)
-    assert (said.code, said.out) == (2, "")
-    assert said.error.startswith(f"sim: {message}")
-    assert said.error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("text", "answers", "allowed"), [("0", 16, 0), ("3", 16, 3), ("0%", 16, 0), ("25%", 16, 4), ("9.9%", 10, 0)]
 )

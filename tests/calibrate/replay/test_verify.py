@@ -26,7 +26,6 @@ from servesim.calibrate.replay.replay import (
 )
 from servesim.calibrate.replay.verify import (
     MetricRow,
-    compare,
     compare_decisions,
     compare_latency,
     kendall_tau,
@@ -249,59 +248,11 @@ def test_verify_reads_folders_and_checks_the_tolerance(tmp_path: Path, capsys: p
     assert row["simulated"] and row["from_step_times"] is not None
 
 
-@pytest.mark.parametrize(
-    ("args", "complaint"),
-    [
-        (["nowhere", "nowhere"], "nowhere: no such folder"),
-        ([".", "."], "expected runs in both"),
-    ],
-)
-def test_folders_without_runs_are_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], args: list[str], complaint: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["verify", *args]) == 2
-    assert complaint in capsys.readouterr().err
-
-
 def test_a_fraction_is_a_number_or_a_percentage() -> None:
     from servesim.commands.options import fraction
 
     assert fraction("5%") == fraction("0.05") == fraction(" 5 % ") == 0.05
     assert (fraction("0"), fraction("100%"), fraction("250%")) == (0.0, 1.0, 2.5)
-
-
-@pytest.mark.parametrize("text", ["5", "-1%", "nan", "inf", "inf%", "%", "5%%", "much", ""])
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["verify", "a", "b", "--tolerance"],
-        ["replay", "a", "--tolerance"],
-        ["compare", "a", "b", "--tolerance"],
-        ["compare", "a", "b", "--confidence"],
-        ["calibrate", "check", "a", "--tolerance"],
-        ["calibrate", "probe", "--backend", "fake", "-o", "a", "--precision"],
-        ["capacity", "a", "--subject-to", "p99_ttft_ms <= 1000", "--precision"],
-        ["sweep", "a", "--ci"],
-    ],
-    ids=lambda words: " ".join(words[:2]) + " " + words[-1],
-)
-def test_every_fraction_option_has_the_same_error(
-    command: list[str], text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([*command[:-1], f"{command[-1]}={text}"])
-    assert ended.value.code == 2
-    assert (
-        f"argument {command[-1]}: expected a fraction from 0 to 1 or a percentage, e.g. 0.05 or 5%, got {text!r}"
-        in capsys.readouterr().err
-    )
-
-
-def test_an_unknown_metric_lists_the_known_ones() -> None:
-    live = measured(scenario_from(TREE), limit=3)
-    with pytest.raises(BadInput, match="known: makespan"):
-        compare(live.measured, live.measured).row("speed")
 
 
 def test_winners_of_a_sweep_are_replayed_in_rank_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
 import http.client
 import json
@@ -23,11 +22,9 @@ pytest.importorskip("aiohttp")
 
 from servesim.calibrate.client.load_generator import first_model, send
 from servesim.calibrate.client.protocols import OpenAI
-from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.server.http import is_local
-from servesim.calibrate.server.service import ServerOptions, Service, bound
+from servesim.calibrate.server.service import Service, bound
 from servesim.cli import main
-from servesim.config.scenario import scenario_from
 from servesim.core import BadInput, Request
 
 from .serving import ask, idle_state, post, raw, service
@@ -246,51 +243,12 @@ def test_the_load_generator_sends_the_key_of_the_environment(
 SERVE = ["serve", "--backend", "fake", "--policy", "vllm"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--api-key", ""], "--api-key: expected printable ASCII characters without spaces"),
-        (["--api-key", "two words"], "--api-key: expected printable ASCII characters without spaces"),
-        (["--model", "tiny"], "--model tiny: backend fake computes no model; leave --model out"),
-        (["--weights", "w.npz"], "--weights w.npz: backend fake computes no model; leave --weights out"),
-        (["--host", "no such name"], "--host no such name --port 8835: cannot listen: "),
-        (["--host", "x" * 64], "cannot listen: "),
-    ],
-)
-def test_invalid_options_are_reported_in_one_line(
-    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main([*SERVE, *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-
-
-def test_a_port_in_use_is_reported_in_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as used:
-        port = used.getsockname()[1]
-        assert main([*SERVE, "--port", str(port)]) == 2
-    assert capfd.readouterr().err == f"sim: --host 127.0.0.1 --port {port}: cannot listen: Address already in use\n"
-
-
 def test_the_key_can_come_from_the_environment(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SERVESIM_API_KEY", "two words")
     assert main(SERVE) == 2
     assert capsys.readouterr().err.startswith("sim: SERVESIM_API_KEY: expected printable")
-
-
-@pytest.mark.parametrize(("key", "warnings"), [([], 1), (["--api-key", "k"], 0)], ids=["no key", "key"])
-def test_a_server_for_other_machines_warns_without_a_key(
-    key: list[str], warnings: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("servesim.calibrate.server.http.is_local", lambda host: False)
-    state = {"total_blocks": 1, "free_blocks": 1, "calls": 0}
-    monkeypatch.setattr("servesim.calibrate.server.service.serve", lambda *args: state)
-    assert main([*SERVE, "--port", "0", *key]) == 0
-    error = capsys.readouterr().err
-    assert error.count("sim: warning: all machines that reach 127.0.0.1 can send requests; set --api-key") == warnings
 
 
 def test_local_addresses() -> None:
@@ -303,13 +261,3 @@ def test_a_host_name_listens_on_all_its_addresses_with_one_port() -> None:
         assert len({each.getsockname()[1] for each in sockets}) == 1
         addresses = {each.getsockname()[0] for each in sockets}
         assert addresses <= {"127.0.0.1", "::1"}
-
-
-def test_a_port_that_is_taken_while_the_model_loads_is_reported(capfd: pytest.CaptureFixture[str]) -> None:
-    scenario = scenario_from({"policy": {"name": "vllm"}})
-    with bound("127.0.0.1", 0) as sockets, DeviceSession("fake", options={"cost": {"base": 0.01}}) as session:
-        session.load([scenario])
-        service = Service(session, scenario, sockets, ServerOptions(10))
-        with socket.create_server(("127.0.0.1", service.port)), pytest.raises(BadInput, match="cannot listen: Address"):
-            asyncio.run(service.run())
-    assert "Traceback" not in capfd.readouterr().err

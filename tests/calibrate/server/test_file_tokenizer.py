@@ -16,7 +16,6 @@ tokenizers = pytest.importorskip("tokenizers")
 
 from servesim.calibrate.server.service import Service  # noqa: E402
 from servesim.calibrate.server.tokenizers import FileTokenizer  # noqa: E402
-from servesim.cli import main  # noqa: E402
 
 from .serving import ask, service  # noqa: E402
 
@@ -111,10 +110,3 @@ def test_a_text_that_the_tokenizer_cannot_encode_is_a_400(tmp_path: Path) -> Non
         status, answer = ask(served, "/v1/completions", {"prompt": "goodbye"})
     assert status == 400
     assert json.loads(answer)["error"]["message"].startswith("the tokenizer of this server cannot encode the text: ")
-
-
-def test_a_path_without_a_tokenizer_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["serve", "--backend", "fake", "--policy", "vllm", "--tokenizer", str(tmp_path)]
-    assert main(command) == 2
-    expected = "sim: tokenizer: expected a tokenizer.model or tokenizer.json, or a folder with one, got"
-    assert capsys.readouterr().err == f"{expected} {tmp_path}\n"

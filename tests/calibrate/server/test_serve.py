@@ -17,18 +17,14 @@ from urllib.request import urlopen
 
 import numpy as np
 import pytest
+from servesim.calibrate.client.load_generator import send
+from servesim.calibrate.client.protocols import LlmServing, OpenAI
+from servesim.calibrate.endpoint.steps import median_slope
+from servesim.calibrate.server.service import Service
+from servesim.core import Request
 
-aiohttp = pytest.importorskip("aiohttp")
-
-from servesim.calibrate.client.load_generator import send  # noqa: E402
-from servesim.calibrate.client.protocols import LlmServing, OpenAI  # noqa: E402
-from servesim.calibrate.endpoint.steps import median_slope  # noqa: E402
-from servesim.calibrate.server.service import Service  # noqa: E402
-from servesim.cli import main  # noqa: E402
-from servesim.core import Request  # noqa: E402
-
-from ..client.test_load_generator import captured, outcomes  # noqa: E402
-from .serving import ask, idle_state, post, raw, service  # noqa: E402
+from ..client.test_load_generator import captured, outcomes
+from .serving import ask, idle_state, post, raw, service
 
 RESET = struct.pack("ii", 1, 0)  # linger 0 s: close() sends a reset, as a killed process does
 
@@ -251,20 +247,6 @@ def test_fake_backend_generates_tokens_at_the_speed_of_its_cost_model() -> None:
         load = send(f"http://127.0.0.1:{served.port}", LlmServing(), [Request(0, 0.0, 20, 60)], timeout=300.0)
     step = median_slope(np.array(load.sent_requests[0].times))  # some tokens come late, more on a busy machine
     assert 0.02 * 0.97 < step < 0.02 * 1.5
-
-
-@pytest.mark.parametrize(
-    ("cost", "message"),
-    [
-        ("3", "--option cost: expected terms of a cost model, got 3"),
-        ("{bass: 1}", "--option cost.bass: unknown key; known: base,"),
-    ],
-)
-def test_invalid_costs_are_reported_in_one_line(cost: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["serve", "--backend", "fake", "--policy", "vllm", "--option", f"cost={cost}"]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
 
 
 def kill_when_busy(server: subprocess.Popen[str], port: int) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,18 +115,6 @@ def test_twins_of_measured_configurations_have_measured_values_and_the_winner_wa
     assert [rows[config] for config in (1, 2, 3)] == pytest.approx([value] * 3, rel=1e-9)
     assert result.rounds[-1].leader.config in measured
     assert result.has_winner and result.describe_winner() == "measured"
-
-
-def test_the_text_says_whether_the_winner_was_measured(tmp_path: Path) -> None:
-    result = tune(write_sweep(tmp_path, sweep_tree()), VirtualTarget(TRUE_COST), tmp_path / "tuned")
-    leader = result.rounds[-1].leader.config
-    candidates = [replace(c, twins=frozenset({leader, 77})) for c in result.rounds[-1].candidates]
-    result.rounds[-1].candidates = candidates
-    result.measured = [0, 77]
-    assert result.describe_winner() == "not measured; the simulator cannot tell it from config77, which was measured"
-    result.measured = [0]
-    assert not result.has_winner
-    assert result.describe_winner() == "not measured; predicted with the corrected profile"
 
 
 class FailingDraws(Serial):
@@ -288,43 +275,6 @@ def test_the_final_profile_has_the_source_of_every_sample(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ([], "sim tune: expected either --backend or --url"),
-        (["--backend", "fake", "--url", "http://x"], "sim tune: expected either --backend or --url"),
-        (["--backend", "fake", "--restart", "true"], "--restart: also needs --url"),
-        (["--backend", "fake", "--device-minutes", "0"], "--device-minutes: expected more than 0, got 0"),
-        (["--backend", "fake", "--device-minutes", "nan"], "--device-minutes: expected more than 0, got nan"),
-        (["--backend", "fake", "--rounds", "0"], "--rounds: expected a number from 1 to 1000, got 0"),
-        (["--backend", "fake", "--top", "-1"], "--top: expected a number from 1 to 1000, got -1"),
-        (["--backend", "fake", "--draws", "0"], "--draws: expected a number from 1 to 1000, got 0"),
-        (["--backend", "fake", "--warm-up", "-1"], "--warm-up: expected 0 or more, got -1"),
-        (["--backend", "fake", "--profile", "abacus"], "profile abacus: no such bundled profile"),
-        (["--backend", "fake", "--option", "cost=5"], "--option cost: expected terms of a cost model, got 5"),
-    ],
-)
-def test_bad_options_are_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], message: str
-) -> None:
-    file = write_sweep(tmp_path, sweep_tree())
-    assert main(["tune", str(file), "-o", str(tmp_path / "tuned"), *options]) == 2
-    error = capsys.readouterr().err
-    assert message in error
-    assert error.count("\n") == 1
-    assert not (tmp_path / "tuned").exists()
-
-
-@pytest.mark.parametrize("key", ["profile", "engine.decode_buckets"])
-def test_a_parameter_that_a_live_run_cannot_have_is_rejected(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
-) -> None:
-    values = [[1], [2]] if "buckets" in key else [{"base": 0.1}, {"base": 0.2}]
-    file = write_sweep(tmp_path, sweep_tree(params={key: values}))
-    assert main(["tune", str(file), "-o", str(tmp_path / "tuned"), "--backend", "fake"]) == 2
-    assert f"params: {key}: sim tune measures on one device" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
     ("damage", "message"),
     [
         ("not json\n", "tune.jsonl:1: not a journal line"),
@@ -344,16 +294,3 @@ def test_a_damaged_journal_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
-
-
-def test_another_folder_and_another_experiment_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, folder = write_sweep(tmp_path, sweep_tree()), tmp_path / "tuned"
-    command = ["tune", str(file), "-o", str(folder), "--draws", "2", *FAKE, "--device-minutes", "0.001"]
-    assert main(command) == 0
-    assert main([*command, "--resume", "--set", "engine.num_blocks=300"]) == 2
-    assert "holds another tuning run: base differs" in capsys.readouterr().err
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "notes.txt").write_text("mine")
-    assert main([*command[:3], str(other), *command[4:]]) == 2
-    assert "found notes.txt in it" in capsys.readouterr().err

@@ -81,12 +81,6 @@ def test_with_a_restart_command_all_configurations_are_measured(
     assert yaml.safe_load(Path(restarted[0]).read_text())["policy"]["decode_batch"] == 16
 
 
-def test_a_failing_restart_command_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = write_sweep(tmp_path, baseline_tree())
-    assert main([*url_command(file, tmp_path / "tuned", 9), "--restart", "exit 3"]) == 2
-    assert capsys.readouterr().err == "sim: --restart: the command ended with exit code 3\n"
-
-
 class Broken(BaseHTTPRequestHandler):
     """A server whose engine is dead: it answers every request with an error."""
 

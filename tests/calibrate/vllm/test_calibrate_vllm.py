@@ -103,18 +103,6 @@ def test_a_server_of_the_user_is_calibrated_and_still_runs(
     assert "cannot list the models" in error and "recorded steps are kept in" in error and error.count("\n") == 1
 
 
-def test_a_server_that_does_not_start_is_one_line(
-    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "out"
-    assert main(["calibrate", "vllm", "-q", "-o", str(out), "--", "dies"]) == 1
-    error = capsys.readouterr().err
-    assert error == (
-        "sim: vLLM ended, exit code 1: ValueError: max_num_batched_tokens is smaller than max_num_seqs; "
-        f"log: {out / 'server.log'}\n"
-    )
-
-
 def test_a_server_that_is_killed_keeps_the_steps(
     vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -149,49 +137,3 @@ def test_a_killed_command_leaves_no_server(vllm: Path, tmp_path: Path) -> None:
         time.sleep(0.1)
     subprocess.run(["kill", server[1]], check=False)  # of the stand-in; vLLM's own children end with it
     assert not Path(f"/proc/{parent}").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--", "-x"], "after --: expected the model first, then the flags of vLLM, got '-x'"),
-        (["--", "m", "--host=0.0.0.0"], "after --: expected no --host: the server listens on 127.0.0.1"),
-        (["--", "m", "--scheduler-cls", "x"], "after --: expected no --scheduler-cls: the recorder is the scheduler"),
-        ([], "expected either -- MODEL FLAGS, or --url URL and --steps FILE"),
-        (["--url", "http://127.0.0.1:9"], "expected either -- MODEL FLAGS, or --url URL and --steps FILE"),
-        (["--worker-python", "/no/python", "--", "m"], "--worker-python: cannot run /no/python: No such file"),
-        (["--seconds", "0", "--", "m"], "--seconds: expected 1 to 1000000, got 0"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    assert main(["calibrate", "vllm", "-o", str(tmp_path / "out"), *arguments]) == 2
-    error = capsys.readouterr().err
-    assert message in error and error.count("\n") == 1
-
-
-def test_a_port_in_use_is_one_line(vllm: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        assert main(["calibrate", "vllm", "-o", str(tmp_path / "out"), "--", "m", "--port", str(port)]) == 2
-    assert f"--port {port}: cannot listen there: Address already in use" in capsys.readouterr().err
-
-
-def test_an_interpreter_without_vllm_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("SERVESIM_VLLM_PYTHON", raising=False)
-    assert main(["calibrate", "vllm", "-o", str(tmp_path / "out"), "--", "m"]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("sim: vLLM is not installed for ") and error.count("\n") == 1
-
-
-def test_a_file_that_is_no_recording_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    steps = tmp_path / "steps.jsonl"
-    steps.write_text('{"step": 1, "start": 0.0, "decode_rows": 1}\n', encoding="utf-8")
-    url = ["--url", "http://127.0.0.1:9", "--steps", str(steps)]
-    assert main(["calibrate", "vllm", "-q", "-o", str(tmp_path / "out"), *url]) == 2
-    assert "row 1: expected the header of vLLM's recorder" in capsys.readouterr().err

@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 from servesim.calibrate.client.load_generator import SentRequest
 from servesim.calibrate.replay.replay import ReplayedScenario, replay_requests
-from servesim.calibrate.replay.verify import Comparison, compare
+from servesim.calibrate.replay.verify import compare
 from servesim.calibrate.vllm import recording as recording_module
 from servesim.calibrate.vllm.calibration import METRICS, FittedServer, dominant_cause, write_fit
 from servesim.calibrate.vllm.recording import Recording, front_end_seconds, open_recording
 from servesim.config.scenario import scenario_from
 from servesim.core import Request
-from servesim.costs.derived import ScaledCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.runs.run_folder import read_run, run_data
 from servesim.runs.simulate import simulate
@@ -63,34 +62,6 @@ def test_a_load_that_was_not_fitted_is_predicted(fitted: FittedServer, recording
     errors = {metric: replayed.comparison.row(metric).error for metric in METRICS}
     assert all(error is not None and abs(error) < 0.06 for error in errors.values()), errors
     assert dominant_cause(fitted, replayed) is None
-
-
-def test_slower_steps_are_named_as_the_cause(fitted: FittedServer, recordings: Path) -> None:
-    profile = Profile("fast", ScaledCost(fitted.profile.cost, 0.7), fitted.profile.about, fitted.profile.path)
-    cause = dominant_cause(replace(fitted, profile=profile), compared(fitted, recordings, profile))
-    assert cause is not None and cause.startswith("step times: the steps of the check took +4")
-
-
-def test_another_cause_is_named(fitted: FittedServer, recordings: Path) -> None:
-    """The errors are large in all cases."""
-    profile = Profile("fast", ScaledCost(fitted.profile.cost, 0.7), fitted.profile.about, fitted.profile.path)
-    replayed = compared(fitted, recordings, profile)
-    header = fitted.recording.header
-    old = replace(fitted, recording=replace(fitted.recording, header={**header, "version": "0.9.1"}))
-    assert "version: 0.9.1 runs, the rules of 0.11.0 are simulated" in str(dominant_cause(old, replayed))
-    drafts = replace(fitted, recording=replace(fitted.recording, header={**header, "features": ["speculative"]}))
-    assert dominant_cause(drafts, replayed) == "settings that are not simulated: speculative_config"
-    comparison = replayed.comparison
-    assert isinstance(comparison, Comparison)
-    rows = [replace(row, measured=60.0) if row.metric == "preemptions" else row for row in comparison.rows]
-    preempted = replace(replayed, comparison=replace(comparison, rows=rows))
-    assert str(dominant_cause(fitted, preempted)).startswith("KV capacity: 60 preemptions, 0 simulated")
-    rows = [
-        replace(row, outside_server=(1.0, 0.9 * (row.measured or 0))) if row.metric == "mean_ttft_ms" else row
-        for row in comparison.rows
-    ]
-    slow_http = replace(replayed, comparison=replace(comparison, rows=rows))
-    assert str(dominant_cause(fitted, slow_http)).startswith("front end: 228 ms of the TTFT are outside the engine")
 
 
 def test_the_scenario_of_an_older_version_has_only_its_settings(recording: Recording) -> None:

@@ -132,9 +132,3 @@ def test_a_tokenizer_gives_the_lengths_of_the_data_set(tmp_path: Path) -> None:
 def test_explicit_length_pairs_are_used_in_order() -> None:
     trace = contest(1, 3, lengths=[(5, 6), (7, 8)])
     assert [(r.prompt, r.output) for r in trace.requests] == [(5, 6), (7, 8), (5, 6)]
-
-
-@pytest.mark.parametrize("X", [0, -1, float("nan"), float("inf"), "fast"])
-def test_an_invalid_rate_is_refused(X: float) -> None:
-    with pytest.raises(BadInput, match="contest: X: expected a number above 0"):
-        contest(X, 100)

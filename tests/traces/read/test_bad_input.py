@@ -5,12 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from servesim.cli import main
 from servesim.core import BadInput
 from servesim.traces.read.formats import load
 
@@ -18,195 +18,66 @@ HEADER = b"arrival_s,prompt_tokens,output_tokens\n"
 MOONCAKE = b'{"timestamp": 0, "input_length": 10, "output_length": 3, "hash_ids": [0]}\n'
 
 # name, content, expected error after the file name
-BROKEN: list[tuple[str, bytes, str]] = [
-    ("empty", b"", "row 1: the file is empty"),
-    ("blank", b" \n\n", "row 1: the file is empty"),
-    ("header alone", HEADER, "row 2: no rows after the header"),
-    ("cut in a row", HEADER + b"0,5,6\n1,7", "row 3: expected 3 columns, got 2"),
-    ("cut in a quote", HEADER + b'0,5,6\n1,"7', "row 3: expected comma-separated values: unexpected end of data"),
-    (
-        "wrong delimiter",
-        b"arrival_s;prompt_tokens;output_tokens\n0;5;6\n",
-        "row 1: no known trace format has .*separated by ';'",
-    ),
-    ("tabs", b"arrival_s\tprompt_tokens\toutput_tokens\n0\t5\t6\n", "row 1: no known trace format has"),
-    ("delimiter changes", HEADER + b"0,5,6\n1;7;8\n", "row 3: expected 3 columns, got 1"),
-    (
-        "text for a number",
-        HEADER + b"0,5,6\n1,many,8\n",
-        "row 3: prompt_tokens: expected a whole number of tokens, got 'many'",
-    ),
-    ("half a token", HEADER + b"0,5.5,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got '5.5'"),
-    (
-        "negative length",
-        HEADER + b"0,5,6\n1,-7,8\n",
-        "row 3: prompt_tokens: expected a whole number of tokens, at least 0, got '-7'",
-    ),
-    ("negative arrival", HEADER + b"-1,5,6\n", "row 2: arrival_s: expected a time of 0 or more, at least 0, got '-1'"),
-    ("NaN arrival", HEADER + b"0,5,6\nnan,5,6\n", "row 3: arrival_s: expected a time of 0 or more, got 'nan'"),
-    ("NaN length", HEADER + b"0,nan,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got 'nan'"),
-    (
-        "endless arrival",
-        HEADER + b"inf,5,6\n",
-        r"row 2: arrival_s: expected a time of 0 or more, at most 1e\+11, got 'inf'",
-    ),
-    ("huge length", HEADER + b"0,99999999999,6\n", r"row 2: prompt_tokens: expected a whole number of tokens, at most"),
-    (
-        "number of 5000 digits",
-        HEADER + b"0," + b"9" * 5000 + b",6\n",
-        r"row 2: prompt_tokens: expected .* got '9999.*\.\.\.$",
-    ),
-    (
-        "quoted number of a million digits",
-        HEADER + b'0,5,6\n0,"' + b"9" * 10**6 + b'",6\n',
-        "row 3: prompt_tokens: expected a whole number of tokens, got '99",
-    ),
-    (
-        "number of a million digits",
-        HEADER + b"0,5,6\n0," + b"9" * 10**6 + b",6\n",
-        r"row 3: prompt_tokens: expected a whole number of tokens, got '9999.*\.\.\.$",
-    ),
-    ("grouped digits", HEADER + b"0,1_000,6\n", "row 2: prompt_tokens: expected a whole number of tokens, got '1_000'"),
-    ("out of order", HEADER + b"5,5,6\n4,5,6\n", "row 3: arrival 4 s after a row with 5 s: expected rows in order"),
-    ("all dropped", HEADER + b"0,5,0\n", "row 2: no request can be served: 1 x no output tokens"),
-    ("binary", bytes(range(256)), "row 1: expected text, got binary data"),
-    ("binary later", HEADER + b"0,5,6\n\xff\xfe\xfd\n", "row 3: expected UTF-8 text, got binary data"),
-    ("damaged gzip", gzip.compress(HEADER + b"0,5,6\n" * 1000)[:-20], "row 1: damaged gzip file"),
-    (
-        "column twice",
-        b"arrival_s,prompt_tokens,output_tokens,prompt_tokens\n0,1,2,3\n",
-        "row 1: expected every column once",
-    ),
-    ("JSON cut", MOONCAKE + MOONCAKE[:30], "row 2, column .*: expected JSON"),
-    ("JSON of another type", MOONCAKE + b"[1, 2]\n", r"row 2: expected a JSON object, got \[1, 2\]"),
-    (
-        "number in quotes",
-        MOONCAKE + MOONCAKE.replace(b"10", b'"10"'),
-        "row 2: input_length: expected a whole number of tokens, got '10'",
-    ),
-    (
-        "key missing",
-        MOONCAKE + b'{"timestamp": 5, "input_length": 10}\n',
-        "row 2: output_length: expected a whole number of tokens, got None",
-    ),
-    (
-        "truth for a number",
-        MOONCAKE.replace(b"10", b"true"),
-        "row 1: input_length: expected a whole number of tokens, got True",
-    ),
-    ("JSON NaN", MOONCAKE + MOONCAKE.replace(b"10", b"NaN"), "row 2: expected JSON: NaN is not a number"),
-    ("JSON number of 5000 digits", MOONCAKE.replace(b"10", b"9" * 5000), "row 1: expected JSON: Exceeds the limit"),
-    (
-        "JSON number of 400 digits",
-        MOONCAKE.replace(b" 0,", b" " + b"9" * 400 + b","),
-        "row 1: timestamp: expected a time of 0 or more",
-    ),
-    ("nested without end", b"[" * 100_000, "row 1: expected JSON"),
-    ("hash ids of text", MOONCAKE.replace(b"[0]", b'["a"]'), "row 1: hash_ids: expected hash ids, whole numbers"),
-    (
-        "a date that never was",
-        b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-28 00:00:00,5,6\n2023-02-30 00:00:00,5,6\n",
-        "row 3: TIMESTAMP: expected a date that exists, got '2023-02-30 00:00:00'",
-    ),
-    (
-        "a number for a date",
-        b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-28 00:00:00,5,6\n17,5,6\n",
-        "row 3: TIMESTAMP: expected a date as 2023-11-16",
-    ),
-    (
-        "an id twice",
-        b"arrival_s,prompt_tokens,output_tokens,id\n0,5,6,a\n1,5,6,a\n",
-        "row 3: id: expected an unused id, got 'a'",
-    ),
-    (
-        "follows an unknown id",
-        b"arrival_s,prompt_tokens,output_tokens,id,follows\n0,5,6,a,\n1,5,6,b,c\n",
-        "row 3: follows: expected the id of an earlier row, got 'c'",
-    ),
-    ("a chat without turns", b'[{"conversations": 5}]', "row 1: conversations: expected a list of turns, got 5"),
-    (
-        "a turn without text",
-        b'[{"conversations": [{"from": "human"}, {"value": "x"}]}]',
-        r"row 1: conversations\[0\].value: expected a text",
-    ),
-    ("a body of text", b'{"timestamp": 0, "body": "hi"}\n', "row 1: body: expected an object, got 'hi'"),
-    (
-        "a log of nothing",
-        b"2024-07-21 10:52:52,358 - test_llama.log - INFO - Start\n",
-        "row 1: expected lines with send times, found none",
-    ),
-    (
-        "a log with a broken answer",
-        b"2024-07-21 10:52:52,358 - a - INFO - {'input': 'x\n",
-        "row 1: expected a Python dictionary",
-    ),
-]
 
 
-@pytest.mark.parametrize(("content", "message"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def written(folder: Path, content: bytes) -> Path:
+    (folder / "trace").write_bytes(content)
+    return folder / "trace"
+
+
+BROKEN: Any = {
+    "empty": b"",
+    "blank": b" \n\n",
+    "header alone": HEADER,
+    "cut in a row": HEADER + b"0,5,6\n1,7",
+    "cut in a quote": HEADER + b'0,5,6\n1,"7',
+    "wrong delimiter": b"arrival_s;prompt_tokens;output_tokens\n0;5;6\n",
+    "tabs": b"arrival_s\tprompt_tokens\toutput_tokens\n0\t5\t6\n",
+    "delimiter changes": HEADER + b"0,5,6\n1;7;8\n",
+    "text for a number": HEADER + b"0,5,6\n1,many,8\n",
+    "half a token": HEADER + b"0,5.5,6\n",
+    "negative length": HEADER + b"0,5,6\n1,-7,8\n",
+    "negative arrival": HEADER + b"-1,5,6\n",
+    "NaN arrival": HEADER + b"0,5,6\nnan,5,6\n",
+    "NaN length": HEADER + b"0,nan,6\n",
+    "endless arrival": HEADER + b"inf,5,6\n",
+    "huge length": HEADER + b"0,99999999999,6\n",
+    "number of 5000 digits": HEADER + b"0," + b"9" * 5000 + b",6\n",
+    "quoted number of a million digits": HEADER + b'0,5,6\n0,"' + b"9" * 10**6 + b'",6\n',
+    "number of a million digits": HEADER + b"0,5,6\n0," + b"9" * 10**6 + b",6\n",
+    "grouped digits": HEADER + b"0,1_000,6\n",
+    "out of order": HEADER + b"5,5,6\n4,5,6\n",
+    "all dropped": HEADER + b"0,5,0\n",
+    "binary": bytes(range(256)),
+    "binary later": HEADER + b"0,5,6\n\xff\xfe\xfd\n",
+    "damaged gzip": gzip.compress(HEADER + b"0,5,6\n" * 1000)[:-20],
+    "column twice": b"arrival_s,prompt_tokens,output_tokens,prompt_tokens\n0,1,2,3\n",
+    "JSON cut": MOONCAKE + MOONCAKE[:30],
+    "JSON of another type": MOONCAKE + b"[1, 2]\n",
+    "number in quotes": MOONCAKE + MOONCAKE.replace(b"10", b'"10"'),
+    "key missing": MOONCAKE + b'{"timestamp": 5, "input_length": 10}\n',
+    "truth for a number": MOONCAKE.replace(b"10", b"true"),
+    "JSON NaN": MOONCAKE + MOONCAKE.replace(b"10", b"NaN"),
+    "JSON number of 5000 digits": MOONCAKE.replace(b"10", b"9" * 5000),
+    "JSON number of 400 digits": MOONCAKE.replace(b" 0,", b" " + b"9" * 400 + b","),
+    "nested without end": b"[" * 100_000,
+    "hash ids of text": MOONCAKE.replace(b"[0]", b'["a"]'),
+    "a date that never was": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-30 00:00:00,5,6\n",
+    "a number for a date": b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-28 00:00:00,5,6\n17,5,6\n",
+    "an id twice": b"arrival_s,prompt_tokens,output_tokens,id\n0,5,6,a\n1,5,6,a\n",
+    "follows an unknown id": b"arrival_s,prompt_tokens,output_tokens,id,follows\n0,5,6,a,\n1,5,6,b,c\n",
+    "a chat without turns": b'[{"conversations": 5}]',
+    "a turn without text": b'[{"conversations": [{"from": "human"}, {"value": "x"}]}]',
+    "a body of text": b'{"timestamp": 0, "body": "hi"}\n',
+    "a log of nothing": b"2024-07-21 10:52:52,358 - test_llama.log - INFO - Start\n",
+    "a log with a broken answer": b"2024-07-21 10:52:52,358 - a - INFO - {'input': 'x\n",
+}
+
+
 def test_a_malformed_file_gives_a_one_line_error_with_file_and_row(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+    tmp_path: Path, expected_errors: Callable[..., None]
 ) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(content)
-    with pytest.raises(BadInput, match=message) as caught:
-        load(path)
-    line = str(caught.value)
-    assert line.startswith(f"{path}: ")
-    assert "\n" not in line
-    assert len(line) < 700
-    assert main(["trace", "convert", str(path), "-o", str(tmp_path / "out")]) == 2
-    printed = capsys.readouterr()
-    assert printed.err == f"sim: {line}\n"
-    assert printed.out == ""
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_missing_file_and_a_folder_are_reported(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="nowhere: no such file"):
-        load(tmp_path / "nowhere")
-    with pytest.raises(BadInput, match="cannot be read: Is a directory"):
-        load(tmp_path)
-
-
-def test_the_error_for_a_missing_column_lists_the_columns_of_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
-    path.write_bytes(HEADER + b"0,5,6\n")
-    with pytest.raises(BadInput, match="no column 'tokens' for prompt: expected one of arrival_s, output_tokens"):
-        load(path, columns={"prompt": "tokens"})
-    with pytest.raises(BadInput, match="no field 'prompts' for --column: expected arrival, prompt, output"):
-        load(path, columns={"prompts": "prompt_tokens"})
-
-
-def test_the_error_for_a_servegen_client_without_lengths_names_the_file(tmp_path: Path) -> None:
-    path = tmp_path / "chunk-0-trace.csv"
-    path.write_text("0,1.5,1.0,Gamma,1.0,1.0\n")
-    with pytest.raises(BadInput, match=r"chunk-0-dataset\.json: no such file"):
-        load(path)
-    dataset = tmp_path / "chunk-0-dataset.json"
-    for content, message in [
-        ("[]", "expected an object of times"),
-        (
-            '{"0": {"input_tokens": "{1: 0.5", "output_tokens": "{}"}}',
-            r"0\.input_tokens: expected \{tokens: probability",
-        ),
-        ('{"0": {"input_tokens": "{1: -1}", "output_tokens": "{1: 1}"}}', r"0\.input_tokens: expected"),
-        ('{"0": {"output_tokens": "{1: 1}"}}', r"0\.input_tokens: expected .* got None"),
-    ]:
-        dataset.write_text(content)
-        with pytest.raises(BadInput, match=message):
-            load(path)
-    dataset.write_text('{"0": {"input_tokens": "{1: 1}", "output_tokens": "{1: 1}"}}')
-    for row, message in [
-        ("0,1.5,1.0,Zipf,1.0,1.0", "row 1: pattern: expected one of Gamma, Weibull"),
-        ("0,-1,1.0,Gamma,1.0,1.0", "row 1: rate: expected"),
-        ("0,1,1.0,Gamma,0,1.0", "row 1: shape: expected"),
-        ("0,1e9,1.0,Gamma,1,1.0", "about 6e.11 requests, expected at most 5000000"),
-        ("0,1,1.0,Gamma,1,1.0\n0,1,1.0,Gamma,1,1.0", "row 2: start: expected more than 0"),
-    ]:
-        path.write_text(row + "\n")
-        with pytest.raises(BadInput, match=message):
-            load(path)
+    expected_errors("traces", lambda content: load(written(tmp_path, content)), BROKEN)
 
 
 SEEDS: list[bytes] = [

@@ -227,44 +227,6 @@ def test_a_servegen_client_has_its_rate_and_its_lengths(tmp_path: Path) -> None:
     assert triples(trace) != triples(load(trace_file, seed=4))
 
 
-# file, format, expected (arrival, prompt, output) per request: the values in the files
-HAND_MADE = [
-    ("aiperf_mooncake_session.jsonl", "aiperf", [(0.0, 120, 30), (1.5, 700, 12)]),
-    ("apex.jsonl", "apex", [(0.0, 120, 30), (0.5, 64, 12)]),
-    ("azure.csv", "azure", [(0.0, 120, 30), (0.5, 64, 12), (1.25, 400, 80)]),
-    ("bailian.jsonl", "bailian", [(0.0, 40, 30), (9.5, 90, 12)]),
-    ("blis_tracev2.csv", "blis", [(0.0, 120, 30)]),
-    ("blis_tracev2_header.yaml", "blis-header", [(0.0, 120, 30)]),
-    ("burstgpt_v1.csv", "burstgpt", [(5.0, 120, 30), (60.0, 400, 80)]),
-    ("burstgpt_v3.csv", "burstgpt", [(5.0, 120, 30), (45.0, 64, 12)]),
-    ("evalscope_workload_trace.jsonl", "evalscope", [(0.0, 1, 30)]),
-    ("guidellm_trace_synthetic.jsonl", "guidellm", [(0.0, 120, 30), (0.5, 64, 12)]),
-    ("llmservingsim.jsonl", "llmservingsim", [(0.0, 120, 30), (0.5, 64, 12), (0.6, 90, 8)]),
-    ("mooncake.jsonl", "mooncake", [(0.0, 1100, 30), (3.052, 1500, 12)]),
-    ("splitwise_sim.csv", "splitwise", [(1.0, 120, 30), (3.0, 64, 12)]),
-    ("vidur.csv", "vidur", [(0.0, 120, 30), (0.5, 64, 12), (1.25, 400, 80)]),
-    ("sharegpt.json", "sharegpt", [(0.0, 2, 1)]),
-    ("vllm_custom.jsonl", "custom", [(0.0, 2, 12)]),
-    # The server adds one token to every prompt: 4 words are 5 tokens.
-    ("performance_serving_result.json", "performance-serving-result", [(0.0, 5, 3)]),
-    ("performance_serving_log.txt", "performance-serving-log", [(0.0, 5, 3)]),
-]
-
-
-def test_every_hand_made_example_is_detected_and_read(shared: Path) -> None:
-    folder = shared / "data" / "formats"
-    for name, format, expected in HAND_MADE:
-        trace = load(folder / name, tokenizer=count_words)
-        assert (name, trace.format, triples(trace)) == (name, format, expected)
-    check_servegen(folder)
-    left = {path.name for path in folder.iterdir()} - {name for name, _, _ in HAND_MADE}
-    assert left == {"servegen_chunk-0-trace.csv", "servegen_chunk-0-dataset.json"}
-    without_example = {
-        "servesim", "vidur-lengths", "dynamo", "timed-trace", "vllm-bench", "guidellm-results", "aiperf-results",
-    }  # fmt: skip
-    assert {load(path).format for path in folder.iterdir()} == set(FORMATS) - without_example
-
-
 def check_servegen(folder: Path) -> None:
     """Assert the rate and the lengths of the ServeGen example."""
     trace = load(folder / "servegen_chunk-0-trace.csv", seed=3)
@@ -515,10 +477,7 @@ def test_the_next_turn_of_an_aiperf_session_follows_after_its_delay(tmp_path: Pa
 
 
 def test_turns_of_one_aiperf_row_include_the_earlier_turns(tmp_path: Path) -> None:
-    turns = [
-        {"text": "one two", "output_length": 5},
-        {"texts": ["three", "four"], "output_length": 6, "delay": 100},
-    ]
+    turns = [{"text": "one two", "output_length": 5}, {"texts": ["three", "four"], "output_length": 6, "delay": 100}]
     trace = load(write(tmp_path, jsonl({"session_id": "s", "turns": turns})), tokenizer=lambda t: len(t.split()))
     assert [(r.prompt, r.output, r.follows, r.think_time) for r in trace.requests] == [
         (2, 5, None, 0.0),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from servesim.core import BadInput
 from servesim.traces.read.formats import load
 
 from .test_formats import SAMPLES, count_words, triples, write
@@ -45,26 +44,6 @@ def test_every_json_format_is_read_if_it_is_indented(tmp_path: Path, format: str
 )
 def test_one_object_is_read_in_every_layout(tmp_path: Path, text: str) -> None:
     assert triples(load(write(tmp_path, text))) == [(0.0, 10, 3)]
-
-
-def test_an_error_in_an_indented_object_names_its_row(tmp_path: Path) -> None:
-    good = json.dumps(ROWS[0], indent=1) + "\n"  # eight rows
-    for bad, message in (
-        (json.dumps({**ROWS[1], "input_length": "x"}, indent=1), "row 9: input_length: expected a whole number"),
-        ('{\n "timestamp": 0,\n "input_length"\n}', "row 12, column 1: expected JSON, got '}'"),
-        ("[\n1]", "row 9: expected a JSON object"),
-        ('{"timestamp": NaN}', "row 9: expected JSON: NaN is not a number"),
-        ("{\n", "row 10, column 1: expected JSON"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            load(write(tmp_path, good + bad))
-
-
-def test_a_damaged_first_line_is_one_error(tmp_path: Path) -> None:
-    line = json.dumps(ROWS[0])
-    for first in (line[:-1], line[:20], "{", '{"a": ' * 100_000):
-        with pytest.raises(BadInput, match="expected JSON"):
-            load(write(tmp_path, first + "\n" + line + "\n"))
 
 
 def test_many_indented_objects_are_read_in_linear_time(tmp_path: Path) -> None:

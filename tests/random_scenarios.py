@@ -14,7 +14,7 @@ from servesim.engine.rules import rules_of
 from servesim.policies import POLICIES
 from servesim.traces.trace import Trace, table_of
 
-from ..policy_values import random_fields
+from .policy_values import random_fields
 
 COUNT = 800
 BUNDLED = ("h200-llama2-7b", "cpu-tiny-kbk", "ascend910b4-llama2-7b")
