@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from servesim.cli import parser
+from servesim.cli import Parser, parser
 
 from ..conftest import ROOT
 
@@ -198,7 +198,7 @@ def test_commands_in_the_text_exist() -> None:
             check_words(parser(), words, f"{page_name(page)}: `{text}`")
 
 
-def check_words(inner: argparse.ArgumentParser, words: list[str], where: str) -> None:
+def check_words(inner: Parser, words: list[str], where: str) -> None:
     """Check subcommands and options of a command against the parser."""
     actions: Any = next((a for a in inner._actions if isinstance(a, argparse._SubParsersAction)), None)
     if actions is not None and words and not words[0].startswith("-"):
@@ -206,6 +206,7 @@ def check_words(inner: argparse.ArgumentParser, words: list[str], where: str) ->
             assert choice in actions.choices, f"{where}: no command {choice}"
         check_words(actions.choices[words[0].split("|")[0]], words[1:], where)
         return
+    inner.finish()
     options = {option for action in inner._actions for option in action.option_strings}
     for word in words[: words.index("--")] if "--" in words else words:  # the rest is for another program
         if word.startswith("-") and not re.fullmatch(r"-[\d.]+", word):
