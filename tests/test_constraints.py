@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import re
 import sys
+import sysconfig
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -78,6 +79,8 @@ def test_make_installs_exactly_these_versions() -> None:
     if Path(sys.prefix) != ROOT / ".venv" or ("constraints.txt", python) not in CASES:
         pytest.skip("this is not the environment of make, or not a tested Python")
     tested = versions("constraints.txt", python)
-    installed = {canonicalize_name(one.metadata["Name"]): one.version.partition("+")[0] for one in distributions()}
+    folders = [sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]  # not the packages inside setuptools
+    found = distributions(path=folders)
+    installed = {canonicalize_name(one.metadata["Name"]): one.version.partition("+")[0] for one in found}
     wrong = {name: version for name, version in installed.items() if tested.get(name) != version}
     assert set(wrong) <= NO_PACKAGES, {name: (version, tested.get(name)) for name, version in wrong.items()}
