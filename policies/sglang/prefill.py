@@ -10,7 +10,6 @@ from servesim.core import (
     FOREVER,
     NOT_CACHED,
     CachedPrefix,
-    CacheDraft,
     Chunk,
     Float0,
     Int0,
@@ -24,6 +23,7 @@ from servesim.core import (
 )
 from servesim.core.native import mypyc_attr
 
+from .radix_draft import RadixDraft
 from .rules import CacheUse
 
 CACHE_ORDERS: Final = ("lpm", "dfs-weight")
@@ -84,7 +84,7 @@ class Tried:
 NOTHING_TRIED: Final = Tried([])
 
 
-def order_by_cache(policy: str, waiting: Queue, cache: CacheDraft, left_out: int) -> tuple[list[Request], Lookups]:
+def order_by_cache(policy: str, waiting: Queue, cache: RadixDraft, left_out: int) -> tuple[list[Request], Lookups]:
     """Return the waiting queue in its new order, and all lookups. A lookup leaves out tokens at the end."""
     lookups = [(request, request.length - left_out) for request in waiting]
     if policy == "dfs-weight":
@@ -216,6 +216,7 @@ class PrefillAdder:
         waiting, kind = self.view.waiting, self.policy.schedule_policy
         if self.cache is None or kind not in CACHE_ORDERS or (kind == "lpm" and len(waiting) > MAX_SORTED):
             return waiting
+        assert isinstance(self.cache, RadixDraft)
         order, lookups = order_by_cache(kind, waiting, self.cache, 1 if self.policy.is_old else 0)
         self.tried = Tried(lookups, None if order == list(waiting) else order)
         self.looks_up_again = not self.policy.is_old

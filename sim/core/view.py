@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, Final, Optional, Protocol
 
 from .native import mypyc_attr
@@ -52,7 +52,7 @@ class BlockPool:
     def __init__(self, total: int, block_size: int, host_blocks: int = 0) -> None:
         self.total = self.free = total
         self.block_size = block_size  # tokens per block
-        self.evictable = 0  # cached blocks that no request holds, if these are not free (SGLang)
+        self.evictable = 0  # cached blocks that no request holds, if these are not free
         self.host_total = self.host_free = host_blocks
         self.lost = 0  # device blocks that the engine never frees, because of a defect
         self.host_lost = 0  # host blocks that no request can use again (Rejection.keeps_host_blocks)
@@ -106,23 +106,7 @@ class CacheDraft:
     def preempt(self, request: Request, tokens: int) -> int:
         """Plan to preempt a request, to which the step had given tokens. Return how many blocks become free.
 
-        In SGLang these are the blocks that become free or evictable.
-        """
-        raise NotImplementedError
-
-    def matched(self, request: Request, tokens: int) -> int:
-        """Return how many of the first tokens of a request are cached (SGLang)."""
-        raise NotImplementedError
-
-    def common_tokens(self, request: Request, other: Request, limit: int) -> int:
-        """Return how many tokens two requests have in common from the start, at most `limit` (SGLang)."""
-        raise NotImplementedError
-
-    def by_weight(self, lookups: Sequence[tuple[Request, int]]) -> list[Request]:
-        """Order requests, which were looked up with this number of tokens, by SGLang's weights.
-
-        The weight of a part of the tree is the number of requests whose cached prefix ends in it. Heavy parts come
-        first, and in each part the longer prefixes before the shorter ones.
+        If evictable blocks are not free, these count, too.
         """
         raise NotImplementedError
 

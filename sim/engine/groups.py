@@ -9,7 +9,7 @@ sequences of the request at the first token, and each of them ends at its own le
 and drop beams, as recorded. Without a recording, each beam continues a parent that is drawn uniformly from the live
 beams, all beams live until the end, and requests have their own random numbers.
 
-Why it is exact. Tables and counts are those of vLLM's block manager, block by block; only block ids are missing.
+Why it is exact. Tables and counts are those of a real block manager, block by block; only block ids are missing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Block:
 
     def __init__(self, tables: int = 1, ownerless: int = 0) -> None:
         self.tables = tables  # tables that hold it, as the engine counts
-        self.ownerless = ownerless  # how many of these do not exist: vLLM never frees such a block
+        self.ownerless = ownerless  # how many of these do not exist: such a block is never free
 
 
 class Group(SequenceGroup):
@@ -62,7 +62,7 @@ class Group(SequenceGroup):
         return sum(map(len, self.tables)) - self.blocks
 
     def cover(self, blocks: int) -> None:
-        """Give the only live sequence this number of blocks. vLLM counts a table for each member, also if it ended."""
+        """Give the only live sequence this number of blocks. Each member counts as a table, also if it ended."""
         table = self.tables[0]
         while len(table) < blocks:
             table.append(Block(self.members, self.members - 1))

@@ -1,8 +1,8 @@
 """Requests that have not reached the scheduler. The loop pulls them, so simultaneous arrivals always keep one order.
 
-A front end can delay requests. It adds `seconds` to each request. llm-serving also blocks its only event loop during a
-model call: a request that arrives during call n is visible to the scheduler after call n + lag - 1. With lag 1, this is
-the end of call n. If the server is idle, the request is visible at once.
+A front end can delay requests. It adds `seconds` to each request. A front end in the event loop of the engine is also
+blocked during a model call: a request that arrives during call n is visible to the scheduler after call n + lag - 1.
+With lag 1, this is the end of call n. If the server is idle, the request is visible at once.
 """
 
 from __future__ import annotations
