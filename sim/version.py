@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 PACKAGE = Path(__file__).parent
 
 
