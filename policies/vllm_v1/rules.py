@@ -62,5 +62,5 @@ class VLLMRules(CachingRules):
     def preempt(self, state: ServerState, preemption: Preemption, now: float) -> int:
         before: Optional[Unscheduled] = preemption.extra
         if before is None:
-            return state.preempt(preemption, now)
-        return state.preempt(preemption, now, tokens=before.tokens, frees_last=before.frees_last)
+            return super().preempt(state, preemption, now)
+        return state.preempt(preemption, now, self.drops_tokens_in_flight, before.tokens, before.frees_last)
