@@ -56,14 +56,13 @@ MARKS = "not slow and not kbk and not live and not ascend"
 LONGEST = 4.0  # CPU seconds of one test while functions are recorded; a longer one is not used
 BUDGET = 40.0  # CPU seconds of the tests of one fault
 OF_EACH_FILE = 3  # the quickest tests of each file come first, so that a fault meets tests of several kinds
-INTRODUCTION = (
-    "# Planted faults",
-    "",
-    "Small faults in the sources, planted one at a time by `tools/plant_faults.py`, and the test file that found each first.",
-    "The tool runs the quickest tests that call the faulty function, in plain Python, up to a limit of CPU time; `make test`",
-    "runs all tests, so it may find more. Calls in other processes are not recorded.",
-    "",
-)
+INTRODUCTION = """\
+# Planted faults
+
+Small faults in the sources, planted one at a time by `tools/plant_faults.py`, and the test file that found each first.
+The tool runs the quickest tests that call the faulty function, in plain Python, up to a limit of CPU time. `make test`
+runs all tests, so it may find more. Calls in other processes are not recorded. `planted_faults.csv` has the faults.
+"""
 HITS: set[int] = builtins.__dict__.setdefault("_HITS", set())
 
 
@@ -346,7 +345,7 @@ def table(folder: Path) -> str:
     parts["all"] = [sum(column) for column in zip(*parts.values())]
     summary = ["| folder | faults | found | not found | cannot be planted |", "|---|--:|--:|--:|--:|"]
     summary += [f"| {name} | " + " | ".join(map(str, counts)) + " |" for name, counts in parts.items()]
-    return "\n".join([*INTRODUCTION, *summary, "", *rows, ""])
+    return "\n".join([INTRODUCTION, *summary, "", *rows, ""])
 
 
 def main() -> None:
