@@ -311,10 +311,10 @@ def run_fault(
     answer = {"failed": "", "reason": ""}
     file.write_text(planted(modules[module], place), encoding="utf-8")
     shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
-    for stage in (first_tests(module, tests), tests):
-        if stage and not answer["failed"]:
-            names = sorted({test.partition("::")[0] for test in stage})
-            answer = run_tests(folder, folder / "plain", names, stage, seconds)
+    for part in (first_tests(module, tests), tests):
+        if part and not answer["failed"]:
+            names = sorted({test.partition("::")[0] for test in part})
+            answer = run_tests(folder, folder / "plain", names, part, seconds)
             ran, used = len(answer["tests"]), used + answer["cpu"]  # type: ignore[arg-type,operator]
     file.write_text(modules[module], encoding="utf-8")
     shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
