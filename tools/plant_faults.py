@@ -56,6 +56,13 @@ MARKS = "not slow and not kbk and not live and not ascend"
 LONGEST = 4.0  # CPU seconds of one test while functions are recorded; a longer one is not used
 BUDGET = 40.0  # CPU seconds of the tests of one fault
 OF_EACH_FILE = 3  # the quickest tests of each file come first, so that a fault meets tests of several kinds
+INTRODUCTION = """\
+# Planted faults
+
+Small faults in the sources, planted one at a time by `tools/plant_faults.py`, and the test file that found each first.
+The tool runs the quickest tests that call the faulty function, in plain Python, up to a limit of CPU time. `make test`
+runs all tests, so it may find more. Calls in other processes are not recorded. `planted_faults.csv` has the faults.
+"""
 HITS: set[int] = builtins.__dict__.setdefault("_HITS", set())
 
 
@@ -304,10 +311,10 @@ def run_fault(
     answer = {"failed": "", "reason": ""}
     file.write_text(planted(modules[module], place), encoding="utf-8")
     shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
-    for stage in (first_tests(module, tests), tests):
-        if stage and not answer["failed"]:
-            names = sorted({test.partition("::")[0] for test in stage})
-            answer = run_tests(folder, folder / "plain", names, stage, seconds)
+    for part in (first_tests(module, tests), tests):
+        if part and not answer["failed"]:
+            names = sorted({test.partition("::")[0] for test in part})
+            answer = run_tests(folder, folder / "plain", names, part, seconds)
             ran, used = len(answer["tests"]), used + answer["cpu"]  # type: ignore[arg-type,operator]
     file.write_text(modules[module], encoding="utf-8")
     shutil.rmtree(file.parent / "__pycache__", ignore_errors=True)
@@ -338,7 +345,7 @@ def table(folder: Path) -> str:
     parts["all"] = [sum(column) for column in zip(*parts.values())]
     summary = ["| folder | faults | found | not found | cannot be planted |", "|---|--:|--:|--:|--:|"]
     summary += [f"| {name} | " + " | ".join(map(str, counts)) + " |" for name, counts in parts.items()]
-    return "\n".join([*summary, "", *rows, ""])
+    return "\n".join([INTRODUCTION, *summary, "", *rows, ""])
 
 
 def main() -> None:

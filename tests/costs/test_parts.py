@@ -154,6 +154,20 @@ GOOD: dict[str, Any] = {"kind": "parts", "prefill": {"tokens": [[1, 0.1]]}, "dec
 
 
 WRONG_COST_PARTS: Any = [
+    *(
+        {"prefill": {"tokens": points}}
+        for points in (
+            [[1, -0.01], [2, 0.1]],
+            [[-1, 0.01], [2, 0.1]],
+            [[1, 10**400]],
+            [[2, 0.1], [1, 0.1]],
+            3,
+            [[1, "x"]],
+        )
+    ),
+    {"prefill": {"tokens": [[1, 0.1]], "buckets": 5}},
+    {"decode": {"rows": [[1, 0.1, -1e-3]]}},
+    {"decode": {"rows": [[1, 0.1]], "rounded": 3}},
     {"prefill": {"tokens": [[1, 0.2], [2, 0.1]]}},
     {"decode": {"rows": [[1, 0.2], [2, 0.1]]}},
     {"decode": {"rows": []}},

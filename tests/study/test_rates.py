@@ -13,7 +13,7 @@ from servesim.study import pilot_runs
 from servesim.study.executor import Serial
 from servesim.study.pilot_runs import choose_terms
 from servesim.study.rate_summary import RateSummary, join_rates
-from servesim.study.result import load_result, summarise
+from servesim.study.result import format_result, load_result, summarise
 from servesim.study.sweep import sweep
 from servesim.study.sweep_file import read_experiment
 
@@ -186,3 +186,16 @@ def test_an_unfinished_sweep_over_rates_has_a_report(tmp_path: Path, capsys: pyt
     journal.write_text("".join(lines))
     assert sweeps.sim("report", out) == 0
     assert "decode_batch=4" in (out / "report.html").read_text()
+
+
+def test_a_value_that_misses_another_constraint_names_it(tmp_path: Path) -> None:
+    """At 16 requests per second, the TTFT limit is met only because it is wide; the E2E limit is missed."""
+    keys = {"subject_to": ["p99_ttft_ms <= 60000", "p99_e2el_ms <= 400"], "rates": [2, 16]}
+    lines = format_result(run(tmp_path, **keys)).splitlines()
+    (row,) = [line for line in lines if line.endswith("baseline")]
+    assert " ! p99_e2el_ms, saturated" in row and row.startswith("2     2 req/s (misses at 16)")
+    assert any(line.startswith("saturated: 1 of 4 tested rates (the backlog grows") for line in lines)
+    assert "the capacities are not tested against the error of the cost model: leave a margin" in lines
+    assert "the winner is not tested against the error of the cost model; --intervals does it" in format_result(
+        run(tmp_path / "other")
+    )

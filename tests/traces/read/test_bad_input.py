@@ -58,7 +58,6 @@ BROKEN: Any = {
     "key missing": MOONCAKE + b'{"timestamp": 5, "input_length": 10}\n',
     "truth for a number": MOONCAKE.replace(b"10", b"true"),
     "JSON NaN": MOONCAKE + MOONCAKE.replace(b"10", b"NaN"),
-    "JSON number of 5000 digits": MOONCAKE.replace(b"10", b"9" * 5000),
     "JSON number of 400 digits": MOONCAKE.replace(b" 0,", b" " + b"9" * 400 + b","),
     "nested without end": b"[" * 100_000,
     "hash ids of text": MOONCAKE.replace(b"[0]", b'["a"]'),
