@@ -42,7 +42,7 @@ NOT_POSSIBLE = {  # fields of a plan that vLLM has no operation for
     "swap_in": "it has no swapped queue",
     "admit": "it admits a request with its first tokens only",
     "reject": "its scheduler refuses no request",
-    "make_room": "it evicts a cached block when a request takes it",
+    "extra": "it has no such rules",
     "padding_rows": "its executor adds the padding",
 }
 

@@ -188,7 +188,7 @@ class VidurCost(StepCost):
         return seconds if rows <= last else seconds * rows / last
 
     def _prefill(self, shape: Shape) -> float:
-        context = int(shape.cross / shape.prefill_live)
+        context = shape.cross // shape.prefill_live if shape.prefill_live else 0  # a call may have padding rows only
         row = self.prefill[min(-(-context // CONTEXT_STEP), len(self.prefill) - 1)]
         return look_up(row, round(math.sqrt(shape.squares)))
 

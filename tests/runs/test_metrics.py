@@ -56,11 +56,12 @@ def test_makespan_counts_from_the_first_request_to_the_last_end() -> None:
 def test_pooled_statistics_weight_every_gap_by_its_count() -> None:
     gaps = TokenGaps()
     random = np.random.default_rng(1)
-    for seconds, count in zip(random.exponential(0.02, 500).tolist(), random.integers(1, 40, 500).tolist()):
+    single, counts = random.exponential(0.02, 500), random.integers(1, 40, 500)
+    for seconds, count in zip(single.tolist(), counts.tolist()):
         gaps.add(seconds, count)
     gaps.add_linear(0.01, 1e-6, 5000, 7, 300)
     gaps.add_linear(0.02, 0.0, 10, 2, 1)
-    every_gap = np.repeat(gaps.seconds, gaps.counts)
+    every_gap = np.repeat(single, counts)
     every_gap = np.append(every_gap, np.repeat(0.01 + 1e-6 * (5000 + 7 * np.arange(1, 301)), 7))
     every_gap = np.append(every_gap, [0.02, 0.02])
     pooled, plain = pooled_stats(gaps), summary(every_gap)
