@@ -46,8 +46,8 @@ class MeasuredCost(StepCost):
 
     def seconds(self, shape: Shape) -> float:
         assert self.loop is not None
-        index, in_flight = self.calls_matched, self.loop.server.out
-        start = in_flight[-1].end if in_flight else self.loop.now
+        index, in_flight = self.calls_matched, self.loop.server.flight
+        start = self.loop.now if in_flight is None else in_flight.end
         if not self.diverged and index < len(self.ends) and self.shapes[index] == shape:
             self.calls_matched += 1
             return max(0.0, self.ends[index] - start)

@@ -116,7 +116,8 @@ class SGLangRules(EngineRules):
         late = request._blocks - state.pool.blocks_for(request._cached - 1)
         request._blocks -= late
         state.pool.lost += late
-        self._late[state.out[-1]] = self._late.get(state.out[-1], 0) + late
+        assert state.flight is not None
+        self._late[state.flight] = self._late.get(state.flight, 0) + late
 
     def before_decision(self, state: ServerState, step: Step) -> None:
         """Cache the prompts that the newest step computes in part."""

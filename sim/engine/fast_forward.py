@@ -25,7 +25,7 @@ from servesim.core.limits import MAX_STEP
 
 from .clocks import HeldSteps
 from .loop import Loop
-from .model_call import launch_decodes, run_on
+from .model_call import launch_decodes, put_in_flight, run_on
 from .shape import Padding
 from .step import NO_REQUESTS, Step
 
@@ -191,7 +191,7 @@ class FastForward(HeldSteps):
             self._take_further()
         step.first_end, step.end, step.steps = step.end, held.end, 1 + further
         launch_decodes(server, step)
-        server.out.append(step)
+        put_in_flight(server, step)
         self.loop.receive()
         return further
 
@@ -200,7 +200,7 @@ class FastForward(HeldSteps):
         server, cohort, loop, held = self.server, self.server.cohort, self.loop, self._held
         self._count_kv_use(1, 0)
         launch_decodes(server, step)
-        server.out.append(step)
+        put_in_flight(server, step)
         finished = loop.receive()
         goes_on = (past_finish or not finished) and not step.ends and cohort.size == held.live
         limit = min(cohort.next_finish - cohort.steps, hold - 1)

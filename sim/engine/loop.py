@@ -118,7 +118,7 @@ class Loop:
     def _may_fast_forward(self) -> bool:
         """Whether held steps can run as one event. With steps in flight, failures and lag need every step."""
         server = self.server
-        return self._depth == 1 or (bool(server.out) and not server.may_fail and self.inbox.lag == 1)
+        return self._depth == 1 or (server.flight is not None and not server.may_fail and self.inbox.lag == 1)
 
     def start(self, now: float) -> Step:
         """Deliver arrivals, call the policy and carry out its plan. Return the step, whose model call can start."""
@@ -141,19 +141,22 @@ class Loop:
         server = self.server
         self._idle, self._steps_without_call = False, 0
         launch(server, step, end)
-        if len(server.out) >= self._depth:
+        if self._depth == 1 or step.before is not None:
             self.receive()
         server.rules.before_decision(server, step)
 
     def receive(self) -> list[Request]:
         """Wait for the oldest step in flight and record its results. Return the finished requests."""
-        server = self.server
-        step = server.out[0]
+        server, step = self.server, self.server.flight
+        assert step is not None
+        newest = step
+        if step.before is not None:
+            step = step.before
         if self.collect is not None:
             self.collect(step)
             step.end = self.clock.end_call(step.end)
-            if len(server.out) > 1:
-                set_start(server.out[1], step.end)
+            if newest is not step:
+                set_start(newest, step.end)
         self.now = now = step.end
         finished = deliver(server, step, now)
         self._finish(step, now, finished)
@@ -177,7 +180,7 @@ class Loop:
     def _go_on_without_call(self, step: Step, state: Any) -> Optional[float]:
         """Return the time of the decision after a step without a model call; None: now, or after the step in flight."""
         server = self.server
-        if not server.out:
+        if server.flight is None:
             time = self.next_decision(step, state)
             if time == math.inf:
                 self.require_done()
@@ -192,7 +195,7 @@ class Loop:
             wake_at = max(wake_at, self.inbox.next_arrival)
         if self.observers and (step.has_moves or not server.idle()):
             self._polled.append(step)
-        if server.out[0].end <= wake_at:
+        if server.flight.end <= wake_at:
             self.receive()
         if wake_at < math.inf:
             self.now = max(self.now, wake_at)

@@ -42,7 +42,12 @@ def launch(server: Server, step: Step, end: float) -> None:
     if step.paused:
         for request in step.paused:
             server.cohort.join(request)
-    server.out.append(step)
+    put_in_flight(server, step)
+
+
+def put_in_flight(server: Server, step: Step) -> None:
+    """Make a step the newest one in flight."""
+    step.before, server.flight = server.flight, step
 
 
 def launch_decodes(server: Server, step: Step) -> None:
@@ -73,10 +78,11 @@ def _note_known_tokens(server: Server) -> None:
         return
     if cohort.flight is not None and cohort.flight.left:
         cache.update_beside(cohort.flight.left)  # their last block is known when they end: after equal blocks
-    if not server.out:
+    before = server.flight
+    if before is None:
         cohort.known = {request for request in server.running if request._cohort is not None}
-    elif server.out[-1].paused:
-        cohort.known = set(server.out[-1].paused)
+    elif before.paused:
+        cohort.known = set(before.paused)
 
 
 def count_decodes(server: Server, step: Step, steps: int) -> None:
@@ -174,7 +180,10 @@ def run_on(server: Server, step: Step, further: int, start: float, end: float) -
 
 def deliver(server: Server, step: Step, now: float) -> list[Request]:
     """Record the results of the oldest step, which has returned, and return the finished requests."""
-    server.out.pop(0)
+    if server.flight is step:
+        server.flight = None
+    elif server.flight is not None:
+        server.flight.before = None
     seconds = now - step.start
     if step.decode_rows:
         server.cohort.in_flight -= 1

@@ -13,7 +13,7 @@ from .step import Step
 
 def start_step(server: Server, plan: Plan, now: float) -> Step:
     """Move requests, allocate blocks, and return the step."""
-    step = Step(plan, now, max(now, server.out[-1].end) if server.out else now)
+    step = Step(plan, now, now if server.flight is None else max(now, server.flight.end))
     cache, rules = server.prefix_cache, server.rules
     rules.start_plan(server, plan)
     if cache is not None and cache.lookups:

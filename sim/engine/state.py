@@ -58,7 +58,7 @@ class ServerState:
         self.unreleased: list[tuple[Request, int]] = []  # preempted requests with blocks, and their known tokens
         self.done: list[Request] = []  # in the order in which they finished
         self.tokens_generated = 0  # over all requests
-        self.out: list[Step] = []  # steps in flight, the oldest first
+        self.flight: Optional[Step] = None  # the newest step in flight; Step.before is the one before it
         self.overlaps = False  # a step is decided before the last one has returned
         self._admissions = 0
         self.record_moves = False  # whether steps list admitted and preempted requests, for observers
@@ -209,8 +209,8 @@ class ServerState:
 
     def drop_token_in_flight(self, request: Request) -> None:
         """Throw away the token of a request whose step has not returned."""
-        if self.out and request.in_flight:
-            self.out[-1].drop(request)
+        if self.flight is not None and request.in_flight:
+            self.flight.drop(request)
 
     def take_out(self, request: Request, stays: bool = False) -> None:
         """Remove a request from its queue for good, unless it stays. It runs no more and loses its token in flight."""

@@ -18,9 +18,9 @@ class Step:
     """One step: a plan that has been carried out, its model call if it has one, and what the call will return."""
 
     __slots__ = (
-        "admitted", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails", "first_end",
-        "has_moves", "hold", "joined", "left", "paused", "plan", "preempted", "requests",
-        "rows", "sampled", "shared_copies", "start", "steps",
+        "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails",
+        "first_end", "has_moves", "hold", "joined", "left", "paused", "plan", "preempted", "requests", "rows", "sampled",
+        "shared_copies", "start", "steps",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:
@@ -40,6 +40,7 @@ class Step:
         self.preempted: Sequence[tuple[Request, str, Optional[int]]] = ()
         # What its model call returns, from its launch on (model_call.py).
         self.end = start  # when it returns
+        self.before: Optional[Step] = None  # the step before it that is still in flight
         self.steps = 1  # equal decode steps, one after another, that it stands for; the first one ends at first_end
         self.first_end = start
         self.rows = 0  # decode rows whose token will count
