@@ -6,8 +6,9 @@ The objects are parts of the policy state. A change returns a new object; lists 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, Final, Optional
 
 from servesim.core import Queue, Request, View
 
@@ -88,13 +89,8 @@ class Recent:
         return total // count if count else 0
 
 
-class Statistics(NamedTuple):
-    """What the latency predictor notes about a round."""
-
-    is_prefill: bool
-    tokens: int  # of prompts
-    rows: int  # that decode
-    blocks: int  # of these
+# What the latency predictor notes about a round: whether it prefills, tokens of prompts, rows that decode, their blocks
+Statistics = tuple[bool, int, int, int]
 
 
 class LatencyFit:
@@ -257,12 +253,18 @@ class DynamicBatch:
         self.prefill_seats = max(self.seats - live, 0)
 
 
-class Batch(NamedTuple):
+class Batch:
     """What a round runs, until its result comes."""
 
-    time: int  # of the decision
-    rows: list[Request]
-    others: Optional[int]  # further rows, if all requests decode: see Feedback; None: not all
+    __slots__ = ("others", "rows", "time")
+
+    def __init__(self, time: int, rows: Sequence[Request], others: Optional[int]) -> None:
+        self.time = time  # of the decision
+        self.rows = rows
+        self.others = others  # further rows, if all requests decode: see Feedback; None: not all
+
+    def values(self) -> tuple[Any, ...]:
+        return self.time, list(self.rows), self.others
 
     @property
     def size(self) -> int:
@@ -289,7 +291,7 @@ class Feedback:
     def _values(self) -> tuple[Any, ...]:
         return (
             self.fit and self.fit.values(), self.dynamic and self.dynamic.values(), self.last, self.since,
-            self.queue, self.out,
+            self.queue, [batch.values() for batch in self.out],
         )  # fmt: skip
 
     def __eq__(self, other: object) -> bool:

@@ -7,6 +7,7 @@ without work costs a millisecond. A preempted request goes to the back of the wa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Optional
@@ -15,8 +16,9 @@ from servesim.core import FOREVER, BlockPool, Plan, Request, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Batch, DynamicBatch, Feedback, LatencyFit, Statistics, microseconds
-from .round import MindIESettings, MindIEState, Round
+from .round import MindIESettings, Round
 from .rules import MindIERules
+from .state import MindIEState
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -62,7 +64,12 @@ class MindIE(MindIESettings):
 
     def advance_state(self, state: Any, steps: int) -> Any:
         old: MindIEState = state
-        return old._replace(waste=old.waste + steps * old.waste_step) if old.waste_step else old
+        if not old.waste_step:
+            return old
+        waste = old.waste + steps * old.waste_step
+        return MindIEState(
+            old.kind, old.last_empty, old.new_first, waste, old.waste_step, old.resumed, old.tail, old.feedback
+        )
 
     def held_state(self, state: Any, now: float) -> Any:
         """All requests decode again, unless the latency predictor or the dynamic batch size wants something else."""
@@ -80,7 +87,7 @@ class MindIE(MindIESettings):
                 return None
             if self._prefers_prefill(feedback, size, 0, time):
                 return None
-        self._learn(feedback, Batch(time, [], size), Statistics(False, 0, size, 0), False, size, 0)
+        self._learn(feedback, Batch(time, (), size), (False, 0, size, 0), False, size, 0)
         return MindIEState("D", resumed=old.resumed, feedback=feedback)
 
     def decide(self, view: View) -> Plan:
@@ -216,6 +223,7 @@ class MindIE(MindIESettings):
     def _learn_from(self, round: Round, feedback: Feedback, joined: Optional[list[Request]]) -> None:
         """Note a round."""
         view, pool, others, tokens, blocks = round.view, round.view.pool, None, 0, 0
+        rows: Sequence[Request]
         if round.kind == "P":
             rows, tokens = [chunk.request for chunk in round.admitted], sum([chunk.tokens for chunk in round.admitted])
         elif round.all_run and joined is not None:
@@ -224,7 +232,7 @@ class MindIE(MindIESettings):
             feedback.name_all(view)
             rows, blocks = round.decodes, sum([pool.blocks_for(request.cached + 1) for request in round.decodes])
         batch = Batch(microseconds(view.now), rows, others)
-        statistics = Statistics(round.kind == "P" and not round.is_empty, tokens, batch.size, blocks)
+        statistics = (round.kind == "P" and not round.is_empty, tokens, batch.size, blocks)
         moved = len(round.recomputes) - len(round.admitted)
         live = len(view.running) + len(view.swapped) - moved - len(round.release)
         self._learn(feedback, batch, statistics, round.is_empty, live, len(view.waiting) + moved)
@@ -236,7 +244,7 @@ class MindIE(MindIESettings):
         feedback.decided(batch, statistics, is_empty)
         dynamic = feedback.dynamic
         if dynamic is not None and (not is_empty or not dynamic.prefill_seats):
-            if not (statistics.is_prefill or is_empty):
+            if not (statistics[0] or is_empty):  # a decode round
                 dynamic.rows = dynamic.rows.added(batch.size, batch.size)
             dynamic.update(self.max_batch_size, self.decode_expected_time, live, waiting)
 

@@ -1,6 +1,6 @@
 """One round of MindIE-LLM: candidates from the queues, three passes over them, and the new order of the queues.
 
-With it the settings, and the state that one round leaves to the next.
+With it the settings.
 """
 
 from __future__ import annotations
@@ -8,12 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final, Literal, NamedTuple, Optional, get_args
+from typing import Final, Literal, Optional, get_args
 
 from servesim.core import FOREVER, Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Feedback, microseconds
+from .state import MindIEState
 
 StagePolicy = Literal["prefill-first", "throughput", "latency"]
 STAGE_POLICIES: Final[tuple[str, ...]] = get_args(StagePolicy)
@@ -70,35 +71,6 @@ class MindIESettings(Policy):
         return self.max_prefill_tokens if self.split_fuse else max(longest, self.max_prefill_tokens)
 
 
-class MindIEState(NamedTuple):
-    """Policy state: what the scheduler keeps from one round to the next."""
-
-    kind: str = ""  # of the last round: P, D or M
-    last_empty: bool = False  # the last round did nothing
-    new_first: bool = False  # the next running pass preempts one request, for a new one that waits too long
-    waste: int = 0  # seats that decodes have left empty, weighted (throughput)
-    waste_step: int = 0  # what one more held step adds to it
-    resumed: int = 0  # preempted requests in waiting, at most
-    # the requests before the last `tail` of running are in the order of arrival; FOREVER: nothing is known
-    tail: int = 0
-    feedback: Optional[Feedback] = None  # None: the settings need no results
-
-
-class Candidates:
-    """Requests that a round takes from the front of a queue, and puts back if they do not run."""
-
-    __slots__ = ("left", "queue", "taken")
-
-    def __init__(self, queue: Queue) -> None:
-        self.queue = queue
-        self.taken = 0  # requests of the queue that were looked at
-        self.left: list[Request] = []  # those of them that may run, later those that do not
-
-    def put_back(self) -> list[Request]:
-        """Return the queue without the requests that run: those that are left, by arrival, then those not taken."""
-        return [*sorted(self.left, key=by_arrival), *islice(self.queue, self.taken, None)]
-
-
 class Round:
     """One round of a kind: P (prefill), D (decode) or M (both, SplitFuse).
 
@@ -116,22 +88,25 @@ class Round:
         self.seats, self.tokens, self.window = seats, policy.token_budget(view), 2 * seats
         self.free, self.host_free = view.pool.free, view.pool.host_free
         self.new_first = self.before.new_first  # the running pass preempts one request, whatever it needs
-        # candidates
-        self.running, self.waiting = Candidates(view.running), Candidates(view.waiting)
-        self.swapped = Candidates(view.swapped)
+        # Requests that were taken from the front of a queue: their number, and those that do not run. Most rounds need
+        # few of these lists, so each starts as an empty tuple.
+        self.running_taken, self.waiting_taken, self.swapped_taken = 0, 0, 0
+        self.running_left: Sequence[Request] = ()
+        self.waiting_left: Sequence[Request] = ()
+        self.swapped_left: Sequence[Request] = ()
         # what happens
-        self.release: list[Request] = []  # finished ones, found in a queue
-        self.swaps: list[Preemption] = []
-        self.recomputes: list[Preemption] = []
-        self.swap_in: list[Request] = []
+        self.release: Sequence[Request] = ()  # finished ones, found in a queue
+        self.swaps: Sequence[Preemption] = ()
+        self.recomputes: Sequence[Preemption] = ()
+        self.swap_in: Sequence[Request] = ()
         self.all_run = False  # all running requests run, and those in the order of arrival are only counted:
         self.ahead = 0  # they decode, but are not in `decodes`
-        self.tail: list[Request] = []  # the others, behind them
-        self.decodes: list[Request] = []
-        self.admitted: list[Chunk] = []  # prompts from waiting,
-        self.swapped_chunks: list[Chunk] = []  # from swapped
-        self.running_chunks: list[Chunk] = []  # and from running;
-        self.prompts: list[Chunk] = []  # all of them, in this order in the batch
+        self.tail: Sequence[Request] = ()  # the others, behind them
+        self.decodes: Sequence[Request] = ()
+        # prompts from waiting, then from swapped, then from running, as in the batch
+        self.prompts: Sequence[Chunk] = ()
+        self.admitted: Sequence[Chunk] = ()  # those from waiting
+        self.swapped_prompts = 0  # the number of those from swapped
 
     @property
     def is_empty(self) -> bool:
@@ -142,26 +117,29 @@ class Round:
         """Take candidates from the queues of this kind of round, and pass over them."""
         if self.kind != "P":
             self._take_running()
-        waiting = self._take_waiting() if self.kind != "D" else ()
+        waiting = self._take_waiting() if self.kind != "D" and self.view.waiting else ()
         if self.kind != "P":
-            self._take(self.swapped)
-            self._pass_running()
-            if not (self.swaps or self.recomputes):
+            if self.view.swapped:
+                self.swapped_left, self.swapped_taken = self._take(self.view.swapped)
+            if self.running_left:
+                self._pass_running(list(self.running_left))
+            if self.swapped_left and not (self.swaps or self.recomputes):
                 self._pass_swapped()
-        if self.kind != "D":
+        if waiting:
             self._pass_waiting(waiting)
-        self.prompts = self.admitted + self.swapped_chunks + self.running_chunks
 
-    def _take(self, candidates: Candidates) -> None:
-        """Take candidates from the front of a queue. In a prefill round, new requests come first."""
+    def _take(self, queue: Queue) -> tuple[list[Request], int]:
+        """Take candidates from the front of a queue; also return how far. In a prefill round, new ones come first."""
         found: list[Request] = []
         resumed: list[Request] = []
-        for request in candidates.queue:
+        finished: list[Request] = []
+        taken = 0
+        for request in queue:
             if len(found) >= self.window:
                 break
-            candidates.taken += 1
+            taken += 1
             if request.status == "done":
-                self.release.append(request)
+                finished.append(request)
                 self.free += request.blocks
                 self.host_free += request.host_blocks
             elif self.kind == "P" and has_outputs(request):
@@ -169,7 +147,9 @@ class Round:
             else:
                 found.append(request)
         self.window -= len(found)
-        candidates.left = found + resumed
+        if finished:
+            self.release = [*self.release, *finished]
+        return found + resumed, taken
 
     def _take_running(self) -> None:
         """Take running requests. If all of them run, those that stand in the order of arrival are only counted.
@@ -177,18 +157,22 @@ class Round:
         So a usual round, in which all decode, takes the same time for any number of requests.
         """
         view = self.view
-        live = view.decoding + len(view.prefilling)
-        finished = [request for request in view.finished if request.blocks]  # those in running
-        free = self.free + sum([request.blocks for request in finished]) - view.decode_block_need
+        live, free, finished = view.decoding + len(view.prefilling), self.free - view.decode_block_need, self.release
+        if view.finished:
+            finished = [request for request in view.finished if request.blocks]  # those in running
+            free += sum([request.blocks for request in finished])
         lacks = live > self.seats or view.decoding > self.tokens or free < 0
         if lacks or self.new_first or view.swapped or not self._may_count(live):
-            self._take(self.running)
+            self.running_left, self.running_taken = self._take(view.running)
             return
-        tail = [request for request in islice(reversed(view.running), self.before.tail) if request.status != "done"]
-        tail.reverse()
-        self.all_run, self.release, self.free, self.tail = True, finished, free, tail
-        self.running.left, self.running.taken = tail[:], len(view.running)
-        self.ahead = view.decoding - sum([request.decodes for request in tail])
+        self.all_run, self.release, self.free, self.ahead = True, finished, free, view.decoding
+        if self.before.tail:
+            behind = islice(reversed(view.running), self.before.tail)
+            tail = [request for request in behind if request.status != "done"]
+            tail.reverse()
+            self.ahead -= sum([request.decodes for request in tail])
+            self.tail = self.running_left = tail
+        self.running_taken = len(view.running)
         self.tokens -= self.ahead
         self.seats -= self.ahead
         self.window -= live
@@ -204,8 +188,8 @@ class Round:
     def _take_waiting(self) -> Iterable[Request]:
         """Take waiting requests. If none was preempted, they stand in their order, and none has finished."""
         if self.before.resumed:
-            self._take(self.waiting)
-            return self.waiting.left
+            self.waiting_left, self.waiting_taken = self._take(self.view.waiting)
+            return self.waiting_left
         count = min(self.window, len(self.view.waiting))
         self.window -= count
         return islice(self.view.waiting, count)
@@ -217,67 +201,74 @@ class Round:
             return rest
         return min(rest, self.tokens, self.policy.prefill_chunk_size or self.policy.max_prefill_tokens)
 
-    def _pass_running(self) -> None:
+    def _pass_running(self, candidates: list[Request]) -> None:
         """Run requests from the front; preempt from the back while blocks are missing."""
-        candidates, index = self.running.left, 0
+        decodes: list[Request] = []
+        prompts: list[Chunk] = []
+        self.decodes, self.prompts, index = decodes, prompts, 0
         while index < len(candidates):
             request = candidates[index]
-            decodes = request.decodes
-            tokens = self._chunk(request, decodes)
+            is_decode = request.decodes
+            tokens = self._chunk(request, is_decode)
             if tokens > self.tokens or self.seats <= 0:
                 break
             index += 1
-            length = request.cached + (1 if decodes else tokens)
+            length = request.cached + (1 if is_decode else tokens)
             need = 0 if self.all_run else max(0, self.view.pool.blocks_for(length) - request.blocks)
             while need > self.free or self.new_first:
                 victim = candidates.pop()  # the last one: `request` itself if no other is left
                 self._preempt(victim)
                 self.new_first = False
                 if victim is request:
-                    candidates.clear()
+                    self.running_left = ()
                     return
             self.free -= need
             self.seats -= 1
             self.tokens -= tokens  # a decode runs also if the budget has no token left for it
-            if decodes:
-                self.decodes.append(request)
+            if is_decode:
+                decodes.append(request)
             else:
-                self.running_chunks.append(Chunk(request, tokens))
-        del candidates[:index]
+                prompts.append(Chunk(request, tokens))
+        self.running_left = candidates[index:]
 
     def _preempt(self, victim: Request) -> None:
         """Swap the first victims of a round to the host if they fit there; recompute the others."""
         fits = self.view.pool.blocks_for(victim.length) <= self.host_free
         if fits and len(self.swaps) < self.policy.max_preempt_count:
             self.host_free -= victim.blocks
-            self.swaps.append(Preemption(victim, "swap", "swapped"))
+            self.swaps = [*self.swaps, Preemption(victim, "swap", "swapped")]
         else:
-            self.recomputes.append(Preemption(victim, "recompute", "back"))
+            self.recomputes = [*self.recomputes, Preemption(victim, "recompute", "back")]
         self.free += victim.blocks
 
     def _pass_swapped(self) -> None:
         """Bring requests back. They need a free seat, but do not take it."""
         pool = self.view.pool
-        for request in self.swapped.left:
-            need, decodes = pool.blocks_for(request.length), request.prompt_done
+        decodes: list[Request] = []
+        prompts: list[Chunk] = []
+        for request in self.swapped_left:
+            need, is_decode = pool.blocks_for(request.length), request.prompt_done
             if need > pool.total:
                 raise engine_died("Sequence too long.", request, self.view)
-            tokens = self._chunk(request, decodes)
+            tokens = self._chunk(request, is_decode)
             if need > self.free or not tokens or tokens > self.tokens or self.seats <= 0:
                 break
             self.free -= max(request.host_blocks, pool.blocks_for(request.cached + tokens))
             self.host_free += request.host_blocks
             self.tokens -= tokens
-            self.swap_in.append(request)
-            if decodes:
-                self.decodes.append(request)
+            if is_decode:
+                decodes.append(request)
             else:
-                self.swapped_chunks.append(Chunk(request, tokens))
-        del self.swapped.left[: len(self.swap_in)]
+                prompts.append(Chunk(request, tokens))
+        count = len(decodes) + len(prompts)
+        self.swap_in, self.swapped_left = self.swapped_left[:count], self.swapped_left[count:]
+        self.decodes, self.prompts = [*self.decodes, *decodes], [*prompts, *self.prompts]
+        self.swapped_prompts = len(prompts)
 
     def _pass_waiting(self, candidates: Iterable[Request]) -> None:
         """Start requests until one does not fit. Long prompts are skipped if too many are started."""
         policy, pool, is_mixed, longs = self.policy, self.view.pool, self.kind == "M", self._count_longs()
+        admitted: list[Chunk] = []
         for request in candidates:
             is_long = is_mixed and request.pending > policy.long_prefill_token_threshold
             if is_long and longs >= policy.max_long_partial_prefills:
@@ -289,10 +280,11 @@ class Round:
             self.free -= need
             self.seats -= 1
             self.tokens -= tokens
-            self.admitted.append(Chunk(request, tokens, need))
-        if self.waiting.left:
-            started = {chunk.request for chunk in self.admitted}
-            self.waiting.left = [request for request in self.waiting.left if request not in started]
+            admitted.append(Chunk(request, tokens, need))
+        self.admitted, self.prompts = admitted, [*admitted, *self.prompts] if self.prompts else admitted
+        if self.waiting_left:
+            started = {chunk.request for chunk in admitted}
+            self.waiting_left = [request for request in self.waiting_left if request not in started]
 
     def _count_longs(self) -> int:
         """Return the long prompts in progress when the round started."""
@@ -319,14 +311,17 @@ class Round:
 
     def plan(self) -> Plan:
         """Return the plan, without a hold and a state."""
-        self.decodes.sort(key=by_arrival)
-        preempt, chunks = self.swaps + self.recomputes, [chunk for chunk in self.prompts if chunk.tokens]
-        decoding = self.view.decoding + len(self.swap_in) - len(self.swapped_chunks)
-        if preempt:
+        if len(self.decodes) > 1:
+            self.decodes = sorted(self.decodes, key=by_arrival)
+        chunks: Sequence[Chunk] = [chunk for chunk in self.prompts if chunk.tokens] if self.prompts else ()
+        preempt: Sequence[Preemption] = ()
+        decoding = self.view.decoding + len(self.swap_in) - self.swapped_prompts
+        if self.swaps or self.recomputes:
+            preempt = [*self.swaps, *self.recomputes]
             decoding -= sum([victim.request.decodes for victim in preempt])
         all_decode = 0 < self.ahead + len(self.decodes) == decoding
         if self.decodes and not all_decode:
-            chunks = [*(Chunk(request, 1) for request in self.decodes), *chunks]
+            chunks = [Chunk(request, 1) for request in self.decodes] + list(chunks)
         return Plan(
             release=self.release, preempt=preempt, reorder_waiting=self._waiting_order(),
             reorder_swapped=self._swapped_order(), swap_in=self.swap_in, chunks=chunks, decode=all_decode,
@@ -337,12 +332,13 @@ class Round:
         """Return the order after the round: left candidates, others, decodes, prompts; None if it does not change."""
         if self.kind == "P" or self._keeps_running_order():
             return None
-        decodes = self.decodes
+        view, decodes = self.view, self.decodes
         if self.all_run:
-            decodes = sorted([request for request in self.view.running if request.decodes], key=by_arrival)
-        order = [*self.running.put_back(), *decodes, *(chunk.request for chunk in self.prompts)]
-        gone = {*(victim.request for victim in self.swaps + self.recomputes), *self.release}
-        unchanged = [request for request in self.view.running if request not in gone]
+            decodes = sorted([request for request in view.running if request.decodes], key=by_arrival)
+        order = put_back(self.running_left, view.running, self.running_taken)
+        order += [*decodes, *[chunk.request for chunk in self.prompts]]
+        gone = {*[victim.request for victim in [*self.swaps, *self.recomputes]], *self.release}
+        unchanged = [request for request in view.running if request not in gone]
         unchanged += self.swap_in
         unchanged += [chunk.request for chunk in self.admitted]
         return None if order == unchanged else order
@@ -351,28 +347,29 @@ class Round:
         """Whether all requests run in the order in which they stand: an answer without a look at all of them."""
         if not (self.all_run and (self.tail or self.prompts)):
             return self.all_run
-        if self.decodes + [chunk.request for chunk in self.prompts] != self.tail + [c.request for c in self.admitted]:
+        admitted, prompts = [chunk.request for chunk in self.admitted], [chunk.request for chunk in self.prompts]
+        if [*self.decodes, *prompts] != [*self.tail, *admitted]:
             return False
         ahead = len(self.view.running) - self.before.tail
         return not self.decodes or ahead <= 0 or by_arrival(self.view.running[ahead - 1]) < by_arrival(self.decodes[0])
 
     def _waiting_order(self) -> Optional[Sequence[Request]]:
         """Return the order before admissions: candidates that are left are sorted by arrival; None: no change."""
-        if not self.waiting.left or self.policy.is_sorted:
+        if not self.waiting_left or self.policy.is_sorted:
             return None
-        left = {*self.waiting.left}
-        unchanged = [request for request in islice(self.view.waiting, self.waiting.taken) if request in left]
+        left = {*self.waiting_left}
+        unchanged = [request for request in islice(self.view.waiting, self.waiting_taken) if request in left]
         if sorted(unchanged, key=by_arrival) == unchanged:
             return None
-        started = [chunk.request for chunk in self.admitted]
-        return [*started, *self.waiting.put_back(), *(victim.request for victim in self.recomputes)]
+        order = put_back(self.waiting_left, self.view.waiting, self.waiting_taken)
+        return [*[chunk.request for chunk in self.admitted], *order, *[victim.request for victim in self.recomputes]]
 
     def _swapped_order(self) -> Optional[Sequence[Request]]:
         """The same for the swapped queue."""
-        left = self.swapped.left
-        if not left or sorted(left, key=by_arrival) == left:
+        if not self.swapped_left or sorted(self.swapped_left, key=by_arrival) == self.swapped_left:
             return None
-        return [*self.swap_in, *self.swapped.put_back(), *(victim.request for victim in self.swaps)]
+        order = put_back(self.swapped_left, self.view.swapped, self.swapped_taken)
+        return [*self.swap_in, *order, *[victim.request for victim in self.swaps]]
 
     def state(self, waste: int, waste_step: int, feedback: Optional[Feedback]) -> MindIEState:
         """Return the state after the round."""
@@ -383,6 +380,11 @@ class Round:
         if self.kind == "P":
             tail = self.before.tail if resumed == self.before.resumed else FOREVER
             resumed -= len(self.release)
-        elif self.running.left or self.running.taken < len(self.view.running):
+        elif self.running_left or self.running_taken < len(self.view.running):
             tail = FOREVER
         return MindIEState(self.kind, self.is_empty, self.new_first, waste, waste_step, resumed, tail, feedback)
+
+
+def put_back(left: Sequence[Request], queue: Queue, taken: int) -> list[Request]:
+    """Return a queue without the requests that run: those that are left, by arrival, then those not taken."""
+    return [*sorted(left, key=by_arrival), *islice(queue, taken, None)]
