@@ -1,6 +1,6 @@
 """Fast-forward: while a plan holds, its decode steps run as one event, with identical results.
 
-How it works. A plan has a `Hold`: the policy would return the same plan for n further steps if nothing arrives, finishes
+How it works. A plan has a `Hold`: the policy would return it for n further steps, too, if nothing arrives, finishes
 or lacks blocks. These steps need no decision, and the cohort makes a step of all requests O(1), so only their durations
 and blocks are left to compute (`HeldDecodes`). A segment ends if the hold ends, a request finishes, an arrival becomes
 visible, `until` or `max_wait` is reached, or a step lacks blocks. If the plan also holds past the finish of requests
