@@ -51,9 +51,9 @@ EDITS: Sequence[tuple[str, Sequence[str]]] = (
     ("return Plan(chunks=chunks)", (
         "return None", "return 5", "return []", "return Plan", "return Plan(chunks=None)", "return Plan(chunks=[None])",
         "return Plan(chunks=chunks * 2)", "return Plan(chunks=chunks[:0])", "return Plan(chunks=chunks, hold=-1)",
-        "return Plan(chunks=chunks, hold='x')", "return Plan(chunks=chunks, wake_at=-1.0)",
+        "return Plan(chunks=chunks, hold='x')", "return Plan(chunks=chunks, hold=Hold(until=-1.0))",
         "raise RuntimeError('a\\nb')",
-        "return Plan(chunks=chunks, wake_at=float('nan'))", "return Plan(chunks=chunks, decode='yes')",
+        "return Plan(chunks=chunks, hold=Hold(until=float('nan')))", "return Plan(chunks=chunks, decode='yes')",
         "raise SystemExit(7)",
         "raise KeyError", "assert False", "assert False, 'text'", "return self.decide(view)", "return Plan(unknown=1)",
         "return Plan(chunks=[Chunk(c.request, 10**9, c.blocks) for c in chunks])", "yield Plan(chunks=chunks)",
@@ -66,13 +66,13 @@ EDITS: Sequence[tuple[str, Sequence[str]]] = (
         "raise OSError(28, 'No space left')", "raise UnicodeDecodeError('utf-8', b'x', 0, 1, 'x')",
         "raise BrokenPipeError",
     )),
-    ("return Plan(decode=view.decoding > 0, wake_at=deadline, hold=FOREVER)", (
-        "return Plan()", "return Plan(decode=False, hold=FOREVER)", "return Plan(decode=True)", "return None",
+    ("return Plan(decode=view.decoding > 0, hold=Hold(until=deadline))", (
+        "return Plan()", "return Plan(decode=False, hold=Hold())", "return Plan(decode=True)", "return None",
         "raise ValueError",
-        "return Plan(decode=True, hold=10**30)", "return Plan(decode=view.decoding > 0, wake_at='x')",
+        "return Plan(decode=True, hold=10**30)", "return Plan(decode=view.decoding > 0, hold=Hold(until='x'))",
         "return Plan(decode=None)",
-        "return Plan(decode=True, wake_at=view.now)",
-        "return Plan(decode=True, wake_at=float('inf'), hold=float('nan'))",
+        "return Plan(decode=True, hold=Hold(until=view.now))",
+        "return Plan(decode=True, hold=Hold(float('nan'), until=float('inf')))",
     )),
     ("batch: int = 64", (
         "batch: int", "batch: 'int' = 64", "batch: int = 'x'", "batch: int = None", "batch: Unknown = 1",

@@ -39,4 +39,4 @@ class HuggingFaceFifo(Policy):
                 if cache is not None and request.status == "waiting":
                     cache.admit(request, prefix, size)
         hold = 0 if chunks or may_grow else FOREVER
-        return Plan(chunks=chunks, decode=view.decoding > 0, decode_first=True, hold=hold)
+        return Plan(chunks=chunks, decode=view.decoding > 0 and "first", hold=hold)

@@ -1,6 +1,6 @@
 from dataclasses import dataclass
 
-from servesim.core import FOREVER, Chunk, Plan, Policy, View
+from servesim.core import Chunk, Hold, Plan, Policy, View
 
 
 @dataclass(frozen=True)
@@ -22,4 +22,4 @@ class Gather(Policy):
         deadline = view.waiting.oldest() + self.patience if chunks else None
         if chunks and (len(chunks) >= min(self.group, max_new) or not view.running or view.now >= deadline):
             return Plan(chunks=chunks)
-        return Plan(decode=view.decoding > 0, wake_at=deadline, hold=FOREVER)  # same until the queues change or wake_at
+        return Plan(decode=view.decoding > 0, hold=Hold(until=deadline))  # same until the queues change or the deadline

@@ -28,4 +28,4 @@ class ShortPrompts(Policy):
                 break
             chunks.append(Chunk(request, min(request.pending, tokens), blocks))  # all blocks: it is never preempted
             tokens, free, slots = tokens - chunks[-1].tokens, free - new * blocks, slots - new
-        return Plan(chunks=chunks, decode=view.decoding > 0, decode_first=True, hold=0 if chunks else FOREVER)
+        return Plan(chunks=chunks, decode=view.decoding > 0 and "first", hold=0 if chunks else FOREVER)

@@ -213,21 +213,21 @@ class ContractProbe(Policy):
             steps = view.cohort.steps - first_step
             unfinished = tuple(tuple(r for r in queue if r.status != "done") for queue in before)
             same = queues == before and view.decoding == decoding  # a last token in flight ends a hold, too
-            same = same or (held.hold_past_finish and queues == unfinished and view.decoding > 0)
-            short = view.cohort.blocks_needed() + held.keep_free > view.pool.free
-            woken = held.wake_at is not None and view.now >= held.wake_at
+            same = same or (held.hold.past_finish and queues == unfinished and view.decoding > 0)
+            short = view.cohort.blocks_needed() + held.hold.keep_free > view.pool.free
+            woken = held.hold.until is not None and view.now >= held.hold.until
             learns = inner.learns
             state = inner.held_state(view.state, view.now) if learns else inner.advance_state(held.state, steps)
             ended = short or woken or (learns and state is None)
-            if same and 0 < steps <= held.hold and not ended:
+            if same and 0 < steps <= held.hold.steps and not ended:
                 moves = plan.moves
                 assert plan.decode and not (
                     plan.chunks or moves.preempt or moves.admit or moves.swap_in or moves.reject
-                ), f"{inner} held a plan for {held.hold} steps and changed it after {steps}: {plan}"
+                ), f"{inner} held a plan for {held.hold.steps} steps and changed it after {steps}: {plan}"
                 method = "held_state" if learns else "advance_state"
                 assert plan.state == state, f"{inner}: {method}() returns a wrong policy state"
                 return
-        is_held = plan.hold and plan.decode and not plan.chunks
+        is_held = plan.hold.steps and plan.decode and not plan.chunks
         self.held[:] = (plan, view.cohort.steps, queues, view.decoding) if is_held else ()
 
 

@@ -22,7 +22,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from servesim.core import BadInput, Plan, Policy, Request, Stuck
+from servesim.core import BadInput, Plan, Policy, Reorder, Request, Stuck
 from servesim.engine.rules import rules_of
 from servesim.policies.vllm_v1 import VLLMV1
 
@@ -42,8 +42,8 @@ NOT_POSSIBLE = {  # fields of a plan that vLLM has no operation for
     "swap_in": "it has no swapped queue",
     "admit": "it admits a request with its first tokens only",
     "reject": "its scheduler refuses no request",
-    "extra": "it has no such rules",
     "padding_rows": "its executor adds the padding",
+    "extra": "it does not have the rules of another engine",
 }
 
 
@@ -251,7 +251,8 @@ class PolicyDecisions(Base):  # type: ignore[misc]
         front = [entry for entry in self.preempted if entry.request_id not in to_back]
         back = [entry for entry in reversed(self.preempted) if entry.request_id in to_back]
         self.waiting, self.preempted = new_queue([*front, *waiting, *back]), new_queue()
-        for name, order in (("waiting", plan.reorder_waiting), ("running", plan.reorder_running)):
+        reorder = plan.reorder or Reorder()
+        for name, order in (("waiting", reorder.waiting), ("running", reorder.running)):
             if order is not None:
                 places = {request.id: place for place, request in enumerate(order)}
                 entries = sorted(getattr(self, name), key=lambda entry: places.get(entry.request_id, len(places)))

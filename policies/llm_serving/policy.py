@@ -21,8 +21,11 @@ from servesim.core import (
     DECODE_PAST_FINISH,
     FOREVER,
     IDLE_PLAN,
+    NO_HOLD,
+    UNTIL_FINISH,
     Chunk,
     Float0,
+    Hold,
     Int0,
     Int1,
     Plan,
@@ -222,15 +225,17 @@ class LLMServing(Policy):
         for request in prompts:
             if is_out_of_range(request, max_length):
                 reject = reject_out_of_range(prompts, max_length)
-                return Plan(preempt=preempt, admit=admit, reject=reject, state=state, wake_at=wake_at)
+                return Plan(preempt=preempt, admit=admit, reject=reject, state=state)
             if len(chunks) < self.prefill_batch:
                 chunks.append(Chunk(request, request.prompt + request.written))
         if not chunks:
-            hold = 0 if preempt or not decoding else FOREVER
-            return Plan(preempt=preempt, admit=admit, decode=decoding > 0, hold=hold, state=state, wake_at=wake_at)
+            hold = NO_HOLD if preempt or not decoding else UNTIL_FINISH
+            if wake_at is not None:
+                hold = Hold(hold.steps, until=wake_at)
+            return Plan(preempt=preempt, admit=admit, decode=decoding > 0, hold=hold, state=state)
         if len(chunks) == len(prompts) and not view.prefilling:
             admit = ()  # the chunks admit them in the same order
-        return Plan(preempt=preempt, admit=admit, chunks=chunks, state=state, wake_at=wake_at)
+        return Plan(preempt=preempt, admit=admit, chunks=chunks, state=state)
 
     def _choose_preemptions(self, view: View, need: int) -> list[Preemption]:
         """Return the preemptions that free enough blocks for the next step of the other requests."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Optional, Union
 
-from servesim.core import FOREVER, Chunk, Plan, Queue, Rejection, Request, Stuck, View
+from servesim.core import UNTIL_FINISH, Chunk, Plan, Queue, Rejection, Request, Stuck, View
 
 PADDING_ROW = "copy"  # a padding row whose prefill has not run yet; it costs as much as that of a request
 REJECTED_ROW = "gone"  # a padding row that copied a rejected request; it never runs
@@ -34,7 +34,7 @@ def decide_rows(view: View, batch: int, prefill: int, static: bool) -> Plan:
             chunks.append(Chunk(request, request.pending))
     if chunks or padding:
         return Plan(admit=admit, chunks=chunks, padding_rows=padding, state=rows)
-    return Plan(admit=admit, decode=True, hold=FOREVER, state=rows)
+    return Plan(admit=admit, decode=True, hold=UNTIL_FINISH, state=rows)
 
 
 def check_blocks(plan: Plan, view: View) -> Plan:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Final, Literal, Optional, get_args
 
-from servesim.core import FOREVER, Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Request, Stuck, View
+from servesim.core import FOREVER, Chunk, Int0, Int1, Plan, Policy, Preemption, Queue, Reorder, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Feedback, microseconds
@@ -322,11 +322,9 @@ class Round:
         all_decode = 0 < self.ahead + len(self.decodes) == decoding
         if self.decodes and not all_decode:
             chunks = [Chunk(request, 1) for request in self.decodes] + list(chunks)
-        return Plan(
-            release=self.release, preempt=preempt, reorder_waiting=self._waiting_order(),
-            reorder_swapped=self._swapped_order(), swap_in=self.swap_in, chunks=chunks, decode=all_decode,
-            decode_first=True, reorder_running=self._running_order(),
-        )  # fmt: skip
+        order = Reorder(self._waiting_order(), self._running_order(), self._swapped_order())
+        decode = "first" if all_decode else False
+        return Plan(self.release, preempt, order, self.swap_in, chunks=chunks, decode=decode)
 
     def _running_order(self) -> Optional[Sequence[Request]]:
         """Return the order after the round: left candidates, others, decodes, prompts; None if it does not change."""

@@ -9,7 +9,7 @@ from bisect import insort
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Optional
 
-from servesim.core import FOREVER, Chunk, Float0, Int0, Int1, Plan, Policy, Preemption, Request, View
+from servesim.core import PAST_FINISH, Chunk, Float0, Int0, Int1, Plan, Policy, Preemption, Request, View
 from servesim.core.native import mypyc_attr
 
 from .rules import LightLLMRules
@@ -74,7 +74,7 @@ class LightLLM(Policy):
             return Plan(chunks=chunks, state=state)
         if view.waiting:
             return Plan(decode=True, hold=max(0, self.max_wait_tokens - state.decodes), state=state)
-        return Plan(decode=True, hold=FOREVER, hold_past_finish=True, state=state)
+        return Plan(decode=True, hold=PAST_FINISH, state=state)
 
     def _blocks_needed(self, view: View) -> int:
         """Return the new blocks of the next step of all running requests."""

@@ -11,11 +11,14 @@ from typing import Any, Callable, Literal, Optional
 from servesim.core import (
     DECODE_PAST_FINISH,
     DECODE_UNTIL_FINISH,
-    FOREVER,
     IDLE_PLAN,
+    NO_HOLD,
+    PAST_FINISH,
+    UNTIL_FINISH,
     BadInput,
     Chunk,
     Float0,
+    Hold,
     Int1,
     Plan,
     Policy,
@@ -58,9 +61,9 @@ class Orca(Policy):
             free = min(free, self.n_slots // pool.block_size - (pool.total - pool.free))
         chunks, reject = admit_reserved(view, free, self.max_num_seqs - len(view.running), self._blocks_to_reserve)
         # The paper sorts the batch by arrival, so running requests come first. Sarathi-Serve puts prompts first.
-        decode_first = self.reserve == "request"
-        hold = 0 if chunks or reject else FOREVER
-        return Plan(chunks=chunks, reject=reject, decode=view.decoding > 0, decode_first=decode_first, hold=hold)
+        decode = "first" if self.reserve == "request" else True
+        hold = NO_HOLD if chunks or reject else UNTIL_FINISH
+        return Plan(chunks=chunks, reject=reject, decode=view.decoding > 0 and decode, hold=hold)
 
     def _blocks_to_reserve(self, request: Request, view: View) -> int:
         if self.reserve == "model":
@@ -90,14 +93,14 @@ class Static(Policy):
     def decide(self, view: View) -> Plan:
         if view.running:
             padding = view.state - len(view.running) if self.pad_finished else 0
-            past_finish = not self.pad_finished
-            return Plan(decode=True, padding_rows=padding, hold=FOREVER, hold_past_finish=past_finish, state=view.state)
+            hold = UNTIL_FINISH if self.pad_finished else PAST_FINISH
+            return Plan(decode=True, padding_rows=padding, hold=hold, state=view.state)
         if not view.waiting:
             return Plan(state=view.state)
         if self.batch_waiting_time and len(view.waiting) < self.max_num_seqs:
             deadline = view.waiting.oldest() + self.batch_waiting_time
             if view.now < deadline:
-                return Plan(wake_at=deadline, state=view.state)
+                return Plan(hold=Hold(0, until=deadline), state=view.state)
         chunks, reject = admit_reserved(view, view.pool.free, self.max_num_seqs, slot_blocks)
         return Plan(chunks=chunks, reject=reject, state=len(chunks))
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Optional
+from typing import Any, Final, NamedTuple, Optional
 
 from servesim.core import (
-    FOREVER,
+    NO_HOLD,
     Chunk,
     Float0,
+    Hold,
     Int1,
     Plan,
     Policy,
@@ -26,8 +27,9 @@ from .orca import reject_too_long, too_long
 from .rules import PaperRules
 
 CHUNK_MULTIPLE = 32  # chunk sizes of a schedule are rounded to a multiple of this
-DECODE_PLAN = Plan(decode=True, hold=FOREVER, keep_free=1, hold_past_finish=True)
-DECODE_THEN_PREFILL = DECODE_PLAN._replace(state="prefill")  # for SarathiAlternating
+KEEP_ONE_FREE: Final = Hold(keep_free=1)
+DECODE_PLAN: Final = Plan(decode=True, hold=Hold(keep_free=1, past_finish=True))
+DECODE_THEN_PREFILL: Final = DECODE_PLAN._replace(state="prefill")  # for SarathiAlternating
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -77,8 +79,7 @@ class Sarathi(Policy):
             reject=reject,
             chunks=chunks,
             decode=decodes.decoding > 0,
-            hold=FOREVER if can_hold else 0,
-            keep_free=1,
+            hold=KEEP_ONE_FREE if can_hold else NO_HOLD,
         )
 
     def _continue_prompts(self, prompts: Queue, tokens: int) -> list[Chunk]:
@@ -163,8 +164,7 @@ class SarathiAlternating(Sarathi):
         return Plan(
             preempt=[Preemption(victim) for victim in decodes.victims],
             decode=decodes.decoding > 0,
-            hold=FOREVER if can_hold else 0,
-            keep_free=1,
+            hold=KEEP_ONE_FREE if can_hold else NO_HOLD,
             state="prefill",
         )
 

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any
 
-from servesim.core import FOREVER, Chunk, Int1, Plan, Policy, Preemption, Request, Stuck, View
+from servesim.core import (
+    NO_HOLD,
+    UNTIL_FINISH,
+    Chunk,
+    Int1,
+    Plan,
+    Policy,
+    Preemption,
+    Reorder,
+    Request,
+    Stuck,
+    View,
+)
 from servesim.core.native import mypyc_attr
 
 from .rules import SplitFuseRules
@@ -43,19 +55,18 @@ class SplitFuse(Policy):
         if count <= min(self.max_ragged_sequence_count, self.max_ragged_batch_size) and need <= view.pool.free:
             chunks = self._schedule_prompts(view, count, need) if view.waiting or view.prefilling else ()
             if count or chunks or release:
-                hold = FOREVER if not (chunks or release or flushes) else 0
-                decode = count > 0
-                return Plan(release=release, chunks=chunks, decode=decode, decode_first=True, hold=hold, state=flushes)
+                hold = UNTIL_FINISH if not (chunks or release or flushes) else NO_HOLD
+                return Plan(release=release, chunks=chunks, decode=count > 0 and "first", hold=hold, state=flushes)
         else:
             scheduled, skipped, used = self._schedule_decodes(view)
             chunks = self._schedule_prompts(view, len(scheduled), used)
             if scheduled or chunks or release:
-                running = None
+                order = None
                 if skipped:  # MII's buffer keeps skipped requests before those of the model call
                     started = [chunk.request for chunk in chunks if chunk.request.status != "running"]
-                    running = [*skipped, *scheduled, *view.prefilling, *started]
+                    order = Reorder(running=[*skipped, *scheduled, *view.prefilling, *started])
                 batch = [*(Chunk(request, 1) for request in scheduled), *chunks]
-                return Plan(release=release, chunks=batch, reorder_running=running, state=flushes)
+                return Plan(release=release, chunks=batch, reorder=order, state=flushes)
         if (self.wait_for_flush and flushes) or not (view.waiting or view.running):
             return Plan(state=flushes)
         return Plan(preempt=[Preemption(self._choose_victim(view), "recompute", "back")], state=flushes)

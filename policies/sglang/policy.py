@@ -7,9 +7,13 @@ from typing import Any, Optional
 
 from servesim.core import (
     FOREVER,
+    PAST_FINISH,
+    UNTIL_FINISH,
     BlockPool,
+    Hold,
     Plan,
     Preemption,
+    Reorder,
     Request,
     View,
 )
@@ -155,11 +159,14 @@ class SGLang(SGLangSettings):
             return self._retract(view, wait, needed, tried)
         full = full and not ended
         waits = bool(view.waiting or view.prefilling) and not full
+        hold = UNTIL_FINISH if full else PAST_FINISH
         keep_free = view.decoding if self.is_old and view.pool.block_size > 1 else 0
+        if waits or keep_free:
+            hold = Hold(wait if waits else FOREVER, keep_free, not full)
         state = SGLangState(self._decay(state.new_token_ratio, 1), full, decodes_left=wait)
         return Plan(
-            decode=True, hold=wait if waits else FOREVER, keep_free=keep_free, hold_past_finish=not full, state=state,
-            reorder_waiting=tried.order, extra=tried.cache_use(needed if needed > view.pool.free else 0),
+            decode=True, hold=hold, state=state, reorder=tried.reorder(),
+            extra=tried.cache_use(needed if needed > view.pool.free else 0),
         )  # fmt: skip
 
     def _prefill(self, view: View, adder: PrefillAdder, dropped: int) -> Plan:
@@ -182,8 +189,8 @@ class SGLang(SGLangSettings):
             prompts = [chunk.request for chunk in adder.chunks]
             order = [*prompts, *(request for request in view.running if request.decodes)]
         return Plan(
-            chunks=adder.chunks, decode=decode, reorder_running=order, state=after,
-            reorder_waiting=adder.tried.order, extra=adder.tried.cache_use(),
+            chunks=adder.chunks, decode=decode, reorder=adder.tried.reorder(order), state=after,
+            extra=adder.tried.cache_use(),
         )  # fmt: skip
 
     def _idle(self, view: View, full: bool, wait: int, tried: Tried) -> Plan:
@@ -195,7 +202,7 @@ class SGLang(SGLangSettings):
         state = SGLangState(
             state.new_token_ratio, full, dropped=len(view.engine or []), was_idle=True, decodes_left=wait
         )
-        return Plan(state=state, reorder_waiting=tried.order, extra=tried.cache_use())
+        return Plan(state=state, reorder=tried.reorder(), extra=tried.cache_use())
 
     def _decode_room(self, view: View) -> int:
         """Return the blocks that SGLang asks for before a decode. 0.4.6 counts tokens that it knows, also the last."""
@@ -233,8 +240,8 @@ class SGLang(SGLangSettings):
         state = SGLangState(ratio, decodes_left=wait)
         order = None if tried.order is None else [*tried.order, *(preemption.request for preemption in preempt)]
         return Plan(
-            preempt=preempt, reorder_running=[*kept, *view.prefilling], decode=True, state=state,
-            reorder_waiting=order, extra=tried.cache_use(make_room),
+            preempt=preempt, reorder=Reorder(order, [*kept, *view.prefilling]), decode=True, state=state,
+            extra=tried.cache_use(make_room),
         )  # fmt: skip
 
 

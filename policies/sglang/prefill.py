@@ -16,6 +16,7 @@ from servesim.core import (
     Int1,
     Policy,
     Queue,
+    Reorder,
     Request,
     Stuck,
     View,
@@ -75,6 +76,10 @@ class Tried:
     def __init__(self, lookups: Lookups, order: Optional[list[Request]] = None) -> None:
         self.lookups = lookups
         self.order = order  # the new order of the waiting queue
+
+    def reorder(self, running: Optional[list[Request]] = None) -> Optional[Reorder]:
+        """Return the new orders of the queues, with this one of the running queue."""
+        return None if self.order is None and running is None else Reorder(self.order, running)
 
     def cache_use(self, make_room: int = 0) -> Optional[CacheUse]:
         """Return what the step does to the radix cache."""

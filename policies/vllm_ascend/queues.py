@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Optional
 
-from servesim.core import Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
+from servesim.core import NO_HOLD, Chunk, Float0, Int0, Int1, Plan, Request, Stuck, View
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 
@@ -331,6 +331,6 @@ class AscendBatchJobs(AscendV1):
             return with_state(plan, view.state)
         if plan.preempt:
             plan = plan._replace(preempt=[gone._replace(queue="back") for gone in plan.preempt])
-        if plan.hold and len(view.running) < self.max_num_seqs:
-            plan.hold = 0  # the reserve may become smaller
+        if plan.hold.steps and len(view.running) < self.max_num_seqs:
+            plan.hold = NO_HOLD  # the reserve may become smaller
         return plan

@@ -11,7 +11,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple, Optional
 
-from servesim.core import NO_MOVES, AtLeast, Chunk, Float0, Int0, Plan, Rejection, Request, Stuck, View
+from servesim.core import (
+    NO_HOLD,
+    NO_MOVES,
+    AtLeast,
+    Chunk,
+    Float0,
+    Int0,
+    Plan,
+    Rejection,
+    Reorder,
+    Request,
+    Stuck,
+    View,
+)
 from servesim.core.limits import is_number
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import prefilling_is_last, requests_in
@@ -29,7 +42,7 @@ def with_state(plan: Plan, state: Any) -> Plan:
     if plan.chunks or plan.moves is not NO_MOVES:
         plan.state = state
         return plan
-    return Plan(decode=plan.decode, hold=plan.hold, hold_past_finish=plan.hold_past_finish, state=state)
+    return Plan(decode=plan.decode, hold=plan.hold, state=state)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -137,8 +150,8 @@ class AscendDynamicBatch(AscendV1):
             self._check(view, plan)
         plan = with_state(plan, table)
         full, enough = len(view.running) >= self.max_num_seqs, min(table.smallest, self.max_num_batched_tokens)
-        if plan.hold and (view.decoding > enough or view.prefilling or (view.waiting and not full)):
-            plan.hold = 0  # the budget depends on the contexts, which grow
+        if plan.hold.steps and (view.decoding > enough or view.prefilling or (view.waiting and not full)):
+            plan.hold = NO_HOLD  # the budget depends on the contexts, which grow
         return plan
 
     def _schedule_in_order(self, view: View, budget: int) -> Plan:
@@ -148,7 +161,7 @@ class AscendDynamicBatch(AscendV1):
         plan = self.schedule_one_by_one(view, running, self._max_chunk(len(running) + len(view.waiting)), left)
         gone = {preemption.request for preemption in plan.preempt}
         admitted = [chunk.request for chunk in plan.chunks if chunk.request.status == "waiting"]
-        plan.reorder_running = [request for request in running if request not in gone] + admitted
+        plan.reorder = Reorder(running=[request for request in running if request not in gone] + admitted)
         return plan
 
     def _check(self, view: View, plan: Plan) -> None:

@@ -20,6 +20,7 @@ from servesim.core import (
     Plan,
     Preemption,
     Rejection,
+    Reorder,
     Request,
     View,
     require_effect,
@@ -195,7 +196,7 @@ class VLLMAscend(PrefillFirst):
         if chunks:
             new = [chunk.request for chunk in chunks]
             order = [*running[:active], *new, *running[active:]] if active < len(running) else None
-            plan = Plan(chunks=chunks, reorder_running=order, state=left)
+            plan = Plan(chunks=chunks, reorder=Reorder(running=order), state=left)
         elif left:
             plan = with_state(self.decode_one_by_one(view, running[: len(running) - left]), left)
         else:
@@ -241,7 +242,7 @@ class VLLMMindSpore(PrefillFirst):
             if len(skipped) > 1 and not self.is_sorted:  # they come back in reverse order
                 others = set(skipped)
                 order = [*reversed(skipped), *(request for request in view.waiting if request not in others)]
-                plan = plan._replace(reorder_waiting=order)
+                plan = plan._replace(reorder=Reorder(waiting=order))
         else:
             plan = self.decode(view, may_grow) if forgotten is None else with_state(IDLE_PLAN, forgotten)
         return with_ignored(plan, ignored)

@@ -7,7 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, Optional
 
-from servesim.core import FOREVER, IDLE_PLAN, Chunk, Int0, Int1, Plan, Rejection, Request, View, require_effect
+from servesim.core import (
+    FOREVER,
+    IDLE_PLAN,
+    Chunk,
+    Hold,
+    Int0,
+    Int1,
+    Plan,
+    Rejection,
+    Reorder,
+    Request,
+    View,
+    require_effect,
+)
 from servesim.core.native import mypyc_attr
 from servesim.policies.vllm_common import budget_refusals, prefilling_is_last
 
@@ -194,11 +207,8 @@ class VLLMChunked(VLLMv0):
         if not (preempt or swapped_in or running.unscheduled or running.decodes is not None) and self._stays_sorted(
             view, prompts.chunks
         ):
-            hold = 0 if chunks or reject else FOREVER
-            decode = view.decoding > 0
-            return Plan(
-                reject=reject, chunks=chunks, decode=decode, wake_at=wake_at, hold=hold, keep_free=1, state=state
-            )
+            hold = Hold(0 if chunks or reject else FOREVER, keep_free=1, until=wake_at)
+            return Plan(reject=reject, chunks=chunks, decode=view.decoding > 0, hold=hold, state=state)
         decodes = [r for r in view.running if r.decodes] if running.decodes is None else running.decodes
         order = self._running_order(running, decodes, swapped_in, [chunk.request for chunk in prompts.chunks])
         batch = [*chunks, *(Chunk(r, r.sequences) for r in (*decodes, *(r for r in swapped_in if r.prompt_done)))]
@@ -207,8 +217,8 @@ class VLLMChunked(VLLMv0):
             swap_in=swapped_in,
             reject=reject,
             chunks=batch,
-            reorder_running=order,
-            wake_at=wake_at,
+            reorder=Reorder(running=order),
+            hold=Hold(0, until=wake_at),
             state=state,
         )
 

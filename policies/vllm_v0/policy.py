@@ -5,18 +5,20 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Optional
+from typing import Any, Final, Literal, NamedTuple, Optional
 
 from servesim.core import (
     FOREVER,
     IDLE_PLAN,
     Chunk,
+    Hold,
     Int0,
     Int1,
     Plan,
     Preemption,
     Queue,
     Rejection,
+    Reorder,
     Request,
     View,
     require_effect,
@@ -28,8 +30,8 @@ from .common import BlockPlan, VLLMv0, seats_of
 from .rules import VLLMv0Rules
 
 # vLLM's block manager requires one free block during a decode step, even if no request uses it.
-DECODE_KEEP_ONE_FREE = Plan(decode=True, hold=FOREVER, keep_free=1)
-DECODE_PAST_FINISH_KEEP_ONE_FREE = DECODE_KEEP_ONE_FREE._replace(hold_past_finish=True)
+DECODE_KEEP_ONE_FREE: Final = Plan(decode=True, hold=Hold(keep_free=1))
+DECODE_PAST_FINISH_KEEP_ONE_FREE: Final = Plan(decode=True, hold=Hold(keep_free=1, past_finish=True))
 
 
 class PrefillResult(NamedTuple):
@@ -103,12 +105,12 @@ class VLLM(VLLMv0):
         ):
             preempt = self._append_or_preempt_all(view, view.running, pool.free).preempt
             if preempt:
-                return self._decode_plan(prompts, preempt=preempt, decode=len(preempt) < len(view.running))
+                return self._decode_plan(prompts, 0, preempt=preempt, decode=len(preempt) < len(view.running))
         if view.swapped:
             return self._swap_in(view, prompts, free, view.running)
         if fcfs_without_delay and not prompts.ignored:
             return DECODE_KEEP_ONE_FREE if view.decoding else IDLE_PLAN
-        return self._decode_plan(prompts, decode=view.decoding > 0, hold=0 if prompts.ignored else FOREVER)
+        return self._decode_plan(prompts, 0 if prompts.ignored else FOREVER, decode=view.decoding > 0)
 
     def token_budget(self, view: View) -> int:
         """Return the maximum number of tokens per step."""
@@ -164,11 +166,9 @@ class VLLM(VLLMv0):
             self.append_or_preempt(block_plan, queue.popleft(), queue)
         return block_plan
 
-    def _decode_plan(self, prompts: PrefillResult, **fields: Any) -> Plan:
-        plan = DECODE_KEEP_ONE_FREE._replace(
-            hold=0, reject=prompts.ignored, wake_at=prompts.wake_at, state=prompts.state
-        )
-        return plan._replace(**fields)
+    def _decode_plan(self, prompts: PrefillResult, steps: int, **fields: Any) -> Plan:
+        hold = Hold(steps, keep_free=1, until=prompts.wake_at)
+        return Plan(**{"reject": prompts.ignored, "hold": hold, "state": prompts.state, **fields})
 
     def _swap_in(self, view: View, prompts: PrefillResult, free: int, running: Queue) -> Plan:
         """Decode and swap in. Swapped-in requests come last in the batch."""
@@ -177,10 +177,13 @@ class VLLM(VLLMv0):
             view, free, self.max_num_seqs - seats_of(view, running), self.token_budget(view) - tokens
         )
         swapped_in, infeasible = swaps.swapped_in, swaps.infeasible
-        plan = self._decode_plan(prompts, swap_in=swapped_in, reject=[*prompts.ignored, *infeasible])
+        reject = [*prompts.ignored, *infeasible]
         if swapped_in and self.sort_running:
-            return plan._replace(chunks=[Chunk(r, r.sequences) for r in (*running, *swapped_in)], decode=False)
-        return plan._replace(decode=bool(running or swapped_in), hold=0 if swapped_in or plan.moves.reject else FOREVER)
+            chunks = [Chunk(r, r.sequences) for r in (*running, *swapped_in)]
+            return self._decode_plan(prompts, 0, swap_in=swapped_in, reject=reject, chunks=chunks)
+        steps = 0 if swapped_in or reject else FOREVER
+        decode = bool(running or swapped_in)
+        return self._decode_plan(prompts, steps, swap_in=swapped_in, reject=reject, decode=decode)
 
     def _decode_by_priority(self, view: View, prompts: PrefillResult) -> Plan:
         """Sort both queues and preempt for the head of waiting, then decode as usual."""
@@ -193,17 +196,19 @@ class VLLM(VLLMv0):
         preempt = block_plan.preempt
         preempted = {preemption.request for preemption in preempt}
         running = [request for request in queues.running if request not in preempted]
-        plan = self._decode_plan(prompts, decode=bool(running))
+        plan = self._decode_plan(prompts, 0, decode=bool(running))
         if not preempt:
             plan = self._swap_in(view, prompts, block_plan.free, running)
         waiting = [gone.request for gone in preempt[::-1] if gone.queue == "front"] + queues.waiting
         unsorted = [request for request in view.running if request not in preempted and request not in queues.victims]
         sort_running, sort_waiting = running != unsorted, bool(preempt) or waiting != list(view.waiting)
+        stays = not (queues.priority_inversion or sort_running or sort_waiting)
         return plan._replace(
             preempt=[*(Preemption(victim) for victim in queues.victims), *preempt],
-            reorder_running=[*running, *plan.moves.swap_in] if sort_running else None,
-            reorder_waiting=waiting if sort_waiting else None,
-            hold=0 if queues.priority_inversion or sort_running or sort_waiting else plan.hold,
+            reorder=Reorder(
+                waiting if sort_waiting else None, [*running, *plan.moves.swap_in] if sort_running else None
+            ),
+            hold=plan.hold if stays else Hold(0, until=prompts.wake_at),
         )
 
     def _preempt_by_priority(self, view: View, ignored: set[Request]) -> PriorityPreemption:

@@ -195,7 +195,7 @@ class VLLMV1(Policy):
         if in_order or not view.decoding:
             if chunks:
                 admitted = chunks + admitted
-            return Plan(chunks=admitted, decode=view.decoding > 0, decode_first=True, state=state)
+            return Plan(chunks=admitted, decode=view.decoding > 0 and "first", state=state)
         by_request = {chunk.request: chunk for chunk in chunks}
         batch = [by_request.get(r) or Chunk(r, 1) for r in view.running if r.decodes or r in by_request]
         return Plan(chunks=batch + admitted, state=state)

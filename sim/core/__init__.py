@@ -13,12 +13,17 @@ from .plan import (
     DECODE_UNTIL_FINISH,
     FOREVER,
     IDLE_PLAN,
+    NO_HOLD,
     NO_MOVES,
+    PAST_FINISH,
+    UNTIL_FINISH,
     Chunk,
+    Hold,
     Moves,
     Plan,
     Preemption,
     Rejection,
+    Reorder,
 )
 from .policy import (
     ORDERS,
@@ -34,8 +39,8 @@ from .view import NOT_CACHED, BlockPool, CachedPrefix, CacheDraft, Queue, Server
 __all__ = [
     "BadInput", "PlanError", "PolicyError", "Stuck",
     "ClientRequest", "Content", "Request", "DecodeCohort", "Sampling", "SequenceGroup",
-    "FOREVER", "NO_MOVES", "Chunk", "Moves", "Plan", "Preemption", "Rejection",
-    "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN",
+    "FOREVER", "NO_MOVES", "Chunk", "Hold", "Moves", "Plan", "Preemption", "Rejection", "Reorder",
+    "DECODE_PAST_FINISH", "DECODE_UNTIL_FINISH", "IDLE_PLAN", "NO_HOLD", "PAST_FINISH", "UNTIL_FINISH",
     "NOT_CACHED", "BlockPool", "CachedPrefix", "CacheDraft", "Queue", "ServerQueue", "View",
     "ORDERS", "Policy", "field_values", "first_time_after", "require_effect",
     "AtLeast", "Float0", "Fraction", "Int0", "Int1",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import index
-from typing import Any, Final, NamedTuple, Optional, SupportsIndex
+from typing import Any, Final, NamedTuple, Optional, SupportsIndex, Union
 
 from .request import Request
 
-FOREVER: Final = 1 << 60  # no limit: for `hold`, block counts, lengths and step numbers
+FOREVER: Final = 1 << 60  # no limit: for holds, block counts, lengths and step numbers
 
 
 def count_of(number: SupportsIndex, name: str) -> int:
@@ -69,6 +69,55 @@ class Rejection(NamedTuple):
     keeps_host_blocks: bool = False  # a defect of the engine: no request can use its host blocks again
 
 
+class Reorder(NamedTuple):
+    """New orders of the queues, as after the other moves of the plan; None: the order stays."""
+
+    waiting: Optional[Sequence[Request]] = None
+    running: Optional[Sequence[Request]] = None
+    swapped: Optional[Sequence[Request]] = None
+
+
+class Hold:
+    """A promise: `decide` would return the same plan for some further steps.
+
+    It ends when a request arrives, finishes or lacks a block. The simulator runs these steps as one event. It counts
+    for plans that only decode; `until` also counts for a plan without a model call.
+    """
+
+    __slots__ = ("keep_free", "past_finish", "steps", "until")
+
+    def __init__(
+        self,
+        steps: SupportsIndex = FOREVER,
+        keep_free: SupportsIndex = 0,
+        past_finish: object = False,
+        until: Optional[float] = None,
+    ) -> None:
+        self.steps = count_of(steps, "Hold.steps")
+        self.keep_free = count_of(keep_free, "Hold.keep_free")  # it ends before fewer blocks than this would be free
+        self.past_finish = bool(past_finish)  # it does not end when a request finishes
+        self.until = until  # call `decide` again at this time, even if nothing happens
+
+    def _values(self) -> tuple[Any, ...]:
+        return self.steps, self.keep_free, self.past_finish, self.until
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Hold) and self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]  # nothing needs it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Hold, self._values()
+
+    def __repr__(self) -> str:
+        return f"Hold{self._values()}"
+
+
+NO_HOLD: Final = Hold(0)
+UNTIL_FINISH: Final = Hold()  # until a request arrives or finishes, or blocks are missing
+PAST_FINISH: Final = Hold(past_finish=True)  # also while requests finish
+
+
 class Moves(NamedTuple):
     """Changes before the model call: queues, freed blocks and swaps. The engine applies the fields in this order."""
 
@@ -82,64 +131,52 @@ class Moves(NamedTuple):
 
 
 NO_MOVES: Final = Moves()
-# The fields of Plan in addition to those of Moves.
-STEP_FIELDS: Final = (
-    "chunks", "decode", "decode_first", "reorder_running", "padding_rows", "wake_at", "hold", "keep_free",
-    "hold_past_finish", "state", "extra",
-)  # fmt: skip
 
 
 class Plan:
-    """One step: first `moves`, then one model call of `chunks` and decodes.
+    """One step: first `moves`, then one model call of `chunks` and decodes."""
 
-    `hold` is a promise: `decide` would return the same plan for this number of further steps, if no request arrives,
-    finishes or lacks a block. The simulator then runs these steps as one event. It counts for decode-only plans.
-    """
-
-    __slots__ = ("moves", *STEP_FIELDS)
+    __slots__ = (
+        "chunks", "decode", "decode_first", "extra", "hold", "moves", "padding_rows", "reorder", "state",
+    )  # fmt: skip
 
     def __init__(
         self,
         release: Sequence[Request] = (),
         preempt: Sequence[Preemption] = (),
-        reorder_waiting: Optional[Sequence[Request]] = None,
+        reorder: Optional[Reorder] = None,
         swap_in: Sequence[Request] = (),
         admit: Sequence[Request] = (),
         reject: Sequence[Rejection] = (),
         chunks: Sequence[Chunk] = (),
-        decode: object = False,  # true or false; a policy may give a number, as in `if`
-        decode_first: object = False,
-        reorder_running: Optional[Sequence[Request]] = None,
+        decode: object = False,  # False, True or "first"; a policy may give a number, as in `if`
         padding_rows: SupportsIndex = 0,
-        wake_at: Optional[float] = None,
-        hold: SupportsIndex = 0,
-        keep_free: SupportsIndex = 0,
-        hold_past_finish: object = False,
+        hold: Union[SupportsIndex, Hold] = 0,  # a number of steps, or a promise with conditions
         state: Any = None,
-        reorder_swapped: Optional[Sequence[Request]] = None,
         extra: Any = None,
     ) -> None:
-        if (
-            preempt or admit or reject or swap_in or release
-            or reorder_waiting is not None or reorder_swapped is not None
-        ):  # fmt: skip
-            self.moves = Moves(release, preempt, reorder_waiting, reorder_swapped, swap_in, admit, reject)
+        waiting = swapped = None
+        if reorder is not None:
+            waiting, swapped = reorder.waiting, reorder.swapped
+        if preempt or admit or reject or swap_in or release or waiting is not None or swapped is not None:
+            self.moves = Moves(release, preempt, waiting, swapped, swap_in, admit, reject)
         else:
             self.moves = NO_MOVES
+        self.reorder = reorder  # that of the running queue follows after the model call is planned
         # In batch order. The first chunk of a waiting or swapped request admits it. Without `decode`, a one-token chunk
         # of a decoding request lets only that request decode.
         self.chunks = chunks
         self.decode = bool(decode)  # every running request with a complete prompt generates one token, in running order
-        self.decode_first = bool(decode_first)  # in the batch, decodes come before the chunks
-        self.reorder_running = reorder_running  # the new order of the running queue
+        self.decode_first = isinstance(decode, str)  # in the batch, decodes come before the chunks
+        if isinstance(decode, str) and decode != "first":
+            raise ValueError(f"Plan.decode: expected False, True or 'first', got {decode!r}")
         # rows that the engine computes in addition to the live ones
         self.padding_rows = count_of(padding_rows, "Plan.padding_rows")
-        self.wake_at = wake_at  # call `decide` again at this time, even if nothing happens
-        # further steps for which `decide` would return this plan; see the class
-        self.hold = count_of(hold, "Plan.hold")
-        # the hold ends before fewer blocks than this would be free
-        self.keep_free = count_of(keep_free, "Plan.keep_free")
-        self.hold_past_finish = bool(hold_past_finish)  # the hold does not end when a request finishes
+        if isinstance(hold, Hold):
+            self.hold = hold
+        else:
+            steps = count_of(hold, "Plan.hold")
+            self.hold = Hold(steps) if steps else NO_HOLD
         self.state = state  # policy state, part of the next view
         self.extra = extra  # more for the rules of one engine; only they read it
 
@@ -151,14 +188,6 @@ class Plan:
     @property
     def preempt(self) -> Sequence[Preemption]:
         return self.moves.preempt
-
-    @property
-    def reorder_waiting(self) -> Optional[Sequence[Request]]:
-        return self.moves.reorder_waiting
-
-    @property
-    def reorder_swapped(self) -> Optional[Sequence[Request]]:
-        return self.moves.reorder_swapped
 
     @property
     def swap_in(self) -> Sequence[Request]:
@@ -173,23 +202,27 @@ class Plan:
         return self.moves.reject
 
     def _replace(self, **changes: Any) -> Plan:
-        """Return the same plan with some fields changed."""
-        return Plan(**{**self._fields(), **changes})
+        """Return the same plan with some arguments changed."""
+        return Plan(**{**self._arguments(), **changes})
 
-    def _fields(self) -> dict[str, Any]:
-        return {**self.moves._asdict(), **{name: getattr(self, name) for name in STEP_FIELDS}}
+    def _arguments(self) -> dict[str, Any]:
+        return {
+            "release": self.release, "preempt": self.preempt, "reorder": self.reorder, "swap_in": self.swap_in,
+            "admit": self.admit, "reject": self.reject, "chunks": self.chunks,
+            "decode": "first" if self.decode and self.decode_first else self.decode,
+            "padding_rows": self.padding_rows, "hold": self.hold, "state": self.state, "extra": self.extra,
+        }  # fmt: skip
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Plan) and self._fields() == other._fields()
+        return isinstance(other, Plan) and self._arguments() == other._arguments()
 
     __hash__ = None  # type: ignore[assignment]  # it holds lists
 
     def __repr__(self) -> str:
-        changed = (f"{name}={value!r}" for name, value in self._fields().items() if value)
+        changed = (f"{name}={value!r}" for name, value in self._arguments().items() if value and value != NO_HOLD)
         return f"Plan({', '.join(changed)})"
 
 
 IDLE_PLAN: Final = Plan()
-# The first is held until a request arrives or finishes, or blocks are missing; the second also while requests finish.
-DECODE_UNTIL_FINISH: Final = Plan(decode=True, hold=FOREVER)
-DECODE_PAST_FINISH: Final = DECODE_UNTIL_FINISH._replace(hold_past_finish=True)
+DECODE_UNTIL_FINISH: Final = Plan(decode=True, hold=UNTIL_FINISH)
+DECODE_PAST_FINISH: Final = Plan(decode=True, hold=PAST_FINISH)

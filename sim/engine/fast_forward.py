@@ -1,11 +1,11 @@
 """Fast-forward: while a plan holds, its decode steps run as one event, with identical results.
 
-How it works. A policy returns `hold=n`: it would return the same plan for n further steps if nothing arrives, finishes
+How it works. A plan has a `Hold`: the policy would return it for n further steps, too, if nothing arrives, finishes
 or lacks blocks. These steps need no decision, and the cohort makes a step of all requests O(1), so only their durations
 and blocks are left to compute (`HeldDecodes`). A segment ends if the hold ends, a request finishes, an arrival becomes
-visible, `wake_at` or `max_wait` is reached, or a step lacks blocks. If the plan also holds past the finish of requests
-(`hold_past_finish`), the next segment follows at once. A policy that learns from the time of every step is asked before
-each of them whether its plan still holds.
+visible, `until` or `max_wait` is reached, or a step lacks blocks. If the plan also holds past the finish of requests
+(`past_finish`), the next segment follows at once. A policy that learns from the time of every step is asked before each
+of them whether its plan still holds.
 
 With two steps in flight, a segment launches a step, receives the one before it, and runs further equal steps. All but
 the last of these return, too. A segment has no further steps if the first two change who decodes.
@@ -160,7 +160,7 @@ class FastForward(HeldSteps):
                 self.max_context = held.context
             if not past_finish or held.decision >= held.horizon or inbox.delayed or not cohort.size or hold <= 0:
                 break
-            if not self._take_blocks(plan.keep_free):
+            if not self._take_blocks(plan.hold.keep_free):
                 break
             step, cold = self._next_step(step), 0.0
         if decided > 1 and not self._learns:
@@ -184,8 +184,8 @@ class FastForward(HeldSteps):
         server, cohort, held, further = self.server, self.server.cohort, self._held, 0
         limit = min(cohort.next_finish - cohort.steps, hold) - 1
         if limit > 0 and (held.decision < held.horizon or self.loop.inbox.lag > 1):
-            held.set_blocks(self._free_blocks(step.plan.keep_free), cohort.steps + 1)
-            further = self._advance(limit, step.plan.wake_at)
+            held.set_blocks(self._free_blocks(step.plan.hold.keep_free), cohort.steps + 1)
+            further = self._advance(limit, step.plan.hold.until)
         self._count_kv_use(1 + further, further)
         if further:
             self._take_further()
@@ -206,7 +206,7 @@ class FastForward(HeldSteps):
         limit = min(cohort.next_finish - cohort.steps, hold - 1)
         if not goes_on or limit <= 0 or held.decision >= held.horizon:
             return 0
-        held.set_blocks(self._free_blocks(step.plan.keep_free), cohort.steps)
+        held.set_blocks(self._free_blocks(step.plan.hold.keep_free), cohort.steps)
         first_end = held.end
         further = self._advance(limit, None)
         if further:
@@ -218,7 +218,7 @@ class FastForward(HeldSteps):
                 loop.notify_end(step, first_end, first_end, NO_REQUESTS)
         return further
 
-    def _advance(self, limit: int, wake_at: Optional[float]) -> int:
+    def _advance(self, limit: int, until: Optional[float]) -> int:
         """Run up to `limit` further steps, also past arrivals that the scheduler does not see yet. Return how many.
 
         Add the gaps between their tokens; that of a step in flight follows when it returns.
@@ -228,7 +228,7 @@ class FastForward(HeldSteps):
         in_flight = 1 if self.server.overlaps else 0
         while further < limit:
             if held.decision >= held.horizon:
-                limit = self._receive_arrivals(wake_at, further + 1, limit)
+                limit = self._receive_arrivals(until, further + 1, limit)
                 if further >= limit or held.decision >= held.horizon:
                     break
             context = held.context
@@ -301,12 +301,12 @@ class FastForward(HeldSteps):
 
     def _bounds(self, plan: Plan) -> tuple[int, float, bool]:
         """Return the steps that a plan may run, the time limit, and whether it continues when a request finishes."""
-        inbox, wake_at = self.loop.inbox, plan.wake_at
-        hold = plan.hold + 1
+        inbox, hold = self.loop.inbox, plan.hold
+        steps, until = hold.steps + 1, hold.until
         if inbox.delayed or inbox.followers:
-            hold = self._steps_until_visible(hold)
-        horizon = inbox.next_arrival if self._no_max_wait and wake_at is None else self._horizon(wake_at)
-        return hold, horizon, plan.hold_past_finish and wake_at is None and not inbox.followers
+            steps = self._steps_until_visible(steps)
+        horizon = inbox.next_arrival if self._no_max_wait and until is None else self._horizon(until)
+        return steps, horizon, hold.past_finish and until is None and not inbox.followers
 
     def _learn(self, now: float) -> bool:
         """Let the policy learn from the last step. Return whether its plan still holds."""
@@ -341,15 +341,15 @@ class FastForward(HeldSteps):
             return 1
         return min(limit, delayed[0][0] - self.loop.calls) if delayed else limit
 
-    def _horizon(self, wake_at: Optional[float]) -> float:
+    def _horizon(self, until: Optional[float]) -> float:
         """Return the time of the next arrival, wake-up or promotion."""
         promotion = None if self._no_max_wait else self.server.next_promotion()
         horizon = self.loop.inbox.next_arrival
-        if wake_at is not None and wake_at < horizon:
-            horizon = wake_at
+        if until is not None and until < horizon:
+            horizon = until
         return horizon if promotion is None else min(horizon, promotion)
 
-    def _receive_arrivals(self, wake_at: Optional[float], steps: int, limit: int) -> int:
+    def _receive_arrivals(self, until: Optional[float], steps: int, limit: int) -> int:
         """Receive arrivals that are not visible yet, and set the new horizon. Return the new limit of further steps."""
         loop, inbox, held = self.loop, self.loop.inbox, self._held
         now = held.decision
@@ -357,5 +357,5 @@ class FastForward(HeldSteps):
             held.horizon = now
             return limit
         inbox.receive(now, loop.calls + steps)
-        held.horizon = self._horizon(wake_at)
+        held.horizon = self._horizon(until)
         return min(limit, inbox.delayed[0][0] - loop.calls - 1)

@@ -231,11 +231,11 @@ class Loop:
         """Report finished requests and return the time of the next event (inf: none)."""
         self._idle, self._steps_without_call = True, 0
         self._report_all(now)
-        times = [time for time in (plan.wake_at, self.server.next_promotion()) if time is not None]
+        times = [time for time in (plan.hold.until, self.server.next_promotion()) if time is not None]
         wake_at = min(times, default=math.inf)
         next_event = min(self.inbox.next_arrival, wake_at)
         if wake_at <= now and self.inbox.next_arrival > now:
-            raise self.stuck(f"the plan has wake_at={wake_at:g} s, which is not later than now", "returned this time")
+            raise self.stuck(f"the plan holds until {wake_at:g} s, which is not later than now", "returned this time")
         return next_event
 
     def require_done(self) -> None:

@@ -24,7 +24,7 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
     if plan.decode:  # before the chunks: with a prefix cache, the order in which requests get blocks matters
         _decode(server, step)
         if not chunks and not server.cohort.groups:  # a group may fork or drop sequences in every step
-            step.hold = plan.hold
+            step.hold = plan.hold.steps
     elif chunks and server.cohort.size:
         _decode_some(server, chunks, step)
     decode_blocks = free - server.pool.free
@@ -32,8 +32,8 @@ def start_step(server: Server, plan: Plan, now: float) -> Step:
         _start_chunks(server, chunks, step)
     if cache is not None:
         cache.make_room_for(step.chunks, step.decode_rows, decode_blocks)
-    if plan.reorder_running is not None:
-        server.reorder_running(plan.reorder_running)
+    if plan.reorder is not None and plan.reorder.running is not None:
+        server.reorder_running(plan.reorder.running)
     if server.unreleased:
         server.release_preempted()
     rules.end_plan(server, plan)

@@ -19,8 +19,8 @@ class Step:
 
     __slots__ = (
         "admitted", "before", "chunks", "context", "copied_blocks", "decided", "decode_rows", "end", "ends", "fails",
-        "first_end", "has_moves", "hold", "joined", "left", "paused", "plan", "preempted", "requests", "rows", "sampled",
-        "shared_copies", "start", "steps",
+        "first_end", "has_moves", "hold", "joined", "left", "paused", "plan", "preempted", "requests", "rows",
+        "sampled", "shared_copies", "start", "steps",
     )  # fmt: skip
 
     def __init__(self, plan: Plan, decided: float, start: float) -> None:

@@ -98,7 +98,7 @@ def test_closed_pipe_is_not_an_error(tmp_path: Path) -> None:
 
 SLIPS = {
     "a name that is not there": ("view.pool.free", "view.pool.fre", "AttributeError: 'BlockPool' object has no"),
-    "hidden state": ("hold=FOREVER", "hold=next(COIN)", "returned two different plans for the same view"),
+    "hidden state": ("hold=Hold(", "hold=Hold(next(COIN), ", "returned two different plans for the same view"),
     "no plan at all": ("return Plan(chunks=chunks)", "return None", "decide returned a NoneType, expected a Plan"),
     "more than there is": ("blocks > free or ", "", "the plan needs 22 more blocks than are free"),
 }

@@ -26,7 +26,7 @@ profile: {base: 0.001}
 """
 HEAD = """\
 from dataclasses import dataclass
-from servesim.core import Chunk, Plan, Policy, Preemption, Rejection, Request
+from servesim.core import Chunk, Hold, Plan, Policy, Preemption, Rejection, Request
 
 class Odd(Exception):
     def __init__(self, a, b):
@@ -72,7 +72,7 @@ FAILS = {
     "foreign rejection": (f"return Plan(reject=[Rejection({FOREIGN}, 'no')])", 11, "Request(99, "),
     # Compiled code checks types itself: an attribute when it is read, an argument when it is passed.
     "no chunk": ("return Plan(chunks=[None])", 11, f"a result of Mine: {'Type' if COMPILED else 'Attribute'}Error"),
-    "text as time": ("return Plan(wake_at='soon')", 12 if COMPILED else 11, "TypeError: "),
+    "text as time": ("return Plan(hold=Hold(0, until='soon'))", 12 if COMPILED else 11, "TypeError: "),
     "the same chunk twice": ("return Plan(chunks=[Chunk(view.waiting[0], 2)] * 2)", 11, "chunks has request 0 twice"),
     "twice": ("return Plan(reject=[Rejection(view.waiting[0], 'no')] * 2)", 11, "reject has request 0 twice"),
     "negative blocks": ("return Plan(chunks=[Chunk(view.waiting[0], 8, -5)])", 12, "expected at least 0, got -5"),

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import servesim
 from servesim import api
-from servesim.core import Chunk, ClientRequest, Plan, Policy, Request, Shape, StepCost, Stuck
+from servesim.core import Chunk, ClientRequest, Hold, Plan, Policy, Request, Shape, StepCost, Stuck
 from servesim.core.fields import policy_fields
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, PartsCost, PrefillPart
@@ -134,8 +134,9 @@ def test_whole_seconds_become_floats() -> None:
 
 
 def test_counts_of_a_plan_are_ints_and_bools() -> None:
-    plan = Plan(decode=3, hold=True, padding_rows=True, hold_past_finish=0)  # type: ignore[arg-type]
-    assert json.dumps([plan.decode, plan.hold, plan.padding_rows, plan.hold_past_finish]) == "[true, 1, 1, false]"
+    plan, hold = Plan(decode=3, hold=True, padding_rows=True), Hold(True, False, past_finish=0)
+    assert json.dumps([plan.decode, plan.decode_first, plan.padding_rows]) == "[true, false, 1]"
+    assert json.dumps([plan.hold.steps, hold.steps, hold.keep_free, hold.past_finish]) == "[1, 1, 0, false]"
     with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
         Plan(hold=1.5)  # type: ignore[arg-type]
 

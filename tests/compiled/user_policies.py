@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, Optional
 
 import numpy as np
-from servesim.core import FOREVER, Chunk, Plan, Policy, Request, View
+from servesim.core import FOREVER, Chunk, Hold, Plan, Policy, Request, View
 from servesim.engine.rules import EngineRules
 from servesim.policies.vllm_v1.policy import VLLMV1, Budget
 from servesim.policies.vllm_v1.rules import VLLMRules
@@ -82,7 +82,8 @@ class NumpyCounts(FillBatch):
         if chunks:
             return Plan(chunks=chunks)
         wake_at = np.float64(view.now) + 100
-        return Plan(decode=np.bool_(view.decoding > 0), hold=np.int64(3), wake_at=wake_at if view.waiting else None)
+        hold = Hold(np.int64(3), until=wake_at if view.waiting else None)
+        return Plan(decode=np.bool_(view.decoding > 0), hold=hold)
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class NumberForBool(FillBatch):
 
     def decide(self, view: View) -> Plan:
         chunks = prompts(view, self.batch)
-        return Plan(chunks=chunks, decode=0 if chunks else view.decoding, hold=True, hold_past_finish=1)
+        return Plan(chunks=chunks, decode=0 if chunks else view.decoding, hold=Hold(True, past_finish=1))
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import pytest
-from servesim.core import Chunk, Plan, Policy, Preemption, Rejection, Request, View
+from servesim.core import Chunk, Hold, Plan, Policy, Preemption, Rejection, Request, View
 from servesim.testing import ContractWorld, simulated
 
 Decide = Callable[[View], Plan]
@@ -85,7 +85,7 @@ def test_an_unknown_preemption_is_refused(mode: str, queue: str) -> None:
 
 @pytest.mark.parametrize("make", [
     lambda: Chunk(REQUESTS[0], -1), lambda: Chunk(REQUESTS[0], 1, -5), lambda: Plan(padding_rows=-1),
-    lambda: Plan(hold=-1), lambda: Plan(keep_free=-1),
+    lambda: Plan(hold=-1), lambda: Hold(-1), lambda: Hold(keep_free=-1),
 ])  # fmt: skip
 def test_negative_counts_are_refused(make: Callable[[], object]) -> None:
     with pytest.raises(ValueError, match="expected at least 0, got -"):

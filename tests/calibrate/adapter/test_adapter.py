@@ -69,8 +69,8 @@ def run_server(
             clock[0] = now + cost.get(kind, 0.0)
         elif not delayed:
             next_times = [request["arrival"] for request in coming[:1]]
-            if adapter.plan.wake_at is not None:
-                next_times.append(adapter.plan.wake_at)
+            if adapter.plan.hold.until is not None:
+                next_times.append(adapter.plan.hold.until)
             if not next_times:
                 return
             clock[0] = min(next_times)
