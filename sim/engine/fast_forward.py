@@ -131,6 +131,7 @@ class FastForward(HeldSteps):
         self.max_context = 0
         self._no_max_wait = loop.policy.max_wait is None
         self._costs: dict[int, dict[int, DecodeCost]] = {}  # by padding rows of the plan, then by live rows
+        self._extra, self._costs_now = 0, self._costs.setdefault(0, {})  # those of the newest plan
         self.server = server = loop.server
         cache = server.prefix_cache
         # A cache that evicts only what is missing: it evicts the same blocks at the end of a segment as step by step.
@@ -171,8 +172,9 @@ class FastForward(HeldSteps):
         """Begin a segment with a step, which starts when the step before it ends."""
         cohort = self.server.cohort
         live, context, extra = cohort.size, cohort.context, step.plan.padding_rows
-        costs = self._costs.get(extra)
-        cost = None if costs is None else costs.get(live)
+        if extra != self._extra:
+            self._extra, self._costs_now = extra, self._costs.setdefault(extra, {})
+        cost = self._costs_now.get(live)
         if cost is None:
             cost = self._decode_cost(live, extra)
         duration = cost.fixed + cost.slope * context if cost.linear else self._seconds(cost, live, context)
@@ -331,7 +333,7 @@ class FastForward(HeldSteps):
         for number in linear or ():  # if neither is negative, no step time is
             if not 0.0 <= number <= MAX_STEP:
                 check_seconds(self.cost, number)
-        cost = self._costs.setdefault(extra, {})[live] = DecodeCost(rows, linear)
+        cost = self._costs_now[live] = DecodeCost(rows, linear)
         return cost
 
     def _steps_until_visible(self, limit: int) -> int:

@@ -188,17 +188,19 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
     if step.decode_rows:
         server.cohort.in_flight -= 1
         _deliver_rows(server, step, now)
-        for request in step.left:
-            request.last_token = now
-            request._in_flight -= 1
-            request.decoding += server.cohort.busy - request._joined_busy_s
+        if step.left:
+            for request in step.left:
+                request.last_token = now
+                request._in_flight -= 1
+                request.decoding += server.cohort.busy - request._joined_busy_s
     if step.chunks:
         _deliver_chunks(server, step, now, seconds)
     elif not step.decode_rows and step.plan.padding_rows:
         server.work.prefill.steps += 1
         server.work.prefill.seconds += seconds
-    for request in step.paused:
-        request._joined_busy_s = server.cohort.busy
+    if step.paused:
+        for request in step.paused:
+            request._joined_busy_s = server.cohort.busy
     finished = _finished(server, step) if step.ends or step.fails else NO_REQUESTS
     server.rules.process_results(server, step, finished, now)
     return finished
