@@ -155,11 +155,10 @@ class Plan:
         state: Any = None,
         extra: Any = None,
     ) -> None:
-        waiting = swapped = None
-        if reorder is not None:
-            waiting, swapped = reorder.waiting, reorder.swapped
-        if preempt or admit or reject or swap_in or release or waiting is not None or swapped is not None:
-            self.moves = Moves(release, preempt, waiting, swapped, swap_in, admit, reject)
+        if reorder is not None and (reorder.waiting is not None or reorder.swapped is not None):
+            self.moves = Moves(release, preempt, reorder.waiting, reorder.swapped, swap_in, admit, reject)
+        elif preempt or admit or reject or swap_in or release:
+            self.moves = Moves(release, preempt, None, None, swap_in, admit, reject)
         else:
             self.moves = NO_MOVES
         self.reorder = reorder  # that of the running queue follows after the model call is planned
@@ -167,9 +166,11 @@ class Plan:
         # of a decoding request lets only that request decode.
         self.chunks = chunks
         self.decode = bool(decode)  # every running request with a complete prompt generates one token, in running order
-        self.decode_first = isinstance(decode, str)  # in the batch, decodes come before the chunks
-        if isinstance(decode, str) and decode != "first":
-            raise ValueError(f"Plan.decode: expected False, True or 'first', got {decode!r}")
+        self.decode_first = False  # in the batch, decodes come before the chunks
+        if isinstance(decode, str):
+            if decode != "first":
+                raise ValueError(f"Plan.decode: expected False, True or 'first', got {decode!r}")
+            self.decode_first = True
         # rows that the engine computes in addition to the live ones
         self.padding_rows = count_of(padding_rows, "Plan.padding_rows")
         if isinstance(hold, Hold):
