@@ -142,7 +142,7 @@ class MindIE(MindIESettings):
 
     def _may_prefill(self, view: View, prefill_seats: int) -> bool:
         """Prefill first: only swapped requests, few free blocks, and requests that have just arrived prevent it."""
-        return not (view.swapped or view.pool.free < reserve(view)) and self._is_ripe(view, prefill_seats)
+        return not view.swapped and view.pool.free >= reserve(view) and self._is_ripe(view, prefill_seats)
 
     def _is_ripe(self, view: View, prefill_seats: int) -> bool:
         """Whether a prefill may start: its first request has waited long enough, or its batch is full."""

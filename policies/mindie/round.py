@@ -111,7 +111,7 @@ class Round:
     @property
     def is_empty(self) -> bool:
         """Whether the round computes nothing and moves no blocks."""
-        return not (self.ahead or self.decodes or self.prompts or self.swaps)
+        return not self.ahead and not self.decodes and not self.prompts and not self.swaps
 
     def run(self) -> None:
         """Take candidates from the queues of this kind of round, and pass over them."""
@@ -182,17 +182,18 @@ class Round:
         before = self.before
         if self.kind == "D":
             return live > 0 and not self.by_name
-        is_plain = live > 0 and not (before.tail or self.view.waiting)
-        return is_plain or not (before.resumed or before.tail == FOREVER)
+        if live > 0 and not before.tail and not self.view.waiting:
+            return True
+        return not before.resumed and before.tail != FOREVER
 
     def _take_waiting(self) -> Iterable[Request]:
         """Take waiting requests. If none was preempted, they stand in their order, and none has finished."""
         if self.before.resumed:
             self.waiting_left, self.waiting_taken = self._take(self.view.waiting)
             return self.waiting_left
-        count = min(self.window, len(self.view.waiting))
-        self.window -= count
-        return islice(self.view.waiting, count)
+        waiting, window, count = self.view.waiting, self.window, len(self.view.waiting)
+        self.window -= min(window, count)
+        return waiting if count <= window else islice(waiting, window)
 
     def _chunk(self, request: Request, decodes: bool) -> int:
         """Return the tokens that a request takes from the budget."""
@@ -313,8 +314,9 @@ class Round:
         """Return the plan, without a hold and a state."""
         if len(self.decodes) > 1:
             self.decodes = sorted(self.decodes, key=by_arrival)
-        chunks: Sequence[Chunk] = [chunk for chunk in self.prompts if chunk.tokens] if self.prompts else ()
-        preempt: Sequence[Preemption] = ()
+        chunks, preempt = self.prompts, self.recomputes
+        if chunks and self.kind != "P":  # a running prompt may find no token left
+            chunks = [chunk for chunk in chunks if chunk.tokens]
         decoding = self.view.decoding + len(self.swap_in) - self.swapped_prompts
         if self.swaps or self.recomputes:
             preempt = [*self.swaps, *self.recomputes]
