@@ -230,6 +230,8 @@ class FastForward(HeldSteps):
         in_flight = 1 if self.server.overlaps else 0
         while further < limit:
             if held.decision >= held.horizon:
+                if self._learns:
+                    break
                 limit = self._receive_arrivals(until, further + 1, limit)
                 if further >= limit or held.decision >= held.horizon:
                     break
