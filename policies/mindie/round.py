@@ -324,7 +324,10 @@ class Round:
         all_decode = 0 < self.ahead + len(self.decodes) == decoding
         if self.decodes and not all_decode:
             chunks = [Chunk(request, 1) for request in self.decodes] + list(chunks)
-        order = Reorder(self._waiting_order(), self._running_order(), self._swapped_order())
+        waiting, running, swapped = self._waiting_order(), self._running_order(), self._swapped_order()
+        order = None
+        if waiting is not None or running is not None or swapped is not None:
+            order = Reorder(waiting, running, swapped)
         decode = "first" if all_decode else False
         return Plan(self.release, preempt, order, self.swap_in, chunks=chunks, decode=decode)
 
