@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, Optional
 
-from servesim.core import CacheDraft, Chunk, Plan, Request
-from servesim.engine.kv_cache import KvCache
+from servesim.core import CacheDraft, Chunk, Plan
+from servesim.engine.kv_cache import InstalledCache, KvCache
 from servesim.engine.rules import NO_CACHE, EngineRules
 from servesim.engine.state import ServerState
 
@@ -46,30 +46,3 @@ class InstalledRules(EngineRules):
         """Use the number of free blocks that the engine has counted, which is the extra of its plans."""
         if plan.extra is not None and isinstance(state.prefix_cache, InstalledCache):
             state.kv_use.tokens += state.prefix_cache.correct(plan.extra)
-
-
-class InstalledCache(KvCache):
-    """The prefix cache of an installed engine, which finds cached tokens itself and counts its blocks."""
-
-    __slots__ = ()
-
-    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
-        self.stats.count(request, cached)
-        return 0  # the next count of the engine has them
-
-    def release(self, request: Request, known: int, may_return: bool) -> int:
-        self.pool.free += request._blocks
-        request._blocks = 0
-        return known
-
-    def correct(self, free: int) -> int:
-        """Use the number of free blocks that the engine has counted. Return how many tokens more requests hold.
-
-        These are in blocks from the cache, and in blocks of requests that left which others still hold: full ones.
-        """
-        blocks = self.pool.free - free
-        self.pool.free = free
-        return blocks * self.pool.block_size
-
-    def check(self, running: Iterable[Request], tokens: int) -> None:
-        """Verify nothing: the engine has the counts."""

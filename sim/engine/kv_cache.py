@@ -147,3 +147,30 @@ class KvCache:
     def check(self, running: Iterable[Request], tokens: int) -> None:
         """Verify all counts between two steps, and the number of tokens that running requests hold."""
         raise NotImplementedError
+
+
+class InstalledCache(KvCache):
+    """The prefix cache of an installed engine, which finds cached tokens itself and counts its blocks."""
+
+    __slots__ = ()
+
+    def admit(self, request: Request, cached: int, decodes: bool = True) -> int:
+        self.stats.count(request, cached)
+        return 0  # the next count of the engine has them
+
+    def release(self, request: Request, known: int, may_return: bool) -> int:
+        self.pool.free += request._blocks
+        request._blocks = 0
+        return known
+
+    def correct(self, free: int) -> int:
+        """Use the number of free blocks that the engine has counted. Return how many tokens more requests hold.
+
+        These are in blocks from the cache, and in blocks of requests that left which others still hold: full ones.
+        """
+        blocks = self.pool.free - free
+        self.pool.free = free
+        return blocks * self.pool.block_size
+
+    def check(self, running: Iterable[Request], tokens: int) -> None:
+        """Verify nothing: the engine has the counts."""
