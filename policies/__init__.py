@@ -1,7 +1,7 @@
 """Scheduling policies: one folder per engine family. To remove a family, delete its folder and its line in FAMILIES.
 
 `__init__.py` of a folder lists its policies, presets/ has its presets; docs/structure.md describes the other files.
-Policies need Python 3.9 and the standard library. They import `core`, and `engine` for the rules of an engine and KV caches.
+Policies need Python 3.9 and the standard library. They import `core`, and `engine` for rules and KV caches.
 """
 
 from __future__ import annotations
