@@ -15,47 +15,69 @@ from servesim.core import Shape, StepCost
 
 from .parts import NO_HOST, HostPart, PartsCost
 
+Line = Optional[tuple[float, float]]  # fixed seconds of a decode step, and seconds per cached token
 
-class ScaledCost(StepCost):
-    """Another cost model, slower or faster by a factor."""
 
-    def __init__(self, cost: StepCost, factor: float) -> None:
+class ChangedCost(StepCost):
+    """The times of another cost model, changed. The line of a decode step over the context is lost, if not kept."""
+
+    def __init__(self, cost: StepCost) -> None:
         self.cost = cost
-        self.factor = factor
 
     @property
     def deterministic(self) -> bool:
         return self.cost.deterministic
 
+    def change(self, seconds: float, shape: Shape) -> float:
+        """Return the changed seconds of a step. Subclasses implement this."""
+        raise NotImplementedError
+
+    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+        """Return the changed line of a decode step, None if it is not a line."""
+        return None
+
     def seconds(self, shape: Shape) -> float:
-        return self.factor * self.cost.seconds(shape)
+        return self.change(self.cost.seconds(shape), shape)
 
     def decode(self, rows: int, live: int, context: int) -> float:
         line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
-        return self.factor * self.cost.decode(rows, live, context) if line is None else line[0] + line[1] * context
+        if line is not None:
+            return line[0] + line[1] * context
+        return self.change(self.cost.decode(rows, live, context), decode_shape(rows, live, context))
 
-    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
+    def linear_in_context(self, rows: int, live: int) -> Line:
         line = self.cost.linear_in_context(rows, live)
-        return None if line is None else (self.factor * line[0], self.factor * line[1])
+        return None if line is None else self.change_line(line[0], line[1], decode_shape(rows, live, 0))
 
 
-class CostWithHost(StepCost):
+def decode_shape(rows: int, live: int, context: int) -> Shape:
+    """Return the shape of a decode step; faster than with keywords."""
+    return tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0))
+
+
+class ScaledCost(ChangedCost):
+    """Another cost model, slower or faster by a factor."""
+
+    def __init__(self, cost: StepCost, factor: float) -> None:
+        super().__init__(cost)
+        self.factor = factor
+
+    def change(self, seconds: float, shape: Shape) -> float:
+        return self.factor * seconds
+
+    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+        return self.factor * fixed, self.factor * slope
+
+
+class CostWithHost(ChangedCost):
     """The step times of a device plus the measured host time of a run, which replaces that of its profile."""
 
     def __init__(self, cost: StepCost, host: HostPart) -> None:
-        self.cost = without_host(cost)
+        super().__init__(without_host(cost))
         self.host = host
 
-    @property
-    def deterministic(self) -> bool:
-        return self.cost.deterministic
-
-    def seconds(self, shape: Shape) -> float:
-        rows = shape.prefill_rows + shape.decode_live
-        return self.cost.seconds(shape) + self.host.seconds(rows, shape.prefill_rows, shape.prefill_live)
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        return self.cost.decode(rows, live, context) + self.host.seconds(live)
+    def change(self, seconds: float, shape: Shape) -> float:
+        return seconds + self.host.of_step(shape)
 
 
 def without_host(cost: StepCost) -> StepCost:
@@ -79,39 +101,23 @@ def host_of(cost: StepCost) -> tuple[HostPart, float]:
     return (cost.host if isinstance(cost, (PartsCost, CostWithHost)) else NO_HOST), 1.0
 
 
-class OverlappedCost(StepCost):
+class OverlappedCost(ChangedCost):
     """Step times of an engine with steps in flight: host time counts only where it exceeds the device.
 
     `saved`: by how much a step on the device is shorter than one alone, because its launch overlaps too.
     """
 
     def __init__(self, cost: StepCost, saved: HostPart) -> None:
-        self.cost = without_host(cost)
+        super().__init__(without_host(cost))
         self.host, self.factor = host_of(cost)
         self.saved = saved
 
-    @property
-    def deterministic(self) -> bool:
-        return self.cost.deterministic
+    def change(self, seconds: float, shape: Shape) -> float:
+        return max(0.0, seconds - self.saved.of_step(shape), self.factor * self.host.of_step(shape))
 
-    def seconds(self, shape: Shape) -> float:
-        terms = shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_live
-        device = self.cost.seconds(shape) - self.saved.seconds(*terms)
-        return max(0.0, device, self.factor * self.host.seconds(*terms))
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
-        if line is not None:
-            return line[0] + line[1] * context
-        device = self.cost.decode(rows, live, context) - self.saved.seconds(live)
-        return max(0.0, device, self.factor * self.host.seconds(live))
-
-    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        line = self.cost.linear_in_context(rows, live)
-        if line is None:
-            return None
-        fixed = line[0] - self.saved.seconds(live)
-        return (fixed, line[1]) if fixed >= max(0.0, self.factor * self.host.seconds(live)) else None
+    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+        device = fixed - self.saved.of_step(shape)
+        return (device, slope) if device == self.change(fixed, shape) else None  # else the host may be slower
 
 
 class SamplingTerm(NamedTuple):
@@ -128,32 +134,63 @@ class SamplingTerm(NamedTuple):
         return self.step + self.row * rows if rows else 0.0
 
 
-class SampledCost(StepCost):
+class SampledCost(ChangedCost):
     """Another cost model, with a different time for the selection of tokens. A step never takes less than 0 s."""
 
     def __init__(self, cost: StepCost, added: SamplingTerm) -> None:
-        self.cost = cost
+        super().__init__(cost)
         self.added = added  # negative for a faster selection
+
+    def change(self, seconds: float, shape: Shape) -> float:
+        return max(0.0, seconds + self.added.seconds(shape.prefill_rows + shape.decode_rows))
+
+    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+        fixed += self.added.seconds(shape.decode_rows)
+        return (fixed, slope) if fixed >= 0.0 else None
+
+
+class HostCopyCost(ChangedCost):
+    """Another cost model, with the time of copies from a host cache in place of its time of swapped blocks."""
+
+    def __init__(self, cost: StepCost, step: float, block: float) -> None:
+        super().__init__(cost)
+        self.step = step  # seconds per step with copies
+        self.block = block  # seconds per copied block
+
+    def seconds(self, shape: Shape) -> float:
+        if not shape.swapped:
+            return self.cost.seconds(shape)
+        return self.cost.duration(shape._replace(swapped=0)) + self.step + self.block * shape.swapped
+
+    def change(self, seconds: float, shape: Shape) -> float:
+        return seconds  # of a decode step: it has no copies
+
+    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+        return fixed, slope
+
+
+class NoisyCost(ChangedCost):
+    """Multiplies the times of another cost model by random factors of measured steps of the same kind, of mean 1."""
+
+    def __init__(self, cost: StepCost, noise: Mapping[str, Sequence[float]], seed: int) -> None:
+        super().__init__(cost)
+        self.noise = {kind: mean_one(factors) for kind, factors in noise.items() if factors}
+        self._random = random.Random(f"step noise {seed}")
 
     @property
     def deterministic(self) -> bool:
-        return self.cost.deterministic
+        return False
 
-    def seconds(self, shape: Shape) -> float:
-        return max(0.0, self.cost.seconds(shape) + self.added.seconds(shape.prefill_rows + shape.decode_rows))
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
-        if line is not None:
-            return line[0] + line[1] * context
-        return max(0.0, self.cost.decode(rows, live, context) + self.added.seconds(rows))
-
-    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        line = self.cost.linear_in_context(rows, live)
-        if line is None:
-            return None
-        fixed = line[0] + self.added.seconds(rows)
-        return (fixed, line[1]) if fixed >= 0.0 else None
+    def change(self, seconds: float, shape: Shape) -> float:
+        kind = "prefill" if shape.kind == "mixed" and "mixed" not in self.noise else shape.kind
+        quantile = self._random.random()  # also without noise, so that one kind does not change the others
+        factors = self.noise.get(kind)
+        if not factors:
+            return seconds
+        position = quantile * (len(factors) - 1)
+        low = int(position)
+        factor = factors[low] + (factors[min(low + 1, len(factors) - 1)] - factors[low]) * (position - low)
+        return seconds * factor
 
 
 def mean_one(quantiles: Sequence[float]) -> list[float]:
@@ -167,60 +204,7 @@ def mean_one(quantiles: Sequence[float]) -> list[float]:
     return [factor / mean for factor in factors] if mean > 0 else factors
 
 
-class HostCopyCost(StepCost):
-    """Another cost model, with the time of copies from a host cache in place of its time of swapped blocks."""
-
-    def __init__(self, cost: StepCost, step: float, block: float) -> None:
-        self.cost = cost
-        self.step = step  # seconds per step with copies
-        self.block = block  # seconds per copied block
-
-    @property
-    def deterministic(self) -> bool:
-        return self.cost.deterministic
-
-    def seconds(self, shape: Shape) -> float:
-        if not shape.swapped:
-            return self.cost.seconds(shape)
-        return self.cost.duration(shape._replace(swapped=0)) + self.step + self.block * shape.swapped
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        return self.cost.decode(rows, live, context)
-
-    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        return self.cost.linear_in_context(rows, live)
-
-
-class NoisyCost(StepCost):
-    """Multiplies the times of another cost model by random factors of measured steps of the same kind, of mean 1."""
-
-    def __init__(self, cost: StepCost, noise: Mapping[str, Sequence[float]], seed: int) -> None:
-        self.cost = cost
-        self.noise = {kind: mean_one(factors) for kind, factors in noise.items() if factors}
-        self._random = random.Random(f"step noise {seed}")
-
-    @property
-    def deterministic(self) -> bool:
-        return False
-
-    def seconds(self, shape: Shape) -> float:
-        kind = "prefill" if shape.kind == "mixed" and "mixed" not in self.noise else shape.kind
-        return self.cost.seconds(shape) * self._factor(kind)
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        return self.cost.decode(rows, live, context) * self._factor("decode")
-
-    def _factor(self, kind: str) -> float:
-        quantile = self._random.random()  # also without noise, so that one kind does not change the others
-        factors = self.noise.get(kind)
-        if not factors:
-            return 1.0
-        position = quantile * (len(factors) - 1)
-        low = int(position)
-        return factors[low] + (factors[min(low + 1, len(factors) - 1)] - factors[low]) * (position - low)
-
-
-class FirstUseCost(StepCost):
+class FirstUseCost(ChangedCost):
     """Adds seconds to the first step of every bucket of tokens. One object belongs to one run.
 
     Some engines capture a CUDA graph, or compile, when they see a padded shape for the first time. These steps can take
@@ -228,30 +212,24 @@ class FirstUseCost(StepCost):
     """
 
     def __init__(self, cost: StepCost, tokens: int, seconds: float) -> None:
-        self.cost = cost
+        super().__init__(cost)
         self.tokens = tokens  # width of a bucket
         self.first = seconds
-        self._used: set[int] = set()
+        self._used: set[int] = {0}  # a step without tokens prepares nothing
 
     @property
     def deterministic(self) -> bool:
         return False
 
-    def seconds(self, shape: Shape) -> float:
-        return self.cost.seconds(shape) + self._take(shape.prefill_tokens + shape.decode_rows)
-
-    def decode(self, rows: int, live: int, context: int) -> float:
-        return self.cost.decode(rows, live, context) + self._take(rows)
-
-    def linear_in_context(self, rows: int, live: int) -> Optional[tuple[float, float]]:
-        return self.cost.linear_in_context(rows, live) if self._bucket(rows) in self._used else None
-
-    def _bucket(self, tokens: int) -> int:
-        return -(-tokens // self.tokens)
-
-    def _take(self, tokens: int) -> float:
-        bucket = self._bucket(tokens)
-        if not tokens or bucket in self._used:
-            return 0.0
+    def change(self, seconds: float, shape: Shape) -> float:
+        bucket = self._bucket(shape)
+        if bucket in self._used:
+            return seconds
         self._used.add(bucket)
-        return self.first
+        return seconds + self.first
+
+    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+        return (fixed, slope) if self._bucket(shape) in self._used else None
+
+    def _bucket(self, shape: Shape) -> int:
+        return -(-(shape.prefill_tokens + shape.decode_rows) // self.tokens)

@@ -132,6 +132,10 @@ class HostPart(Part):
         """Return the host time of a step; `tokens` are the prompt tokens of all its chunks."""
         return self.step + self.row * rows + self.prompt * prompts + self.token * tokens
 
+    def of_step(self, shape: Shape) -> float:
+        """Return the host time of a step."""
+        return self.seconds(shape.prefill_rows + shape.decode_live, shape.prefill_rows, shape.prefill_live)
+
 
 NO_HOST = HostPart()
 
