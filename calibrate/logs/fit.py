@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from servesim.core import StepCost
 
-from .least_squares import Solution, known_median, scan_scales, search_nearby, solve
+from .least_squares import Solution, scan_scales, search_nearby, solve
 from .observed_runs import ObservedRun, Runs
 from .problem import Problem
 from .residuals import predict, shortened
@@ -110,18 +110,16 @@ def solve_problem(problem: Problem, progress: Progress) -> Solution:
     def report(done: int, squares: float) -> None:
         progress(f"all requests, round {done}: sum of squares {squares:.1f}")
 
-    start, width = problem.start(), problem.width()
-    x = solve(problem.residuals, problem.jacobian, x, start, width, rounds=LAST_ROUNDS, progress=report).x
+    x = solve(problem, x, LAST_ROUNDS, report).x
     problem.reweigh(x)
-    return solve(problem.residuals, problem.jacobian, x, start, width, rounds=LAST_ROUNDS, progress=report)
+    return solve(problem, x, LAST_ROUNDS, report)
 
 
 def solve_reweighted(problem: Problem, progress: Progress) -> Solution:
     """Solve, set the weights from the residuals, and solve again."""
-    start = problem.start()
     prefill = [k for k, name in enumerate(problem.free) if name.startswith("prefill")]
     others = [k for k in range(len(problem.free)) if k not in prefill]
-    x, width = scan_scales(problem.squares, start, ([*prefill, *others], prefill, others)), problem.width()
+    x = scan_scales(problem.squares, problem.start(), ([*prefill, *others], prefill, others))
     reweights = REWEIGHTS if problem.has_scatter else 0
     for number in range(reweights + 1):
         if number == 1:
@@ -132,14 +130,14 @@ def solve_reweighted(problem: Problem, progress: Progress) -> Solution:
         def report(done: int, squares: float, number: int = number) -> None:
             progress(f"fit {number + 1} of {reweights + 1}, round {done}: sum of squares {squares:.1f}")
 
-        solution = solve(problem.residuals, problem.jacobian, x, start, width, progress=report)
+        solution = solve(problem, x, progress=report)
         for seed in range(SEARCHES if problem.has_queue and number < reweights else 0):
             if problem.exact(solution.x):
                 break
             better = search_nearby(problem.squares, solution, seed)
             if better is solution.x:
                 break
-            solution = solve(problem.residuals, problem.jacobian, better, start, width, progress=report)
+            solution = solve(problem, better, progress=report)
         x = solution.x
     return solution
 
@@ -152,8 +150,7 @@ def leave_one_out(problem: Problem, solution: Solution, progress: Progress) -> t
     for run in problem.runs:
         progress(f"without {run.name}")
         rest = problem.without(run)
-        start = np.array([values[name] for name in rest.names])
-        partial = solve(rest.residuals, rest.jacobian, start, rest.start(), rest.width(), rounds=rounds)
+        partial = solve(rest, np.array([values[name] for name in rest.names]), rounds)
         partial_fits.append((rest.names, partial))
         # Other runs do not show the cold start of this run, so it is taken from the full fit.
         errors.append(run_error(run, rest.cost(partial.x), problem.cold(solution.x)))
@@ -189,3 +186,9 @@ def run_error(run: ObservedRun, cost: StepCost, cold: Mapping[str, tuple[float, 
     ttft = np.abs(predicted.first - run.first) / (run.first - sent)
     e2e = np.abs(predicted.end - run.end) / (run.end - sent)
     return RunError(run.name, run.makespan, predicted.makespan, known_median(ttft), known_median(e2e), figures)
+
+
+def known_median(errors: Array) -> float:
+    """Return the median without NaN; NaN if no request has a predicted time."""
+    known = errors[~np.isnan(errors)]
+    return float(np.median(known) if len(known) else np.nan)

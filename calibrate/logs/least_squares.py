@@ -13,10 +13,15 @@ from typing import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from .problem import Problem
+
 Array = NDArray[np.float64]
 Residuals = Callable[[Array], Array]
+Progress = Callable[[int, float], None]  # receives the number of rounds, and the sum of squares
 Squares = Callable[[Array, float], float]  # (parameters, limit) -> sum of squares, or any partial sum above the limit
 
+MAX_ROUNDS = 12
+MIN_GAIN = 2e-3  # stop when a round reduces the sum of squares by a smaller fraction
 DAMPING_START, DAMPING_FACTOR, MAX_ATTEMPTS = 1e-3, 8.0, 7  # of one damped step
 START_SCALES = (0.25, 0.35, 0.5, 0.7, 1.4, 2.0, 2.8, 4.0)  # tried before the first step
 SEARCH_OFFSETS = (-8.0, -4.0, -2.0, -1.0, 1.0, 2.0, 4.0, 8.0)  # standard errors
@@ -25,14 +30,16 @@ NEAR_OFFSET, FAR_OFFSET = 0.03, 0.12  # standard deviations of the random points
 MAX_LOG_STEP = 1.5  # maximum change of a parameter's natural logarithm in one step
 
 
+def ignore(done: int, squares: float) -> None:
+    """Report no progress."""
+
+
 @dataclass(frozen=True)
 class Solution:
-    """The best parameters, the covariance of their logarithms, and the residuals."""
+    """The best parameters, and the covariance of their logarithms."""
 
     x: Array
-    covariance: Array  # of the logarithms
-    residuals: Array  # of the data, without the priors
-    rounds: int
+    covariance: Array
 
     @property
     def errors(self) -> Array:
@@ -40,39 +47,27 @@ class Solution:
         return np.asarray(np.sqrt(np.diag(self.covariance)), float)
 
 
-def solve(
-    residuals: Residuals,
-    jacobian: Residuals,
-    start: Array,
-    centre: Array,
-    width: Array,
-    rounds: int = 12,
-    min_gain: float = 2e-3,  # stop when a round reduces the sum of squares by a smaller fraction
-    progress: Callable[[int, float], None] = lambda done, squares: None,
-) -> Solution:
-    """Minimise the residuals and the distance from the priors (centre and relative width).
-
-    `jacobian` returns the derivatives of the residuals by the logarithms of the parameters.
-    """
+def solve(problem: Problem, start: Array, rounds: int = MAX_ROUNDS, progress: Progress = ignore) -> Solution:
+    """Minimise the residuals of a problem and the distance from its priors."""
+    centre, width = np.log(problem.start()), problem.width()
 
     def with_priors(logs: Array) -> Array:
-        return np.concatenate([residuals(np.exp(logs)), (logs - np.log(centre)) / width])
+        return np.concatenate([problem.residuals(np.exp(logs)), (logs - centre) / width])
 
     def derivatives(logs: Array) -> Array:
-        return np.concatenate([jacobian(np.exp(logs)), np.diag(1 / width)])
+        return np.concatenate([problem.jacobian(np.exp(logs)), np.diag(1 / width)])
 
     x = np.log(start)
     rest = with_priors(x)
-    slopes, damping, done = derivatives(x), DAMPING_START, 0
+    slopes, damping = derivatives(x), DAMPING_START
     for done in range(1, rounds + 1):
         before = float(rest @ rest)
         x, rest, damping = damped_step(with_priors, x, rest, slopes, damping)
         progress(done, float(rest @ rest))
-        if before - float(rest @ rest) <= min_gain * before:
+        if before - float(rest @ rest) <= MIN_GAIN * before:
             break
         slopes = derivatives(x)
-    covariance = np.asarray(np.linalg.inv(slopes.T @ slopes), float)
-    return Solution(np.exp(x), covariance, rest[: len(rest) - len(x)], done)
+    return Solution(np.exp(x), np.asarray(np.linalg.inv(slopes.T @ slopes), float))
 
 
 def damped_step(
@@ -125,9 +120,3 @@ def search_nearby(squares: Squares, solution: Solution, seed: int = 0) -> Array:
         if value < minimum:
             best, minimum = candidate, value
     return best
-
-
-def known_median(errors: Array) -> float:
-    """Return the median without NaN; NaN if no request has a predicted time."""
-    known = errors[~np.isnan(errors)]
-    return float(np.median(known) if len(known) else np.nan)

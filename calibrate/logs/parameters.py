@@ -1,4 +1,4 @@
-"""Parameters of a cost model by name: a term, a point of a curve, or one of them in a part.
+"""Parameters of a cost model by name: a term, or a point of a curve.
 
 `decode_live` is a term, `prefill.tokens.4096` the prefill curve of a cost model in parts at 4096 tokens, and
 `host.step` a term of its part `host`.
@@ -6,59 +6,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from servesim.core import BadInput, StepCost
-from servesim.costs.parts import PartsCost
+from servesim.costs.terms import terms_of, with_terms
 
 
 def value_of(cost: StepCost, name: str) -> float:
     """Return the value of a parameter."""
-    value, rest = find_term(cost, name)
-    if not isinstance(value, (list, tuple)):
-        if rest or isinstance(value, bool) or value is None or is_dataclass(value):
-            raise BadInput(f"free: {name!r}: expected a term that is a number")
+    terms = terms_of(cost)
+    term, point = split_name(terms, name)
+    value = terms[term]
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and not point:
         return float(value)
-    for point in value:
-        if not isinstance(point, (list, tuple)) or not isinstance(point[1], (int, float)):
-            raise BadInput(f"free: {name!r}: expected a term that is a number, or a table of points")
-        if f"{point[0]:g}" == rest:
-            return float(point[1])
-    prefix = name.removesuffix(f".{rest}") if rest else name
-    raise BadInput(f"free: {name!r}: expected a point of the table: {', '.join(f'{prefix}.{p[0]:g}' for p in value)}")
+    if not isinstance(value, (list, tuple)) or not all(isinstance(known, (list, tuple)) for known in value):
+        raise BadInput(f"free: {name!r}: expected a term that is a number, or a table of points")
+    found = {f"{known[0]:g}": known[1] for known in value}
+    if point not in found:
+        raise BadInput(f"free: {name!r}: expected a point of the table: {', '.join(f'{term}.{x}' for x in found)}")
+    return float(found[point])
 
 
-def find_term(cost: Any, name: str) -> tuple[Any, str]:
-    """Return the term that a name starts with, and the rest of the name."""
-    term, rest = split_name(cost, name)
-    known = [f.name for f in fields(cost) if f.name[0] != "_"] if is_dataclass(cost) else []
-    if term not in known:
-        raise BadInput(f"free: unknown parameter {name!r}; known: {', '.join(known)}")
-    value: Any = getattr(cost, term)
-    return find_term(value, rest) if is_dataclass(value) and rest else (value, rest)
+def split_name(terms: Mapping[str, Any], name: str) -> tuple[str, str]:
+    """Return the term of a parameter, and the point of its curve if the name has one."""
+    for term in terms:
+        if name == term or name.startswith(f"{term}."):
+            return term, name[len(term) + 1 :]
+    raise BadInput(f"free: unknown parameter {name!r}; known: {', '.join(terms)}")
 
 
-def split_name(cost: Any, name: str) -> tuple[str, str]:
-    """Return the field that a name starts with, and the rest; the field of the part `decode` has another name."""
-    term, _, rest = name.partition(".")
-    return "decodes" if term == "decode" and isinstance(cost, PartsCost) else term, rest
-
-
-def with_values(cost: Any, names: Sequence[str], values: Sequence[float]) -> Any:
-    """Return the cost model, or a part of it, with some parameters changed."""
-    changes: dict[str, Any] = {}
+def with_values(cost: StepCost, names: Sequence[str], values: Sequence[float]) -> StepCost:
+    """Return the cost model with some parameters changed."""
+    terms, changes = terms_of(cost), dict[str, Any]()
     for name, value in zip(names, values):
-        term, rest = split_name(cost, name)
-        now = changes.get(term, getattr(cost, term))
-        if not rest:
-            changes[term] = float(value)
-        elif is_dataclass(now):
-            changes[term] = with_values(now, [rest], [value])
+        term, point = split_name(terms, name)
+        if point:
+            curve = changes.get(term, terms[term])
+            changes[term] = [(x, float(value), *more) if f"{x:g}" == point else (x, y, *more) for x, y, *more in curve]
         else:
-            changes[term] = [
-                (point[0], float(value), *point[2:]) if f"{point[0]:g}" == rest else tuple(point) for point in now
-            ]
-    caches: dict[str, Any] = {f.name: {} for f in fields(cost) if f.name[0] == "_" and f.init}  # of the old values
-    return replace(cost, **changes, **caches)
+            changes[term] = float(value)
+    changed: StepCost = with_terms(cost, changes)
+    return changed

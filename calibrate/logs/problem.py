@@ -49,8 +49,7 @@ class Problem:
 
     def cost(self, values: Array) -> StepCost:
         """Return the cost model with these parameters."""
-        cost: StepCost = with_values(self.start_cost, self.free, [float(value) for value in values[: len(self.free)]])
-        return cost
+        return with_values(self.start_cost, self.free, values[: len(self.free)].tolist())
 
     def cold(self, values: Array) -> dict[str, tuple[float, float]]:
         """Return the cold start of every run that has one."""
@@ -141,7 +140,7 @@ class Problem:
 
     def _scaled(self, run: ObservedRun, values: Array) -> Array:
         parts = zip(self.parts[run.name], self._errors(run, values))
-        return np.concatenate([errors / part.scales() for part, errors in parts])
+        return np.concatenate([errors / part.scale for part, errors in parts])
 
     def _errors(self, run: ObservedRun, values: Array) -> list[Array]:
         """Return the errors of a run, one array per part."""

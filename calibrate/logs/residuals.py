@@ -79,18 +79,16 @@ class Residuals:
 
     differences: Sequence[float] = TIME_DIFFERENCES  # of logarithms of parameters, for derivatives
     error_inflation = 1.6  # errors are correlated: on simulated logs, standard errors were too small by this factor
+    resolution = RESOLUTION_S  # of the data: smaller errors are exact
+    scale: Array  # standard deviation of each error, or of all
 
     def errors(self, predicted: Prediction) -> Array:
         """Return the errors of a prediction. Subclasses implement this."""
         raise NotImplementedError
 
-    def scales(self) -> Array:
-        """Return the standard deviation of each error, or of all."""
-        raise NotImplementedError
-
     def exact(self, errors: Array) -> bool:
         """Return whether the errors are within the resolution of the data."""
-        raise NotImplementedError
+        return float(np.abs(errors).max(initial=0.0)) <= self.resolution
 
     def refine(self) -> None:
         """Use the full resolution."""
@@ -104,7 +102,7 @@ class QueueTimes(Residuals):
 
     def __init__(self, run: ObservedRun) -> None:
         self.times = np.concatenate([run.first, run.end])
-        self.scatter = 0.003 * float(run.end.max()) / MAX_STRETCHES**0.5
+        self.scale = np.array(0.003 * float(run.end.max()) / MAX_STRETCHES**0.5)
         self._split(COARSE_STRETCHES)
 
     def refine(self) -> None:
@@ -125,15 +123,9 @@ class QueueTimes(Residuals):
         error = np.where(np.isfinite(error), error, np.nanmax(np.abs(error), initial=1.0))  # unfinished when simulated
         return np.diff([0.0, *(float(np.median(error[events])) for events in self.stretches)]) / self.widths
 
-    def scales(self) -> Array:
-        return np.array(self.scatter)
-
-    def exact(self, errors: Array) -> bool:
-        return float(np.abs(errors).max()) <= RESOLUTION_S
-
     def reweigh(self, errors: Array) -> None:
         rest = errors[1:]  # the first one is the cold start
-        self.scatter = max(RESOLUTION_S, float(np.sqrt((rest @ rest) / max(1, len(rest) - 2))))
+        self.scale = np.array(max(RESOLUTION_S, float(np.sqrt((rest @ rest) / max(1, len(rest) - 2)))))
 
 
 def split_by_time(order: Indices, times: Array, max_stretches: int) -> list[Indices]:
@@ -155,13 +147,14 @@ class RequestLatencies(Residuals):
 
     differences = GROUP_DIFFERENCES
     error_inflation = 2.2  # requests that share steps are in different groups
+    resolution = EXACT_RATIO
 
     def __init__(self, run: ObservedRun) -> None:
         self.sent = run.sent_times()
         self.ttft, self.decode = run.first - self.sent, run.end - run.first
         prompts = np.array([run.trace.requests[k].prompt for k in run.index], float)
         self.groups = latency_groups(open_requests(self.sent, run.end), prompts)
-        self.scatter = np.array(LATENCY_SCALES)
+        self.scale = np.repeat(LATENCY_SCALES, len(self.groups))
 
     def errors(self, predicted: Prediction) -> Array:
         ttft, decode = predicted.first - self.sent, predicted.end - predicted.first
@@ -172,14 +165,9 @@ class RequestLatencies(Residuals):
         sums = [(float(predicted[group].sum()), float(measured[group].sum())) for group in self.groups]
         return np.array([np.log(max(ours, 1e-12) / theirs) if theirs > 0 else 0.0 for ours, theirs in sums])
 
-    def scales(self) -> Array:
-        return np.repeat(self.scatter, len(self.groups))
-
-    def exact(self, errors: Array) -> bool:
-        return float(np.abs(errors).max(initial=0.0)) <= EXACT_RATIO
-
     def reweigh(self, errors: Array) -> None:
-        self.scatter = np.maximum(np.sqrt(np.mean(errors.reshape(2, -1) ** 2, axis=1)), MIN_LATENCY_SCALE)
+        scatter = np.maximum(np.sqrt(np.mean(errors.reshape(2, -1) ** 2, axis=1)), MIN_LATENCY_SCALE)
+        self.scale = np.repeat(scatter, len(self.groups))
 
 
 def open_requests(sent: Array, end: Array) -> Array:
@@ -205,25 +193,21 @@ class Total(Residuals):
 
     def __init__(self, makespan: float, spread: float) -> None:
         self.makespan = makespan
-        self.spread = spread
+        self.scale = np.array(spread * makespan)
 
     def errors(self, predicted: Prediction) -> Array:
         return np.array([predicted.makespan - self.makespan])
-
-    def scales(self) -> Array:
-        return np.array(self.spread * self.makespan)
-
-    def exact(self, errors: Array) -> bool:
-        return float(np.abs(errors).max()) <= RESOLUTION_S
 
 
 class ReportedFigures(Residuals):
     """Reported means and quantiles, as logarithms of predicted / measured."""
 
     differences = MEAN_DIFFERENCES
+    resolution = EXACT_RATIO
 
     def __init__(self, reported: Sequence[Reported]) -> None:
         self.reported = reported
+        self.scale = np.array([relative_spread(name) for part in reported for name in part.figures])
 
     def errors(self, predicted: Prediction) -> Array:
         return np.array([
@@ -231,12 +215,6 @@ class ReportedFigures(Residuals):
             for part in self.reported
             for theirs, ours in part.compare(predicted.metrics).values()
         ])  # fmt: skip
-
-    def scales(self) -> Array:
-        return np.array([relative_spread(name) for part in self.reported for name in part.figures])
-
-    def exact(self, errors: Array) -> bool:
-        return float(np.abs(errors).max()) <= EXACT_RATIO
 
 
 def residuals_of(run: ObservedRun, spread: float) -> list[Residuals]:

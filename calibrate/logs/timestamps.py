@@ -17,7 +17,7 @@ from servesim.traces.read.source import Source
 Array = NDArray[np.float64]
 
 # Accepted column names, and their unit in seconds.
-INDEX = {"idx": 1.0, "index": 1.0}
+INDEX = ("idx", "index")
 SENT = {"arrival_s": 1.0, "arrival": 1.0, "arrival_ms": 1e-3}
 TTFT = {"ttft_s": 1.0, "ttft": 1.0, "ttft_ms": 1e-3}
 E2E = {"e2e_s": 1.0, "e2e": 1.0, "e2el": 1.0, "latency": 1.0, "e2e_ms": 1e-3, "e2el_ms": 1e-3, "latency_ms": 1e-3}
@@ -60,78 +60,57 @@ def from_benchmark(path: Path) -> RequestTimes:
 
 def from_table(text: str, path: Path) -> RequestTimes:
     """Read a CSV with latencies, or with absolute times. Without an index, requests are numbered by send time."""
-    rows = [TableRow(row) for row in parse_csv(str(path), text)]
+    rows = parse_csv(str(path), text)
     if not rows:
         raise BadInput(f"{path}: expected a header and at least one request, got {text[:40].strip()!r}")
-    has = rows[0].has
-    with_latencies = has(TTFT) and has(E2E)
-    if not (with_latencies or (has(SENT) and has(FIRST) and has(FINISH))):
+    sent, first, end = (column(rows, names) for names in (SENT, TTFT, E2E))
+    starts = [0.0] * len(rows)
+    if first is None or end is None:
+        first, end, starts = column(rows, FIRST), column(rows, FINISH), sent
+    if first is None or end is None or starts is None:
         raise BadInput(
             f"{path}: row 1: expected columns ttft_s and e2e_s (or arrival, first_token and finish), "
             f"got {', '.join(rows[0].cells)}"
         )
-    sent = [row.required(SENT) for row in rows] if has(SENT) else []
-    index = [row.index() for row in rows] if has(INDEX) else send_order(sent or [0.0] * len(rows))
+    index = request_indices(rows, sent or [0.0] * len(rows))
+    finished = []
+    for row, k, start, one, last in zip(rows, index, starts, first, end):
+        if one is None or last is None:  # it did not finish
+            continue
+        if one < start - ROUNDING_S or last < one - ROUNDING_S:
+            times = f"{one:g} s, {last:g} s, sent at {start:g} s"
+            raise BadInput(f"{row.where}: expected a first token after the send time and an end after it, got {times}")
+        finished.append((k, max(0.0, one - start), max(0.0, last - start)))
+    if not finished:
+        raise BadInput(f"{path}: expected at least one finished request, got none")
+    request_index, ttft, e2e = zip(*finished)
+    return RequestTimes(np.array(request_index, np.int64), dict(zip(index, sent or ())), np.array(ttft), np.array(e2e))
+
+
+def column(rows: Sequence[CsvRow], names: Mapping[str, float]) -> Any:
+    """Return the first of these columns that a table has, in seconds, None if it has none.
+
+    A latency is None if its cell is empty; a send time must not be.
+    """
+    name = next((name for name in names if name in rows[0].cells), None)
+    if name is None:
+        return None
+    return [None if names is not SENT and not row[name].strip() else row.number(name) * names[name] for row in rows]
+
+
+def request_indices(rows: Sequence[CsvRow], sent: Sequence[float]) -> list[int]:
+    """Return the index of every request: of the table, or its place in the order of the send times."""
+    name = next((name for name in INDEX if name in rows[0].cells), None)
+    if name is None:
+        order = sorted(range(len(sent)), key=sent.__getitem__)
+        return sorted(range(len(sent)), key=order.__getitem__)
+    index = [row.whole(name) for row in rows]
     seen: set[int] = set()
     for row, k in zip(rows, index):
         if k in seen:
             raise BadInput(f"{row.where}: expected every index once, got {k} again")
         seen.add(k)
-    starts = [0.0] * len(rows) if with_latencies else sent
-    columns = (TTFT, E2E) if with_latencies else (FIRST, FINISH)
-    found = [(k, row.latencies(columns, start)) for row, k, start in zip(rows, index, starts)]
-    finished = [(k, *latencies) for k, latencies in found if latencies is not None]
-    if not finished:
-        raise BadInput(f"{path}: expected at least one finished request, got none")
-    request_index, ttft, e2e = zip(*finished)
-    return RequestTimes(np.array(request_index, np.int64), dict(zip(index, sent)), np.array(ttft), np.array(e2e))
-
-
-def send_order(sent: Sequence[float]) -> list[int]:
-    """Return the place of each send time in their order."""
-    index = [0] * len(sent)
-    for place, k in enumerate(sorted(range(len(sent)), key=sent.__getitem__)):
-        index[k] = place
     return index
-
-
-class TableRow:
-    """One row of a table of requests."""
-
-    def __init__(self, row: CsvRow) -> None:
-        self.row = row
-        self.cells = row.cells
-        self.where = row.where
-
-    def has(self, columns: Mapping[str, float]) -> bool:
-        return any(name in self.cells for name in columns)
-
-    def name(self, columns: Mapping[str, float]) -> str:
-        return next(name for name in columns if name in self.cells)
-
-    def number(self, columns: Mapping[str, float]) -> Optional[float]:
-        """Return the number of the first of these columns that the table has; None if the cell is empty."""
-        name = self.name(columns)
-        return self.row.number(name) * columns[name] if self.cells[name].strip() else None
-
-    def required(self, columns: Mapping[str, float]) -> float:
-        value = self.number(columns)
-        if value is None:
-            raise BadInput(f"{self.where}: {self.name(columns)}: expected a number, got an empty cell")
-        return value
-
-    def index(self) -> int:
-        return self.row.whole(self.name(INDEX))
-
-    def latencies(self, columns: Sequence[Mapping[str, float]], start: float) -> Optional[tuple[float, float]]:
-        """Return the seconds to the first and to the last token; None for a request that did not finish."""
-        first, end = (self.number(names) for names in columns)
-        if first is None or end is None:
-            return None
-        if first < start - ROUNDING_S or end < first - ROUNDING_S:
-            times = f"{first:g} s, {end:g} s, sent at {start:g} s"
-            raise BadInput(f"{self.where}: expected a first token after the send time and an end after it, got {times}")
-        return max(0.0, first - start), max(0.0, end - start)
 
 
 def from_log(path: Path) -> RequestTimes:

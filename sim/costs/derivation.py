@@ -30,6 +30,7 @@ from .model_config import model_name
 from .parts import PartsCost
 from .public_devices import Device, device_of
 from .public_models import find_model
+from .terms import terms_of, with_terms
 from .uncertainty import has_parameters, parameters, with_parameters
 
 KERNELS, MOE_KERNELS = 9, 14  # of a layer: norms, projections, rotary, attention, MLP; router, sort, sum of experts
@@ -38,6 +39,17 @@ ALL_REDUCE = 5e-6  # seconds of a small all-reduce between two devices; each dou
 LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-reduces reach
 MANY_TOKENS = 1e6  # a call that uses all experts
 SPREAD = 0.1  # standard deviation of all times of a derived profile: benchmarks/proof_derive.py has the errors
+CURVES = ("prefill.tokens", "decode.rows")
+FACTORS = {  # term of a cost model: which factor of a Change scales it
+    "prefill_token": "compute", "decode_row": "compute",
+    "prefill_square": "attention", "prefill_cross": "attention", "prefill.square": "attention",
+    "prefill.cross": "attention", "prefill.cross_root": "attention", "prefill.paged_square": "attention",
+    "prefill.padded_square": "attention",
+    "context": "cache", "decode.context": "cache", "decode.context_root": "cache", "mixed.context": "cache",
+    "swap_block": "copy", "swap.block": "copy",
+    "prefill_row": "kernels", "decode_live": "kernels", "prefill.row": "kernels", "decode.live": "kernels",
+    "mixed.step": "kernels", "mixed.row": "kernels",
+}  # fmt: skip
 KEPT = (
     "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "noise",
     "grid",
@@ -151,41 +163,25 @@ def change_of(cost: StepCost, old: Setting, new: Setting) -> Change:
 
 def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:
     """Return the cost model of a setting from that of another one."""
-    change = change_of(cost, old, new)
+    change, terms = change_of(cost, old, new), terms_of(cost)
+    changed = {name: terms[name] * getattr(change, factor) for name, factor in FACTORS.items() if name in terms}
+    changed |= {name: change.curve(terms[name]) for name in CURVES if name in terms}
     if isinstance(cost, LinearCost):
-        return derive_linear(cost, change)
-    assert isinstance(cost, PartsCost)
-    prefill = replace(cost.prefill, tokens=change.curve(cost.prefill.tokens))
-    decodes = replace(cost.decodes, rows=change.curve(cost.decodes.rows))
-    attention = ("square", "cross", "cross_root", "paged_square", "padded_square")
-    return PartsCost(
-        scaled(scaled(prefill, change.attention, *attention), change.kernels, "row"),
-        scaled(scaled(decodes, change.cache, "context", "context_root"), change.kernels, "live"),
-        scaled(scaled(cost.mixed, change.cache, "context"), change.kernels, "step", "row"),
-        scaled(cost.swap, change.copy, "block"),
-        cost.host,
-    )
+        changed |= changed_linear(cost, change)
+    derived: StepCost = with_terms(cost, changed)
+    return derived
 
 
-def derive_linear(cost: LinearCost, change: Change) -> LinearCost:
-    """Return the sum of terms of another setting. The fixed terms change as a decode step of one row does."""
+def changed_linear(cost: LinearCost, change: Change) -> dict[str, float]:
+    """Return the fixed terms of another setting, which change as a decode step of one row does, and its experts."""
     fixed = cost.base + cost.decode_step
     ratio = change.without_attention(fixed, 1) / fixed if fixed > 0 else change.kernels
-    cost = scaled(cost, ratio, "base", "prefill", "decode_step")
-    cost = scaled(cost, change.compute, "prefill_token", "decode_row")
-    cost = scaled(cost, change.attention, "prefill_square", "prefill_cross")
-    cost = scaled(cost, change.kernels, "prefill_row", "decode_live")
-    cost = scaled(cost, change.cache, "context")
+    terms = {name: getattr(cost, name) * ratio for name in ("base", "prefill", "decode_step")}
     if cost.experts:
         model = change.new.model
-        cost = scaled(cost, change.new.read(MANY_TOKENS) / change.old.read(MANY_TOKENS), "experts")
-        cost = replace(cost, expert_share=model.experts_per_token / model.experts if model.experts else 1.0)
-    return replace(cost, swap_block=cost.swap_block * change.copy)
-
-
-def scaled(terms: Any, factor: float, *names: str) -> Any:
-    """Return terms of a cost model, some of them multiplied by a factor."""
-    return replace(terms, **{name: getattr(terms, name) * factor for name in names})
+        terms["experts"] = cost.experts * (change.new.read(MANY_TOKENS) / change.old.read(MANY_TOKENS))
+        terms["expert_share"] = model.experts_per_token / model.experts if model.experts else 1.0
+    return terms
 
 
 def setting_of(profile: Profile) -> Setting:

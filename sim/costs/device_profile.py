@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
@@ -41,15 +40,19 @@ class Profile:
     path: Optional[Path] = None
     digest: str = ""  # hash of the folder's content
 
+    def section(self, key: str) -> Mapping[str, Any]:
+        """Return a section of profile.yaml, an empty one if it is missing or null."""
+        return self.about.get(key) or {}
+
     @property
     def cold_start(self) -> tuple[float, float]:
         """Extra seconds of the first prefill and of the first decode, if the scenario does not say how it starts."""
-        cold = self.about.get("cold_start") or {}
+        cold = self.section("cold_start")
         return float(cold.get("prefill") or 0.0), float(cold.get("decode") or 0.0)
 
     def measured_cold_start(self) -> tuple[float, float]:
         """Return the extra seconds of the first calls of a server that was not warmed up."""
-        cold = self.about.get("cold") or self.about.get("cold_start")
+        cold = self.section("cold") or self.section("cold_start")
         if not cold:
             raise BadInput(
                 f"engine.start: profile {self.name} has no seconds of a cold start; give them as engine.cold_start"
@@ -59,7 +62,7 @@ class Profile:
     @property
     def front_end(self) -> float:
         """Seconds from sending a request to the scheduler; 0 unless the profile comes from a black-box server."""
-        return float((self.about.get("front_end") or {}).get("seconds") or 0.0)
+        return float(self.section("front_end").get("seconds") or 0.0)
 
     def cost_of_run(self, noise_seed: Optional[int] = None, warm: bool = False) -> StepCost:
         """Return the cost model of one run: with noise if there is a seed, and with the extra time of new shapes.
@@ -73,13 +76,13 @@ class Profile:
     @property
     def sampling(self) -> dict[str, SamplingTerm]:
         """Seconds to select the next tokens, by name of the variant that was measured."""
-        terms = (self.about.get("sampling") or {}).get("terms") or {}
+        terms = self.section("sampling").get("terms") or {}
         return {str(name): SamplingTerm(float(term["step"]), float(term["row"])) for name, term in terms.items()}
 
     @property
     def sampling_used(self) -> Optional[str]:
         """The variant that the measured steps used, or None if the profile does not say it."""
-        used = (self.about.get("sampling") or {}).get("used")
+        used = self.section("sampling").get("used")
         return None if used is None else str(used)
 
     def for_run(self, sampling: Optional[str] = None, host: HostPart = NO_HOST) -> Profile:
@@ -116,7 +119,7 @@ class Profile:
     @property
     def error(self) -> Mapping[str, Any]:
         """Held-out error per kind of step, as fractions of the measured time: mean, and largest or quantiles."""
-        return dict(self.about.get("error") or {})
+        return dict(self.section("error"))
 
     @property
     def mean_errors(self) -> dict[str, float]:
@@ -134,18 +137,13 @@ class Profile:
     @property
     def uncertainty(self) -> Uncertainty:
         """The joint uncertainty of the parameters; without one in the profile, only the spread between sessions."""
-        stored = self.about.get("uncertainty") or {}
+        stored = self.section("uncertainty")
         session = stored.get("session")
         return Uncertainty(stored.get("draws") or (), SESSION_SPREAD if session is None else float(session))
 
-    def draw(self, rng: random.Random) -> StepCost:
-        """Return a random cost model that agrees with the measurements."""
-        return self.uncertainty.draw(self.cost, rng)
-
     def in_same_session(self) -> Profile:
         """Return the profile for a run of the session that measured it: step times vary less than between sessions."""
-        stored = dict(self.about.get("uncertainty") or {})
-        stored["session"] = min(self.uncertainty.session, RUN_SPREAD)
+        stored = {**self.section("uncertainty"), "session": min(self.uncertainty.session, RUN_SPREAD)}
         return replace(self, about={**self.about, "uncertainty": stored})
 
     def measured_within(self, seconds: float, now: datetime) -> bool:
@@ -163,7 +161,7 @@ class Profile:
 
     def outside_range(self, largest: Mapping[str, float]) -> list[str]:
         """Return the values of a run's largest step shape that exceed the measured range."""
-        grid = self.about.get("grid") or {}
+        grid = self.section("grid")
         return [
             f"{name} {value:g} (measured {grid[name][0]:g} to {grid[name][1]:g})"
             for name, value in largest.items()

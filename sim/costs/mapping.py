@@ -12,12 +12,10 @@ from servesim.files.read import quote
 
 from .derived import SampledCost, SamplingTerm
 from .linear import LinearCost
-from .parts import DecodePart, HostPart, MixedPart, PartsCost, PrefillPart, SwapPart
+from .parts import PART_FIELDS, PartsCost
 
 KINDS = ("linear", "parts")
-PARTS: dict[str, type[Any]] = {
-    "prefill": PrefillPart, "decode": DecodePart, "mixed": MixedPart, "swap": SwapPart, "host": HostPart,
-}  # fmt: skip
+PARTS: dict[str, type[Any]] = {name: type(getattr(PartsCost(), field)) for name, field in PART_FIELDS.items()}
 REQUIRED_PARTS = ("prefill", "decode")
 SELECTION = "selection"  # seconds per step and per row to add, because tokens are selected in another way
 
@@ -60,7 +58,7 @@ def parts_from(terms: Mapping[str, Any], where: str) -> PartsCost:
             raise BadInput(f"{part}: expected keys and values, got {quote(values)}")
         check_keys(values, [f.name for f in fields(PARTS[name])], part)
         checked = {key: check_part_term(name, key, value, f"{part}.{key}") for key, value in values.items()}
-        parts["decodes" if name == "decode" else name] = PARTS[name](**checked)
+        parts[PART_FIELDS[name]] = PARTS[name](**checked)
     return PartsCost(**parts)
 
 
@@ -142,11 +140,8 @@ def check_increasing(numbers: Any, where: str, minimum: float = 0.0, maximum: fl
 def cost_mapping(cost: StepCost) -> dict[str, Any]:
     """Return a cost model as the input of `cost_from`, without default values."""
     if type(cost) is PartsCost:
-        parts = {name: getattr(cost, "decodes" if name == "decode" else name) for name in PARTS}
-        return {
-            "kind": "parts",
-            **{name: values for name, part in parts.items() if (values := changed(part)) or name in REQUIRED_PARTS},
-        }
+        parts = {name: changed(getattr(cost, field)) for name, field in PART_FIELDS.items()}
+        return {"kind": "parts", **{name: part for name, part in parts.items() if part or name in REQUIRED_PARTS}}
     if type(cost) is SampledCost:
         return {**cost_mapping(cost.cost), SELECTION: list(cost.added)}
     if type(cost) is LinearCost:

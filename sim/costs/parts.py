@@ -138,6 +138,9 @@ class HostPart(Part):
 
 
 NO_HOST = HostPart()
+PART_FIELDS = {  # name of a part in a profile: field of PartsCost
+    "prefill": "prefill", "decode": "decodes", "mixed": "mixed", "swap": "swap", "host": "host",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ def error_advice(profile: Profile) -> str:
 
 def prompt_findings(profile: Profile) -> Iterator[Finding]:
     """Yield that long prompts take no longer than short ones: the samples do not show the time of a token."""
-    low, high = (profile.about.get("grid") or {}).get("prefill_tokens") or (0, 0)
+    low, high = profile.section("grid").get("prefill_tokens") or (0, 0)
     if high < FLAT_TOKENS or low > high / 4:
         return
     short, long = (profile.cost.seconds(Shape(1, n, n, n * n)) for n in (max(1, int(low)), int(high)))
@@ -111,8 +111,8 @@ def prompt_findings(profile: Profile) -> Iterator[Finding]:
 
 def gaps(profile: Profile) -> Iterator[Finding]:
     """Yield the sizes of calibration loads that are above every measured step."""
-    missed = (profile.about.get("loads") or {}).get("missed") or {}
-    grid = profile.about.get("grid") or {}
+    missed = profile.section("loads").get("missed") or {}
+    grid = profile.section("grid")
     for name, size in missed.items():
         measured = (grid.get(name) or (0, 0))[1]
         if measured < size:

@@ -1,7 +1,7 @@
-"""The joint uncertainty of the parameters of a cost model, and random cost models that agree with the measurements.
+"""The joint uncertainty of the parameters of a cost model, and cost models that agree with the measurements.
 
-A fit stores the parameters of fits to resampled data (bootstrap). A draw is one of them, scaled by one factor for all
-times: the difference between two sessions on one device (clock frequency, temperature, driver).
+A fit stores the parameters of fits to resampled data (bootstrap). Such a draw is scaled by one factor for all times:
+the difference between two sessions on one device (clock frequency, temperature, driver).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from statistics import NormalDist, pstdev
 from typing import Any
 
@@ -18,6 +18,7 @@ from servesim.core import BadInput, StepCost
 from .derived import ScaledCost
 from .linear import LinearCost
 from .parts import PartsCost
+from .terms import terms_of, with_terms
 
 SESSION_SPREAD = 0.02  # standard deviation of all step times between sessions, from four sessions on an H200
 RUN_SPREAD = 0.0135  # between runs of the session that measured the profile: two sessions on an H200 had 0.8 and 1.7 %
@@ -29,13 +30,6 @@ class Uncertainty:
 
     draws: Sequence[Sequence[float]] = ()
     session: float = SESSION_SPREAD
-
-    def draw(self, cost: StepCost, rng: random.Random) -> StepCost:
-        """Return a random cost model around `cost`."""
-        factor = math.exp(rng.gauss(0.0, 1.0) * self.session - self.session**2 / 2)
-        if self.draws:
-            cost = with_parameters(cost, self.draws[rng.randrange(len(self.draws))])
-        return ScaledCost(cost, factor) if factor != 1.0 else cost
 
     def representatives(self, cost: StepCost, count: int) -> list[StepCost]:
         """Return `count` cost models that represent the uncertainty: the same ones in every call.
@@ -79,32 +73,14 @@ def has_parameters(cost: StepCost) -> bool:
 
 def parameters(cost: StepCost) -> list[float]:
     """Return the parameters of a cost model: the numbers in seconds, and first value and increments of curves."""
-    values: list[float] = []
-    for part in parts_of(cost).values():
-        for name in field_names(part):
-            values += flattened(getattr(part, name))
-    return values
+    return [number for value in terms_of(cost).values() for number in flattened(value)]
 
 
 def with_parameters(cost: StepCost, values: Sequence[float]) -> StepCost:
     """Return a cost model with other parameters."""
-    remaining, parts = iter(values), {}
-    for name, part in parts_of(cost).items():
-        parts[name] = type(part)(**{field: restored(getattr(part, field), remaining) for field in field_names(part)})
-    whole = parts.get("whole")
-    return whole if isinstance(whole, StepCost) else PartsCost(**parts)
-
-
-def parts_of(cost: StepCost) -> dict[str, Any]:
-    """Return the dataclasses that hold the parameters."""
-    if not isinstance(cost, PartsCost):
-        return {"whole": cost}
-    return {name: getattr(cost, name) for name in field_names(cost)}
-
-
-def field_names(part: Any) -> list[str]:
-    """Return the fields of a dataclass without its caches."""
-    return [field.name for field in fields(part) if not field.name.startswith("_")]
+    remaining = iter(values)
+    changed: StepCost = with_terms(cost, {name: restored(value, remaining) for name, value in terms_of(cost).items()})
+    return changed
 
 
 def flattened(value: Any) -> list[float]:

@@ -1,8 +1,7 @@
-"""Random cost models from the uncertainty of a profile, and the spread between sessions."""
+"""Cost models from the uncertainty of a profile, and the spread between sessions."""
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,7 @@ import pytest
 from servesim.calibrate.probe.fitted_profile import profile_from
 from servesim.core import Shape, StepCost
 from servesim.costs.derived import ScaledCost
-from servesim.costs.device_profile import Profile, bundled_profiles, load_profile, write_profile
+from servesim.costs.device_profile import bundled_profiles, load_profile, write_profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart
 from servesim.costs.uncertainty import SESSION_SPREAD, parameters, with_parameters
@@ -40,12 +39,11 @@ def test_parameters_can_be_set_again(cost: StepCost) -> None:
 def test_stored_draws_are_valid_cost_models() -> None:
     """Terms are at least 0 and curves rise, also if the samples do not separate the terms."""
     samples = measured([prompts(n) for n in LENGTHS] + DECODES, TRUE.seconds, 0.1)
-    profile, rng = profile_from(samples, {}, "here"), random.Random(0)
-    for _ in range(20):
-        drawn = profile.draw(rng)
-        assert isinstance(drawn, ScaledCost)
-        assert min(parameters(drawn.cost)) >= 0
-        assert drawn.cost != profile.cost
+    profile = profile_from(samples, {}, "here")
+    for drawn in profile.representatives(20):
+        assert isinstance(drawn.cost, ScaledCost)
+        assert min(parameters(drawn.cost.cost)) >= 0
+        assert drawn.cost.cost != profile.cost
 
 
 def test_points_with_different_numbers_of_values_are_not_parameters(tmp_path: Path) -> None:
@@ -54,18 +52,11 @@ def test_points_with_different_numbers_of_values_are_not_parameters(tmp_path: Pa
     assert load_profile(tmp_path).cost.decode(8, 4, 9) == RAGGED.decode(8, 4, 9)
 
 
-def test_a_draw_is_repeated_with_its_seed() -> None:
-    profile = Profile("known", TRUE)
-    times = [profile.draw(random.Random(seed)).seconds(DECODES[0]) for seed in (1, 1, 2)]
-    assert times[0] == times[1] != times[2]
-
-
 @pytest.mark.parametrize("name", bundled_profiles())
-def test_every_profile_can_be_drawn(name: str) -> None:
+def test_every_profile_has_representatives(name: str) -> None:
     """Without stored components, all times vary together, as between two sessions."""
-    profile, rng = load_profile(name), random.Random(0)
-    shape = decodes(4, 100)
-    ratios = [profile.draw(rng).seconds(shape) / profile.cost.seconds(shape) for _ in range(400)]
+    profile, shape = load_profile(name), decodes(4, 100)
+    ratios = [drawn.cost.seconds(shape) / profile.cost.seconds(shape) for drawn in profile.representatives(400)]
     assert np.mean(ratios) == pytest.approx(1.0, abs=0.01)
     assert 0.8 * SESSION_SPREAD < np.std(ratios) < 0.05
 
@@ -79,8 +70,8 @@ def test_the_interval_of_a_fit_holds_and_is_not_wide(tmp_path: Path) -> None:
         write_profile(
             tmp_path, {**profile.about, "uncertainty": {**profile.about["uncertainty"], "session": 0.0}}, profile.cost
         )
-        stored, rng = load_profile(tmp_path), random.Random(seed)
-        draws = [stored.draw(rng) for _ in range(40)]
+        stored = load_profile(tmp_path)
+        draws = [drawn.cost for drawn in stored.representatives(40)]
         for shape in (prompts(300), prompts(1500), decodes(3, 60), decodes(30, 900)):
             error = 1.96 * float(np.std([cost.seconds(shape) for cost in draws]))
             inside.append(abs(stored.cost.seconds(shape) - TRUE.seconds(shape)) <= error)

@@ -148,7 +148,7 @@ def test_each_run_is_predicted_from_the_others(tmp_path: Path) -> None:
 
 def test_standard_errors_come_from_leaving_out_one_run_at_a_time() -> None:
     def solution(*values: float, errors: tuple[float, ...]) -> Solution:
-        return Solution(np.array(values), np.diag(np.square(errors)), np.empty(0), 1)
+        return Solution(np.array(values), np.diag(np.square(errors)))
 
     names = ["a", "b", "cold.x.prefill"]
     whole = solution(1.0, 2.0, 5.0, errors=(0.01, 0.01, 0.1))

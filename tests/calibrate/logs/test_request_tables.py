@@ -64,7 +64,7 @@ def test_rounded_columns_of_one_request_are_accepted(tmp_path: Path) -> None:
         ("ttft_s,e2e_s\n,\n", "expected at least one finished request, got none"),
         ("ttft_s,e2e_s\n1,x\n", "row 2: e2e_s: expected a number, got 'x'"),
         ("ttft_s,e2e_s\n1,2\nnan,2\n", "row 3: ttft_s: expected a number, got 'nan'"),
-        ("arrival,ttft_s,e2e_s\n0,1,2\n,1,2\n", "row 3: arrival: expected a number, got an empty cell"),
+        ("arrival,ttft_s,e2e_s\n0,1,2\n,1,2\n", "row 3: arrival: expected a number, got ''"),
         ("idx,ttft_s,e2e_s\n0,1,2\n-1,1,2\n", "row 3: idx: expected a whole number from 0 to 2147483647, got '-1'"),
         ("idx,ttft_s,e2e_s\n0.5,1,2\n", "row 2: idx: expected a whole number from 0 to 2147483647, got '0.5'"),
         ("idx,ttft_s,e2e_s\n1e30,1,2\n", "row 2: idx: expected a whole number from 0 to 2147483647, got '1e30'"),
