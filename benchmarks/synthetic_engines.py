@@ -146,7 +146,7 @@ def measure(shapes: list[Shape], engine: TrueEngine, rng: np.random.Generator) -
     stalled = rng.random(len(shapes)) < 0.005
     seconds[stalled] *= rng.uniform(3.5, 8.0, int(stalled.sum()))
     points = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
-    return Samples([shape.kind for shape in shapes], shapes, seconds, np.array([points[shape] for shape in shapes]))
+    return Samples.from_shapes(shapes, seconds, [points[shape] for shape in shapes])
 
 
 @dataclass
@@ -188,15 +188,15 @@ def fit_engine(seed: int) -> FittedEngine:
 def try_engine(seed: int, draws: int = DRAWS) -> Result:
     """Draw an engine, fit its samples, and predict another workload."""
     case = fit_engine(seed)
-    engine, fitted, scenario, source, rng = case.engine, case.fitted, case.scenario, case.source, case.rng
+    engine, fitted, scenario, source = case.engine, case.fitted, case.scenario, case.source
     trace = load_trace(scenario)
 
     def makespan(cost: StepCost) -> float:
         return float(simulate(scenario, trace=trace, profile=Profile("synthetic", cost)).measures.makespan)
 
     true, predicted = makespan(engine), makespan(fitted.cost)
-    uncertainty = Uncertainty(fitted.draws)
-    spread = np.std([makespan(uncertainty.draw(fitted.cost, rng)) for _ in range(draws)], ddof=1)
+    drawn = Uncertainty(fitted.draws).representatives(fitted.cost, draws)
+    spread = np.std([makespan(cost) for cost in drawn], ddof=1)
     name = f"{seed} {source}, {engine.mixed}{', padded' if engine.padded else ''}, {scenario.policy['name']}"
     return Result(name, predicted / true - 1, float(Z * spread / predicted))
 

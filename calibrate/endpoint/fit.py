@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 import numpy as np
-from servesim.calibrate.probe.fit import fit_groups
+from servesim.calibrate.probe.fit import fit_cost
 from servesim.calibrate.probe.fit_errors import in_measured_range, measured_range
 from servesim.calibrate.probe.fitted_profile import noise_quantiles, profile_from
 from servesim.calibrate.probe.sample_set import Samples, grouped, write_samples
@@ -102,7 +102,7 @@ def front_end_seconds(steps: Sequence[ObservedStep], about: Mapping[str, Any]) -
     others = grouped(samples_of([step for step in steps if not step.idle]))
     if not len(idle) or not {"prefill", "mixed"} & set(others.kinds) or "decode" not in others.kinds:
         return None
-    cost = fit_groups(others, about, details=False).cost
+    cost = fit_cost(others, about)
     inside = in_measured_range(idle.table, measured_range(others.of_kind("prefill", "mixed")))
     compared = idle.select(inside) if inside.any() else idle
     differences = [seconds - cost.seconds(shape) for seconds, shape in zip(compared.seconds, compared.shapes)]

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Optional
 import numpy as np
 from numpy.typing import NDArray
 from servesim.calibrate.probe.fitted_profile import profile_from
+from servesim.calibrate.probe.predict import predict
 from servesim.calibrate.probe.sample_set import Samples, write_samples
 from servesim.core import BadInput, StepCost
 from servesim.core.limits import MAX_NUMBER
@@ -79,7 +80,8 @@ def first_uses(steps: Samples, width: Optional[int] = None) -> tuple[Optional[in
 
 def token_buckets(steps: Samples, tokens: int) -> NDArray[np.int64]:
     """Return the bucket of tokens of every step."""
-    return np.array([-(-(shape.prefill_tokens + shape.decode_rows) // tokens) for shape in steps.shapes])
+    sizes = steps.column("prefill_tokens") + steps.column("decode_rows")
+    return np.asarray(-(-sizes // tokens), np.int64)
 
 
 def slow_steps(steps: Samples, tokens: int) -> NDArray[np.bool_]:
@@ -123,17 +125,12 @@ def slower_than(cost: StepCost, steps: Samples) -> NDArray[np.bool_]:
     An engine can prepare a bucket several times, for example for longer contexts, and can know some buckets before the
     first step. A fit without the first steps of the buckets tells both.
     """
-    ratios = np.log(steps.seconds / predicted(cost, steps))
+    ratios = np.log(steps.seconds / predict(cost, steps.table))
     scatter = 1.4826 * float(np.median(np.abs(ratios)))
     return np.asarray(ratios > max(np.log(SLOW), SCATTERS * scatter), bool)
 
 
 def first_use_seconds(steps: Samples, tokens: int, cost: StepCost, slow: Sequence[bool] | NDArray[np.bool_]) -> float:
     """Return the time lost in slow steps, per bucket."""
-    lost: float = sum((steps.seconds - predicted(cost, steps))[np.asarray(slow, bool)].tolist())
+    lost: float = sum((steps.seconds - predict(cost, steps.table))[np.asarray(slow, bool)].tolist())
     return max(0.0, lost / len(np.unique(token_buckets(steps, tokens))))
-
-
-def predicted(cost: StepCost, steps: Samples) -> NDArray[np.float64]:
-    """Return the times of a cost model."""
-    return np.array([cost.duration(shape) for shape in steps.shapes])

@@ -25,24 +25,19 @@ ROWS = (1, 32, 128)  # of the table of the selection of tokens
 KINDS = ("prefill", "decode", "mixed", "swap", "busy")
 
 
-def report(profile: Profile, tolerance: Optional[float] = None) -> tuple[str, bool]:
-    """Return a text that ends with the verdict, and whether every held-out error is within the tolerance."""
-    points = measured_points(profile.path)
+def report(profile: Profile, tolerance: Optional[float] = None) -> str:
+    """Return a text that ends with the verdict. It asks for steps whose held-out error is above the tolerance."""
+    points, about = measured_points(profile.path), {**profile.about, "model": model_name(profile.about.get("model"))}
     lines = [f"profile {profile.name} (digest {profile.digest})"]
-    about = {**profile.about, "model": model_name(profile.about.get("model"))}
     lines += [f"  {key}: {about[key]}" for key in ("device", "model", "kernels", "how") if about.get(key)]
     lines += ["", *coverage_lines(profile, points)]
-    held_out = profile.mean_errors
     lines += ["", *(error_lines(profile) or ["held-out error: not in this profile"]), *fit_lines(profile)]
-    if isinstance(profile.about.get("busy"), (int, float)):
-        lines.append(
-            f"decode time with a busy front end in the same process: {profile.about['busy']:.2f} x the time without"
-        )
-    lines += [*sampling_lines(profile), *utilisation_lines(profile), *log_fit_lines(profile.about.get("fit"))]
-    advice = next_steps(profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance)
+    if about.get("busy") is not None:
+        lines.append(f"decode time with a busy front end in the same process: {about['busy']:.2f} x the time without")
+    lines += [*sampling_lines(profile), *utilisation_lines(profile), *log_fit_lines(profile.section("fit"))]
+    advice = next_steps(profile, points, tolerance)
     lines += ["", "next measurements:", *(f"  {line}" for line in advice or ["none needed"])]
-    lines += ["", *verdict_on(profile).lines()]
-    return "\n".join(lines), within(held_out, tolerance)
+    return "\n".join([*lines, "", *verdict_on(profile).lines()])
 
 
 def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
@@ -54,8 +49,7 @@ def coverage_lines(profile: Profile, points: Sequence[Point]) -> list[str]:
         median_error = "-" if counts["median_error"] is None else f"{counts['median_error']:.1%}"
         numbers = f"{counts['points']:>8}{counts['samples']:>9}{counts['outliers']:>9}{counts['failed']:>8}"
         lines.append(f"{kind:<10}{numbers}{median_error:>17}")
-    grid = profile.about.get("grid") or {}
-    lines += [f"{name:<16}{low:g} to {high:g}" for name, (low, high) in grid.items()]
+    lines += [f"{name:<16}{low:g} to {high:g}" for name, (low, high) in profile.section("grid").items()]
     return lines or ["no samples and no measured range: the valid range of these costs is unknown"]
 
 
@@ -78,46 +72,42 @@ def coverage(points: Sequence[Point]) -> dict[str, dict[str, Any]]:
 
 def report_json(profile: Profile, tolerance: Optional[float] = None) -> dict[str, Any]:
     """Return the report as JSON; docs/calibrate.md describes the keys."""
-    points, held_out = measured_points(profile.path), profile.mean_errors
-    about, verdict = profile.about, verdict_on(profile)
+    points, verdict = measured_points(profile.path), verdict_on(profile)
     return {
         "profile": profile.name,
         "digest": profile.digest,
-        **{key: about.get(key) for key in ("device", "model", "kernels", "how")},
+        **{key: profile.about.get(key) for key in ("device", "model", "kernels", "how")},
         "measured": coverage(points),
-        "range": about.get("grid") or {},
-        "held_out_error": held_out,
-        "total_error": about.get("total_error") or {},
-        "within_tolerance": within(held_out, tolerance),
-        "next_measurements": next_steps(
-            profile, points, held_out, DEFAULT_TOLERANCE if tolerance is None else tolerance
-        ),
+        "range": profile.section("grid"),
+        "held_out_error": profile.mean_errors,
+        "total_error": profile.section("total_error"),
+        "within_tolerance": is_within(profile, tolerance),
+        "next_measurements": next_steps(profile, points, tolerance),
         "verdict": verdict.grade,
         "reasons": [finding.text for finding in verdict.findings],
     }
 
 
-def within(held_out: Mapping[str, float], tolerance: Optional[float]) -> bool:
+def is_within(profile: Profile, tolerance: Optional[float]) -> bool:
     """Whether every held-out error is within the tolerance."""
-    return tolerance is None or all(error <= tolerance for error in held_out.values())
+    return tolerance is None or all(error <= tolerance for error in profile.mean_errors.values())
 
 
 def fit_lines(profile: Profile) -> list[str]:
     """Return where the fit is wrong, and which terms the samples do not determine."""
-    totals = profile.about.get("total_error") or {}
+    totals, ranges = profile.section("total_error"), profile.section("error_by_range")
     lines = [f"total time      {kind:<10}{error:>+7.2%}" for kind, error in totals.items() if error is not None]
     worst = [
         (
             row["mean"],
             f"worst range     {kind:<10}{row['mean']:>7.2%}  {name}, bias {row['bias']:+.1%}, {row['points']} points",
         )
-        for kind, table in (profile.about.get("error_by_range") or {}).items()
+        for kind, table in ranges.items()
         for name, row in table.items()
         if row["points"] >= MIN_RANGE_POINTS
     ]
     lines += [line for _, line in sorted(worst, reverse=True)[:WORST_POINTS]]
-    assumed = (profile.about.get("tied") or {}).items()
-    return lines + [f"assumed         {term}: {reason}" for term, reason in assumed]
+    return lines + [f"assumed         {term}: {reason}" for term, reason in profile.section("tied").items()]
 
 
 def utilisation_lines(profile: Profile) -> list[str]:
@@ -145,15 +135,14 @@ def error_lines(profile: Profile) -> list[str]:
     return lines
 
 
-def log_fit_lines(fit: Any) -> list[str]:
+def log_fit_lines(fit: Mapping[str, Any]) -> list[str]:
     """Return the intervals of parameters fitted from logs, and the makespan errors of runs."""
-    if not isinstance(fit, Mapping) or not isinstance(fit.get("parameters"), Mapping):
-        return []
-    lines = ["", f"{'parameter':<26}{'value':>12}   interval"]
-    for name, parameter in fit["parameters"].items():
+    parameters = fit.get("parameters") or {}
+    lines = ["", f"{'parameter':<26}{'value':>12}   interval"] if parameters else []
+    for name, parameter in parameters.items():
         value, low, high = (format_known(parameter.get(key)) for key in ("value", "low", "high"))
         lines.append(f"{name:<26}{value:>12}   {low} to {high}")
-    for title in ("left_out", "predicted"):
+    for title in ("left_out", "predicted") if parameters else ():
         for row in fit.get(title) or ():
             error = "?" if row.get("error") is None else f"{row['error']:+.2%}"
             lines.append(f"{title.replace('_', ' ')}: {row['run']:<24}makespan {error}")
@@ -179,45 +168,52 @@ def format_known(value: Optional[float]) -> str:
     return "?" if value is None else f"{value:.4g}"
 
 
-def next_steps(profile: Profile, points: Sequence[Point], held_out: Mapping[str, float], tolerance: float) -> list[str]:
+def next_steps(profile: Profile, points: Sequence[Point], tolerance: Optional[float] = None) -> list[str]:
     """Return what to measure to improve the profile, the most important first."""
+    tolerance = DEFAULT_TOLERANCE if tolerance is None else tolerance
     measured = [point for point in points if point.seconds]
     advice = ["every kind of step: the profile was derived"] if profile.about.get("derived") else []
-    for kind, error in held_out.items():
+    for kind, error in profile.mean_errors.items():
         if error > tolerance:
             group = [point for point in measured if point.kind == kind]
             worst = sorted(group, key=lambda p: -relative_error(profile.cost, p))[:WORST_POINTS]
             names = "; ".join(f"{p.name} ({relative_error(profile.cost, p):.0%})" for p in worst)
-            advice.append(
-                f"more {kind} steps: held-out error {error:.1%}" + (f", worst points: {names}" if names else "")
-            )
+            more = f", worst points: {names}" if names else ""
+            advice.append(f"more {kind} steps: held-out error {error:.1%}{more}")
     failed = [point for point in points if point.failed]
     if failed:
         advice.append(f"{len(failed)} points failed, e.g. {failed[0].name}: {failed[0].failed}")
-    repeated = any(len(point.seconds) > 1 for point in measured)  # then points with one sample come from live runs
-    candidates = [point for point in measured if len(point.seconds) > 1 or not repeated]
-    imprecise = [point for point in candidates if point.median_error > MAX_MEDIAN_ERROR]
-    if imprecise:
-        worst_point = max(imprecise, key=lambda point: point.median_error)
-        advice.append(
-            f"repeat {len(imprecise)} of {len(measured)} points: the error of their median is above "
-            f"{MAX_MEDIAN_ERROR:.0%}, or unknown (one sample); worst: {worst_point.kind} {worst_point.name}, "
-            f"{'one sample' if len(worst_point.seconds) < 2 else f'{worst_point.median_error:.0%}'}"
-        )
+    advice += imprecise_points(measured)
     if points:
         missing = [kind for kind in KINDS[:4] if not any(point.kind == kind for point in measured)]
         advice += [f"{kind} steps: none measured" for kind in missing]
-    if not points and not profile.about.get("grid"):
+    if not points and not profile.section("grid"):
         advice.append("single steps (`sim calibrate probe`): the valid range of these costs is unknown")
-    return advice + log_errors(profile.about.get("fit"), tolerance) + wide_parameters(profile.about.get("fit"))
+    fit = profile.section("fit")
+    return advice + log_errors(fit, tolerance) + wide_parameters(fit.get("parameters") or {})
 
 
-def log_errors(fit: Any, tolerance: float) -> list[str]:
+def imprecise_points(measured: Sequence[Point]) -> list[str]:
+    """Return a line with the points whose median is not known well."""
+    repeated = any(len(point.seconds) > 1 for point in measured)  # then points with one sample come from live runs
+    candidates = [point for point in measured if len(point.seconds) > 1 or not repeated]
+    imprecise = [point for point in candidates if point.median_error > MAX_MEDIAN_ERROR]
+    if not imprecise:
+        return []
+    worst = max(imprecise, key=lambda point: point.median_error)
+    return [
+        f"repeat {len(imprecise)} of {len(measured)} points: the error of their median is above "
+        f"{MAX_MEDIAN_ERROR:.0%}, or unknown (one sample); worst: {worst.kind} {worst.name}, "
+        f"{'one sample' if len(worst.seconds) < 2 else f'{worst.median_error:.0%}'}"
+    ]
+
+
+def log_errors(fit: Mapping[str, Any], tolerance: float) -> list[str]:
     """Return a line with the runs of a fit from logs whose request times are not within the tolerance."""
-    rows = [row for title in ("fitted", "predicted") for row in (fit or {}).get(title) or ()]
     found = {
         f"{row['run']} ({name} {abs(row[key]):.0%})"
-        for row in rows
+        for title in ("fitted", "predicted")
+        for row in fit.get(title) or ()
         for key, name in (("error", "makespan"), ("ttft_error", "TTFT"), ("e2e_error", "E2E"))
         if isinstance(row.get(key), (int, float)) and abs(row[key]) > tolerance
     }
@@ -237,12 +233,7 @@ def is_wide(parameter: Mapping[str, Any]) -> bool:
     return bool(value > 0 and (high - low) / 2 > WIDE_INTERVAL * value)
 
 
-def wide_parameters(fit: Any) -> list[str]:
+def wide_parameters(parameters: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return a line with the parameters that have wide intervals in a fit from logs."""
-    parameters = fit.get("parameters") if isinstance(fit, Mapping) else None
-    wide = [
-        str(name)
-        for name, parameter in (parameters.items() if isinstance(parameters, Mapping) else ())
-        if is_wide(parameter)
-    ]
+    wide = [name for name, parameter in parameters.items() if is_wide(parameter)]
     return [f"runs with other step shapes: the intervals of {', '.join(wide)} are wide"] if wide else []

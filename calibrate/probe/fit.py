@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, Optional, Union
+from typing import Any, NamedTuple, Optional, Union
 
 import numpy as np
 from servesim.core import BadInput
@@ -22,11 +22,9 @@ from .parts_fit import (
     ModelRatios,
     PrefillModel,
     SwapModel,
-    best_overlap,
     model_ratios,
-    overlap_round,
 )
-from .predict import decode_seconds, predict
+from .predict import predict, predict_decodes
 from .sample_set import (
     MIN_REPEATS,
     OUTLIER_RATIO,
@@ -53,26 +51,23 @@ class Fit:
     """A fitted cost model."""
 
     cost: PartsCost
-    groups: Groups  # the samples of the fit
-    tied: Sequence[str] = ()  # terms that the samples do not determine
-    draws: Sequence[Sequence[float]] = ()  # `parameters` of equally likely cost models
-    kept: Optional[Samples] = None  # the same as single samples
-    excluded: int = 0  # samples left out as outliers
+    kept: Samples  # the samples of the fit
+    groups: Groups  # the same, one row per shape
+    excluded: int  # samples left out as outliers
+    tied: Sequence[str]  # terms that the samples do not determine
+    draws: Sequence[Sequence[float]]  # `parameters` of equally likely cost models
 
 
-@dataclass(frozen=True)
-class PartFit:
-    """The solution of one part, and how its values change a cost model."""
+class PartFit(NamedTuple):
+    """The solution of one part."""
 
-    name: str
     model: LinearModel
     solution: Solution
-    apply: Callable[[PartsCost, Array], PartsCost]
 
     def tied_terms(self) -> list[str]:
         """Return the names of the terms that the samples do not determine."""
         single = [self.model.curve_name] if len(self.model.knots) == 1 else []
-        return [name if "." in name else f"{self.name}.{name}" for name in [*single, *self.solution.tied_terms()]]
+        return [name if "." in name else f"{self.model.part}.{name}" for name in [*single, *self.solution.tied_terms()]]
 
 
 def fit_samples(samples: Samples, about: Mapping[str, Any], where: str = "fit") -> Fit:
@@ -82,12 +77,16 @@ def fit_samples(samples: Samples, about: Mapping[str, Any], where: str = "fit") 
     """
     check_samples(samples, where)
     kept = without_outliers(samples)
-    fitted = fit_groups(grouped(kept), about)
-    stalled = stalled_steps(kept, fitted.cost)
+    groups = grouped(kept)
+    parts = fit_parts(groups, about)
+    stalled = stalled_steps(kept, cost_of(parts))
     if stalled.any():
         kept = kept.select(~stalled)
-        fitted = fit_groups(grouped(kept), about)
-    return replace(with_host(fitted, samples), kept=kept, excluded=samples.excluded + len(samples) - len(kept))
+        groups = grouped(kept)
+        parts = fit_parts(groups, about)
+    cost, tied = cost_of(parts), [name for part in parts for name in part.tied_terms()]
+    excluded = samples.excluded + len(samples) - len(kept)
+    return with_host(Fit(cost, kept, groups, excluded, tied, bootstrap(parts)), samples)
 
 
 def stalled_steps(samples: Samples, cost: PartsCost) -> Mask:
@@ -98,8 +97,8 @@ def stalled_steps(samples: Samples, cost: PartsCost) -> Mask:
     index = group_index(samples)
     ratio = samples.seconds / np.maximum(predict(cost, samples.table), 1e-300)
     stalled: Mask = (np.bincount(index)[index] < MIN_REPEATS) & (np.abs(np.log(ratio)) > np.log(OUTLIER_RATIO))
-    for number in np.unique(samples.kind_numbers):
-        own = samples.kind_numbers == number
+    for kind in np.unique(samples.kinds):
+        own = samples.kinds == kind
         if stalled[own].mean() > MAX_STALLS:
             stalled[own] = False
     return stalled
@@ -119,30 +118,29 @@ def check_samples(samples: Samples, where: str) -> None:
         raise BadInput(f"{where}: sample {bad + 1}: expected more than 0 seconds, got {samples.seconds[bad]:g}")
 
 
-def fit_groups(groups: Groups, about: Mapping[str, Any], details: bool = True) -> Fit:
-    """Fit all parts: decodes first, because mixed steps contain them. `details` adds uncertainty and tied terms."""
+def fit_cost(groups: Groups, about: Mapping[str, Any]) -> PartsCost:
+    """Fit a cost model without its uncertainty."""
+    return cost_of(fit_parts(groups, about))
+
+
+def fit_parts(groups: Groups, about: Mapping[str, Any]) -> list[PartFit]:
+    """Fit all parts: decodes first, because mixed steps contain them."""
     ratios = model_ratios(about)
     parts = [fit_decodes(groups.of_kind("decode"), tuple(about.get("row_buckets") or ()), ratios)]
-    cost = parts[0].apply(PartsCost(), parts[0].solution.values)
-    parts.append(fit_prompts(groups.of_kind("prefill", "mixed"), tuple(about.get("token_buckets") or ()), ratios, cost))
+    prompts, buckets = groups.of_kind("prefill", "mixed"), tuple(about.get("token_buckets") or ())
+    parts.append(fit_prompts(prompts, buckets, ratios, cost_of(parts)))
     if "swap" in groups.kinds:
-        parts.append(fit_swaps(groups.of_kind("swap")))
-    for part in parts:
-        cost = part.apply(cost, part.solution.values)
-    if not details:
-        return Fit(cost, groups)
-    tied = [name for part in parts for name in part.tied_terms()]
-    return Fit(cost, groups, tied, bootstrap(cost, parts))
+        swaps = SwapModel()
+        parts.append(PartFit(swaps, solve(swaps.problem(groups.of_kind("swap")))))
+    return parts
 
 
-def fit_swaps(groups: Groups) -> PartFit:
-    """Fit the swap part."""
-    model = SwapModel()
-
-    def apply(cost: PartsCost, values: Array) -> PartsCost:
-        return replace(cost, swap=model.part(values))
-
-    return PartFit("swap", model, solve(model.problem(groups)), apply)
+def cost_of(parts: Sequence[PartFit], values: Optional[Sequence[Array]] = None) -> PartsCost:
+    """Return the cost model of fitted parts, with their solutions or with other values."""
+    cost = PartsCost()
+    for k, part in enumerate(parts):
+        cost = part.model.apply(cost, part.solution.values if values is None else values[k])
+    return cost
 
 
 def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios) -> PartFit:
@@ -152,33 +150,25 @@ def fit_decodes(groups: Groups, buckets: Sequence[int], ratios: ModelRatios) -> 
     if not solution.values[-1] > CLEAR * solution.standard_errors()[-1]:
         model = DecodeModel(groups, buckets, ratios)
         solution = solve(model.problem(groups))
-
-    def apply(cost: PartsCost, values: Array) -> PartsCost:
-        return replace(cost, decodes=model.part(values))
-
-    return PartFit("decode", model, solution, apply)
+    return PartFit(model, solution)
 
 
 def fit_prompts(groups: Groups, buckets: Sequence[int], ratios: ModelRatios, cost: PartsCost) -> PartFit:
     """Fit the prefill part with mixed steps as one pass, or as two parts that overlap if that is clearly better."""
-    chosen = PrefillModel(groups, buckets, ratios, cost.decodes)
-    solution, overlap, floor = solve(chosen.problem(groups)), 0.0, True
+    model = PrefillModel(groups, buckets, ratios, cost.decodes)
+    solution = solve(model.problem(groups))
     mixed = groups.kinds == "mixed"
     if mixed.any():
-        decode = decode_seconds(cost, groups.table)
+        decode = predict_decodes(cost, groups.table)
         # Some devices run mixed steps with faster kernels than decodes: then decodes are no lower bound.
-        floor = float((np.maximum(solution.predicted, decode) / groups.seconds)[mixed].mean()) < 1 + FLOOR_EXCESS
+        model.floor = float((np.maximum(solution.predicted, decode) / groups.seconds)[mixed].mean()) < 1 + FLOOR_EXCESS
         two_parts = PrefillModel(groups, buckets, ratios, cost.decodes, one_pass=False)
-        other, other_overlap = fit_overlap(two_parts, groups, decode)
+        two_parts.floor = model.floor
+        other = fit_overlap(two_parts, groups, decode)
         better = error_of(other, groups, mixed) < OVERLAP_GAIN * error_of(solution, groups, mixed)
         if better and error_of(other, groups) < error_of(solution, groups):  # few mixed steps could distort the prompts
-            chosen, solution, overlap = two_parts, other, other_overlap
-
-    def apply(cost: PartsCost, values: Array) -> PartsCost:
-        prefill, both = chosen.parts(values, overlap, floor)
-        return replace(cost, prefill=prefill, mixed=both)
-
-    return PartFit("prefill", chosen, solution, apply)
+            return PartFit(two_parts, other)
+    return PartFit(model, solution)
 
 
 def error_of(solution: Solution, groups: Groups, mask: Union[Mask, slice] = slice(None)) -> float:
@@ -186,34 +176,38 @@ def error_of(solution: Solution, groups: Groups, mask: Union[Mask, slice] = slic
     return float(np.mean(np.abs(solution.predicted / groups.seconds - 1)[mask]))
 
 
-def fit_overlap(model: PrefillModel, groups: Groups, decode: Array) -> tuple[Solution, float]:
-    """Fit prefill times and the overlap with decodes in turn."""
+def fit_overlap(model: PrefillModel, groups: Groups, decode: Array) -> Solution:
+    """Fit prefill times and the overlap with decodes in turn. Steps without decodes have no overlap."""
     problem = model.problem(groups)
     design = problem.design
     prefill, overlap = np.maximum(groups.seconds - 0.5 * decode, 0.5 * groups.seconds), 0.5
     for _ in range(OVERLAP_ROUNDS):
-        linear = overlap_round(prefill, decode, overlap)
-        problem.design, problem.offset = design * linear.scale[:, None], linear.offset
+        shorter = (prefill < decode) & (decode > 0)
+        problem.design = design * np.where(shorter, 1 - overlap, 1.0)[:, None]
+        problem.offset = np.where(shorter, decode, (1 - overlap) * decode)
         solution = solve(problem)
         prefill = design @ solution.values
         before, overlap = overlap, best_overlap(groups.seconds, prefill, decode)
         if abs(overlap - before) < OVERLAP_CHANGE:
             break
-    final = prefill + decode - overlap * np.minimum(prefill, decode)
-    return replace(solution, predicted=final), overlap
+    model.overlap = overlap
+    return replace(solution, predicted=prefill + decode - overlap * np.minimum(prefill, decode))
 
 
-def bootstrap(cost: PartsCost, parts: Sequence[PartFit]) -> list[list[float]]:
+def best_overlap(seconds: Array, prefill: Array, decode: Array) -> float:
+    """Return the overlap with the smallest relative error of the mixed steps."""
+    mixed = decode > 0
+    hidden = np.minimum(prefill, decode)[mixed] / seconds[mixed]
+    excess = (prefill + decode - seconds)[mixed] / seconds[mixed]
+    return float(np.clip(hidden @ excess / max(float(hidden @ hidden), 1e-12), 0.0, 1.0))
+
+
+def bootstrap(parts: Sequence[PartFit]) -> list[list[float]]:
     """Return the parameters of fits to resampled data; the seed is fixed, so a fit can be repeated."""
     rng = np.random.default_rng(0)
     solutions = [part.solution.resampled(DRAWS, rng) for part in parts]
-    draws = []
-    for chosen in zip(*solutions, strict=True):
-        drawn = cost
-        for part, values in zip(parts, chosen, strict=True):
-            drawn = part.apply(drawn, values)
-        draws.append([float(f"{value:.4g}") for value in parameters(drawn)])
-    return draws
+    drawn = (cost_of(parts, values) for values in zip(*solutions, strict=True))
+    return [[float(f"{value:.4g}") for value in parameters(cost)] for cost in drawn]
 
 
 def with_host(fitted: Fit, samples: Samples) -> Fit:

@@ -14,9 +14,9 @@ import numpy.typing as npt
 from servesim.core import BadInput, Shape, StepCost
 from servesim.files.step_table import STEP_KINDS
 
-from .fit import fit_groups
+from .fit import fit_cost
 from .predict import predict
-from .sample_set import Array, Groups, Mask, Samples, group_index, grouped
+from .sample_set import Array, Groups, Mask, Samples, Steps, group_index, grouped
 
 FOLDS = 5
 RANGE_FIELDS = ("prefill_tokens", "prefill_rows", "decode_rows", "context", "swapped")
@@ -40,7 +40,7 @@ class HeldOut:
     def by_kind(self) -> dict[str, dict[str, float]]:
         """Return the error of every kind of step."""
         kinds = self.groups.kinds
-        return {kind: summary(self.errors[kinds == kind]) for kind in STEP_KINDS if (kinds == kind).any()}
+        return {kind: summary(self.errors[kinds == kind]) for kind in STEP_KINDS if kind in kinds}
 
     def by_range(self) -> dict[str, dict[str, dict[str, float]]]:
         """Return the error by kind, for ranges of rows and for ranges of the mean length of a row."""
@@ -88,7 +88,7 @@ def held_out_errors(samples: Samples, about: Mapping[str, Any], seed: int = 0) -
             continue
         test = np.flatnonzero(fold_of_point == fold)
         test = test[in_measured_range(points.table[test], measured_range(train))]
-        cost = fit_groups(train, about, details=False).cost
+        cost = fit_cost(train, about)
         errors[test] = predict(cost, points.table[test]) / points.seconds[test] - 1
     counted = np.isfinite(errors)
     return HeldOut(points.select(counted), errors[counted])
@@ -108,7 +108,7 @@ def assign_folds(points: Groups, seed: int) -> npt.NDArray[np.int64]:
     return folds
 
 
-def measured_range(samples: Samples | Groups) -> dict[str, list[float]]:
+def measured_range(samples: Steps) -> dict[str, list[float]]:
     """Return the smallest and largest measured value of each field of the shape."""
     columns = {name: samples.column(name) for name in RANGE_FIELDS}
     return {name: [float(c[c > 0].min()), float(c.max())] for name, c in columns.items() if (c > 0).any()}

@@ -42,8 +42,7 @@ def profile_from(
     fitted = fit_samples(steps, about, where)
     device = replace(fitted.cost, host=HostPart())  # what `seconds` of the samples measures
     check_fit(device, fitted.groups, where)
-    kept = fitted.kept or steps
-    held_out = held_out_errors(kept, about)
+    held_out = held_out_errors(fitted.kept, about)
     about_profile = {
         "name": name or f"{str(about.get('device', 'device')).lower().replace(' ', '-')}",
         **{key: value for key, value in about.items() if key not in ("model", "name")},
@@ -58,7 +57,7 @@ def profile_from(
         "tied": tied_terms(fitted, about),
         "busy": busy_host_factor(device, samples),
         "grid": measured_range(steps),
-        "noise": noise_quantiles(device, kept),
+        "noise": noise_quantiles(device, fitted.kept),
         "uncertainty": {"session": SESSION_SPREAD, "draws": [list(draw) for draw in fitted.draws]},
     }
     return Profile(str(about_profile["name"]), fitted.cost, about_profile, folder)
@@ -85,12 +84,11 @@ def tied_terms(fitted: Fit, about: Mapping[str, Any]) -> Optional[dict[str, str]
 def noise_quantiles(cost: PartsCost, samples: Samples) -> dict[str, list[float]]:
     """Return the quantiles of measured over predicted time, per kind of step."""
     ratios = samples.seconds / predict(cost, samples.table)
-    kinds = np.array(samples.kinds)
     levels = np.linspace(0, 1, QUANTILES)
     return {
-        kind: [round(float(q), 5) for q in np.quantile(ratios[kinds == kind], levels)]
+        kind: [round(float(q), 5) for q in np.quantile(ratios[samples.kinds == kind], levels)]
         for kind in STEP_KINDS
-        if (kinds == kind).any()
+        if kind in samples.kinds
     }
 
 

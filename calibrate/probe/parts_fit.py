@@ -7,12 +7,12 @@ additional observation. It decides a term only if the samples say almost nothing
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from servesim.costs.model_arithmetic import MODELS, model_of
-from servesim.costs.parts import DecodePart, MixedPart, PrefillPart, SwapPart, interpolate
+from servesim.costs.parts import DecodePart, MixedPart, PartsCost, PrefillPart, SwapPart, interpolate
 
 from .curves import (
     continued,
@@ -58,8 +58,12 @@ def model_ratios(about: Mapping[str, Any]) -> ModelRatios:
 
 
 class LinearModel:
-    """A curve and further terms. The values of a solution are the first value and the increments, then the terms."""
+    """A part as a curve and further terms. The values of a solution are those of the curve, then the terms.
 
+    The curve has its first value and its increments.
+    """
+
+    part = ""  # its name in a profile
     knots: Sequence[float] = ()
     terms: Sequence[str] = ()
     smallest = 0.0  # seconds of the first point of the curve, at least
@@ -82,6 +86,10 @@ class LinearModel:
     def known(self, values: Array) -> Mapping[str, float]:
         """Return the assumed values of terms that are not 0."""
         return {}
+
+    def apply(self, cost: PartsCost, values: Array) -> PartsCost:
+        """Return a cost model with these values of the part."""
+        raise NotImplementedError
 
     def problem(self, groups: Groups) -> Problem:
         """Return the least-squares problem of these samples."""
@@ -115,6 +123,7 @@ class LinearModel:
 class DecodeModel(LinearModel):
     """A rising curve over rows, and terms per live row and per cached token."""
 
+    part = "decode"
     curve_name = "rows"
 
     def __init__(self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, root: bool = False) -> None:
@@ -142,13 +151,13 @@ class DecodeModel(LinearModel):
     def known(self, values: Array) -> Mapping[str, float]:
         return {"context": self.ratios.context_per_step * float(values[0])} if self.has_context else {}
 
-    def part(self, values: Array) -> DecodePart:
-        """Return the part; every bucket is a point of its curve, also one that was not measured."""
+    def apply(self, cost: PartsCost, values: Array) -> PartsCost:
+        """Every bucket is a point of the curve, also one that was not measured."""
         curve = self.curve(values)
         missing = {float(bucket) for bucket in self.buckets} - set(self.knots)
         points = sorted([*curve, *((x, interpolate(curve, x)) for x in missing)])
         live, context, root = (self.of_term(values, term) for term in ("live", "context", "context_root"))
-        return DecodePart(tuple(points), live, context, root, bool(self.buckets))
+        return replace(cost, decodes=DecodePart(tuple(points), live, context, root, bool(self.buckets)))
 
 
 class PrefillModel(LinearModel):
@@ -157,7 +166,10 @@ class PrefillModel(LinearModel):
     `one_pass`: decodes join the prompt tokens. Otherwise a mixed step is prefill + decode - overlap * the shorter one.
     """
 
+    part = "prefill"
     curve_name = "tokens"
+    overlap = 0.0
+    floor = True  # as in MixedPart
 
     def __init__(
         self, groups: Groups, buckets: Sequence[int], ratios: ModelRatios, decodes: DecodePart, one_pass: bool = True
@@ -211,18 +223,19 @@ class PrefillModel(LinearModel):
         curve, top = self.curve(values), self.knots[-1]
         return (interpolate(curve, top) - interpolate(curve, top / 2)) / (top / 2)
 
-    def parts(self, values: Array, overlap: float, floor: bool) -> tuple[PrefillPart, MixedPart]:
-        """Return the parts of prompts and of mixed steps."""
+    def apply(self, cost: PartsCost, values: Array) -> PartsCost:
         curve = tuple(self.curve(values))
         row, square, cross, cross_root, paged_square = (self.of_term(values, term) for term in PREFILL_TERMS)
         step, per_row, context = (self.of_term(values, term) for term in MIXED_TERMS)
         prefill = PrefillPart(curve, row, square, cross, cross_root, paged_square, buckets=tuple(self.buckets))
-        return prefill, MixedPart(self.one_pass, step, per_row, context, overlap, floor)
+        mixed = MixedPart(self.one_pass, step, per_row, context, self.overlap, self.floor)
+        return replace(cost, prefill=prefill, mixed=mixed)
 
 
 class SwapModel(LinearModel):
     """A fixed time and a time per block."""
 
+    part = "swap"
     terms = ("step", "block")
     certain = ("block",)
 
@@ -230,28 +243,5 @@ class SwapModel(LinearModel):
         blocks = groups.column("swapped")
         return np.column_stack([np.ones(len(blocks)), blocks])
 
-    def part(self, values: Array) -> SwapPart:
-        return SwapPart(*values.tolist())
-
-
-@dataclass(frozen=True)
-class OverlapRound:
-    """One linear step of the fit of an overlap: which part of each mixed step is the shorter one."""
-
-    scale: Array  # of the prefill part
-    offset: Array  # seconds of the decode part
-
-
-def overlap_round(prefill: Array, decode: Array, overlap: float) -> OverlapRound:
-    """Return the linear problem around the present prefill times. Steps without decodes are unchanged."""
-    shorter = (prefill < decode) & (decode > 0)
-    scale = np.where(shorter, 1 - overlap, 1.0)
-    return OverlapRound(scale, np.where(shorter, decode, (1 - overlap) * decode))
-
-
-def best_overlap(seconds: Array, prefill: Array, decode: Array) -> float:
-    """Return the overlap with the smallest relative error of the mixed steps."""
-    mixed = decode > 0
-    hidden = np.minimum(prefill, decode)[mixed] / seconds[mixed]
-    excess = (prefill + decode - seconds)[mixed] / seconds[mixed]
-    return float(np.clip(hidden @ excess / max(float(hidden @ hidden), 1e-12), 0.0, 1.0))
+    def apply(self, cost: PartsCost, values: Array) -> PartsCost:
+        return replace(cost, swap=SwapPart(*values.tolist()))

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from functools import cached_property
-from itertools import compress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any, Optional, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +15,46 @@ from servesim.files.step_table import KINDS, MeasuredStep, number_shapes, write_
 Array = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
+Own = TypeVar("Own", bound="Steps")
 MIN_REPEATS = 4  # samples of one shape from which the median tells an outlier
 OUTLIER_RATIO = 3.0  # a sample above this multiple of the median of its shape, or below the inverse, is left out
 
 
 @dataclass(frozen=True)
-class Samples:
-    """Measured steps."""
+class Steps:
+    """Measured steps, one array per property."""
 
-    kinds: Sequence[str]
-    shapes: Sequence[Shape]
+    kinds: npt.NDArray[np.str_]
+    table: Array  # the shapes: one column per field of `Shape`
     seconds: Array  # of the device, or of the whole step if the host is not measured separately
     points: Ints  # number of the shape; samples of one point share a shape and are left out together
+
+    def select(self: Own, mask: Mask) -> Own:
+        """Return the steps where the mask is true."""
+        arrays = {name: value[mask] for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        return replace(self, **arrays)
+
+    def of_kind(self: Own, *names: str) -> Own:
+        """Return the steps of these kinds."""
+        return self.select(np.isin(self.kinds, names))
+
+    def column(self, name: str) -> Array:
+        """Return one field of all shapes as an array."""
+        return self.table[:, Shape._fields.index(name)]
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The shapes of the steps."""
+        return [Shape(*row) for row in self.table.astype(np.int64).tolist()]
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+
+@dataclass(frozen=True)
+class Samples(Steps):
+    """Single samples."""
+
     excluded: int = 0  # number of outliers and failed samples, which are not included
     host: Optional[Array] = None  # seconds of the host in each step, in addition to `seconds`
     errors: Optional[Array] = None  # standard error of `seconds`, relative; None: the scatter of repeats tells it
@@ -37,85 +63,36 @@ class Samples:
     def from_rows(cls, rows: Sequence[MeasuredStep]) -> Samples:
         """Return the good rows as samples; the other rows are only counted."""
         good = [row for row in rows if row.good]
-        seconds = np.array([row.seconds for row in good], dtype=float)
-        points = np.array([row.point for row in good], dtype=np.int64)
-        host = [row.host for row in good]
-        return cls(
-            [row.kind for row in good], [row.shape for row in good], seconds, points, len(rows) - len(good),
-            np.array(host, dtype=float) if good and None not in host else None,
-        )  # fmt: skip
+        samples = cls.from_shapes(
+            [row.shape for row in good], [row.seconds for row in good], [row.point for row in good]
+        )
+        kinds, host = np.array([row.kind for row in good], dtype=np.str_), [row.host for row in good]
+        known = np.array(host, dtype=float) if good and None not in host else None
+        return replace(samples, kinds=kinds, excluded=len(rows) - len(good), host=known)
 
     @classmethod
     def from_shapes(
-        cls, shapes: Sequence[Shape], seconds: Sequence[float], points: Optional[Sequence[int]] = None
+        cls, shapes: Sequence[Shape], seconds: Sequence[Any] | Array, points: Optional[Sequence[Any] | Ints] = None
     ) -> Samples:
         """Return samples; the shape decides the kind. Without `points`, equal shapes are one point."""
         points = number_shapes(shapes) if points is None else points
-        kinds = [shape.kind for shape in shapes]
-        return cls(kinds, list(shapes), np.array(seconds, dtype=float), np.array(points, dtype=np.int64))
-
-    @cached_property
-    def table(self) -> Array:
-        """The shapes as rows, one column per field of `Shape`."""
-        return np.array(self.shapes, dtype=float).reshape(len(self.shapes), len(Shape._fields))
-
-    @cached_property
-    def kind_numbers(self) -> Array:
-        """The kinds as positions in `KINDS`."""
-        number = {kind: float(k) for k, kind in enumerate(KINDS)}
-        return np.array([number[kind] for kind in self.kinds])
-
-    def select(self, mask: Mask) -> Samples:
-        """Return the samples where the mask is true."""
-        kinds, shapes = list(compress(self.kinds, mask)), list(compress(self.shapes, mask))
-        host = None if self.host is None else self.host[mask]
-        errors = None if self.errors is None else self.errors[mask]
-        chosen = Samples(kinds, shapes, self.seconds[mask], self.points[mask], self.excluded, host, errors)
-        chosen.__dict__.update(table=self.table[mask], kind_numbers=self.kind_numbers[mask])  # faster than from shapes
-        return chosen
-
-    def of_kind(self, *names: str) -> Samples:
-        """Return the samples of these kinds."""
-        return self.select(np.isin(self.kind_numbers, [KINDS.index(name) for name in names]))
-
-    def column(self, name: str) -> Array:
-        """Return one field of all shapes as an array."""
-        return self.table[:, Shape._fields.index(name)]
-
-    def __len__(self) -> int:
-        return len(self.kinds)
+        kinds = np.array([shape.kind for shape in shapes], dtype=np.str_)
+        table = np.array(shapes, dtype=float).reshape(len(shapes), len(Shape._fields))
+        return cls(kinds, table, np.array(seconds, dtype=float), np.array(points, dtype=np.int64))
 
 
 @dataclass(frozen=True)
-class Groups:
-    """Samples of one kind and shape as one row each."""
+class Groups(Steps):
+    """Samples of one kind and shape as one row each: the mean of their seconds, and the point of the first one."""
 
-    kinds: npt.NDArray[np.str_]
-    table: Array  # one column per field of `Shape`
-    seconds: Array  # mean of the samples
     counts: Array  # number of samples
-    points: Ints  # of the first sample
     errors: Array  # standard error of the mean, as a fraction of it
-
-    def select(self, mask: Mask) -> Groups:
-        """Return the groups where the mask is true."""
-        return Groups(*(getattr(self, column.name)[mask] for column in fields(self)))
-
-    def of_kind(self, *names: str) -> Groups:
-        """Return the groups of these kinds."""
-        return self.select(np.isin(self.kinds, names))
-
-    def column(self, name: str) -> Array:
-        """Return one field of all shapes as an array."""
-        return self.table[:, Shape._fields.index(name)]
-
-    def __len__(self) -> int:
-        return len(self.seconds)
 
 
 def group_index(samples: Samples, by_point: bool = False) -> Ints:
     """Return the number of the group of every sample: one per kind and shape, and per point if asked for."""
-    columns = [*samples.table.T, samples.kind_numbers, samples.points.astype(float)][: None if by_point else -1]
+    kind_numbers = np.select([samples.kinds == kind for kind in KINDS], range(len(KINDS)))
+    columns = [*samples.table.T, kind_numbers, samples.points][: None if by_point else -1]
     order = np.lexsort(columns)
     changes = np.zeros(len(order), dtype=bool)
     for column in columns:
@@ -151,8 +128,7 @@ def grouped(samples: Samples, by_point: bool = False) -> Groups:
         errors = scatter / np.sqrt(counts)
     else:
         errors = np.sqrt(np.bincount(index, samples.errors**2)) / counts
-    kinds = np.array(KINDS)[samples.kind_numbers[first].astype(int)]
-    return Groups(kinds, samples.table[first], means, counts, samples.points[first], errors)
+    return Groups(samples.kinds[first], samples.table[first], means, samples.points[first], counts, errors)
 
 
 def write_samples(path: Path, samples: Samples, overwrite: bool = True, **columns: Sequence[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Optional
 
@@ -22,23 +23,21 @@ class Point:
     flagged: int = 0
     failed: str = ""
 
-    @property
+    @cached_property
     def median(self) -> float:
         """Median of the samples, in seconds."""
         import numpy as np
 
         return float(np.median(self.seconds))
 
-    @property
+    @cached_property
     def median_error(self) -> float:
         """Standard error of the median, as a fraction of the median."""
         import numpy as np
 
-        if len(self.seconds) < 2:
+        if len(self.seconds) < 2 or not self.median:
             return 1.0
         low, high = np.quantile(self.seconds, [0.25, 0.75])
-        if not self.median:
-            return 1.0
         return float(0.93 * (high - low) / np.sqrt(len(self.seconds)) / self.median)
 
     @property

@@ -44,7 +44,6 @@ class ProbeSession:
     folder: Path
     settings: dict[str, Any]  # of the worker, the model and the grid
     about: dict[str, Any] = field(default_factory=dict)  # description of the backend
-    resumed: int = 0  # samples of earlier sessions
 
     @property
     def samples(self) -> Path:
@@ -61,7 +60,6 @@ class ProbeSession:
             raise BadInput(f"{self.folder}: holds samples from another source (no probe.yaml); use another folder")
         self.write_description()
         rows = [row.cells for row in read_samples(self.samples, resume=True)] if self.samples.exists() else []
-        self.resumed = len(rows)
         self.write(as_rows(rows))
         return rows
 

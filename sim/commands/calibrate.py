@@ -222,7 +222,7 @@ def fit_samples(args: argparse.Namespace) -> int:
     profile = fit_profile(path, about, folder.resolve().name)
     write_profile(folder, profile.about, profile.cost)
     written = load_profile(folder)
-    print(report(written)[0])
+    print(report(written))
     write_plot(written, args.plot, args)
     print(f"profile: {folder / 'profile.yaml'}")
     return 0
@@ -232,14 +232,16 @@ def check_profile(args: argparse.Namespace) -> int:
     """Print the report; return 3 if an error is above the tolerance."""
     import json
 
-    from servesim.calibrate.probe.check import report, report_json
+    from servesim.calibrate.probe.check import is_within, report, report_json
     from servesim.costs.device_profile import load_profile
 
     profile = load_profile(args.profile)
-    text, within_tolerance = report(profile, args.tolerance)
-    print(json.dumps(report_json(profile, args.tolerance), indent=1, default=str) if args.json else text)
+    if args.json:
+        print(json.dumps(report_json(profile, args.tolerance), indent=1, default=str))
+    else:
+        print(report(profile, args.tolerance))
     write_plot(profile, args.plot, args)
-    return 0 if within_tolerance else 3
+    return 0 if is_within(profile, args.tolerance) else 3
 
 
 def write_plot(profile: Any, path: Any, args: argparse.Namespace) -> None:

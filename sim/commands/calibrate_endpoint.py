@@ -109,7 +109,7 @@ def measure_and_fit(args: argparse.Namespace) -> int:
         print("\n".join([*load_lines(measured), "verdict: no profile was written"]))
         print(f"sim: {reason}; responses: {folder / 'answers.csv'}", file=sys.stderr)
         return 130 if measured.end_reason == "interrupted" else 1
-    print("\n".join([*load_lines(measured), *front_end_lines(fit), "", report(load_profile(folder))[0]]))
+    print("\n".join([*load_lines(measured), *front_end_lines(fit), "", report(load_profile(folder))]))
     print(f"profile: {folder / 'profile.yaml'}")
     if measured.end_reason == "interrupted":
         return 130

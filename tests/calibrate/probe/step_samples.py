@@ -37,4 +37,4 @@ def measured(
     steps = [shape for shape in shapes for _ in range(repeats)]
     noise = np.exp(np.random.default_rng(seed).normal(-(scatter**2) / 2, scatter, len(steps)))
     times = np.array([seconds(shape) for shape in steps]) * noise
-    return Samples([shape.kind for shape in steps], steps, times, np.arange(len(steps)) // repeats)
+    return Samples.from_shapes(steps, times, np.arange(len(steps)) // repeats)

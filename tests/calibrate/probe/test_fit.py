@@ -212,9 +212,7 @@ def test_held_out_points_are_not_part_of_the_fit() -> None:
     prompts = [Shape(1, tokens, tokens) for tokens in buckets]
     decodes = [Shape(decode_rows=rows, decode_live=rows, context=20 * rows) for rows in range(1, 11)]
     seconds = [1e-4 * tokens * (1.3 if k % 2 else 0.7) for k, tokens in enumerate(buckets)]
-    data = Samples(
-        ["prefill"] * 10 + ["decode"] * 10, prompts + decodes, np.array(seconds + [0.01] * 10), np.arange(20)
-    )
+    data = Samples.from_shapes(prompts + decodes, seconds + [0.01] * 10, range(20))
     about = {"token_buckets": buckets}
     cost = fit_samples(data, about).cost
     assert [cost.seconds(shape) for shape in prompts] == pytest.approx(seconds, rel=1e-3)

@@ -247,7 +247,7 @@ def rtx4090(shared: Path) -> Samples:
         dense = total("dense", chunk + rows, ("embedding", "final_layernorm"))
         sequences = total("per_sequence", rows + (chunk > 0), ("lm_head", "sampler"))
         seconds.append(dense + sequences + 32e-6 * float(row["time_us"]))
-    return Samples([s.kind for s in shapes], shapes, np.array(seconds), np.arange(len(shapes)))
+    return Samples.from_shapes(shapes, seconds, range(len(shapes)))
 
 
 def read(path: Path) -> list[dict[str, str]]:

@@ -131,7 +131,7 @@ def test_with_asynchronous_scheduling_a_step_is_decided_before_the_result_of_the
     scheduler.update_from_output(second, None)
     wait_for_lines(path, 3)
     steps = read_step_log(path)
-    assert steps.kinds == ["decode", "prefill"]
+    assert steps.kinds.tolist() == ["decode", "prefill"]
     assert steps.seconds.tolist() == pytest.approx([0.02, 0.04], abs=0.015)
 
 
