@@ -6,7 +6,7 @@ a term of its own.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
@@ -34,15 +34,15 @@ class StepLogFit(NamedTuple):
     """The profile of a step log, and the steps that prepared new shapes."""
 
     profile: Profile
-    width: Optional[int]  # tokens per new shape
-    slow: Optional[NDArray[np.bool_]]
+    width: int  # tokens per new shape; 0: the engine prepares none
+    slow: NDArray[np.bool_]
 
 
 def fit_log(steps: Samples, about: Mapping[str, Any], source: str, width: Optional[int] = None) -> StepLogFit:
     """Fit the steps of a log. `width`: tokens per shape that the engine prepares, 0 if none; None finds it."""
     width, slow = first_uses(steps, width)
     profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
-    if slow is not None and width:
+    if width:
         slow = slower_than(profile.cost, steps)
         profile = profile_from(regular_samples(steps, slow), about, source, about["name"])
         first_use = {"tokens": width, "seconds": first_use_seconds(steps, width, profile.cost, slow)}
@@ -50,9 +50,9 @@ def fit_log(steps: Samples, about: Mapping[str, Any], source: str, width: Option
     return StepLogFit(profile, width, slow)
 
 
-def write_log_samples(folder: Path, steps: Samples, slow: Optional[NDArray[np.bool_]]) -> None:
+def write_log_samples(folder: Path, steps: Samples, slow: NDArray[np.bool_]) -> None:
     """Write samples.csv. A fit ignores flagged rows."""
-    flagged = ["new shape" if slow is not None and slow[k] else "" for k in range(len(steps))]
+    flagged = np.where(slow, "new shape", "").tolist()
     write_samples(folder / "samples.csv", steps, overwrite=False, flagged=flagged)
 
 
@@ -62,20 +62,19 @@ def write_log_profile(folder: Path, steps: Samples, fit: StepLogFit, source: Map
     write_profile(folder, {**fit.profile.about, **source}, fit.profile.cost)
 
 
-def regular_samples(steps: Samples, slow: Optional[NDArray[np.bool_]]) -> Samples:
+def regular_samples(steps: Samples, slow: NDArray[np.bool_]) -> Samples:
     """Return the steps that prepared no new shape."""
-    kept = steps if slow is None else steps.select(~slow)
-    if not len(kept):
+    if slow.all():
         raise BadInput("--first-use: expected steps that prepared no new shape, got none")
-    return kept
+    return steps.select(~slow)
 
 
-def first_uses(steps: Samples, width: Optional[int] = None) -> tuple[Optional[int], Optional[NDArray[np.bool_]]]:
-    """Return the tokens per shape that the engine prepares, and which steps did; both None if it prepares none."""
+def first_uses(steps: Samples, width: Optional[int] = None) -> tuple[int, NDArray[np.bool_]]:
+    """Return the tokens per shape that the engine prepares, 0 if it prepares none, and which steps did."""
     width = find_width(steps) if width is None else width
-    if width is not None and not 0 <= width <= MAX_NUMBER:
+    if not 0 <= width <= MAX_NUMBER:
         raise BadInput(f"--first-use: expected at least 0 tokens, got {width}")
-    return (width, slow_steps(steps, width)) if width else (None, None)
+    return width, slow_steps(steps, width) if width else np.zeros(len(steps), bool)
 
 
 def token_buckets(steps: Samples, tokens: int) -> NDArray[np.int64]:
@@ -97,8 +96,8 @@ def slow_steps(steps: Samples, tokens: int) -> NDArray[np.bool_]:
     return slow
 
 
-def find_width(steps: Samples) -> Optional[int]:
-    """Return the bucket width whose first steps agree best with the slow steps; None if there is no such pattern."""
+def find_width(steps: Samples) -> int:
+    """Return the bucket width whose first steps agree best with the slow steps; 0 if there is no such pattern."""
     seconds = steps.seconds
     tokens = token_buckets(steps, 1)
     order = np.argsort(tokens, kind="stable")
@@ -108,7 +107,7 @@ def find_width(steps: Samples) -> Optional[int]:
         fast[k] = np.quantile(seconds[window], FAST_QUANTILE)
     slow = seconds > SLOW * fast
     if (seconds - fast)[slow].sum() < MIN_LOST * seconds.sum():
-        return None
+        return 0
     scores = {}
     for width in WIDTHS:
         firsts = np.unique(token_buckets(steps, width), return_index=True)[1]
@@ -116,7 +115,7 @@ def find_width(steps: Samples) -> Optional[int]:
         usual = (slow.sum() - found) / max(1, len(steps) - len(firsts))  # fraction of the other steps
         if found >= max(MIN_FIRST, len(firsts) / 2, MIN_CONTRAST * usual * len(firsts)):
             scores[width] = 2 * found / (len(firsts) + slow.sum())  # harmonic mean of precision and recall
-    return max(scores, key=lambda width: scores[width]) if scores else None
+    return max(scores, key=lambda width: scores[width], default=0)
 
 
 def slower_than(cost: StepCost, steps: Samples) -> NDArray[np.bool_]:
@@ -130,7 +129,7 @@ def slower_than(cost: StepCost, steps: Samples) -> NDArray[np.bool_]:
     return np.asarray(ratios > max(np.log(SLOW), SCATTERS * scatter), bool)
 
 
-def first_use_seconds(steps: Samples, tokens: int, cost: StepCost, slow: Sequence[bool] | NDArray[np.bool_]) -> float:
+def first_use_seconds(steps: Samples, tokens: int, cost: StepCost, slow: NDArray[np.bool_]) -> float:
     """Return the time lost in slow steps, per bucket."""
-    lost: float = sum((steps.seconds - predict(cost, steps.table))[np.asarray(slow, bool)].tolist())
+    lost: float = sum((steps.seconds - predict(cost, steps.table))[slow].tolist())
     return max(0.0, lost / len(np.unique(token_buckets(steps, tokens))))

@@ -6,6 +6,7 @@ Errors relative to the measured time would give short measurements more weight, 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Callable
 
 import numpy as np
@@ -53,10 +54,13 @@ class Weighted:
     others: Array  # rows of assumptions and smoothness
     other_targets: Array
 
-    def stacked(self, design: Array, target: Array) -> tuple[Array, Array]:
-        """Return all rows and their targets."""
-        rows = np.vstack([design * self.weights[:, None], self.totals @ design, self.others])
-        return rows, np.concatenate([target * self.weights, self.totals @ target, self.other_targets])
+    def rows(self, design: Array) -> Array:
+        """Return all rows, for the design of the samples."""
+        return np.vstack([design * self.weights[:, None], self.totals @ design, self.others])
+
+    def targets(self, target: Array) -> Array:
+        """Return the targets of all rows, for those of the samples."""
+        return np.concatenate([target * self.weights, self.totals @ target, self.other_targets])
 
 
 @dataclass(frozen=True)
@@ -68,23 +72,31 @@ class Solution:
     values: Array
     predicted: Array  # seconds of every group
 
-    def _reduced(self) -> tuple[Array, Array, Array, Array]:
-        """Return all rows and their targets, the inverse of their Gram matrix, and the residuals of the samples."""
-        rows, targets = self.weighted.stacked(self.problem.design, self.problem.target)
-        scale = np.maximum(np.abs(rows).max(axis=0), 1e-300)
-        inverse = np.linalg.pinv((rows / scale).T @ (rows / scale), hermitian=True) / np.outer(scale, scale)
-        own = rows[: len(self.problem.target)]
-        leverage = np.clip(((own @ inverse) * own).sum(axis=1), 0.0, 0.9)
-        residuals = (self.problem.target - self.problem.design @ self.values) / (1 - leverage)
-        return rows, targets, inverse, residuals
+    @cached_property
+    def rows(self) -> Array:
+        """All rows of the weighted problem."""
+        return self.weighted.rows(self.problem.design)
+
+    @cached_property
+    def inverse(self) -> Array:
+        """The inverse of the Gram matrix of the rows."""
+        scale = np.maximum(np.abs(self.rows).max(axis=0), 1e-300)
+        scaled = self.rows / scale
+        return np.asarray(np.linalg.pinv(scaled.T @ scaled, hermitian=True) / np.outer(scale, scale), float)
+
+    @cached_property
+    def residuals(self) -> Array:
+        """The seconds that the terms do not explain, larger for samples that determine their own prediction."""
+        own = self.rows[: len(self.problem.target)]
+        leverage = np.clip(((own @ self.inverse) * own).sum(axis=1), 0.0, 0.9)
+        return np.asarray((self.problem.target - self.problem.design @ self.values) / (1 - leverage), float)
 
     def standard_errors(self) -> Array:
         """Return the standard error of every term, from the actual residuals of the samples."""
-        _, _, inverse, residuals = self._reduced()
         weighted, design = self.weighted, self.problem.design
-        scores = design * (weighted.weights**2 * residuals)[:, None]
-        scores += (weighted.totals.T * residuals[:, None]) @ (weighted.totals @ design)
-        errors: Array = np.sqrt(np.sum((scores @ inverse) ** 2, axis=0))
+        scores = design * (weighted.weights**2 * self.residuals)[:, None]
+        scores += (weighted.totals.T * self.residuals[:, None]) @ (weighted.totals @ design)
+        errors: Array = np.sqrt(np.sum((scores @ self.inverse) ** 2, axis=0))
         return errors
 
     def resampled(self, count: int, rng: np.random.Generator) -> list[Array]:
@@ -92,41 +104,31 @@ class Solution:
 
         Assumed values vary by 100 %, so a term that no sample determines varies too.
         """
-        rows, _, _, residuals = self._reduced()
-        weighted, design = self.weighted, self.problem.design
-        fitted, targets = design @ self.values, []
+        weighted, fitted, targets = self.weighted, self.problem.design @ self.values, []
         # A curve through a few measured points has no residual there, but the points have an error.
-        residuals = np.maximum(np.abs(residuals), self.problem.groups.errors * self.predicted)
+        residuals = np.maximum(np.abs(self.residuals), self.problem.groups.errors * self.predicted)
         for _ in range(count):
             target = fitted + residuals * rng.standard_normal(len(fitted))
             others = weighted.other_targets * (1 + rng.standard_normal(len(weighted.other_targets)))
-            targets.append(replace(weighted, other_targets=others).stacked(design, target)[1])
-        return nonneg_solutions(rows, np.array(targets))
+            targets.append(replace(weighted, other_targets=others).targets(target))
+        return nonneg_solutions(self.rows, np.array(targets))
 
     def tied_terms(self) -> list[str]:
         """Return the terms whose error is not much smaller with the samples than by assumption alone."""
-        _, _, inverse, _ = self._reduced()
         assumed_error = self.problem.assumed(self.values)[1]
-        error = np.sqrt(np.maximum(np.diag(inverse), 0.0))
+        error = np.sqrt(np.maximum(np.diag(self.inverse), 0.0))
         names = zip(self.problem.names, error, assumed_error, strict=True)
         return [name for name, own, assumed in names if own > TIED_SHARE * assumed]
-
-
-def relative_errors(groups: Groups) -> Array:
-    """Return the expected error of each group: that of its mean, and that of the model."""
-    error: Array = np.sqrt(MISFIT**2 + groups.errors**2)
-    return error
 
 
 def solve(problem: Problem) -> Solution:
     """Iterate: the weights, the assumptions and the limit of outliers follow from the solution before."""
     groups, target = problem.groups, problem.target
-    errors = relative_errors(groups)
+    errors = np.sqrt(MISFIT**2 + groups.errors**2)  # of the mean of each group, and of the model
     predicted, values = groups.seconds.copy(), np.zeros(len(problem.names))
     for _ in range(MAX_ITERATIONS):
         weighted = weigh(problem, predicted, errors, values)
-        rows, targets = weighted.stacked(problem.design, target)
-        before, values = values, nonneg_least_squares(rows, targets)
+        before, values = values, nonneg_least_squares(weighted.rows(problem.design), weighted.targets(target))
         following = np.maximum(problem.predict(values), SMALLEST_PREDICTION * groups.seconds)
         change = float(np.max(np.abs(following / predicted - 1)))
         predicted = following

@@ -129,7 +129,7 @@ def import_steps(args: argparse.Namespace) -> int:
     how = f"fitted to the step log {Path(args.file).name}; host time included"
     write_log_profile(folder, steps, fit, {"how": how})
     print(summary)
-    if fit.slow is not None:
+    if fit.width:
         seconds = fit.profile.about["first_use"]["seconds"]
         print(f"{fit.slow.sum()} steps prepared new shapes: {seconds:.3g} s per {fit.width} tokens")
     for kind, error in fit.profile.error.items():

@@ -32,7 +32,7 @@ class ChangedCost(StepCost):
         """Return the changed seconds of a step. Subclasses implement this."""
         raise NotImplementedError
 
-    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+    def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
         """Return the changed line of a decode step, None if it is not a line."""
         return None
 
@@ -43,16 +43,12 @@ class ChangedCost(StepCost):
         line = self.linear_in_context(rows, live)  # fast-forward uses the line: both must round in the same way
         if line is not None:
             return line[0] + line[1] * context
-        return self.change(self.cost.decode(rows, live, context), decode_shape(rows, live, context))
+        shape: Shape = tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0))  # faster than with keywords
+        return self.change(self.cost.decode(rows, live, context), shape)
 
     def linear_in_context(self, rows: int, live: int) -> Line:
         line = self.cost.linear_in_context(rows, live)
-        return None if line is None else self.change_line(line[0], line[1], decode_shape(rows, live, 0))
-
-
-def decode_shape(rows: int, live: int, context: int) -> Shape:
-    """Return the shape of a decode step; faster than with keywords."""
-    return tuple.__new__(Shape, (0, 0, 0, 0, 0, rows, live, context, 0))
+        return None if line is None else self.change_line(line[0], line[1], rows, live)
 
 
 class ScaledCost(ChangedCost):
@@ -65,7 +61,7 @@ class ScaledCost(ChangedCost):
     def change(self, seconds: float, shape: Shape) -> float:
         return self.factor * seconds
 
-    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+    def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
         return self.factor * fixed, self.factor * slope
 
 
@@ -115,9 +111,9 @@ class OverlappedCost(ChangedCost):
     def change(self, seconds: float, shape: Shape) -> float:
         return max(0.0, seconds - self.saved.of_step(shape), self.factor * self.host.of_step(shape))
 
-    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
-        device = fixed - self.saved.of_step(shape)
-        return (device, slope) if device == self.change(fixed, shape) else None  # else the host may be slower
+    def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
+        fixed -= self.saved.seconds(live)
+        return (fixed, slope) if fixed >= max(0.0, self.factor * self.host.seconds(live)) else None
 
 
 class SamplingTerm(NamedTuple):
@@ -144,8 +140,8 @@ class SampledCost(ChangedCost):
     def change(self, seconds: float, shape: Shape) -> float:
         return max(0.0, seconds + self.added.seconds(shape.prefill_rows + shape.decode_rows))
 
-    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
-        fixed += self.added.seconds(shape.decode_rows)
+    def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
+        fixed += self.added.seconds(rows)
         return (fixed, slope) if fixed >= 0.0 else None
 
 
@@ -165,7 +161,7 @@ class HostCopyCost(ChangedCost):
     def change(self, seconds: float, shape: Shape) -> float:
         return seconds  # of a decode step: it has no copies
 
-    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
+    def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
         return fixed, slope
 
 
@@ -222,14 +218,14 @@ class FirstUseCost(ChangedCost):
         return False
 
     def change(self, seconds: float, shape: Shape) -> float:
-        bucket = self._bucket(shape)
+        bucket = self._bucket(shape.prefill_tokens + shape.decode_rows)
         if bucket in self._used:
             return seconds
         self._used.add(bucket)
         return seconds + self.first
 
-    def change_line(self, fixed: float, slope: float, shape: Shape) -> Line:
-        return (fixed, slope) if self._bucket(shape) in self._used else None
+    def change_line(self, fixed: float, slope: float, rows: int, live: int) -> Line:
+        return (fixed, slope) if self._bucket(rows) in self._used else None
 
-    def _bucket(self, shape: Shape) -> int:
-        return -(-(shape.prefill_tokens + shape.decode_rows) // self.tokens)
+    def _bucket(self, tokens: int) -> int:
+        return -(-tokens // self.tokens)

@@ -107,15 +107,13 @@ def model_of(about: Mapping[str, Any]) -> Optional[Model]:
     model = about.get("model")
     if not isinstance(model, Mapping):
         return MODELS.get(str(model))
-    sizes = [model.get(name) for name in ("layers", "hidden", "intermediate", "vocab")]
-    if not all(isinstance(size, int) and size > 0 for size in sizes):
+    needed = [model.get(name) for name in ("layers", "hidden", "intermediate", "vocab")]
+    if not all(isinstance(size, int) and size > 0 for size in needed):
         return None
-    layers, hidden, intermediate, vocab = (int(size) for size in sizes if size is not None)
-    heads, kv_heads = int(model.get("heads") or 1), int(model.get("kv_heads") or model.get("heads") or 1)
-    name, dtype = str(model.get("name", "the model")), str(model.get("dtype", "float32"))
-    more = [int(model.get(size) or 0) for size in MORE_SIZES]
-    context = int(model.get("context") or 0)
-    return Model(name, layers, hidden, heads, kv_heads, intermediate, vocab, context, dtype, *more)
+    sizes = {name: int(model.get(name) or 0) for name in (*SIZES, "context", *MORE_SIZES)}
+    sizes["heads"] = sizes["heads"] or 1
+    sizes["kv_heads"] = sizes["kv_heads"] or sizes["heads"]
+    return Model(name=str(model.get("name", "the model")), dtype=str(model.get("dtype", "float32")), **sizes)
 
 
 def stored_model(model: Any) -> Any:

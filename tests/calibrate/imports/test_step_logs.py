@@ -248,7 +248,7 @@ def test_a_foreign_log_is_imported_fitted_and_simulated_again(
 
 
 def test_steady_steps_have_no_first_uses(tmp_path: Path) -> None:
-    assert find_width(read_step_log(foreign_log(tmp_path, 0.0))) is None
+    assert find_width(read_step_log(foreign_log(tmp_path, 0.0))) == 0
 
 
 def test_slow_first_steps_are_found_and_their_time_is_known() -> None:
@@ -268,7 +268,7 @@ def test_steps_that_only_scatter_have_no_first_uses(scatter: float) -> None:
     rng = random.Random(1)
     shapes = [Shape(1, tokens, tokens, tokens**2) for tokens in (rng.randint(20, 900) for _ in range(500))]
     seconds = [COST.duration(shape) * rng.lognormvariate(0, scatter) for shape in shapes]
-    assert find_width(Samples.from_shapes(shapes, seconds)) is None
+    assert find_width(Samples.from_shapes(shapes, seconds)) == 0
 
 
 def test_a_bucket_may_be_prepared_again_or_before_the_first_step(

@@ -227,7 +227,7 @@ def test_parameters_of_a_cost_model_in_parts() -> None:
     assert with_values(cost, [], []) == cost
     with pytest.raises(BadInput, match=r"a point of the table: prefill\.tokens\.1, prefill\.tokens\.512"):
         value_of(cost, "prefill.tokens.64")
-    with pytest.raises(BadInput, match="unknown parameter 'lives'"):
+    with pytest.raises(BadInput, match=r"unknown parameter 'decode\.lives'; known: prefill\.tokens"):
         value_of(cost, "decode.lives")
 
 
