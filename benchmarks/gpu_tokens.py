@@ -89,7 +89,7 @@ class Session:
 
     def run(self, policy: str, sample: int, requests: Optional[int] = None) -> dict[str, Any]:
         """Run a policy live on the first requests, then a sample of them alone; return the result of the driver."""
-        from servesim.calibrate.live.driver import replay
+        from servesim.calibrate.live.replay_job import replay
 
         few = policy not in MANY_BLOCKS
         engine = {"num_blocks": FEW_BLOCKS if few else BLOCKS, "block_size": BLOCK, "host_blocks": HOST_BLOCKS,

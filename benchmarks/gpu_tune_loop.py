@@ -169,7 +169,7 @@ def write_plan(tuner: Any, path: Path) -> list[str]:
 def measure(args: argparse.Namespace) -> int:
     """Run the plan on the device. Every finished run is written at once."""
     from servesim.calibrate.device.backend import MODELS
-    from servesim.calibrate.live.driver import replay
+    from servesim.calibrate.live.replay_job import replay
 
     plan = json.loads(Path(args.plan).read_text(encoding="utf-8"))
     path = Path(args.output) / "results.json.gz"

@@ -24,7 +24,7 @@ from h200_replay import find_package  # noqa: E402
 find_package()
 from servesim.calibrate.device.backend import MODELS, Row  # noqa: E402
 from servesim.calibrate.device.torch.backend import TorchBackend  # noqa: E402
-from servesim.calibrate.live.driver import replay  # noqa: E402
+from servesim.calibrate.live.replay_job import replay  # noqa: E402
 from servesim.costs.model_arithmetic import Peak, known_peak, stored_peak  # noqa: E402
 from servesim.engine.work_totals import work_from_json  # noqa: E402
 from servesim.runs.utilisation import TOKENS, summarise, utilisation, write_counters  # noqa: E402  # noqa: E402

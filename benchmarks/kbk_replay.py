@@ -34,8 +34,7 @@ from servesim.calibrate.replay.verify import Comparison
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Shape
 from servesim.costs.device_profile import Profile, load_profile
-from servesim.engine.step import ModelCall
-from servesim.files.step_table import append_steps
+from servesim.files.step_table import ModelCall, append_steps
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))

@@ -85,7 +85,7 @@ class ReplaySession:
 
     def _serve(self, setting: str, slice_index: int) -> None:
         from servesim.calibrate.probe.host_overhead import overhead_samples
-        from servesim.engine.step import model_call
+        from servesim.files.step_table import model_call
 
         rows = self.run(setting, "calibration", self.requests("calibration", slice_index), 0)["told"]["calls"]
         calls = [model_call(row) for row in rows]
@@ -108,7 +108,7 @@ class ReplaySession:
 
     def run(self, setting: str, workload: str, requests: list[list[Any]], warm_up: int = WARM_UP) -> dict[str, Any]:
         """Run one setting live; return its arguments and its result (key `told`, part of the archive format)."""
-        from servesim.calibrate.live.driver import replay
+        from servesim.calibrate.live.replay_job import replay
 
         engine_config = engine(setting, workload)
         args = {

@@ -111,7 +111,7 @@ def host_of(recorded: dict[str, Any], host: Any) -> Any:
 
 def read_recorded_run(recorded: dict[str, Any], profile: Any) -> tuple[Any, list[Any]]:
     """Return a recorded run, and a copy of its requests before the run."""
-    from servesim.calibrate.live.driver import requests_from_json
+    from servesim.calibrate.live.request_json import requests_from_json
     from servesim.calibrate.replay.measured_run import run_from_result
     from servesim.calibrate.replay.replay import as_backend_scenario
     from servesim.config.scenario import scenario_from

@@ -76,7 +76,7 @@ ALLOWED: dict[str, set[str]] = {
 ON_HOSTS = (
     "calibrate.adapter.llm_serving", "calibrate.adapter.vllm_recorder", "calibrate.adapter.vllm_scheduler",
     "calibrate.device.standalone", "calibrate.device.worker", "calibrate.device.fake", "calibrate.engines.driver",
-    "calibrate.probe.measure", "calibrate.live.driver", "calibrate.server.engine_process",
+    "calibrate.probe.measure", "calibrate.live.replay_job", "calibrate.server.engine_process",
     *(f"policies.{family}" for family in FAMILIES),
 )  # fmt: skip
 ENGINE_NAMES = re.compile(

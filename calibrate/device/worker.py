@@ -37,7 +37,7 @@ JOBS = {  # long calls that report progress: name -> module, function
     "engine_settings": ("servesim.calibrate.engines.driver", "settings"),
     "engine_start": ("servesim.calibrate.engines.driver", "start"),
     "probe": ("servesim.calibrate.probe.measure", "run"),
-    "replay": ("servesim.calibrate.live.driver", "replay"),
+    "replay": ("servesim.calibrate.live.replay_job", "replay"),
     "serve": ("servesim.calibrate.server.engine_process", "serve"),
 }
 PARENT_CHECK_S = 2.0  # seconds between two checks that the parent process exists

@@ -7,7 +7,7 @@ import math
 import signal
 import sys
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Optional, Union
@@ -17,10 +17,11 @@ from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import code_access
 from servesim.core import BadInput, Request, StepCost
-from servesim.core.request import CLIENT_FIELDS
 from servesim.costs.device_profile import Profile
 from servesim.costs.mapping import cost_from, cost_mapping
 from servesim.files.scratch import ScratchFolder
+
+from .request_json import request_to_json
 
 REPLAY_TIMEOUT_S = 900.0  # seconds without a progress report
 FAKE_MODEL = Model("fake", 1, 1, 1, 1, 1, 32000, 1 << 20)  # accepts any sequence length
@@ -120,7 +121,7 @@ class DeviceSession:
         max_seconds: float = math.inf,
         check_tokens: Optional[int] = None,
     ) -> dict[str, Any]:
-        """Replay unserved requests; return the result of `driver.replay`.
+        """Replay unserved requests; return the result of `replay_job.replay`.
 
         Ctrl-C ends the run and keeps its results. So does the end of `max_seconds`, which include the warm-up.
         `check_tokens` requests then run again alone, and their tokens are compared.
@@ -159,7 +160,7 @@ def find_model(name: str) -> Model:
 def replay_arguments(
     scenario: Scenario, requests: Sequence[Request], model: Model, warm_up: int, stop: Optional[str] = None
 ) -> dict[str, Any]:
-    """Return the arguments of `driver.replay` for a scenario, as JSON."""
+    """Return the arguments of `replay_job.replay` for a scenario, as JSON."""
     return {
         "policy": scenario.policy,
         "code": code_access(),
@@ -171,20 +172,6 @@ def replay_arguments(
         "warm_up": warm_up,
         "stop": stop,
     }
-
-
-def request_to_json(request: Request) -> list[Any]:
-    """Return what the client asks as JSON; `requests_from_json` in driver.py reads it."""
-    fields, content = dict(zip(CLIENT_FIELDS, request.client_fields())), request.content
-    if content is not None:
-        pieces = [(name_to_json(name), tokens) for name, tokens in content.pieces]
-        fields["content"] = {"pieces": pieces, "answer": name_to_json(content.answer)}
-    return list(fields.values())
-
-
-def name_to_json(name: Hashable) -> Union[int, str, None]:
-    """Return the name of a text as JSON. A Python program may use any value as a name."""
-    return name if name is None or isinstance(name, (int, str)) else repr(name)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from servesim.core import BadInput
 from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import parameters, with_parameters
 
-from .host_overhead import fit_overhead
+from .host_overhead import fit_overhead, host_sample
 from .parts_fit import (
     DecodeModel,
     LinearModel,
@@ -214,9 +214,7 @@ def with_host(fitted: Fit, samples: Samples) -> Fit:
     """Return the fit with the host time, if the samples have it."""
     if samples.host is None:
         return fitted
-    prompts, live = samples.column("prefill_rows"), samples.column("decode_live")
-    table = np.column_stack([samples.host, prompts + live, prompts, samples.column("prefill_live")])
-    host = fit_overhead(table.tolist())
+    host = fit_overhead([host_sample(*step) for step in zip(samples.host.tolist(), samples.shapes, strict=True)])
     draws = draws_with_host(fitted.cost, fitted.draws, host)
     return replace(fitted, cost=replace(fitted.cost, host=host), draws=draws)
 

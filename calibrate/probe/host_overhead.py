@@ -14,7 +14,7 @@ from typing import Any
 from servesim.core import Shape, StepCost
 from servesim.costs.derived import without_host
 from servesim.costs.parts import HostPart
-from servesim.engine.step import ModelCall
+from servesim.files.step_table import ModelCall
 
 SLOW_RATIO = 10.0  # calls above this multiple of the median are excluded as outliers
 MIN_CALLS = 20  # needed for a fit of all terms

@@ -3,9 +3,6 @@
 It runs in the worker: Python 3.9, the standard library and the packages of the backend. A shape repeated in a row
 measures too fast, so every round visits all open points in a new order. All rows are built beforehand: a device that
 waits for its host cools down between two steps and runs the next one faster than on a busy server.
-
-After the grid, steps of one kind run without a break while a tool samples the power: single steps are shorter than its
-interval. It cycles through all shapes of the probe, so the power is a mean over them.
 """
 
 from __future__ import annotations
@@ -21,7 +18,6 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from statistics import fmean
 from typing import Any, Callable, Optional
 
 from servesim.calibrate.device.backend import Backend, OutOfMemory, Row, shape_of_rows
@@ -29,11 +25,9 @@ from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
 from servesim.core import Shape
 
 from .grid import ROW_BUCKETS, Point, grid, lengths
+from .power import measure_power
 from .token_selection import Medians, measure_sampling
 
-PHASE_S = 3.0  # of each kind
-SETTLE_S = 1.0  # at the start of a phase: tools report a mean over up to a second
-KINDS = ("decode", "prefill", "mixed", "idle")  # idle last: on a server, the device rests after work
 COLUMNS = ("kind", *Shape._fields, "seconds", "point", "round", "order", "flagged", "failed")
 MIN_SAMPLES, MAX_SAMPLES = 8, 60  # per point
 OUTLIER_RATIO = 1.5  # samples above this multiple of the median are flagged
@@ -42,35 +36,6 @@ FAILURES = (RuntimeError, MemoryError, ValueError)  # errors of one point; OutOf
 REPORT_INTERVAL_S = 1.0  # seconds between two reports to the parent
 SAMPLING_PART = 0.1  # of the budget, for the selection of tokens
 MAX_FAILED_POINTS = 12  # failed points in a row after which the probe ends: the device is lost
-
-
-def measure_power(steps: dict[str, Sequence[Callable[[], Any]]], sampler: DeviceSampler) -> Optional[dict[str, Any]]:
-    """Return watts by kind, None if the tool reports no power. `steps` are functions that run one step, by kind."""
-    if not any(sample.power is not None for sample in sampler.samples):
-        return None
-    power: dict[str, Any] = {}
-    for kind in KINDS:
-        start = time.perf_counter()
-        run_phase(steps.get(kind, ()), start + PHASE_S) if kind != "idle" else time.sleep(PHASE_S)
-        watts = [s.power for s in sampler.samples if s.power is not None and s.time >= start + SETTLE_S]
-        if watts and (kind == "idle" or steps.get(kind)):
-            power[kind] = round(fmean(watts), 1)
-    if not {"idle", "prefill", "decode"} <= set(power):
-        return None
-    return {**power, "source": f"{sampler.tool}: mean over all step shapes of the probe, each kind {PHASE_S:g} s"}
-
-
-def run_phase(steps: Sequence[Callable[[], Any]], end: float) -> None:
-    """Run steps in turn until the time is over. A shape that fails is left out, as in the probe."""
-    usable = list(steps)
-    while usable and time.perf_counter() < end:
-        for step in list(usable):
-            with contextlib.suppress(RuntimeError, MemoryError, ValueError):
-                step()
-                if time.perf_counter() >= end:
-                    return
-                continue
-            usable.remove(step)
 
 
 class FrontEndLoad:

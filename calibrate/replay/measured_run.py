@@ -10,22 +10,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
-from servesim.calibrate.live.driver import RESULT_FIELDS
+from servesim.calibrate.live.replay_job import RESULT_FIELDS
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Stuck
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.model_arithmetic import known_peak, model_of, stored_peak
 from servesim.engine.loop import build_server
-from servesim.engine.step import ModelCall, model_call
 from servesim.engine.work_totals import work_from_json
+from servesim.files.step_table import ModelCall, model_call, write_calls
 from servesim.runs.run_folder import (
     DECISIONS,
     DEVICE,
     SENT,
     STEPS,
     TIMELINE,
-    write_calls,
     write_decisions,
     write_run,
     write_sent,

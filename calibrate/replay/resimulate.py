@@ -18,7 +18,7 @@ from servesim.core import Request, Shape, StepCost
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.engine.loop import Loop
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.step import ModelCall
+from servesim.files.step_table import ModelCall
 from servesim.runs.decision_log import InMemoryLog
 from servesim.runs.intervals import intervals_of, simulate_draws
 from servesim.runs.run_folder import RunData, run_data

@@ -25,7 +25,7 @@ from servesim.costs.derived import without_host
 from servesim.costs.device_profile import Profile
 from servesim.costs.parts import HostPart, PartsCost
 from servesim.costs.uncertainty import SESSION_SPREAD
-from servesim.engine.step import ModelCall
+from servesim.files.step_table import ModelCall
 from servesim.runs.run_folder import RunData
 from servesim.traces.trace import Trace
 

@@ -1,13 +1,13 @@
-"""One step of the scheduler, its shape with padding, one measured model call, and the gaps between tokens."""
+"""One step of the scheduler, and the gaps between tokens."""
 
 from __future__ import annotations
 
 import struct
 from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, NamedTuple, Optional
+from typing import Any, Final, Optional
 
-from servesim.core import Chunk, Plan, Request, Shape
+from servesim.core import Chunk, Plan, Request
 
 MAX_NEW_GAPS: Final = 4096  # token gaps that are not packed yet
 MIN_LINEAR: Final = 4  # fewer gaps are smaller one by one
@@ -103,24 +103,6 @@ class Step:
                 request._cached += 1
         if request in self.ends:
             self.ends.remove(request)
-
-
-class ModelCall(NamedTuple):
-    """One measured model call: when its step started, when the backend was called, when it ended, and its shape."""
-
-    start: float
-    called: float
-    end: float
-    shape: Shape
-
-    def flat(self) -> list[float]:
-        """Return it as one list of numbers, a row of steps.csv."""
-        return [self.start, self.called, self.end, *self.shape]
-
-
-def model_call(row: Sequence[Any]) -> ModelCall:
-    """Return a call from its list of numbers."""
-    return ModelCall(float(row[0]), float(row[1]), float(row[2]), Shape(*map(int, row[3:])))
 
 
 class TokenGaps:

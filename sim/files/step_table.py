@@ -36,6 +36,7 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 }
 COUNTS = ("step", "point", *Shape._fields, "prefill_cached", "waiting")
 STEP_KINDS = ("prefill", "decode", "mixed", "swap")
+CALL_COLUMNS = ("start", "called", "end", *Shape._fields)  # of steps.csv
 KINDS = (*STEP_KINDS, "busy")  # busy: a decode while the front end loads the host
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
@@ -62,6 +63,35 @@ class MeasuredStep(NamedTuple):
     def good(self) -> bool:
         """Whether the step is neither failed nor an outlier."""
         return not (self.failed or self.flagged)
+
+
+class ModelCall(NamedTuple):
+    """One measured model call: when its step started, when the backend was called, when it ended, and its shape."""
+
+    start: float
+    called: float
+    end: float
+    shape: Shape
+
+    def flat(self) -> list[float]:
+        """Return it as one list of numbers, a row of steps.csv."""
+        return [self.start, self.called, self.end, *self.shape]
+
+
+def model_call(row: Sequence[Any]) -> ModelCall:
+    """Return a call from its list of numbers."""
+    return ModelCall(float(row[0]), float(row[1]), float(row[2]), Shape(*map(int, row[3:])))
+
+
+def read_calls(path: PathLike) -> list[ModelCall]:
+    """Return the measured calls of steps.csv."""
+    steps = read_steps(path, CALL_COLUMNS)
+    return [ModelCall(step.start or 0.0, step.called or 0.0, step.end or 0.0, step.shape) for step in steps]
+
+
+def write_calls(calls: Iterable[ModelCall], path: PathLike) -> None:
+    """Write steps.csv."""
+    write_steps(path, ("step", *CALL_COLUMNS), [(number, *call.flat()) for number, call in enumerate(calls)])
 
 
 def read_steps(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from servesim.core import Shape
-from servesim.engine.step import ModelCall
+from servesim.files.step_table import ModelCall
 from servesim.report.trust import policy_note
 from servesim.statistics.number_format import format_metric
 from servesim.study.columns import html_result

@@ -21,15 +21,14 @@ import numpy as np
 from pydantic import Field, field_validator
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.config.user_code import use_access
-from servesim.core import BadInput, Request, Shape
+from servesim.core import BadInput, Request
 from servesim.core.content import content_of_pieces
 from servesim.core.limits import MAX_INT, MAX_RESULT
 from servesim.core.request import CLIENT_FIELDS
-from servesim.engine.step import ModelCall
 from servesim.files.checked import Index, Stored, StoredNumber, validate
 from servesim.files.csv_rows import CsvRow, read_csv
 from servesim.files.read import parse_json, quote, read_json, read_text
-from servesim.files.step_table import read_steps, write_steps
+from servesim.files.step_table import ModelCall, read_calls
 from servesim.files.write import csv_writer, open_text, write_json
 from servesim.version import __version__
 
@@ -38,7 +37,6 @@ from .metrics import percentile, time_per_token
 from .request_rows import COLUMNS, RECORDED, request_row
 from .simulate import Run
 
-CALL_COLUMNS = ("start", "called", "end", *Shape._fields)
 METRIC_KEYS = (*METRICS, "total_input_tokens", "total_output_tokens")  # of result.json: numbers, or null
 Tokens = Annotated[int, Field(ge=0, le=MAX_INT)]
 Seconds = Annotated[float, Field(ge=0, le=MAX_RESULT)]
@@ -186,12 +184,6 @@ def read_sent(path: Path) -> list[Request]:
     return requests
 
 
-def read_calls(path: Path) -> list[ModelCall]:
-    """Return the measured calls of steps.csv."""
-    steps = read_steps(path, CALL_COLUMNS)
-    return [ModelCall(step.start or 0.0, step.called or 0.0, step.end or 0.0, step.shape) for step in steps]
-
-
 MANIFEST, RESULT, REQUESTS = "manifest.json", "result.json", "requests.csv"
 DECISIONS, SENT, STEPS = "decisions.jsonl.gz", "sent.jsonl", "steps.csv"
 SERVER_LOG = "decisions.jsonl"  # of an adapter, which writes line by line
@@ -290,10 +282,6 @@ def write_sent(requests: Sequence[Request], path: Path) -> None:
             if request.content is not None:
                 fields |= {"content": request.content.pieces, "answer": request.content.answer}
             file.write(json.dumps(fields) + "\n")
-
-
-def write_calls(calls: Sequence[ModelCall], path: Path) -> None:
-    write_steps(path, ("step", *CALL_COLUMNS), [(number, *call.flat()) for number, call in enumerate(calls)])
 
 
 def read_run(folder: Path) -> RunData:

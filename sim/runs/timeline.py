@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, Optional, TextIO, TypeVar, Union
 
 from servesim.core import FOREVER, Request
 from servesim.engine.server import Server
-from servesim.engine.step import ModelCall, Step
+from servesim.engine.step import Step
+from servesim.files.step_table import ModelCall
 from servesim.files.write import open_text
 
 from .utilisation import MEMORY, MEMORY_BUSY, POWER, TIME, UTILISATION, Rows

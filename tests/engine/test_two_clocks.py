@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live.block_tables import BlockTables
-from servesim.calibrate.live.driver import block_tables, replay
+from servesim.calibrate.live.driver import block_tables
+from servesim.calibrate.live.replay_job import replay
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Request, Stuck
 from servesim.core.request import CLIENT_FIELDS

@@ -79,7 +79,7 @@ import worker
 sys.path.pop(0)
 sys.meta_path.insert(0, worker.PackageFinder(ROOT + "/calibrate/device"))
 import servesim.calibrate.adapter.llm_serving
-import servesim.calibrate.live.driver
+import servesim.calibrate.live.replay_job
 import servesim.calibrate.server.engine_process
 foreign = {"numpy", "simpy", "yaml", "pydantic", "pandas", "aiohttp"} & set(sys.modules)
 assert not foreign, foreign

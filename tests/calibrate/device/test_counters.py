@@ -17,7 +17,7 @@ from servesim.calibrate.device.counters import DeviceSampler, parse_npu, parse_n
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.device.worker_client import Worker
 from servesim.calibrate.probe import measure
-from servesim.calibrate.probe.measure import measure_power
+from servesim.calibrate.probe.power import measure_power
 from servesim.calibrate.probe.session import ProbeSession, read_probe, run_session
 from servesim.cli import main
 
@@ -125,8 +125,8 @@ def test_a_tool_that_does_not_work_is_one_line(tools: Path, text: str, remark: s
 
 @pytest.mark.live
 def test_power_by_kind_needs_samples(tools: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("servesim.calibrate.probe.measure.PHASE_S", 0.5)
-    monkeypatch.setattr("servesim.calibrate.probe.measure.SETTLE_S", 0.1)
+    monkeypatch.setattr("servesim.calibrate.probe.power.PHASE_S", 0.5)
+    monkeypatch.setattr("servesim.calibrate.probe.power.SETTLE_S", 0.1)
     ran: list[str] = []
 
     def fails() -> None:
@@ -165,8 +165,8 @@ class WorkerInThisProcess:
 def test_a_probe_keeps_the_counters_and_the_power_of_each_kind(
     tools: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("servesim.calibrate.probe.measure.PHASE_S", 0.5)
-    monkeypatch.setattr("servesim.calibrate.probe.measure.SETTLE_S", 0.1)
+    monkeypatch.setattr("servesim.calibrate.probe.power.PHASE_S", 0.5)
+    monkeypatch.setattr("servesim.calibrate.probe.power.SETTLE_S", 0.1)
     add_tool(tools, "nvidia-smi", WORKING)
     settings = {"backend": "fake", "budget": 2.0, "max_rows": 2, "max_tokens": 32, "max_seq_len": 64}
     session = ProbeSession(tmp_path / "probe", settings)

@@ -11,9 +11,7 @@ import pytest
 from servesim.calibrate.imports.step_log import read_step_log
 from servesim.calibrate.probe.samples import SAMPLE_FILES, measured_points, read_samples, samples_file
 from servesim.core import BadInput, Shape
-from servesim.engine.step import ModelCall
-from servesim.files.step_table import read_steps
-from servesim.runs.run_folder import read_calls, write_calls
+from servesim.files.step_table import ModelCall, read_calls, read_steps, write_calls
 
 HEADER = "load,kind,point,seconds,host_seconds,flagged," + ",".join(Shape._fields) + ",failed\n"
 DECODE = "a,decode,3,{},,{},0,0,0,0,0,4,4,400,0,{}\n"

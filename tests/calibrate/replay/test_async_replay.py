@@ -15,7 +15,7 @@ import yaml
 from servesim.calibrate.device.backend import MODELS, Backend, Row
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live import driver
-from servesim.calibrate.live.driver import RESULT_FIELDS, replay
+from servesim.calibrate.live.replay_job import RESULT_FIELDS, replay
 from servesim.calibrate.live.setup import replay_arguments
 from servesim.calibrate.probe.host_overhead import fit_saved
 from servesim.calibrate.replay.measured_run import run_from_result
@@ -30,7 +30,7 @@ from servesim.costs.linear import LinearCost
 from servesim.costs.parts import HostPart
 from servesim.engine.clocks import VirtualClock
 from servesim.engine.simulated import SimulatedClock
-from servesim.engine.step import ModelCall, model_call
+from servesim.files.step_table import ModelCall, model_call
 from servesim.policies.vllm_v1 import VLLMV1
 from servesim.policies.vllm_v1.rules import VLLMRules
 from servesim.runs.decision_log import InMemoryLog

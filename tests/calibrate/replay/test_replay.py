@@ -14,7 +14,7 @@ import pytest
 import yaml
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
-from servesim.calibrate.live.driver import replay
+from servesim.calibrate.live.replay_job import replay
 from servesim.calibrate.live.setup import check_same_device, replay_arguments
 from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
 from servesim.calibrate.replay.replay import as_backend_scenario, replay_requests
@@ -25,8 +25,8 @@ from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile
 from servesim.costs.linear import LinearCost
 from servesim.costs.parts import HostPart
-from servesim.engine.step import ModelCall
-from servesim.runs.run_folder import read_calls, read_sent
+from servesim.files.step_table import ModelCall, read_calls
+from servesim.runs.run_folder import read_sent
 
 SCENARIO: dict[str, Any] = {
     "workload": {

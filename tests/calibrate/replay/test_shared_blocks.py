@@ -15,7 +15,9 @@ from hypothesis import strategies as st
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
 from servesim.calibrate.live import driver
-from servesim.calibrate.live.setup import DeviceSession, request_to_json
+from servesim.calibrate.live.replay_job import replay
+from servesim.calibrate.live.request_json import request_to_json
+from servesim.calibrate.live.setup import DeviceSession
 from servesim.calibrate.live.shared_blocks import SharedBlockTables
 from servesim.calibrate.live.token_history import prompt_maker
 from servesim.calibrate.replay.measured_run import run_from_result
@@ -81,9 +83,7 @@ class LiveResult:
         args = {"policy": scenario.policy, "engine": engine.model_dump(), "requests": rows, "vocab": model.vocab}
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(driver, "SharedBlockTables", Tables)
-            self.live = driver.replay(
-                backend, {**args, "context": 512, "check_tokens": len(rows)}, clock=VirtualClock(COST)
-            )
+            self.live = replay(backend, {**args, "context": 512, "check_tokens": len(rows)}, clock=VirtualClock(COST))
         (self.tables,) = tables
         self.simulated = copy_requests(requests)
         log = InMemoryLog()

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
-from servesim.calibrate.live.driver import replay
+from servesim.calibrate.live.replay_job import replay
 from servesim.calibrate.live.setup import replay_arguments
 from servesim.calibrate.replay.comparison_text import format_comparison
 from servesim.calibrate.replay.measured_run import run_from_result, write_live

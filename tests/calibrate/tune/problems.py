@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from servesim.calibrate.device.backend import MODELS
 from servesim.calibrate.device.fake import FakeBackend
-from servesim.calibrate.live.driver import replay
+from servesim.calibrate.live.replay_job import replay
 from servesim.calibrate.live.setup import replay_arguments
 from servesim.calibrate.replay.measured_run import MeasuredRun, run_from_result
 from servesim.calibrate.replay.replay import as_backend_scenario, replay_requests

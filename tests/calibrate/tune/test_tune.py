@@ -20,7 +20,7 @@ from servesim.calibrate.tune.setup import Settings, tuned_experiment
 from servesim.cli import main
 from servesim.costs.device_profile import load_profile
 from servesim.costs.parts import PartsCost
-from servesim.runs.run_folder import read_calls
+from servesim.files.step_table import read_calls
 from servesim.study.executor import Results, Serial
 from servesim.study.single_run import Task
 from servesim.study.sweep_file import read_experiment

@@ -1,0 +1,189 @@
+"""The job `replay` of a worker: warm up a loaded backend, run a scenario on it, and return the result as JSON.
+
+Python 3.9, standard library, numpy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, Callable, Optional
+
+from servesim.calibrate.device.backend import Backend
+from servesim.calibrate.device.counters import DeviceSampler, counters_to_json
+from servesim.calibrate.probe.host_overhead import fit_overhead, overhead_samples
+from servesim.config.user_code import use_access
+from servesim.core import BadInput, Request, Stuck
+from servesim.engine.clocks import WallClock
+from servesim.engine.work_totals import work_to_json
+from servesim.runs.decision_log import InMemoryLog
+
+from .block_tables import BlockTables
+from .driver import LiveClock, LiveDriver, make_clock
+from .recorded_answers import AnswerRecord, check_answers
+from .request_json import requests_from_json
+from .token_history import PromptMaker, TokenHistory, prompt_maker
+
+Emit = Callable[[Any], None]
+
+RESULT_FIELDS = (
+    "visible_at", "scheduled", "first_token", "last_token", "finish", "client_end",
+    "queued", "prefilling", "decoding", "swapped", "preemptions", "outcome", "reason", "cached_tokens",
+)  # fmt: skip
+CACHE_COUNTS = (
+    "requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits", "evicted_blocks",
+)  # fmt: skip
+WARM_UP_TOKENS = 32  # maximum output length of a warm-up request
+
+
+def replay(
+    backend: Backend, args: Mapping[str, Any], emit: Emit = lambda value: None, clock: Optional[LiveClock] = None
+) -> dict[str, Any]:
+    """Run a resolved scenario on a loaded backend; the result is JSON. `replay_arguments` in setup.py makes `args`."""
+    requests = requests_from_json(args["requests"])
+    about = backend.describe()
+    check_fits(requests, args["engine"], about, args["context"])
+    notes = InMemoryLog()
+    make_prompt = prompt_maker(args.get("seed", 0), args["vocab"])
+    prompts = {request: make_prompt(request) for request in requests}
+    observers = (notes,) if args.get("decisions", True) else ()
+    clock = make_clock(args.get("pace")) if clock is None else clock
+    monitor = RunMonitor(emit, args)
+    history = history_maker(args, backend, requests)
+    with use_access(args.get("code")):  # as in the parent process
+        live = LiveDriver(
+            args["policy"], args["engine"], requests, backend, prompts.pop, clock, observers, monitor, history
+        )
+    stuck, sampler = None, DeviceSampler()
+    with sampler if isinstance(clock, WallClock) else contextlib.nullcontext():
+        with use_access(args.get("code")):
+            warm = warm_up(backend, args, requests[: args.get("warm_up", 0)])
+        try:
+            live.run()
+        except Stuck as error:
+            stuck = str(error)
+    overhead = [] if warm is None else warm.host_parts if warm.overlaps else overhead_samples(warm.calls)
+    return {
+        "backend": about,
+        "stuck": stuck,
+        "host": astuple(fit_overhead(overhead)),
+        "host_parts": overhead,
+        "warm_up_calls": [] if warm is None else [call.flat() for call in warm.calls],
+        **run_result(live, requests),
+        "counters": counters_to_json(sampler, getattr(clock, "origin", 0.0)),
+        "decisions": notes.rows,
+        "token_check": check_tokens(live, emit, args),
+    }
+
+
+def history_maker(
+    args: Mapping[str, Any], backend: Backend, requests: Sequence[Request]
+) -> Callable[[BlockTables, PromptMaker], TokenHistory]:
+    """Return what makes the token history of a run. With a token check, it also records answers."""
+    count = args.get("check_tokens")
+    if count is None:
+        return TokenHistory
+    return lambda tables, make_prompt: AnswerRecord(
+        tables, make_prompt, backend, requests, count, args["vocab"], args.get("seed", 0)
+    )
+
+
+def check_tokens(live: LiveDriver, emit: Emit, args: Mapping[str, Any]) -> Optional[dict[str, Any]]:
+    """Run the recorded answers of a finished run again, alone; None without a record."""
+    if not isinstance(live.history, AnswerRecord) or live.stopped:
+        return None
+    return check_answers(live.backend, live.history, emit, lambda: stop_asked(args))
+
+
+def run_result(live: LiveDriver, requests: Sequence[Request]) -> dict[str, Any]:
+    """Return the result of a run as JSON."""
+    server = live.loop.server
+    cache = server.prefix_cache
+    return {
+        "requests": [[r.written, r.sent, *(getattr(r, name) for name in RESULT_FIELDS)] for r in requests],
+        "calls": [call.flat() for call in live.calls],
+        "gaps": [server.token_gaps.seconds.tolist(), server.token_gaps.counts.tolist()],
+        "work": work_to_json(server.work.by_kind()),
+        "prefix_cache": None if cache is None else {name: getattr(cache.stats, name) for name in CACHE_COUNTS},
+        "end": live.loop.now,
+        "stopped": live.stopped,
+        "late": getattr(live.clock, "late", 0.0),
+        "blocks_left": live.tables.free_count,
+        "blocks": live.tables.total,
+    }
+
+
+def check_fits(requests: Sequence[Request], engine: Mapping[str, Any], about: Mapping[str, Any], context: int) -> None:
+    """Raise BadInput if the loaded model cannot run the scenario."""
+    if about["block_size"] != engine["block_size"]:
+        raise BadInput(
+            f"engine.block_size: expected {about['block_size']}, as the model was loaded, got {engine['block_size']}"
+        )
+    for key, needed in (("blocks", engine["num_blocks"]), ("host_blocks", engine.get("host_blocks", 0))):
+        if about[key] < needed:
+            raise BadInput(f"engine: {needed} {key} needed, the model was loaded with {about[key]}")
+    max_length = engine.get("max_model_len") or context
+    for request in requests:
+        length = min(request.prompt + min(request.output, request.limit), max(max_length, request.prompt + 1))
+        if length > context + 1:  # the last token is generated, but never an input
+            raise BadInput(
+                f"request {request.id}: expected at most {context} tokens (the model's context), got {length}"
+            )
+
+
+def warm_up(backend: Backend, args: Mapping[str, Any], requests: Sequence[Request]) -> Optional[LiveDriver]:
+    """Serve these requests as two bursts: the first calls are slow. Return the second burst.
+
+    Its steps show the host overhead, and what overlaps with steps in flight. The answers get shorter one by one, so
+    that there are steps of every number of rows.
+    """
+    live = None
+    engine = {**args["engine"], "reject_oversized": "always", "front_end": None}
+    lengths = [1 + index % WARM_UP_TOKENS for index in range(len(requests))]
+    for _ in range(2 if requests else 0):
+        burst = [
+            Request(f"warm-up {r.id}", 0.0, r.prompt, min(length, r.output), min(length, r.limit))
+            for length, r in zip(lengths, requests)
+        ]
+        make_prompt = prompt_maker(0, args["vocab"])
+        prompts = {request: make_prompt(request) for request in burst}
+        live = LiveDriver(
+            args["policy"], engine, burst, backend, prompts.pop, None, (InMemoryLog(),), lambda _: stop_asked(args)
+        )
+        with contextlib.suppress(Stuck):  # a stuck engine gets stuck in the run again, which reports it
+            live.run()
+    return live
+
+
+def stop_asked(args: Mapping[str, Any]) -> bool:
+    """Return whether the stop file of a replay exists."""
+    return args.get("stop") is not None and os.path.exists(args["stop"])
+
+
+class RunMonitor:
+    """Reports the progress of a run, and stops it when the stop file exists."""
+
+    def __init__(self, emit: Emit, args: Mapping[str, Any]) -> None:
+        self.emit = emit
+        self.args = args
+        self._last_report = (0.0, 0)  # time, tokens generated
+
+    def __call__(self, live: LiveDriver) -> bool:
+        """Report the progress of the run; return whether to stop it."""
+        server, (last_time, last_written) = live.loop.server, self._last_report
+        now = live.clock.now()
+        self._last_report = (now, server.tokens_generated)
+        self.emit(
+            {
+                "t": now,
+                "waiting": len(server.waiting),
+                "running": len(server.running),
+                "swapped": len(server.swapped),
+                "done": len(server.done),
+                "coming": len(live.loop.inbox),
+                "tokens_per_s": (server.tokens_generated - last_written) / max(now - last_time, 1e-9),
+            }
+        )
+        return stop_asked(self.args)
