@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 from servesim.core import BadInput, Shape
 from servesim.costs.model_arithmetic import MODELS, Model
 
-__all__ = ["MODELS", "Backend", "Model", "OutOfMemory", "Row", "shape_of_rows"]
+__all__ = ["MODELS", "Backend", "Model", "OutOfMemory", "Row", "model_named", "shape_of_rows"]
 
 
 class Row(NamedTuple):
@@ -43,6 +43,12 @@ def shape_of_rows(prompts: Sequence[Row], decodes: Sequence[Row], swapped: int =
 
 class OutOfMemory(RuntimeError):
     """A step did not fit into device memory. The backend stays usable."""
+
+
+def model_named(name: str) -> Model:
+    """Return a model that backends can run."""
+    check_choice("--model", name, list(MODELS))
+    return MODELS[name]
 
 
 def check_choice(option: str, value: Any, known: Sequence[str]) -> None:

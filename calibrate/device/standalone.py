@@ -61,6 +61,15 @@ def probe_settings(args: argparse.Namespace) -> dict[str, Any]:
     return settings if args.max_seq_len is None else {**settings, "max_seq_len": args.max_seq_len}
 
 
+def check_same(path: Path, settings: dict[str, Any], worker: Any) -> None:
+    """Raise BadInput if the folder was probed with other settings: its samples would be taken for other steps."""
+    earlier = importlib.import_module("servesim.files.read").read_json(path)["settings"] if path.exists() else settings
+    for key in sorted({*settings, *earlier} - {"budget", "precision"}):
+        before, now = earlier.get(key), settings.get(key)
+        if before != now:
+            worker.bad_input(f"{path.parent}: was probed with {key} {before}, now {now}; use another folder")
+
+
 def main() -> int:
     """Probe; an error of the input or of the disk is one line and exit code 2."""
     args = parse_arguments()
@@ -76,11 +85,12 @@ def probe_device(args: argparse.Namespace, worker: Any) -> int:
     """Probe; write every sample at once."""
     probe = importlib.import_module("servesim.calibrate.probe.measure")
     samples = importlib.import_module("servesim.calibrate.probe.samples")
+    settings = probe_settings(args)
+    path = Path(args.output, "samples.csv")
+    check_same(path.with_name("probe.yaml"), settings, worker)
     backend = worker.open_backend({"backend": args.backend, "options": dict(args.option)})
     cache = {"blocks": args.num_blocks, "block_size": args.block_size, "host_blocks": args.host_blocks}
     about = worker.load(backend, {"model": args.model, "weights": args.weights, **cache}, lambda report: None)
-    settings = probe_settings(args)
-    path = Path(args.output, "samples.csv")
     write, table = (importlib.import_module(f"servesim.files.{name}") for name in ("write", "step_table"))
     write.write_json(path.with_name("probe.yaml"), {"settings": settings, "about": about})  # JSON is YAML
 

@@ -68,13 +68,7 @@ def load(backend: Backend, args: dict[str, Any], emit: Emit) -> Any:
     """Load a model, given by name or by its fields, and describe the backend."""
     module = importlib.import_module("servesim.calibrate.device.backend")
     model = args.pop("model")
-    if isinstance(model, str):
-        if model not in module.MODELS:
-            bad_input(f"model: unknown {model!r}, expected one of {', '.join(module.MODELS)}")
-        model = module.MODELS[model]
-    else:
-        model = module.Model(**model)
-    backend.load(model, **args)
+    backend.load(module.model_named(model) if isinstance(model, str) else module.Model(**model), **args)
     return backend.describe()
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable, Optional, Union
 
-from servesim.calibrate.device.backend import MODELS, Model
+from servesim.calibrate.device.backend import Model, model_named
 from servesim.calibrate.device.worker_client import Worker
 from servesim.config.scenario import Scenario
 from servesim.config.user_code import code_access
@@ -38,7 +38,7 @@ class DeviceSession:
         options: Optional[Mapping[str, Any]] = None,
     ) -> None:  # fmt: skip
         self.backend = backend
-        self.model = FAKE_MODEL if backend == "fake" else find_model(model or "tiny")
+        self.model = FAKE_MODEL if backend == "fake" else model_named(model or "tiny")
         self.weights = weights
         self.python = python
         self.options = dict(options or {})
@@ -148,13 +148,6 @@ def check_fake_cost(cost: Any) -> Optional[Mapping[str, Any]]:
         raise BadInput(f"--option cost: expected terms of a cost model, got {cost!r}")
     cost_from(cost, "--option cost")
     return cost
-
-
-def find_model(name: str) -> Model:
-    """Return the model with this name."""
-    if name not in MODELS:
-        raise BadInput(f"--model: expected one of {', '.join(MODELS)}, got {name!r}")
-    return MODELS[name]
 
 
 def replay_arguments(

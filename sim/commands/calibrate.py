@@ -184,11 +184,11 @@ def settings_of(args: argparse.Namespace) -> dict[str, Any]:
 
 def start_worker(args: argparse.Namespace) -> Any:
     """Start a worker and load the model."""
+    from servesim.calibrate.device.backend import model_named
     from servesim.calibrate.device.worker_client import Worker
-    from servesim.calibrate.live.setup import find_model
     from servesim.config.layers import override
 
-    model = find_model(args.model)
+    model = model_named(args.model)
     worker = Worker(args.backend, args.worker_python, **override({}, args.option))
     try:
         worker.load(model, args.num_blocks, args.block_size, args.host_blocks, args.weights)

@@ -240,5 +240,8 @@ def test_standalone_probe_without_the_package(tmp_path: Path, capsys: pytest.Cap
         [*command, "-o", str(tmp_path / "out")], capture_output=True, text=True, cwd=tmp_path, check=True
     )
     assert "points precise, 0 failed" in ran.stdout
+    other = subprocess.run([*command, "--seed", "1", "-o", str(tmp_path / "out")], capture_output=True, text=True)
+    assert (other.returncode, other.stdout) == (2, "")
+    assert other.stderr == f"{tmp_path / 'out'}: was probed with seed 0, now 1; use another folder\n"
     assert main(["calibrate", "fit", str(tmp_path / "out")]) == 0
     assert "held-out error  decode" in capsys.readouterr().out
