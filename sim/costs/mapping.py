@@ -15,8 +15,8 @@ from .linear import LinearCost
 from .parts import PART_FIELDS, PartsCost
 
 KINDS = ("linear", "parts")
-PARTS: dict[str, type[Any]] = {name: type(getattr(PartsCost(), field)) for name, field in PART_FIELDS.items()}
 REQUIRED_PARTS = ("prefill", "decode")
+FRACTIONS = ("overlap", "expert_share")  # terms that are not seconds
 SELECTION = "selection"  # seconds per step and per row to add, because tokens are selected in another way
 
 
@@ -31,11 +31,8 @@ def cost_from(mapping: Mapping[str, Any], where: str) -> StepCost:
         raise BadInput(f"{where}.kind: expected one of {', '.join(KINDS)}, got {quote(kind)}")
     if kind == "parts":
         return parts_from(terms, where)
-    check_keys(terms, [f.name for f in fields(LinearCost)], where)
-    limits = {"expert_share": 1.0}
-    return LinearCost(
-        **{k: check_number(value, f"{where}.{k}", maximum=limits.get(k, MAX_COST)) for k, value in terms.items()}
-    )
+    linear: LinearCost = terms_from(LinearCost, terms, where)
+    return linear
 
 
 def check_keys(terms: Mapping[str, Any], known: list[str], where: str) -> None:
@@ -47,36 +44,40 @@ def check_keys(terms: Mapping[str, Any], known: list[str], where: str) -> None:
 
 def parts_from(terms: Mapping[str, Any], where: str) -> PartsCost:
     """Build a cost model in parts."""
-    check_keys(terms, list(PARTS), where)
-    missing = [name for name in REQUIRED_PARTS if name not in terms]
-    if missing:
+    check_keys(terms, list(PART_FIELDS), where)
+    if not all(name in terms for name in REQUIRED_PARTS):
         raise BadInput(f"{where}: expected {' and '.join(REQUIRED_PARTS)}, got {', '.join(terms) or 'none'}")
     parts = {}
     for name, values in terms.items():
-        part = f"{where}.{name}"
         if not isinstance(values, Mapping):
-            raise BadInput(f"{part}: expected keys and values, got {quote(values)}")
-        check_keys(values, [f.name for f in fields(PARTS[name])], part)
-        checked = {key: check_part_term(name, key, value, f"{part}.{key}") for key, value in values.items()}
-        parts[PART_FIELDS[name]] = PARTS[name](**checked)
+            raise BadInput(f"{where}.{name}: expected keys and values, got {quote(values)}")
+        field = PART_FIELDS[name]
+        parts[field] = terms_from(type(getattr(PartsCost(), field)), values, f"{where}.{name}")
     return PartsCost(**parts)
 
 
-def check_part_term(part: str, name: str, value: Any, where: str) -> Any:
-    """Validate one field of a part: curves rise, numbers are at least 0."""
-    if name in ("rounded", "one_pass", "floor"):
-        return check_flag(value, where)
-    if name == "buckets":
+def terms_from(kind: type[Any], terms: Mapping[str, Any], where: str) -> Any:
+    """Build a dataclass of terms. The default of a term says what it is: a flag, a number, buckets or a curve."""
+    defaults = {field.name: field.default for field in fields(kind)}
+    check_keys(terms, list(defaults), where)
+    return kind(**{name: check_term(name, defaults[name], value, f"{where}.{name}") for name, value in terms.items()})
+
+
+def check_term(name: str, default: Any, value: Any, where: str) -> Any:
+    """Validate one term: numbers are at least 0, curves rise."""
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise BadInput(f"{where}: expected true or false, got {quote(value)}")
+        return value
+    if isinstance(default, float):
+        return check_number(value, where, maximum=1.0 if name in FRACTIONS else MAX_COST)
+    if not default:
         return check_buckets(value, where) if value else ()
-    if (part, name) in (("prefill", "tokens"), ("decode", "rows")):
-        points = check_points(value, 2 if part == "prefill" else 3, where)
-        for k, (low, high) in enumerate(zip(points, points[1:])):
-            if high[1] < low[1]:
-                raise BadInput(
-                    f"{where}[{k + 1}]: expected at least {low[1]:g} s as in the point before, got {high[1]:g}"
-                )
-        return tuple(points)
-    return check_number(value, where, maximum=1.0 if name == "overlap" else MAX_COST)
+    points = check_points(value, 3 if name == "rows" else 2, where)
+    for k, (low, high) in enumerate(zip(points, points[1:])):
+        if high[1] < low[1]:
+            raise BadInput(f"{where}[{k + 1}]: expected at least {low[1]:g} s as in the point before, got {high[1]:g}")
+    return tuple(points)
 
 
 def check_buckets(value: Any, where: str) -> tuple[int, ...]:
@@ -94,13 +95,6 @@ def check_selection(value: Any, where: str) -> SamplingTerm:
         raise BadInput(f"{where}: expected seconds per step and per row, got {quote(value)}")
     step, row = (float(check_number(number, where, -MAX_COST)) for number in value)
     return SamplingTerm(step, row)
-
-
-def check_flag(value: Any, where: str) -> bool:
-    """Validate a flag."""
-    if not isinstance(value, bool):
-        raise BadInput(f"{where}: expected true or false, got {quote(value)}")
-    return value
 
 
 def check_number(value: Any, where: str, minimum: float = 0.0, maximum: float = MAX_COST) -> Any:
