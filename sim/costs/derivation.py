@@ -40,15 +40,15 @@ LINK_SHARE = 0.7  # of the link's bandwidth in one direction that large all-redu
 MANY_TOKENS = 1e6  # a call that uses all experts
 SPREAD = 0.1  # standard deviation of all times of a derived profile: benchmarks/proof_derive.py has the errors
 CURVES = ("prefill.tokens", "decode.rows")
-FACTORS = {  # term of a cost model: which factor of a Change scales it
-    "prefill_token": "compute", "decode_row": "compute",
-    "prefill_square": "attention", "prefill_cross": "attention", "prefill.square": "attention",
-    "prefill.cross": "attention", "prefill.cross_root": "attention", "prefill.paged_square": "attention",
-    "prefill.padded_square": "attention",
-    "context": "cache", "decode.context": "cache", "decode.context_root": "cache", "mixed.context": "cache",
-    "swap_block": "copy", "swap.block": "copy",
-    "prefill_row": "kernels", "decode_live": "kernels", "prefill.row": "kernels", "decode.live": "kernels",
-    "mixed.step": "kernels", "mixed.row": "kernels",
+SCALED = {  # factor of a Change: terms of cost models that it scales
+    "compute": ("prefill_token", "decode_row"),
+    "attention": (
+        "prefill_square", "prefill_cross", "prefill.square", "prefill.cross", "prefill.cross_root",
+        "prefill.paged_square", "prefill.padded_square",
+    ),
+    "cache": ("context", "decode.context", "decode.context_root", "mixed.context"),
+    "copy": ("swap_block", "swap.block"),
+    "kernels": ("prefill_row", "decode_live", "prefill.row", "decode.live", "mixed.step", "mixed.row"),
 }  # fmt: skip
 KEPT = (
     "backend", "kernels", "block_size", "row_buckets", "token_buckets", "date", "front_end", "first_use", "noise",
@@ -164,8 +164,9 @@ def change_of(cost: StepCost, old: Setting, new: Setting) -> Change:
 def derive_cost(cost: StepCost, old: Setting, new: Setting) -> StepCost:
     """Return the cost model of a setting from that of another one."""
     change, terms = change_of(cost, old, new), terms_of(cost)
-    changed = {name: terms[name] * getattr(change, factor) for name, factor in FACTORS.items() if name in terms}
-    changed |= {name: change.curve(terms[name]) for name in CURVES if name in terms}
+    changed = {name: change.curve(terms[name]) for name in CURVES if name in terms}
+    for factor, names in SCALED.items():
+        changed |= {name: terms[name] * getattr(change, factor) for name in names if name in terms}
     if isinstance(cost, LinearCost):
         changed |= changed_linear(cost, change)
     derived: StepCost = with_terms(cost, changed)
