@@ -48,7 +48,9 @@ def seconds_in_states(request: Request) -> tuple[float, float, float, float, flo
     client_end = end if request.client_end is None else request.client_end
     queued, prefilling, decoding, swapped = request.queued, request.prefilling, request.decoding, request.swapped
     stalled = last - start - queued - prefilling - decoding - swapped  # in the batch, but not part of the step
-    front_end = (start - request.sent) + (client_end - end)
+    front_end = start - request.sent
+    if client_end > end:  # otherwise the client has given up, and the server went on
+        front_end += client_end - end
     return front_end, queued, prefilling, stalled if stalled > 0 else 0.0, decoding, swapped
 
 
