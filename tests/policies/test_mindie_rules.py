@@ -15,7 +15,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
-from servesim.policies.mindie.feedback import DynamicBatch, LatencyFit, Recent
+from servesim.policies.mindie.feedback import Batch, DynamicBatch, Feedback, LatencyFit, Recent
 from servesim.testing import ContractWorld, draw_requests, simulated
 
 from . import mindie_reference
@@ -99,6 +99,25 @@ def test_the_latency_predictor_learns_as_restated(seed: int) -> None:
         assert (fit.slope, fit.intercept, fit.decode) == (other.slope, other.intercept, other.decode)
         adopted += fit.decode[1] > 0
     assert adopted and fit.slope != LatencyFit().slope
+
+
+def test_points_on_a_line_through_0_are_rejected() -> None:
+    """The intercept of the engine is exactly 0; computed from the slope, it is 2e-15."""
+    fields = {"stage_policy": "latency", "prefill_expected_time": 100, "max_batch_size": 8, "max_prefill_batch_size": 8}
+    requests = run([Request("a", 0.0, 52, 40), Request("b", 0.03, 50, 2)], max_prefill_tokens=512, **fields)
+    assert requests[1].scheduled == pytest.approx(0.0622)
+    fit = LatencyFit()
+    for tokens in (3, 6, 9):
+        fit = fit.decided(1, True, (False, 0, 0, 0)).decided(1, False, (True, tokens, 0, 0)).booked(1, 7 * tokens)
+    assert (fit.slope, fit.intercept) == (LatencyFit().slope, LatencyFit().intercept)
+
+
+def test_with_asynchronous_scheduling_the_predictor_counts_from_the_newest_round() -> None:
+    """Two prefills of 52 tokens are out; the first one returns 8 ms after its own dispatch, 3 ms after the second."""
+    feedback = Feedback(LatencyFit(), None)
+    for time in (0, 5000):
+        feedback.decided(Batch(time, (), None), (True, 52, 1, 4), is_empty=False)
+    assert feedback.received(8000, overlaps=True).fit.sums[:2] == (52, 3)  # type: ignore[union-attr]
 
 
 def test_a_series_keeps_the_sum_of_its_newest_values_in_every_state() -> None:
