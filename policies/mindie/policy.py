@@ -27,7 +27,7 @@ class MindIE(MindIESettings):
     """The scheduler of MindIE-LLM 3.0.0. `engine.max_model_len` is its maxSeqLen."""
 
     def rules(self) -> MindIERules:
-        return MindIERules(2 if self.async_scheduling else 1)
+        return MindIERules(2 if self.async_scheduling else 1, self.max_input_token_len)
 
     @property
     def learns(self) -> bool:

@@ -56,6 +56,7 @@ class MindIESettings(Policy):
     max_queue_delay_microseconds: Int1 = 5000  # wait of the first waiting request before a prefill (prefill-first)
     max_first_token_wait_time: Int0 = 2500  # ms; if the first waiting request lacks blocks longer, one is preempted
     max_iter_times: Int1 = 512  # most output tokens of a request
+    max_input_token_len: Optional[Int1] = None  # longest prompt that the server accepts; null: below max_model_len
     split_fuse: bool = False  # chunked prefill in the same rounds as decodes; stage_policy has no effect
     prefill_chunk_size: Int0 = 0  # tokens of one prompt per round; 0: max_prefill_tokens (split_fuse)
     long_prefill_token_threshold: Int0 = 1024  # a prompt with more tokens left is long (split_fuse)

@@ -10,7 +10,10 @@ from servesim.core import BlockPool, Policy, Request
 class Limits:
     """The length and memory limits of one server."""
 
-    __slots__ = ("_policy", "max_generate_length", "max_model_len", "pool", "rejects_full_prompts", "rejects_oversized")
+    __slots__ = (
+        "_policy", "max_generate_length", "max_model_len", "max_prompt", "pool", "rejects_full_prompts",
+        "rejects_oversized",
+    )  # fmt: skip
 
     def __init__(
         self, pool: BlockPool, policy: Policy, max_model_len: Optional[int], max_generate_length: Optional[int]
@@ -18,6 +21,7 @@ class Limits:
         self.pool = pool
         self.max_model_len = max_model_len  # most tokens of prompt + output
         self.max_generate_length = max_generate_length  # an output ends at this number of prompt + output tokens
+        self.max_prompt: Optional[int] = None  # most tokens of a prompt
         self.rejects_oversized = True  # a request that can never fit
         self.rejects_full_prompts = False  # a prompt that leaves no output token
         self._policy = policy
@@ -40,6 +44,8 @@ class Limits:
         prompt, max_model_len = request.prompt, self.max_model_len
         if max_model_len is not None and prompt >= max_model_len and self.rejects_full_prompts:
             return f"prompt of {prompt} tokens leaves no output token, max_model_len is {max_model_len}"
+        if self.max_prompt is not None and prompt > self.max_prompt:
+            return f"prompt of {prompt} tokens, the engine accepts at most {self.max_prompt}"
         if not self.rejects_oversized:
             return None
         if max_model_len is not None and prompt > max_model_len:

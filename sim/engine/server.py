@@ -37,7 +37,7 @@ class Server(ServerState):
             max_generate_length = None  # only an engine that counts blocks uses it
         self.limits = Limits(self.pool, policy, max_model_len, max_generate_length)
         self.limits.rejects_oversized = rules.rejects_oversized if rejects_oversized is None else rejects_oversized
-        self.limits.rejects_full_prompts = rules.rejects_full_prompts
+        self.limits.rejects_full_prompts, self.limits.max_prompt = rules.rejects_full_prompts, rules.max_prompt
         self.prefix_cache, self.view.prefix_cache = rules.make_cache(self, host_cache_blocks)
         depth = rules.steps_in_flight
         assert depth in (1, 2), f"expected 1 or 2 steps in flight, got {depth}"

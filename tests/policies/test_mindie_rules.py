@@ -33,7 +33,7 @@ def run(requests: list[Request], blocks: int = 1000, max_model_len: int = 512, *
 
 def test_the_preset_has_the_shipped_settings() -> None:
     settings = preset("mindie-3.0")
-    assert make_policy(settings["policy"]) == MindIE()
+    assert make_policy(settings["policy"]) == MindIE(max_input_token_len=2048)
     engine = scenario_from({**settings, "profile": {"base": 0.01}}).engine
     assert (engine.block_size, engine.max_model_len) == (128, 2560)
 
@@ -47,6 +47,12 @@ def test_a_lonely_request_waits_five_milliseconds() -> None:
 def test_max_iter_times_limits_the_output_not_the_prompt() -> None:
     (request,) = run([Request("a", 0.0, 100, 30)], max_iter_times=7)
     assert (request.written, request.outcome) == (7, "finished")
+
+
+def test_prompts_above_max_input_token_len_are_rejected() -> None:
+    short, long = run([Request("a", 0.0, 20, 3), Request("b", 0.0, 21, 3)], max_input_token_len=20)
+    assert (short.outcome, long.outcome) == ("finished", "refused")
+    assert long.reason == "prompt of 21 tokens, the engine accepts at most 20"
 
 
 def test_more_requests_than_seats_decode_in_turns() -> None:
