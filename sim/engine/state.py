@@ -140,8 +140,8 @@ class ServerState:
         else:
             self.swapped.remove(request)
         if request._cached:  # otherwise it has not run yet, and its queueing time continues
-            computes = self.flight is not None and self.flight.computes(request)
-            request.state_since = self.flight.end if computes else now
+            flight = self.flight
+            request.state_since = flight.end if flight is not None and flight.computes(request) else now
         if mode == "keep":
             self._requeue(request, "swapped")
             return 0
