@@ -78,7 +78,7 @@ class Inbox:
     def release_followers(self, id: Any, now: float) -> None:
         """Start the think time of the requests that follow this one."""
         for request in self.followers.pop(id, ()):
-            request.sent = request.arrival = request.state_since = now + request.think_time
+            request.sent = request.arrival = request.visible_at = request.state_since = now + request.think_time
             heappush(self._released, (request.sent + self.seconds, request.serial, request))
         self._update_next_arrival()
 
