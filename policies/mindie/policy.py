@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Optional
 
-from servesim.core import FOREVER, BlockPool, Hold, Plan, Request, View
+from servesim.core import FOREVER, PAST_FINISH, BlockPool, Hold, Plan, Request, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Batch, DynamicBatch, Feedback, LatencyFit, Statistics, microseconds
@@ -106,8 +106,11 @@ class MindIE(MindIESettings):
         if feedback is not None:
             self._learn_from(round, feedback, joined)
         if round.all_run and plan.decode and not plan.chunks:
-            steps, waste_step, until = self._hold(round, waste, feedback)
-            plan.hold = Hold(steps, past_finish=not view.waiting and feedback is None, until=until)
+            if not view.waiting and feedback is None:
+                plan.hold = PAST_FINISH
+            else:
+                steps, waste_step, until = self._hold(round, waste, feedback)
+                plan.hold = Hold(steps, until=until)
         plan.state = round.state(waste, waste_step, feedback)
         return plan
 
