@@ -15,16 +15,21 @@ class Limits:
         "rejects_oversized",
     )  # fmt: skip
 
-    def __init__(
-        self, pool: BlockPool, policy: Policy, max_model_len: Optional[int], max_generate_length: Optional[int]
-    ) -> None:
+    def __init__(self, pool: BlockPool, policy: Policy, max_model_len: Optional[int]) -> None:
         self.pool = pool
         self.max_model_len = max_model_len  # most tokens of prompt + output
-        self.max_generate_length = max_generate_length  # an output ends at this number of prompt + output tokens
+        self.max_generate_length: Optional[int] = None  # an output ends at this number of prompt + output tokens
         self.max_prompt: Optional[int] = None  # most tokens of a prompt
         self.rejects_oversized = True  # a request that can never fit
         self.rejects_full_prompts = False  # a prompt that leaves no output token
         self._policy = policy
+
+    def change(self, max_generate_length: Optional[int], rejects_oversized: Optional[bool]) -> None:
+        """Use the limits of a scenario; None: those of the engine. Only one that counts blocks ends outputs early."""
+        if self._policy.uses_block_pool:
+            self.max_generate_length = max_generate_length
+        if rejects_oversized is not None:
+            self.rejects_oversized = rejects_oversized
 
     def most_tokens(self, request: Request) -> int:
         """Return the number of tokens at which a limit, not a stop token, ends a request."""

@@ -46,7 +46,7 @@ class ServerState:
         self.swapped = FifoQueue()
         self.finished = FifoQueue()  # finished requests that still hold blocks; `done` has all
         self.prefix_cache: Optional[KvCache] = None
-        self.limits = Limits(pool, policy, max_model_len, None)
+        self.limits = Limits(pool, policy, max_model_len)
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
             max_model_len,

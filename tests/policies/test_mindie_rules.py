@@ -78,8 +78,10 @@ def test_a_preempted_request_that_needs_exactly_all_blocks_is_never_admitted_aga
 def test_wrong_settings_are_errors() -> None:
     with pytest.raises(ValueError, match="stage_policy: expected one of prefill-first, throughput, latency"):
         MindIE(stage_policy="decode-first")
+    server = Server(MindIE(), 10, 16)
+    server.rules.empty_step = 0.0
     with pytest.raises(BadInput, match=r"engine.empty_step: expected more than 0"):
-        Loop(Server(MindIE(), 10, 16), Inbox([]), SimulatedClock(COST), empty_step=0.0)
+        Loop(server, Inbox([]), SimulatedClock(COST))
     refusals = MindIE(max_batch_size=4, max_preempt_count=5).engine_refusals(256, 2560)
     assert [text.split()[0] for text in refusals] == [
         "max_prefill_batch_size",
