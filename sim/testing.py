@@ -95,12 +95,10 @@ class Outcome:
 def run_on(clock: Clock, policy: Policy, world: ContractWorld, observer: Any = None) -> Outcome:
     """Serve the requests of a world with a clock."""
     requests = copy_requests(world.requests)
-    server = Server(
-        policy, world.blocks, world.block_size, world.host_blocks, world.max_model_len,
-        rejects_oversized=world.rejects,
-    )  # fmt: skip
+    server = Server(policy, world.blocks, world.block_size, world.host_blocks, world.max_model_len)
+    server.limits.change(None, world.rejects)
     observers = (observer,) if observer is not None else ()
-    loop = Loop(server, Inbox(requests, world.lag), clock, observers, world.end_lag, check=True)
+    loop = Loop(server, Inbox(requests, world.lag, end_lag=world.end_lag), clock, observers, check=True)
     stuck = None
     try:
         loop.run()

@@ -117,6 +117,7 @@ VALUES: dict[str, Sequence[Any]] = {
     "decode_expected_time": [10, 50],
     "dynamic_batch_size": [False, True],
     "max_iter_times": [4, 512],
+    "max_input_token_len": [20, 2048],
 }
 
 

@@ -53,10 +53,12 @@ def serve(
     blocks: int = 1000,
     block_size: int = 1,
     cost: Optional[LinearCost] = None,
+    rejects_oversized: Optional[bool] = None,
     **engine: Any,
 ) -> RunLog:
     """Serve requests step by step, and check the state of the server after each step."""
     server = Server(policy, blocks + rules_of(policy).reserved_blocks, block_size, **engine)
+    server.limits.change(None, rejects_oversized)
     log = RunLog({request.id: request for request in requests}, server)
     clock = SimulatedClock(cost or LinearCost(base=1.0))
     loop = Loop(server, Inbox(requests), clock, (log,), check=True)

@@ -32,7 +32,7 @@ class InstalledRules(EngineRules):
         self.arrival_is_send_time = True
         self.rejects_oversized = False
         self.rejects_full_prompts = True
-        self.one_token_decodes = True
+        self.one_token_decodes = self.splits_answers = True
         self.empty_step = 0.001
         self.has_prefix_cache = settings["prefix_cache"]
 

@@ -83,10 +83,7 @@ class LiveDriver:
         all_observers: list[Observer] = [self.tables, self, *observers]
         self.overlaps = server.rules.steps_in_flight > 1
         check_steps_in_flight(server.rules.steps_in_flight, backend)
-        collect = self.collect if self.overlaps else None
-        self.loop = build_loop(
-            server, engine, requests, self.clock, all_observers, compute=self.compute, collect=collect
-        )
+        self.loop = build_loop(server, engine, requests, self.clock, all_observers, self)
 
     def run(self) -> float:
         """Run until all requests are finished or the monitor stops the run; return the end time of the last call."""

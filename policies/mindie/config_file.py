@@ -24,7 +24,10 @@ LARGEST = 2**32 - 1
 
 
 class Key(NamedTuple):
-    """A key of config.json: its section, the key of the scenario, the shipped value and the range of its values."""
+    """A key of config.json: its section, the key of the scenario, the shipped value and the range of its values.
+
+    None as shipped value: without the key, the scenario has no such limit.
+    """
 
     section: str
     scenario: str
@@ -36,6 +39,7 @@ class Key(NamedTuple):
 KEYS = {
     "cacheBlockSize": Key(SCHEDULE, "engine.block_size", 128, 1, 128),
     "maxSeqLen": Key(DEPLOY, "engine.max_model_len", 2560, 1, LARGEST),
+    "maxInputTokenLen": Key(DEPLOY, "policy.max_input_token_len", None, 1, 4_194_304),
     "maxIterTimes": Key(SCHEDULE, "policy.max_iter_times", 512, 1, LARGEST),
     "maxBatchSize": Key(SCHEDULE, "policy.max_batch_size", 200, 1, 819_200),
     "maxPrefillBatchSize": Key(SCHEDULE, "policy.max_prefill_batch_size", 50, 0, 819_200),
@@ -57,7 +61,6 @@ CHECKED = {  # no key of a scenario: the first two become stage_policy, the othe
     "supportSelectBatch": Key(SCHEDULE, "", False),
     "prefillPolicyType": Key(SCHEDULE, "", 0, 0, 0),
     "decodePolicyType": Key(SCHEDULE, "", 0, 0, 0),
-    "maxInputTokenLen": Key(DEPLOY, "", 1, 1, 4_194_304),
     "cpuMemSize": Key(MODEL, "", 5, 0, LARGEST),
     "npuMemSize": Key(MODEL, "", -1, -1, 2**31 - 1),
 }
@@ -114,6 +117,8 @@ def to_mindie(policy: Values, engine: Values, base: Optional[Values], model: Opt
 def check_value(section: Mapping[str, Any], name: str, key: Key, where: str) -> Any:
     """Return the value of a key, the shipped one if it is absent; raise BadInput if MindIE does not accept it."""
     value = section.get(name, key.shipped)
+    if value is None and name not in section:
+        return None
     is_switch, is_bool = isinstance(key.shipped, bool), isinstance(value, bool)
     in_range = isinstance(value, int) and not is_bool and key.low <= value <= key.high
     if is_bool if is_switch else in_range:
@@ -132,6 +137,8 @@ def check_together(values: Values, where: str) -> None:
         ("maxPrefillTokens", "maxInputTokenLen", None),
     ):
         value, bound = values[name], low or high or ""
+        if values[bound] is None:
+            continue
         if (low and value < values[low]) or (high and value > values[high]):
             side = f"at {'least' if low else 'most'} {bound} ({values[bound]})"
             raise BadInput(f"{where}: {path_of(KEYS[name].section)}.{name}: expected {side}, got {value}")

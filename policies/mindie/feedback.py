@@ -102,7 +102,7 @@ class LatencyFit:
         self.slope, self.intercept = 0.1317, 25.797  # ms per prompt token, ms
         self.decode = (0.2181, 0.0, 29.961)  # ms per sequence, ms per block, ms
         self.counts = (0, 0, 0)  # points of the prefill fit, of the decode fit, and those that `points` has
-        self.sums = (0, 0, 0, 0)  # of x, y, x * x and x * y of the prefill fit
+        self.sums = (0.0, 0.0, 0.0, 0.0)  # of x, y, x * x and x * y of the prefill fit, in double precision
         self.points: list[tuple[int, int, int]] = []  # sequences, blocks, ms
         self.statistics: tuple[Statistics, ...] = ()  # of the numbers that may still be booked
 
@@ -156,11 +156,11 @@ class LatencyFit:
             sums = self.sums
         elif n > 1:
             slope = (n * sxy - sx * sy) / divisor
-            intercept = (sy - slope * sx) / n
+            intercept = (sy * sxx - sx * sxy) / divisor  # so it is exactly 0 if all points are on one line through 0
             if slope <= 0 or intercept <= 0:
                 if n > 2:
                     return self
-                n, sums, slope, intercept = 0, (0, 0, 0, 0), self.slope, self.intercept
+                n, sums, slope, intercept = 0, (0.0, 0.0, 0.0, 0.0), self.slope, self.intercept
         after = self.copy()
         after.slope, after.intercept, after.counts, after.sums = slope, intercept, (n, *self.counts[1:]), sums
         return after
@@ -302,7 +302,8 @@ class Feedback:
     def received(self, now: int, overlaps: bool) -> Feedback:
         """Return what is known at a decision, as an object that the decision may change.
 
-        If rounds overlap, a result comes when the next round starts to run.
+        If rounds overlap, a result comes when the next round starts to run. Its milliseconds for the latency predictor
+        count from the newest round, not from its own.
         """
         dynamic, out = self.dynamic, self.out
         after = Feedback(self.fit, None if dynamic is None else dynamic.copy())
@@ -310,7 +311,7 @@ class Feedback:
         if len(out) >= (2 if overlaps else 1):
             batch, after.out = out[0], out[1:]
             if self.fit is not None:
-                after.fit = self.fit.booked(len(out), (now - batch.time) // 1000)
+                after.fit = self.fit.booked(len(out), (now - out[-1].time) // 1000)
             if after.dynamic is not None:
                 after._add_gaps(batch, now, after.dynamic)
         return after

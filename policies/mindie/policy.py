@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Optional
 
-from servesim.core import FOREVER, BlockPool, Hold, Plan, Request, View
+from servesim.core import FOREVER, PAST_FINISH, BlockPool, Hold, Plan, Request, View
 from servesim.core.native import mypyc_attr
 
 from .feedback import Batch, DynamicBatch, Feedback, LatencyFit, Statistics, microseconds
@@ -27,7 +27,7 @@ class MindIE(MindIESettings):
     """The scheduler of MindIE-LLM 3.0.0. `engine.max_model_len` is its maxSeqLen."""
 
     def rules(self) -> MindIERules:
-        return MindIERules(2 if self.async_scheduling else 1)
+        return MindIERules(2 if self.async_scheduling else 1, self.max_input_token_len)
 
     @property
     def learns(self) -> bool:
@@ -106,8 +106,11 @@ class MindIE(MindIESettings):
         if feedback is not None:
             self._learn_from(round, feedback, joined)
         if round.all_run and plan.decode and not plan.chunks:
-            steps, waste_step, until = self._hold(round, waste, feedback)
-            plan.hold = Hold(steps, past_finish=not view.waiting and feedback is None, until=until)
+            if not view.waiting and feedback is None:
+                plan.hold = PAST_FINISH
+            else:
+                steps, waste_step, until = self._hold(round, waste, feedback)
+                plan.hold = Hold(steps, until=until)
         plan.state = round.state(waste, waste_step, feedback)
         return plan
 

@@ -56,6 +56,7 @@ class MindIESettings(Policy):
     max_queue_delay_microseconds: Int1 = 5000  # wait of the first waiting request before a prefill (prefill-first)
     max_first_token_wait_time: Int0 = 2500  # ms; if the first waiting request lacks blocks longer, one is preempted
     max_iter_times: Int1 = 512  # most output tokens of a request
+    max_input_token_len: Optional[Int1] = None  # longest prompt that the server accepts; null: below max_model_len
     split_fuse: bool = False  # chunked prefill in the same rounds as decodes; stage_policy has no effect
     prefill_chunk_size: Int0 = 0  # tokens of one prompt per round; 0: max_prefill_tokens (split_fuse)
     long_prefill_token_threshold: Int0 = 1024  # a prompt with more tokens left is long (split_fuse)
@@ -156,16 +157,16 @@ class Round:
 
         So a usual round, in which all decode, takes the same time for any number of requests.
         """
-        view = self.view
-        live, free, finished = view.decoding + len(view.prefilling), self.free - view.decode_block_need, self.release
+        view, decoding = self.view, self.view.decoding
+        live, free, finished = decoding + len(view.prefilling), self.free - view.decode_block_need, self.release
         if view.finished:
             finished = [request for request in view.finished if request.blocks]  # those in running
             free += sum([request.blocks for request in finished])
-        lacks = live > self.seats or view.decoding > self.tokens or free < 0
+        lacks = live > self.seats or decoding > self.tokens or free < 0
         if lacks or self.new_first or view.swapped or not self._may_count(live):
             self.running_left, self.running_taken = self._take(view.running)
             return
-        self.all_run, self.release, self.free, self.ahead = True, finished, free, view.decoding
+        self.all_run, self.release, self.free, self.ahead = True, finished, free, decoding
         if self.before.tail:
             behind = islice(reversed(view.running), self.before.tail)
             tail = [request for request in behind if request.status != "done"]
@@ -385,7 +386,17 @@ class Round:
             resumed -= len(self.release)
         elif self.running_left or self.running_taken < len(self.view.running):
             tail = FOREVER
+        if feedback is None and self._repeats(waste, waste_step, resumed, tail):
+            return self.before
         return MindIEState(self.kind, self.is_empty, self.new_first, waste, waste_step, resumed, tail, feedback)
+
+    def _repeats(self, waste: int, waste_step: int, resumed: int, tail: int) -> bool:
+        """Whether the state stays as it is, as in most decode rounds. A new object would cost more than this."""
+        old = self.before
+        return (
+            old.tail == tail and old.resumed == resumed and old.waste == waste and old.waste_step == waste_step
+            and old.last_empty == self.is_empty and old.new_first == self.new_first and old.kind == self.kind
+        )  # fmt: skip
 
 
 def put_back(left: Sequence[Request], queue: Queue, taken: int) -> list[Request]:

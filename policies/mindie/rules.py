@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 from servesim.core import Request
 from servesim.engine.rules import EngineRules
 from servesim.engine.state import ServerState
@@ -10,10 +12,11 @@ from servesim.engine.state import ServerState
 class MindIERules(EngineRules):
     """Rules of MindIE-LLM 3.0.0."""
 
-    def __init__(self, steps_in_flight: int) -> None:
+    def __init__(self, steps_in_flight: int, max_prompt: Optional[int]) -> None:
         super().__init__("MindIE-LLM 3.0.0", "recordings of the real scheduler of 3.0.0", steps_in_flight)
         self.rejects_oversized = False  # the scheduler dies of such a request
         self.rejects_full_prompts = True
+        self.max_prompt = max_prompt
         self.empty_step = 0.001
         self.polls = True
         self.frees_late = True

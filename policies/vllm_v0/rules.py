@@ -16,3 +16,4 @@ class VLLMv0Rules(EngineRules):
         self.rejects_oversized = False
         self.arrival_is_send_time = True
         self.sequence_groups = sequence_groups
+        self.splits_answers = not sequence_groups

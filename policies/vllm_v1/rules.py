@@ -30,6 +30,7 @@ class VLLMRules(CachingRules):
         self.rejects_oversized = False  # the real scheduler does not check this; such a request blocks the queue
         self.rejects_full_prompts = True  # the input processor
         self.one_token_decodes = True
+        self.splits_answers = True
         self.empty_step = 0.001  # its loop sleeps after a step without a model call
         self.appends_all = version < (0, 24, 0)
         self.counts_lookups = version < (0, 27, 0)

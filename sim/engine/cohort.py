@@ -96,9 +96,9 @@ class Cohort(DecodeCohort):
         self.max_length -= request.prompt + request.max_tokens
         self.size -= request.sequences
         self.context -= request.sequences * cached
-        if steps:
+        if steps and not request._in_flight:  # otherwise the step that completes its prompt has not returned either
             request.decoding += self.busy - request._joined_busy_s
-        elif request in self.new_members:
+        elif not steps and request in self.new_members:
             self.new_members.remove(request)
         request._joined_busy_s = 0.0
         if in_flight and steps:

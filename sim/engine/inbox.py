@@ -21,13 +21,14 @@ class Inbox:
     """Requests on their way to a server."""
 
     __slots__ = (
-        "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "followers", "lag",
+        "_coming", "_direct", "_next", "_next_serial", "_released", "delayed", "end_lag", "followers", "lag",
         "next_arrival", "seconds",
     )  # fmt: skip
 
-    def __init__(self, requests: Iterable[Request], lag: int = 1, seconds: float = 0.0) -> None:
+    def __init__(self, requests: Iterable[Request], lag: int = 1, seconds: float = 0.0, end_lag: bool = False) -> None:
         self.lag = max(1, lag)  # model calls until the scheduler sees a request; 1 = no lag
         self.seconds = seconds  # minimum time from sending to the scheduler
+        self.end_lag = end_lag  # a client sees the end of its stream one model call late
         self.followers: dict[Any, list[Request]] = defaultdict(list)  # by the id of the request that they follow
         all_requests = list(requests)
         for serial, request in enumerate(all_requests):
@@ -78,7 +79,7 @@ class Inbox:
     def release_followers(self, id: Any, now: float) -> None:
         """Start the think time of the requests that follow this one."""
         for request in self.followers.pop(id, ()):
-            request.sent = request.arrival = request.state_since = now + request.think_time
+            request.sent = request.arrival = request.visible_at = request.state_since = now + request.think_time
             heappush(self._released, (request.sent + self.seconds, request.serial, request))
         self._update_next_arrival()
 

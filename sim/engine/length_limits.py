@@ -10,17 +10,26 @@ from servesim.core import BlockPool, Policy, Request
 class Limits:
     """The length and memory limits of one server."""
 
-    __slots__ = ("_policy", "max_generate_length", "max_model_len", "pool", "rejects_full_prompts", "rejects_oversized")
+    __slots__ = (
+        "_policy", "max_generate_length", "max_model_len", "max_prompt", "pool", "rejects_full_prompts",
+        "rejects_oversized",
+    )  # fmt: skip
 
-    def __init__(
-        self, pool: BlockPool, policy: Policy, max_model_len: Optional[int], max_generate_length: Optional[int]
-    ) -> None:
+    def __init__(self, pool: BlockPool, policy: Policy, max_model_len: Optional[int]) -> None:
         self.pool = pool
         self.max_model_len = max_model_len  # most tokens of prompt + output
-        self.max_generate_length = max_generate_length  # an output ends at this number of prompt + output tokens
+        self.max_generate_length: Optional[int] = None  # an output ends at this number of prompt + output tokens
+        self.max_prompt: Optional[int] = None  # most tokens of a prompt
         self.rejects_oversized = True  # a request that can never fit
         self.rejects_full_prompts = False  # a prompt that leaves no output token
         self._policy = policy
+
+    def change(self, max_generate_length: Optional[int], rejects_oversized: Optional[bool]) -> None:
+        """Use the limits of a scenario; None: those of the engine. Only one that counts blocks ends outputs early."""
+        if self._policy.uses_block_pool:
+            self.max_generate_length = max_generate_length
+        if rejects_oversized is not None:
+            self.rejects_oversized = rejects_oversized
 
     def most_tokens(self, request: Request) -> int:
         """Return the number of tokens at which a limit, not a stop token, ends a request."""
@@ -40,6 +49,8 @@ class Limits:
         prompt, max_model_len = request.prompt, self.max_model_len
         if max_model_len is not None and prompt >= max_model_len and self.rejects_full_prompts:
             return f"prompt of {prompt} tokens leaves no output token, max_model_len is {max_model_len}"
+        if self.max_prompt is not None and prompt > self.max_prompt:
+            return f"prompt of {prompt} tokens, the engine accepts at most {self.max_prompt}"
         if not self.rejects_oversized:
             return None
         if max_model_len is not None and prompt > max_model_len:

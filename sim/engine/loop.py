@@ -1,8 +1,7 @@
 """The engine loop: deliver arrivals, call the policy, carry out its plan, run the model call, record the results.
 
-Simulated and live runs use this loop. They differ in the clock, which gives the end of a call, and in `compute`, which
-runs the call on a device. This module also builds a server and its loop from the `engine` section of a scenario, and
-says why an engine is stuck.
+Simulated and live runs use this loop. They differ in the clock, which gives the end of a call; a live run has a device.
+This module also builds a server and its loop from the `engine` section of a scenario, and says why an engine is stuck.
 """
 
 from __future__ import annotations
@@ -37,6 +36,16 @@ class Observer(Protocol):
         """The model call has ended, or the step had none."""
 
 
+class Device(Protocol):
+    """Runs the model calls of a live run."""
+
+    def compute(self, step: Step) -> None:
+        """Run the model call of a step; with two steps in flight, only launch it."""
+
+    def collect(self, step: Step) -> None:
+        """Wait for a call in flight."""
+
+
 class Loop:
     """Runs one server: its policy, its inbox and its clock."""
 
@@ -46,11 +55,8 @@ class Loop:
         inbox: Inbox,
         clock: Clock,
         observers: tuple[Observer, ...] = (),
-        end_lag: bool = False,
         check: bool = False,
-        compute: Optional[Callable[[Step], None]] = None,
-        collect: Optional[Callable[[Step], None]] = None,
-        empty_step: Optional[float] = None,
+        device: Optional[Device] = None,
     ) -> None:
         self.policy = server.policy
         self._decide: Callable[[View], object] = server.policy.decide  # a user's policy may return anything
@@ -58,13 +64,9 @@ class Loop:
         self.inbox = inbox
         self.clock = clock
         self.observers = observers
-        self.end_lag = end_lag  # a client sees the end of its stream one model call late
         self.check_every_step = check  # verify the counts of the server after every step
-        self.compute = compute  # runs a model call on a device, or starts one in flight; None in a simulation
-        self.collect = collect  # waits for a call in flight
-        # seconds of a step that moves requests but runs no model; None: that of the engine
-        self._polls = server.rules.polls
-        self.empty_step = server.rules.empty_step if empty_step is None else empty_step
+        self.device = device  # None in a simulation
+        self._polls, self.empty_step = server.rules.polls, server.rules.empty_step
         if self._polls and not self.empty_step:
             raise BadInput("engine.empty_step: expected more than 0 for an engine that polls, got 0")
         self.now = 0.0
@@ -80,7 +82,7 @@ class Loop:
         self._depth = server.rules.steps_in_flight
         server.record_moves = bool(observers)
         # no observer, client or follower waits for the end of a step
-        self.fast_path = not (observers or check or end_lag or inbox.followers)
+        self.fast_path = not (observers or check or inbox.end_lag or inbox.followers)
         self.fast_forward = clock.make_fast_forward(self)
 
     def run(self, stop: Optional[Callable[[], bool]] = None) -> float:
@@ -106,8 +108,8 @@ class Loop:
             self.now = self.fast_forward.run(step)
             self._tokens_generated, self._last_progress = server.tokens_generated, self.calls  # every step has a token
             return None
-        if self.compute is not None:
-            self.compute(step)
+        if self.device is not None:
+            self.device.compute(step)
         if self._depth == 1:
             end = self.clock.finish_call(step, step.start, server.rules)
         else:
@@ -152,8 +154,8 @@ class Loop:
         newest = step
         if step.before is not None:
             step = step.before
-        if self.collect is not None:
-            self.collect(step)
+        if self.device is not None and self._depth > 1:
+            self.device.collect(step)
             step.end = self.clock.end_call(step.end)
             if newest is not step:
                 set_start(newest, step.end)
@@ -275,7 +277,7 @@ class Loop:
         """Notify clients and observers. If steps were fast-forwarded, the first of them ended at `first`."""
         if self._unreported:
             self._report_all(first)
-        if self.end_lag:
+        if self.inbox.end_lag:
             self._unreported.extend(finished)
         else:
             for request in finished:
@@ -343,16 +345,16 @@ def build_server(policy: Policy, engine: Mapping[str, Any]) -> Server:
     reserved = rules_of(policy).reserved_blocks
     if blocks <= reserved:
         raise BadInput(f"engine.num_blocks: expected more than {reserved} (reserved by this engine), got {blocks}")
-    return Server(
+    server = Server(
         policy,
         blocks,
         engine["block_size"],
         engine.get("host_blocks", 0),
         engine.get("max_model_len"),
-        engine.get("max_generate_length"),
-        REJECT_OVERSIZED[engine.get("reject_oversized", "auto")],
         (engine.get("host_cache") or {}).get("blocks", 0),
     )
+    server.limits.change(engine.get("max_generate_length"), REJECT_OVERSIZED[engine.get("reject_oversized", "auto")])
+    return server
 
 
 def build_loop(
@@ -361,15 +363,11 @@ def build_loop(
     requests: Sequence[Request],
     clock: Clock,
     observers: Sequence[Observer] = (),
-    front_end: float = 0.0,
-    compute: Optional[Callable[[Step], None]] = None,
-    collect: Optional[Callable[[Step], None]] = None,
+    device: Optional[Device] = None,
 ) -> Loop:
-    """Return the loop of a server. `front_end`: seconds from the profile, used if the scenario sets none."""
+    """Return the loop of a server, from the `engine` section of a scenario."""
     front = engine.get("front_end") or {}
-    seconds = front.get("seconds")
-    inbox = Inbox(requests, front.get("lag", 1), front_end if seconds is None else seconds)
-    return Loop(
-        server, inbox, clock, tuple(observers), bool(front.get("end_lag")), False, compute, collect,
-        engine.get("empty_step"),
-    )  # fmt: skip
+    inbox = Inbox(requests, front.get("lag", 1), front.get("seconds") or 0.0, bool(front.get("end_lag")))
+    if engine.get("empty_step") is not None:
+        server.rules.empty_step = engine["empty_step"]
+    return Loop(server, inbox, clock, tuple(observers), False, device)

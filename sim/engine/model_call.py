@@ -193,6 +193,9 @@ def deliver(server: Server, step: Step, now: float) -> list[Request]:
                 request.last_token = now
                 request._in_flight -= 1
                 request.decoding += server.cohort.busy - request._joined_busy_s
+                request._joined_busy_s = server.cohort.busy
+                if request.status != "running":  # preempted meanwhile: it decoded until now
+                    request.state_since = now
     if step.chunks:
         _deliver_chunks(server, step, now, seconds)
     elif not step.decode_rows and step.plan.padding_rows:
@@ -225,7 +228,12 @@ def _deliver_rows(server: Server, step: Step, now: float) -> None:
 def _deliver_chunks(server: Server, step: Step, now: float, seconds: float) -> None:
     (server.work.mixed if step.decode_rows else server.work.prefill).seconds += seconds
     for chunk in step.chunks:
-        chunk.request.prefilling += seconds
+        request = chunk.request
+        if request.status == "done":  # aborted or failed meanwhile
+            continue
+        request.prefilling += seconds
+        if request.status != "running":  # preempted meanwhile: its prompt was computed until now
+            request.state_since = now
     for request in step.sampled:
         if request.first_token is None:
             request.first_token = now

@@ -34,10 +34,12 @@ class EngineRules:
         self.reserved_blocks = 0  # blocks of the pool that the engine never gives to a request
         self.rejects_oversized = True  # a request that can never fit is rejected on arrival
         self.rejects_full_prompts = False  # a prompt of max_model_len tokens or more is rejected on arrival
+        self.max_prompt: Optional[int] = None  # a longer prompt is rejected on arrival
         self.arrival_is_send_time = False  # the front end stamps a request before the scheduler sees it
         self.empty_step = 0.0  # seconds of a step that moves requests but runs no model
         self.polls = False  # a step that does nothing takes as long, if a request waits, runs or is swapped
         self.sequence_groups = False  # the answers to a request share blocks; otherwise each is a request of its own
+        self.splits_answers = False  # that is what the engine does; otherwise it is not known
         self.has_prefix_cache = False
         self.frees_late = False  # finished requests hold their blocks until a plan releases them
         self.may_have_host_cache = False  # host memory for blocks that the prefix cache evicts

@@ -7,7 +7,6 @@ from typing import Optional
 from servesim.core import FOREVER, BlockPool, Policy, Request
 
 from .groups import Group
-from .length_limits import Limits
 from .queues import FifoQueue, RequestQueue, SortedQueue
 from .rules import rules_of
 from .state import ServerState
@@ -23,8 +22,6 @@ class Server(ServerState):
         block_size: int,
         host_blocks: int = 0,
         max_model_len: Optional[int] = None,
-        max_generate_length: Optional[int] = None,
-        rejects_oversized: Optional[bool] = None,
         host_cache_blocks: int = 0,
     ) -> None:
         self.rules = rules = rules_of(policy)
@@ -33,11 +30,8 @@ class Server(ServerState):
         super().__init__(
             policy, BlockPool(usable, block_size, host_blocks), waiting, rules.running_order, max_model_len
         )
-        if not policy.uses_block_pool:
-            max_generate_length = None  # only an engine that counts blocks uses it
-        self.limits = Limits(self.pool, policy, max_model_len, max_generate_length)
-        self.limits.rejects_oversized = rules.rejects_oversized if rejects_oversized is None else rejects_oversized
-        self.limits.rejects_full_prompts = rules.rejects_full_prompts
+        self.limits.rejects_oversized = rules.rejects_oversized
+        self.limits.rejects_full_prompts, self.limits.max_prompt = rules.rejects_full_prompts, rules.max_prompt
         self.prefix_cache, self.view.prefix_cache = rules.make_cache(self, host_cache_blocks)
         depth = rules.steps_in_flight
         assert depth in (1, 2), f"expected 1 or 2 steps in flight, got {depth}"

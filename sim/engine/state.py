@@ -46,7 +46,7 @@ class ServerState:
         self.swapped = FifoQueue()
         self.finished = FifoQueue()  # finished requests that still hold blocks; `done` has all
         self.prefix_cache: Optional[KvCache] = None
-        self.limits = Limits(pool, policy, max_model_len, None)
+        self.limits = Limits(pool, policy, max_model_len)
         self.view = View(
             self.waiting, self.running, self.swapped, self.prefilling, self.finished, self.pool, self.cohort,
             max_model_len,
@@ -140,7 +140,8 @@ class ServerState:
         else:
             self.swapped.remove(request)
         if request._cached:  # otherwise it has not run yet, and its queueing time continues
-            request.state_since = now
+            flight = self.flight
+            request.state_since = flight.end if flight is not None and flight.computes(request) else now
         if mode == "keep":
             self._requeue(request, "swapped")
             return 0
@@ -210,6 +211,8 @@ class ServerState:
     def drop_token_in_flight(self, request: Request) -> None:
         """Throw away the token of a request whose step has not returned."""
         if self.flight is not None and request.in_flight:
+            if request in self.flight.left:  # its steps before have returned
+                request.decoding += self.cohort.busy - request._joined_busy_s
             self.flight.drop(request)
 
     def take_out(self, request: Request, stays: bool = False) -> None:

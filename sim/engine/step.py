@@ -83,6 +83,10 @@ class Step:
         else:
             self.ends = [request]
 
+    def computes(self, request: Request) -> bool:
+        """Whether a request that has left the cohort is part of the model call."""
+        return request in self.left or any(chunk.request is request for chunk in self.chunks)
+
     def drop(self, request: Request) -> None:
         """Throw away the token of a request."""
         cohort = request._cohort

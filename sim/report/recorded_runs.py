@@ -16,8 +16,7 @@ from servesim.engine.rules import EngineRules, rules_of
 from servesim.engine.server import Server
 from servesim.engine.shape import Padding, step_shape
 from servesim.engine.step import Step
-from servesim.runs.metrics import time_per_token
-from servesim.runs.request_rows import client_ends, first_tokens, sent_times
+from servesim.runs.metrics import request_arrays, time_per_token
 from servesim.runs.simulate import simulate
 from servesim.runs.timeline import QueueLog
 from servesim.study.ranking import Row, Summary
@@ -115,9 +114,8 @@ def latency_quantiles(requests: Sequence[Request]) -> dict[str, Sequence[float]]
     done = [request for request in requests if request.outcome == "finished"]
     if not done:
         return {}
-    sent = np.array(sent_times(done))
-    ttft, e2el = np.array(first_tokens(done)) - sent, np.array(client_ends(done)) - sent
-    output = np.array([r.written for r in done])
+    sent, ended, first, output = request_arrays(done)
+    ttft, e2el = first - sent, ended - sent
     tpot = time_per_token(ttft, e2el, output)[output > 1]
     latencies = {"TTFT": ttft, "TPOT": tpot, "E2E latency": e2el}
     return {name: np.quantile(values, QUANTILES).tolist() for name, values in latencies.items() if len(values)}

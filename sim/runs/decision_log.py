@@ -12,7 +12,8 @@ import json
 from collections.abc import Iterable
 from typing import Any, NamedTuple, Optional, TextIO
 
-from servesim.core import Request
+from servesim.core import Chunk, Request
+from servesim.engine.rules import EngineRules
 from servesim.engine.server import Server
 from servesim.engine.shape import runs_as_decode
 from servesim.engine.step import Step, batch
@@ -69,7 +70,7 @@ def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot
         step,
         step.kind,
         rows,
-        [chunk.request for chunk in step.chunks if not runs_as_decode(chunk, server.rules)],
+        [chunk.request for chunk in step.chunks if has_prompt(chunk, server.rules)],
         list(server.waiting),
         running,
         list(server.swapped),
@@ -82,6 +83,12 @@ def snapshot(server: Server, step: Step, arrived: list[Request]) -> StepSnapshot
         server.prefix_cache is not None,
         [by_id[id].sequences for id, _ in rows] if by_id else None,
     )
+
+
+def has_prompt(chunk: Chunk, rules: EngineRules) -> bool:
+    """Whether a chunk computes a part of a prompt. A prompt of one token may run as a decode row, but is a prompt."""
+    request = chunk.request
+    return not runs_as_decode(chunk, rules) or (request.sampling is None and not request._cached)
 
 
 def free_blocks(server: Server) -> Optional[int]:

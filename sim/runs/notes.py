@@ -29,6 +29,8 @@ PHRASES = {
     "sessions",
     "unused prefixes": "prompts of the trace share prefixes, but the run has no prefix cache: an unlimited one would "
     "hit {hits:.1f} % of the {blocks:,} prompt blocks",
+    "several answers": "{engine}: several answers to a request (n > 1) are not reproduced; each runs as a request "
+    "of its own",
     "outside range": "outside the measured range of the profile: {sizes}",
     "stuck run": "the engine gets {reason}",  # of Stuck
     "other version": "the server runs vLLM {version}, but the rules of {simulated} are simulated: set policy.version, "

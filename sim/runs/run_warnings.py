@@ -13,9 +13,10 @@ from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput
 from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
-from servesim.engine.rules import rules_of
+from servesim.engine.rules import EngineRules, rules_of
 from servesim.files.checked import format_bytes
 from servesim.traces.reuse import has_contents, seen_blocks
+from servesim.traces.samplings import has_samplings
 from servesim.traces.trace import Trace
 
 from .notes import Note, note
@@ -28,8 +29,11 @@ def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -
     """Return the warnings of a scenario. The trace is not read if it is None."""
     found = [warn_refused(scenario), warn_default_blocks(scenario, profile), warn_bad_profile(profile)]
     found.append(warn_not_simulated(scenario))
-    if trace is not None and not rules_of(scenario.make_policy()).has_prefix_cache:
-        found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
+    if trace is not None:
+        rules = rules_of(scenario.make_policy())
+        found.append(warn_answers(trace, rules))
+        if not rules.has_prefix_cache:
+            found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
     return [warning for warning in found if warning is not None]
 
 
@@ -109,6 +113,13 @@ def warn_bad_profile(profile: Profile) -> Optional[Note]:
     if profile.path is None or verdict.grade != DO_NOT_USE:
         return None
     return note("bad profile", profile=profile.name, verdict=verdict.text, path=str(profile.path))
+
+
+def warn_answers(trace: Trace, rules: EngineRules) -> Optional[Note]:
+    """Warn if requests of a trace have several answers, and the rules do not say what the engine does with them."""
+    if rules.sequence_groups or rules.splits_answers or not rules.engine or not has_samplings(trace.requests):
+        return None
+    return note("several answers", engine=rules.engine)
 
 
 def warn_unused_prefixes(trace: Trace, block_size: int) -> Optional[Note]:

@@ -164,9 +164,11 @@ def build_scenario_loop(
 ) -> Loop:
     """Return the engine loop of a scenario; `front_end` is the profile's seconds, `policy` a new policy object."""
     engine = scenario.engine.model_dump()
+    if engine["front_end"]["seconds"] is None:
+        engine["front_end"]["seconds"] = front_end
     policy = scenario.make_policy() if policy is None else policy
     with user_errors(policy):
-        return build_loop(build_server(policy, engine), engine, requests, clock, observers, front_end)
+        return build_loop(build_server(policy, engine), engine, requests, clock, observers)
 
 
 @gc_disabled()

@@ -19,7 +19,7 @@ import numpy as np
 from servesim.core import Request
 from servesim.engine.step import TokenGaps
 
-from .metrics import Metrics, Times, sent_and_ended
+from .metrics import Metrics, Times, request_arrays
 
 POINTS = 64  # times at which the backlog is sampled
 MIN_GROWTH = 0.05  # growth of the backlog, as a fraction of the arrivals; at most 1 / sqrt(arrivals)
@@ -54,9 +54,9 @@ def steady_metrics(requests: Sequence[Request], slo: dict[str, float], warm_up: 
 def backlog_growth(requests: Sequence[Request], times: Optional[Times] = None) -> tuple[float, float]:
     """Return the growth of the backlog in the second half, as a fraction of its arrivals, and the R2 of the line.
 
-    `times`: the result of `sent_and_ended`, if it is known.
+    `times`: their sent times and client ends, if it is known.
     """
-    sent, ended = times or sent_and_ended(requests)
+    sent, ended = times or request_arrays(requests)[:2]
     arrival = np.sort(sent)
     half = len(arrival) // 2
     if len(arrival) < 4 or arrival[-1] <= arrival[half]:

@@ -4,7 +4,8 @@ digest, and its outcomes.
     python -m tests.compiled.run_scenarios FOLDER [NAME...]
 
 The digest is of all files that the run writes into FOLDER/NAME. With names, only these scenarios run and the files
-stay. Tests run this in compiled and in plain Python and compare the lines.
+stay. Every scenario runs with and without fast-forward; `fault` in a line says what then differs, or does not add up.
+Tests run this in compiled and in plain Python and compare the lines.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from servesim.runs.run_folder import MANIFEST, write_run
 from servesim.runs.simulate import simulate
 from servesim.runs.timeline import QueueLog, Timeline
 
-from ..random_scenarios import Case, cases
+from ..random_scenarios import Case, cases, different_keys, wrong_states
 
 
 def run_case(case: Case, folder: Path) -> str:
     """Run a scenario without and with observers, which turn fast-forward off. Return its outcomes as text."""
     try:
         scenario = scenario_from(case.tree)
-        run = simulate(scenario, case.trace, (), case.fast_forward, case.profile)
+        run = simulate(scenario, case.trace, profile=case.profile)
         write_run(run, folder / "run")
         queues = QueueLog(50)
         with open_text(folder / "decisions.jsonl") as file, Timeline(folder / "timeline.json") as timeline:
@@ -41,7 +42,8 @@ def run_case(case: Case, folder: Path) -> str:
     except (BadInput, AssertionError) as error:  # an engine that is too small for the policy
         return f"error: {error}"
     outcomes = json.dumps({**run.measures.outcomes(), "preemptions": run.result()["preemptions"]})
-    return f"{outcomes} {run.stuck or ''}"
+    faults = [*different_keys(run, logged), *wrong_states(run), *wrong_states(logged)]
+    return f"{outcomes} {run.stuck or ''}" + (f" fault: {', '.join(faults)}" if faults else "")
 
 
 def digest(folder: Path) -> str:

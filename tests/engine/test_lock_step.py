@@ -30,13 +30,11 @@ def in_lock_step(policy: Policy, world: ContractWorld, ranks: int, busy: int, ob
     requests, clock = copy_requests(world.requests), SimulatedClock(world.cost)
     loops = []
     for rank in range(ranks):
-        server = Server(
-            policy, world.blocks, world.block_size, world.host_blocks, world.max_model_len,
-            rejects_oversized=world.rejects,
-        )  # fmt: skip
-        inbox = Inbox(requests[rank::busy] if rank < busy else [], world.lag)
+        server = Server(policy, world.blocks, world.block_size, world.host_blocks, world.max_model_len)
+        server.limits.change(None, world.rejects)
+        inbox = Inbox(requests[rank::busy] if rank < busy else [], world.lag, end_lag=world.end_lag)
         observers = (observer,) if observer is not None and rank < busy else ()
-        loops.append(Loop(server, inbox, clock, observers, world.end_lag, check=True))
+        loops.append(Loop(server, inbox, clock, observers, check=True))
     stuck = None
     try:
         LockStep(loops).run()

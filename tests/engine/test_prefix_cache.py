@@ -142,10 +142,9 @@ class World:
         )  # fmt: skip
         cost = LinearCost(base=7, prefill_token=1, decode_live=2, swap_block=3)
         observers = () if fast_forward else (log,)
-        Loop(
-            server, Inbox(requests), SimulatedClock(cost), observers, check=log.counts_hashes and not fast_forward,
-            empty_step=1.0,
-        ).run()  # fmt: skip
+        server.rules.empty_step = 1.0
+        check = log.counts_hashes and not fast_forward
+        Loop(server, Inbox(requests), SimulatedClock(cost), observers, check).run()
         return server, requests
 
 

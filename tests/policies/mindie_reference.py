@@ -104,7 +104,7 @@ class Fit:
             return
         if n > 1:
             slope = (n * sxy - sx * sy) / divisor
-            intercept = (sy - slope * sx) / n
+            intercept = (sy * sxx - sx * sxy) / divisor
             if slope <= 0 or intercept <= 0:
                 if n == 2:
                     self.points = self.x = self.y = self.xx = self.xy = 0.0
@@ -250,12 +250,12 @@ class MindIE:
             batch.end = batch.start + self.duration(batch, step)
             if not self.knobs["activateAsyncInference"]:
                 self.now = batch.end
-                self.result(batch)
+                self.result(batch, batch.time)
                 continue
             step["start"] = batch.start
             if flight is not None:  # a call returns the result of the call before it
                 self.now = flight.end = batch.start
-                self.result(flight)
+                self.result(flight, batch.time)
             flight = batch
 
     def duration(self, batch: Batch, step: dict[str, Any]) -> int:
@@ -267,9 +267,9 @@ class MindIE:
             + cost["per_swap_block"] * step.get("swap_blocks", 0)
         )  # fmt: skip
 
-    def result(self, batch: Batch) -> None:
-        """Take in the tokens of a batch that has ended."""
-        self.fit.result((batch.end - batch.time) // 1000)
+    def result(self, batch: Batch, dispatched: int) -> None:
+        """Take in the tokens of a batch that has ended; the newest one was dispatched at this time."""
+        self.fit.result((batch.end - dispatched) // 1000)
         for sequence, _, _, gives in batch.rows:
             if sequence.finished or not gives:
                 continue

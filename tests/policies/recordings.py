@@ -312,7 +312,8 @@ def play(recording: Recording, policy: Optional[Policy] = None, fast_forward: bo
         )
         inbox = Inbox([request for request in requests if recording.rank.get(request.id, 0) == rank])
         observers = () if fast_forward else (log,)
-        loops.append(Loop(server, inbox, clock, observers, check=True, empty_step=empty_step(policy)))
+        server.rules.empty_step = empty_step(policy)
+        loops.append(Loop(server, inbox, clock, observers, check=True))
     loop = LockStep(loops) if recording.rank else loops[0]
     stuck = None
     try:

@@ -31,6 +31,7 @@ def play(
     blocks: int = 64,
     block_size: int = 16,
     lag: int = 1,
+    max_generate_length: int | None = None,
     **limits: Any,
 ) -> tuple[list[Request], list[dict[str, Any]], str | None]:
     """Run the requests of a recording; return them, the decision log, and the error of a livelock."""
@@ -42,6 +43,7 @@ def play(
         for q in specs
     ]  # fmt: skip
     server = Server(policy, blocks, block_size, **limits)
+    server.limits.change(max_generate_length, None)
     file = io.StringIO()
     clock = SimulatedClock(LinearCost(prefill=cost["prefill"], decode_step=cost["decode"]))
     loop = Loop(server, Inbox(requests, lag), clock, (DecisionLog(file),), check=True)

@@ -130,7 +130,7 @@ def test_without_a_file_all_keys_of_the_scheduler_are_written() -> None:
     scenario = scenario_from({"policy": {"name": "mindie", "async_scheduling": True}, "engine": {"num_blocks": 9}})
     exported = export_scenario(scenario, "mindie", "/data/llama")
     backend = json.loads(exported.text)["BackendConfig"]
-    assert set(KEYS) <= {*backend["ScheduleConfig"], "maxSeqLen"}
+    assert set(KEYS) <= {*backend["ScheduleConfig"], "maxSeqLen", "maxInputTokenLen"}  # the last one has no value
     assert backend["ModelDeployConfig"]["ModelConfig"][0] == {"modelName": "llama", "modelWeightPath": "/data/llama"}
     assert [note.partition(":")[0] for note in exported.notes] == [
         "only the keys of the scheduler; to change a copy of your own file, add --set server_config=config.json",
@@ -153,6 +153,16 @@ def test_a_value_that_mindie_refuses_is_not_exported(tmp_path: Path) -> None:
     tree["policy"]["max_prefill_tokens"] = 100
     with pytest.raises(BadInput, match=r"maxPrefillTokens: expected at least maxInputTokenLen \(3000\), got 100"):
         export_scenario(scenario_from(tree), "mindie")
+
+
+def test_max_input_token_len_is_a_limit_of_prompts_and_stays_in_the_file(tmp_path: Path) -> None:
+    tree = {**read_scenario_file(write(tmp_path / "config.json", CONFIG)), "workload": REQUESTS}
+    assert tree["policy"]["max_input_token_len"] == 3000
+    without = write(tmp_path / "without.json", config_with(deploy={"maxInputTokenLen": None}))
+    assert read_scenario_file(without)["policy"]["max_input_token_len"] is None
+    tree["policy"]["max_input_token_len"] = 2000
+    exported = json.loads(export_scenario(scenario_from(tree), "mindie").text)
+    assert exported["BackendConfig"]["ModelDeployConfig"]["maxInputTokenLen"] == 2000
 
 
 def test_a_file_of_another_server_is_no_base(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from servesim.engine.loop import Loop
 from servesim.engine.server import Server
 from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
-from servesim.policies.mindie.feedback import DynamicBatch, LatencyFit, Recent
+from servesim.policies.mindie.feedback import Batch, DynamicBatch, Feedback, LatencyFit, Recent
 from servesim.testing import ContractWorld, draw_requests, simulated
 
 from . import mindie_reference
@@ -33,7 +33,7 @@ def run(requests: list[Request], blocks: int = 1000, max_model_len: int = 512, *
 
 def test_the_preset_has_the_shipped_settings() -> None:
     settings = preset("mindie-3.0")
-    assert make_policy(settings["policy"]) == MindIE()
+    assert make_policy(settings["policy"]) == MindIE(max_input_token_len=2048)
     engine = scenario_from({**settings, "profile": {"base": 0.01}}).engine
     assert (engine.block_size, engine.max_model_len) == (128, 2560)
 
@@ -47,6 +47,12 @@ def test_a_lonely_request_waits_five_milliseconds() -> None:
 def test_max_iter_times_limits_the_output_not_the_prompt() -> None:
     (request,) = run([Request("a", 0.0, 100, 30)], max_iter_times=7)
     assert (request.written, request.outcome) == (7, "finished")
+
+
+def test_prompts_above_max_input_token_len_are_rejected() -> None:
+    short, long = run([Request("a", 0.0, 20, 3), Request("b", 0.0, 21, 3)], max_input_token_len=20)
+    assert (short.outcome, long.outcome) == ("finished", "refused")
+    assert long.reason == "prompt of 21 tokens, the engine accepts at most 20"
 
 
 def test_more_requests_than_seats_decode_in_turns() -> None:
@@ -72,8 +78,10 @@ def test_a_preempted_request_that_needs_exactly_all_blocks_is_never_admitted_aga
 def test_wrong_settings_are_errors() -> None:
     with pytest.raises(ValueError, match="stage_policy: expected one of prefill-first, throughput, latency"):
         MindIE(stage_policy="decode-first")
+    server = Server(MindIE(), 10, 16)
+    server.rules.empty_step = 0.0
     with pytest.raises(BadInput, match=r"engine.empty_step: expected more than 0"):
-        Loop(Server(MindIE(), 10, 16), Inbox([]), SimulatedClock(COST), empty_step=0.0)
+        Loop(server, Inbox([]), SimulatedClock(COST))
     refusals = MindIE(max_batch_size=4, max_preempt_count=5).engine_refusals(256, 2560)
     assert [text.split()[0] for text in refusals] == [
         "max_prefill_batch_size",
@@ -99,6 +107,25 @@ def test_the_latency_predictor_learns_as_restated(seed: int) -> None:
         assert (fit.slope, fit.intercept, fit.decode) == (other.slope, other.intercept, other.decode)
         adopted += fit.decode[1] > 0
     assert adopted and fit.slope != LatencyFit().slope
+
+
+def test_points_on_a_line_through_0_are_rejected() -> None:
+    """The intercept of the engine is exactly 0; computed from the slope, it is 2e-15."""
+    fields = {"stage_policy": "latency", "prefill_expected_time": 100, "max_batch_size": 8, "max_prefill_batch_size": 8}
+    requests = run([Request("a", 0.0, 52, 40), Request("b", 0.03, 50, 2)], max_prefill_tokens=512, **fields)
+    assert requests[1].scheduled == pytest.approx(0.0622)
+    fit = LatencyFit()
+    for tokens in (3, 6, 9):
+        fit = fit.decided(1, True, (False, 0, 0, 0)).decided(1, False, (True, tokens, 0, 0)).booked(1, 7 * tokens)
+    assert (fit.slope, fit.intercept) == (LatencyFit().slope, LatencyFit().intercept)
+
+
+def test_with_asynchronous_scheduling_the_predictor_counts_from_the_newest_round() -> None:
+    """Two prefills of 52 tokens are out; the first one returns 8 ms after its own dispatch, 3 ms after the second."""
+    feedback = Feedback(LatencyFit(), None)
+    for time in (0, 5000):
+        feedback.decided(Batch(time, (), None), (True, 52, 1, 4), is_empty=False)
+    assert feedback.received(8000, overlaps=True).fit.sums[:2] == (52, 3)  # type: ignore[union-attr]
 
 
 def test_a_series_keeps_the_sum_of_its_newest_values_in_every_state() -> None:

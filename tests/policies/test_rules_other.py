@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 from servesim.core import BadInput, Request
 from servesim.costs.linear import LinearCost
+from servesim.engine.inbox import Inbox
+from servesim.engine.loop import Loop
+from servesim.engine.server import Server
+from servesim.engine.simulated import SimulatedClock
 from servesim.policies import POLICIES
 from servesim.policies.papers.lightllm import RouterState
+from servesim.runs.decision_log import InMemoryLog
 
 from ..scenarios import serve
 
@@ -248,3 +253,10 @@ def test_lightllm_counts_decodes_the_same_with_fast_forward() -> None:
         for _ in range(iterations):
             tokens = 1 if tokens >= 10 else tokens + 1
         assert policy.advance_state(memory, iterations) == RouterState(tokens, 2)
+
+
+def test_the_decision_log_lists_a_prompt_of_one_token_as_a_prompt() -> None:
+    log = InMemoryLog()
+    server = Server(LIGHTLLM(splitfuse_mode=True), 100, 1)
+    Loop(server, Inbox([Request("a", 0.0, 1, 2)]), SimulatedClock(LinearCost(base=1.0)), (log,)).run()
+    assert [(row["kind"], row["prompts"]) for row in log.rows if row["chunks"]] == [("prefill", ["a"]), ("decode", [])]

@@ -333,7 +333,8 @@ def test_v1_without_chunks_stops_at_a_prompt_above_the_remaining_budget() -> Non
 @pytest.mark.parametrize("rejects", [None, True, False])
 def test_v1_refuses_a_prompt_that_leaves_no_token_of_max_model_len(prompt: int, rejects: Optional[bool]) -> None:
     requests = [Request("a", 0.0, 63, 9), Request("b", 0.0, prompt, 9), Request("c", 0.0, 5, 1)]
-    server = Server(VLLMV1(max_num_batched_tokens=32), 5000, 1, max_model_len=64, rejects_oversized=rejects)
+    server = Server(VLLMV1(max_num_batched_tokens=32), 5000, 1, max_model_len=64)
+    server.limits.change(None, rejects)
     Loop(server, Inbox(requests), SimulatedClock(LinearCost(base=1.0)), check=True).run()
     assert [(r.outcome, r.written) for r in requests] == [("finished", 1), ("refused", 0), ("finished", 1)]
     assert requests[1].reason == f"prompt of {prompt} tokens leaves no output token, max_model_len is 64"

@@ -85,3 +85,14 @@ def test_a_note_is_data_with_one_text_for_lines_and_pages() -> None:
     assert sentence(note.text) == "Profile mine: do not use; see sim calibrate check p/mine."
     stored = json.loads(json.dumps(note))
     assert Note(*stored) == note
+
+
+@pytest.mark.parametrize(("policy", "warns"), [("mindie", True), ("sglang", True), ("vllm-v1", False), ("vllm", False)])
+def test_several_answers_of_an_engine_that_may_run_them_in_another_way_are_a_warning(
+    tmp_path: Path, policy: str, warns: bool
+) -> None:
+    (tmp_path / "answers.csv").write_text("arrival_s,prompt_tokens,output_tokens,n\n0,9,4,2\n")
+    tree = {"trace": str(tmp_path / "answers.csv"), "policy": policy, "profile": {"base": 0.1}}
+    config = scenario_from({**tree, "engine": {"block_size": 16}})
+    texts = [note.text for note in run_warnings(config, load_profile({"base": 0.1}), load_trace(config))]
+    assert warns == any("several answers to a request (n > 1) are not reproduced" in text for text in texts)
