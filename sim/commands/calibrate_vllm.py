@@ -102,7 +102,8 @@ def fit_and_check(args: argparse.Namespace, plan: Any, steps: Path, url: str, fo
     """Send the loads, write the files, print the table and the dominant cause; return the exit code."""
     from servesim.calibrate.replay.http_client import Target
     from servesim.calibrate.replay.replay import write_replay
-    from servesim.calibrate.vllm.calibration import METRICS, check_server, dominant_cause, fit_server
+    from servesim.calibrate.vllm.calibration import METRICS, check_server, fit_server
+    from servesim.calibrate.vllm.causes import dominant_cause
 
     from .verify import report_comparisons
 
