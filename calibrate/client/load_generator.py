@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 MAX_LINE_BYTES = 1 << 26
 REPORT_INTERVAL_S = 0.5
+KEEP_ALIVE_S = 2.0  # of an idle connection; vLLM closes it after 5 s, and a request at that moment would be lost
 Progress = Callable[[dict[str, Any]], None]
 
 
@@ -41,6 +42,7 @@ class SentRequest:
     outcome: Optional[str] = None
     reason: Optional[str] = None
     pings: int = 0
+    repeated: bool = False  # its connection was dropped before the answer
     events: Optional[list[Event]] = None  # of the response, if they are kept
     answer: Optional[list[int]] = None  # its token ids, if later prompts contain it
 
@@ -76,7 +78,8 @@ class LoadGenerator:
         """Send all requests and wait for the last response."""
         import aiohttp
 
-        connector = aiohttp.TCPConnector(limit=0, force_close=self.api.closes)
+        keep_alive: dict[str, Any] = {"force_close": True} if self.api.closes else {"keepalive_timeout": KEEP_ALIVE_S}
+        connector = aiohttp.TCPConnector(limit=0, **keep_alive)
         timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(60.0, self.timeout))
         tasks: list[asyncio.Task[None]] = []
         options: dict[str, Any] = {"timeout": timeout, "read_bufsize": 1 << 20, "headers": key_header()}
@@ -107,7 +110,7 @@ class LoadGenerator:
         self.max_open = max(self.max_open, self.open)
         sent.sent_at = self._now()
         try:
-            await self._exchange(session, sent)
+            await self._exchange_or_repeat(session, sent)
         except asyncio.TimeoutError:
             sent.outcome, sent.reason = "timed out", f"no end after {self.timeout:g} s"
         except asyncio.CancelledError:
@@ -118,6 +121,18 @@ class LoadGenerator:
         finally:
             self.open -= 1
             sent.ended_at = self._now()
+
+    async def _exchange_or_repeat(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
+        """Post a request. If its connection is dropped before the answer begins, post it once more, and time that."""
+        import aiohttp
+
+        try:
+            await self._exchange(session, sent)
+        except aiohttp.ClientConnectionError as error:
+            if sent.times or isinstance(error, (aiohttp.ClientConnectorError, asyncio.TimeoutError)):
+                raise
+            sent.repeated, sent.sent_at = True, self._now()
+            await self._exchange(session, sent)
 
     async def _exchange(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Post a request and read its stream to the end."""
