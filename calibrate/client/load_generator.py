@@ -76,14 +76,8 @@ class LoadGenerator:
 
     async def run(self) -> None:
         """Send all requests and wait for the last response."""
-        import aiohttp
-
-        keep_alive: dict[str, Any] = {"force_close": True} if self.api.closes else {"keepalive_timeout": KEEP_ALIVE_S}
-        connector = aiohttp.TCPConnector(limit=0, **keep_alive)
-        timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(60.0, self.timeout))
         tasks: list[asyncio.Task[None]] = []
-        options: dict[str, Any] = {"timeout": timeout, "read_bufsize": 1 << 20, "headers": key_header()}
-        async with aiohttp.ClientSession(connector=connector, **options) as session:
+        async with self._open_session(not self.api.closes) as session:
             with self._stop_on_interrupt(tasks):
                 self._start = time.perf_counter()
                 reporter = asyncio.create_task(self._report())
@@ -95,6 +89,15 @@ class LoadGenerator:
                     tasks.append(asyncio.create_task(self._with_followers(session, sent)))
                 await asyncio.gather(*tasks, return_exceptions=True)
                 reporter.cancel()
+
+    def _open_session(self, keep_alive: bool) -> aiohttp.ClientSession:
+        """Return a session that uses idle connections again, or one that opens a new one for each request."""
+        import aiohttp
+
+        idle: dict[str, Any] = {"keepalive_timeout": KEEP_ALIVE_S} if keep_alive else {"force_close": True}
+        connector = aiohttp.TCPConnector(limit=0, **idle)
+        timeout = aiohttp.ClientTimeout(total=self.timeout, sock_connect=min(60.0, self.timeout))
+        return aiohttp.ClientSession(connector=connector, timeout=timeout, read_bufsize=1 << 20, headers=key_header())
 
     async def _with_followers(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Send a request when it is due, then the requests that follow it."""
@@ -123,7 +126,7 @@ class LoadGenerator:
             sent.ended_at = self._now()
 
     async def _exchange_or_repeat(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
-        """Post a request. If its connection is dropped before the answer begins, post it once more, and time that."""
+        """Post a request. If its connection is dropped before the answer, post it on a new one, and time that."""
         import aiohttp
 
         try:
@@ -132,7 +135,8 @@ class LoadGenerator:
             if sent.times or isinstance(error, (aiohttp.ClientConnectorError, asyncio.TimeoutError)):
                 raise
             sent.repeated, sent.sent_at = True, self._now()
-            await self._exchange(session, sent)
+            async with self._open_session(keep_alive=False) as other:
+                await self._exchange(other, sent)
 
     async def _exchange(self, session: aiohttp.ClientSession, sent: SentRequest) -> None:
         """Post a request and read its stream to the end."""

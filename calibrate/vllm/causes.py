@@ -49,7 +49,7 @@ def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional
     named = min(left, key=lambda text: abs(left[text]), default=None)
     if named is not None and abs(left[named]) <= (1 - EXPLAINED) * abs(worst.error):
         return f"{named} (explains {about}: {left[named]:+.1%} without it)"
-    effects = [f"{text} ({worst.error - error:+.1%})" for text, error in left.items()]
+    effects = [f"{text} (changes it by {worst.error - error:+.1%})" for text, error in left.items()]
     return "; ".join([f"not found: nothing that was measured explains {about}", *effects, *other_causes(fitted, replayed)])
 
 
