@@ -50,7 +50,8 @@ def dominant_cause(fitted: FittedServer, replayed: ReplayedScenario) -> Optional
     if named is not None and abs(left[named]) <= (1 - EXPLAINED) * abs(worst.error):
         return f"{named} (explains {about}: {left[named]:+.1%} without it)"
     effects = [f"{text} (changes it by {worst.error - error:+.1%})" for text, error in left.items()]
-    return "; ".join([f"not found: nothing that was measured explains {about}", *effects, *other_causes(fitted, replayed)])
+    others = other_causes(fitted, replayed)
+    return "; ".join([f"not found: nothing that was measured explains {about}", *effects, *others])
 
 
 def metric_with(profile: Profile, replayed: ReplayedScenario, metric: str) -> Optional[float]:
@@ -72,7 +73,8 @@ def causes(fitted: FittedServer, replayed: ReplayedScenario) -> Iterator[Cause]:
         host = (now - before) * len(timed) / predicted
         rest = measured / predicted - 1 - host
         gaps = f"host time: {1e3 * now:.3g} ms between two steps in the check, {1e3 * before:.3g} ms before"
-        steps = f"step times: the steps of the check took {abs(rest):.1%} {'more' if rest > 0 else 'less'} than predicted"
+        size = f"{abs(rest):.1%} {'more' if rest > 0 else 'less'}"
+        steps = f"step times: the steps of the check took {size} than predicted"
         for text, change in ((gaps, host), (steps, rest)):
             if abs(change) > SMALL_CHANGE:
                 yield Cause(text, replace(profile, cost=ScaledCost(profile.cost, 1 + change)))

@@ -260,9 +260,7 @@ def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]])
         tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
         show_duration(args, name, scenario, requests, profile)
         draws = args.intervals or 0
-        done.append(
-            replay_against(target, name, scenario, requests, profile, args.quiet, draws, tokens, print_warning)
-        )
+        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, draws, tokens, print_warning))
         show_live(args, done[-1], None)
         if done[-1].interrupted:
             break

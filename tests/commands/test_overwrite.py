@@ -17,7 +17,7 @@ WORKLOAD = ("-X", "5", "-T", "2")
         (("calibrate", "derive", "--device", "L40S"), "profile.yaml", "profile"),
         (("calibrate", "logs", "runs.yaml"), "profile.yaml", "profile"),
         (("calibrate", "import", "results", "result.json"), "manifest.json", "run"),
-        (("calibrate", "vllm", "--url", "http://127.0.0.1:9", "--steps", "steps.jsonl"), "profile/profile.yaml", "profile"),
+        (("calibrate", "vllm", "--url", "http://localhost", "--steps", "s"), "profile/profile.yaml", "profile"),
         (("replay", *WORKLOAD, "--backend", "fake"), "live/result.json", "replay"),
         (("run", *WORKLOAD), "sent.jsonl", "measured run"),
     ],
