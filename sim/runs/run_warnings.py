@@ -15,8 +15,8 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
 from servesim.engine.rules import rules_of
 from servesim.files.checked import format_bytes
-from servesim.traces.reuse import has_contents, seen_blocks
-from servesim.traces.trace import Trace
+from servesim.traces.reuse import seen_blocks
+from servesim.traces.trace import Trace, has_field
 
 from .notes import Note, note
 from .simulate import load_trace
@@ -30,7 +30,7 @@ def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -
     found.append(warn_not_simulated(scenario))
     if trace is not None and not rules_of(scenario.make_policy()).has_prefix_cache:
         found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
-    elif trace is not None and scenario.trace is not None and not has_contents(trace.requests):
+    elif trace is not None and scenario.trace is not None and not has_field(trace.requests, "content"):
         found.append(note("lengths only"))
     return [warning for warning in found if warning is not None]
 
@@ -115,7 +115,7 @@ def warn_bad_profile(profile: Profile) -> Optional[Note]:
 
 def warn_unused_prefixes(trace: Trace, block_size: int) -> Optional[Note]:
     """Warn if prompts of a trace share prefixes: an engine without a prefix cache computes every prompt completely."""
-    if not has_contents(trace.requests):
+    if not has_field(trace.requests, "content"):
         return None
     seen, total = seen_blocks(trace.requests, block_size)
     return note("unused prefixes", hits=100 * seen / total, blocks=total) if seen else None
