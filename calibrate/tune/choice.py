@@ -106,6 +106,11 @@ def simulate_draws(
     return values, failures
 
 
+def scaled_values(values: Values, ratios: Ratios, metric: str) -> dict[int, list[float]]:
+    """Return simulated values of a metric, scaled to the measured ones."""
+    return {c: [value * ratios.get(c, {}).get(metric, 1.0) for value in own] for c, own in values.items()}
+
+
 def scattered(
     values: Values, scatter: Scatter, runs: Mapping[int, int], twins: Mapping[int, frozenset[int]]
 ) -> dict[int, list[float]]:

@@ -34,9 +34,6 @@ from .choice import (
     OPEN_GAIN,
     PRIOR_SPREAD,
     Candidate,
-    Ratios,
-    Scatter,
-    Values,
     adjusted,
     choose,
     drawn_costs,
@@ -46,6 +43,7 @@ from .choice import (
     prefer_measured,
     rate,
     same_order,
+    scaled_values,
     scatter_of,
     scattered,
     simulate_draws,
@@ -132,7 +130,8 @@ class Tuner:
             records = sweep(experiment, folder, self.executor, resume=True, progress=progress)
         measurements, twins = self.journal.up_to(number - 1), find_twins(records)
         ratios = measured_ratios(records, measurements)
-        scatter = scatter_of(self.objective.metric, records, measurements)
+        metric = self.objective.metric
+        scatter = scatter_of(metric, records, measurements)
         summary = Summary(experiment, adjusted(records, ratios))
         prefer_measured(summary, [m.config for m in measurements if not m.stopped], twins)
         if summary.winner is None:
@@ -142,21 +141,15 @@ class Tuner:
         parts = in_parts(profile.cost, self._shapes, profile.about)
         costs = drawn_costs(profile, parts, spread, self.settings.draws)
         drawn, failures = simulate_draws(experiment, rows, profile, costs, self.executor)
-        candidates = self._rate(drawn, summary.winner.config, profile, ratios, twins, scatter)
+        values = scattered(scaled_values(drawn, ratios, metric), scatter, Counter(self._known()), twins)
+        candidates = [self._with_seconds(c, profile) for c in rate(values, summary.winner.config, twins)]
         return Round(number, summary, candidates, self.settings.draws, scatter, failures)
 
-    def _rate(
-        self, drawn: Values, leader: int, profile: Profile, ratios: Ratios, twins: Mapping[int, frozenset[int]],
-        scatter: Scatter,
-    ) -> list[Candidate]:  # fmt: skip
-        """Return the ratings of the leaders from simulated values, scaled to the measured ones, with their scatter."""
-        metric, known = self.objective.metric, self._known()
-        values = {c: [value * ratios.get(c, {}).get(metric, 1.0) for value in own] for c, own in drawn.items()}
-        values = scattered(values, scatter, Counter(known), twins)
-        return [
-            c if c.config in known else replace(c, seconds=self._expected_seconds(c.config, profile))
-            for c in rate(values, leader, twins)
-        ]
+    def _with_seconds(self, candidate: Candidate, profile: Profile) -> Candidate:
+        """Return a candidate with its expected device time, unless it was measured."""
+        if candidate.config in self._known():
+            return candidate
+        return replace(candidate, seconds=self._expected_seconds(candidate.config, profile))
 
     @cached_property
     def _shapes(self) -> list[Shape]:
