@@ -112,10 +112,10 @@ class TuneResult:
         last = self.rounds[-1]
         if not last.scatter.predicted:
             return ""
-        text = f"scatter of {last.metric}: measured / predicted {100 * last.scatter.predicted:.1f} % between"
+        text = f"scatter of {last.metric}: {100 * last.scatter.predicted:.1f} % between measured and predicted values"
         once = len({m.config for m in self.measurements}) == len(self.measurements)
         noise = "one measurement each: its noise is not known (--repeat)" if once else ""
-        return f"{text} configurations; {noise or f'noise of a measurement {100 * last.scatter.noise:.1f} %'}"
+        return f"{text}; {noise or f'noise of a measurement {100 * last.scatter.noise:.1f} %'}"
 
     def sources(self) -> list[str]:
         """Return what is measured about the winner, and what is simulated."""
