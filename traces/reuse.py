@@ -17,17 +17,10 @@ from servesim.core.content import Content
 
 from .contents import id_size
 from .prefix_tree import Node, PrefixTree
-from .trace import RequestTable, Trace
+from .trace import Trace, has_field
 
 BLOCK_SIZE = 16  # default tokens per block of vLLM
 SIZES = 10  # cache sizes in the table of hit rates
-
-
-def has_contents(requests: Sequence[ClientRequest]) -> bool:
-    """Whether a prompt may share text with others. Most traces have none, and their requests need not be created."""
-    if isinstance(requests, RequestTable):
-        return requests.has_column("content")
-    return any(request.content is not None for request in requests)
 
 
 def seen_blocks(requests: Sequence[ClientRequest], block_size: int) -> tuple[int, int]:
@@ -56,7 +49,7 @@ def _whole_text(content: Content, request: ClientRequest, block_size: int) -> tu
 
 def prefix_reuse(trace: Trace, block_size: int = BLOCK_SIZE) -> Optional[dict[str, Any]]:
     """Return the blocks seen before and the hit rates of a trace; None if its prompts have no contents."""
-    if not has_contents(trace.requests):
+    if not has_field(trace.requests, "content"):
         return None
     tree = PrefixTree(block_size)
     seen, total = add_requests(tree, trace.requests)

@@ -9,19 +9,10 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
-from servesim.core import ClientRequest, Sampling
+from servesim.core import Sampling
 from servesim.core.sampling import MAX_SEQUENCES
 
-from .trace import RequestTable
-
 SAMPLING_COLUMNS = ("n", "best_of", "beam_width", "sequence_tokens", "beam_parents")
-
-
-def has_samplings(requests: Sequence[ClientRequest]) -> bool:
-    """Whether a request of a trace has several answers."""
-    if isinstance(requests, RequestTable):
-        return requests.has_column("sampling")
-    return any(request.sampling is not None for request in requests)
 
 
 def make_sampling(output: int, values: Sequence[Any]) -> Optional[Sampling]:

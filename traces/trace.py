@@ -71,13 +71,14 @@ class RequestTable(Sequence[ClientRequest]):
             }
         )
 
+    @property
+    def names(self) -> Iterable[str]:
+        """The stored columns: fields that have another value than the default."""
+        return self._columns.keys()
+
     def column(self, name: str) -> Column:
         """Return a column that is always stored. It must not be changed."""
         return self._columns[name]
-
-    def has_column(self, name: str) -> bool:
-        """Whether a request has another value of this field than the default."""
-        return name in self._columns
 
     def _values(self) -> Iterator[Iterable[Any]]:
         """Return the values of the fields in the order of CLIENT_FIELDS, up to the last one that is stored."""
@@ -88,6 +89,13 @@ class RequestTable(Sequence[ClientRequest]):
                 yield repeat(DEFAULTS[name], len(self))
             else:
                 yield values.tolist() if isinstance(values, np.ndarray) else values
+
+
+def has_field(requests: Sequence[ClientRequest], name: str) -> bool:
+    """Whether a request has another value of this field than the default. Requests of a table are not created."""
+    if isinstance(requests, RequestTable):
+        return name in requests.names
+    return any(getattr(request, name) != DEFAULTS[name] for request in requests)
 
 
 def table_of(requests: Sequence[ClientRequest]) -> RequestTable:
@@ -163,7 +171,7 @@ class Trace:
     @property
     def contents(self) -> list[Content]:
         """The contents of the prompts that have one."""
-        if isinstance(self.requests, RequestTable) and not self.requests.has_column("content"):
+        if not has_field(self.requests, "content"):
             return []
         return [content for content in self._field("content") if content is not None]
 

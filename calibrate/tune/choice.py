@@ -1,7 +1,8 @@
 """Choose what to measure next: how likely each leading configuration is the best, and what a measurement can gain.
 
 The order of the leaders is simulated with random cost models that agree with the measurements so far. Draw k is the
-same cost model for every configuration, so the comparison is paired.
+same cost model for every configuration, so the comparison is paired. Each configuration also has a random factor of its
+own in every draw, as wide as measured / predicted scatters: a cost model does not explain all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import random
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from servesim.costs.device_profile import Profile, write_profile
 from servesim.costs.parts import PartsCost
@@ -23,7 +24,7 @@ from servesim.study.ranking import Row, Summary
 from servesim.study.single_run import Record, Task
 from servesim.study.sweep import Records
 
-from .correction import FIT_KEYS, Factors
+from .correction import FIT_KEYS, Factors, root_mean_square
 from .journal import Measurement
 from .step_times import scaled_parts
 
@@ -33,6 +34,13 @@ TIE = 0.002  # relative difference of an objective below which the order of two 
 OPEN_GAIN = 0.005  # a measurement that can gain more than this keeps a tuning run going
 Values = Mapping[int, Sequence[float]]  # configuration -> objective in every draw; smaller is better
 Ratios = dict[int, dict[str, float]]  # configuration -> metric -> measured / predicted
+
+
+class Scatter(NamedTuple):
+    """Relative standard deviations of an objective."""
+
+    predicted: float = 0.0  # of measured / predicted, between configurations
+    noise: float = 0.0  # of one measurement
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,27 @@ def simulate_draws(
     return values, failures
 
 
+def scaled_values(values: Values, ratios: Ratios, metric: str) -> dict[int, list[float]]:
+    """Return simulated values of a metric, scaled to the measured ones."""
+    return {c: [value * ratios.get(c, {}).get(metric, 1.0) for value in own] for c, own in values.items()}
+
+
+def scattered(
+    values: Values, scatter: Scatter, runs: Mapping[int, int], twins: Mapping[int, frozenset[int]]
+) -> dict[int, list[float]]:
+    """Return the values times a random factor per draw and configuration; `runs`: how often each was measured.
+
+    A measured configuration has its measured value, so only the noise of its measurements is left. Twins share them.
+    """
+    result = {}
+    for config, own in values.items():
+        count = sum(runs.get(twin, 0) for twin in twins[config])
+        width = scatter.noise / math.sqrt(count) if count else scatter.predicted
+        rng = random.Random(min(twins[config]))
+        result[config] = [value * math.exp(rng.gauss(0.0, width)) for value in own]
+    return result
+
+
 def rate(values: Values, leader: int, twins: Mapping[int, frozenset[int]]) -> list[Candidate]:
     """Return how often each configuration is the best, and the expected gain of measuring it.
 
@@ -158,18 +187,45 @@ def measured_ratios(records: Records, measurements: Sequence[Measurement]) -> Ra
 
     A configuration that was not measured gets the ratios of its twins, or else the mean of all ratios.
     """
-    ratios: Ratios = {}
-    for measurement in measurements:
-        predicted = records.get((measurement.config, 0), {}).get("metrics", {})
-        known = {name: value for name, value in measurement.metrics.items() if predicted.get(name, 0) > 0 and value > 0}
-        if known:
-            ratios[measurement.config] = {name: value / predicted[name] for name, value in known.items()}
+    ratios = {config: mean_ratios(own) for config, own in ratios_by_config(records, measurements).items()}
     common = mean_ratios(list(ratios.values()))
     result: Ratios = {}
     for config, twins in find_twins(records).items():
         shared = mean_ratios([ratios[twin] for twin in sorted(twins) if twin in ratios])
         result[config] = ratios.get(config) or shared or common
     return result
+
+
+def ratios_by_config(records: Records, measurements: Sequence[Measurement]) -> dict[int, list[dict[str, float]]]:
+    """Return measured / predicted metrics of every measurement, by configuration."""
+    ratios: dict[int, list[dict[str, float]]] = {}
+    for measurement in measurements:
+        predicted = records.get((measurement.config, 0), {}).get("metrics", {})
+        known = {name: value for name, value in measurement.metrics.items() if predicted.get(name, 0) > 0 and value > 0}
+        if known:
+            own = {name: value / predicted[name] for name, value in known.items()}
+            ratios.setdefault(measurement.config, []).append(own)
+    return ratios
+
+
+def scatter_of(metric: str, records: Records, measurements: Sequence[Measurement]) -> Scatter:
+    """Return how much measured / predicted of a metric scatters; predicted with the newest profile, and before a run.
+
+    In the first round, the profile is of no measurement of this run. Its error counts only if nothing else is known.
+    """
+    found = ratios_by_config(records, measurements)
+    logs = [[math.log(own[metric]) for own in runs if metric in own] for runs in found.values()]
+    logs = [own for own in logs if own]
+    means = [sum(own) / len(own) for own in logs]
+    common = sum(means) / len(means) if means else 0.0
+    known = [m for m in measurements if m.metrics.get(metric, 0) > 0 and m.predicted.get(metric, 0) > 0]
+    errors = [(m.round, math.log(m.metrics[metric] / m.predicted[metric])) for m in known]
+    between = root_mean_square([mean - common for mean in means], len(means) - 1)
+    later = root_mean_square([error for number, error in errors if number > 1])
+    predicted = max(between, later) or root_mean_square([error for _, error in errors])
+    repeated = [log - mean for own, mean in zip(logs, means) for log in own]
+    freedom = len(repeated) - len(means)
+    return Scatter(predicted, root_mean_square(repeated, freedom) if freedom else predicted)
 
 
 def prefer_measured(summary: Summary, known: Container[int], twins: Mapping[int, frozenset[int]]) -> None:

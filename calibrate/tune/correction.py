@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Optional
 
 import numpy as np
 from servesim.calibrate.live.setup import check_same_device
@@ -114,7 +114,13 @@ def step_factors(measured: Samples, profile: Profile) -> Factors:
 def remaining_spread(profile: Profile, runs: Any) -> Factors:
     """Return how much measured / predicted time still differs between runs, per kind of step."""
     logs = np.log([step_factors(run, profile) for run in runs])
-    return Factors(*np.maximum(np.sqrt(np.mean(logs**2, axis=0)), MIN_SPREAD).tolist())
+    return Factors(*(max(root_mean_square(kind.tolist()), MIN_SPREAD) for kind in logs.T))
+
+
+def root_mean_square(values: Sequence[float], count: Optional[int] = None) -> float:
+    """Return the root of the mean square, with another divisor if `count` is given; 0 if there is none."""
+    count = len(values) if count is None else count
+    return math.sqrt(sum(value * value for value in values) / count) if count > 0 else 0.0
 
 
 def on_device(profile: Profile, about: Any, say: Callable[[str], None]) -> Profile:

@@ -25,6 +25,7 @@ class Measurement:
     metrics: Mapping[str, float]  # metrics of the run; empty if it was stopped or got stuck
     predicted: Mapping[str, float]  # the same metrics as simulated before the measurement
     stopped: bool = False  # at the end of the device time: only its steps are used
+    differs: Sequence[str] = ()  # settings of the server that are not those of the configuration
 
 
 class TuneLine(Stored):
@@ -39,6 +40,7 @@ class TuneLine(Stored):
     metrics: dict[str, StoredNumber] = Field({})
     predicted: dict[str, StoredNumber] = Field({})
     stopped: bool = False
+    differs: list[str] = Field([])
 
     @model_validator(mode="after")
     def _has_result(self) -> TuneLine:

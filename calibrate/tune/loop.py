@@ -7,6 +7,7 @@ files, so a resumed run continues where it was killed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from typing import Any, Callable, Optional
 
 from servesim.calibrate.replay.measured_run import write_live
 from servesim.calibrate.replay.replay import expected_seconds, replay_requests
+from servesim.calibrate.replay.server_settings import setting_notes
 from servesim.config.scenario import Scenario, scenario_from
 from servesim.core import BadInput, Shape
 from servesim.costs.device_profile import Profile, load_profile
@@ -32,8 +34,6 @@ from .choice import (
     OPEN_GAIN,
     PRIOR_SPREAD,
     Candidate,
-    Ratios,
-    Values,
     adjusted,
     choose,
     drawn_costs,
@@ -43,6 +43,9 @@ from .choice import (
     prefer_measured,
     rate,
     same_order,
+    scaled_values,
+    scatter_of,
+    scattered,
     simulate_draws,
     with_twins,
 )
@@ -98,14 +101,19 @@ class Tuner:
                 reason = self._measure_round(self.rounds)
                 if reason is not None:
                     waiting = self.folder / NEXT_FILE if reason == WAITING else None
-                    return TuneResult(self.rounds, reason, self.journal.device_seconds, self._known(), waiting)
+                    return TuneResult(self.rounds, reason, self.journal.measurements, waiting)
 
     def missing(self) -> list[tuple[str, Scenario]]:
         """Return the measurements that the last round has chosen but not made, with their names in live/."""
         number = len(self.rounds)
-        done = [m.config for m in self.journal.of_round(number)]
-        configs = [config for config in self.journal.chosen.get(number, []) if config not in done]
-        return [(f"round{number}-{config_name(config)}", self._scenario(config)) for config in configs]
+        return [(f"round{number}-{name}", self._scenario(config)) for config, name in self._missing(number)]
+
+    def _missing(self, number: int) -> list[tuple[int, str]]:
+        """Return the measurements of a round that are not made: configuration, and name without the round."""
+        done = [m.name for m in self.journal.of_round(number)]
+        pairs = [(c, k) for c in self.journal.chosen.get(number, []) for k in range(1, self.settings.repeat + 1)]
+        named = [(config, config_name(config) + (f"-{k}" if k > 1 else "")) for config, k in pairs]
+        return [(config, name) for config, name in named if name not in done]
 
     def _next_round(self, rounds: list[Round]) -> Round:
         """Sweep with the profile of this round, and rate the leaders over draws of the cost model."""
@@ -122,6 +130,8 @@ class Tuner:
             records = sweep(experiment, folder, self.executor, resume=True, progress=progress)
         measurements, twins = self.journal.up_to(number - 1), find_twins(records)
         ratios = measured_ratios(records, measurements)
+        metric = self.objective.metric
+        scatter = scatter_of(metric, records, measurements)
         summary = Summary(experiment, adjusted(records, ratios))
         prefer_measured(summary, [m.config for m in measurements if not m.stopped], twins)
         if summary.winner is None:
@@ -131,20 +141,15 @@ class Tuner:
         parts = in_parts(profile.cost, self._shapes, profile.about)
         costs = drawn_costs(profile, parts, spread, self.settings.draws)
         drawn, failures = simulate_draws(experiment, rows, profile, costs, self.executor)
-        candidates = self._rate(drawn, summary.winner.config, profile, ratios, twins)
-        return Round(number, summary, candidates, self.settings.draws, failures)
+        values = scattered(scaled_values(drawn, ratios, metric), scatter, Counter(self._known()), twins)
+        candidates = [self._with_seconds(c, profile) for c in rate(values, summary.winner.config, twins)]
+        return Round(number, summary, candidates, self.settings.draws, scatter, failures)
 
-    def _rate(
-        self, drawn: Values, leader: int, profile: Profile, ratios: Ratios, twins: Mapping[int, frozenset[int]]
-    ) -> list[Candidate]:
-        """Return the ratings of the leaders from simulated values, scaled to the measured ones."""
-        metric = self.objective.metric
-        values = {c: [value * ratios.get(c, {}).get(metric, 1.0) for value in own] for c, own in drawn.items()}
-        known = self._known()
-        return [
-            c if c.config in known else replace(c, seconds=self._expected_seconds(c.config, profile))
-            for c in rate(values, leader, twins)
-        ]
+    def _with_seconds(self, candidate: Candidate, profile: Profile) -> Candidate:
+        """Return a candidate with its expected device time, unless it was measured."""
+        if candidate.config in self._known():
+            return candidate
+        return replace(candidate, seconds=self._expected_seconds(candidate.config, profile))
 
     @cached_property
     def _shapes(self) -> list[Shape]:
@@ -178,14 +183,12 @@ class Tuner:
         if not self.target.ready and number > 1 and new:
             write_yaml(self.folder / NEXT_FILE, self.experiment.tree(self.journal.chosen[number][0]))
             return WAITING
-        for config in self.journal.chosen[number]:
-            if config in [m.config for m in self.journal.of_round(number)]:
-                continue
+        for config, name in self._missing(number):
             left = self.settings.device_seconds - self.journal.device_seconds
             if left <= 0:  # the next rounds may choose the rest, with another budget
-                self.journal.choose(number, [m.config for m in self.journal.of_round(number)])
+                self.journal.choose(number, list(dict.fromkeys(m.config for m in self.journal.of_round(number))))
                 break
-            self._measure(number, config, current, left)
+            self._measure(number, config, name, current, left)
         current.measured = self.journal.of_round(number)
         current.correction = self._correct(number) if current.measured else None
         return BUDGET if current.correction is None else None
@@ -214,9 +217,10 @@ class Tuner:
         """Return the configurations whose expected device time fits into the budget, one after the other."""
         left, fitting = self.settings.device_seconds - self.journal.device_seconds, []
         for config in chosen:
-            if seconds[config] <= left:
+            needed = self.settings.repeat * seconds[config]
+            if needed <= left:
                 fitting.append(config)
-                left -= seconds[config]
+                left -= needed
         return fitting
 
     def _stable(self, rounds: list[Round]) -> bool:
@@ -228,10 +232,9 @@ class Tuner:
         values = {row.config: sign * row.means[metric].mean for row in after.rows if row.eligible}
         return same_order([row.config for row in before.rows if row.eligible], values, self.settings.top)
 
-    def _measure(self, number: int, config: int, current: Round, left: float) -> None:
+    def _measure(self, number: int, config: int, name: str, current: Round, left: float) -> None:
         """Measure one configuration, write its files, and then record it."""
         row = next(row for row in current.summary.rows if row.config == config)
-        name = config_name(config)
         scenario, folder = self._scenario(config), self.folder / "live" / f"round{number}-{name}"
         write_yaml(folder.with_suffix(".yaml"), self.experiment.tree(config))
         candidate = next(c for c in current.candidates if c.config == config)
@@ -249,7 +252,11 @@ class Tuner:
         metrics = {} if live.stopped or live.stuck else context.record(live)["metrics"]
         if metrics.get("completed") == 0:  # the server died: --resume must measure the configuration again
             raise BadInput(f"{name}: no request was finished, so the measurement does not count; see {folder}")
-        self.journal.add(Measurement(number, config, name, seconds, metrics, predicted_metrics(row), live.stopped))
+        differs = setting_notes(scenario, live.extra.get("server_settings", {}))
+        for text in differs:
+            self.say(f"round {number}: {name}: {text}")
+        predicted = predicted_metrics(row)
+        self.journal.add(Measurement(number, config, name, seconds, metrics, predicted, live.stopped, differs))
 
     def _correct(self, number: int) -> Optional[Correction]:
         """Correct the profile with all measurements so far, and write that of the next round. None without any step."""

@@ -12,18 +12,18 @@ from typing import Optional
 from servesim.calibrate.probe.sample_set import write_samples
 from servesim.costs.device_profile import write_profile
 from servesim.files.terminal import PLAIN, Screen, align_columns
-from servesim.files.write import csv_writer, open_text, replacing
+from servesim.files.write import comment, csv_writer, open_text, replacing, write_text
 from servesim.statistics.number_format import format_mean
 from servesim.study.ranking import Row, Summary
 from servesim.study.table import write_summary
 
-from .choice import Candidate
+from .choice import Candidate, Scatter
 from .correction import Correction
 from .journal import Measurement
 
 COLUMNS = (
     "round", "leader", "leader_settings", "objective", "predicted", "wins", "draws", "measured", "device_s",
-    "objective_error", "prefill_factor", "decode_factor",
+    "objective_error", "scatter", "prefill_factor", "decode_factor",
 )  # fmt: skip
 PROFILE_FILES = ("samples.csv", "profile.yaml")
 
@@ -36,6 +36,7 @@ class Round:
     summary: Summary
     candidates: Sequence[Candidate]
     draws: int
+    scatter: Scatter  # of the measurements before it
     failures: Sequence[str] = ()  # why simulations with random cost models failed
     measured: list[Measurement] = field(default_factory=list)
     correction: Optional[Correction] = None
@@ -73,14 +74,23 @@ class TuneResult:
 
     rounds: list[Round]
     reason: str
-    device_seconds: float
-    measured: Sequence[int]  # configurations
+    measurements: Sequence[Measurement]
     needs_server: Optional[Path] = None  # scenario that the server must run before the next measurement
 
     @property
     def summary(self) -> Summary:
         """The sweep with the last profile."""
         return self.rounds[-1].summary
+
+    @property
+    def device_seconds(self) -> float:
+        """The device time of all measurements."""
+        return sum(measurement.seconds for measurement in self.measurements)
+
+    @property
+    def measured(self) -> set[int]:
+        """The configurations with a complete measurement."""
+        return {m.config for m in self.measurements if not m.stopped}
 
     @property
     def has_winner(self) -> bool:
@@ -93,9 +103,32 @@ class TuneResult:
         if config in self.measured:
             return "measured"
         twins = next(c.twins for c in self.rounds[-1].candidates if c.config == config)
-        if known := sorted(twins & set(self.measured)):
+        if known := sorted(twins & self.measured):
             return f"not measured; the simulator cannot tell it from config{known[0]}, which was measured"
         return "not measured; predicted with the corrected profile"
+
+    def describe_scatter(self) -> str:
+        """Return how far measured and predicted values are apart; empty without measurements."""
+        last = self.rounds[-1]
+        if not last.scatter.predicted:
+            return ""
+        text = f"scatter of {last.metric}: {100 * last.scatter.predicted:.1f} % between measured and predicted values"
+        once = len({m.config for m in self.measurements}) == len(self.measurements)
+        noise = "one measurement each: its noise is not known (--repeat)" if once else ""
+        return f"{text}; {noise or f'noise of a measurement {100 * last.scatter.noise:.1f} %'}"
+
+    def sources(self) -> list[str]:
+        """Return what is measured about the winner, and what is simulated."""
+        metric, config = self.rounds[-1].metric, self.rounds[-1].leader.config
+        lines = []
+        for name, number in [("this configuration", config), *([("the baseline", 0)] if config else [])]:
+            runs = [m for m in self.measurements if m.config == number and metric in m.metrics]
+            pairs = [(m.metrics[metric], m.predicted.get(metric, math.nan)) for m in runs]
+            values = ", ".join(f"{value:.4g} (predicted {predicted:.4g})" for value, predicted in pairs)
+            lines.append(f"{name}: {metric} measured {values}" if runs else f"{name} was not measured")
+        scatter = [text] if (text := self.describe_scatter()) else []
+        simulated = f"simulated, and scaled to the measured values: the {metric} and its difference below"
+        return [*lines, *scatter, f"{simulated}, all other metrics, and the order of the configurations"]
 
 
 def format_rounds(rounds: Sequence[Round], screen: Screen = PLAIN) -> str:
@@ -124,6 +157,11 @@ def failure_warnings(rounds: Sequence[Round]) -> list[str]:
     ]
 
 
+def setting_warnings(measurements: Sequence[Measurement]) -> list[str]:
+    """Return one line per setting in which a server was not the measured configuration."""
+    return [f"live/round{m.round}-{m.name}: {text}" for m in measurements for text in m.differs]
+
+
 def write_rounds(path: Path, rounds: Sequence[Round]) -> None:
     """Write rounds.csv: one line per round."""
     with open_text(path) as file:
@@ -136,7 +174,7 @@ def write_rounds(path: Path, rounds: Sequence[Round]) -> None:
                 row.number, row.leader.config, row.leader.label, row.metric,
                 repr(float(row.leader.means[row.metric].mean)), row.wins, row.draws,
                 " ".join(m.name for m in row.measured), f"{sum(m.seconds for m in row.measured):.3f}",
-                "" if math.isnan(error) else f"{error:.6g}", *factors,
+                "" if math.isnan(error) else f"{error:.6g}", f"{row.scatter.predicted:.6g}", *factors,
             ])  # fmt: skip
 
 
@@ -151,6 +189,8 @@ def write_results(result: TuneResult, folder: Path) -> Summary:
             summary.experiment, base={**summary.experiment.base, "profile": str(folder / "profile")}
         )
     write_summary(summary, folder)
+    best = folder / "best.yaml"
+    write_text(best, "".join(map(comment, result.sources())) + best.read_text(encoding="utf-8"))
     return summary
 
 

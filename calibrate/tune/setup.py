@@ -27,6 +27,7 @@ class Settings:
     rounds: int = 5  # with measurements
     top: int = 3  # leaders; also the measurements per round, without the baseline
     draws: int = 24
+    repeat: int = 1  # measurements of each configuration
 
 
 def tuned_experiment(experiment: Experiment, on_backend: bool) -> Experiment:

@@ -86,6 +86,7 @@ class UrlTarget:
     quiet: bool = True
     has_steps = False
     host_separate = False
+    _started: Optional[Scenario] = None  # with which the server was restarted
 
     @property
     def ready(self) -> bool:
@@ -94,8 +95,9 @@ class UrlTarget:
     def measure(
         self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
     ) -> tuple[MeasuredRun, float]:
-        if self.restart is not None:
+        if self.restart is not None and scenario != self._started:
             self._restart(file)
+            self._started = scenario
         start = time.monotonic()  # a restart is no device time: no request runs
         requests = replay_requests(scenario, split=False)
         server = replace(self.server, timeout=min(self.server.timeout, max_seconds))

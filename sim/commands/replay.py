@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
 
 from servesim.core import BadInput
 
-from .notes import print_note
+from .notes import print_note, print_warning
 from .options import (
     add_contest_options,
     add_device_options,
@@ -25,11 +26,12 @@ from .options import (
 from .verify import report_comparisons
 
 if TYPE_CHECKING:
-    from servesim.calibrate.live.setup import DeviceSession
     from servesim.calibrate.replay.replay import ReplayedScenario
     from servesim.config.scenario import Scenario
     from servesim.core import Request
     from servesim.costs.device_profile import Profile
+
+    Replay = Callable[..., ReplayedScenario]
 
 
 def register(commands: Any) -> None:
@@ -104,13 +106,11 @@ def replay_scenarios(args: argparse.Namespace) -> int:
 
 def replay_and_report(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
     """Replay on a backend or against a server; return the exit code."""
-    if args.url:
-        return against_url(args, scenarios)
     from servesim.calibrate.device.backend import OutOfMemory
     from servesim.calibrate.device.worker_client import WorkerFailed
 
     try:
-        return on_backend(args, scenarios)
+        return report(args, against_url(args, scenarios) if args.url else on_backend(args, scenarios))
     except (WorkerFailed, OutOfMemory) as failed:
         print(f"sim: {failed}", file=sys.stderr)
         return 1
@@ -132,9 +132,11 @@ def check_token_options(args: argparse.Namespace, scenarios: list[tuple[str, Sce
 def check_report(args: argparse.Namespace) -> None:
     """Check what is needed after the run, which can take hours, before it starts."""
     from servesim.calibrate.replay.verify import check_metrics
+    from servesim.files.write import check_new
 
     check_metrics(args.metrics or ())
     if args.output is not None:
+        check_new(Path(args.output) / "live", "replay")
         try:
             Path(args.output).mkdir(parents=True, exist_ok=True)
         except (OSError, ValueError) as error:
@@ -154,38 +156,59 @@ def scenarios_of(args: argparse.Namespace) -> list[tuple[str, Scenario]]:
     return top_scenarios(Path(args.sweep), args.top, args.with_baseline, tuple(settings))
 
 
-def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
+def replay_each(
+    args: argparse.Namespace, scenarios: list[tuple[str, Scenario]], replay: Replay, place: Optional[str] = None
+) -> list[ReplayedScenario]:
+    """Replay one scenario after the other, and print each; `place` is the device, None for that of the run."""
+    from servesim.calibrate.replay.replay import replay_requests
+    from servesim.calibrate.replay.token_check import sample_size
+    from servesim.costs.device_profile import load_profile
+
+    done: list[ReplayedScenario] = []
+    for name, scenario in scenarios:
+        requests = replay_requests(scenario, args.time_scale, args.limit)
+        profile = None if args.live_only and args.backend != "fake" else load_profile(scenario.profile)
+        tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
+        show_duration(args, name, scenario, requests, profile)
+        options = {"quiet": args.quiet, "draws": args.intervals or 0, "check_tokens": tokens}
+        done.append(replay(name, scenario, requests, profile, **options))
+        show_live(args, done[-1], place)
+        if done[-1].interrupted:
+            break
+    return done
+
+
+def on_backend(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> list[ReplayedScenario]:
     """Replay the scenarios on one worker."""
     from servesim.calibrate.live.setup import DeviceSession, name_of
-    from servesim.calibrate.replay.replay import check_profile, replay_on_backend, replay_requests
-    from servesim.calibrate.replay.token_check import sample_size
+    from servesim.calibrate.replay.replay import check_profile, replay_on_backend
     from servesim.config.layers import override
     from servesim.costs.device_profile import load_profile
 
-    profile = None if args.live_only and args.backend != "fake" else load_profile(scenarios[0][1].profile)
-    model = args.model or (name_of(profile.about.get("model")) if profile else None)
+    profiles = [] if args.live_only and args.backend != "fake" else [load_profile(one.profile) for _, one in scenarios]
+    model = args.model or (name_of(profiles[0].about.get("model")) if profiles else None)
     if args.model and args.backend == "fake":
         print_note(args, "--model: the fake backend has no model; ignored")
-    done: list[ReplayedScenario] = []
     with DeviceSession(args.backend, model, args.worker_python, args.weights, override({}, args.option)) as session:
         session.load([scenario for _, scenario in scenarios])
-        if profile is not None:
+        for profile in profiles:
             check_profile(profile, session)
-        for name, scenario in scenarios:
-            requests = replay_requests(scenario, args.time_scale, args.limit)
-            warm_up = 32 if args.warm_up is None else args.warm_up
-            tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
-            show_duration(args, name, scenario, requests, profile)
-            draws = args.intervals or 0
-            done.append(
-                replay_on_backend(session, name, scenario, requests, profile, warm_up, args.quiet, draws, tokens)
-            )
-            show_live(args, done[-1], session)
-            if done[-1].interrupted:
-                break
+        replay = partial(replay_on_backend, session, warm_up=32 if args.warm_up is None else args.warm_up)
+        done = replay_each(args, scenarios, replay, session.about["device"])
     if (counters := done[0].live.counters) is not None and counters["remark"]:
         print_note(args, counters["remark"])
-    return report(args, done)
+    return done
+
+
+def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> list[ReplayedScenario]:
+    """Send the requests of each scenario to a server, one scenario at a time."""
+    import aiohttp  # noqa: F401  a missing package is reported before the first line
+    from servesim.calibrate.client.prompts import new_seed
+    from servesim.calibrate.replay.http_client import Target, replay_against
+
+    seed = args.prompt_seed or new_seed()
+    target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0, seed)
+    return replay_each(args, scenarios, partial(replay_against, target, warn=print_warning))
 
 
 def show_duration(
@@ -202,7 +225,7 @@ def show_duration(
     print(f"{name}: {len(requests)} requests in real time, {bound} {duration} plus warm-up", file=sys.stderr)
 
 
-def show_live(args: argparse.Namespace, replayed: ReplayedScenario, session: Optional[DeviceSession]) -> None:
+def show_live(args: argparse.Namespace, replayed: ReplayedScenario, place: Optional[str]) -> None:
     """Print the measured metrics and the token check."""
     from servesim.calibrate.replay.measured_run import describe_live
     from servesim.calibrate.replay.token_check import format_check
@@ -211,8 +234,7 @@ def show_live(args: argparse.Namespace, replayed: ReplayedScenario, session: Opt
     for run in (live, replayed.run):
         if run is not None:
             run.measures.add_percentiles(args.metric_percentiles)
-    place = session.about["device"] if session is not None else live.backend.get("url", "")
-    lines = describe_live(live, f"{replayed.name} on {place}", args.metric_percentiles)
+    lines = describe_live(live, f"{replayed.name} on {place or live.backend['url']}", args.metric_percentiles)
     if live.token_check is not None:
         lines += format_check(live.token_check, args.tolerance_tokens)
     print("\n".join(lines))
@@ -238,28 +260,3 @@ def report(args: argparse.Namespace, done: list[ReplayedScenario]) -> int:
     for name in (failed := [r.name for r in done if not r.live.measures.done]):
         print(f"sim: {name}: no request finished", file=sys.stderr)
     return 1 if failed else code
-
-
-def against_url(args: argparse.Namespace, scenarios: list[tuple[str, Scenario]]) -> int:
-    """Send the requests of each scenario to a server, one scenario at a time."""
-    import aiohttp  # noqa: F401  a missing package is reported before the first line
-    from servesim.calibrate.client.prompts import new_seed
-    from servesim.calibrate.replay.http_client import Target, replay_against
-    from servesim.calibrate.replay.replay import replay_requests
-    from servesim.calibrate.replay.token_check import sample_size
-    from servesim.costs.device_profile import load_profile
-
-    done = []
-    seed = args.prompt_seed or new_seed()
-    target = Target(args.url, args.api, args.served_model, args.timeout, args.warm_up or 0, seed)
-    for name, scenario in scenarios:
-        requests = replay_requests(scenario, args.time_scale, args.limit)
-        profile = None if args.live_only else load_profile(scenario.profile)
-        tokens = None if args.check_tokens is None else sample_size(args.check_tokens, len(requests))
-        show_duration(args, name, scenario, requests, profile)
-        draws = args.intervals or 0
-        done.append(replay_against(target, name, scenario, requests, profile, args.quiet, draws, tokens))
-        show_live(args, done[-1], None)
-        if done[-1].interrupted:
-            break
-    return report(args, done)

@@ -48,6 +48,10 @@ def register(commands: Any) -> None:
     limits.add_argument(
         "--draws", type=int, default=24, metavar="N", help="random cost models that rate the leaders (default 24)"
     )
+    limits.add_argument(
+        "--repeat", type=int, default=1, metavar="N",
+        help="measure each chosen configuration N times, which shows the noise of a measurement (default 1)",
+    )  # fmt: skip
     add_device_options(tune, model=None, required=False)
     add_server_options(tune).add_argument(
         "--restart", metavar="COMMAND",
@@ -103,7 +107,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
     """Return the checked limits."""
     from servesim.calibrate.tune.setup import Settings
 
-    for name in ("rounds", "top", "draws"):
+    for name in ("rounds", "top", "draws", "repeat"):
         if not 1 <= getattr(args, name) <= 1000:
             raise BadInput(f"--{name}: expected a number from 1 to 1000, got {getattr(args, name)}")
     minutes = math.inf if args.device_minutes is None else args.device_minutes
@@ -111,7 +115,7 @@ def settings_of(args: argparse.Namespace) -> Settings:
         raise BadInput(f"--device-minutes: expected more than 0, got {minutes:g}")
     if args.warm_up is not None and args.warm_up < 0:
         raise BadInput(f"--warm-up: expected 0 or more, got {args.warm_up}")
-    return Settings(60 * minutes, args.rounds, args.top, args.draws)
+    return Settings(60 * minutes, args.rounds, args.top, args.draws, args.repeat)
 
 
 def terms_of(args: argparse.Namespace) -> dict[str, Any]:
@@ -143,15 +147,17 @@ def target_of(args: argparse.Namespace, experiment: Experiment, stack: ExitStack
 
 def finish(result: TuneResult, settings: Settings, folder: Path) -> int:
     """Write the final profile, the winner, the table and the report; print the table."""
-    from servesim.calibrate.tune.results import failure_warnings, format_rounds, write_results
+    from servesim.calibrate.tune.results import failure_warnings, format_rounds, setting_warnings, write_results
     from servesim.files.terminal import screen_of
     from servesim.report.rate_page import write_report
 
     summary = write_results(result, folder)
     write_report(summary, folder / "report.html")
-    for text in failure_warnings(result.rounds):
+    for text in [*failure_warnings(result.rounds), *setting_warnings(result.measurements)]:
         print_warning(text)
     print(format_rounds(result.rounds, screen_of(sys.stdout)))
+    if text := result.describe_scatter():
+        print(text)
     minutes = result.device_seconds / 60
     limit = "" if math.isinf(settings.device_seconds) else f" of {settings.device_seconds / 60:g}"
     print(f"stopped: {result.reason}; device time {minutes:.2f}{limit} minutes")

@@ -47,14 +47,13 @@ def frames_of(result: Summarised) -> Swept:
 def load_trace(path: Path) -> pd.DataFrame:
     """Return a trace file as a frame, indexed by request id."""
     from servesim.traces.read.formats import load as read
-    from servesim.traces.reuse import has_contents
-    from servesim.traces.samplings import has_samplings
+    from servesim.traces.trace import has_field
 
     requests = read(path).requests
     names = ["id", "arrival", "prompt", "output", "limit", "priority", "session"]
-    if has_contents(requests):
+    if has_field(requests, "content"):
         names.append("content")
-    if has_samplings(requests):
+    if has_field(requests, "sampling"):
         names.append("sampling")
     return pd.DataFrame([[getattr(request, name) for name in names] for request in requests], columns=names).set_index(
         "id"

@@ -15,9 +15,8 @@ from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.profile_verdict import DO_NOT_USE, verdict_on
 from servesim.engine.rules import EngineRules, rules_of
 from servesim.files.checked import format_bytes
-from servesim.traces.reuse import has_contents, seen_blocks
-from servesim.traces.samplings import has_samplings
-from servesim.traces.trace import Trace
+from servesim.traces.reuse import seen_blocks
+from servesim.traces.trace import Trace, has_field
 
 from .notes import Note, note
 from .simulate import load_trace
@@ -34,6 +33,8 @@ def run_warnings(scenario: Scenario, profile: Profile, trace: Optional[Trace]) -
         found.append(warn_answers(trace, rules))
         if not rules.has_prefix_cache:
             found.append(warn_unused_prefixes(trace, scenario.engine.block_size))
+        elif scenario.trace is not None and not has_field(trace.requests, "content"):
+            found.append(note("lengths only"))
     return [warning for warning in found if warning is not None]
 
 
@@ -117,14 +118,14 @@ def warn_bad_profile(profile: Profile) -> Optional[Note]:
 
 def warn_answers(trace: Trace, rules: EngineRules) -> Optional[Note]:
     """Warn if requests of a trace have several answers, and the rules do not say what the engine does with them."""
-    if rules.sequence_groups or rules.splits_answers or not rules.engine or not has_samplings(trace.requests):
+    if rules.sequence_groups or rules.splits_answers or not rules.engine or not has_field(trace.requests, "sampling"):
         return None
     return note("several answers", engine=rules.engine)
 
 
 def warn_unused_prefixes(trace: Trace, block_size: int) -> Optional[Note]:
     """Warn if prompts of a trace share prefixes: an engine without a prefix cache computes every prompt completely."""
-    if not has_contents(trace.requests):
+    if not has_field(trace.requests, "content"):
         return None
     seen, total = seen_blocks(trace.requests, block_size)
     return note("unused prefixes", hits=100 * seen / total, blocks=total) if seen else None

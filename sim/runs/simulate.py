@@ -23,8 +23,7 @@ from servesim.engine.shape import Padding
 from servesim.engine.simulated import SimulatedClock
 from servesim.engine.work_totals import KindTotals
 from servesim.traces.edit import repeat, set_rate
-from servesim.traces.samplings import has_samplings
-from servesim.traces.trace import RequestTable, Trace, gc_disabled
+from servesim.traces.trace import RequestTable, Trace, gc_disabled, has_field
 
 from .answers import Answers, join_answers, split_answers, with_answers
 from .metrics import Metrics
@@ -183,7 +182,8 @@ def simulate(
     profile = load_profile(scenario.profile) if profile is None else profile
     trace = load_trace(scenario) if trace is None else trace
     requests = copy_requests(trace.requests)
-    answers = split_answers(requests, rules_of(scenario.make_policy())) if has_samplings(trace.requests) else {}
+    several = has_field(trace.requests, "sampling")
+    answers = split_answers(requests, rules_of(scenario.make_policy())) if several else {}
     ran, ranks = with_answers(requests, answers), scenario.engine.data_parallel_size
     by_rank = requests_by_rank(ran, ranks) if ranks > 1 else [ran]
     loop, clock = build_simulation(scenario, by_rank[0], observers, fast_forward and ranks == 1, profile)

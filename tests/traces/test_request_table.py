@@ -9,7 +9,7 @@ import pytest
 from servesim.core import ClientRequest, Request
 from servesim.core.content import content_of_ids
 from servesim.runs.simulate import copy_requests
-from servesim.traces.trace import Columns, RequestTable, Trace, build_trace, table_of
+from servesim.traces.trace import Columns, RequestTable, Trace, build_trace, has_field, table_of
 
 
 def various_requests() -> list[ClientRequest]:
@@ -44,7 +44,7 @@ def test_numbers_are_arrays_and_default_columns_are_not_stored() -> None:
     assert len(pickle.dumps(table)) < 1000 * 5 * 8 + 2000  # id, arrival, prompt, output, limit
     assert table_of(table) is table
     empty = build_trace(Columns([5, 6], [1, 1], content=[None, None], hash_ids=[(), ()]), "file", "servesim").requests
-    assert isinstance(empty, RequestTable) and not empty.has_column("content")
+    assert isinstance(empty, RequestTable) and not has_field(empty, "content")
 
 
 def test_a_run_gets_new_requests_from_a_table_and_from_a_list() -> None:

@@ -33,39 +33,6 @@ Times = NDArray[np.float64]
 MAX_STATES = 1_000_000  # changes of state until the last request
 
 
-def modulated_rate(rates: list[float], means: list[float]) -> float:
-    """Return the mean rate; all states occur equally often."""
-    return sum(rate * mean for rate, mean in zip(rates, means)) / sum(means)
-
-
-def modulated_times(count: int, seed: int, rates: list[float], means: list[float]) -> Times:
-    """Return Poisson arrivals whose rate depends on the state; states have exponential durations."""
-    check_states(count, rates, means)
-    rng = stream(seed, "arrivals")
-    state, now, total, times = 0, 0.0, 0, []
-    while total < count:
-        stay = rng.exponential(means[state])
-        arrived = min(int(rng.poisson(rates[state] * stay)), MAX_REQUESTS)
-        times.append(now + np.sort(rng.random(arrived)) * stay)
-        total += arrived
-        now += stay
-        others = [other for other in range(len(rates)) if other != state]
-        state = others[int(rng.integers(len(others)))]
-    return np.asarray(np.concatenate(times)[:count], np.float64)
-
-
-def check_states(count: int, rates: list[float], means: list[float]) -> None:
-    """Raise BadInput if one state has too many requests, or too many states pass until the last request."""
-    expected = [rate * mean for rate, mean in zip(rates, means)]
-    if max(expected) > MAX_REQUESTS / 10:  # a state may last much longer than its mean
-        raise BadInput(f"workload.arrivals: expected at most {MAX_REQUESTS // 10} requests per state (rate * seconds)")
-    if count * len(expected) > MAX_STATES * sum(expected):
-        raise BadInput(
-            f"workload.arrivals: expected at most {MAX_STATES} changes of state until request {count}; "
-            "use higher rates or longer states"
-        )
-
-
 class Stage(Keys):
     """A part of a load test with one mean rate."""
 
@@ -227,7 +194,46 @@ def contest_arrivals(count: int, X: float, seed: int, send_overhead: float = 0.0
     return np.asarray(sent / 1000 + send_overhead * np.arange(count), np.float64)
 
 
-class OnOff(Process):
+class Modulated(Process):
+    """Poisson arrivals whose rate depends on a state. States have exponential durations and occur equally often."""
+
+    @property
+    def states(self) -> list[tuple[float, float]]:
+        """Requests per second and mean seconds of each state; the first one is that of the start."""
+        raise NotImplementedError
+
+    def mean_rate(self) -> float:
+        return sum(rate * mean for rate, mean in self.states) / sum(mean for _, mean in self.states)
+
+    def times(self, count: int, seed: int) -> Times:
+        states = self.states
+        check_states(count, [rate * mean for rate, mean in states])
+        rng = stream(seed, "arrivals")
+        state, now, total, times = 0, 0.0, 0, []
+        while total < count:
+            rate, mean = states[state]
+            stay = rng.exponential(mean)
+            arrived = min(int(rng.poisson(rate * stay)), MAX_REQUESTS)
+            times.append(now + np.sort(rng.random(arrived)) * stay)
+            total += arrived
+            now += stay
+            others = [other for other in range(len(states)) if other != state]
+            state = others[int(rng.integers(len(others)))]
+        return np.asarray(np.concatenate(times)[:count], np.float64)
+
+
+def check_states(count: int, expected: Sequence[float]) -> None:
+    """Raise BadInput if a state is expected to have too many requests, or too many states pass until the last one."""
+    if max(expected) > MAX_REQUESTS / 10:  # a state may last much longer than its mean
+        raise BadInput(f"workload.arrivals: expected at most {MAX_REQUESTS // 10} requests per state (rate * seconds)")
+    if count * len(expected) > MAX_STATES * sum(expected):
+        raise BadInput(
+            f"workload.arrivals: expected at most {MAX_STATES} changes of state until request {count}; "
+            "use higher rates or longer states"
+        )
+
+
+class OnOff(Modulated):
     """Poisson arrivals that switch between two rates: a Markov-modulated process with two states, on first."""
 
     kind: Annotated[Literal["on-off"], KIND]
@@ -236,18 +242,16 @@ class OnOff(Process):
     on_seconds: PositiveSeconds = Field(description="mean duration of state on, seconds")
     off_seconds: PositiveSeconds = Field(description="mean duration of state off, seconds")
 
-    def mean_rate(self) -> float:
-        return modulated_rate([self.on_rate, self.off_rate], [self.on_seconds, self.off_seconds])
-
-    def times(self, count: int, seed: int) -> Times:
-        return modulated_times(count, seed, [self.on_rate, self.off_rate], [self.on_seconds, self.off_seconds])
+    @property
+    def states(self) -> list[tuple[float, float]]:
+        return [(self.on_rate, self.on_seconds), (self.off_rate, self.off_seconds)]
 
 
 Rates = Annotated[list[RequestRate0], Field(min_length=1), checked.expects("a list of numbers of at least 0")]
 Durations = Annotated[list[Seconds], Field(min_length=1), checked.expects("a list of numbers of at least 0")]
 
 
-class Mmpp(Process):
+class Mmpp(Modulated):
     """Poisson arrivals whose rate depends on a state. States last an exponential time; the next one is random."""
 
     kind: Annotated[Literal["mmpp"], KIND]
@@ -271,11 +275,9 @@ class Mmpp(Process):
             raise checked.expected_error("numbers above 0")
         return seconds
 
-    def mean_rate(self) -> float:
-        return modulated_rate(self.rates, self.seconds)
-
-    def times(self, count: int, seed: int) -> Times:
-        return modulated_times(count, seed, self.rates, self.seconds)
+    @property
+    def states(self) -> list[tuple[float, float]]:
+        return list(zip(self.rates, self.seconds))
 
 
 class Diurnal(Process):

@@ -141,11 +141,13 @@ def parse_content(value: Any) -> Pieces:
 
 def parse_names(table: Table, column: str) -> list[Name]:
     """Return a column of names of texts."""
-    names = table.columns[column]
-    for i, name in enumerate(names):
+
+    def parse(name: Any) -> Name:
         if type(name) not in (str, int):
-            raise table.error(i, column, "the name of a text")
-    return [name if table.typed else parse_name(name) for name in names]
+            raise ValueError(name)
+        return name if table.typed else parse_name(name)
+
+    return table.each(column, parse, "the name of a text")
 
 
 def servesim_columns(source: Source) -> Columns:
@@ -220,39 +222,31 @@ def parse_arrivals(table: Table, column: str, unit: float, chained: bool = False
 
 def parse_dates(table: Table, column: str) -> list[float]:
     """Return a column of dates as seconds since the earliest date."""
-    stamps, offsets = [], []
-    for i, value in enumerate(table.columns[column]):
-        match = DATE.fullmatch(value.strip()) if type(value) is str else None
-        if match is None:
-            raise table.error(i, column, "a date as 2023-11-16 18:15:46.6805900")
-        zone = match.group(1) or ""
-        stamps.append(match.group()[: -len(zone)] if zone else match.group())
-        offsets.append(_zone_offset(zone))
+    dates = table.each(column, split_date, "a date as 2023-11-16 18:15:46.6805900")
     try:
-        times = np.array(stamps, dtype="datetime64[ns]")
+        times = np.array([stamp for stamp, _ in dates], dtype="datetime64[ns]")
     except ValueError:
-        bad_row = next(i for i, stamp in enumerate(stamps) if parse_date(stamp) is None)
+        bad_row = next(i for i, text in enumerate(table.columns[column]) if parse_date(text) is None)
         raise table.error(bad_row, column, "a date that exists") from None
     # Subtract in whole nanoseconds: a float of seconds since 1970 has a resolution of 0.2 microseconds only.
-    seconds = (times - times.min()).astype(np.int64) / 1e9 - np.array(offsets)
+    seconds = (times - times.min()).astype(np.int64) / 1e9 - np.array([offset for _, offset in dates])
     return [float(value) for value in seconds - seconds.min()]
 
 
 def parse_date(text: str) -> Optional[float]:
     """Return a date as seconds since 1970, or None if the text is no date."""
-    match = DATE.fullmatch(text.strip())
-    if match is None:
-        return None
-    zone = match.group(1) or ""
     try:
-        time = np.datetime64(match.group()[: -len(zone)] if zone else match.group(), "us")
+        stamp, offset = split_date(text)
+        return float(np.datetime64(stamp, "us").astype(np.int64)) / 1e6 - offset
     except ValueError:
         return None
-    return float(time.astype(np.int64)) / 1e6 - _zone_offset(zone)
 
 
-def _zone_offset(zone: str) -> int:
-    """Return the offset of a time zone from UTC in seconds; "" and Z are UTC."""
-    if zone in ("", "Z"):
-        return 0
-    return int(zone[0] + "1") * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
+def split_date(text: Any) -> tuple[str, int]:
+    """Return a date without its time zone, and the offset of that zone from UTC in seconds; without one it is UTC."""
+    match = DATE.fullmatch(text.strip()) if type(text) is str else None
+    if match is None:
+        raise ValueError(text)
+    zone = match.group(1) or ""
+    offset = 0 if zone in ("", "Z") else int(zone[0] + "1") * (int(zone[1:3]) * 3600 + int(zone[-2:]) * 60)
+    return match.group().removesuffix(zone), offset

@@ -14,7 +14,7 @@ from servesim.files.read import quote
 from servesim.traces.contents import ID_SIZES, Name, Pieces
 from servesim.traces.trace import Columns
 
-from .source import MAX_TIMESTAMP, Source, parse_float, parse_int
+from .source import MAX_TIMESTAMP, Source, parse_float, parse_int, to_seconds
 from .tokens import ESTIMATE_NOTE, estimate
 
 NO_LENGTH = "no output length"
@@ -70,8 +70,7 @@ class Row:
             value = -1.0
         if not 0 <= value * unit <= MAX_TIMESTAMP:
             raise self.error(key, "a time of 0 or more")
-        per = round(1 / unit)
-        return value / per if per * unit == 1.0 else value * unit
+        return to_seconds([value], unit)[0]
 
     def name(self, key: str) -> Optional[str]:
         """Return a name or a whole number as text, or None if there is none."""

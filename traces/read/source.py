@@ -58,11 +58,7 @@ class Table:
     def seconds(self, column: str, unit: float = 1.0) -> list[float]:
         """Return a column of times in seconds; the file counts in units of `unit` seconds."""
         values = self._convert(column, parse_float, float, "a time of 0 or more", 0.0, MAX_TIMESTAMP / unit)
-        if unit == 1.0:
-            return values
-        # 3052 ms must give 3.052 s, not 3.0520000000000005: a division rounds once, a multiplication twice.
-        per = round(1 / unit)
-        return [value / per for value in values] if per * unit == 1.0 else [value * unit for value in values]
+        return values if unit == 1.0 else to_seconds(values, unit)
 
     def optional(self, column: str, convert: Convert) -> list[Any]:
         """Return a column with optional entries; a missing one is None."""
@@ -187,6 +183,13 @@ def parse_int(value: Any, typed: bool) -> int:
     if type(value) is float and value.is_integer():
         return int(value)
     raise ValueError(value)
+
+
+def to_seconds(values: Sequence[float], unit: float) -> list[float]:
+    """Return times in units of `unit` seconds as seconds."""
+    # 3052 ms must give 3.052 s, not 3.0520000000000005: a division rounds once, a multiplication twice.
+    per = round(1 / unit)
+    return [value / per for value in values] if per * unit == 1.0 else [value * unit for value in values]
 
 
 def parse_float(value: Any, typed: bool) -> float:

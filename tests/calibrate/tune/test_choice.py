@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from servesim.calibrate.tune.choice import (
     Candidate,
+    Scatter,
     adjusted,
     choose,
     drawn_costs,
@@ -15,6 +16,8 @@ from servesim.calibrate.tune.choice import (
     measured_ratios,
     rate,
     same_order,
+    scatter_of,
+    scattered,
 )
 from servesim.calibrate.tune.correction import Factors
 from servesim.calibrate.tune.journal import Measurement
@@ -150,3 +153,31 @@ def test_measured_ones_get_their_value_and_the_others_the_mean_ratio() -> None:
 def test_failed_runs_and_stopped_measurements_change_nothing() -> None:
     records: Records = {(0, 0): {"error": "no"}, (1, 0): {"metrics": {"makespan": 10.0}}}
     assert adjusted(records, measured_ratios(records, [measured(0, {"makespan": 5.0}), measured(1, {})])) == records
+
+
+def test_the_scatter_is_that_of_measured_over_predicted_between_configurations() -> None:
+    records: Records = {(config, 0): {"metrics": {"makespan": 10.0}} for config in range(3)}
+    runs = [measured(0, {"makespan": 10.0}), measured(1, {"makespan": 10.0 * math.exp(0.4)})]
+    scatter = scatter_of("makespan", records, runs)  # 0 and 0.4, around their mean
+    assert scatter == pytest.approx((math.sqrt(2 * 0.2**2), math.sqrt(2 * 0.2**2)))
+    assert scatter_of("makespan", records, []) == (0.0, 0.0)
+
+
+def test_one_measurement_scatters_by_its_error_and_repeated_ones_show_their_noise() -> None:
+    records: Records = {(0, 0): {"metrics": {"makespan": 13.6}}}
+    first = replace(measured(0, {"makespan": 13.6}), predicted={"makespan": 10.0})
+    assert scatter_of("makespan", records, [first]).predicted == pytest.approx(math.log(1.36))
+    later = [replace(first, round=2, metrics={"makespan": 10.0 * math.exp(e)}) for e in (0.1, -0.1)]
+    scatter = scatter_of("makespan", records, later)
+    assert scatter.predicted == pytest.approx(0.1)  # as predicted with the corrected profile
+    assert scatter.noise == pytest.approx(math.sqrt(2 * 0.1**2))
+
+
+def test_a_measured_configuration_scatters_by_its_noise_only_and_twins_alike() -> None:
+    values = {config: [10.0] * 400 for config in range(4)}
+    twins = {0: frozenset({0}), 1: frozenset({1}), 2: frozenset({2, 3}), 3: frozenset({2, 3})}
+    result = scattered(values, Scatter(0.3, 0.1), {1: 4, 3: 1}, twins)
+    widths = {c: math.sqrt(sum(math.log(v / 10.0) ** 2 for v in own) / len(own)) for c, own in result.items()}
+    assert widths == pytest.approx({0: 0.3, 1: 0.05, 2: 0.1, 3: 0.1}, rel=0.15)
+    assert result[2] == result[3] and result[0] != result[1]
+    assert scattered(values, Scatter(), {}, twins) == values

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import yaml
+from servesim.calibrate.replay.measured_run import MeasuredRun
 from servesim.calibrate.tune.loop import SETTLED, STABLE, Tuner
-from servesim.calibrate.tune.results import failure_warnings
+from servesim.calibrate.tune.results import failure_warnings, write_results
 from servesim.calibrate.tune.setup import Settings, tuned_experiment
 from servesim.cli import main
-from servesim.costs.device_profile import load_profile
+from servesim.config.scenario import Scenario
+from servesim.costs.device_profile import Profile, load_profile
 from servesim.costs.parts import PartsCost
 from servesim.files.step_table import read_calls
 from servesim.study.executor import Results, Serial
@@ -294,3 +299,59 @@ def test_a_damaged_journal_is_one_line(
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@dataclass
+class NoisyTarget(VirtualTarget):
+    """A device whose measurements are up to a third longer or shorter, by name."""
+
+    def measure(
+        self, name: str, scenario: Scenario, file: Path, profile: Profile, max_seconds: float
+    ) -> tuple[MeasuredRun, float]:
+        factor = math.exp(random.Random(name).uniform(-0.3, 0.3))
+        target = VirtualTarget({key: factor * value for key, value in self.cost.items()})
+        self.measured.append(name)
+        return target.measure(name, scenario, file, profile, max_seconds)
+
+
+def test_measurements_that_scatter_leave_the_winner_open(tmp_path: Path) -> None:
+    file, target = write_sweep(tmp_path, sweep_tree(TRUE_COST)), NoisyTarget(TRUE_COST)
+    result = tune(file, target, tmp_path / "tuned", rounds=1)
+    last = result.rounds[-1]
+    assert last.scatter.predicted > 0.1
+    assert last.wins < last.draws
+    assert "one measurement each: its noise is not known (--repeat)" in result.describe_scatter()
+
+
+def test_repeated_measurements_are_counted_and_their_mean_is_used(tmp_path: Path) -> None:
+    file, target = write_sweep(tmp_path, sweep_tree(TRUE_COST)), NoisyTarget(TRUE_COST)
+    limits = {"rounds": 1, "repeat": 2}
+    result = tune(file, target, tmp_path / "tuned", **limits)
+    names = [m.name for m in result.measurements]
+    assert names == target.measured and len(names) == 2 * len({m.config for m in result.measurements})
+    assert [name for name in names if name.startswith("config0")] == ["config0-baseline", "config0-baseline-2"]
+    own = [m.metrics["mean_e2el_ms"] for m in result.measurements if m.config == 0]
+    row = next(row for row in result.summary.rows if row.config == 0)
+    assert own[0] != own[1] and row.runs[0]["metrics"]["mean_e2el_ms"] == pytest.approx(math.sqrt(own[0] * own[1]))
+    assert "noise of a measurement" in result.describe_scatter()
+    again = NoisyTarget(TRUE_COST)
+    resumed = tune(file, again, tmp_path / "tuned", resume=True, **limits)
+    assert again.measured == [] and resumed.measurements == result.measurements
+
+
+@pytest.mark.parametrize("right", [True, False], ids=["measured", "not measured"])
+def test_the_best_scenario_says_what_was_measured(tmp_path: Path, right: bool) -> None:
+    """With a wrong profile, the first measurements show that another configuration leads, which was not measured."""
+    file = write_sweep(tmp_path, sweep_tree(TRUE_COST if right else None))
+    result = tune(file, VirtualTarget(TRUE_COST), tmp_path / "tuned", rounds=1)
+    write_results(result, tmp_path / "tuned")
+    text = (tmp_path / "tuned" / "best.yaml").read_text()
+    lines = [line for line in text.splitlines() if line.startswith("#")]
+    winner = result.rounds[-1].leader.config
+    for line, name, config in zip(lines, ("this configuration", "the baseline"), (winner, 0)):
+        runs = [m for m in result.measurements if m.config == config]
+        values = [f"{m.metrics['mean_e2el_ms']:.4g} (predicted {m.predicted['mean_e2el_ms']:.4g})" for m in runs]
+        assert line == (f"# {name}: mean_e2el_ms measured {values[0]}" if values else f"# {name} was not measured")
+        assert bool(values) == (right or config == 0)
+    assert lines[-3].startswith("# simulated, and scaled to the measured values: the mean_e2el_ms")
+    assert yaml.safe_load(text)["policy"]["name"] == "llm-serving"

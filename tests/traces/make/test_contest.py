@@ -127,8 +127,3 @@ def test_a_tokenizer_gives_the_lengths_of_the_data_set(tmp_path: Path) -> None:
     assert [(r.prompt, r.output) for r in trace.requests] == [(4, 3), (4, 300), (4, 3)]
     with pytest.raises(BadInput, match="holds text; set `tokenizer`"):
         contest(1, 3, lengths=path)
-
-
-def test_explicit_length_pairs_are_used_in_order() -> None:
-    trace = contest(1, 3, lengths=[(5, 6), (7, 8)])
-    assert [(r.prompt, r.output) for r in trace.requests] == [(5, 6), (7, 8), (5, 6)]
