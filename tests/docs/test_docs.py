@@ -124,6 +124,12 @@ def test_an_example_in_the_docs_equals_its_file(name: str, most: int) -> None:
     assert sum(bool(line.strip()) for line in file.splitlines()) <= most
 
 
+def test_the_text_of_recipe_10_has_the_printed_interval() -> None:
+    text = (ROOT / "docs" / "recipes.md").read_text(encoding="utf-8").partition("## 10. ")[2]
+    printed = re.search(r"^p99_ttft .* ms \[(.+), (.+)\]$", text, re.MULTILINE)
+    assert printed is not None and f"is between {printed[1]} and {printed[2]} ms" in text
+
+
 def test_commands_that_are_not_run_exist() -> None:
     """Blocks of sh need hardware or a long time: the parser must accept their `sim` commands."""
     checked = 0
