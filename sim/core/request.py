@@ -108,20 +108,10 @@ class Request(ClientRequest):
     _joined_busy_s: float
 
     def __init__(
-        self,
-        id: Any,
-        arrival: float,
-        prompt: int,
-        output: int,
-        limit: Optional[int] = None,
-        priority: int = 0,
-        session: Optional[str] = None,
-        content: Optional[Content] = None,
-        follows: Any = None,
-        think_time: Optional[float] = None,
-        fails_at_token: Optional[int] = None,
-        sampling: Optional[Sampling] = None,
-    ) -> None:
+        self, id: Any, arrival: float, prompt: int, output: int, limit: Optional[int] = None, priority: int = 0,
+        session: Optional[str] = None, content: Optional[Content] = None, follows: Any = None,
+        think_time: Optional[float] = None, fails_at_token: Optional[int] = None, sampling: Optional[Sampling] = None,
+    ) -> None:  # fmt: skip
         super().__init__(
             id, arrival, prompt, output, limit, priority, session, content, follows, think_time, fails_at_token,
             sampling,
