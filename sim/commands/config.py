@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from . import options
+
 FIRST_PRESET = "vllm-v1-0.32"  # of `sim config init`
 
 
@@ -17,11 +19,9 @@ def register(commands: Any) -> None:
     validate.add_argument("files", nargs="+", metavar="FILE", help="scenario YAML file")
     validate.set_defaults(run=validate_files)
     start = actions.add_parser("init", help="write a first scenario file")
-    start.add_argument("file", nargs="?", metavar="FILE", help="file to write (default: standard output)")
-    start.add_argument(
-        "--preset", default=FIRST_PRESET, metavar="NAME",
-        help=f"preset whose settings the file has; `sim policies list` lists them (default {FIRST_PRESET})",
-    )  # fmt: skip
+    options.add(start, {"FILE": "file to write (default: standard output)"}, nargs="?")
+    preset = "preset whose settings the file has; `sim policies list` lists them"
+    options.add(start, {"--preset NAME": preset}, default=FIRST_PRESET)
     start.set_defaults(run=write_start)
 
 

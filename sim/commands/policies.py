@@ -6,8 +6,7 @@ import argparse
 import sys
 from typing import Any, Optional
 
-from . import policies_prove
-from .options import add_json, add_trust
+from . import options, policies_prove
 
 SEEDS = 8  # random workloads per check
 
@@ -17,12 +16,12 @@ def register(commands: Any) -> None:
     group.set_defaults(run=list_policies, json=False)
     actions = group.add_subparsers(metavar="ACTION")
     listing = actions.add_parser("list", help="list policies and presets by engine, with their validation")
-    add_json(listing)
+    options.add_json(listing)
     listing.set_defaults(run=list_policies)
     show = actions.add_parser("show", help="show the fields and defaults of a policy, its engine and its validation")
     show.add_argument("policy_or_preset", metavar="NAME", help="name of a policy or preset, or path/to/file.py:Name")
-    add_json(show)
-    add_trust(show)
+    options.add_json(show)
+    options.add_trust(show)
     show.set_defaults(run=show_policy)
     check = actions.add_parser(
         "check", help="check that a policy follows the policy contract",
@@ -30,10 +29,8 @@ def register(commands: Any) -> None:
         "lose no request, and make the same decisions in simulated and live runs.",
     )  # fmt: skip
     check.add_argument("policy", metavar="NAME", help="policy name, or path/to/file.py:Name")
-    check.add_argument(
-        "--set", action="append", default=[], metavar="FIELD=VALUE", help="value of a policy field (repeatable)"
-    )
-    add_trust(check)
+    options.add_setting(check, "value of a policy field (repeatable)", "FIELD=VALUE")
+    options.add_trust(check)
     check.set_defaults(run=run_check)
     policies_prove.register(actions)
 

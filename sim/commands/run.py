@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from servesim.core import BadInput
 
+from . import options
 from .notes import print_note, print_warning
-from .options import (
-    add_contest_options,
-    add_intervals,
-    add_json,
-    add_percentiles,
-    add_scenario_options,
-    read_scenario,
-)
 
 if TYPE_CHECKING:
     from servesim.config.scenario import Scenario
@@ -31,33 +24,22 @@ def register(commands: Any) -> None:
     run = commands.add_parser(
         "run", help="simulate one scenario", description="Simulate one scenario and print its metrics."
     )
-    add_scenario_options(run)
+    options.add_scenario_options(run)
     out = run.add_argument_group("output")
-    out.add_argument("-o", "--output", metavar="DIR", help="folder for manifest.json, result.json and requests.csv")
-    out.add_argument(
-        "--decisions",
-        metavar="FILE",
-        help="write the decision log: one JSON line per step (compressed if it ends in .gz)",
-    )
-    out.add_argument(
-        "--timeline", metavar="FILE", help="write the timeline of the run for Perfetto, e.g. timeline.json.gz"
-    )
-    add_json(out)
-    add_percentiles(out)
+    options.add(out, {
+        "-o, --output DIR": "folder for manifest.json, result.json and requests.csv",
+        "--decisions FILE": "write the decision log: one JSON line per step (compressed if it ends in .gz)",
+        "--timeline FILE": "write the timeline of the run for Perfetto, e.g. timeline.json.gz",
+    })  # fmt: skip
+    options.add_json(out)
+    options.add_percentiles(out)
     spread = run.add_argument_group("intervals")
-    add_intervals(spread, "the scenario")
-    spread.add_argument(
-        "-j",
-        "--jobs",
-        type=int,
-        metavar="N",
-        help="worker processes of --intervals (default: one per core if it is slow)",
-    )
+    options.add_intervals(spread, "the scenario")
+    jobs = "worker processes of --intervals (default: one per core if it is slow)"
+    options.add(spread, {"-j, --jobs N": jobs}, type=int)
     checks = run.add_argument_group("checks")
-    checks.add_argument(
-        "--no-fast-forward", action="store_true", help="call the policy in every decode step (slower, same result)"
-    )
-    add_contest_options(run)
+    options.add(checks, {"--no-fast-forward": "call the policy in every decode step (slower, same result)"})
+    options.add_contest_options(run)
     run.set_defaults(run=run_scenario)
 
 
@@ -72,7 +54,7 @@ def run_scenario(args: argparse.Namespace) -> int:
     from servesim.runs.simulate import load_trace, simulate
     from servesim.runs.text import show_run
 
-    tree, scenario = read_scenario(args)
+    tree, scenario = options.read_scenario(args)
     trace = load_trace(scenario)
     for remark in trace.remarks():
         print_note(args, remark)
